@@ -1,0 +1,55 @@
+# Everything runs in .venv, which the first target that needs it creates.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
+
+.PHONY: help demo test test-rust test-python lint types format bench clean
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+# The environment, with treepack built in release mode and installed editable.
+$(VENV)/.built: $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
+	touch $@
+
+## make demo         train a small model, move it between flax and treepack, compare on 0.5 GB
+demo: $(VENV)/.built
+	$(BIN)/python benches/demo.py
+
+## make test         all tests: Rust, Python, lint, types, the examples in the documentation
+test: lint types test-rust test-python
+
+## make test-rust    the tests of the core (no Python involved)
+test-rust:
+	cargo test --quiet --no-default-features
+
+## make test-python  the tests of the package, and the examples in docstrings and README
+test-python: $(VENV)/.built
+	$(BIN)/python -m pytest
+
+## make lint         formatting and lints of both languages
+lint: $(VENV)/.built
+	cargo fmt --check
+	PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --all-targets -- -D warnings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+## make types        the type checker, over the package
+types: $(VENV)/.built
+	$(BIN)/mypy
+
+## make format       formats both languages
+format: $(VENV)/.built
+	cargo fmt
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+## make bench        the comparison with flax, in time and memory
+bench: $(VENV)/.built
+	$(BIN)/python benches/compare.py
+
+## make clean        removes what the other targets have made
+clean:
+	rm -rf $(VENV) target

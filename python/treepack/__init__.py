@@ -1,0 +1,87 @@
+"""JAX pytrees to flax-readable msgpack and back, at the speed of memory.
+
+`treepack.serialization` is a drop-in for `flax.serialization` and for
+`eformer.pytree.serialization`; all of its names are here as well.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from importlib.metadata import version
+
+from treepack import errors, serialization
+from treepack.errors import (
+    CorruptionError,
+    DecodeError,
+    MismatchError,
+    TreepackError,
+    UnserializableLeafError,
+)
+from treepack.serialization import (
+    MAX_CHUNK_SIZE,
+    compress_bytes,
+    current_path,
+    decompress_bytes,
+    from_bytes,
+    from_compressed_bytes,
+    from_state_dict,
+    get_serialization_info,
+    is_serializable,
+    load_from_file,
+    msgpack_restore,
+    msgpack_serialize,
+    register_serialization_state,
+    save_to_file,
+    to_bytes,
+    to_compressed_bytes,
+    to_state_dict,
+    validate_serializable,
+)
+
+__all__ = [
+    "MAX_CHUNK_SIZE",
+    "CorruptionError",
+    "DecodeError",
+    "MismatchError",
+    "TreepackError",
+    "UnserializableLeafError",
+    "__version__",
+    "compress_bytes",
+    "current_path",
+    "decompress_bytes",
+    "errors",
+    "from_bytes",
+    "from_compressed_bytes",
+    "from_state_dict",
+    "get_serialization_info",
+    "is_serializable",
+    "load_from_file",
+    "msgpack_restore",
+    "msgpack_serialize",
+    "register_serialization_state",
+    "save_to_file",
+    "serialization",
+    "to_bytes",
+    "to_compressed_bytes",
+    "to_state_dict",
+    "validate_serializable",
+]
+
+__version__ = version("treepack")
+
+
+class _Package(types.ModuleType):
+    """Passes `treepack.MAX_CHUNK_SIZE` on to where it is read."""
+
+    @property
+    def MAX_CHUNK_SIZE(self) -> float:
+        return serialization.MAX_CHUNK_SIZE
+
+    @MAX_CHUNK_SIZE.setter
+    def MAX_CHUNK_SIZE(self, value: float) -> None:
+        serialization.MAX_CHUNK_SIZE = value
+
+
+del MAX_CHUNK_SIZE
+sys.modules[__name__].__class__ = _Package

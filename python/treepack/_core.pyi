@@ -1,0 +1,91 @@
+"""The native core: the walk over a tree, the encoding, and what it is poured into."""
+
+from os import PathLike
+from typing import Any
+
+from typing_extensions import Buffer
+
+class Layout:
+    """A tree that is ready to be written.
+
+    Making one walks the tree, but touches no array bytes. It keeps the arrays alive.
+    """
+
+    def __new__(
+        cls,
+        tree: Any,
+        *,
+        state_dict: bool,
+        sort_keys: bool,
+        align: int,
+        max_chunk_size: float,
+        overridden: list[type],
+    ) -> Layout:
+        """Walks a tree.
+
+        Args:
+          tree: The tree.
+          state_dict: Whether lists become maps, keys strings, and other containers
+            their state; otherwise lists stay lists and other containers are an error.
+          sort_keys: Whether the keys of dicts are sorted.
+          align: A power of two up to 64 that large arrays are placed at multiples of.
+          max_chunk_size: Above how many bytes an array is split.
+          overridden: Natively known types that have handlers nevertheless.
+
+        Raises:
+          UnserializableLeafError: A TypeError. If a leaf cannot be written.
+          TreepackError: A ValueError. If the tree cannot be written.
+          OverflowError: If an integer is out of range.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """The exact length of the encoding in bytes."""
+
+    def to_bytes(self) -> bytes:
+        """Returns the encoding."""
+
+    def to_gzip(self, level: int | None) -> bytes:
+        """Returns the encoding as one gzip member; `None` is level 6."""
+
+    def save(self, path: str | PathLike[str], *, durable: bool) -> None:
+        """Writes the encoding to a file, which is replaced whole or not at all."""
+
+    def save_gzip(
+        self, path: str | PathLike[str], level: int | None, *, durable: bool
+    ) -> None:
+        """Writes the encoding to a gzip file, which is replaced whole or not at all."""
+
+class Memory:
+    """The content of a file, mapped, read or decompressed."""
+
+    @staticmethod
+    def map(path: str | PathLike[str]) -> Memory:
+        """Maps a file into memory."""
+
+    @staticmethod
+    def read(path: str | PathLike[str]) -> Memory:
+        """Reads a file."""
+
+    @staticmethod
+    def inflate_bytes(data: Buffer) -> Memory:
+        """Decompresses gzip data."""
+
+    def is_gzip(self) -> bool:
+        """Tells whether the content starts as gzip does."""
+
+    def inflate(self) -> Memory:
+        """Returns the content, decompressed."""
+
+def restore(data: Buffer | Memory, copy: bool | None) -> Any:
+    """Returns the tree that `data` encodes, with arrays that view it.
+
+    Raises:
+      DecodeError: A ValueError. If the data is no such encoding.
+    """
+
+def compress(data: Buffer, level: int | None) -> bytes:
+    """Returns data as one gzip member; `None` is level 6."""
+
+def decompress(data: Buffer, max_size: int | None) -> bytes:
+    """Returns what all members of a gzip stream contain."""

@@ -1,0 +1,48 @@
+"""Extension types of msgpack that are neither flax's nor ours.
+
+They are passed through as the objects that msgpack for Python uses for them.
+Where that package is not installed, a tuple of the same fields stands in.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+TIMESTAMP_CODE = -1
+
+
+class ExtType(NamedTuple):
+    """An extension value; stands in for `msgpack.ExtType` where there is no msgpack."""
+
+    code: int
+    data: bytes
+
+
+def make(code: int, data: bytes) -> Any:
+    """Returns the object for an extension value.
+
+    Raises:
+      ValueError: If msgpack does not allow such a value.
+    """
+    try:
+        import msgpack
+    except ImportError:
+        return ExtType(code, data)
+    if code == TIMESTAMP_CODE:
+        return msgpack.Timestamp.from_bytes(data)
+    return msgpack.ExtType(code, data)
+
+
+def is_ext(value: object) -> bool:
+    """Tells whether a value is an extension value, without importing msgpack."""
+    msgpack = sys.modules.get("msgpack")
+    return isinstance(value, ExtType) or (
+        msgpack is not None and isinstance(value, msgpack.ExtType)
+    )
+
+
+def is_timestamp(value: object) -> bool:
+    """Tells whether a value is a msgpack time stamp, without importing msgpack."""
+    msgpack = sys.modules.get("msgpack")
+    return msgpack is not None and isinstance(value, msgpack.Timestamp)

@@ -1,0 +1,105 @@
+"""What can be a leaf, and where its bytes are.
+
+The native walk knows the plain Python types and NumPy arrays by itself. For any
+other type it asks `classify`, once per call.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import jax
+import numpy as np
+
+from treepack import _dtypes, _ext, _prng
+from treepack._nodes import kind_of
+
+
+class Class(enum.IntEnum):
+    """What a value is to the native walk; the numbers are known there."""
+
+    UNSUPPORTED = 0
+    ARRAY = 1
+    SCALAR = 2
+    JAX_ARRAY = 3
+    PRNG_KEY = 4
+    BYTES_LIKE = 5
+    EXT = 6
+    TIMESTAMP = 7
+    NODE = 8
+
+
+_PLAIN = (str, bytes, int, float, bool, complex, type(None))
+
+
+def classify(value: Any) -> Class:
+    """Returns what a value is; the answer depends on its type alone."""
+    if _ext.is_ext(value):
+        return Class.EXT
+    if _ext.is_timestamp(value):
+        return Class.TIMESTAMP
+    if kind_of(value) is not None:
+        return Class.NODE
+    if isinstance(value, np.ma.MaskedArray):
+        return Class.UNSUPPORTED
+    if isinstance(value, np.ndarray):
+        return Class.ARRAY
+    if isinstance(value, np.generic):
+        return Class.SCALAR
+    if _prng.is_key(value):
+        return Class.PRNG_KEY
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        return Class.JAX_ARRAY
+    if isinstance(value, (bytearray, memoryview)):
+        return Class.BYTES_LIKE
+    return Class.UNSUPPORTED
+
+
+def explain(value: Any) -> str:
+    """Returns why a value cannot be a leaf, and what to do about it."""
+    ty = type(value)
+    name = ty.__qualname__ if ty.__module__ == "builtins" else f"{ty.__module__}.{ty.__qualname__}"
+    text = f"cannot serialize a leaf of type {name}"
+    if isinstance(value, jax.core.Tracer):
+        return f"{text}: this is a traced value; serialize outside of jit, grad and vmap"
+    if isinstance(value, np.ma.MaskedArray):
+        return f"{text}: the mask would be lost; save data and mask as two arrays"
+    if isinstance(value, enum.Enum):
+        return f"{text}: save its .value"
+    if isinstance(value, _PLAIN):
+        plain = next(plain for plain in _PLAIN if isinstance(value, plain))
+        return f"{text}: convert it to {plain.__name__}"
+    return f"{text}; see register_serialization_state"
+
+
+def problem(value: Any) -> str | None:
+    """Returns why a leaf cannot be saved, or `None` if it can."""
+    if type(value) in _PLAIN:
+        if type(value) is int and not -(2**63) <= value < 2**64:
+            return "Integer value out of range: msgpack holds -2**63 to 2**64-1"
+        return None
+    kind = classify(value)
+    if kind == Class.UNSUPPORTED:
+        return explain(value)
+    if kind == Class.JAX_ARRAY and not (value.is_fully_addressable or value.is_fully_replicated):
+        return "Non-addressable array: it has shards on devices of other processes"
+    if kind in (Class.ARRAY, Class.SCALAR, Class.JAX_ARRAY):
+        name, _ = _dtypes.describe(value.dtype)
+        return None if name else f"cannot serialize an array of dtype {value.dtype!r}"
+    return None
+
+
+def to_host(arrays: list[jax.Array]) -> list[np.ndarray]:
+    """Returns the content of arrays in host memory, in C order.
+
+    All transfers are started before the first is waited for. On CPU nothing is copied.
+    """
+    for array in arrays:
+        array.copy_to_host_async()
+    return [np.asarray(array, order="C") for array in arrays]
+
+
+def to_contiguous(array: np.ndarray) -> np.ndarray:
+    """Returns a copy of an array in C order and native byte order."""
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)

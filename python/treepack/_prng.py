@@ -1,0 +1,45 @@
+"""Typed PRNG keys (`jax.random.key`), which have no bytes of their own.
+
+A key array is written as `{'__prng_key__': impl, 'data': uint32 array}`: the
+name of its implementation and what `jax.random.key_data` gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+MARKER = "__prng_key__"
+
+
+def is_key(value: object) -> bool:
+    """Tells whether a value is a typed PRNG key array (and not being traced)."""
+    return (
+        isinstance(value, jax.Array)
+        and not isinstance(value, jax.core.Tracer)
+        and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    )
+
+
+def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
+    """Returns the name of the implementation of a key array, and its data.
+
+    Raises:
+      TypeError: If the implementation has no name, so it could not be found again.
+    """
+    impl = jax.random.key_impl(key)
+    if not isinstance(impl, str):
+        raise TypeError(f"cannot serialize a PRNG key of the unnamed implementation {impl!r}")
+    return impl, jax.random.key_data(key)
+
+
+def wrap(impl: Any, data: Any) -> jax.Array | None:
+    """Returns the key array of what `unwrap` gave, or `None` if these are no such parts."""
+    if not isinstance(impl, str) or getattr(data, "dtype", None) != np.uint32:
+        return None
+    try:
+        return jax.random.wrap_key_data(data, impl=impl)
+    except (TypeError, ValueError):
+        return None

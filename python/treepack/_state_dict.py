@@ -1,0 +1,205 @@
+"""State dicts: a tree of any containers as nested dicts with string keys, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from treepack import _context, _prng, _registry
+from treepack._context import Restore, Strict
+from treepack._nodes import check_unique_keys, kind_of
+from treepack.errors import StateDictKeyError
+
+__all__ = ["check_unique_keys", "expand", "from_state_dict", "is_serializable", "to_state_dict"]
+
+
+def to_state_dict(target: Any) -> Any:
+    """Returns the state of a tree: nested dicts with string keys.
+
+    Lists and tuples become dicts with the keys `'0'`, `'1'`, ...; namedtuples,
+    dataclasses and registered pytree nodes become dicts of their fields. What is no
+    container is returned as it is. The target is not changed.
+
+    Args:
+      target: Any tree.
+
+    Returns:
+      The state dict, or the target itself if it is a leaf.
+
+    Raises:
+      ValueError: If keys of a dict are the same as strings.
+      StateDictKeyError: If a registered handler returns keys that are no strings.
+
+    Example:
+      >>> import treepack
+      >>> treepack.to_state_dict({"layers": [1, (2, 3)]})
+      {'layers': {'0': 1, '1': {'0': 2, '1': 3}}}
+    """
+    kind = kind_of(target)
+    if kind is None:
+        return target
+    if kind.final:
+        return _finish(_checked(kind.children(target)))
+    return {name: to_state_dict(child) for name, child in kind.children(target).items()}
+
+
+def from_state_dict(
+    target: Any, state: Any, name: str = ".", *, strict: Strict = True
+) -> Any:
+    """Returns a tree like the target, with leaves from a state dict.
+
+    Args:
+      target: The template. Its containers are what the result is made of; of its
+        leaves only shape and dtype matter, so `jax.ShapeDtypeStruct`s will do.
+        `None` and classes take any state as it is.
+      state: What `to_state_dict` or `msgpack_restore` returned.
+      name: The name of this part of the tree, for error messages.
+      strict: `True` compares the shape and dtype of each leaf with the
+        template's, where both have them. `False` compares nothing, as flax.
+        `"exact"` also reports keys of the state that a dict of the template lacks.
+
+    Returns:
+      The new tree. Its leaves are those of the state.
+
+    Raises:
+      MismatchError: A ValueError. If containers do not match, or leaves do not (all
+        of them are listed).
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> template = {"w": np.zeros(2), "n": (0, 0)}
+      >>> treepack.from_state_dict(template, {"w": np.ones(2), "n": {"0": 1, "1": 2}})
+      {'w': array([1., 1.]), 'n': (1, 2)}
+    """
+    with _context.restoring(strict) as restore:
+        return _restore(target, state, name, restore)
+
+
+def is_serializable(target: Any) -> bool:
+    """Tells whether a type, or the type of an object, is a container that can be saved.
+
+    As in flax this asks about containers: arrays and numbers are leaves, which
+    need no handler, and the answer for them is false. See
+    `validate_serializable` for whether a whole tree can be saved.
+
+    Example:
+      >>> import treepack
+      >>> treepack.is_serializable({}), treepack.is_serializable(1.0)
+      (True, False)
+    """
+    if isinstance(target, type):
+        return _registry.find(target) is not None or target in _registry.BUILTIN
+    return kind_of(target) is not None
+
+
+def expand(node: Any) -> tuple[Any, bool]:
+    """Returns one level of a container for the native walk.
+
+    Returns:
+      The children by name and false; or the complete state, which a registered
+      handler has made, and true.
+    """
+    kind = kind_of(node)
+    if kind is None:
+        return node, False
+    children = kind.children(node)
+    return (_checked(children), True) if kind.final else (children, False)
+
+
+def _checked(state: Any) -> Any:
+    """Returns the state that a handler made, if its keys are strings."""
+    if isinstance(state, dict):
+        for key in state:
+            if not isinstance(key, str):
+                raise StateDictKeyError("A state dict must only have string keys.")
+    return state
+
+
+def _finish(state: Any) -> Any:
+    """Returns a handler's state with what the handler left as containers expanded."""
+    if type(state) is dict:
+        return {key: _finish(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_finish(value) for value in state)
+    return to_state_dict(state)
+
+
+def _restore(target: Any, state: Any, name: str, restore: Restore) -> Any:
+    kind = kind_of(target)
+    if kind is None:
+        return _restore_leaf(target, state, name, restore)
+    if kind.final and restore.strict:
+        _compare(kind.children(target), state, name, restore)
+    _context.enter(name)
+    try:
+        if restore.strict == "exact" and isinstance(target, Mapping):
+            _note_extra_keys(target, state, restore)
+        return kind.restore(
+            target, state, lambda child, state, name: _restore(child, state, name, restore)
+        )
+    finally:
+        _context.leave()
+
+
+def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
+    if _prng.is_key(target) and isinstance(state, Mapping) and _prng.MARKER in state:
+        key = _prng.wrap(state[_prng.MARKER], state.get("data"))
+        state = state if key is None else key
+    if restore.strict:
+        _compare_leaf(target, state, name, restore)
+    return state
+
+
+def _compare(template: Any, state: Any, name: str, restore: Restore) -> None:
+    """Compares what a handler will restore, since it will not do so itself."""
+    if not isinstance(template, Mapping) or not isinstance(state, Mapping):
+        return _compare_leaf(template, state, name, restore)
+    _context.enter(name)
+    try:
+        for key in template:
+            if key in state:
+                _compare(template[key], state[key], key, restore)
+    finally:
+        _context.leave()
+
+
+def _compare_leaf(target: Any, state: Any, name: str, restore: Restore) -> None:
+    expected = _shape_and_dtype(target)
+    if expected is None:
+        return
+    if isinstance(state, Mapping):
+        restore.note(name, _signature(*expected), f"a subtree with the keys {sorted(state)}")
+        return
+    found = _shape_and_dtype(state)
+    if found is not None and found != expected:
+        restore.note(name, _signature(*expected), _signature(*found))
+
+
+def _note_extra_keys(target: Mapping[Any, Any], state: Any, restore: Restore) -> None:
+    if isinstance(state, Mapping):
+        known = {str(key) for key in target}
+        for key in state:
+            if key not in known:
+                restore.note(str(key), "nothing", "a key that the template lacks")
+
+
+def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], Any] | None:
+    shape = getattr(leaf, "shape", None)
+    dtype = getattr(leaf, "dtype", None)
+    if shape is None or dtype is None or isinstance(leaf, type):
+        return None
+    try:
+        if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            dtype = np.dtype(dtype)
+        return tuple(shape), dtype
+    except TypeError:
+        return None
+
+
+def _signature(shape: tuple[int, ...], dtype: Any) -> str:
+    """Returns a shape and dtype as JAX abbreviates them, such as `float32[3,4]`."""
+    name = getattr(dtype, "name", str(dtype))
+    return f"{name}[{','.join(map(str, shape))}]"

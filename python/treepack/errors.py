@@ -1,0 +1,96 @@
+"""The exceptions of treepack.
+
+All of them but [`UnserializableLeafError`][] are `ValueError`s, because that is
+what flax raises for the same mistakes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class TreepackError(ValueError):
+    """Something cannot be saved or loaded. The base class of most errors here."""
+
+
+class DecodeError(TreepackError):
+    """Bytes are not what a pytree is encoded as.
+
+    Attributes:
+      offset: Where the offending value begins, in bytes from the start.
+      path: The place in the tree, such as `./params/Dense_0/kernel`.
+    """
+
+    def __init__(self, message: str, offset: int | None = None, path: str | None = None):
+        self.message = message
+        self.offset = offset
+        self.path = path
+        where = "" if offset is None else f" (byte {offset}, at {path})"
+        super().__init__(message + where)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.offset, self.path)
+
+
+class Mismatch(NamedTuple):
+    """One difference between a template and what was found in its place.
+
+    Attributes:
+      path: The place in the tree, such as `./params/Dense_0/kernel`.
+      expected: What the template has there.
+      found: What the state has there.
+    """
+
+    path: str
+    expected: str
+    found: str
+
+
+class MismatchError(TreepackError):
+    """A state does not fit the template that it is restored into.
+
+    Attributes:
+      mismatches: Every difference that was found.
+    """
+
+    def __init__(self, message: str, mismatches: list[Mismatch]):
+        self.mismatches = mismatches
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.mismatches)
+
+
+class CorruptionError(TreepackError):
+    """Stored data is damaged."""
+
+
+class GzipError(CorruptionError, OSError):
+    """A gzip stream is damaged, or is none. Python's own `gzip` raises an `OSError`."""
+
+
+class GzipTruncatedError(CorruptionError, EOFError):
+    """A gzip stream ends early. Python's own `gzip` raises an `EOFError`."""
+
+
+class UnserializableLeafError(TypeError):
+    """A leaf has a type that cannot be saved.
+
+    Attributes:
+      path: The place in the tree, such as `./params/Dense_0/kernel`.
+    """
+
+    def __init__(self, message: str, path: str):
+        self.message = message
+        self.path = path
+        super().__init__(f"at {path}: {message}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.path)
+
+
+class StateDictKeyError(AssertionError, TypeError):
+    """A handler returned a state dict with a key that is not a string.
+
+    flax raises an `AssertionError` here, eformer a `TypeError`; this is both.
+    """

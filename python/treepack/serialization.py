@@ -1,0 +1,331 @@
+"""Pytrees as msgpack: a drop-in for `flax.serialization` and eformer's.
+
+Replace `from flax import serialization` or `from eformer.pytree import
+serialization` by `from treepack import serialization`. Every public name of both
+is here, with its signature; further options are keyword-only. What is written here
+is read by them, and the reverse.
+
+`MAX_CHUNK_SIZE` is read whenever something is saved; set it to change above how
+many bytes an array is split into chunks.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from treepack import _context, _core, _registry, _state_dict
+from treepack._context import Strict, current_path
+from treepack._inspect import get_serialization_info, validate_serializable
+from treepack._registry import register_serialization_state
+from treepack._state_dict import from_state_dict, is_serializable, to_state_dict
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = [
+    "MAX_CHUNK_SIZE",
+    "compress_bytes",
+    "current_path",
+    "decompress_bytes",
+    "from_bytes",
+    "from_compressed_bytes",
+    "from_state_dict",
+    "get_serialization_info",
+    "is_serializable",
+    "load_from_file",
+    "msgpack_restore",
+    "msgpack_serialize",
+    "register_serialization_state",
+    "save_to_file",
+    "to_bytes",
+    "to_compressed_bytes",
+    "to_state_dict",
+    "validate_serializable",
+]
+
+MAX_CHUNK_SIZE: float = 2**30
+"""Above how many bytes an array is split into chunks of that size."""
+
+
+def to_bytes(target: Any, *, align: int = 16) -> bytes:
+    """Returns the state of a tree, encoded as msgpack.
+
+    Args:
+      target: Any tree; see `to_state_dict`.
+      align: A power of two from 1 to 64. Arrays of at least 1 KiB are placed at
+        multiples of so many bytes, so that they can be viewed where they are. With
+        1 the result is, byte for byte, what flax writes.
+
+    Returns:
+      The encoding, which `from_bytes` reads, and flax's as well.
+
+    Raises:
+      UnserializableLeafError: A TypeError, with the path. If a leaf has a type or
+        dtype that cannot be stored.
+      ValueError: If a dict has keys that are the same as strings, or a reserved key.
+      OverflowError: If an integer is not in the range -2**63 to 2**64-1.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> params = {"w": np.arange(3.0)}
+      >>> treepack.from_bytes(params, treepack.to_bytes(params))
+      {'w': array([0., 1., 2.])}
+    """
+    return _state_layout(target, align).to_bytes()
+
+
+def from_bytes(
+    target: Any, encoded_bytes: Buffer, *, copy: bool | None = None, strict: Strict = True
+) -> Any:
+    """Returns a tree like the target, with leaves from encoded bytes.
+
+    Args:
+      target: The template; see `from_state_dict`. With `None` the state dict is returned.
+      encoded_bytes: What `to_bytes` returned, or flax's; any bytes-like object.
+      copy: See `msgpack_restore`.
+      strict: See `from_state_dict`.
+
+    Returns:
+      The new tree. Its arrays are NumPy arrays.
+
+    Raises:
+      DecodeError: A ValueError, with the byte offset. If the bytes are no such encoding.
+      MismatchError: A ValueError. If they do not fit the template.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> encoded = treepack.to_bytes({"w": np.zeros((2, 3))})
+      >>> treepack.from_bytes({"w": np.zeros((3, 2))}, encoded)
+      Traceback (most recent call last):
+        ...
+      treepack.errors.MismatchError: 1 leaf does not match the template:
+        ./w: expected float64[3,2], found float64[2,3]
+      Pass strict=False to restore what is found regardless.
+    """
+    return _into(target, _core.restore(encoded_bytes, copy), strict)
+
+
+def msgpack_serialize(pytree: Any, in_place: bool = False, *, align: int = 16) -> bytes:
+    """Returns a tree of plain containers, encoded as msgpack.
+
+    Unlike `to_bytes` this keeps lists as lists. It takes dicts, lists and tuples
+    (which come back as lists); call `to_state_dict` first for anything else.
+
+    Args:
+      pytree: The tree. It is never changed.
+      in_place: As in flax, `False` sorts the keys of dicts, `True` keeps their order.
+      align: See `to_bytes`.
+
+    Returns:
+      The encoding, which `msgpack_restore` reads.
+
+    Raises:
+      UnserializableLeafError: A TypeError, with the path. If there is anything else.
+
+    Example:
+      >>> import treepack
+      >>> treepack.msgpack_restore(treepack.msgpack_serialize({"b": [1, 2.5], "a": None}))
+      {'a': None, 'b': [1, 2.5]}
+    """
+    layout = _core.Layout(
+        pytree,
+        state_dict=False,
+        sort_keys=not in_place,
+        align=align,
+        max_chunk_size=MAX_CHUNK_SIZE,
+        overridden=[],
+    )
+    return layout.to_bytes()
+
+
+def msgpack_restore(encoded_pytree: Buffer, *, copy: bool | None = None) -> Any:
+    """Returns the tree that was encoded: dicts, lists and leaves.
+
+    Args:
+      encoded_pytree: The encoding; any bytes-like object.
+      copy: As in NumPy 2. `None` returns read-only arrays that view the bytes
+        (and keep them alive) wherever they are aligned for their dtype there,
+        copies elsewhere. `True` returns writable arrays with memory of their own.
+        `False` returns views only.
+
+    Returns:
+      The tree.
+
+    Raises:
+      DecodeError: A ValueError, with the byte offset. If the bytes are no such
+        encoding; or, with `copy=False`, if an array cannot be viewed.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> encoded = treepack.msgpack_serialize({"w": np.zeros(1000)})
+      >>> treepack.msgpack_restore(encoded)["w"].flags.writeable
+      False
+      >>> treepack.msgpack_restore(encoded, copy=True)["w"].flags.writeable
+      True
+    """
+    return _core.restore(encoded_pytree, copy)
+
+
+def save_to_file(
+    target: Any,
+    filepath: str | os.PathLike[str],
+    *,
+    align: int = 64,
+    compress: bool = False,
+    durable: bool = True,
+) -> None:
+    """Saves a tree to a file, which is replaced whole or not at all.
+
+    The bytes go straight from the arrays to a temporary file in the same
+    directory, which then takes the name. Whatever goes wrong, the file is the old one
+    or the new one. Missing directories are made.
+
+    Args:
+      target: Any tree; see `to_state_dict`.
+      filepath: The file. Its permissions are those of the file that it replaces, or
+        follow the umask.
+      align: See `to_bytes`. At 64 JAX on CPU can use the arrays of a mapped file in place.
+      compress: Whether to compress with gzip.
+      durable: Whether the file is on the disk when this returns, so that it survives
+        a loss of power. Without, it survives a crash of the program.
+
+    Raises:
+      OSError: If the file cannot be written.
+      UnserializableLeafError: See `to_bytes`, as for other errors.
+
+    Example:
+      >>> import numpy as np, os, tempfile, treepack
+      >>> path = os.path.join(tempfile.mkdtemp(), "model.msgpack")
+      >>> treepack.save_to_file({"w": np.arange(3)}, path)
+      >>> treepack.load_from_file(None, path)
+      {'w': array([0, 1, 2])}
+    """
+    layout = _state_layout(target, align)
+    directory = os.path.dirname(os.fspath(filepath))
+    if directory:
+        os.makedirs(directory, exist_ok=True)
+    if compress:
+        layout.save_gzip(filepath, None, durable=durable)
+    else:
+        layout.save(filepath, durable=durable)
+
+
+def load_from_file(
+    target: Any,
+    filepath: str | os.PathLike[str],
+    *,
+    copy: bool | None = None,
+    mmap: bool = True,
+    strict: Strict = True,
+) -> Any:
+    """Returns a tree like the target, with leaves from a file.
+
+    Args:
+      target: The template; see `from_state_dict`. With `None` the state dict is returned.
+      filepath: A file of `save_to_file`, or of flax. Gzip is recognised by its first bytes.
+      copy: See `msgpack_restore`.
+      mmap: Whether the file is mapped, so that its arrays are read from the disk when they
+        are used. The file may be replaced or deleted meanwhile, as `save_to_file` does
+        it, but must not be truncated or overwritten in place. `False` reads all of it now.
+      strict: See `from_state_dict`.
+
+    Returns:
+      The new tree. Its arrays are NumPy arrays.
+
+    Raises:
+      OSError: If the file cannot be read.
+      DecodeError: A ValueError, with the byte offset. If it is no such file.
+      MismatchError: A ValueError. If it does not fit the template.
+      CorruptionError: A ValueError. If it is a damaged gzip file.
+    """
+    mappable = mmap and os.path.isfile(filepath)
+    memory = _core.Memory.map(filepath) if mappable else _core.Memory.read(filepath)
+    if memory.is_gzip():
+        memory = memory.inflate()
+    return _into(target, _core.restore(memory, copy), strict)
+
+
+def compress_bytes(data: Buffer, *, level: int | None = None) -> bytes:
+    """Returns data compressed with gzip.
+
+    The time stamp in the header is zero: equal data give equal results.
+
+    Args:
+      data: Any bytes-like object.
+      level: From 0 (stored) to 9 (smallest); `None` is 6.
+
+    Raises:
+      ValueError: If there is no such level.
+
+    Example:
+      >>> import gzip, treepack
+      >>> gzip.decompress(treepack.compress_bytes(b"abc"))
+      b'abc'
+    """
+    return _core.compress(data, level)
+
+
+def decompress_bytes(data: Buffer, *, max_size: int | None = None) -> bytes:
+    """Returns what gzip data contain.
+
+    Args:
+      data: Any bytes-like object with any number of gzip members; zero bytes after a
+        member are ignored.
+      max_size: The most bytes to return.
+
+    Raises:
+      GzipTruncatedError: A ValueError and EOFError. If the data end early.
+      GzipError: A ValueError and OSError. If they are damaged, or are not gzip.
+      TreepackError: A ValueError. If there is more than `max_size`.
+
+    Example:
+      >>> import gzip, treepack
+      >>> treepack.decompress_bytes(gzip.compress(b"abc"))
+      b'abc'
+    """
+    return _core.decompress(data, max_size)
+
+
+def to_compressed_bytes(target: Any, *, align: int = 16, level: int | None = None) -> bytes:
+    """Returns the state of a tree, encoded as msgpack and compressed with gzip.
+
+    Args:
+      target: Any tree; see `to_state_dict`.
+      align: See `to_bytes`.
+      level: See `compress_bytes`.
+
+    Example:
+      >>> import treepack
+      >>> treepack.from_compressed_bytes([0, 0], treepack.to_compressed_bytes([1, 2]))
+      [1, 2]
+    """
+    return _state_layout(target, align).to_gzip(level)
+
+
+def from_compressed_bytes(
+    target: Any, compressed_data: Buffer, *, copy: bool | None = None, strict: Strict = True
+) -> Any:
+    """Returns a tree like the target, with leaves from `to_compressed_bytes`.
+
+    Args and errors are those of `from_bytes` and `decompress_bytes`.
+    """
+    memory = _core.Memory.inflate_bytes(compressed_data)
+    return _into(target, _core.restore(memory, copy), strict)
+
+
+def _state_layout(target: Any, align: int) -> _core.Layout:
+    return _core.Layout(
+        target,
+        state_dict=True,
+        sort_keys=False,
+        align=align,
+        max_chunk_size=MAX_CHUNK_SIZE,
+        overridden=_registry.overridden(),
+    )
+
+
+def _into(target: Any, state: Any, strict: Strict) -> Any:
+    """Restores a state that was just loaded, even in the midst of another restore."""
+    with _context.separate():
+        return _state_dict.from_state_dict(target, state, strict=strict)

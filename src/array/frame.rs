@@ -1,0 +1,387 @@
+//! The headers of an array, and where its payload goes.
+//!
+//! An array is written in one of two forms:
+//!
+//! * plain: `key? ext(1, [shape, dtype, bin])`
+//! * chunked: `key? {marker: true, shape: {'0': …}, chunks: {'0': ext, …}}`,
+//!   for arrays above flax's `MAX_CHUNK_SIZE`.
+//!
+//! With an alignment, headers are widened until the payload begins at a
+//! multiple of it. Where that cannot be reached in the plain form, the chunked
+//! form with a single chunk has more headers to widen, and its chunk may have
+//! leading unit dimensions, because readers reshape it to the outer shape.
+
+use std::ops::Range;
+
+use super::align::widen;
+use crate::layout::LayoutBuilder;
+use crate::wire::{CHUNKED_MARKER, Head};
+use crate::{Error, Result};
+
+/// Arrays of fewer bytes are never aligned: their headers would outweigh the gain.
+pub const ALIGN_MIN_BYTES: usize = 1024;
+
+/// How many leading unit dimensions a lone chunk may be given. With the other
+/// headers widened, every residue modulo 64 needs fewer than that.
+const MAX_UNIT_DIMS: usize = 12;
+
+/// Room in an extension for the headers around the payload of an array.
+const EXT_HEADROOM: usize = 4096;
+
+/// The offset, a power of two up to 64, that payloads are placed at multiples of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alignment(usize);
+
+impl Alignment {
+    /// Checks that `align` is a power of two from 1 to 64.
+    pub fn new(align: usize) -> Result<Self> {
+        if align.is_power_of_two() && align <= 64 {
+            Ok(Self(align))
+        } else {
+            Err(Error::Option(format!(
+                "align must be a power of two from 1 to 64, got {align}"
+            )))
+        }
+    }
+
+    /// How many bytes lie between `offset` and the next aligned one.
+    fn padding(self, offset: usize) -> usize {
+        offset.wrapping_neg() % self.0
+    }
+}
+
+/// Above how many bytes an array is split, and into what.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ChunkLimit(f64);
+
+impl ChunkLimit {
+    /// flax's own default, 1 GiB.
+    pub const DEFAULT: Self = Self(1_073_741_824.0);
+
+    /// A limit in bytes, as a float because flax's `MAX_CHUNK_SIZE` may be one.
+    #[must_use]
+    pub fn new(bytes: f64) -> Self {
+        Self(bytes)
+    }
+
+    /// The number of elements in a chunk of an array, or `None` if it stays whole.
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss
+    )]
+    fn elements(self, array: &Array<'_>) -> Option<usize> {
+        let nbytes = array.nbytes();
+        if nbytes as f64 > self.0 {
+            // flax: max(1, int(MAX_CHUNK_SIZE / itemsize)), a division of floats.
+            Some(((self.0 / array.itemsize as f64) as usize).max(1))
+        } else if nbytes > u32::MAX as usize - EXT_HEADROOM {
+            Self::DEFAULT.elements(array)
+        } else {
+            None
+        }
+    }
+}
+
+/// What the headers of an array tell.
+#[derive(Debug, Clone, Copy)]
+pub struct Array<'a> {
+    /// The extension type, [`crate::wire::EXT_NDARRAY`] or [`crate::wire::EXT_NPSCALAR`].
+    pub code: i8,
+    /// Its dimensions.
+    pub shape: &'a [usize],
+    /// The name of its dtype.
+    pub dtype: &'a str,
+    /// Bytes in one element.
+    pub itemsize: usize,
+}
+
+impl Array<'_> {
+    /// Bytes in all elements.
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.itemsize
+    }
+}
+
+/// How arrays are to be framed at one place of the tree.
+#[derive(Debug, Clone, Copy)]
+pub struct Framing {
+    /// Where payloads should begin.
+    pub align: Alignment,
+    /// Above what size arrays are split.
+    pub chunks: ChunkLimit,
+    /// Whether the chunked form may be used to reach the alignment. flax joins
+    /// chunks again only where all containers above are maps.
+    pub may_box: bool,
+}
+
+/// Appends the headers of `array`, and calls `payload` to append the range of
+/// its bytes that belongs after them (several times, for chunks).
+///
+/// `key` is the map key that stands before the array, if it has not been written.
+pub fn frame<P: AsRef<[u8]>>(
+    layout: &mut LayoutBuilder<P>,
+    key: Option<&str>,
+    array: &Array<'_>,
+    framing: &Framing,
+    mut payload: impl FnMut(&mut LayoutBuilder<P>, Range<usize>),
+) -> Result<()> {
+    let nbytes = array.nbytes();
+    let offset = layout.len();
+    let out = layout.headers();
+    if let Some(elements) = framing.chunks.elements(array) {
+        return frame_chunks(layout, key, array, elements, payload);
+    }
+    if framing.align.0 == 1 || nbytes < ALIGN_MIN_BYTES {
+        if let Some(key) = key {
+            write_str(out, key)?;
+        }
+        write_ext(out, array)?;
+    } else {
+        let mut plain = Headers::default();
+        if let Some(key) = key {
+            plain.string(key)?;
+        }
+        plain.ext(array, array.shape, 0)?;
+        let boxed = || -> Result<Option<Headers<'_>>> {
+            for unit_dims in 0..=MAX_UNIT_DIMS {
+                let headers = single_chunk(key, array, unit_dims)?;
+                if let Some(aligned) = headers.align(offset, nbytes, framing.align)? {
+                    return Ok(Some(aligned));
+                }
+            }
+            Ok(None)
+        };
+        let aligned = match plain.align(offset, nbytes, framing.align)? {
+            None if framing.may_box => boxed()?,
+            found => found,
+        };
+        // Inside a list there may be no way; such an array is copied when it is read.
+        aligned.unwrap_or(plain).write(out);
+    }
+    payload(layout, 0..nbytes);
+    Ok(())
+}
+
+/// The chunked form as flax writes it.
+fn frame_chunks<P: AsRef<[u8]>>(
+    layout: &mut LayoutBuilder<P>,
+    key: Option<&str>,
+    array: &Array<'_>,
+    elements: usize,
+    mut payload: impl FnMut(&mut LayoutBuilder<P>, Range<usize>),
+) -> Result<()> {
+    let total: usize = array.shape.iter().product();
+    let out = layout.headers();
+    if let Some(key) = key {
+        write_str(out, key)?;
+    }
+    write_chunks_prefix(out, array.shape)?;
+    Head::Map(length("map", total.div_ceil(elements))?).write(out);
+    for (index, start) in (0..total).step_by(elements).enumerate() {
+        let end = total.min(start.saturating_add(elements));
+        let chunk = [end - start];
+        let chunk = Array {
+            shape: &chunk,
+            ..*array
+        };
+        let out = layout.headers();
+        write_str(out, &index.to_string())?;
+        write_ext(out, &chunk)?;
+        payload(layout, start * array.itemsize..end * array.itemsize);
+    }
+    Ok(())
+}
+
+/// `{marker: true, shape: {…}, chunks:`, at the smallest widths.
+fn write_chunks_prefix(out: &mut Vec<u8>, shape: &[usize]) -> Result<()> {
+    Head::Map(3).write(out);
+    write_str(out, CHUNKED_MARKER)?;
+    out.push(rmp::Marker::True.to_u8());
+    write_str(out, "shape")?;
+    Head::Map(length("map", shape.len())?).write(out);
+    for (index, &dim) in shape.iter().enumerate() {
+        write_str(out, &index.to_string())?;
+        Head::Uint(dim as u64).write(out);
+    }
+    write_str(out, "chunks")
+}
+
+/// `ext(code, [shape, dtype, bin` at the smallest widths.
+#[inline]
+fn write_ext(out: &mut Vec<u8>, array: &Array<'_>) -> Result<()> {
+    let nbytes = array.nbytes();
+    let bin = Head::Bin(length("array", nbytes)?);
+    let ndim = Head::Array(length("shape", array.shape.len())?);
+    let dtype = Head::Str(length("dtype name", array.dtype.len())?);
+    let dims: usize = array
+        .shape
+        .iter()
+        .map(|&d| Head::Uint(d as u64).width())
+        .sum();
+    let body = 1 + ndim.width() + dims + dtype.width() + array.dtype.len() + bin.width() + nbytes;
+    Head::Ext(array.code, length("array", body)?).write(out);
+    Head::Array(3).write(out);
+    ndim.write(out);
+    for &dim in array.shape {
+        Head::Uint(dim as u64).write(out);
+    }
+    dtype.write(out);
+    out.extend_from_slice(array.dtype.as_bytes());
+    bin.write(out);
+    Ok(())
+}
+
+/// Appends a string at its smallest width.
+#[inline]
+fn write_str(out: &mut Vec<u8>, text: &str) -> Result<()> {
+    Head::Str(length("string", text.len())?).write(out);
+    out.extend_from_slice(text.as_bytes());
+    Ok(())
+}
+
+/// A length as the format can hold it.
+#[inline]
+pub(crate) fn length(what: &'static str, len: usize) -> Result<u32> {
+    u32::try_from(len).map_err(|_| Error::TooLarge { what, len })
+}
+
+/// The headers before one payload, while their widths are still open.
+#[derive(Default)]
+struct Headers<'a> {
+    heads: Vec<Head>,
+    /// What is written after each head; empty for most.
+    tails: Vec<std::borrow::Cow<'a, [u8]>>,
+    /// Which head is that of the extension around the payload.
+    ext: usize,
+    /// Chosen widths; the smallest ones while this is empty.
+    widths: Vec<usize>,
+}
+
+impl<'a> Headers<'a> {
+    fn head(&mut self, head: Head) {
+        self.heads.push(head);
+        self.tails.push((&[][..]).into());
+    }
+
+    fn string(&mut self, text: impl Into<std::borrow::Cow<'a, str>>) -> Result<()> {
+        let bytes: std::borrow::Cow<'a, [u8]> = match text.into() {
+            std::borrow::Cow::Borrowed(text) => text.as_bytes().into(),
+            std::borrow::Cow::Owned(text) => text.into_bytes().into(),
+        };
+        self.heads.push(Head::Str(length("string", bytes.len())?));
+        self.tails.push(bytes);
+        Ok(())
+    }
+
+    /// The plain form of `array` with another shape, and so many unit dimensions before that.
+    fn ext(&mut self, array: &Array<'a>, shape: &[usize], unit_dims: usize) -> Result<()> {
+        self.ext = self.heads.len();
+        self.head(Head::Ext(array.code, 0));
+        self.head(Head::Array(3));
+        self.head(Head::Array(length("shape", unit_dims + shape.len())?));
+        for _ in 0..unit_dims {
+            self.head(Head::Uint(1));
+        }
+        for &dim in shape {
+            self.head(Head::Uint(dim as u64));
+        }
+        self.string(array.dtype)?;
+        let nbytes = length("array", array.nbytes())?;
+        self.head(Head::Bin(nbytes));
+        self.set_ext_len(array.nbytes())
+    }
+
+    fn width(&self, index: usize) -> usize {
+        self.widths
+            .get(index)
+            .copied()
+            .unwrap_or_else(|| self.heads[index].width())
+    }
+
+    /// The bytes of the heads in `range` and of what follows them.
+    fn size(&self, range: Range<usize>) -> usize {
+        range.map(|i| self.width(i) + self.tails[i].len()).sum()
+    }
+
+    /// Sets the length of the extension from the widths inside it.
+    fn set_ext_len(&mut self, nbytes: usize) -> Result<()> {
+        let body = self.size(self.ext + 1..self.heads.len()) + nbytes;
+        if let Head::Ext(code, _) = self.heads[self.ext] {
+            self.heads[self.ext] = Head::Ext(code, length("array", body)?);
+        }
+        Ok(())
+    }
+
+    /// These headers, widened so that a payload after them is aligned.
+    ///
+    /// Widening inside the extension lengthens its body, which can push its own
+    /// header over a boundary of widths. Such a choice is made again with the
+    /// longer body, whose header then has only the wider widths to choose from.
+    fn align(&self, offset: usize, nbytes: usize, align: Alignment) -> Result<Option<Self>> {
+        let mut trial = Self {
+            heads: self.heads.clone(),
+            tails: self.tails.clone(),
+            ext: self.ext,
+            widths: Vec::new(),
+        };
+        loop {
+            let extra = align.padding(offset + trial.size(0..trial.heads.len()));
+            let Some(widths) = widen(&trial.heads, extra) else {
+                return Ok(None);
+            };
+            let chosen = widths[trial.ext];
+            trial.widths = widths;
+            trial.set_ext_len(nbytes)?;
+            if trial.heads[trial.ext].widths().contains(&chosen) {
+                return Ok(Some(trial));
+            }
+            trial.widths.clear();
+        }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        for (index, head) in self.heads.iter().enumerate() {
+            head.write_wide(self.width(index), out);
+            out.extend_from_slice(&self.tails[index]);
+        }
+    }
+}
+
+/// The chunked form with one chunk that holds all of `array`.
+fn single_chunk<'a>(
+    key: Option<&'a str>,
+    array: &Array<'a>,
+    unit_dims: usize,
+) -> Result<Headers<'a>> {
+    let mut headers = Headers::default();
+    if let Some(key) = key {
+        headers.string(key)?;
+    }
+    headers.head(Head::Map(3));
+    headers.string(CHUNKED_MARKER)?;
+    headers
+        .tails
+        .last_mut()
+        .expect("the marker")
+        .to_mut()
+        .push(rmp::Marker::True.to_u8());
+    headers.string("shape")?;
+    headers.head(Head::Map(length("map", array.shape.len())?));
+    for (index, &dim) in array.shape.iter().enumerate() {
+        headers.string(index.to_string())?;
+        headers.head(Head::Uint(dim as u64));
+    }
+    headers.string("chunks")?;
+    headers.head(Head::Map(1));
+    headers.string("0")?;
+    let flat = array.shape.iter().product();
+    let mut chunk = Headers::default();
+    chunk.ext(array, &[flat], unit_dims)?;
+    let ext = headers.heads.len();
+    headers.heads.append(&mut chunk.heads);
+    headers.tails.append(&mut chunk.tails);
+    headers.ext = ext;
+    Ok(headers)
+}

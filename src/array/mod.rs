@@ -1,0 +1,16 @@
+//! How an array is written: as one extension, or as a map of chunks.
+//!
+//! [`frame`] decides the headers of an array, at their smallest or widened so
+//! that the payload begins at an aligned offset (see [`align`]); [`parse`]
+//! reads both forms back.
+
+mod align;
+mod frame;
+mod parse;
+
+pub(crate) use frame::length;
+pub use frame::{ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Framing, frame};
+pub use parse::{ArrayBody, ChunkedArray, Dims};
+
+/// The largest number of dimensions that NumPy allows.
+pub const MAX_NDIM: usize = 64;

@@ -1,0 +1,227 @@
+//! The output before it exists: small header bytes, and borrowed payloads between them.
+//!
+//! A [`Layout`] answers one question, "which bytes are [a, b) of the output?",
+//! as slices in order. Every sink (memory, file, gzip) is written on that alone.
+
+use std::ops::Range;
+
+/// Collects headers and payloads in the order of the output.
+#[derive(Debug)]
+pub struct LayoutBuilder<P> {
+    headers: Vec<u8>,
+    pieces: Vec<Piece<Option<P>>>,
+    /// Bytes of all payloads so far.
+    payload_bytes: usize,
+}
+
+/// The headers up to a point, and the payload after them.
+#[derive(Debug)]
+struct Piece<P> {
+    /// Where its headers end in the arena.
+    headers_end: usize,
+    /// Where its payload ends in the output.
+    end: usize,
+    payload: P,
+}
+
+impl<P> Default for LayoutBuilder<P> {
+    fn default() -> Self {
+        Self {
+            headers: Vec::new(),
+            pieces: Vec::new(),
+            payload_bytes: 0,
+        }
+    }
+}
+
+impl<P: AsRef<[u8]>> LayoutBuilder<P> {
+    /// How many bytes the output has so far.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.headers.len() + self.payload_bytes
+    }
+
+    /// Whether nothing has been added yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where header bytes are appended.
+    #[inline]
+    pub fn headers(&mut self) -> &mut Vec<u8> {
+        &mut self.headers
+    }
+
+    /// Leaves a place for a payload of `len` bytes; [`LayoutBuilder::fill`] puts it there.
+    #[inline]
+    pub fn reserve(&mut self, len: usize) -> usize {
+        self.payload_bytes += len;
+        self.pieces.push(Piece {
+            headers_end: self.headers.len(),
+            end: self.len(),
+            payload: None,
+        });
+        self.pieces.len() - 1
+    }
+
+    /// Puts a payload into the place that `reserve` returned.
+    ///
+    /// # Panics
+    /// If the payload has not the length that was reserved: the offsets of
+    /// everything after it would be wrong.
+    #[inline]
+    pub fn fill(&mut self, place: usize, payload: P) {
+        let start = match place.checked_sub(1) {
+            Some(before) => {
+                let gap = self.pieces[place].headers_end - self.pieces[before].headers_end;
+                self.pieces[before].end + gap
+            }
+            None => self.pieces[place].headers_end,
+        };
+        let reserved = self.pieces[place].end - start;
+        assert_eq!(
+            payload.as_ref().len(),
+            reserved,
+            "a payload of another length"
+        );
+        self.pieces[place].payload = Some(payload);
+    }
+
+    /// The finished layout.
+    ///
+    /// # Panics
+    /// If a reserved place was never filled.
+    #[must_use]
+    pub fn finish(self) -> Layout<P> {
+        let len = self.len();
+        let pieces = self.pieces.into_iter().map(|piece| Piece {
+            headers_end: piece.headers_end,
+            end: piece.end,
+            payload: piece.payload.expect("every reserved place is filled"),
+        });
+        Layout {
+            pieces: pieces.collect(),
+            headers: self.headers,
+            len,
+        }
+    }
+}
+
+/// All bytes of the output, not yet in one place.
+#[derive(Debug)]
+pub struct Layout<P> {
+    headers: Vec<u8>,
+    pieces: Vec<Piece<P>>,
+    len: usize,
+}
+
+impl<P: AsRef<[u8]>> Layout<P> {
+    /// The exact number of bytes in the output.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the output is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes of `range` of the output, as non-empty slices in order.
+    pub fn slices(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
+        debug_assert!(range.end <= self.len);
+        let first = self
+            .pieces
+            .partition_point(|piece| piece.end <= range.start);
+        let (headers_start, start) = match first.checked_sub(1) {
+            Some(before) => (self.pieces[before].headers_end, self.pieces[before].end),
+            None => (0, 0),
+        };
+        let mut next = first;
+        let mut headers_start = headers_start;
+        let mut position = start;
+        // Alternates between headers and payload; the headers after the last payload end it.
+        let mut runs = std::iter::from_fn(move || {
+            if next > self.pieces.len() {
+                return None;
+            }
+            let piece = self.pieces.get(next);
+            let headers_end = piece.map_or(self.headers.len(), |piece| piece.headers_end);
+            let pair = (
+                &self.headers[headers_start..headers_end],
+                piece.map_or(&[][..], |piece| piece.payload.as_ref()),
+            );
+            headers_start = headers_end;
+            next += 1;
+            Some([pair.0, pair.1])
+        })
+        .flatten();
+        std::iter::from_fn(move || {
+            loop {
+                if position >= range.end {
+                    return None;
+                }
+                let run = runs.next()?;
+                let begin = range.start.saturating_sub(position).min(run.len());
+                let end = run.len().min(range.end - position);
+                position += run.len();
+                if begin < end {
+                    return Some(&run[begin..end]);
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn layout(parts: &[(Vec<u8>, Vec<u8>)], tail: &[u8]) -> (Layout<Vec<u8>>, Vec<u8>) {
+        let mut builder = LayoutBuilder::default();
+        let mut whole = Vec::new();
+        let mut places = Vec::new();
+        for (header, payload) in parts {
+            builder.headers().extend_from_slice(header);
+            places.push((builder.reserve(payload.len()), payload.clone()));
+            whole.extend_from_slice(header);
+            whole.extend_from_slice(payload);
+        }
+        builder.headers().extend_from_slice(tail);
+        whole.extend_from_slice(tail);
+        for (place, payload) in places.into_iter().rev() {
+            builder.fill(place, payload);
+        }
+        (builder.finish(), whole)
+    }
+
+    proptest! {
+        #[test]
+        fn any_range_is_that_range_of_the_whole(
+            parts in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..5), prop::collection::vec(any::<u8>(), 0..9)), 0..8),
+            tail in prop::collection::vec(any::<u8>(), 0..4),
+        ) {
+            let (layout, whole) = layout(&parts, &tail);
+            prop_assert_eq!(layout.len(), whole.len());
+            for start in 0..=whole.len() {
+                for end in start..=whole.len() {
+                    let slices: Vec<&[u8]> = layout.slices(start..end).collect();
+                    prop_assert!(slices.iter().all(|slice| !slice.is_empty()));
+                    prop_assert_eq!(slices.concat(), &whole[start..end]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "another length")]
+    fn a_payload_of_another_length_is_refused() {
+        let mut builder = LayoutBuilder::default();
+        let place = builder.reserve(3);
+        builder.fill(place, vec![1, 2]);
+    }
+}

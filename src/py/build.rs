@@ -1,0 +1,388 @@
+//! The making of Python objects from tokens.
+//!
+//! An array becomes a view of the input wherever its payload is aligned for its
+//! dtype. Where it must be copied, a small one is copied at once and a large one
+//! with all others at the end, in parallel and detached.
+
+use numpy::{PyArrayDescr, PyArrayDescrMethods};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PyList, PyString};
+
+use super::errors;
+use super::hooks::Hooks;
+use super::memory::{Copies, FreshArray, view};
+use crate::array::{ArrayBody, ChunkedArray, Dims};
+use crate::wire::{self, Cursor, Token};
+use crate::{Error, sniff};
+
+/// Arrays of at least so many bytes are copied together at the end.
+const LATER_MIN_BYTES: usize = 64 << 10;
+
+/// What NumPy 2 means by `copy=`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyMode {
+    /// `None`: views where possible.
+    IfNeeded,
+    /// `True`: writable arrays with memory of their own.
+    Always,
+    /// `False`: views, or an error.
+    Never,
+}
+
+impl From<Option<bool>> for CopyMode {
+    fn from(copy: Option<bool>) -> Self {
+        match copy {
+            None => Self::IfNeeded,
+            Some(true) => Self::Always,
+            Some(false) => Self::Never,
+        }
+    }
+}
+
+/// The tree that `data` encodes; its arrays keep `owner` alive.
+pub fn build<'py>(
+    owner: &Bound<'py, PyAny>,
+    data: &[u8],
+    copy: CopyMode,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = owner.py();
+    let mut builder = Builder {
+        py,
+        hooks: Hooks::get(py)?,
+        owner,
+        copy,
+        cursor: Cursor::new(data),
+        keys: KeyCache::default(),
+        dtypes: Vec::new(),
+        copies: Copies::default(),
+        at_once: false,
+        depth: 0,
+        path: Vec::new(),
+    };
+    let tree = builder.value().and_then(|tree| {
+        builder.cursor.finish()?;
+        Ok(tree)
+    });
+    match tree {
+        Ok(tree) => {
+            builder.copies.run(py);
+            Ok(tree)
+        }
+        Err(Failure::Raised(error)) => Err(error),
+        Err(Failure::Core(error)) => {
+            builder.path.push(".".into());
+            builder.path.reverse();
+            let path = builder.path.join("/");
+            Err(errors::to_py(py, explain(error, data), Some(&path)))
+        }
+    }
+}
+
+/// Adds what the data seems to be instead of msgpack.
+fn explain(error: Error, data: &[u8]) -> Error {
+    match (error.offset(), sniff::describe(data)) {
+        (Some(offset), Some(what)) => {
+            Error::malformed(offset, format!("{error}; the data looks like {what}"))
+        }
+        _ => error,
+    }
+}
+
+enum Failure {
+    Core(Error),
+    Raised(PyErr),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Core(error)
+    }
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Self::Raised(error)
+    }
+}
+
+type Built<'py> = Result<Bound<'py, PyAny>, Failure>;
+
+struct Builder<'a, 'py> {
+    py: Python<'py>,
+    hooks: &'static Hooks,
+    owner: &'a Bound<'py, PyAny>,
+    copy: CopyMode,
+    cursor: Cursor<'a>,
+    keys: KeyCache<'a, 'py>,
+    dtypes: Vec<(&'a [u8], Bound<'py, PyArrayDescr>)>,
+    copies: Copies<'py, 'a>,
+    /// The arrays here are read by Python before the end, so copy them at once.
+    at_once: bool,
+    depth: usize,
+    /// On a failure: the keys from the value up to the root.
+    path: Vec<String>,
+}
+
+impl<'a, 'py> Builder<'a, 'py> {
+    fn value(&mut self) -> Built<'py> {
+        let offset = self.cursor.offset();
+        let token = self.cursor.token()?;
+        let py = self.py;
+        Ok(match token {
+            Token::Nil => py.None().into_bound(py),
+            Token::Bool(value) => PyBool::new(py, value).to_owned().into_any(),
+            Token::Int(value) => PyInt::new(py, value).into_any(),
+            Token::Uint(value) => PyInt::new(py, value).into_any(),
+            Token::Float(value) => PyFloat::new(py, value).into_any(),
+            Token::Str(bytes) => PyString::new(py, text(bytes, offset)?).into_any(),
+            Token::Bin(bytes) => PyBytes::new(py, bytes).into_any(),
+            Token::Array(count) => self.below(offset, |it| it.list(count))?,
+            Token::Map(count) => self.below(offset, |it| it.map(count, offset))?,
+            Token::Ext(code, body) => self.ext(code, body)?,
+        })
+    }
+
+    /// One level deeper.
+    fn below(
+        &mut self,
+        offset: usize,
+        container: impl FnOnce(&mut Self) -> Built<'py>,
+    ) -> Built<'py> {
+        if self.depth >= wire::MAX_DEPTH {
+            return Err(Error::TooDeep { offset }.into());
+        }
+        self.depth += 1;
+        let built = container(self);
+        self.depth -= 1;
+        built
+    }
+
+    fn list(&mut self, count: usize) -> Built<'py> {
+        let list = PyList::empty(self.py);
+        for index in 0..count {
+            let item = self
+                .value()
+                .inspect_err(|_| self.path.push(index.to_string()))?;
+            list.append(item)?;
+        }
+        Ok(list.into_any())
+    }
+
+    fn map(&mut self, pairs: usize, offset: usize) -> Built<'py> {
+        let start = self.cursor.clone();
+        let planned = self.copies.len();
+        let dict = PyDict::new(self.py);
+        let was_at_once = self.at_once;
+        for index in 0..pairs {
+            let key_offset = self.cursor.offset();
+            let peek = self.cursor.clone();
+            let key = match self.cursor.token()? {
+                Token::Str(bytes) if bytes == wire::CHUNKED_MARKER.as_bytes() => {
+                    // What was built of this map so far is dropped, and read as chunks.
+                    self.copies.truncate(planned);
+                    self.cursor = start;
+                    self.at_once = was_at_once;
+                    let chunked = ChunkedArray::parse(&mut self.cursor, pairs, offset)?;
+                    return self.chunked(chunked);
+                }
+                Token::Str(bytes) => {
+                    self.at_once |= index == 0 && bytes == wire::PRNG_MARKER.as_bytes();
+                    self.keys.get(self.py, bytes, key_offset)?.into_any()
+                }
+                _ => {
+                    self.cursor = peek;
+                    self.value()?
+                }
+            };
+            let value = self.value().inspect_err(|_| {
+                self.path
+                    .push(key.str().map_or_else(|_| "?".into(), |key| key.to_string()));
+            })?;
+            dict.set_item(key, value).map_err(|error| match error {
+                error if error.is_instance_of::<PyTypeError>(self.py) => {
+                    Error::malformed(key_offset, format!("a map key cannot be hashed: {error}"))
+                        .into()
+                }
+                other => Failure::Raised(other),
+            })?;
+        }
+        let is_key = self.at_once && !was_at_once;
+        self.at_once = was_at_once;
+        if is_key && pairs == 2 {
+            return self.prng_key(dict);
+        }
+        Ok(dict.into_any())
+    }
+
+    /// A typed PRNG key, if this is the state of one, or the dict itself.
+    fn prng_key(&mut self, dict: Bound<'py, PyDict>) -> Built<'py> {
+        let name = dict.get_item(wire::PRNG_MARKER)?;
+        match (name, dict.get_item("data")?) {
+            (Some(name), Some(data)) => {
+                let key = self.hooks.wrap_key.bind(self.py).call1((name, data))?;
+                Ok(if key.is_none() { dict.into_any() } else { key })
+            }
+            _ => Ok(dict.into_any()),
+        }
+    }
+
+    fn ext(&mut self, code: i8, body: &'a [u8]) -> Built<'py> {
+        let py = self.py;
+        let offset = self.cursor.offset() - body.len();
+        match code {
+            wire::EXT_NDARRAY => self.array(&ArrayBody::parse(body, offset)?),
+            wire::EXT_NPSCALAR => {
+                // The scalar is taken out of its array, so the bytes must be there.
+                let (at_once, copy) = (self.at_once, self.copy);
+                (self.at_once, self.copy) = (true, CopyMode::Always);
+                let array = ArrayBody::parse(body, offset)
+                    .map_err(Failure::from)
+                    .and_then(|body| self.array(&body));
+                (self.at_once, self.copy) = (at_once, copy);
+                Ok(array?.get_item(pyo3::types::PyTuple::empty(py))?)
+            }
+            wire::EXT_COMPLEX => {
+                let wire::Complex(real, imaginary) = wire::Complex::from_body(body, offset)?;
+                Ok(PyComplex::from_doubles(py, real, imaginary).into_any())
+            }
+            _ => {
+                let body = PyBytes::new(py, body);
+                let made = self.hooks.make_ext.bind(py).call1((code, body));
+                made.map_err(|error| match error {
+                    error if error.is_instance_of::<PyValueError>(py) => {
+                        let reason = format!("extension {code}: {}", error.value(py));
+                        Error::malformed(offset, reason).into()
+                    }
+                    other => Failure::Raised(other),
+                })
+            }
+        }
+    }
+
+    fn array(&mut self, body: &ArrayBody<'a>) -> Built<'py> {
+        let dtype = self.dtype(body.dtype, body.offset)?;
+        let nbytes = body.payload.len();
+        let dims = body
+            .dims
+            .clone()
+            .resolve(nbytes, dtype.itemsize(), body.offset)?;
+        self.place(&dtype, &dims, vec![body.payload], nbytes, body.offset)
+    }
+
+    fn chunked(&mut self, chunked: ChunkedArray<'a>) -> Built<'py> {
+        let dtype = self.dtype(chunked.chunks[0].dtype, chunked.offset)?;
+        let itemsize = dtype.itemsize();
+        for chunk in &chunked.chunks {
+            chunk
+                .dims
+                .clone()
+                .resolve(chunk.payload.len(), itemsize, chunk.offset)?;
+        }
+        let nbytes = chunked.nbytes();
+        let dims = chunked.dims.resolve(nbytes, itemsize, chunked.offset)?;
+        let payloads = chunked.chunks.iter().map(|chunk| chunk.payload).collect();
+        self.place(&dtype, &dims, payloads, nbytes, chunked.offset)
+    }
+
+    /// An array of the bytes of `payloads`: a view if it may and can be one.
+    fn place(
+        &mut self,
+        dtype: &Bound<'py, PyArrayDescr>,
+        dims: &Dims,
+        payloads: Vec<&'a [u8]>,
+        nbytes: usize,
+        offset: usize,
+    ) -> Built<'py> {
+        let aligned = |payload: &[u8]| {
+            let address = payload.as_ptr().addr();
+            address.is_multiple_of(dtype.alignment())
+        };
+        match payloads[..] {
+            [payload] if self.copy != CopyMode::Always && aligned(payload) => {
+                return Ok(view(dtype, dims.as_slice(), payload, self.owner)?);
+            }
+            // No bytes, no copy.
+            _ if self.copy == CopyMode::Never && nbytes > 0 => {
+                return Err(Error::malformed(
+                    offset,
+                    "copy=False, but this array can only be had by a copy: its bytes are in \
+                     several chunks, or not aligned for its dtype; pass copy=None",
+                )
+                .into());
+            }
+            _ => {}
+        }
+        let writable = self.copy == CopyMode::Always;
+        let fresh = FreshArray::new(dtype, dims.as_slice(), nbytes, writable)?;
+        Ok(match payloads[..] {
+            [payload] if self.at_once || nbytes < LATER_MIN_BYTES => fresh.fill(payload),
+            _ if self.at_once => fresh.fill(&payloads.concat()),
+            _ => self.copies.push(fresh, payloads),
+        })
+    }
+
+    fn dtype(
+        &mut self,
+        name: &'a [u8],
+        offset: usize,
+    ) -> Result<Bound<'py, PyArrayDescr>, Failure> {
+        if let Some((_, known)) = self.dtypes.iter().find(|(known, _)| *known == name) {
+            return Ok(known.clone());
+        }
+        let resolve = self.hooks.resolve_dtype.bind(self.py);
+        let found = resolve.call1((PyBytes::new(self.py, name),))?;
+        if found.is_none() {
+            let name = String::from_utf8_lossy(name);
+            let reason = format!("{name:?} is no dtype that an array can have");
+            return Err(Error::malformed(offset, reason).into());
+        }
+        let dtype: Bound<'py, PyArrayDescr> = found.cast_into().map_err(PyErr::from)?;
+        self.dtypes.push((name, dtype.clone()));
+        Ok(dtype)
+    }
+}
+
+fn text(bytes: &[u8], offset: usize) -> Result<&str, Error> {
+    std::str::from_utf8(bytes)
+        .map_err(|error| Error::malformed(offset, format!("a string is not UTF-8: {error}")))
+}
+
+/// Recently seen map keys: the same few stand in every layer of a model.
+#[derive(Default)]
+struct KeyCache<'a, 'py> {
+    slots: Vec<Option<(&'a [u8], Bound<'py, PyString>)>>,
+}
+
+impl<'a, 'py> KeyCache<'a, 'py> {
+    const SLOTS: usize = 256;
+    const MAX_LEN: usize = 64;
+
+    #[inline]
+    fn get(
+        &mut self,
+        py: Python<'py>,
+        bytes: &'a [u8],
+        offset: usize,
+    ) -> Result<Bound<'py, PyString>, Error> {
+        if bytes.len() > Self::MAX_LEN {
+            return Ok(PyString::new(py, text(bytes, offset)?));
+        }
+        if self.slots.is_empty() {
+            self.slots.resize_with(Self::SLOTS, || None);
+        }
+        // FNV-1a, which is short and good enough for a cache.
+        let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let slot = &mut self.slots[(hash >> 32) as usize % Self::SLOTS];
+        if let Some((known, string)) = slot
+            && *known == bytes
+        {
+            return Ok(string.clone());
+        }
+        let string = PyString::new(py, text(bytes, offset)?);
+        *slot = Some((bytes, string.clone()));
+        Ok(string)
+    }
+}

@@ -1,0 +1,80 @@
+//! Core errors as Python exceptions, each made in one place.
+
+use std::path::Path;
+
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+use crate::Error;
+
+/// A class of `treepack.errors`.
+fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    static MODULE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    MODULE
+        .get_or_try_init(py, || {
+            Ok::<_, PyErr>(py.import("treepack.errors")?.into_any().unbind())
+        })?
+        .bind(py)
+        .getattr(name)
+}
+
+/// An exception of a class of `treepack.errors`, made from `arguments`.
+pub fn make<'py, A>(py: Python<'py>, name: &str, arguments: A) -> PyErr
+where
+    A: pyo3::call::PyCallArgs<'py>,
+{
+    match class(py, name).and_then(|class| class.call1(arguments)) {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(error) => error,
+    }
+}
+
+/// The exception for `error`; `path` is where in the tree it happened, if known.
+pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::Truncated { offset, .. }
+        | Error::Malformed { offset, .. }
+        | Error::TooDeep { offset } => make(py, "DecodeError", (message, offset, path)),
+        Error::TooLarge { .. } | Error::OutputLimit { .. } => make(py, "TreepackError", (message,)),
+        Error::Option(_) => PyValueError::new_err(message),
+        Error::GzipTruncated => make(py, "GzipTruncatedError", (message,)),
+        Error::Gzip(_) => make(py, "GzipError", (message,)),
+        Error::Io(error) => os_error(&error, None),
+    }
+}
+
+/// The exception for an error in working on the file at `path`.
+pub fn file_error(py: Python<'_>, error: Error, path: &Path) -> PyErr {
+    match error {
+        Error::Io(error) => os_error(&error, Some(path)),
+        other => to_py(py, other, None),
+    }
+}
+
+/// An `OSError` of the subclass that belongs to the error number, as `open` raises it.
+fn os_error(error: &std::io::Error, path: Option<&Path>) -> PyErr {
+    let Some(number) = error.raw_os_error() else {
+        return PyOSError::new_err(error.to_string());
+    };
+    Python::attach(|py| {
+        let text = py
+            .import("os")
+            .and_then(|os| os.call_method1("strerror", (number,)))
+            .and_then(|text| text.extract::<String>())
+            .unwrap_or_else(|_| error.to_string());
+        match path {
+            Some(path) => PyOSError::new_err((number, text, path.to_path_buf())),
+            None => PyOSError::new_err((number, text)),
+        }
+    })
+}
+
+/// The name of the type of `value`, with its module unless that is `builtins`.
+pub fn type_name(class: &Bound<'_, PyType>) -> String {
+    class
+        .fully_qualified_name()
+        .map_or_else(|_| "object".into(), |name| name.to_string())
+}

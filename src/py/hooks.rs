@@ -1,0 +1,57 @@
+//! The Python functions that the native walks ask about meaning.
+//!
+//! They are looked up once. Each is documented where it is defined.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+/// The functions, by what they answer.
+pub struct Hooks {
+    /// `_leaves.classify(value) -> int`: what kind of thing is this?
+    pub classify: Py<PyAny>,
+    /// `_leaves.explain(value) -> str`: why can this not be a leaf?
+    pub explain: Py<PyAny>,
+    /// `_leaves.to_host(arrays) -> list[numpy.ndarray]`: the bytes of jax arrays.
+    pub to_host: Py<PyAny>,
+    /// `_leaves.to_contiguous(array) -> numpy.ndarray`: in C order, in native byte order.
+    pub to_contiguous: Py<PyAny>,
+    /// `_dtypes.describe(dtype) -> (name, native)`: how is this dtype written?
+    pub describe_dtype: Py<PyAny>,
+    /// `_dtypes.resolve(name) -> dtype`: which dtype has this name?
+    pub resolve_dtype: Py<PyAny>,
+    /// `_prng.unwrap(key) -> (impl, data)`: what is inside a typed PRNG key?
+    pub unwrap_key: Py<PyAny>,
+    /// `_prng.wrap(impl, data) -> key`: the reverse.
+    pub wrap_key: Py<PyAny>,
+    /// `_state_dict.expand(node) -> (state, final)`: the state of a container.
+    pub expand: Py<PyAny>,
+    /// `_state_dict.check_unique_keys(mapping)`: raises unless `str` keeps the keys apart.
+    pub check_unique_keys: Py<PyAny>,
+    /// `_ext.make(code, data)`: the object for an extension that is not ours.
+    pub make_ext: Py<PyAny>,
+}
+
+impl Hooks {
+    /// The functions, imported on first use.
+    pub fn get(py: Python<'_>) -> PyResult<&'static Self> {
+        static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
+        HOOKS.get_or_try_init(py, || {
+            let hook = |module: &str, name: &str| -> PyResult<Py<PyAny>> {
+                Ok(py.import(module)?.getattr(name)?.unbind())
+            };
+            Ok(Self {
+                classify: hook("treepack._leaves", "classify")?,
+                explain: hook("treepack._leaves", "explain")?,
+                to_host: hook("treepack._leaves", "to_host")?,
+                to_contiguous: hook("treepack._leaves", "to_contiguous")?,
+                describe_dtype: hook("treepack._dtypes", "describe")?,
+                resolve_dtype: hook("treepack._dtypes", "resolve")?,
+                unwrap_key: hook("treepack._prng", "unwrap")?,
+                wrap_key: hook("treepack._prng", "wrap")?,
+                expand: hook("treepack._state_dict", "expand")?,
+                check_unique_keys: hook("treepack._state_dict", "check_unique_keys")?,
+                make_ext: hook("treepack._ext", "make")?,
+            })
+        })
+    }
+}

@@ -1,0 +1,373 @@
+//! Memory that belongs to Python or NumPy: the only place with `unsafe` for it.
+//!
+//! **Policy.** Python memory can be changed by any thread that runs Python, and
+//! while this crate is detached others do run. Rust's `&[u8]` promises that
+//! nobody writes, which no extension module can enforce. What is promised here:
+//!
+//! 1. Everything borrowed is kept alive by a reference to its owner, and every
+//!    buffer by an export that forbids resizing it. Addresses stay valid.
+//! 2. While detached, borrowed bytes are only *moved*: copied, written to a file,
+//!    fed to a compressor that is memory-safe for any input. Nothing that is
+//!    used as a length or an index is read from them.
+//! 3. While attached, what is parsed is checked against bounds that do not come
+//!    from the memory itself.
+//!
+//! A program that changes an array while it is being saved therefore gets a mix
+//! of old and new bytes in that array's place, as with `arr.tobytes()` in a
+//! thread; it never gets a damaged file or a crash.
+//!
+//! Memory that is *written* here is fresh: no other code has seen the object yet.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::slice;
+
+use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyMemoryView, PyString};
+use pyo3::{PyTypeInfo, ffi};
+
+/// Below so many bytes, letting other threads run costs more than the work.
+const DETACH_MIN_BYTES: usize = 64 << 10;
+
+/// From so many bytes on, fresh memory is worth asking huge pages for.
+const HUGE_MIN_BYTES: usize = 4 << 20;
+
+/// Borrowed bytes, and the Python object that keeps them where they are.
+pub struct Borrowed {
+    owner: Py<PyAny>,
+    start: *const u8,
+    len: usize,
+}
+
+// SAFETY: the pointer is only read from, and `owner` is a `Py`, which may be sent
+// to and dropped in any thread.
+unsafe impl Send for Borrowed {}
+// SAFETY: as above; shared access only reads.
+unsafe impl Sync for Borrowed {}
+
+impl AsRef<[u8]> for Borrowed {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `start` and `len` describe memory of `owner` that stays valid
+        // while `owner` lives (checked where a `Borrowed` is made). Other threads
+        // may write to it: see the policy at the top of this file.
+        unsafe { slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+impl Borrowed {
+    /// The elements of a NumPy array that is contiguous in C order.
+    ///
+    /// # Panics
+    /// If the array is not contiguous.
+    #[inline]
+    pub fn array(array: &Bound<'_, PyUntypedArray>, nbytes: usize) -> Self {
+        assert!(array.is_c_contiguous());
+        // SAFETY: a live array object has a valid `data` field. NumPy keeps the
+        // memory of a contiguous array of `nbytes` bytes there, and the array can
+        // not be resized while somebody else holds a reference to it.
+        let data = unsafe { (*npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr())).data };
+        Self {
+            owner: array.clone().into_any().unbind(),
+            start: data.cast_const().cast(),
+            len: nbytes,
+        }
+    }
+
+    /// The content of a `bytes` object, which never changes.
+    pub fn bytes(bytes: &Bound<'_, PyBytes>) -> Self {
+        let content = bytes.as_bytes();
+        Self {
+            owner: bytes.clone().into_any().unbind(),
+            start: content.as_ptr(),
+            len: content.len(),
+        }
+    }
+
+    /// The UTF-8 form of a string, which the string keeps and never changes.
+    pub fn string(string: &Bound<'_, PyString>) -> PyResult<Self> {
+        let content = string.to_str()?;
+        Ok(Self {
+            owner: string.clone().into_any().unbind(),
+            start: content.as_ptr(),
+            len: content.len(),
+        })
+    }
+
+    /// The bytes of any object with a contiguous buffer.
+    pub fn buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = object.cast_exact::<PyBytes>() {
+            return Ok(Self::bytes(bytes));
+        }
+        // The memoryview holds the export, and so the memory, for as long as it lives.
+        let view = PyMemoryView::from(object)?;
+        let view = view.call_method1("cast", ("B",))?;
+        let buffer = PyBuffer::<u8>::get(&view)?;
+        Ok(Self {
+            start: buffer.buf_ptr().cast_const().cast(),
+            len: buffer.len_bytes(),
+            owner: view.unbind(),
+        })
+    }
+
+    /// The object that keeps the bytes alive.
+    pub fn owner<'py>(&self, py: Python<'py>) -> &Bound<'py, PyAny> {
+        self.owner.bind(py)
+    }
+
+    /// A part of these bytes.
+    ///
+    /// # Panics
+    /// If `range` is not inside them.
+    pub fn part(&self, py: Python<'_>, range: Range<usize>) -> Self {
+        let part = &self.as_ref()[range];
+        Self {
+            start: part.as_ptr(),
+            len: part.len(),
+            owner: self.owner.clone_ref(py),
+        }
+    }
+}
+
+/// A new `bytes` object of `len` bytes that `fill` writes, without a zeroing pass.
+///
+/// `fill` must write every byte; it runs detached if there is much to write.
+pub fn new_bytes(
+    py: Python<'_>,
+    len: usize,
+    fill: impl FnOnce(&mut [MaybeUninit<u8>]) + Send,
+) -> PyResult<Bound<'_, PyBytes>> {
+    let size = ffi::Py_ssize_t::try_from(len)?;
+    // SAFETY: a null pointer asks for an object with uninitialised content. It
+    // is owned by us alone, and an error comes back as a null pointer.
+    let bytes = unsafe {
+        let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), size);
+        Bound::from_owned_ptr_or_err(py, object)?.cast_into_unchecked::<PyBytes>()
+    };
+    // SAFETY: the object is fresh, so nobody else reads or writes its `len` bytes.
+    let content = unsafe {
+        let start = ffi::PyBytes_AsString(bytes.as_ptr());
+        slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len)
+    };
+    advise_huge(content);
+    detached(py, len, || fill(content));
+    Ok(bytes)
+}
+
+/// Runs `work` detached from Python if it moves many bytes.
+fn detached<T: Send>(py: Python<'_>, bytes: usize, work: impl FnOnce() -> T + Send) -> T {
+    if bytes < DETACH_MIN_BYTES {
+        work()
+    } else {
+        py.detach(work)
+    }
+}
+
+/// Asks for huge pages on the interior of fresh memory: one page fault for 2 MiB
+/// instead of 512, which is most of the cost of filling it.
+#[cfg(target_os = "linux")]
+fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
+    const HUGE: usize = 2 << 20;
+    if memory.len() < HUGE_MIN_BYTES {
+        return;
+    }
+    let before = memory.as_ptr().align_offset(HUGE);
+    let Some(interior) = memory.get_mut(before..) else {
+        return;
+    };
+    let len = interior.len() / HUGE * HUGE;
+    // SAFETY: the range is inside our own allocation. The advice changes how it
+    // is backed by pages, never its content. Where it is refused nothing is lost.
+    let _ = unsafe {
+        rustix::mm::madvise(
+            interior.as_mut_ptr().cast(),
+            len,
+            rustix::mm::Advice::LinuxHugepage,
+        )
+    };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_huge(_memory: &mut [MaybeUninit<u8>]) {}
+
+/// A new array whose elements have not been written yet.
+pub struct FreshArray<'py> {
+    array: Bound<'py, PyAny>,
+    start: *mut MaybeUninit<u8>,
+    len: usize,
+}
+
+impl<'py> FreshArray<'py> {
+    /// An array of `nbytes` bytes in C order.
+    pub fn new(
+        dtype: &Bound<'py, PyArrayDescr>,
+        shape: &[i64],
+        nbytes: usize,
+        writable: bool,
+    ) -> PyResult<Self> {
+        let array = new_array(dtype, shape, std::ptr::null_mut())?;
+        // SAFETY: a live array object has valid fields, and nobody else has seen this one.
+        let data = unsafe {
+            let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_ptr().cast());
+            if !writable {
+                (*fields).flags &= !npyffi::NPY_ARRAY_WRITEABLE;
+            }
+            (*fields).data
+        };
+        Ok(Self {
+            array,
+            start: data.cast(),
+            len: nbytes,
+        })
+    }
+
+    /// The array, filled from `source` at once.
+    ///
+    /// # Panics
+    /// If the source has another length.
+    pub fn fill(mut self, source: &[u8]) -> Bound<'py, PyAny> {
+        self.memory().write_copy_of_slice(source);
+        self.array
+    }
+
+    fn memory(&mut self) -> &mut [MaybeUninit<u8>] {
+        // SAFETY: NumPy allocated `len` bytes at `start` for `self.array`, which
+        // lives as long as `self`. No other code writes to it: until the whole
+        // tree is returned, only the walk that makes it holds the array.
+        unsafe { slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}
+
+/// Fresh arrays that are to be filled together, in parallel and detached.
+#[derive(Default)]
+pub struct Copies<'py, 'a>(Vec<(FreshArray<'py>, Vec<&'a [u8]>)>);
+
+impl<'py, 'a> Copies<'py, 'a> {
+    /// How many arrays are planned.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Forgets all arrays but the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.0.truncate(len);
+    }
+
+    /// Plans to fill `array` with `sources`, one after the other.
+    pub fn push(&mut self, array: FreshArray<'py>, sources: Vec<&'a [u8]>) -> Bound<'py, PyAny> {
+        let object = array.array.clone();
+        self.0.push((array, sources));
+        object
+    }
+
+    /// Fills all planned arrays.
+    ///
+    /// # Panics
+    /// If the sources of an array have not exactly its bytes.
+    pub fn run(mut self, py: Python<'_>) {
+        let mut copies = Vec::with_capacity(self.0.len());
+        let mut bytes = 0;
+        for (array, sources) in &mut self.0 {
+            let mut rest = array.memory();
+            bytes += rest.len();
+            for source in sources {
+                let (now, later) = rest.split_at_mut(source.len());
+                copies.push((*source, now));
+                rest = later;
+            }
+            assert!(rest.is_empty(), "the sources cover the array");
+        }
+        detached(py, bytes, || crate::parallel::copy_all(copies));
+    }
+}
+
+/// A read-only array over `payload`, which must be memory of `base` and aligned for `dtype`.
+///
+/// # Panics
+/// If the payload is not aligned.
+pub fn view<'py>(
+    dtype: &Bound<'py, PyArrayDescr>,
+    shape: &[i64],
+    payload: &[u8],
+    base: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    assert!(payload.as_ptr().addr().is_multiple_of(dtype.alignment()));
+    let array = new_array(dtype, shape, payload.as_ptr().cast_mut().cast())?;
+    // SAFETY: `array` is a fresh array object without a base; the call takes
+    // over the reference to `base`, which keeps the payload alive.
+    let status = unsafe {
+        PY_ARRAY_API.PyArray_SetBaseObject(
+            dtype.py(),
+            array.as_ptr().cast(),
+            base.clone().into_ptr(),
+        )
+    };
+    match status {
+        0 => Ok(array),
+        _ => Err(PyErr::fetch(dtype.py())),
+    }
+}
+
+/// An array over `data`, read-only, or with memory of its own if `data` is null.
+fn new_array<'py>(
+    dtype: &Bound<'py, PyArrayDescr>,
+    shape: &[i64],
+    data: *mut std::ffi::c_void,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = dtype.py();
+    let mut dims = [0 as npy_intp; crate::array::MAX_NDIM];
+    for (place, &dim) in dims.iter_mut().zip(shape) {
+        *place = npy_intp::try_from(dim)?;
+    }
+    let ndim = std::ffi::c_int::try_from(shape.len())?;
+    let flags = if data.is_null() {
+        0
+    } else {
+        npyffi::NPY_ARRAY_CARRAY_RO
+    };
+    // SAFETY: the call takes over one reference to the dtype, reads as many
+    // dimensions as it is told (at most MAX_NDIM, checked by `Dims`), and without
+    // strides assumes C order. Errors come back as a null pointer.
+    unsafe {
+        let object = PY_ARRAY_API.PyArray_NewFromDescr(
+            py,
+            PyUntypedArray::type_object_raw(py),
+            dtype.clone().into_dtype_ptr(),
+            ndim,
+            dims.as_mut_ptr(),
+            std::ptr::null_mut(),
+            data,
+            flags,
+            std::ptr::null_mut(),
+        );
+        Bound::from_owned_ptr_or_err(py, object)
+    }
+}
+
+/// The entry of `dict` at `position`, which is moved on.
+///
+/// Unlike an iterator this allows for code in between that changes the dict.
+#[inline]
+pub fn dict_next<'py>(
+    dict: &Bound<'py, PyDict>,
+    position: &mut ffi::Py_ssize_t,
+) -> Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    let mut key = std::ptr::null_mut();
+    let mut value = std::ptr::null_mut();
+    // SAFETY: the call checks the position against the dict as it is now, and
+    // lends references, which are made our own before anything else can run.
+    unsafe {
+        if ffi::PyDict_Next(dict.as_ptr(), position, &raw mut key, &raw mut value) == 0 {
+            return None;
+        }
+        let py = dict.py();
+        Some((
+            Bound::from_borrowed_ptr(py, key),
+            Bound::from_borrowed_ptr(py, value),
+        ))
+    }
+}

@@ -1,0 +1,32 @@
+//! The border to Python: everything that names pyo3 or numpy.
+//!
+//! | file | what crosses there |
+//! |---|---|
+//! | `layout.rs` | the verbs that save: a tree in, bytes or a file out |
+//! | `restore.rs` | the verbs that load: bytes in, a tree out |
+//! | `gzip.rs` | compressing and decompressing plain bytes |
+//! | `intake.rs` | the walk over a Python tree that makes a layout of it |
+//! | `build.rs` | the making of Python objects from tokens |
+//! | `hooks.rs` | the Python functions that intake and build ask |
+//! | `errors.rs` | core errors as Python exceptions |
+//! | `memory.rs` | all `unsafe`: memory that belongs to Python or NumPy |
+
+mod build;
+mod errors;
+mod gzip;
+mod hooks;
+mod intake;
+mod layout;
+mod memory;
+mod restore;
+
+/// The native core of treepack; see `_core.pyi`.
+#[pyo3::pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::gzip::{compress, decompress};
+    #[pymodule_export]
+    use super::layout::Layout;
+    #[pymodule_export]
+    use super::restore::{Memory, restore};
+}

@@ -1,0 +1,141 @@
+//! Writing a file so that a crash at any point leaves the old one or the new one, whole.
+//!
+//! The bytes go to a temporary file in the same directory, which is renamed
+//! over the destination once it is complete (and, if asked for, on the disk).
+
+use std::fs::{self, File};
+use std::io::{self, IoSlice, Write};
+use std::path::{Path, PathBuf};
+
+use crate::Result;
+use crate::layout::Layout;
+
+/// What must be on the disk when a save returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// Everything: the save survives a loss of power.
+    Synced,
+    /// Nothing in particular: the save survives a crash of the process.
+    Cached,
+}
+
+/// Writes all that `write` writes to `path`, or leaves `path` as it was.
+///
+/// `size` is how many bytes are expected, to reserve room for; 0 if unknown.
+/// A symbolic link is followed. A path that is no regular file (a pipe, a
+/// device) is written to directly, since it cannot be replaced.
+pub fn write_file(
+    path: &Path,
+    durability: Durability,
+    size: usize,
+    write: impl FnOnce(&mut File) -> Result<()>,
+) -> Result<()> {
+    let (path, old) = destination(path)?;
+    if let Some(old) = &old
+        && !old.is_file()
+    {
+        let mut file = File::options().write(true).open(&path)?;
+        return write(&mut file);
+    }
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let mut prefix = std::ffi::OsString::from(".");
+    prefix.push(path.file_name().unwrap_or_default());
+    prefix.push(".");
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&prefix).suffix(".tmp");
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the umask
+    let mut temporary = builder.tempfile_in(directory)?; // removed on drop
+    if let Some(old) = old {
+        temporary.as_file().set_permissions(old.permissions())?;
+    }
+    preallocate(temporary.as_file(), size)?;
+    write(temporary.as_file_mut())?;
+    if durability == Durability::Synced {
+        temporary.as_file().sync_all()?;
+    }
+    temporary.persist(&path).map_err(|error| error.error)?;
+    if durability == Durability::Synced {
+        sync_directory(directory)?;
+    }
+    Ok(())
+}
+
+/// Writes the layout's memory to `file`, with no copy of it in between.
+pub fn write_layout<P: AsRef<[u8]>>(layout: &Layout<P>, file: &mut File) -> Result<()> {
+    /// How many slices go into one call: what Linux and macOS accept.
+    const BATCH: usize = 1024;
+    let mut slices = layout.slices(0..layout.len());
+    loop {
+        let mut batch: Vec<IoSlice<'_>> = slices.by_ref().take(BATCH).map(IoSlice::new).collect();
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let mut rest = &mut batch[..];
+        while !rest.is_empty() {
+            match file.write_vectored(rest) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                Ok(written) => IoSlice::advance_slices(&mut rest, written),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Where `path` leads when links are followed, and what is there now.
+fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
+    /// As many links as Linux follows.
+    const MAX_LINKS: usize = 40;
+    let mut path = path.to_path_buf();
+    for _ in 0..MAX_LINKS {
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_symlink() => {
+                let target = fs::read_link(&path)?;
+                path = path.parent().unwrap_or(Path::new("")).join(target);
+            }
+            Ok(found) => return Ok((path, Some(found))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((path, None)),
+            Err(error) => return Err(error),
+        }
+    }
+    // The system's own error for a loop of links.
+    fs::metadata(&path).map(|found| (path, Some(found)))
+}
+
+/// Reserves room, so that a full disk is noticed before anything is written
+/// and the blocks lie together. Systems that cannot are left to grow the file.
+#[cfg(target_os = "linux")]
+fn preallocate(file: &File, size: usize) -> io::Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::io::Errno;
+    if size == 0 {
+        return Ok(());
+    }
+    loop {
+        match fallocate(file, FallocateFlags::empty(), 0, size as u64) {
+            Err(Errno::INTR) => {}
+            Err(error @ (Errno::NOSPC | Errno::FBIG | Errno::DQUOT)) => return Err(error.into()),
+            Ok(()) | Err(_) => return Ok(()),
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn preallocate(_file: &File, _size: usize) -> io::Result<()> {
+    Ok(())
+}
+
+/// Puts the new name of a file on the disk.
+#[cfg(unix)]
+fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(not(unix))]
+fn sync_directory(_directory: &Path) -> io::Result<()> {
+    Ok(())
+}
