@@ -4,7 +4,8 @@
     python benches/compare.py --size 64  # MiB of the large workloads
 
 Both do the same work on the same tree, taking turns; each result is compared with
-the tree once. Memory is measured in a fresh process for each figure.
+the tree once. Each workload, and each figure of memory, has a process of its own, so
+that none inherits what another did to the memory allocator.
 """
 
 from __future__ import annotations
@@ -31,72 +32,63 @@ class Row(NamedTuple):
     """One line of the table.
 
     Attributes:
-      workload: What is measured.
-      op: What is done with it.
+      op: What is done.
       flax: How flax does it.
       treepack: How treepack does it.
-      size: The bytes of memory that a call needs.
+      memory: How many bytes a call needs.
       floor: The ratio that treepack must not fall below, or `None`.
     """
 
-    workload: str
     op: str
     flax: Callable[[], Any]
     treepack: Callable[[], Any]
-    size: int
-    floor: float | None
+    memory: int
+    floor: float | None = None
 
 
-def rows(size: int, directory: Path) -> list[Row]:
-    """Returns what is compared, with large workloads of `size` bytes."""
-    found = []
-    large = workloads.layers(size)
-    for name, tree, floors in (
-        (f"{size // MIB} MiB float32, {len(workloads.arrays(large))} leaves", large, (12, 60)),
-        ("20,000 leaves of 64 float32", workloads.many_small(), (25, 6)),
-        ("12 leaves, 1.2 MB", workloads.policy(), (25, 15)),
-    ):
-        found += _encode_and_decode(name, tree, floors)
-    bfloat16 = workloads.as_jax_bfloat16(workloads.layers(size // 2))
-    found += _encode_and_decode(f"{size // MIB} MiB jax bfloat16", bfloat16, (10, None))
-    return found + _files(f"{size // MIB} MiB float32 file", large, directory)
+def _large(size: int, directory: Path) -> list[Row]:
+    return _in_memory(workloads.layers(size), 12, 60)
 
 
-def _encode_and_decode(name: str, tree: Any, floors: tuple[float | None, ...]) -> list[Row]:
+def _small_leaves(size: int, directory: Path) -> list[Row]:
+    return _in_memory(workloads.many_small(), 25, 6)
+
+
+def _policy(size: int, directory: Path) -> list[Row]:
+    return _in_memory(workloads.policy(), 25, 15)
+
+
+def _bfloat16(size: int, directory: Path) -> list[Row]:
+    return _in_memory(workloads.as_jax_bfloat16(workloads.layers(size)), 10)
+
+
+def _in_memory(tree: Any, encode: float | None = None, decode: float | None = None) -> list[Row]:
+    """Returns the rows for encoding and decoding a tree, with their floors."""
     theirs, ours = flax.to_bytes(tree), treepack.to_bytes(tree)
     check(tree, flax.msgpack_restore(ours))
     check(tree, treepack.msgpack_restore(theirs))
     check(tree, treepack.from_bytes(tree, ours))
-    size = len(theirs)
+    memory = 2 * len(ours)
     return [
+        Row("encode", lambda: flax.to_bytes(tree), lambda: treepack.to_bytes(tree), memory, encode),
         Row(
-            name,
-            "encode",
-            lambda: flax.to_bytes(tree),
-            lambda: treepack.to_bytes(tree),
-            2 * size,
-            floors[0],
-        ),
-        Row(
-            name,
             "decode",
             lambda: flax.msgpack_restore(theirs),
             lambda: treepack.msgpack_restore(ours),
-            2 * size,
-            floors[1],
+            memory,
+            decode,
         ),
         Row(
-            name,
-            "decode with template",
+            "decode into a template",
             lambda: flax.from_bytes(tree, theirs),
             lambda: treepack.from_bytes(tree, ours),
-            2 * size,
-            None,
+            memory,
         ),
     ]
 
 
-def _files(name: str, tree: Any, directory: Path) -> list[Row]:
+def _files(size: int, directory: Path) -> list[Row]:
+    tree = workloads.layers(size)
     theirs, ours = directory / "flax.msgpack", directory / "treepack.msgpack"
     theirs.write_bytes(flax.to_bytes(tree))
     treepack.save_to_file(tree, ours)
@@ -111,26 +103,33 @@ def _files(name: str, tree: Any, directory: Path) -> list[Row]:
     def total(load: Callable[[], Any]) -> float:
         return sum(float(array.sum()) for array in workloads.arrays(load()))
 
-    size = 2 * workloads.nbytes(tree)
+    memory = 2 * size
     return [
         Row(
-            name,
-            "save (not synced)",
+            "save, not synced",
             lambda: theirs.write_bytes(flax.to_bytes(tree)),
             lambda: treepack.save_to_file(tree, ours, durable=False),
-            size,
+            memory,
             4,
         ),
-        Row(name, "load (map)", flax_load, treepack_load, size, 100),
+        Row("load (map)", flax_load, treepack_load, memory, 100),
         Row(
-            name,
             "load, sum every array",
             lambda: total(flax_load),
             lambda: total(treepack_load),
-            size,
+            memory,
             3,
         ),
     ]
+
+
+WORKLOADS: dict[str, Callable[[int, Path], list[Row]]] = {
+    "{size} MiB float32, 144 leaves": _large,
+    "20,000 leaves of 64 float32": _small_leaves,
+    "12 leaves, 1.2 MB": _policy,
+    "{size} MiB jax bfloat16": _bfloat16,
+    "{size} MiB float32 file": _files,
+}
 
 
 def check(tree: Any, restored: Any) -> None:
@@ -142,12 +141,6 @@ def check(tree: Any, restored: Any) -> None:
             raise AssertionError(f"{found.dtype}{found.shape} in place of {expected.dtype}")
         if expected.tobytes() != found.tobytes():
             raise AssertionError("the restored bytes differ")
-
-
-def peak_memory(library: str, op: str, size: int, directory: Path) -> int:
-    """Returns by how many bytes an operation raises the peak of a fresh process."""
-    command = [sys.executable, __file__, "--memory", library, op, str(size), str(directory)]
-    return int(json.loads(subprocess.check_output(command)))
 
 
 def measure_memory(library: str, op: str, size: int, directory: Path) -> int:
@@ -186,42 +179,55 @@ def _status(field: str) -> int:
 
 def main() -> None:
     """Measures and prints everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--size", type=int, default=256, help="MiB of the large workloads")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9, help="how often each is measured")
     parser.add_argument("--directory", type=Path, help="where files are written")
-    parser.add_argument("--memory", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.memory:
-        library, op, size, directory = arguments.memory
-        print(json.dumps(measure_memory(library, op, int(size), Path(directory))))
-        return
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
-        directory = Path(name)
-        size = arguments.size * MIB
-        print(f"{'workload':34} {'operation':22} {'flax':>10} {'treepack':>10} {'ratio':>8}  floor")
-        for row in rows(size, directory):
-            found = workloads.medians(
-                {"flax": row.flax, "treepack": row.treepack},
-                size=row.size,
-                rounds=arguments.rounds,
-            )
-            ratio = found["flax"] / found["treepack"]
-            floor = "" if row.floor is None else f"{row.floor:.0f} ×"
+        if arguments.one:
+            print(json.dumps(measure_one(arguments, Path(name))))
+        else:
+            print_all(arguments)
+
+
+def measure_one(arguments: argparse.Namespace, directory: Path) -> Any:
+    """Measures one workload or one figure of memory, in this process."""
+    size = arguments.size * MIB
+    if arguments.one[0] == "memory":
+        _, library, op = arguments.one
+        return measure_memory(library, op, size, directory)
+    found = []
+    for row in WORKLOADS[arguments.one[1]](size, directory):
+        calls = {"flax": row.flax, "treepack": row.treepack}
+        seconds = workloads.medians(calls, memory=row.memory, rounds=arguments.rounds)
+        found.append((row.op, seconds, row.floor))
+    return found
+
+
+def print_all(arguments: argparse.Namespace) -> None:
+    """Measures everything, each in a fresh process, and prints the table."""
+
+    def fresh(*what: str) -> Any:
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", *what]
+        return json.loads(subprocess.check_output(command))
+
+    print(f"{'workload':32}{'operation':24}{'flax':>12}{'treepack':>12}{'ratio':>10}{'floor':>8}")
+    for workload in WORKLOADS:
+        title = workload.format(size=arguments.size)
+        for op, seconds, floor in fresh("workload", workload):
+            flax_ms, treepack_ms = (seconds[name] * 1e3 for name in ("flax", "treepack"))
             print(
-                f"{row.workload:34} {row.op:22} {found['flax'] * 1e3:7.2f} ms "
-                f"{found['treepack'] * 1e3:7.3f} ms {ratio:6.1f} ×  {floor}",
+                f"{title:32}{op:24}{flax_ms:9.2f} ms{treepack_ms:9.3f} ms"
+                f"{flax_ms / treepack_ms:9.1f}x{'' if floor is None else f'{floor}x':>8}",
                 flush=True,
             )
-        print(f"\n{'peak extra memory':34} {'operation':22} {'flax':>10} {'treepack':>10}")
-        for op in ("encode", "save", "load"):
-            flax_peak, peak = (
-                peak_memory(library, op, size, directory) for library in ("flax", "treepack")
-            )
-            print(
-                f"{arguments.size} MiB float32{'':19} {op:22} "
-                f"{flax_peak / MIB:6.1f} MiB {peak / MIB:6.1f} MiB"
-            )
+    print(f"\n{'peak extra memory':32}{'operation':24}{'flax':>12}{'treepack':>12}")
+    for op in ("encode", "save", "load"):
+        title = f"{arguments.size} MiB float32"
+        flax_peak, peak = (fresh("memory", library, op) / MIB for library in ("flax", "treepack"))
+        print(f"{title:32}{op:24}{flax_peak:8.1f} MiB{peak:8.1f} MiB")
 
 
 if __name__ == "__main__":

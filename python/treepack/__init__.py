@@ -75,11 +75,11 @@ class _Package(types.ModuleType):
     """Passes `treepack.MAX_CHUNK_SIZE` on to where it is read."""
 
     @property
-    def MAX_CHUNK_SIZE(self) -> float:
+    def MAX_CHUNK_SIZE(self) -> float:  # noqa: N802
         return serialization.MAX_CHUNK_SIZE
 
     @MAX_CHUNK_SIZE.setter
-    def MAX_CHUNK_SIZE(self, value: float) -> None:
+    def MAX_CHUNK_SIZE(self, value: float) -> None:  # noqa: N802
         serialization.MAX_CHUNK_SIZE = value
 
 

@@ -21,18 +21,20 @@ class Restore:
 
     Attributes:
       strict: How strict it is; inner calls inherit it.
+      path: The names from the root to where it is.
       mismatches: The differences so far by path, so that none is told twice.
     """
 
-    def __init__(self, strict: Strict):
+    def __init__(self, strict: Strict, path: list[str]):
         if strict not in (True, False, "exact"):
             raise ValueError(f"strict must be True, False or 'exact', got {strict!r}")
         self.strict = strict
+        self.path = path
         self.mismatches: dict[str, Mismatch] = {}
 
     def note(self, name: str, expected: str, found: str) -> None:
         """Notes a difference at the child `name` of the current path."""
-        path = "/".join([*_local.path, name])
+        path = "/".join([*self.path, name])
         self.mismatches.setdefault(path, Mismatch(path, expected, found))
 
     def finish(self) -> None:
@@ -80,7 +82,7 @@ def restoring(strict: Strict) -> Iterator[Restore]:
     if _local.restore is not None:
         yield _local.restore
         return
-    _local.restore = Restore(strict)
+    _local.restore = Restore(strict, _local.path)
     try:
         yield _local.restore
         _local.restore.finish()
@@ -97,13 +99,3 @@ def separate() -> Iterator[None]:
         yield
     finally:
         _local.restore, _local.path = outer, path
-
-
-def enter(name: str) -> None:
-    """Goes down to a child. Whoever enters leaves, in a `finally`."""
-    _local.path.append(name)
-
-
-def leave() -> None:
-    """Goes back up."""
-    _local.path.pop()

@@ -5,6 +5,8 @@ from typing import Any
 
 from typing_extensions import Buffer
 
+from treepack._context import Restore
+
 class Layout:
     """A tree that is ready to be written.
 
@@ -51,9 +53,7 @@ class Layout:
     def save(self, path: str | PathLike[str], *, durable: bool) -> None:
         """Writes the encoding to a file, which is replaced whole or not at all."""
 
-    def save_gzip(
-        self, path: str | PathLike[str], level: int | None, *, durable: bool
-    ) -> None:
+    def save_gzip(self, path: str | PathLike[str], level: int | None, *, durable: bool) -> None:
         """Writes the encoding to a gzip file, which is replaced whole or not at all."""
 
 class Memory:
@@ -82,6 +82,12 @@ def restore(data: Buffer | Memory, copy: bool | None) -> Any:
 
     Raises:
       DecodeError: A ValueError. If the data is no such encoding.
+    """
+
+def rebuild(target: Any, state: Any, name: str, restore: Restore) -> Any:
+    """Returns a template's child with its state, as `_state_dict.restore_child` does.
+
+    Dicts, lists, tuples and matching leaves are handled natively.
     """
 
 def compress(data: Buffer, level: int | None) -> bytes:

@@ -30,6 +30,9 @@ class Class(enum.IntEnum):
     NODE = 8
 
 
+# What stands for an array in a template: a leaf with a shape and a dtype.
+ABSTRACT_ARRAYS = (jax.Array, jax.ShapeDtypeStruct)
+
 _PLAIN = (str, bytes, int, float, bool, complex, type(None))
 
 

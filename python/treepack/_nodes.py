@@ -81,8 +81,7 @@ def check_unique_keys(mapping: Mapping[Any, Any]) -> None:
     strings = {str(key) for key in mapping}
     if len(strings) != len(mapping):
         raise ValueError(
-            "Dict keys do not have a unique string representation: "
-            f"{strings} vs given: {mapping}"
+            f"Dict keys do not have a unique string representation: {strings} vs given: {mapping}"
         )
 
 
@@ -296,7 +295,7 @@ def _restore_partial(target: Any, state: Any, restore: RestoreChild) -> Any:
     _expect_names(target, state, ("args", "keywords"))
     args = restore(target.args, state["args"], "args")
     keywords = restore(target.keywords, state["keywords"], "keywords")
-    return jax.tree_util.Partial(target.func, *args, **keywords)
+    return type(target)(target.func, *args, **keywords)
 
 
 # flax's own types

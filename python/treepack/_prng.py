@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 MARKER = "__prng_key__"
@@ -19,7 +20,7 @@ def is_key(value: object) -> bool:
     return (
         isinstance(value, jax.Array)
         and not isinstance(value, jax.core.Tracer)
-        and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     )
 
 
@@ -40,6 +41,7 @@ def wrap(impl: Any, data: Any) -> jax.Array | None:
     if not isinstance(impl, str) or getattr(data, "dtype", None) != np.uint32:
         return None
     try:
-        return jax.random.wrap_key_data(data, impl=impl)
+        key: jax.Array = jax.random.wrap_key_data(data, impl=impl)
     except (TypeError, ValueError):
         return None
+    return key

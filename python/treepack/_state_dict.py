@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from treepack import _context, _prng, _registry
+from treepack import _context, _core, _prng, _registry
 from treepack._context import Restore, Strict
 from treepack._nodes import check_unique_keys, kind_of
 from treepack.errors import StateDictKeyError
 
-__all__ = ["check_unique_keys", "expand", "from_state_dict", "is_serializable", "to_state_dict"]
+__all__ = [
+    "check_unique_keys",
+    "expand",
+    "from_state_dict",
+    "is_serializable",
+    "restore_child",
+    "to_state_dict",
+]
 
 
 def to_state_dict(target: Any) -> Any:
@@ -46,9 +54,7 @@ def to_state_dict(target: Any) -> Any:
     return {name: to_state_dict(child) for name, child in kind.children(target).items()}
 
 
-def from_state_dict(
-    target: Any, state: Any, name: str = ".", *, strict: Strict = True
-) -> Any:
+def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict = True) -> Any:
     """Returns a tree like the target, with leaves from a state dict.
 
     Args:
@@ -75,7 +81,7 @@ def from_state_dict(
       {'w': array([1., 1.]), 'n': (1, 2)}
     """
     with _context.restoring(strict) as restore:
-        return _restore(target, state, name, restore)
+        return _restorer(restore)(target, state, name, restore)
 
 
 def is_serializable(target: Any) -> bool:
@@ -127,21 +133,30 @@ def _finish(state: Any) -> Any:
     return to_state_dict(state)
 
 
-def _restore(target: Any, state: Any, name: str, restore: Restore) -> Any:
+def _restorer(restore: Restore) -> Callable[[Any, Any, str, Restore], Any]:
+    """Returns the function that restores children: the native one, unless it knows too little."""
+    if restore.strict == "exact" or _registry.overridden():
+        return restore_child
+    return _core.rebuild
+
+
+def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
+    """Returns a part of the template with its state: any container or leaf."""
     kind = kind_of(target)
     if kind is None:
         return _restore_leaf(target, state, name, restore)
     if kind.final and restore.strict:
         _compare(kind.children(target), state, name, restore)
-    _context.enter(name)
+    below = _restorer(restore)
+    restore.path.append(name)
     try:
         if restore.strict == "exact" and isinstance(target, Mapping):
             _note_extra_keys(target, state, restore)
         return kind.restore(
-            target, state, lambda child, state, name: _restore(child, state, name, restore)
+            target, state, lambda child, state, name: below(child, state, name, restore)
         )
     finally:
-        _context.leave()
+        restore.path.pop()
 
 
 def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
@@ -157,13 +172,13 @@ def _compare(template: Any, state: Any, name: str, restore: Restore) -> None:
     """Compares what a handler will restore, since it will not do so itself."""
     if not isinstance(template, Mapping) or not isinstance(state, Mapping):
         return _compare_leaf(template, state, name, restore)
-    _context.enter(name)
+    restore.path.append(name)
     try:
         for key in template:
             if key in state:
                 _compare(template[key], state[key], key, restore)
     finally:
-        _context.leave()
+        restore.path.pop()
 
 
 def _compare_leaf(target: Any, state: Any, name: str, restore: Restore) -> None:
@@ -192,7 +207,7 @@ def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], Any] | None:
     if shape is None or dtype is None or isinstance(leaf, type):
         return None
     try:
-        if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        if not jnp.issubdtype(dtype, jax.dtypes.extended):
             dtype = np.dtype(dtype)
         return tuple(shape), dtype
     except TypeError:

@@ -12,6 +12,7 @@ many bytes an array is split into chunks.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treepack import _context, _core, _registry, _state_dict
@@ -195,16 +196,14 @@ def save_to_file(
       UnserializableLeafError: See `to_bytes`, as for other errors.
 
     Example:
-      >>> import numpy as np, os, tempfile, treepack
-      >>> path = os.path.join(tempfile.mkdtemp(), "model.msgpack")
+      >>> import numpy as np, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.msgpack"
       >>> treepack.save_to_file({"w": np.arange(3)}, path)
       >>> treepack.load_from_file(None, path)
       {'w': array([0, 1, 2])}
     """
     layout = _state_layout(target, align)
-    directory = os.path.dirname(os.fspath(filepath))
-    if directory:
-        os.makedirs(directory, exist_ok=True)
+    Path(filepath).parent.mkdir(parents=True, exist_ok=True)
     if compress:
         layout.save_gzip(filepath, None, durable=durable)
     else:
@@ -239,7 +238,7 @@ def load_from_file(
       MismatchError: A ValueError. If it does not fit the template.
       CorruptionError: A ValueError. If it is a damaged gzip file.
     """
-    mappable = mmap and os.path.isfile(filepath)
+    mappable = mmap and Path(filepath).is_file()
     memory = _core.Memory.map(filepath) if mappable else _core.Memory.read(filepath)
     if memory.is_gzip():
         memory = memory.inflate()

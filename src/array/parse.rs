@@ -5,50 +5,43 @@
 
 use std::collections::HashMap;
 
+use smallvec::SmallVec;
+
 use super::MAX_NDIM;
 use crate::wire::{CHUNKED_MARKER, Cursor, Token};
 use crate::{Error, Result};
 
 /// The dimensions of an array; one may be −1, which stands for "whatever fits".
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Dims {
-    values: [i64; MAX_NDIM],
-    len: usize,
-}
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Dims(SmallVec<[isize; 6]>);
 
 impl Dims {
-    const EMPTY: Self = Self {
-        values: [0; MAX_NDIM],
-        len: 0,
-    };
-
     /// The dimensions as they are written.
     #[must_use]
-    pub fn as_slice(&self) -> &[i64] {
-        &self.values[..self.len]
+    pub fn as_slice(&self) -> &[isize] {
+        &self.0
     }
 
-    fn push(&mut self, value: i64, offset: usize) -> Result<()> {
+    fn push(&mut self, value: isize, offset: usize) -> Result<()> {
         if value < -1 {
             return Err(Error::malformed(
                 offset,
                 format!("negative dimension {value}"),
             ));
         }
-        let Some(place) = self.values.get_mut(self.len) else {
+        if self.0.len() == MAX_NDIM {
             return Err(Error::malformed(
                 offset,
                 format!("an array of more than {MAX_NDIM} dimensions"),
             ));
-        };
-        *place = value;
-        self.len += 1;
+        }
+        self.0.push(value);
         Ok(())
     }
 
     /// Reads one integer, or an array of integers.
     fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
-        let mut dims = Self::EMPTY;
+        let mut dims = Self::default();
         let offset = cursor.offset();
         match cursor.token()? {
             Token::Array(count) => {
@@ -96,7 +89,7 @@ impl Dims {
         let fits = match open {
             None => known == total,
             Some(axis) if known > 0 && total.is_multiple_of(known) => {
-                self.values[axis] = i64::try_from(total / known).map_err(|_| fail(&self))?;
+                self.0[axis] = isize::try_from(total / known).map_err(|_| fail(&self))?;
                 true
             }
             Some(_) => false,
@@ -105,10 +98,10 @@ impl Dims {
     }
 }
 
-fn dimension(token: Token<'_>, offset: usize) -> Result<i64> {
+fn dimension(token: Token<'_>, offset: usize) -> Result<isize> {
     let dimension = match token {
-        Token::Int(value) => Some(value),
-        Token::Uint(value) => i64::try_from(value).ok(),
+        Token::Int(value) => isize::try_from(value).ok(),
+        Token::Uint(value) => isize::try_from(value).ok(),
         _ => None,
     };
     dimension.ok_or_else(|| Error::malformed(offset, "an array's shape must be made of integers"))
@@ -193,7 +186,7 @@ impl<'a> ChunkedArray<'a> {
         }
         let shape = shape.ok_or_else(|| fail("has no 'shape'"))?;
         let chunks = chunks.ok_or_else(|| fail("has no 'chunks'"))?;
-        let mut dims = Dims::EMPTY;
+        let mut dims = Dims::default();
         for (token, offset) in shape {
             dims.push(dimension(token, offset)?, offset)?;
         }
@@ -219,12 +212,6 @@ impl<'a> ChunkedArray<'a> {
             chunks: bodies,
             offset,
         })
-    }
-
-    /// The number of bytes in all chunks.
-    #[must_use]
-    pub fn nbytes(&self) -> usize {
-        self.chunks.iter().map(|chunk| chunk.payload.len()).sum()
     }
 }
 

@@ -4,10 +4,14 @@
 //! dtype. Where it must be copied, a small one is copied at once and a large one
 //! with all others at the end, in parallel and detached.
 
+use std::ops::Range;
+
 use numpy::{PyArrayDescr, PyArrayDescrMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PyList, PyString};
+
+use smallvec::SmallVec;
 
 use super::errors;
 use super::hooks::Hooks;
@@ -18,6 +22,9 @@ use crate::{Error, sniff};
 
 /// Arrays of at least so many bytes are copied together at the end.
 const LATER_MIN_BYTES: usize = 64 << 10;
+
+/// After so many bytes of input the part that has been read is released.
+const RELEASE_BYTES: usize = 4 << 20;
 
 /// What NumPy 2 means by `copy=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,10 +48,13 @@ impl From<Option<bool>> for CopyMode {
 }
 
 /// The tree that `data` encodes; its arrays keep `owner` alive.
+///
+/// `release` is told now and then which range of `data` has been read for good.
 pub fn build<'py>(
     owner: &Bound<'py, PyAny>,
     data: &[u8],
     copy: CopyMode,
+    release: impl Fn(Range<usize>),
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = owner.py();
     let mut builder = Builder {
@@ -56,6 +66,8 @@ pub fn build<'py>(
         keys: KeyCache::default(),
         dtypes: Vec::new(),
         copies: Copies::default(),
+        release: &release,
+        released: 0,
         at_once: false,
         depth: 0,
         path: Vec::new(),
@@ -67,6 +79,9 @@ pub fn build<'py>(
     match tree {
         Ok(tree) => {
             builder.copies.run(py);
+            if builder.released > 0 {
+                release(builder.released..data.len());
+            }
             Ok(tree)
         }
         Err(Failure::Raised(error)) => Err(error),
@@ -114,9 +129,12 @@ struct Builder<'a, 'py> {
     owner: &'a Bound<'py, PyAny>,
     copy: CopyMode,
     cursor: Cursor<'a>,
-    keys: KeyCache<'a, 'py>,
-    dtypes: Vec<(&'a [u8], Bound<'py, PyArrayDescr>)>,
+    keys: KeyCache<'py>,
+    dtypes: Vec<Dtype<'py>>,
     copies: Copies<'py, 'a>,
+    release: &'a dyn Fn(Range<usize>),
+    /// Up to where the input has been released.
+    released: usize,
     /// The arrays here are read by Python before the end, so copy them at once.
     at_once: bool,
     depth: usize,
@@ -231,14 +249,14 @@ impl<'a, 'py> Builder<'a, 'py> {
         let py = self.py;
         let offset = self.cursor.offset() - body.len();
         match code {
-            wire::EXT_NDARRAY => self.array(&ArrayBody::parse(body, offset)?),
+            wire::EXT_NDARRAY => self.array(ArrayBody::parse(body, offset)?),
             wire::EXT_NPSCALAR => {
                 // The scalar is taken out of its array, so the bytes must be there.
                 let (at_once, copy) = (self.at_once, self.copy);
                 (self.at_once, self.copy) = (true, CopyMode::Always);
                 let array = ArrayBody::parse(body, offset)
                     .map_err(Failure::from)
-                    .and_then(|body| self.array(&body));
+                    .and_then(|body| self.array(body));
                 (self.at_once, self.copy) = (at_once, copy);
                 Ok(array?.get_item(pyo3::types::PyTuple::empty(py))?)
             }
@@ -260,75 +278,72 @@ impl<'a, 'py> Builder<'a, 'py> {
         }
     }
 
-    fn array(&mut self, body: &ArrayBody<'a>) -> Built<'py> {
+    fn array(&mut self, body: ArrayBody<'a>) -> Built<'py> {
         let dtype = self.dtype(body.dtype, body.offset)?;
-        let nbytes = body.payload.len();
+        let itemsize = self.dtypes[dtype].itemsize;
         let dims = body
             .dims
-            .clone()
-            .resolve(nbytes, dtype.itemsize(), body.offset)?;
-        self.place(&dtype, &dims, vec![body.payload], nbytes, body.offset)
+            .resolve(body.payload.len(), itemsize, body.offset)?;
+        self.place(dtype, &dims, &[body.payload], body.offset)
     }
 
     fn chunked(&mut self, chunked: ChunkedArray<'a>) -> Built<'py> {
         let dtype = self.dtype(chunked.chunks[0].dtype, chunked.offset)?;
-        let itemsize = dtype.itemsize();
-        for chunk in &chunked.chunks {
+        let itemsize = self.dtypes[dtype].itemsize;
+        let mut nbytes = 0;
+        let mut payloads = Vec::with_capacity(chunked.chunks.len());
+        for chunk in chunked.chunks {
             chunk
                 .dims
-                .clone()
                 .resolve(chunk.payload.len(), itemsize, chunk.offset)?;
+            nbytes += chunk.payload.len();
+            payloads.push(chunk.payload);
         }
-        let nbytes = chunked.nbytes();
         let dims = chunked.dims.resolve(nbytes, itemsize, chunked.offset)?;
-        let payloads = chunked.chunks.iter().map(|chunk| chunk.payload).collect();
-        self.place(&dtype, &dims, payloads, nbytes, chunked.offset)
+        self.place(dtype, &dims, &payloads, chunked.offset)
     }
 
     /// An array of the bytes of `payloads`: a view if it may and can be one.
     fn place(
         &mut self,
-        dtype: &Bound<'py, PyArrayDescr>,
+        dtype: usize,
         dims: &Dims,
-        payloads: Vec<&'a [u8]>,
-        nbytes: usize,
+        payloads: &[&'a [u8]],
         offset: usize,
     ) -> Built<'py> {
-        let aligned = |payload: &[u8]| {
-            let address = payload.as_ptr().addr();
-            address.is_multiple_of(dtype.alignment())
-        };
-        match payloads[..] {
-            [payload] if self.copy != CopyMode::Always && aligned(payload) => {
-                return Ok(view(dtype, dims.as_slice(), payload, self.owner)?);
-            }
-            // No bytes, no copy.
-            _ if self.copy == CopyMode::Never && nbytes > 0 => {
-                return Err(Error::malformed(
-                    offset,
-                    "copy=False, but this array can only be had by a copy: its bytes are in \
-                     several chunks, or not aligned for its dtype; pass copy=None",
-                )
-                .into());
-            }
-            _ => {}
+        if self.cursor.offset() - self.released > RELEASE_BYTES {
+            (self.release)(self.released..self.cursor.offset());
+            self.released = self.cursor.offset();
+        }
+        let dtype = &self.dtypes[dtype];
+        if let [payload] = payloads
+            && self.copy != CopyMode::Always
+            && payload.as_ptr().addr().is_multiple_of(dtype.alignment)
+        {
+            return Ok(view(&dtype.object, dims.as_slice(), payload, self.owner)?);
+        }
+        let nbytes = payloads.iter().map(|payload| payload.len()).sum();
+        if self.copy == CopyMode::Never && nbytes > 0 {
+            return Err(Error::malformed(
+                offset,
+                "copy=False, but this array can only be had by a copy: its bytes are in \
+                 several chunks, or not aligned for its dtype; pass copy=None",
+            )
+            .into());
         }
         let writable = self.copy == CopyMode::Always;
-        let fresh = FreshArray::new(dtype, dims.as_slice(), nbytes, writable)?;
-        Ok(match payloads[..] {
+        let fresh = FreshArray::new(&dtype.object, dims.as_slice(), nbytes, writable)?;
+        Ok(match payloads {
             [payload] if self.at_once || nbytes < LATER_MIN_BYTES => fresh.fill(payload),
             _ if self.at_once => fresh.fill(&payloads.concat()),
-            _ => self.copies.push(fresh, payloads),
+            _ => self.copies.push(fresh, payloads.to_vec()),
         })
     }
 
-    fn dtype(
-        &mut self,
-        name: &'a [u8],
-        offset: usize,
-    ) -> Result<Bound<'py, PyArrayDescr>, Failure> {
-        if let Some((_, known)) = self.dtypes.iter().find(|(known, _)| *known == name) {
-            return Ok(known.clone());
+    /// The index of the dtype in `self.dtypes`; looked up once for all its arrays.
+    fn dtype(&mut self, name: &[u8], offset: usize) -> Result<usize, Failure> {
+        if let Some(known) = self.dtypes.iter().position(|known| known.name == name) {
+            return Ok(known);
         }
         let resolve = self.hooks.resolve_dtype.bind(self.py);
         let found = resolve.call1((PyBytes::new(self.py, name),))?;
@@ -337,10 +352,25 @@ impl<'a, 'py> Builder<'a, 'py> {
             let reason = format!("{name:?} is no dtype that an array can have");
             return Err(Error::malformed(offset, reason).into());
         }
-        let dtype: Bound<'py, PyArrayDescr> = found.cast_into().map_err(PyErr::from)?;
-        self.dtypes.push((name, dtype.clone()));
-        Ok(dtype)
+        let object: Bound<'py, PyArrayDescr> = found.cast_into().map_err(PyErr::from)?;
+        self.dtypes.push(Dtype {
+            name: name.to_vec(),
+            itemsize: object.itemsize(),
+            alignment: object.alignment(),
+            object,
+        });
+        Ok(self.dtypes.len() - 1)
     }
+}
+
+/// A dtype that was met, by the name it has in the input.
+///
+/// The name is a copy: to compare with the input would bring pages back that are released.
+struct Dtype<'py> {
+    name: Vec<u8>,
+    object: Bound<'py, PyArrayDescr>,
+    itemsize: usize,
+    alignment: usize,
 }
 
 fn text(bytes: &[u8], offset: usize) -> Result<&str, Error> {
@@ -348,13 +378,16 @@ fn text(bytes: &[u8], offset: usize) -> Result<&str, Error> {
         .map_err(|error| Error::malformed(offset, format!("a string is not UTF-8: {error}")))
 }
 
-/// Recently seen map keys: the same few stand in every layer of a model.
+/// The bytes of a key, and the string they are.
+type CachedKey<'py> = (SmallVec<[u8; 24]>, Bound<'py, PyString>);
+
+/// Recently seen map keys, copied as dtype names are: the same few stand in every layer.
 #[derive(Default)]
-struct KeyCache<'a, 'py> {
-    slots: Vec<Option<(&'a [u8], Bound<'py, PyString>)>>,
+struct KeyCache<'py> {
+    slots: Vec<Option<CachedKey<'py>>>,
 }
 
-impl<'a, 'py> KeyCache<'a, 'py> {
+impl<'py> KeyCache<'py> {
     const SLOTS: usize = 256;
     const MAX_LEN: usize = 64;
 
@@ -362,7 +395,7 @@ impl<'a, 'py> KeyCache<'a, 'py> {
     fn get(
         &mut self,
         py: Python<'py>,
-        bytes: &'a [u8],
+        bytes: &[u8],
         offset: usize,
     ) -> Result<Bound<'py, PyString>, Error> {
         if bytes.len() > Self::MAX_LEN {
@@ -377,12 +410,12 @@ impl<'a, 'py> KeyCache<'a, 'py> {
         });
         let slot = &mut self.slots[(hash >> 32) as usize % Self::SLOTS];
         if let Some((known, string)) = slot
-            && *known == bytes
+            && known[..] == *bytes
         {
             return Ok(string.clone());
         }
         let string = PyString::new(py, text(bytes, offset)?);
-        *slot = Some((bytes, string.clone()));
+        *slot = Some((SmallVec::from_slice(bytes), string.clone()));
         Ok(string)
     }
 }

@@ -25,6 +25,10 @@ pub struct Hooks {
     pub wrap_key: Py<PyAny>,
     /// `_state_dict.expand(node) -> (state, final)`: the state of a container.
     pub expand: Py<PyAny>,
+    /// `_state_dict.restore_child(target, state, name, restore)`: a child of any kind.
+    pub restore_child: Py<PyAny>,
+    /// `_leaves.ABSTRACT_ARRAYS`: types with a shape and a dtype that are leaves.
+    pub abstract_arrays: Py<PyAny>,
     /// `_state_dict.check_unique_keys(mapping)`: raises unless `str` keeps the keys apart.
     pub check_unique_keys: Py<PyAny>,
     /// `_ext.make(code, data)`: the object for an extension that is not ours.
@@ -49,6 +53,8 @@ impl Hooks {
                 unwrap_key: hook("treepack._prng", "unwrap")?,
                 wrap_key: hook("treepack._prng", "wrap")?,
                 expand: hook("treepack._state_dict", "expand")?,
+                restore_child: hook("treepack._state_dict", "restore_child")?,
+                abstract_arrays: hook("treepack._leaves", "ABSTRACT_ARRAYS")?,
                 check_unique_keys: hook("treepack._state_dict", "check_unique_keys")?,
                 make_ext: hook("treepack._ext", "make")?,
             })

@@ -205,7 +205,7 @@ impl<'py> FreshArray<'py> {
     /// An array of `nbytes` bytes in C order.
     pub fn new(
         dtype: &Bound<'py, PyArrayDescr>,
-        shape: &[i64],
+        shape: &[isize],
         nbytes: usize,
         writable: bool,
     ) -> PyResult<Self> {
@@ -285,17 +285,15 @@ impl<'py, 'a> Copies<'py, 'a> {
     }
 }
 
-/// A read-only array over `payload`, which must be memory of `base` and aligned for `dtype`.
+/// A read-only array over `payload`, which must be memory of `base`.
 ///
-/// # Panics
-/// If the payload is not aligned.
+/// NumPy takes note if it is not aligned for `dtype`, and such an array is slow but sound.
 pub fn view<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
-    shape: &[i64],
+    shape: &[isize],
     payload: &[u8],
     base: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    assert!(payload.as_ptr().addr().is_multiple_of(dtype.alignment()));
     let array = new_array(dtype, shape, payload.as_ptr().cast_mut().cast())?;
     // SAFETY: `array` is a fresh array object without a base; the call takes
     // over the reference to `base`, which keeps the payload alive.
@@ -315,20 +313,11 @@ pub fn view<'py>(
 /// An array over `data`, read-only, or with memory of its own if `data` is null.
 fn new_array<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
-    shape: &[i64],
+    shape: &[isize],
     data: *mut std::ffi::c_void,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = dtype.py();
-    let mut dims = [0 as npy_intp; crate::array::MAX_NDIM];
-    for (place, &dim) in dims.iter_mut().zip(shape) {
-        *place = npy_intp::try_from(dim)?;
-    }
     let ndim = std::ffi::c_int::try_from(shape.len())?;
-    let flags = if data.is_null() {
-        0
-    } else {
-        npyffi::NPY_ARRAY_CARRAY_RO
-    };
     // SAFETY: the call takes over one reference to the dtype, reads as many
     // dimensions as it is told (at most MAX_NDIM, checked by `Dims`), and without
     // strides assumes C order. Errors come back as a null pointer.
@@ -338,10 +327,10 @@ fn new_array<'py>(
             PyUntypedArray::type_object_raw(py),
             dtype.clone().into_dtype_ptr(),
             ndim,
-            dims.as_mut_ptr(),
+            shape.as_ptr().cast_mut().cast::<npy_intp>(), // which is an isize, and not written
             std::ptr::null_mut(),
             data,
-            flags,
+            0, // not writable; NumPy itself sees whether it is aligned
             std::ptr::null_mut(),
         );
         Bound::from_owned_ptr_or_err(py, object)

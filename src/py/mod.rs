@@ -7,7 +7,8 @@
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `intake.rs` | the walk over a Python tree that makes a layout of it |
 //! | `build.rs` | the making of Python objects from tokens |
-//! | `hooks.rs` | the Python functions that intake and build ask |
+//! | `rebuild.rs` | the fitting of loaded leaves into a template |
+//! | `hooks.rs` | the Python functions that these walks ask |
 //! | `errors.rs` | core errors as Python exceptions |
 //! | `memory.rs` | all `unsafe`: memory that belongs to Python or NumPy |
 
@@ -18,6 +19,7 @@ mod hooks;
 mod intake;
 mod layout;
 mod memory;
+mod rebuild;
 mod restore;
 
 /// The native core of treepack; see `_core.pyi`.
@@ -27,6 +29,8 @@ mod _core {
     use super::gzip::{compress, decompress};
     #[pymodule_export]
     use super::layout::Layout;
+    #[pymodule_export]
+    use super::rebuild::rebuild;
     #[pymodule_export]
     use super::restore::{Memory, restore};
 }

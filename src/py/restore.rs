@@ -3,24 +3,33 @@
 use std::fs;
 use std::path::PathBuf;
 
-use memmap2::Mmap;
 use pyo3::prelude::*;
 
 use super::build::build;
 use super::memory::Borrowed;
 use super::{errors, gzip};
 use crate::gzip::MAGIC;
-use crate::mapping::map_file;
+use crate::mapping::Mapping;
 
 /// The tree that a bytes-like object or a [`Memory`] encodes; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (data, copy))]
 pub fn restore<'py>(data: &Bound<'py, PyAny>, copy: Option<bool>) -> PyResult<Bound<'py, PyAny>> {
     if let Ok(memory) = data.cast_exact::<Memory>() {
-        return build(data, memory.get().content(), copy.into());
+        return match &memory.get().0 {
+            Content::Mapped(file) => build(data, file.as_ref(), copy.into(), |range| {
+                file.release(range);
+            }),
+            Content::Owned(bytes) => build(data, bytes, copy.into(), |_| ()),
+        };
     }
     let source = Borrowed::buffer(data)?;
-    build(source.owner(data.py()), source.as_ref(), copy.into())
+    build(
+        source.owner(data.py()),
+        source.as_ref(),
+        copy.into(),
+        |_| (),
+    )
 }
 
 /// The content of a file, mapped, read or inflated. Restored arrays keep it alive.
@@ -29,7 +38,7 @@ pub struct Memory(Content);
 
 /// Where the bytes are.
 enum Content {
-    Mapped(Mmap),
+    Mapped(Mapping),
     Owned(Vec<u8>),
 }
 
@@ -39,7 +48,7 @@ impl Memory {
     #[staticmethod]
     fn map(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let mapping = py
-            .detach(|| map_file(&path))
+            .detach(|| Mapping::open(&path))
             .map_err(|error| errors::file_error(py, error, &path))?;
         Ok(Self(Content::Mapped(mapping)))
     }
@@ -79,7 +88,7 @@ impl Memory {
 impl Memory {
     fn content(&self) -> &[u8] {
         match &self.0 {
-            Content::Mapped(mapping) => mapping,
+            Content::Mapped(mapping) => mapping.as_ref(),
             Content::Owned(bytes) => bytes,
         }
     }
