@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use super::align::widen;
 use crate::layout::LayoutBuilder;
-use crate::wire::{CHUNKED_MARKER, Head};
+use crate::wire::{CHUNKED_MARKER, Head, length};
 use crate::{Error, Result};
 
 /// Arrays of fewer bytes are never aligned: their headers would outweigh the gain.
@@ -239,12 +239,6 @@ fn write_str(out: &mut Vec<u8>, text: &str) -> Result<()> {
     Head::Str(length("string", text.len())?).write(out);
     out.extend_from_slice(text.as_bytes());
     Ok(())
-}
-
-/// A length as the format can hold it.
-#[inline]
-pub(crate) fn length(what: &'static str, len: usize) -> Result<u32> {
-    u32::try_from(len).map_err(|_| Error::TooLarge { what, len })
 }
 
 /// The headers before one payload, while their widths are still open.

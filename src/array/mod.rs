@@ -8,7 +8,6 @@ mod align;
 mod frame;
 mod parse;
 
-pub(crate) use frame::length;
 pub use frame::{ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Framing, frame};
 pub use parse::{ArrayBody, ChunkedArray, Dims};
 

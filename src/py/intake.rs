@@ -373,7 +373,7 @@ impl<'py> Walk<'_, 'py> {
         self.key(key)?;
         let below = place.below()?;
         let count = dict.len();
-        Head::Map(array::length("map", count)?).write(self.out.headers());
+        Head::Map(wire::length("map", count)?).write(self.out.headers());
         if self.options.sort_keys {
             for (key, value) in sorted_items(dict)? {
                 self.pair(&key, &value, below)?;
@@ -430,7 +430,7 @@ impl<'py> Walk<'_, 'py> {
     ) -> Walked {
         self.key(key)?;
         let mut place = place.below()?;
-        let len = array::length("list", items.len())?;
+        let len = wire::length("list", items.len())?;
         if place.state {
             Head::Map(len).write(self.out.headers());
         } else {
@@ -463,7 +463,7 @@ impl<'py> Walk<'_, 'py> {
 
     fn key(&mut self, key: Option<&str>) -> Walked {
         if let Some(key) = key {
-            Head::Str(array::length("string", key.len())?).write(self.out.headers());
+            Head::Str(wire::length("string", key.len())?).write(self.out.headers());
             self.out.headers().extend_from_slice(key.as_bytes());
         }
         Ok(())
@@ -485,13 +485,13 @@ impl<'py> Walk<'_, 'py> {
 
     fn string(&mut self, value: &Bound<'py, PyString>) -> Walked {
         let text = value.to_str()?;
-        Head::Str(array::length("string", text.len())?).write(self.out.headers());
+        Head::Str(wire::length("string", text.len())?).write(self.out.headers());
         self.blob(text.as_bytes(), || Borrowed::string(value))
     }
 
     fn bytes(&mut self, value: &Bound<'py, PyBytes>) -> Walked {
         let content = value.as_bytes();
-        Head::Bin(array::length("byte string", content.len())?).write(self.out.headers());
+        Head::Bin(wire::length("byte string", content.len())?).write(self.out.headers());
         self.blob(content, || Ok(Borrowed::bytes(value)))
     }
 
@@ -507,7 +507,7 @@ impl<'py> Walk<'_, 'py> {
     }
 
     fn ext(&mut self, code: i8, body: &[u8]) -> Walked {
-        Head::Ext(code, array::length("extension", body.len())?).write(self.out.headers());
+        Head::Ext(code, wire::length("extension", body.len())?).write(self.out.headers());
         self.out.headers().extend_from_slice(body);
         Ok(())
     }

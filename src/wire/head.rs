@@ -6,6 +6,8 @@
 
 use rmp::Marker;
 
+use crate::{Error, Result};
+
 /// The header of one value: everything of it but its bytes or elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Head {
@@ -109,6 +111,12 @@ impl Head {
         out.push(marker.to_u8());
         write_be(value, width - 1, out);
     }
+}
+
+/// A length as the format can hold it; `what` is for the error.
+#[inline]
+pub fn length(what: &'static str, len: usize) -> Result<u32> {
+    u32::try_from(len).map_err(|_| Error::TooLarge { what, len })
 }
 
 /// Extension headers carry their type after the length.

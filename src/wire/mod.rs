@@ -10,7 +10,7 @@
 mod head;
 mod read;
 
-pub use head::Head;
+pub use head::{Head, length};
 pub use read::{Cursor, Token};
 
 /// Extension type of an array: `[shape, dtype name, bytes]`.

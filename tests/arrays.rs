@@ -1,0 +1,337 @@
+//! Arrays are framed and parsed back: at every alignment, at every place, in both forms.
+
+// The numbers here are small.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss
+)]
+
+use proptest::prelude::*;
+use treepack::array::{
+    ALIGN_MIN_BYTES, Alignment, Array, ArrayBody, ChunkLimit, ChunkedArray, Framing, frame,
+};
+use treepack::layout::LayoutBuilder;
+use treepack::wire::{CHUNKED_MARKER, Cursor, EXT_NDARRAY, Token};
+
+/// What one framed array looks like to a reader.
+struct Read {
+    shape: Vec<isize>,
+    dtype: Vec<u8>,
+    payload: Vec<u8>,
+    /// Where the first payload begins.
+    payload_offset: usize,
+    chunks: usize,
+}
+
+/// Frames an array after `before` bytes and reads it back.
+fn round_trip(before: usize, key: Option<&str>, array: &Array<'_>, framing: &Framing) -> Read {
+    let bytes: Vec<u8> = (0..array.nbytes()).map(|i| i as u8).collect();
+    let encoded = encode(before, key, array, framing, &bytes);
+    let mut cursor = Cursor::nested(&encoded[before..], before);
+    if let Some(key) = key {
+        assert_eq!(cursor.token().unwrap(), Token::Str(key.as_bytes()));
+    }
+    let offset = cursor.offset();
+    let (dims, chunks, offset) = match cursor.token().unwrap() {
+        Token::Ext(EXT_NDARRAY, body) => {
+            let body = ArrayBody::parse(body, cursor.offset() - body.len()).unwrap();
+            (body.dims.clone(), vec![body], offset)
+        }
+        Token::Map(3) => {
+            let chunked = ChunkedArray::parse(&mut cursor, 3, offset).unwrap();
+            (chunked.dims, chunked.chunks, offset)
+        }
+        other => panic!("{other:?}"),
+    };
+    cursor.finish().unwrap();
+    let payload: Vec<u8> = chunks
+        .iter()
+        .flat_map(|chunk| chunk.payload)
+        .copied()
+        .collect();
+    assert_eq!(payload, bytes);
+    for chunk in &chunks {
+        let dims = chunk.dims.clone();
+        dims.resolve(chunk.payload.len(), array.itemsize, 0)
+            .unwrap();
+    }
+    let shape = dims.resolve(payload.len(), array.itemsize, offset).unwrap();
+    Read {
+        shape: shape.as_slice().to_vec(),
+        dtype: chunks[0].dtype.to_vec(),
+        payload_offset: chunks[0].payload.as_ptr().addr() - encoded.as_ptr().addr(),
+        chunks: chunks.len(),
+        payload,
+    }
+}
+
+fn encode(
+    before: usize,
+    key: Option<&str>,
+    array: &Array<'_>,
+    framing: &Framing,
+    bytes: &[u8],
+) -> Vec<u8> {
+    let mut builder = LayoutBuilder::default();
+    builder.headers().resize(before, 0xc0);
+    frame(&mut builder, key, array, framing, |layout, range| {
+        let place = layout.reserve(range.len());
+        layout.fill(place, bytes[range].to_vec());
+    })
+    .unwrap();
+    let layout = builder.finish();
+    layout.slices(0..layout.len()).flatten().copied().collect()
+}
+
+fn framing(align: usize, may_box: bool) -> Framing {
+    Framing {
+        align: Alignment::new(align).unwrap(),
+        chunks: ChunkLimit::DEFAULT,
+        may_box,
+    }
+}
+
+/// What flax writes, built by another library.
+fn reference(key: Option<&str>, array: &Array<'_>, bytes: &[u8]) -> Vec<u8> {
+    use rmpv::Value;
+    let shape = array.shape.iter().map(|&dim| Value::from(dim)).collect();
+    let body = Value::Array(vec![
+        Value::Array(shape),
+        array.dtype.into(),
+        Value::from(bytes),
+    ]);
+    let mut encoded = Vec::new();
+    if let Some(key) = key {
+        rmpv::encode::write_value(&mut encoded, &Value::from(key)).unwrap();
+    }
+    let mut inner = Vec::new();
+    rmpv::encode::write_value(&mut inner, &body).unwrap();
+    rmpv::encode::write_value(&mut encoded, &Value::Ext(array.code, inner)).unwrap();
+    encoded
+}
+
+fn shapes() -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(
+        prop_oneof![4 => 1usize..5, 2 => 5usize..40, 1 => Just(0), 1 => Just(130)],
+        0..5,
+    )
+    .prop_filter("small enough", |shape| {
+        shape.iter().product::<usize>() < 80_000
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn any_array_comes_back(
+        shape in shapes(),
+        itemsize in prop_oneof![Just(1usize), Just(2), Just(4), Just(8)],
+        before in 0usize..200,
+        key in prop::option::of("[a-z]{0,40}"),
+        align in prop_oneof![Just(1usize), Just(2), Just(4), Just(8), Just(16), Just(32), Just(64)],
+        may_box in any::<bool>(),
+        limit in prop_oneof![Just(1e9), Just(100.0), Just(7.5), Just(3000.0)],
+    ) {
+        let array = Array { code: EXT_NDARRAY, shape: &shape, dtype: "float32", itemsize };
+        let framing = Framing { chunks: ChunkLimit::new(limit), ..framing(align, may_box) };
+        let read = round_trip(before, key.as_deref(), &array, &framing);
+        prop_assert_eq!(read.dtype, b"float32");
+        let expected: Vec<isize> = shape.iter().map(|&dim| dim as isize).collect();
+        prop_assert_eq!(read.shape, expected);
+        let nbytes = array.nbytes();
+        prop_assert_eq!(read.payload.len(), nbytes);
+        if nbytes as f64 > limit {
+            let elements = ((limit / itemsize as f64) as usize).max(1);
+            prop_assert_eq!(read.chunks, (nbytes / itemsize).div_ceil(elements));
+        } else if nbytes >= ALIGN_MIN_BYTES && may_box {
+            prop_assert_eq!(read.payload_offset % align, 0);
+        }
+    }
+
+    #[test]
+    fn without_alignment_it_is_what_flax_writes(
+        shape in shapes(),
+        before in 0usize..5,
+        key in prop::option::of("[a-z]{0,40}"),
+    ) {
+        let array = Array { code: EXT_NDARRAY, shape: &shape, dtype: "uint8", itemsize: 1 };
+        let bytes: Vec<u8> = (0..array.nbytes()).map(|i| i as u8).collect();
+        let ours = encode(before, key.as_deref(), &array, &framing(1, true), &bytes);
+        prop_assert_eq!(&ours[before..], reference(key.as_deref(), &array, &bytes));
+    }
+}
+
+#[test]
+fn every_residue_is_reached_at_every_alignment() {
+    let sizes = [ALIGN_MIN_BYTES, 65_000, 65_536 - 40, 65_536, 70_000];
+    for nbytes in sizes {
+        for align in [2, 4, 8, 16, 32, 64] {
+            for before in 0..64 {
+                for key in [
+                    None,
+                    Some("w"),
+                    Some("a key that is longer than thirty-one bytes"),
+                ] {
+                    let shape = [nbytes];
+                    let array = Array {
+                        code: EXT_NDARRAY,
+                        shape: &shape,
+                        dtype: "uint8",
+                        itemsize: 1,
+                    };
+                    let read = round_trip(before, key, &array, &framing(align, true));
+                    assert_eq!(
+                        read.payload_offset % align,
+                        0,
+                        "{nbytes} {align} {before} {key:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sixteen_needs_no_chunked_form_below_a_key() {
+    for nbytes in [ALIGN_MIN_BYTES, 65_000, 70_000] {
+        for before in 0..16 {
+            let shape = [nbytes];
+            let array = Array {
+                code: EXT_NDARRAY,
+                shape: &shape,
+                dtype: "uint8",
+                itemsize: 1,
+            };
+            let read = round_trip(before, Some("w"), &array, &framing(16, false));
+            assert_eq!(read.payload_offset % 16, 0, "{nbytes} {before}");
+        }
+    }
+}
+
+#[test]
+fn small_arrays_are_left_alone() {
+    let shape = [ALIGN_MIN_BYTES - 1];
+    let array = Array {
+        code: EXT_NDARRAY,
+        shape: &shape,
+        dtype: "uint8",
+        itemsize: 1,
+    };
+    let bytes = vec![7; array.nbytes()];
+    let aligned = encode(3, Some("w"), &array, &framing(64, true), &bytes);
+    assert_eq!(
+        aligned,
+        encode(3, Some("w"), &array, &framing(1, true), &bytes)
+    );
+}
+
+#[test]
+fn only_powers_of_two_up_to_64_are_alignments() {
+    for align in 0..=130 {
+        let allowed = [1, 2, 4, 8, 16, 32, 64].contains(&align);
+        assert_eq!(Alignment::new(align).is_ok(), allowed, "{align}");
+    }
+}
+
+/// The body of an array with a shape of its own choice.
+fn parse(shape: rmpv::Value, payload: &[u8]) -> ArrayBody<'_> {
+    let body = rmpv::Value::Array(vec![shape, "uint8".into(), payload.into()]);
+    let mut encoded = Vec::new();
+    rmpv::encode::write_value(&mut encoded, &body).unwrap();
+    ArrayBody::parse(encoded.leak(), 0).unwrap()
+}
+
+#[test]
+fn a_shape_may_have_one_open_dimension_or_be_one_integer() {
+    let dims = |shape: &[i64], payload: usize, itemsize: usize| {
+        let shape = rmpv::Value::Array(shape.iter().map(|&dim| dim.into()).collect());
+        let body = parse(shape, vec![0; payload].leak());
+        body.dims
+            .resolve(payload, itemsize, 0)
+            .map(|dims| dims.as_slice().to_vec())
+            .ok()
+    };
+    assert_eq!(dims(&[2, -1], 12, 2), Some(vec![2, 3]));
+    assert_eq!(dims(&[-1], 0, 4), Some(vec![0]));
+    assert_eq!(dims(&[0, 5], 0, 4), Some(vec![0, 5]));
+    assert_eq!(dims(&[], 4, 4), Some(vec![]));
+    // Two open ones, one that cannot be told, sizes that do not fit, an overflow.
+    assert_eq!(dims(&[-1, -1], 4, 1), None);
+    assert_eq!(dims(&[0, -1], 0, 1), None);
+    assert_eq!(dims(&[5, -1], 12, 1), None);
+    assert_eq!(dims(&[3], 4, 1), None);
+    assert_eq!(dims(&[1], 3, 2), None);
+    assert_eq!(dims(&[1], 1, 0), None);
+    assert_eq!(dims(&[i64::MAX, i64::MAX], 4, 1), None);
+    assert_eq!(
+        dims(&[1 << 32, 1 << 32, 0], 0, 1),
+        Some(vec![1 << 32, 1 << 32, 0])
+    );
+    let body = parse(6.into(), b"abcdef");
+    assert_eq!(body.dims.as_slice(), [6]);
+}
+
+#[test]
+fn more_dimensions_than_numpy_has_are_refused() {
+    let shape = rmpv::Value::Array(vec![1.into(); 65]);
+    let body = rmpv::Value::Array(vec![shape, "uint8".into(), rmpv::Value::from(&b"a"[..])]);
+    let mut encoded = Vec::new();
+    rmpv::encode::write_value(&mut encoded, &body).unwrap();
+    let error = ArrayBody::parse(&encoded, 100).unwrap_err();
+    assert!(error.to_string().contains("64 dimensions"), "{error}");
+    assert!(error.offset().unwrap() > 100);
+}
+
+#[test]
+fn a_damaged_chunked_array_is_an_error() {
+    use rmpv::Value;
+    let chunk = || {
+        let shape = vec![1usize];
+        let array = Array {
+            code: EXT_NDARRAY,
+            shape: &shape,
+            dtype: "uint8",
+            itemsize: 1,
+        };
+        let mut encoded = &reference(None, &array, b"a")[..];
+        rmpv::decode::read_value(&mut encoded).unwrap()
+    };
+    let map = |pairs: Vec<(&str, Value)>| {
+        Value::Map(
+            pairs
+                .into_iter()
+                .map(|(key, value)| (key.into(), value))
+                .collect(),
+        )
+    };
+    let marker = (CHUNKED_MARKER, Value::Nil);
+    let whole = vec![
+        marker.clone(),
+        ("shape", map(vec![("0", 1.into())])),
+        ("chunks", map(vec![("0", chunk())])),
+    ];
+    let read = |pairs: Vec<(&str, Value)>| {
+        let count = pairs.len();
+        let mut encoded = Vec::new();
+        rmpv::encode::write_value(&mut encoded, &map(pairs)).unwrap();
+        let mut cursor = Cursor::new(&encoded);
+        cursor.token().unwrap();
+        ChunkedArray::parse(&mut cursor, count, 0).map(|array| array.chunks.len())
+    };
+    assert_eq!(read(whole.clone()).unwrap(), 1);
+    assert!(read(whole[..2].to_vec()).is_err());
+    assert!(read(vec![marker.clone(), whole[2].clone()]).is_err());
+    let with = |index: usize, value: Value| {
+        let mut pairs = whole.clone();
+        pairs[index].1 = value;
+        read(pairs)
+    };
+    assert!(with(1, 1.into()).is_err());
+    assert!(with(1, map(vec![("1", 1.into())])).is_err());
+    assert!(with(2, map(vec![])).is_err());
+    assert!(with(2, map(vec![("0", 3.into())])).is_err());
+    assert!(with(2, map(vec![("0", chunk()), ("2", chunk())])).is_err());
+}
