@@ -20,8 +20,10 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
       Its name, or `None` if arrays of it cannot be stored; and whether its
       elements are in the byte order in which they are stored.
     """
+    if dtype.kind in "OSUT":
+        return None, False
     native = dtype.newbyteorder("=")
-    if dtype.kind in "OSUT" or resolve(native.name.encode()) != native:
+    if resolve(native.name.encode()) != native:
         return None, False
     return native.name, dtype.isnative
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -74,6 +75,17 @@ def kind_of(value: Any) -> NodeKind | None:
     if dataclasses.is_dataclass(value):
         return _DATACLASS
     return None
+
+
+def is_container_type(ty: type) -> bool:
+    """Tells whether objects of a type are containers, as far as the type alone tells."""
+    return (
+        _registry.find(ty) is not None
+        or ty in _BUILTIN
+        or issubclass(ty, (dict, list))
+        or (issubclass(ty, tuple) and hasattr(ty, "_fields"))
+        or dataclasses.is_dataclass(ty)
+    )
 
 
 def check_unique_keys(mapping: Mapping[Any, Any]) -> None:
@@ -191,6 +203,25 @@ def _restore_namedtuple(target: Any, state: Any, restore: RestoreChild) -> Any:
 
 # nodes of JAX's pytree registry
 
+# The function leaves of an equinox module, such as an activation, are code and not
+# state: they are not saved, and come from the template.
+
+
+def _is_code(node: Any, child: Any) -> bool:
+    equinox = sys.modules.get("equinox")
+    return (
+        equinox is not None
+        and isinstance(node, equinox.Module)
+        and callable(child)
+        and kind_of(child) is None
+        and not hasattr(child, "shape")
+    )
+
+
+def _pytree_children(value: Any) -> dict[str, Any]:
+    children, _ = _flatten(value)
+    return {name: child for name, child in children.items() if not _is_code(value, child)}
+
 
 def _flatten(value: Any) -> tuple[dict[str, Any], Any]:
     """Returns the children of a pytree node by name, and its treedef."""
@@ -215,8 +246,11 @@ def _key_name(entry: Any) -> str:
 def _restore_pytree(target: Any, state: Any, restore: RestoreChild) -> Any:
     children, treedef = _flatten(target)
     state = _expect_mapping(target, state)
-    _expect_names(target, state, children)
-    return treedef.unflatten(restore(child, state[name], name) for name, child in children.items())
+    _expect_names(target, state, _pytree_children(target))
+    return treedef.unflatten(
+        restore(child, state[name], name) if name in state else child
+        for name, child in children.items()
+    )
 
 
 def _expect_names(target: Any, state: Mapping[str, Any], names: Any) -> None:
@@ -308,7 +342,7 @@ def _restore_frozen_dict(target: Any, state: Any, restore: RestoreChild) -> Any:
 _DICT = NodeKind(_dict_children, _restore_dict)
 _LIST = NodeKind(_list_children, _restore_list)
 _NAMEDTUPLE = NodeKind(_namedtuple_children, _restore_namedtuple)
-_PYTREE = NodeKind(lambda value: _flatten(value)[0], _restore_pytree)
+_PYTREE = NodeKind(_pytree_children, _restore_pytree)
 _DATACLASS = NodeKind(_dataclass_children, _restore_dataclass)
 
 _BUILTIN: dict[type, NodeKind] = {

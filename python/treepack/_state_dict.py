@@ -11,7 +11,7 @@ import numpy as np
 
 from treepack import _context, _core, _prng, _registry
 from treepack._context import Restore, Strict
-from treepack._nodes import check_unique_keys, kind_of
+from treepack._nodes import check_unique_keys, is_container_type, kind_of
 from treepack.errors import StateDictKeyError
 
 __all__ = [
@@ -89,7 +89,8 @@ def is_serializable(target: Any) -> bool:
 
     As in flax this asks about containers: arrays and numbers are leaves, which
     need no handler, and the answer for them is false. See
-    `validate_serializable` for whether a whole tree can be saved.
+    `validate_serializable` for whether a whole tree can be saved. Types that only
+    JAX knows as pytree nodes are recognised by an instance, not by the class.
 
     Example:
       >>> import treepack
@@ -97,7 +98,7 @@ def is_serializable(target: Any) -> bool:
       (True, False)
     """
     if isinstance(target, type):
-        return _registry.find(target) is not None or target in _registry.BUILTIN
+        return is_container_type(target)
     return kind_of(target) is not None
 
 

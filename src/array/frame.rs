@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use super::align::widen;
 use crate::layout::LayoutBuilder;
-use crate::wire::{CHUNKED_MARKER, Head, length};
+use crate::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
 use crate::{Error, Result};
 
 /// Arrays of fewer bytes are never aligned: their headers would outweigh the gain.
@@ -72,7 +72,9 @@ impl ChunkLimit {
     )]
     fn elements(self, array: &Array<'_>) -> Option<usize> {
         let nbytes = array.nbytes();
-        if nbytes as f64 > self.0 {
+        if array.code != EXT_NDARRAY {
+            None
+        } else if nbytes as f64 > self.0 {
             // flax: max(1, int(MAX_CHUNK_SIZE / itemsize)), a division of floats.
             Some(((self.0 / array.itemsize as f64) as usize).max(1))
         } else if nbytes > u32::MAX as usize - EXT_HEADROOM {

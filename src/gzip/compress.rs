@@ -34,6 +34,7 @@ pub fn compress<P: AsRef<[u8]>>(layout: &Layout<P>, level: Level, out: impl Writ
     for slice in layout.slices(0..layout.len()) {
         encoder.write_all(slice)?;
     }
-    encoder.finish()?;
+    // A buffered writer that is merely dropped keeps its last error to itself.
+    encoder.finish()?.flush()?;
     Ok(())
 }

@@ -66,7 +66,7 @@ fn os_error(error: &std::io::Error, path: Option<&Path>) -> PyErr {
             .and_then(|text| text.extract::<String>())
             .unwrap_or_else(|_| error.to_string());
         match path {
-            Some(path) => PyOSError::new_err((number, text, path.to_path_buf())),
+            Some(path) => PyOSError::new_err((number, text, path.as_os_str().to_owned())),
             None => PyOSError::new_err((number, text)),
         }
     })

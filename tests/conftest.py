@@ -1,0 +1,30 @@
+"""What all tests share: four CPU devices, and a profile of hypothesis without deadlines."""
+
+from __future__ import annotations
+
+import os
+
+# Before jax is imported anywhere.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+
+import hypothesis
+import pytest
+
+from treepack import serialization
+
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=150)
+hypothesis.settings.load_profile("default")
+
+
+@pytest.fixture
+def chunk_size(monkeypatch: pytest.MonkeyPatch):
+    """A function that sets MAX_CHUNK_SIZE of flax, eformer and treepack for one test."""
+    from eformer.pytree import serialization as eformer
+    from flax import serialization as flax
+
+    def set_size(size: float) -> None:
+        for module in (flax, eformer, serialization):
+            monkeypatch.setattr(module, "MAX_CHUNK_SIZE", size)
+
+    return set_size

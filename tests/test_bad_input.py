@@ -1,0 +1,248 @@
+"""Input that is not what it should be: a clear error with its offset, and nothing worse."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import treepack
+from trees import assert_same
+
+TREE = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": [1, 2.5, None, True, "text", b"bytes", 2 + 3j, np.float32(1)],
+    "c": {"key": -5},
+}
+ENCODED = treepack.msgpack_serialize(TREE)
+
+
+def test_truncated_at_every_byte():
+    for end in range(len(ENCODED)):
+        with pytest.raises(treepack.DecodeError) as caught:
+            treepack.msgpack_restore(ENCODED[:end])
+        assert 0 <= caught.value.offset <= end
+        assert f"byte {caught.value.offset}" in str(caught.value)
+        assert caught.value.path.startswith(".")
+
+
+def test_truncated_chunks_at_every_byte(chunk_size: Any):
+    chunk_size(8)
+    encoded = treepack.to_bytes({"a": np.arange(5)})
+    for end in range(len(encoded)):
+        with pytest.raises(treepack.DecodeError):
+            treepack.msgpack_restore(encoded[:end])
+
+
+def test_flipped_bytes():
+    encoded = treepack.to_bytes({**TREE, "big": np.arange(300)}, align=64)
+    for position in range(len(encoded) - 2400):
+        for bit in range(8):
+            damaged = bytearray(encoded)
+            damaged[position] ^= 1 << bit
+            try:
+                treepack.msgpack_restore(bytes(damaged), copy=True)
+            except treepack.DecodeError as error:
+                assert error.offset is not None  # noqa: PT017
+
+
+@settings(max_examples=1000)
+@given(st.binary(max_size=200), st.sampled_from([None, True, False]))
+def test_any_bytes(data: bytes, copy: bool | None):
+    try:
+        treepack.msgpack_restore(data, copy=copy)
+    except treepack.DecodeError as error:
+        assert 0 <= error.offset <= len(data)  # noqa: PT017
+
+
+@settings(max_examples=1000)
+@given(st.integers(0, len(ENCODED) - 1), st.binary(min_size=1, max_size=9), st.booleans())
+def test_overwritten_bytes(start: int, new: bytes, shift: bool):
+    damaged = ENCODED[:start] + new + ENCODED[start + (0 if shift else len(new)) :]
+    try:
+        treepack.msgpack_restore(damaged)
+    except treepack.DecodeError as error:
+        assert 0 <= error.offset <= len(damaged)  # noqa: PT017
+
+
+def test_deep_nesting():
+    for depth in (1025, 100_000):
+        for header in (b"\x91", b"\x81\xa1a", b"\x81\x91"):
+            with pytest.raises(treepack.DecodeError):
+                treepack.msgpack_restore(header * depth + b"\xc0")
+    assert treepack.msgpack_restore(b"\x91" * 1000 + b"\xc0")
+
+
+def array(shape: Any, dtype: Any, payload: bytes) -> bytes:
+    return msgpack.packb({"w": msgpack.ExtType(1, msgpack.packb((shape, dtype, payload)))})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xdb\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+        array([2**40], "float32", b"abcd"),
+        array([2**62, 2**62], "float32", b"abcd"),
+        array([2**31, 2**31, 2**31], "uint8", b""),
+        array([-1, -1], "uint8", b"ab"),
+        array([-5], "uint8", b"ab"),
+        array([2.5], "uint8", b"ab"),
+        array([2**64 - 1], "uint8", b"ab"),
+        array([3], "uint16", b"abcde"),
+        array("x", "uint8", b"ab"),
+        array([2], 5, b"ab"),
+        array([2], "object", b"ab" * 8),
+        array([2], "O", b"ab" * 8),
+        array([2], "no such dtype", b"ab"),
+        array([2], "(2,)u1", b"abcd"),
+        array([2], "V0", b""),
+        array([2], "\xff\xfe", b"ab"),
+        array([1] * 65, "uint8", b"a"),
+        array([1], "uint8", b"a")[:-1] + b"ab",
+        msgpack.packb({"w": msgpack.ExtType(1, b"")}),
+        msgpack.packb({"w": msgpack.ExtType(1, msgpack.packb(([1], "u1")))}),
+        msgpack.packb({"w": msgpack.ExtType(1, msgpack.packb(([1], "u1", b"a", 1)))}),
+        msgpack.packb({"w": msgpack.ExtType(3, b"\xc1")}),
+        msgpack.packb(msgpack.ExtType(1, msgpack.packb(([1], "u1", b"a")) + b"x")),
+        b"\xc7\x01\x80a",  # an extension type that msgpack does not allow
+        b"\xd4\xff\x00",  # a time stamp of one byte
+        b"\xa2\xff\xfe",  # a string that is not UTF-8
+        b"\x81\xa1\xff\x01",
+        b"\x81\x90\x01",  # a list for a key
+        b"\xc1",
+        b"\x01\x02",
+    ],
+    ids=repr,
+)
+def test_hostile_values(data: bytes):
+    tracemalloc.start()
+    try:
+        with pytest.raises(treepack.DecodeError) as caught:
+            treepack.msgpack_restore(data)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    assert 0 <= caught.value.offset <= len(data)
+
+
+def test_the_path_is_told():
+    damaged = array([3], "uint8", b"ab")
+    with pytest.raises(treepack.DecodeError, match=r"\[3\].*\(byte \d+, at \./w\)"):
+        treepack.msgpack_restore(damaged)
+    deep = msgpack.packb({"a": [0, {"b": msgpack.ExtType(1, b"")}]})
+    with pytest.raises(treepack.DecodeError) as caught:
+        treepack.msgpack_restore(deep)
+    assert caught.value.path == "./a/1/b"
+
+
+def test_trailing_bytes():
+    with pytest.raises(treepack.DecodeError, match="3 trailing bytes") as caught:
+        treepack.msgpack_restore(ENCODED + b"abc")
+    assert caught.value.offset == len(ENCODED)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"", "empty"),
+        (b"<!DOCTYPE html><html><body>404</body></html>", "HTML"),
+        (b"\n<html>", "HTML"),
+        (b'<?xml version="1.0"?><Error/>', "XML"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git-LFS"),
+        (gzip.compress(ENCODED), "gzip"),
+        (b"PK\x03\x04" + bytes(50), "zip"),
+        (b'{"error": "not found"}', "JSON"),
+        (b"\x10\0\0\0\0\0\0\0" + b'{"a":{"dtype":"F32"}}', "safetensors"),
+        (b"\x89HDF\r\n\x1a\n", "HDF5"),
+        (b"\x93NUMPY\x01\0", ".npy"),
+        (b"\x28\xb5\x2f\xfd" + bytes(9), "Zstandard"),
+        *((pickle.dumps({"a": 1}, protocol), "pickle") for protocol in (2, 3, 4, 5)),
+    ],
+)
+def test_what_a_file_is_instead(tmp_path: Path, data: bytes, name: str):
+    with pytest.raises(treepack.DecodeError, match=name) as caught:
+        treepack.msgpack_restore(data)
+    assert "byte" in str(caught.value)
+    if name == "gzip":
+        return
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    for mmap in (True, False):
+        with pytest.raises(treepack.DecodeError, match=name):
+            treepack.load_from_file(None, path, mmap=mmap)
+
+
+def test_things_that_are_no_bytes():
+    for data in ("text", 5, None, [1]):
+        with pytest.raises(TypeError):
+            treepack.msgpack_restore(data)
+
+
+@pytest.mark.parametrize("align", [0, 3, 48, 128, -1])
+def test_alignments_that_there_are_not(align: int):
+    for save in (treepack.to_bytes, treepack.msgpack_serialize):
+        with pytest.raises((ValueError, OverflowError)):
+            save({}, align=align)
+
+
+def test_errors_can_be_pickled():
+    raised = []
+    for call in (
+        lambda: treepack.msgpack_restore(b"\xc1"),
+        lambda: treepack.to_bytes({"a": object()}),
+        lambda: treepack.from_bytes({"a": np.zeros(2)}, treepack.to_bytes({"a": np.zeros(3)})),
+    ):
+        try:
+            call()
+        except (ValueError, TypeError) as error:
+            raised.append(error)
+    for error in raised:
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert again.__dict__ == error.__dict__
+    assert len(raised) == 3
+
+
+def test_memory_is_given_back():
+    import gc
+    import sys
+
+    source = treepack.to_bytes({"a": [np.arange(1000)], "s": "x" * 1000})
+    tree = {"a": np.arange(1000), "b": {"c": "text" * 100}}
+    state = treepack.to_state_dict(tree)
+    damaged = source[:-5]
+    watched = [source, damaged, tree["a"], tree["b"]["c"], state["a"].dtype, None]
+
+    def work() -> None:
+        for _ in range(50):
+            treepack.msgpack_restore(source)
+            treepack.msgpack_restore(source, copy=True)
+            treepack.from_bytes(tree, treepack.to_bytes(tree))
+            with pytest.raises(ValueError, match="byte"):
+                treepack.msgpack_restore(damaged)
+            with pytest.raises(TypeError):
+                treepack.to_bytes([tree, object()])
+
+    work()
+    gc.collect()
+    before = [sys.getrefcount(thing) for thing in watched[:-1]]
+    work()
+    gc.collect()
+    assert [sys.getrefcount(thing) for thing in watched[:-1]] == before
+
+
+def test_the_tree_of_this_file_is_sound():
+    assert_same(treepack.msgpack_restore(ENCODED), TREE)

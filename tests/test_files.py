@@ -1,0 +1,248 @@
+"""Files: what is saved is loaded, by flax as well, and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from eformer.pytree import serialization as eformer
+from flax import serialization as flax
+
+import treepack
+from trees import assert_same
+
+TREE = {
+    "large": np.arange(100_000, dtype=np.float32).reshape(100, 1000),
+    "small": [np.arange(5), 3, "text"],
+    "jax": jnp.arange(3000, dtype=jnp.bfloat16),
+}
+EXPECTED = {**TREE, "jax": np.asarray(TREE["jax"])}
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("copy", [None, True])
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("durable", [False, True])
+def test_round_trip(tmp_path: Path, mmap: bool, copy: bool | None, compress: bool, durable: bool):
+    path = tmp_path / "new" / "directory" / "model.msgpack"
+    treepack.save_to_file(TREE, str(path), compress=compress, durable=durable)
+    assert os.listdir(path.parent) == ["model.msgpack"]  # noqa: PTH208
+    content = gzip.decompress(path.read_bytes()) if compress else path.read_bytes()
+    assert content == treepack.to_bytes(TREE, align=64)
+    found = treepack.load_from_file(TREE, path, mmap=mmap, copy=copy)
+    assert_same(found, EXPECTED)
+    assert found["large"].flags.writeable is (copy is True)
+
+
+def test_files_of_others(tmp_path: Path):
+    path = tmp_path / "model"
+    eformer.save_to_file(TREE, str(path))
+    assert_same(treepack.load_from_file(TREE, path), EXPECTED)
+    treepack.save_to_file(TREE, path)
+    assert_same(eformer.load_from_file(TREE, str(path)), EXPECTED)
+    assert_same(flax.from_bytes(TREE, path.read_bytes()), EXPECTED)
+    path.write_bytes(eformer.to_compressed_bytes(TREE))
+    assert_same(treepack.load_from_file(TREE, path), EXPECTED)
+    assert_same(treepack.from_compressed_bytes(TREE, path.read_bytes()), EXPECTED)
+    assert_same(eformer.from_compressed_bytes(TREE, treepack.to_compressed_bytes(TREE)), EXPECTED)
+
+
+def test_large_arrays_of_a_mapped_file_are_aligned_and_aliased_by_jax(tmp_path: Path):
+    path = tmp_path / "model"
+    tree = {f"{'k' * i}{i}": np.arange(1000.0 + i) for i in range(70)}
+    treepack.save_to_file(tree, path)
+    for array in treepack.load_from_file(None, path, copy=False).values():
+        assert array.ctypes.data % 64 == 0
+        on_device = jax.device_put(array)
+        if array.dtype == on_device.dtype:
+            assert on_device.unsafe_buffer_pointer() == array.ctypes.data
+
+
+def test_a_loaded_tree_survives_the_replacement_of_its_file(tmp_path: Path):
+    path = tmp_path / "model"
+    treepack.save_to_file(TREE, path)
+    found = treepack.load_from_file(TREE, path)
+    treepack.save_to_file({"large": np.zeros((100, 1000))}, path)
+    assert_same(found, EXPECTED)
+    path.unlink()
+    assert_same(found, EXPECTED)
+
+
+def test_a_file_can_be_loaded_changed_and_saved_in_place(tmp_path: Path):
+    path = tmp_path / "model"
+    treepack.save_to_file({"a": np.arange(10_000), "b": 1}, path)
+    tree = treepack.load_from_file(None, path)
+    tree["b"] = 2
+    treepack.save_to_file(tree, path)
+    assert_same(treepack.load_from_file(None, path), {"a": np.arange(10_000), "b": 2})
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path: Path, compress: bool):
+    path = tmp_path / "model"
+    treepack.save_to_file({"a": 1}, path)
+    with pytest.raises(TypeError):
+        treepack.save_to_file({"a": object()}, path, compress=compress)
+    limited = (
+        "import resource, signal, sys, numpy, treepack\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "noise = numpy.random.default_rng(0).bytes(300_000)\n"
+        "try:\n"
+        f"    treepack.save_to_file({{'a': noise}}, sys.argv[1], compress={compress})\n"
+        "except OSError as error:\n"
+        "    assert error.filename == sys.argv[1], error.filename\n"
+        "    assert 'large' in str(error), error\n"
+        "else:\n"
+        "    raise AssertionError('no error')\n"
+    )
+    subprocess.run([sys.executable, "-c", limited, str(path)], check=True)
+    assert treepack.load_from_file(None, path) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_old_file(tmp_path: Path):
+    path = tmp_path / "model"
+    treepack.save_to_file({"a": np.zeros(10)}, path)
+    code = (
+        "import sys, numpy, treepack\n"
+        "tree = {'a': numpy.ones(20_000_000)}\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    treepack.save_to_file(tree, sys.argv[1])\n"
+    )
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE
+        ) as process:
+            process.stdout.readline()
+            threading.Event().wait(0.15)
+            process.kill()
+        found = treepack.load_from_file(None, path)["a"]
+        assert (found.size, found.sum()) in ((10, 0), (20_000_000, 20_000_000))
+
+
+def test_modes(tmp_path: Path):
+    path = tmp_path / "model"
+    old = os.umask(0o027)
+    try:
+        treepack.save_to_file({}, path)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    path.chmod(0o604)
+    treepack.save_to_file({"a": 1}, path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o604
+
+
+def test_links_and_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    treepack.save_to_file({"a": 1}, "model")
+    Path("link").symlink_to("model")
+    treepack.save_to_file({"a": 2}, "link")
+    assert Path("link").is_symlink()
+    assert treepack.load_from_file(None, "model") == {"a": 2}
+    assert treepack.load_from_file({"a": 0}, Path("link")) == {"a": 2}
+
+
+def test_errors_of_the_system(tmp_path: Path):
+    with pytest.raises(FileNotFoundError) as caught:
+        treepack.load_from_file(None, tmp_path / "none")
+    assert caught.value.filename == str(tmp_path / "none")
+    for mmap in (True, False):
+        with pytest.raises(IsADirectoryError):
+            treepack.load_from_file(None, tmp_path, mmap=mmap)
+    with pytest.raises(IsADirectoryError):
+        treepack.save_to_file({}, tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match="file"):
+        treepack.save_to_file({}, tmp_path / "file" / "model")
+
+
+def test_pipes_and_devices(tmp_path: Path):
+    treepack.save_to_file(TREE, "/dev/null")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=treepack.save_to_file, args=(TREE, pipe))
+    writer.start()
+    assert_same(treepack.load_from_file(TREE, pipe), EXPECTED)
+    writer.join()
+
+
+def test_gzip_functions():
+    data = np.random.default_rng(0).integers(0, 9, 100_000, np.uint8).tobytes()
+    for level in (None, 0, 1, 6, 9):
+        compressed = treepack.compress_bytes(data, level=level)
+        assert gzip.decompress(compressed) == data
+        assert treepack.decompress_bytes(compressed) == data
+        assert compressed == treepack.compress_bytes(bytearray(data), level=level)
+    with pytest.raises(ValueError, match="level"):
+        treepack.compress_bytes(data, level=10)
+    theirs = gzip.compress(data)
+    many = theirs + bytes(7) + gzip.compress(b"more") + b"\0"
+    for stream in (b"", theirs, many, memoryview(many)):
+        assert treepack.decompress_bytes(stream) == gzip.decompress(stream)
+    for end in range(2, len(theirs), 97):
+        with pytest.raises(EOFError):
+            gzip.decompress(theirs[:end])
+        with pytest.raises(EOFError):
+            treepack.decompress_bytes(theirs[:end])
+    for stream in (b"hello", theirs + b"junk"):
+        with pytest.raises(OSError, match="gzip"):
+            treepack.decompress_bytes(stream)
+    damaged = bytearray(theirs)
+    damaged[-5] ^= 1
+    with pytest.raises(treepack.CorruptionError):
+        treepack.decompress_bytes(damaged)
+    assert treepack.decompress_bytes(theirs, max_size=len(data)) == data
+    with pytest.raises(treepack.TreepackError, match="max_size"):
+        treepack.decompress_bytes(theirs, max_size=len(data) - 1)
+
+
+def test_other_threads_run_during_long_work(tmp_path: Path):
+    """A thread counts; while everything else is detached it gets on."""
+    tree = {"a": np.ones(2**26, np.float32), "b": np.ones(2**22, np.float16)}
+    encoded = treepack.to_bytes(tree, align=1)
+    path = tmp_path / "model"
+    sys_interval = sys.getswitchinterval()
+    sys.setswitchinterval(10)  # so that only what is detached lets others run
+    try:
+        for work in (
+            lambda: treepack.to_bytes(tree),
+            lambda: treepack.msgpack_restore(encoded, copy=True),
+            lambda: treepack.save_to_file(tree, path, durable=False),
+            lambda: treepack.compress_bytes(tree["b"], level=1),
+        ):
+            assert _progress_during(work) > 0
+    finally:
+        sys.setswitchinterval(sys_interval)
+
+
+def _progress_during(work: Any) -> int:
+    """Returns how far a counting thread got from the start of some work to its end."""
+    counted, stop = [0], threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            counted[0] += 1
+            stop.wait(0.0001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        before = counted[0]
+        work()
+        return counted[0] - before
+    finally:
+        stop.set()
+        thread.join()

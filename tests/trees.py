@@ -1,0 +1,111 @@
+"""Trees to test with, and how they are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import jax
+import ml_dtypes
+import numpy as np
+
+ML_DTYPES = [
+    np.dtype(found)
+    for found in (getattr(ml_dtypes, name) for name in ml_dtypes.__all__)
+    if isinstance(found, type) and issubclass(found, np.generic)
+]
+NUMPY_DTYPES = [np.dtype(code) for code in "?bhilqBHILQefdgFDG"] + [
+    np.dtype("datetime64[ns]"),
+    np.dtype("timedelta64[D]"),
+]
+DTYPES = NUMPY_DTYPES + ML_DTYPES
+
+
+def example_array(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an array of a dtype whose elements differ."""
+    count = int(np.prod(shape))
+    if dtype.kind in "mM":
+        return np.arange(count).astype(dtype).reshape(shape)
+    return (np.arange(count) % 2).astype(dtype).reshape(shape)
+
+
+def assert_same(found: Any, expected: Any, path: str = ".") -> None:
+    """Raises unless two trees are equal in structure, types of leaves and bits."""
+    if isinstance(expected, jax.Array):
+        expected = np.asarray(expected)
+    if isinstance(expected, np.generic):
+        # Two C types may be one dtype, such as long and long long.
+        assert isinstance(found, np.generic), f"{path}: {type(found)} in place of a scalar"
+    else:
+        assert type(found) is type(expected), f"{path}: {type(found)} for {type(expected)}"
+    if isinstance(expected, dict):
+        assert list(found) == list(expected), path
+        for key, value in expected.items():
+            assert_same(found[key], value, f"{path}/{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), path
+        for index, value in enumerate(expected):
+            assert_same(found[index], value, f"{path}/{index}")
+    elif isinstance(expected, (np.ndarray, np.generic)):
+        assert found.dtype == expected.dtype, path
+        assert found.shape == expected.shape, path
+        if expected.dtype.char in "gG":  # with bytes of padding, which have no value
+            assert np.array_equal(found, expected, equal_nan=True), path
+        else:
+            assert found.tobytes() == expected.tobytes(), path
+        if isinstance(expected, np.ndarray):
+            assert found.flags.aligned, path
+            assert found.flags.c_contiguous, path
+    else:
+        assert found == expected or (found != found and expected != expected), path
+
+
+def arrays() -> st.SearchStrategy[np.ndarray]:
+    """Arrays of any dtype, order and strides; now and then one that is worth aligning."""
+    shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+    shapes = shapes | st.sampled_from([(300,), (17, 33), (1, 2000), (40, 5, 8)])
+    plain = st.builds(example_array, st.sampled_from(DTYPES), shapes)
+    return plain.flatmap(
+        lambda array: st.sampled_from([array, array.T, array[..., ::2] if array.ndim else array])
+    )
+
+
+def scalars() -> st.SearchStrategy[Any]:
+    """Plain Python leaves and NumPy scalars."""
+    return st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**63), 2**64 - 1),
+        st.floats(),
+        st.complex_numbers(),
+        st.text(max_size=40),
+        st.binary(max_size=300),
+        st.builds(lambda dtype: example_array(dtype, (2,))[1], st.sampled_from(DTYPES)),
+    )
+
+
+KEYS = st.text(max_size=5) | st.sampled_from(["kernel", "bias", "a key of more than 31 characters"])
+
+
+def raw_trees() -> st.SearchStrategy[Any]:
+    """Trees that `msgpack_serialize` of flax takes: dicts and lists."""
+    return st.recursive(
+        scalars() | arrays(),
+        lambda inner: st.lists(inner, max_size=18) | st.dictionaries(KEYS, inner, max_size=18),
+        max_leaves=25,
+    )
+
+
+def state_trees() -> st.SearchStrategy[Any]:
+    """Trees that `to_bytes` of flax takes: tuples and keys that are not strings as well."""
+    return st.recursive(
+        scalars() | arrays(),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=18),
+            st.lists(inner, max_size=4).map(tuple),
+            st.dictionaries(KEYS, inner, max_size=18),
+            st.dictionaries(st.integers(), inner, max_size=3),
+        ),
+        max_leaves=25,
+    )
