@@ -16,7 +16,7 @@ $(VENV)/.built: $(SOURCES)
 
 ## make demo         train a small model, move it between flax and treepack, compare on 0.5 GB
 demo: $(VENV)/.built
-	$(BIN)/python benches/demo.py
+	$(BIN)/python examples/demo.py
 
 ## make test         all tests: Rust, Python, lint, types, the examples in the documentation
 test: lint types test-rust test-python

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax import serialization as flax
 
+import measure
 import treepack
 import workloads
 
@@ -162,19 +163,7 @@ def measure_memory(library: str, op: str, size: int, directory: Path) -> int:
     small = workloads.layers(MIB // 2)
     treepack.from_bytes(None, treepack.to_bytes(small))
     flax.msgpack_restore(flax.to_bytes(small))
-    # Writing 5 there sets the peak back to what is in use now.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    result = actions[library, op]()
-    del result
-    return _status("VmHWM") - before
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
+    return measure.peak_memory(actions[library, op])
 
 
 def main() -> None:
@@ -201,7 +190,7 @@ def measure_one(arguments: argparse.Namespace, directory: Path) -> Any:
     found = []
     for row in WORKLOADS[arguments.one[1]](size, directory):
         calls = {"flax": row.flax, "treepack": row.treepack}
-        seconds = workloads.medians(calls, memory=row.memory, rounds=arguments.rounds)
+        seconds = measure.medians(calls, memory=row.memory, rounds=arguments.rounds)
         found.append((row.op, seconds, row.floor))
     return found
 

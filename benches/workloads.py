@@ -1,12 +1,7 @@
-"""The trees that are measured, and how."""
+"""The trees that are measured."""
 
 from __future__ import annotations
 
-import gc
-import mmap
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,6 +35,15 @@ def layers(nbytes: int, *, count: int = 12, seed: int = 0) -> Tree:
         }
 
     return {"transformer": {f"h_{i}": layer() for i in range(count)}}
+
+
+def gpt2() -> Tree:
+    """Returns the parameters of a GPT-2 of 124 million float32, half a gigabyte."""
+    rng = np.random.default_rng(0)
+    tree = layers(85_054_464 * 4)  # its twelve layers, which are 768 wide
+    tree["wte"] = {"embedding": rng.standard_normal((50257, 768), dtype=np.float32)}
+    tree["wpe"] = {"embedding": rng.standard_normal((1024, 768), dtype=np.float32)}
+    return tree
 
 
 def many_small() -> Tree:
@@ -83,53 +87,3 @@ def arrays(tree: Any) -> list[Any]:
 def nbytes(tree: Any) -> int:
     """Returns the bytes of all arrays in nested dicts."""
     return sum(array.nbytes for array in arrays(tree))
-
-
-def touch(size: int) -> None:
-    """Writes to fresh memory once and gives it back.
-
-    A virtual machine that returns idle memory to its host pays many times the normal
-    price for the first touch of a page; that should not be part of what is measured.
-    The memory comes straight from the system, so that no allocator learns from it.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    with mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=flags) as memory:
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
-
-
-def medians(calls: dict[str, Callable[[], Any]], *, memory: int, rounds: int) -> dict[str, float]:
-    """Returns the median time in seconds of each call.
-
-    They take turns, and each is called twice before it is measured. A call that takes
-    less than 50 ms is measured in a row of calls, which is how such calls occur.
-
-    Args:
-      calls: What to measure, by name.
-      memory: How many bytes of memory a call needs.
-      rounds: How often each is measured.
-    """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    rows = {}
-    for name, call in calls.items():
-        _seconds(call, 1)
-        rows[name] = max(1, int(0.05 / _seconds(call, 1)))
-    for _ in range(rounds):
-        for name, call in calls.items():
-            touch(memory)
-            times[name].append(_seconds(call, rows[name]))
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def _seconds(call: Callable[[], Any], count: int) -> float:
-    """Returns the seconds that a call takes, from so many in a row."""
-    gc.collect()
-    gc.disable()
-    start = time.perf_counter()
-    for _ in range(count):
-        result = call()
-    seconds = time.perf_counter() - start
-    gc.enable()
-    del result
-    return seconds / count
