@@ -1,0 +1,49 @@
+"""The examples in the README are run, and what it says of the API is true."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from eformer.pytree import serialization as eformer
+from flax import serialization as flax
+
+import treepack
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.S))
+def test_example(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {})
+    assert "expected float32[256,10], found float32[256,8]" in capsys.readouterr().out
+
+
+def test_every_make_target_that_is_named_exists():
+    makefile = (ROOT / "Makefile").read_text()
+    texts = README + (ROOT / "CONTRIBUTING.md").read_text()
+    for target in set(re.findall(r"`make ([a-z-]+)`", texts)):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_every_name_of_both_originals_is_there_with_its_signature():
+    for original in (flax, eformer):
+        for name, value in vars(original).items():
+            public = not name.startswith("_") and getattr(value, "__module__", "") in (
+                original.__name__,
+            )
+            if not (public and inspect.isfunction(value)):
+                continue
+            for module in (treepack, treepack.serialization):
+                ours = list(inspect.signature(getattr(module, name)).parameters.values())
+                theirs = list(inspect.signature(value).parameters.values())
+                positional = [p for p in ours if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+                assert [(p.name, p.default) for p in positional] == [
+                    (p.name, p.default) for p in theirs
+                ], name
+    assert treepack.MAX_CHUNK_SIZE == flax.MAX_CHUNK_SIZE == eformer.MAX_CHUNK_SIZE
+    assert set(treepack.serialization.__all__) <= set(treepack.__all__)
