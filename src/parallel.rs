@@ -63,3 +63,20 @@ pub fn copy_all(copies: Vec<(&[u8], &mut [MaybeUninit<u8>])>) {
         target.write_copy_of_slice(source);
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn every_item_is_worked_on_once() {
+        for bytes in [0, MIN_BYTES] {
+            let sum = AtomicUsize::new(0);
+            for_each((1..=1000).collect(), bytes, |item| {
+                sum.fetch_add(item, Ordering::Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 500_500);
+        }
+    }
+}

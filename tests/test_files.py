@@ -186,8 +186,9 @@ def test_gzip_functions():
         assert gzip.decompress(compressed) == data
         assert treepack.decompress_bytes(compressed) == data
         assert compressed == treepack.compress_bytes(bytearray(data), level=level)
-    with pytest.raises(ValueError, match="level"):
-        treepack.compress_bytes(data, level=10)
+    for level in (10, -1):
+        with pytest.raises(ValueError, match=f"level must be from 0 to 9, got {level}"):
+            treepack.compress_bytes(data, level=level)
     theirs = gzip.compress(data)
     many = theirs + bytes(7) + gzip.compress(b"more") + b"\0"
     for stream in (b"", theirs, many, memoryview(many)):

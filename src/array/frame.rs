@@ -34,13 +34,12 @@ pub struct Alignment(usize);
 
 impl Alignment {
     /// Checks that `align` is a power of two from 1 to 64.
-    pub fn new(align: usize) -> Result<Self> {
-        if align.is_power_of_two() && align <= 64 {
-            Ok(Self(align))
-        } else {
-            Err(Error::Option(format!(
+    pub fn new(align: i64) -> Result<Self> {
+        match usize::try_from(align) {
+            Ok(align) if align.is_power_of_two() && align <= 64 => Ok(Self(align)),
+            _ => Err(Error::Option(format!(
                 "align must be a power of two from 1 to 64, got {align}"
-            )))
+            ))),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::layout::Layout;
 use crate::{Error, Result};
 
 /// The level when none is given: that of the `gzip` command.
-pub const DEFAULT_LEVEL: u32 = 6;
+pub const DEFAULT_LEVEL: i64 = 6;
 
 /// A gzip level, 0 (stored) to 9 (smallest).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,9 +16,9 @@ pub struct Level(u32);
 
 impl Level {
     /// Checks that `level` is from 0 to 9.
-    pub fn new(level: u32) -> Result<Self> {
-        match level {
-            0..=9 => Ok(Self(level)),
+    pub fn new(level: i64) -> Result<Self> {
+        match u32::try_from(level) {
+            Ok(level @ 0..=9) => Ok(Self(level)),
             _ => Err(Error::Option(format!(
                 "level must be from 0 to 9, got {level}"
             ))),

@@ -10,7 +10,7 @@ use crate::layout::{Layout, LayoutBuilder};
 use crate::parallel;
 
 /// The level for a `level=` argument, where `None` is the default.
-pub fn level(py: Python<'_>, level: Option<u32>) -> PyResult<Level> {
+pub fn level(py: Python<'_>, level: Option<i64>) -> PyResult<Level> {
     Level::new(level.unwrap_or(DEFAULT_LEVEL)).map_err(|error| errors::to_py(py, error, None))
 }
 
@@ -18,7 +18,7 @@ pub fn level(py: Python<'_>, level: Option<u32>) -> PyResult<Level> {
 pub fn to_bytes<'py>(
     py: Python<'py>,
     layout: &Layout<Borrowed>,
-    level: Option<u32>,
+    level: Option<i64>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let level = self::level(py, level)?;
     let mut out = Vec::new();
@@ -32,7 +32,7 @@ pub fn to_bytes<'py>(
 #[pyo3(signature = (data, level))]
 pub fn compress<'py>(
     data: &Bound<'py, PyAny>,
-    level: Option<u32>,
+    level: Option<i64>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let content = Borrowed::buffer(data)?;
     let mut builder = LayoutBuilder::default();

@@ -24,7 +24,7 @@ impl Layout {
         tree: &Bound<'_, PyAny>,
         state_dict: bool,
         sort_keys: bool,
-        align: usize,
+        align: i64,
         max_chunk_size: f64,
         overridden: Vec<Bound<'_, PyType>>,
     ) -> PyResult<Self> {
@@ -52,7 +52,7 @@ impl Layout {
         new_bytes(py, self.0.len(), |target| pour(&self.0, target))
     }
 
-    fn to_gzip<'py>(&self, py: Python<'py>, level: Option<u32>) -> PyResult<Bound<'py, PyBytes>> {
+    fn to_gzip<'py>(&self, py: Python<'py>, level: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
         gzip::to_bytes(py, &self.0, level)
     }
 
@@ -69,7 +69,7 @@ impl Layout {
         &self,
         py: Python<'_>,
         path: PathBuf,
-        level: Option<u32>,
+        level: Option<i64>,
         durable: bool,
     ) -> PyResult<()> {
         let level = gzip::level(py, level)?;
