@@ -6,38 +6,55 @@ Both belong to the thread that restores. Handlers of the program call
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from treepack.errors import Mismatch, MismatchError
 
 Strict = bool | Literal["exact"]
 
+# Takes a child of the template, its state, its name and the restore it is part of.
+RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
+
 
 class Restore:
-    """One restore, from the outermost call to its end.
+    """One restore, from the outermost call to its end, as a context manager.
+
+    While it is entered, it is what this thread restores; another one that was under
+    way is set aside meanwhile. Leaving it raises an error for what it found wrong.
 
     Attributes:
       strict: How strict it is; inner calls inherit it.
+      child: The function that restores a child of the template.
       path: The names from the root to where it is.
       mismatches: The differences so far by path, so that none is told twice.
     """
 
-    def __init__(self, strict: Strict, path: list[str]):
+    def __init__(self, strict: Strict, child: RestoreChild):
         if strict not in (True, False, "exact"):
             raise ValueError(f"strict must be True, False or 'exact', got {strict!r}")
         self.strict = strict
-        self.path = path
+        self.child = child
+        self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
+        self._outer: Restore | None = None
+
+    def __enter__(self) -> Restore:
+        self._outer, _local.restore = _local.restore, self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        _local.restore = self._outer
+        if kind is None:
+            self._finish()
 
     def note(self, name: str, expected: str, found: str) -> None:
         """Notes a difference at the child `name` of the current path."""
         path = "/".join([*self.path, name])
         self.mismatches.setdefault(path, Mismatch(path, expected, found))
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Raises an error that lists all differences, if there are any."""
         if not self.mismatches:
             return
@@ -52,12 +69,15 @@ class Restore:
 
 
 class _Local(threading.local):
-    def __init__(self) -> None:
-        self.path: list[str] = []
-        self.restore: Restore | None = None
+    restore: Restore | None = None
 
 
 _local = _Local()
+
+
+def current() -> Restore | None:
+    """Returns the restore that this thread is in."""
+    return _local.restore
 
 
 def current_path() -> str:
@@ -68,34 +88,9 @@ def current_path() -> str:
       >>> treepack.current_path()
       ''
     """
-    return "/".join(_local.path)
+    return "" if _local.restore is None else "/".join(_local.restore.path)
 
 
 def mismatch(expected: str, found: str, message: str) -> MismatchError:
     """Returns the error for a difference that makes it impossible to go on."""
     return MismatchError(message, [Mismatch(current_path(), expected, found)])
-
-
-@contextlib.contextmanager
-def restoring(strict: Strict) -> Iterator[Restore]:
-    """Joins the restore that this thread is in, or runs a new one."""
-    if _local.restore is not None:
-        yield _local.restore
-        return
-    _local.restore = Restore(strict, _local.path)
-    try:
-        yield _local.restore
-        _local.restore.finish()
-    finally:
-        _local.restore = None
-
-
-@contextlib.contextmanager
-def separate() -> Iterator[None]:
-    """Sets the current restore aside while another, unrelated one runs inside it."""
-    outer, _local.restore = _local.restore, None
-    path, _local.path = _local.path, []
-    try:
-        yield
-    finally:
-        _local.restore, _local.path = outer, path

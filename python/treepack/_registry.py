@@ -31,10 +31,12 @@ class Handlers(NamedTuple):
 BUILTIN: frozenset[type] = frozenset({dict, list, tuple, jax.tree_util.Partial})
 
 # Types that the native walk takes for granted unless they have a handler.
-_WALKED_NATIVELY: tuple[type, ...] = (
-    *(dict, list, tuple),
-    *(str, bytes, int, float, bool, complex, type(None), np.ndarray),
+_WALKED_NATIVELY: frozenset[type] = frozenset(
+    {dict, list, tuple, str, bytes, int, float, bool, complex, type(None), np.ndarray}
 )
+
+# Modules that have registries like ours, in the order in which they are asked.
+_FOREIGN = ("flax.serialization", "eformer.pytree._serialization", "eformer.pytree._xtree")
 
 _handlers: dict[type, Handlers] = {}
 
@@ -79,20 +81,29 @@ def find(ty: type) -> Handlers | None:
         return own
     for module, registry in _foreign():
         found = registry.get(ty)
-        # The libraries' own handlers for builtin types do what the walk does.
-        if found is not None and not (ty in BUILTIN and found[0].__module__ == module):
+        if found is not None and not _is_default(ty, found, module):
             return Handlers(*found)
     return None
 
 
 def overridden() -> list[type]:
     """Returns the natively walked types that have handlers nevertheless."""
-    return [ty for ty in _WALKED_NATIVELY if find(ty) is not None]
+    found = _handlers.keys() & _WALKED_NATIVELY
+    for module, registry in _foreign():
+        for ty in registry.keys() & _WALKED_NATIVELY:
+            if not _is_default(ty, registry[ty], module):
+                found.add(ty)
+    return list(found)
+
+
+def _is_default(ty: type, handlers: tuple[Any, Any], module: str) -> bool:
+    """Tells whether these are a library's own handlers for a builtin: the walk does the same."""
+    return ty in BUILTIN and handlers[0].__module__ == module
 
 
 def _foreign() -> Iterator[tuple[str, dict[Any, Any]]]:
     """Yields the registries of other libraries that are imported, by module name."""
-    for module in ("flax.serialization", "eformer.pytree._serialization", "eformer.pytree._xtree"):
+    for module in _FOREIGN:
         registry = getattr(sys.modules.get(module), "_STATE_DICT_REGISTRY", None)
         if registry:
             yield module, registry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from treepack import _context, _core, _prng, _registry
-from treepack._context import Restore, Strict
+from treepack._context import Restore, RestoreChild, Strict
 from treepack._nodes import check_unique_keys, is_container_type, kind_of
 from treepack.errors import StateDictKeyError
 
@@ -20,6 +20,7 @@ __all__ = [
     "from_state_dict",
     "is_serializable",
     "restore_child",
+    "restore_tree",
     "to_state_dict",
 ]
 
@@ -80,8 +81,16 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
       >>> treepack.from_state_dict(template, {"w": np.ones(2), "n": {"0": 1, "1": 2}})
       {'w': array([1., 1.]), 'n': (1, 2)}
     """
-    with _context.restoring(strict) as restore:
-        return _restorer(restore)(target, state, name, restore)
+    restore = _context.current()
+    if restore is not None:  # a handler calls in the midst of it
+        return restore.child(target, state, name, restore)
+    return restore_tree(target, state, name, strict)
+
+
+def restore_tree(target: Any, state: Any, name: str, strict: Strict) -> Any:
+    """Returns a tree as `from_state_dict` does, apart from any restore under way."""
+    with _context.Restore(strict, _child_restorer(strict)) as restore:
+        return restore.child(target, state, name, restore)
 
 
 def is_serializable(target: Any) -> bool:
@@ -134,9 +143,9 @@ def _finish(state: Any) -> Any:
     return to_state_dict(state)
 
 
-def _restorer(restore: Restore) -> Callable[[Any, Any, str, Restore], Any]:
-    """Returns the function that restores children: the native one, unless it knows too little."""
-    if restore.strict == "exact" or _registry.overridden():
+def _child_restorer(strict: Strict) -> RestoreChild:
+    """Returns what restores children: the native function, unless it knows too little."""
+    if strict == "exact" or _registry.overridden():
         return restore_child
     return _core.rebuild
 
@@ -148,13 +157,12 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
         return _restore_leaf(target, state, name, restore)
     if kind.final and restore.strict:
         _compare(kind.children(target), state, name, restore)
-    below = _restorer(restore)
     restore.path.append(name)
     try:
         if restore.strict == "exact" and isinstance(target, Mapping):
             _note_extra_keys(target, state, restore)
         return kind.restore(
-            target, state, lambda child, state, name: below(child, state, name, restore)
+            target, state, lambda child, state, name: restore.child(child, state, name, restore)
         )
     finally:
         restore.path.pop()

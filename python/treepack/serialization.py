@@ -15,11 +15,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treepack import _context, _core, _registry, _state_dict
+from treepack import _core, _registry
 from treepack._context import Strict, current_path
 from treepack._inspect import get_serialization_info, validate_serializable
 from treepack._registry import register_serialization_state
-from treepack._state_dict import from_state_dict, is_serializable, to_state_dict
+from treepack._state_dict import (
+    from_state_dict,
+    is_serializable,
+    restore_tree,
+    to_state_dict,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -104,7 +109,7 @@ def from_bytes(
         ./w: expected float64[3,2], found float64[2,3]
       Pass strict=False to restore what is found regardless.
     """
-    return _into(target, _core.restore(encoded_bytes, copy), strict)
+    return restore_tree(target, _core.restore(encoded_bytes, copy), ".", strict)
 
 
 def msgpack_serialize(pytree: Any, in_place: bool = False, *, align: int = 16) -> bytes:
@@ -242,7 +247,7 @@ def load_from_file(
     memory = _core.Memory.map(filepath) if mappable else _core.Memory.read(filepath)
     if memory.is_gzip():
         memory = memory.inflate()
-    return _into(target, _core.restore(memory, copy), strict)
+    return restore_tree(target, _core.restore(memory, copy), ".", strict)
 
 
 def compress_bytes(data: Buffer, *, level: int | None = None) -> bytes:
@@ -310,7 +315,7 @@ def from_compressed_bytes(
     Args and errors are those of `from_bytes` and `decompress_bytes`.
     """
     memory = _core.Memory.inflate_bytes(compressed_data)
-    return _into(target, _core.restore(memory, copy), strict)
+    return restore_tree(target, _core.restore(memory, copy), ".", strict)
 
 
 def _state_layout(target: Any, align: int) -> _core.Layout:
@@ -322,9 +327,3 @@ def _state_layout(target: Any, align: int) -> _core.Layout:
         max_chunk_size=MAX_CHUNK_SIZE,
         overridden=_registry.overridden(),
     )
-
-
-def _into(target: Any, state: Any, strict: Strict) -> Any:
-    """Restores a state that was just loaded, even in the midst of another restore."""
-    with _context.separate():
-        return _state_dict.from_state_dict(target, state, strict=strict)
