@@ -5,7 +5,7 @@
 //! | `layout.rs` | the verbs that save: a tree in, bytes or a file out |
 //! | `restore.rs` | the verbs that load: bytes in, a tree out |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
-//! | `intake.rs` | the walk over a Python tree that makes a layout of it |
+//! | `intake/` | the walk over a Python tree that makes a layout of it |
 //! | `build.rs` | the making of Python objects from tokens |
 //! | `rebuild.rs` | the fitting of loaded leaves into a template |
 //! | `hooks.rs` | the Python functions that these walks ask |

@@ -1,0 +1,41 @@
+//! The walk over a Python tree that makes a layout of it.
+//!
+//! Dicts, lists, tuples and plain leaves are walked natively; anything else is
+//! put to the hooks: first `classify`, once a type, then `expand` for containers.
+//! Array bytes are not touched. Arrays of jax are only noted, so that all host
+//! copies are started before the first is waited for.
+//!
+//! | file | what is there |
+//! |---|---|
+//! | `walk.rs` | the state of a walk, and what stops it |
+//! | `scalars.rs` | leaves without a dtype |
+//! | `arrays.rs` | leaves with one |
+//! | `containers.rs` | containers, and the choice between all of these |
+
+mod arrays;
+mod containers;
+mod scalars;
+mod walk;
+
+use pyo3::prelude::*;
+
+pub use self::walk::Options;
+use self::walk::{Place, Walk};
+use super::memory::Borrowed;
+use crate::layout::Layout;
+
+/// The layout of `tree`.
+pub fn intake(tree: &Bound<'_, PyAny>, options: &Options<'_>) -> PyResult<Layout<Borrowed>> {
+    let py = tree.py();
+    let mut walk = Walk::new(py, options)?;
+    let place = Place {
+        state: options.state_dict,
+        in_list: false,
+        depth: 0,
+    };
+    let done = walk.value(tree, None, place).and_then(|()| walk.fetch());
+    match done {
+        Ok(()) => Ok(walk.out.finish()),
+        Err(failure) => Err(failure.into_py(py, &mut walk.path)),
+    }
+}
