@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -74,11 +76,11 @@ def test_overwritten_bytes(start: int, new: bytes, shift: bool):
 
 
 def test_deep_nesting():
-    for depth in (1025, 100_000):
+    for depth in (513, 100_000):
         for header in (b"\x91", b"\x81\xa1a", b"\x81\x91"):
             with pytest.raises(treepack.DecodeError):
                 treepack.msgpack_restore(header * depth + b"\xc0")
-    assert treepack.msgpack_restore(b"\x91" * 1000 + b"\xc0")
+    assert treepack.msgpack_restore(b"\x91" * 512 + b"\xc0")
 
 
 def array(shape: Any, dtype: Any, payload: bytes) -> bytes:
@@ -246,3 +248,86 @@ def test_memory_is_given_back():
 
 def test_the_tree_of_this_file_is_sound():
     assert_same(treepack.msgpack_restore(ENCODED), TREE)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("M8[s/0]", "M8[0s]", "m8[Y/-00]", "M8[s/2]", "U1", "S4", "a5", "V4", "f4,U1", "O", "T"),
+        *("i4," * 1_000_000, "f" * 20_000_000, "datetime64[s]]", "float32\n", "2f4", ""),
+    ],
+    ids=lambda name: name[:20],
+)
+def test_dtype_names_that_do_harm(name: str):
+    """Some of these end the program in NumPy itself, some take seconds or memory."""
+    for code in (1, 3):
+        body = msgpack.packb(([1], name, bytes(8)))
+        with pytest.raises(treepack.DecodeError, match="is no dtype") as caught:
+            treepack.msgpack_restore(msgpack.packb({"w": msgpack.ExtType(code, body)}))
+        assert len(str(caught.value)) < 200
+        assert caught.value.path == "./w"
+
+
+@pytest.mark.parametrize("name", ["M8[25us]", "datetime64[ns]", "m8[D]", "?", "|b1", "=f8", "half"])
+def test_dtype_names_that_are_allowed(name: str):
+    dtype = np.dtype(name)
+    body = msgpack.packb(([1], name, bytes(dtype.itemsize)))
+    found = treepack.msgpack_restore(msgpack.packb(msgpack.ExtType(1, body)))
+    assert_same(found, np.zeros(1, dtype))
+
+
+def test_empty_arrays_too_large_for_numpy():
+    with pytest.raises(treepack.DecodeError, match="does not fit"):
+        treepack.msgpack_restore(array([0, 2**62, 2**62], "float32", b""))
+
+
+def test_small_stacks():
+    """As deep as it goes, in a thread with an eighth of the usual megabytes."""
+    code = (
+        "import threading, treepack\n"
+        "tree, done = 1, []\n"
+        "for _ in range(512):\n"
+        "    tree = {'a': tree}\n"
+        "def work():\n"
+        "    encoded = treepack.msgpack_serialize(tree)\n"
+        "    treepack.from_state_dict(tree, treepack.msgpack_restore(encoded))\n"
+        "    try:\n"
+        "        treepack.msgpack_serialize([tree])\n"
+        "    except ValueError:\n"
+        "        done.append(1)\n"
+        "threading.stack_size(1 << 20)\n"
+        "thread = threading.Thread(target=work)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "assert done\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_late_chunk_markers_are_not_read_again_and_again():
+    data = b"\xc0"
+    for _ in range(400):
+        chunks = b"\xa6chunks\x81\xa10" + msgpack.packb(
+            msgpack.ExtType(1, msgpack.packb(([0], "u1", b"")))
+        )
+        shape = b"\xa5shape\x81\xa10\x00"
+        data = b"\x84\xa1x" + data + msgpack.packb("__msgpack_chunked_array__") + b"\xc3"
+        data += shape + chunks
+    many = b"\xdc\xff\xff" + b"\xc0" * 65535
+    data = data.replace(b"\xa1x\xc0", b"\xa1x" + many, 1)
+    with pytest.raises(treepack.DecodeError, match="not the first key"):
+        treepack.msgpack_restore(data)
+
+
+def test_keys_that_could_not_be_read_back():
+    with pytest.raises(TypeError, match=r"\(1, 2\)"):
+        treepack.msgpack_serialize({"a": {(1, 2): 3}})
+    assert treepack.msgpack_restore(treepack.to_bytes({"a": {(1, 2): 3}})) == {"a": {"(1, 2)": 3}}
+
+
+def test_many_dtype_objects():
+    tree = {str(i): np.array([i], ">f4") for i in range(300)}
+    found = treepack.msgpack_restore(treepack.to_bytes(tree))
+    assert [float(found[str(i)][0]) for i in range(300)] == list(range(300))
+    units = {str(i): np.zeros(1, f"M8[{i}s]") for i in range(1, 300)}
+    assert_same(treepack.msgpack_restore(treepack.to_bytes(units)), units)

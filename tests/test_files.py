@@ -169,8 +169,35 @@ def test_errors_of_the_system(tmp_path: Path):
         treepack.save_to_file({}, tmp_path / "file" / "model")
 
 
+def test_errors_of_the_temporary_file(tmp_path: Path):
+    with pytest.raises(FileNotFoundError) as caught:
+        treepack.save_to_file({}, "/proc/none")
+    assert caught.value.filename == "/proc/none"
+    (tmp_path / "link").symlink_to("none/model")
+    with pytest.raises(FileNotFoundError):
+        treepack.save_to_file({}, tmp_path / "link")
+
+
+def test_long_names(tmp_path: Path):
+    path = tmp_path / ("x" * 255)
+    treepack.save_to_file({"a": 1}, path)
+    assert treepack.load_from_file(None, path) == {"a": 1}
+
+
+def test_files_of_the_system():
+    with pytest.raises(treepack.DecodeError):
+        treepack.load_from_file(None, "/proc/version")
+
+
 def test_pipes_and_devices(tmp_path: Path):
     treepack.save_to_file(TREE, "/dev/null")
+    with pytest.raises(OSError, match="space"):
+        treepack.save_to_file(TREE, "/dev/full", compress=True)
+    reader, writing = os.pipe()
+    treepack.save_to_file({"a": 1}, f"/dev/fd/{writing}")
+    assert treepack.from_bytes(None, os.read(reader, 100)) == {"a": 1}
+    os.close(reader)
+    os.close(writing)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=treepack.save_to_file, args=(TREE, pipe))
@@ -205,7 +232,8 @@ def test_gzip_functions():
     damaged[-5] ^= 1
     with pytest.raises(treepack.CorruptionError):
         treepack.decompress_bytes(damaged)
-    assert treepack.decompress_bytes(theirs, max_size=len(data)) == data
+    for max_size in (len(data), 2**63, 2**64 - 1):
+        assert treepack.decompress_bytes(theirs, max_size=max_size) == data
     with pytest.raises(treepack.TreepackError, match="max_size"):
         treepack.decompress_bytes(theirs, max_size=len(data) - 1)
 

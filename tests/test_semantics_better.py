@@ -177,6 +177,8 @@ def test_typed_prng_keys(impl: str):
             again = found[name]
             actual = jax.random.normal(again) if again.shape == () else jax.random.key_data(again)
             np.testing.assert_array_equal(actual, expected)
+    shapes = jax.eval_shape(lambda: keys)
+    assert treepack.from_state_dict(shapes, plain)["one"].dtype == keys["one"].dtype
     with pytest.raises(treepack.MismatchError, match=r"key<fry>\[2\]"):
         treepack.from_bytes({"many": jax.random.split(jax.random.key(0), 2)}, encoded)
 
@@ -408,14 +410,27 @@ def test_validate_serializable():
     assert [issue.split(": ")[0] for issue in issues] == ["x", "n"]
     assert not valid
 
+    class Broken:
+        pass
+
+    treepack.register_serialization_state(Broken, lambda x: 1 / 0, lambda x, s: x)
+    deleted = jnp.ones(2)
+    deleted.delete()
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    for value in (Broken(), {"__msgpack_chunked_array__": 1}, "\ud800", deleted, cycle):
+        assert treepack.validate_serializable({"a": value})[0] is False
+        with pytest.raises((ValueError, ArithmeticError)):
+            treepack.to_bytes({"a": value})
+
 
 def test_deep_nesting_and_cycles():
     tree: Any = np.arange(3)
-    for _ in range(500):
+    for _ in range(255):
         tree = {"a": [tree]}
     encoded = treepack.msgpack_serialize(tree)
     found = treepack.msgpack_restore(encoded)
-    for _ in range(500):
+    for _ in range(255):
         found = found["a"][0]
     assert_same(found, np.arange(3))
     cycle: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from functools import partial
+from functools import cached_property, partial, wraps
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -282,3 +282,155 @@ def test_is_serializable():
     # Which flax cannot save, or does not say so.
     for target in (collections.OrderedDict(), Point(1, 2), collections.OrderedDict, Point):
         assert treepack.is_serializable(target)
+
+
+def test_counters_are_set_and_not_added():
+    found = treepack.from_bytes(
+        collections.Counter(a=1), treepack.to_bytes(collections.Counter(a=5))
+    )
+    assert found == collections.Counter(a=5)
+
+    class Shouting(dict):
+        def update(self, *_: Any) -> None:
+            raise AssertionError("not called")
+
+    found = treepack.from_bytes(Shouting(a=1), treepack.to_bytes({"a": 2}))
+    assert type(found) is Shouting
+    assert found == {"a": 2}
+
+
+def test_dataclasses_do_not_inherit_what_was_derived_from_the_template():
+    @dataclasses.dataclass
+    class Weights:
+        w: Any
+        count: int = dataclasses.field(init=False, default=3)
+
+        @cached_property
+        def total(self) -> float:
+            return float(np.sum(self.w))
+
+    template = Weights(np.zeros(3))
+    assert template.total == 0
+    saved = Weights(np.ones(3))
+    saved.count = 7
+    found = treepack.from_bytes(template, treepack.to_bytes(saved))
+    assert found.total == 3
+    assert found.count == 7
+
+
+def test_big_endian_templates():
+    target = {"a": np.arange(3, dtype=">f4"), "b": np.array([1, 2], ">M8[s]")}
+    found = treepack.from_bytes(target, treepack.to_bytes(target))
+    np.testing.assert_array_equal(found["a"], target["a"])
+    swapped = flax.from_bytes(None, flax.to_bytes({"a": np.zeros(3, "<f4")}))
+    treepack.from_state_dict({"a": np.zeros(3, ">f4")}, swapped)
+    treepack.from_state_dict(swapped, {"a": np.zeros(3, ">f4")})
+
+
+def test_templates_that_a_handler_cannot_serialize():
+    register = flax.register_serialization_state
+    register(Plain, lambda p: {"x": np.asarray(p.value)}, lambda p, s: Plain(s["x"]))
+    encoded = flax.to_bytes({"p": Plain(np.ones(3))})
+    shape = jax.ShapeDtypeStruct((3,), np.float64)
+    for template in (Plain(shape), Plain(None)):
+        found = treepack.from_bytes({"p": template}, encoded)["p"].value
+        np.testing.assert_array_equal(found, np.ones(3))
+    register(Plain, lambda p: {"x": p.value.tolist()}, lambda p, s: Plain(s["x"]), override=True)
+    assert treepack.from_bytes(Plain(None), flax.to_bytes(Plain(np.ones(2)))).value == [1, 1]
+
+
+def test_handlers_may_try_another_way():
+    def restore(x: Plain, state: Any) -> Plain:
+        try:
+            new = treepack.from_state_dict({"w": np.ones(3), "n": {"k": 1}}, state)
+        except ValueError:
+            new = treepack.from_state_dict({"w": np.ones(2)}, {"w": state["w"]})
+        return Plain(new)
+
+    treepack.register_serialization_state(Plain, lambda x: 1 / 0, restore)
+    found = treepack.from_state_dict({"a": Plain(0)}, {"a": {"w": np.zeros(2), "n": {}}})
+    assert found["a"].value["w"].shape == (2,)
+
+
+def test_handlers_may_be_lenient_in_part_and_nothing_is_told_twice():
+    def handlers(**options: Any) -> tuple[Any, Any]:
+        return (
+            lambda x: {"w": x.value},
+            lambda x, s: Plain(treepack.from_state_dict(x.value, s["w"], **options)),
+        )
+
+    treepack.register_serialization_state(Plain, *handlers())
+    with pytest.raises(treepack.MismatchError) as caught:
+        treepack.from_state_dict({"a": Plain(np.ones(3))}, {"a": {"w": np.ones(2)}})
+    assert [m.path for m in caught.value.mismatches] == ["./a/w"]
+
+    def lenient(x: Plain, state: Any) -> Plain:
+        return Plain(treepack.from_state_dict(np.ones(3), state["w"], strict=False))
+
+    treepack.register_serialization_state(Plain, lambda x: 1 / 0, lenient, override=True)
+    target = {"a": Plain(0), "b": np.ones(3)}
+    found = treepack.from_state_dict(target, {"a": {"w": np.ones(2)}, "b": np.ones(3)})
+    assert found["a"].value.shape == (2,)
+    with pytest.raises(treepack.MismatchError, match=r"\./b"):
+        treepack.from_state_dict(target, {"a": {"w": np.ones(2)}, "b": np.ones(2)})
+
+
+def test_static_metadata_means_nothing_to_flax_structs():
+    @struct.dataclass
+    class Two:
+        a: Any
+        b: Any = dataclasses.field(default=3, metadata={"static": True})
+
+    assert treepack.to_bytes(Two(1, 5), align=1) == flax.to_bytes(Two(1, 5))
+    assert treepack.from_bytes(Two(0, 0), flax.to_bytes(Two(1, 5))) == Two(1, 5)
+
+
+def test_handlers_of_any_make():
+    class Mapping(dict):
+        pass
+
+    treepack.register_serialization_state(Mapping, dict.copy, lambda x, s: Mapping(s))
+    assert treepack.to_state_dict(Mapping(a=1)) == {"a": 1}
+
+    @struct.dataclass
+    class Versioned:
+        a: Any
+
+    original = flax._STATE_DICT_REGISTRY[Versioned][0]
+
+    @wraps(original)
+    def with_version(x: Any) -> Any:
+        return {**original(x), "version": 1}
+
+    flax.register_serialization_state(
+        Versioned, with_version, lambda x, s: Versioned(s["a"]), override=True
+    )
+    assert treepack.to_bytes(Versioned(1), align=1) == flax.to_bytes(Versioned(1))
+
+
+def test_current_path_of_flax_inside_its_handlers():
+    seen = []
+
+    def restore(x: Plain, state: Any) -> Plain:
+        seen.append(flax.current_path())
+        return Plain(flax.from_state_dict(x.value, state["x"], name="x"))
+
+    flax.register_serialization_state(Plain, lambda x: {"x": flax.to_state_dict(x.value)}, restore)
+    same_error("from_state_dict", {"q": [Plain([1, 2])]}, {"q": {"0": {"x": {"0": 1}}}})
+    assert seen == ["./q/0", "./q/0"]
+    assert flax.current_path() == ""
+
+
+def test_hostile_states():
+    legacy = {"name": 1, "fields": 2, "values": 3}
+    for state in (legacy, {**legacy, "fields": {"0": "x", "1": "y"}}):
+        with pytest.raises(ValueError, match="path"):
+            treepack.from_state_dict(Point(1, 2), state)
+    with pytest.raises(treepack.MismatchError, match=r"\./a"):
+        treepack.from_state_dict({"a": np.ones(2)}, {"a": {1: 1, "b": 2}})
+
+
+def test_a_partial_state_may_hold_more():
+    target = jax.tree_util.Partial(max, 1)
+    state = {"args": {"0": 2}, "keywords": {}, "version": 1}
+    assert treepack.from_state_dict(target, state).args == flax.from_state_dict(target, state).args

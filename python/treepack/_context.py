@@ -6,8 +6,9 @@ Both belong to the thread that restores. Handlers of the program call
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from treepack.errors import Mismatch, MismatchError
@@ -32,9 +33,7 @@ class Restore:
     """
 
     def __init__(self, strict: Strict, child: RestoreChild):
-        if strict not in (True, False, "exact"):
-            raise ValueError(f"strict must be True, False or 'exact', got {strict!r}")
-        self.strict = strict
+        self.strict = _checked(strict)
         self.child = child
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
@@ -48,6 +47,28 @@ class Restore:
         _local.restore = self._outer
         if kind is None:
             self._finish()
+
+    def below(self, child: Any, state: Any, name: str) -> Any:
+        """Returns a child of the template with its state."""
+        return self.child(child, state, name, self)
+
+    @contextlib.contextmanager
+    def part(self, strict: Strict, child: RestoreChild) -> Iterator[None]:
+        """Is more or less strict for a part of the tree.
+
+        What a part found wrong is forgotten if it ends in an error: whoever catches
+        that may go another way.
+        """
+        outer = self.strict, self.child
+        found = dict(self.mismatches)
+        self.strict, self.child = _checked(strict), child
+        try:
+            yield
+        except BaseException:
+            self.mismatches = found
+            raise
+        finally:
+            self.strict, self.child = outer
 
     def note(self, name: str, expected: str, found: str) -> None:
         """Notes a difference at the child `name` of the current path."""
@@ -66,6 +87,12 @@ class Restore:
             "Pass strict=False to restore what is found regardless.",
             found,
         )
+
+
+def _checked(strict: Strict) -> Strict:
+    if strict not in (True, False, "exact"):
+        raise ValueError(f"strict must be True, False or 'exact', got {strict!r}")
+    return strict
 
 
 class _Local(threading.local):

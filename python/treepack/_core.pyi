@@ -7,6 +7,12 @@ from typing_extensions import Buffer
 
 from treepack._context import Restore
 
+MAX_DEPTH: int
+"""How deep containers may be nested."""
+
+CHUNKED_MARKER: str
+"""The key that marks a map as an array in chunks."""
+
 class Layout:
     """A tree that is ready to be written.
 

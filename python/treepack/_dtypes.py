@@ -7,9 +7,18 @@ ml_dtypes are known to NumPy by name once jax is imported.
 from __future__ import annotations
 
 import functools
+import re
 
 import jax  # noqa: F401  (registers the dtypes of ml_dtypes with NumPy)
 import numpy as np
+
+# Objects and strings.
+_NOT_NUMBERS = "OSUT"
+
+# A name (float8_e4m3fn), a code (<f4), or one of them with a unit of time (M8[25us]).
+_NAME = re.compile(
+    r"(?:[a-z]{3,}[a-z0-9_]*|[<>=|]?(?:[a-zA-Z]\d{0,2}|\?))(?:\[(?:[1-9]\d{0,8})?[a-zA-Z]{1,2}\])?"
+)
 
 
 @functools.lru_cache(maxsize=256)
@@ -20,7 +29,7 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
       Its name, or `None` if arrays of it cannot be stored; and whether its
       elements are in the byte order in which they are stored.
     """
-    if dtype.kind in "OSUT":
+    if dtype.kind in _NOT_NUMBERS:
         return None, False
     native = dtype.newbyteorder("=")
     if resolve(native.name.encode()) != native:
@@ -32,12 +41,15 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
 def resolve(name: bytes) -> np.dtype | None:
     """Returns the dtype with a name or alias (`float32`, `<f4`), or `None` if there is none.
 
-    Dtypes that hold objects have no bytes that could be read, so they are none.
+    Only dtypes that can be written have names: no objects, strings, structures. The
+    form of a name is checked before NumPy sees it, since NumPy takes a small language
+    for dtypes, parts of which are slow, and one of which (`M8[s/0]`) ends the program.
     """
+    text = name.decode("ascii", errors="replace")
+    if not _NAME.fullmatch(text):
+        return None
     try:
-        dtype = np.dtype(name.decode())
-    except (TypeError, ValueError, SyntaxError):
+        dtype = np.dtype(text)
+    except (TypeError, ValueError, Warning):
         return None
-    if dtype.hasobject or dtype.subdtype is not None or dtype.itemsize == 0:
-        return None
-    return dtype
+    return None if dtype.kind in _NOT_NUMBERS or dtype.type is np.void else dtype

@@ -81,12 +81,19 @@ def problem(value: Any) -> str | None:
     if type(value) in _PLAIN:
         if type(value) is int and not -(2**63) <= value < 2**64:
             return "Integer value out of range: msgpack holds -2**63 to 2**64-1"
+        if type(value) is str and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                return str(error)
         return None
     kind = classify(value)
     if kind == Class.UNSUPPORTED:
         return explain(value)
     if kind == Class.JAX_ARRAY and not (value.is_fully_addressable or value.is_fully_replicated):
         return "Non-addressable array: it has shards on devices of other processes"
+    if kind == Class.JAX_ARRAY and value.is_deleted():
+        return "the array has been deleted or donated"
     if kind in (Class.ARRAY, Class.SCALAR, Class.JAX_ARRAY):
         name, _ = _dtypes.describe(value.dtype)
         return None if name else f"cannot serialize an array of dtype {value.dtype!r}"

@@ -56,7 +56,10 @@ def kind_of(value: Any) -> NodeKind | None:
         return None
     handlers = _registry.find(ty)
     if handlers is not None:
-        return _FROM_FLAX.get(handlers.to_state.__module__) or NodeKind(
+        for module, kind in _FROM_FLAX.items():
+            if _registry.is_from(handlers.to_state, module):
+                return kind
+        return NodeKind(
             handlers.to_state,
             lambda target, state, _: handlers.from_state(target, state),
             final=True,
@@ -138,7 +141,9 @@ def _restore_dict(target: Any, state: Any, restore: RestoreChild) -> Any:
         return items
     # A copy keeps what a subclass has beside its items, such as a default factory.
     restored = copy.copy(target)
-    restored.update(items)
+    for key, value in items.items():
+        # The methods of a subclass may do more than set (Counter adds on update).
+        dict.__setitem__(restored, key, value)
     return restored
 
 
@@ -186,10 +191,10 @@ def _namedtuple_children(value: Any) -> dict[str, Any]:
 
 def _restore_namedtuple(target: Any, state: Any, restore: RestoreChild) -> Any:
     state = _expect_mapping(target, state)
-    if set(state) == {"name", "fields", "values"}:
+    if set(state) == {"name", "fields", "values"} and isinstance(state["fields"], Mapping):
         # How flax wrote namedtuples before 2022.
-        fields = state["fields"]
-        state = {fields[str(i)]: state["values"][str(i)] for i in range(len(fields))}
+        names, values = state["fields"], _expect_mapping(target, state["values"])
+        state = {name: values.get(index) for index, name in names.items()}
     if set(state) != set(target._fields):
         raise mismatch(
             f"the fields {sorted(target._fields)}",
@@ -268,22 +273,30 @@ def _expect_names(target: Any, state: Mapping[str, Any], names: Any) -> None:
 # dataclasses
 
 
+def _struct_fields(value: Any) -> list[str]:
+    """Returns the fields of a flax struct that hold data."""
+    fields = dataclasses.fields(value)
+    return [field.name for field in fields if field.metadata.get("pytree_node", True)]
+
+
 def _data_fields(value: Any) -> list[str]:
-    """Returns the fields that hold data, not those marked as static for JAX or flax."""
-    return [
-        field.name
-        for field in dataclasses.fields(value)
-        if field.metadata.get("pytree_node", True) and not field.metadata.get("static", False)
-    ]
+    """Returns the fields of a dataclass that are not marked as static for JAX."""
+    fields = dataclasses.fields(value)
+    return [field.name for field in fields if not field.metadata.get("static", False)]
+
+
+def _struct_children(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in _struct_fields(value)}
 
 
 def _dataclass_children(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in _data_fields(value)}
 
 
-def _restore_fields(target: Any, state: Any, restore: RestoreChild) -> dict[str, Any]:
+def _restore_fields(
+    target: Any, state: Any, restore: RestoreChild, names: list[str]
+) -> dict[str, Any]:
     state = _expect_mapping(target, state)
-    names = _data_fields(target)
     kind = type(target).__name__
     for name in names:
         if name not in state:
@@ -305,16 +318,20 @@ def _restore_fields(target: Any, state: Any, restore: RestoreChild) -> dict[str,
 
 
 def _restore_struct(target: Any, state: Any, restore: RestoreChild) -> Any:
-    return target.replace(**_restore_fields(target, state, restore))
+    return target.replace(**_restore_fields(target, state, restore, _struct_fields(target)))
 
 
 def _restore_dataclass(target: Any, state: Any, restore: RestoreChild) -> Any:
-    fields = _restore_fields(target, state, restore)
-    # Neither __init__ nor __post_init__ runs: the fields are what they were.
-    restored = copy.copy(target)
-    for name, value in fields.items():
-        object.__setattr__(restored, name, value)
-    return restored
+    restored = _restore_fields(target, state, restore, _data_fields(target))
+    # Neither __init__ nor __post_init__ runs: the fields are what was saved, and what
+    # else the template holds, such as cached properties, belongs to the template.
+    new = object.__new__(type(target))
+    for field in dataclasses.fields(target):
+        if field.name in restored:
+            object.__setattr__(new, field.name, restored[field.name])
+        elif hasattr(target, field.name):
+            object.__setattr__(new, field.name, getattr(target, field.name))
+    return new
 
 
 # jax.tree_util.Partial
@@ -326,7 +343,8 @@ def _partial_children(value: Any) -> dict[str, Any]:
 
 def _restore_partial(target: Any, state: Any, restore: RestoreChild) -> Any:
     state = _expect_mapping(target, state)
-    _expect_names(target, state, ("args", "keywords"))
+    if not {"args", "keywords"}.issubset(state):
+        _expect_names(target, state, ("args", "keywords"))
     args = restore(target.args, state["args"], "args")
     keywords = restore(target.keywords, state["keywords"], "keywords")
     return type(target)(target.func, *args, **keywords)
@@ -355,8 +373,8 @@ _BUILTIN: dict[type, NodeKind] = {
     collections.defaultdict: _DICT,
 }
 
-# By the module that defines a handler.
+# By the module that defines a handler; see `_registry.is_from`.
 _FROM_FLAX: dict[str, NodeKind] = {
-    "flax.struct": NodeKind(_dataclass_children, _restore_struct),
+    "flax.struct": NodeKind(_struct_children, _restore_struct),
     "flax.core.frozen_dict": NodeKind(_dict_children, _restore_frozen_dict),
 }

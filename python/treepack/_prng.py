@@ -24,6 +24,13 @@ def is_key(value: object) -> bool:
     )
 
 
+def is_key_like(value: object) -> bool:
+    """Tells whether a value is a typed PRNG key array, or stands for one in a template."""
+    return isinstance(value, (jax.Array, jax.ShapeDtypeStruct)) and jnp.issubdtype(
+        value.dtype, jax.dtypes.prng_key
+    )
+
+
 def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
     """Returns the name of the implementation of a key array, and its data.
 

@@ -6,6 +6,7 @@ of eformer. The others are looked at only if the program has imported them.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -98,7 +99,32 @@ def overridden() -> list[type]:
 
 def _is_default(ty: type, handlers: tuple[Any, Any], module: str) -> bool:
     """Tells whether these are a library's own handlers for a builtin: the walk does the same."""
-    return ty in BUILTIN and handlers[0].__module__ == module
+    return ty in BUILTIN and is_from(handlers[0], module)
+
+
+def is_from(function: Any, module: str) -> bool:
+    """Tells whether a function is defined in a module, whatever it says of itself."""
+    # Unlike __module__ this is not copied by functools.wraps.
+    scope = getattr(function, "__globals__", None)
+    return module in sys.modules and scope is vars(sys.modules[module])
+
+
+@contextlib.contextmanager
+def foreign_path(path: list[str]) -> Iterator[None]:
+    """Lets `current_path` of other libraries tell a path while their handlers run."""
+    contexts = [
+        sys.modules[module]._error_context
+        for module, _ in _foreign()
+        if hasattr(sys.modules[module], "_error_context")
+    ]
+    lengths = [len(context.path) for context in contexts]
+    for context in contexts:
+        context.path.extend(path)
+    try:
+        yield
+    finally:
+        for context, length in zip(contexts, lengths, strict=True):
+            del context.path[length:]
 
 
 def _foreign() -> Iterator[tuple[str, dict[Any, Any]]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from treepack import _context, _core, _prng, _registry
 from treepack._context import Restore, RestoreChild, Strict
-from treepack._nodes import check_unique_keys, is_container_type, kind_of
+from treepack._nodes import NodeKind, check_unique_keys, is_container_type, kind_of
 from treepack.errors import StateDictKeyError
 
 __all__ = [
@@ -82,15 +82,19 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
       {'w': array([1., 1.]), 'n': (1, 2)}
     """
     restore = _context.current()
-    if restore is not None:  # a handler calls in the midst of it
-        return restore.child(target, state, name, restore)
-    return restore_tree(target, state, name, strict)
+    if restore is None:
+        return restore_tree(target, state, name, strict)
+    # A handler calls in the midst of a restore, which it takes part in.
+    if strict is True:
+        strict = restore.strict
+    with restore.part(strict, _child_restorer(strict)):
+        return restore.below(target, state, name)
 
 
 def restore_tree(target: Any, state: Any, name: str, strict: Strict) -> Any:
     """Returns a tree as `from_state_dict` does, apart from any restore under way."""
     with _context.Restore(strict, _child_restorer(strict)) as restore:
-        return restore.child(target, state, name, restore)
+        return restore.below(target, state, name)
 
 
 def is_serializable(target: Any) -> bool:
@@ -155,21 +159,44 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     kind = kind_of(target)
     if kind is None:
         return _restore_leaf(target, state, name, restore)
-    if kind.final and restore.strict:
-        _compare(kind.children(target), state, name, restore)
+    if kind.final:
+        return _restore_by_handler(kind, target, state, name, restore)
     restore.path.append(name)
     try:
         if restore.strict == "exact" and isinstance(target, Mapping):
             _note_extra_keys(target, state, restore)
-        return kind.restore(
-            target, state, lambda child, state, name: restore.child(child, state, name, restore)
-        )
+        return kind.restore(target, state, restore.below)
+    finally:
+        restore.path.pop()
+
+
+def _restore_by_handler(
+    kind: NodeKind, target: Any, state: Any, name: str, restore: Restore
+) -> Any:
+    """Returns what a registered handler makes of a state.
+
+    The handler compares nothing, so the state is compared with that of the template
+    before, if the handler can tell it: templates are not always complete.
+    """
+    strict = restore.strict
+    if strict:
+        try:
+            expected = kind.children(target)
+        except Exception:  # whatever a handler raises
+            pass
+        else:
+            _compare(expected, state, name, restore)
+            strict = False  # all of it has been compared
+    restore.path.append(name)
+    try:
+        with restore.part(strict, _child_restorer(strict)), _registry.foreign_path(restore.path):
+            return kind.restore(target, state, restore.below)
     finally:
         restore.path.pop()
 
 
 def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
-    if _prng.is_key(target) and isinstance(state, Mapping) and _prng.MARKER in state:
+    if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
         key = _prng.wrap(state[_prng.MARKER], state.get("data"))
         state = state if key is None else key
     if restore.strict:
@@ -192,10 +219,12 @@ def _compare(template: Any, state: Any, name: str, restore: Restore) -> None:
 
 def _compare_leaf(target: Any, state: Any, name: str, restore: Restore) -> None:
     expected = _shape_and_dtype(target)
-    if expected is None:
+    if expected is None or expected[1] == np.dtype(object):
         return
     if isinstance(state, Mapping):
-        restore.note(name, _signature(*expected), f"a subtree with the keys {sorted(state)}")
+        restore.note(
+            name, _signature(*expected), f"a subtree with the keys {sorted(map(str, state))}"
+        )
         return
     found = _shape_and_dtype(state)
     if found is not None and found != expected:
@@ -218,6 +247,8 @@ def _shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], Any] | None:
     try:
         if not jnp.issubdtype(dtype, jax.dtypes.extended):
             dtype = np.dtype(dtype)
+            # What is saved is in native byte order.
+            dtype = dtype if dtype.isnative else dtype.newbyteorder("=")
         return tuple(shape), dtype
     except TypeError:
         return None

@@ -243,7 +243,8 @@ def load_from_file(
       MismatchError: A ValueError. If it does not fit the template.
       CorruptionError: A ValueError. If it is a damaged gzip file.
     """
-    mappable = mmap and Path(filepath).is_file()
+    path = Path(filepath)
+    mappable = mmap and path.is_file() and path.stat().st_size > 0  # not so in /proc
     memory = _core.Memory.map(filepath) if mappable else _core.Memory.read(filepath)
     if memory.is_gzip():
         memory = memory.inflate()

@@ -72,18 +72,25 @@ impl Dims {
             return Err(fail(&self));
         }
         let mut known: u64 = 1;
+        // NumPy wants the product to fit even where another dimension is zero.
+        let mut size = itemsize;
         let mut open = None;
         for (axis, &dim) in self.as_slice().iter().enumerate() {
-            match u64::try_from(dim) {
-                Ok(dim) => match known.checked_mul(dim) {
-                    Some(product) => known = product,
-                    // A later zero would make the product zero, as NumPy has it.
-                    None if self.as_slice().contains(&0) => known = 0,
-                    None => return Err(fail(&self)),
-                },
-                Err(_) if open.is_some() => return Err(fail(&self)),
-                Err(_) => open = Some(axis),
-            }
+            let Ok(dim) = usize::try_from(dim) else {
+                if open.replace(axis).is_some() {
+                    return Err(fail(&self));
+                }
+                continue;
+            };
+            known = if dim == 0 {
+                0
+            } else {
+                known.saturating_mul(dim as u64)
+            };
+            size = size.saturating_mul(dim.max(1));
+        }
+        if size > isize::MAX as usize {
+            return Err(fail(&self));
         }
         let total = (nbytes / itemsize) as u64;
         let fits = match open {

@@ -25,7 +25,7 @@ pub fn decompress(data: &[u8], max_size: Option<usize>) -> Result<Vec<u8>> {
         match max_size {
             None => member.read_to_end(&mut out),
             Some(max_size) => {
-                let room = (max_size - out.len()) as u64 + 1;
+                let room = ((max_size - out.len()) as u64).saturating_add(1);
                 member.by_ref().take(room).read_to_end(&mut out)
             }
         }

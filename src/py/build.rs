@@ -26,6 +26,15 @@ const LATER_MIN_BYTES: usize = 64 << 10;
 /// After so many bytes of input the part that has been read is released.
 const RELEASE_BYTES: usize = 4 << 20;
 
+/// How many values may be read a second time, in all.
+const MAX_READ_AGAIN: usize = 100_000;
+
+/// The longest name that a dtype may have; those that are known have 17 bytes at most.
+const MAX_DTYPE_NAME: usize = 64;
+
+/// How many dtypes are remembered; a tree has a handful.
+const MAX_DTYPES: usize = 64;
+
 /// What NumPy 2 means by `copy=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyMode {
@@ -70,6 +79,8 @@ pub fn build<'py>(
         released: 0,
         at_once: false,
         depth: 0,
+        values: 0,
+        read_again: 0,
         path: Vec::new(),
     };
     let tree = builder.value().and_then(|tree| {
@@ -138,6 +149,9 @@ struct Builder<'a, 'py> {
     /// The arrays here are read by Python before the end, so copy them at once.
     at_once: bool,
     depth: usize,
+    /// How many values have been read, and how many of them a second time.
+    values: usize,
+    read_again: usize,
     /// On a failure: the keys from the value up to the root.
     path: Vec<String>,
 }
@@ -146,6 +160,7 @@ impl<'a, 'py> Builder<'a, 'py> {
     fn value(&mut self) -> Built<'py> {
         let offset = self.cursor.offset();
         let token = self.cursor.token()?;
+        self.values += 1;
         let py = self.py;
         Ok(match token {
             Token::Nil => py.None().into_bound(py),
@@ -190,6 +205,7 @@ impl<'a, 'py> Builder<'a, 'py> {
     fn map(&mut self, pairs: usize, offset: usize) -> Built<'py> {
         let start = self.cursor.clone();
         let planned = self.copies.len();
+        let values_before = self.values;
         let dict = PyDict::new(self.py);
         let was_at_once = self.at_once;
         for index in 0..pairs {
@@ -198,6 +214,12 @@ impl<'a, 'py> Builder<'a, 'py> {
             let key = match self.cursor.token()? {
                 Token::Str(bytes) if bytes == wire::CHUNKED_MARKER.as_bytes() => {
                     // What was built of this map so far is dropped, and read as chunks.
+                    // Writers put the marker first; only so much is read a second time.
+                    self.read_again += self.values - values_before;
+                    if self.read_again > MAX_READ_AGAIN {
+                        let reason = "the marker of an array in chunks is not the first key";
+                        return Err(Error::malformed(key_offset, reason).into());
+                    }
                     self.copies.truncate(planned);
                     self.cursor = start;
                     self.at_once = was_at_once;
@@ -345,10 +367,17 @@ impl<'a, 'py> Builder<'a, 'py> {
         if let Some(known) = self.dtypes.iter().position(|known| known.name == name) {
             return Ok(known);
         }
+        if self.dtypes.len() == MAX_DTYPES {
+            self.dtypes.clear();
+        }
         let resolve = self.hooks.resolve_dtype.bind(self.py);
-        let found = resolve.call1((PyBytes::new(self.py, name),))?;
+        let found = if name.len() > MAX_DTYPE_NAME {
+            self.py.None().into_bound(self.py)
+        } else {
+            resolve.call1((PyBytes::new(self.py, name),))?
+        };
         if found.is_none() {
-            let name = String::from_utf8_lossy(name);
+            let name = String::from_utf8_lossy(&name[..name.len().min(MAX_DTYPE_NAME)]);
             let reason = format!("{name:?} is no dtype that an array can have");
             return Err(Error::malformed(offset, reason).into());
         }

@@ -26,6 +26,10 @@ mod restore;
 #[pyo3::pymodule]
 mod _core {
     #[pymodule_export]
+    const CHUNKED_MARKER: &str = crate::wire::CHUNKED_MARKER;
+    #[pymodule_export]
+    const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
+    #[pymodule_export]
     use super::gzip::{compress, decompress};
     #[pymodule_export]
     use super::layout::Layout;

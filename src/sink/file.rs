@@ -30,22 +30,19 @@ pub fn write_file(
     size: usize,
     write: impl FnOnce(&mut File) -> Result<()>,
 ) -> Result<()> {
-    let (path, old) = destination(path)?;
-    if let Some(old) = &old
-        && !old.is_file()
-    {
-        let mut file = File::options().write(true).open(&path)?;
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        let mut file = File::options().write(true).open(path)?;
         return write(&mut file);
     }
+    let (path, old) = destination(path)?;
     let directory = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".treepack-").suffix(".tmp");
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the umask
-    let mut temporary = builder.tempfile_in(directory)?; // removed on drop
+    let mut temporary = tempfile::Builder::new() // removed on drop
+        .prefix(".treepack-")
+        .suffix(".tmp")
+        .make_in(directory, create)?;
     if let Some(old) = old {
         temporary.as_file().set_permissions(old.permissions())?;
     }
@@ -81,6 +78,11 @@ pub fn write_layout<P: AsRef<[u8]>>(layout: &Layout<P>, file: &mut File) -> Resu
             }
         }
     }
+}
+
+/// Makes a file with the permissions of any new file: all, less the umask.
+fn create(path: &Path) -> io::Result<File> {
+    File::options().write(true).create_new(true).open(path)
 }
 
 /// Where `path` leads when links are followed, and what is there now.
@@ -129,7 +131,13 @@ fn preallocate(_file: &File, _size: usize) -> io::Result<()> {
 /// Puts the new name of a file on the disk.
 #[cfg(unix)]
 fn sync_directory(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
+    match File::open(directory) {
+        Ok(directory) => directory.sync_all(),
+        // One may be allowed to write to a directory and not to open it. The file is
+        // in place, and nothing more can be done.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(not(unix))]

@@ -27,9 +27,9 @@ pub const CHUNKED_MARKER: &str = "__msgpack_chunked_array__";
 /// The key whose presence makes a map stand for a typed PRNG key array.
 pub const PRNG_MARKER: &str = "__prng_key__";
 
-/// How deep containers may be nested. msgpack for Python writes at most 511
-/// levels and reads at most 1024.
-pub const MAX_DEPTH: usize = 1024;
+/// How deep containers may be nested: msgpack for Python, and so flax, writes at
+/// most 511 levels. The walks are recursive, and threads may have small stacks.
+pub const MAX_DEPTH: usize = 512;
 
 /// The body of a Python `complex`.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]

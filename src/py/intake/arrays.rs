@@ -15,6 +15,9 @@ use crate::array::{self, Array, Framing};
 use crate::layout::LayoutBuilder;
 use crate::wire;
 
+/// How many dtypes are remembered; a tree has a handful, but objects of one may differ.
+const MAX_DTYPES: usize = 64;
+
 impl<'py> Walk<'_, 'py> {
     pub fn array(
         &mut self,
@@ -109,6 +112,9 @@ impl<'py> Walk<'_, 'py> {
     fn dtype(&mut self, dtype: &Bound<'py, PyArrayDescr>) -> Walked<usize> {
         if let Some(known) = self.dtypes.iter().position(|known| known.object.is(dtype)) {
             return Ok(known);
+        }
+        if self.dtypes.len() == MAX_DTYPES {
+            self.dtypes.clear();
         }
         let answer = self.hooks.describe_dtype.bind(self.py).call1((dtype,))?;
         let (name, native): (Option<String>, bool) = answer.extract()?;

@@ -183,6 +183,11 @@ impl<'py> Walk<'_, 'py> {
             key.cast::<PyString>()?.clone()
         } else if place.state {
             key.str()?
+        } else if key.is_instance_of::<PyTuple>() {
+            return Err(Failure::Leaf(format!(
+                "cannot serialize the key {}: a key that is a tuple cannot be read back",
+                key.repr()?
+            )));
         } else {
             let name = || key.str().map_or_else(|_| "?".into(), |key| key.to_string());
             let done = self
