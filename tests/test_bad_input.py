@@ -282,7 +282,7 @@ def test_empty_arrays_too_large_for_numpy():
 
 
 def test_small_stacks():
-    """As deep as it goes, in a thread with an eighth of the usual megabytes."""
+    """As deep as it goes, in a thread with a sixteenth of the usual megabytes."""
     code = (
         "import threading, treepack\n"
         "tree, done = 1, []\n"
@@ -295,7 +295,7 @@ def test_small_stacks():
         "        treepack.msgpack_serialize([tree])\n"
         "    except ValueError:\n"
         "        done.append(1)\n"
-        "threading.stack_size(1 << 20)\n"
+        "threading.stack_size(1 << 19)\n"
         "thread = threading.Thread(target=work)\n"
         "thread.start()\n"
         "thread.join()\n"

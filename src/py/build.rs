@@ -95,8 +95,11 @@ pub fn build<'py>(
             }
             Ok(tree)
         }
-        Err(Failure::Raised(error)) => Err(error),
-        Err(Failure::Core(error)) => {
+        Err(failure) => {
+            let error = match *failure {
+                Failure::Raised(error) => return Err(error),
+                Failure::Core(error) => error,
+            };
             builder.path.push(".".into());
             builder.path.reverse();
             let path = builder.path.join("/");
@@ -120,19 +123,20 @@ enum Failure {
     Raised(PyErr),
 }
 
-impl From<Error> for Failure {
+impl From<Error> for Box<Failure> {
     fn from(error: Error) -> Self {
-        Self::Core(error)
+        Self::new(Failure::Core(error))
     }
 }
 
-impl From<PyErr> for Failure {
+impl From<PyErr> for Box<Failure> {
     fn from(error: PyErr) -> Self {
-        Self::Raised(error)
+        Self::new(Failure::Raised(error))
     }
 }
 
-type Built<'py> = Result<Bound<'py, PyAny>, Failure>;
+/// Boxed, because results lie on the stack at every level of the tree.
+type Built<'py> = Result<Bound<'py, PyAny>, Box<Failure>>;
 
 struct Builder<'a, 'py> {
     py: Python<'py>,
@@ -157,6 +161,8 @@ struct Builder<'a, 'py> {
 }
 
 impl<'a, 'py> Builder<'a, 'py> {
+    /// The next value. This and what it calls for containers is the recursion, which
+    /// must not need much of the stack: what is inlined here counts at every level.
     fn value(&mut self) -> Built<'py> {
         let offset = self.cursor.offset();
         let token = self.cursor.token()?;
@@ -191,6 +197,7 @@ impl<'a, 'py> Builder<'a, 'py> {
         built
     }
 
+    #[inline(never)] // see `value`
     fn list(&mut self, count: usize) -> Built<'py> {
         let list = PyList::empty(self.py);
         for index in 0..count {
@@ -202,6 +209,7 @@ impl<'a, 'py> Builder<'a, 'py> {
         Ok(list.into_any())
     }
 
+    #[inline(never)] // see `value`
     fn map(&mut self, pairs: usize, offset: usize) -> Built<'py> {
         let start = self.cursor.clone();
         let planned = self.copies.len();
@@ -244,7 +252,7 @@ impl<'a, 'py> Builder<'a, 'py> {
                     Error::malformed(key_offset, format!("a map key cannot be hashed: {error}"))
                         .into()
                 }
-                other => Failure::Raised(other),
+                other => Box::from(other),
             })?;
         }
         let is_key = self.at_once && !was_at_once;
@@ -256,6 +264,7 @@ impl<'a, 'py> Builder<'a, 'py> {
     }
 
     /// A typed PRNG key, if this is the state of one, or the dict itself.
+    #[inline(never)]
     fn prng_key(&mut self, dict: Bound<'py, PyDict>) -> Built<'py> {
         let name = dict.get_item(wire::PRNG_MARKER)?;
         match (name, dict.get_item("data")?) {
@@ -267,6 +276,7 @@ impl<'a, 'py> Builder<'a, 'py> {
         }
     }
 
+    #[inline(never)] // see `value`
     fn ext(&mut self, code: i8, body: &'a [u8]) -> Built<'py> {
         let py = self.py;
         let offset = self.cursor.offset() - body.len();
@@ -277,7 +287,7 @@ impl<'a, 'py> Builder<'a, 'py> {
                 let (at_once, copy) = (self.at_once, self.copy);
                 (self.at_once, self.copy) = (true, CopyMode::Always);
                 let array = ArrayBody::parse(body, offset)
-                    .map_err(Failure::from)
+                    .map_err(Box::from)
                     .and_then(|body| self.array(body));
                 (self.at_once, self.copy) = (at_once, copy);
                 Ok(array?.get_item(pyo3::types::PyTuple::empty(py))?)
@@ -294,7 +304,7 @@ impl<'a, 'py> Builder<'a, 'py> {
                         let reason = format!("extension {code}: {}", error.value(py));
                         Error::malformed(offset, reason).into()
                     }
-                    other => Failure::Raised(other),
+                    other => Box::from(other),
                 })
             }
         }
@@ -309,6 +319,7 @@ impl<'a, 'py> Builder<'a, 'py> {
         self.place(dtype, &dims, &[body.payload], body.offset)
     }
 
+    #[inline(never)] // see `value`
     fn chunked(&mut self, chunked: ChunkedArray<'a>) -> Built<'py> {
         let dtype = self.dtype(chunked.chunks[0].dtype, chunked.offset)?;
         let itemsize = self.dtypes[dtype].itemsize;
@@ -326,6 +337,7 @@ impl<'a, 'py> Builder<'a, 'py> {
     }
 
     /// An array of the bytes of `payloads`: a view if it may and can be one.
+    #[inline(never)]
     fn place(
         &mut self,
         dtype: usize,
@@ -363,7 +375,7 @@ impl<'a, 'py> Builder<'a, 'py> {
     }
 
     /// The index of the dtype in `self.dtypes`; looked up once for all its arrays.
-    fn dtype(&mut self, name: &[u8], offset: usize) -> Result<usize, Failure> {
+    fn dtype(&mut self, name: &[u8], offset: usize) -> Result<usize, Box<Failure>> {
         if let Some(known) = self.dtypes.iter().position(|known| known.name == name) {
             return Ok(known);
         }

@@ -111,6 +111,7 @@ impl<'py> Rebuild<'_, 'py> {
     }
 
     /// Whether `target` is a leaf that takes `state` without further question.
+    #[inline(never)] // which keeps the recursion small
     fn is_matching_leaf(
         &self,
         target: &Bound<'py, PyAny>,
@@ -158,6 +159,7 @@ impl<'py> Rebuild<'_, 'py> {
 }
 
 /// The children of a dict with their state, unless a key is missing or no string.
+#[inline(never)]
 fn pair_items<'py>(
     target: &Bound<'py, PyDict>,
     state: &Bound<'py, PyDict>,
@@ -177,6 +179,7 @@ fn pair_items<'py>(
 }
 
 /// The elements of a sequence with their state, unless there are more or fewer of them.
+#[inline(never)]
 fn pair_elements<'py>(
     targets: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
     state: &Bound<'py, PyDict>,

@@ -68,16 +68,13 @@ impl<'py> Walk<'_, 'py> {
         let py = self.py;
         let is = |name| array.getattr(name).and_then(|answer| answer.is_truthy());
         if !is(intern!(py, "is_fully_addressable"))? && !is(intern!(py, "is_fully_replicated"))? {
-            return Err(Failure::Tree(
+            return Err(Failure::tree(
                 "the array has shards on devices of other processes; gather it to this process \
-                 first, for example with jax.experimental.multihost_utils.process_allgather"
-                    .into(),
+                 first, for example with jax.experimental.multihost_utils.process_allgather",
             ));
         }
         if array.call_method0(intern!(py, "is_deleted"))?.is_truthy()? {
-            return Err(Failure::Tree(
-                "the array has been deleted or donated".into(),
-            ));
+            return Err(Failure::tree("the array has been deleted or donated"));
         }
         let dtype = array.getattr(intern!(py, "dtype"))?;
         let dtype = self.dtype(dtype.cast()?)?;
@@ -119,7 +116,7 @@ impl<'py> Walk<'_, 'py> {
         let answer = self.hooks.describe_dtype.bind(self.py).call1((dtype,))?;
         let (name, native): (Option<String>, bool) = answer.extract()?;
         let Some(name) = name else {
-            return Err(Failure::Leaf(format!(
+            return Err(Failure::leaf(format!(
                 "cannot serialize an array of dtype {}: only numeric, boolean and date dtypes \
                  can be stored",
                 dtype.repr()?
@@ -176,5 +173,5 @@ fn frame(
         may_box: !place.in_list,
         ..framing
     };
-    array::frame(out, key, header, &framing, payload).map_err(Failure::from)
+    array::frame(out, key, header, &framing, payload).map_err(Box::from)
 }

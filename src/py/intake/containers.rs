@@ -97,9 +97,9 @@ impl<'py> Walk<'_, 'py> {
             Class::Ext | Class::Node if self.options.state_dict => self.node(value, key, place),
             Class::Unsupported => {
                 let why = self.hooks.explain.bind(py).call1((value,))?;
-                Err(Failure::Leaf(why.extract()?))
+                Err(Failure::leaf(why.extract::<String>()?))
             }
-            _ => Err(Failure::Leaf(format!(
+            _ => Err(Failure::leaf(format!(
                 "cannot serialize a {} here: msgpack_serialize takes dicts, lists, tuples and \
                  leaves; use to_bytes, or call to_state_dict on the tree first",
                 errors::type_name(&value.get_type())
@@ -131,7 +131,7 @@ impl<'py> Walk<'_, 'py> {
         let answer = self.hooks.expand.bind(self.py).call1((value,))?;
         let (state, fixed): (Bound<'py, PyAny>, bool) = answer.extract()?;
         if state.is(value) {
-            return Err(Failure::Leaf(format!(
+            return Err(Failure::leaf(format!(
                 "the handler of {} returns the object itself",
                 errors::type_name(&value.get_type())
             )));
@@ -184,7 +184,7 @@ impl<'py> Walk<'_, 'py> {
         } else if place.state {
             key.str()?
         } else if key.is_instance_of::<PyTuple>() {
-            return Err(Failure::Leaf(format!(
+            return Err(Failure::leaf(format!(
                 "cannot serialize the key {}: a key that is a tuple cannot be read back",
                 key.repr()?
             )));
@@ -197,7 +197,7 @@ impl<'py> Walk<'_, 'py> {
         };
         let text = text.to_str()?;
         if text == wire::CHUNKED_MARKER {
-            return Err(Failure::Tree(format!(
+            return Err(Failure::tree(format!(
                 "the key {text:?} is reserved: it marks arrays that are stored in chunks"
             )));
         }

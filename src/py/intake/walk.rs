@@ -38,25 +38,36 @@ pub enum Failure {
     Tree(String),
 }
 
-impl From<Error> for Failure {
+impl From<Error> for Box<Failure> {
     fn from(error: Error) -> Self {
-        Self::Core(error)
+        Self::new(Failure::Core(error))
     }
 }
 
-impl From<PyErr> for Failure {
+impl From<PyErr> for Box<Failure> {
     fn from(error: PyErr) -> Self {
-        Self::Raised(error)
+        Self::new(Failure::Raised(error))
     }
 }
 
-impl From<pyo3::CastError<'_, '_>> for Failure {
+impl From<pyo3::CastError<'_, '_>> for Box<Failure> {
     fn from(error: pyo3::CastError<'_, '_>) -> Self {
-        Self::Raised(error.into())
+        PyErr::from(error).into()
     }
 }
 
+#[allow(clippy::unnecessary_box_returns)] // `Walked` says why
 impl Failure {
+    /// A leaf that cannot be written.
+    pub fn leaf(why: impl Into<String>) -> Box<Self> {
+        Box::new(Self::Leaf(why.into()))
+    }
+
+    /// A tree that cannot be written.
+    pub fn tree(why: impl Into<String>) -> Box<Self> {
+        Box::new(Self::Tree(why.into()))
+    }
+
     pub fn into_py(self, py: Python<'_>, path: &mut Vec<String>) -> PyErr {
         path.push(".".into());
         path.reverse();
@@ -77,7 +88,8 @@ impl Failure {
     }
 }
 
-pub type Walked<T = ()> = Result<T, Failure>;
+/// Boxed, because results lie on the stack at every level of the tree.
+pub type Walked<T = ()> = Result<T, Box<Failure>>;
 
 /// Where in the tree the walk is.
 #[derive(Clone, Copy)]
