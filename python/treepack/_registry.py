@@ -82,7 +82,7 @@ def find(ty: type) -> Handlers | None:
         return own
     for module, registry in _foreign():
         found = registry.get(ty)
-        if found is not None and not _is_default(ty, found, module):
+        if found is not None and not (ty in BUILTIN and is_from(found[0], module)):
             return Handlers(*found)
     return None
 
@@ -91,22 +91,22 @@ def overridden() -> list[type]:
     """Returns the natively walked types that have handlers nevertheless."""
     found = _handlers.keys() & _WALKED_NATIVELY
     for module, registry in _foreign():
+        scope = vars(sys.modules[module])
         for ty in registry.keys() & _WALKED_NATIVELY:
-            if not _is_default(ty, registry[ty], module):
+            # Their own handlers for builtins do what the walk does.
+            if ty not in BUILTIN or not _is_defined_in(registry[ty][0], scope):
                 found.add(ty)
     return list(found)
 
 
-def _is_default(ty: type, handlers: tuple[Any, Any], module: str) -> bool:
-    """Tells whether these are a library's own handlers for a builtin: the walk does the same."""
-    return ty in BUILTIN and is_from(handlers[0], module)
-
-
 def is_from(function: Any, module: str) -> bool:
     """Tells whether a function is defined in a module, whatever it says of itself."""
+    return module in sys.modules and _is_defined_in(function, vars(sys.modules[module]))
+
+
+def _is_defined_in(function: Any, scope: dict[str, Any]) -> bool:
     # Unlike __module__ this is not copied by functools.wraps.
-    scope = getattr(function, "__globals__", None)
-    return module in sys.modules and scope is vars(sys.modules[module])
+    return getattr(function, "__globals__", None) is scope
 
 
 @contextlib.contextmanager

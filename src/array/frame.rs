@@ -140,29 +140,34 @@ pub fn frame<P: AsRef<[u8]>>(
         }
         write_ext(out, array)?;
     } else {
-        let mut plain = Headers::default();
-        if let Some(key) = key {
-            plain.string(key)?;
-        }
-        plain.ext(array, array.shape, 0)?;
-        let boxed = || -> Result<Option<Headers<'_>>> {
-            for unit_dims in 0..=MAX_UNIT_DIMS {
-                let headers = single_chunk(key, array, unit_dims)?;
-                if let Some(aligned) = headers.align(offset, nbytes, framing.align)? {
-                    return Ok(Some(aligned));
-                }
-            }
-            Ok(None)
-        };
-        let aligned = match plain.align(offset, nbytes, framing.align)? {
-            None if framing.may_box => boxed()?,
-            found => found,
-        };
-        // Inside a list there may be no way; such an array is copied when it is read.
-        aligned.unwrap_or(plain).write(out);
+        aligned_headers(offset, key, array, framing)?.write(out);
     }
     payload(layout, 0..nbytes);
     Ok(())
+}
+
+/// The headers of an array that stays whole, in the form and of the widths that align it.
+fn aligned_headers<'a>(
+    offset: usize,
+    key: Option<&'a str>,
+    array: &Array<'a>,
+    framing: &Framing,
+) -> Result<Headers<'a>> {
+    let mut plain = Headers::new(key)?;
+    plain.ext(array, array.shape, 0)?;
+    if plain.align(offset, array.nbytes(), framing.align)? {
+        return Ok(plain);
+    }
+    if framing.may_box {
+        for unit_dims in 0..=MAX_UNIT_DIMS {
+            let mut boxed = single_chunk(key, array, unit_dims)?;
+            if boxed.align(offset, array.nbytes(), framing.align)? {
+                return Ok(boxed);
+            }
+        }
+    }
+    // Inside a list there may be no way; such an array is copied when it is read.
+    Ok(plain)
 }
 
 /// The chunked form as flax writes it.
@@ -243,7 +248,6 @@ fn write_str(out: &mut Vec<u8>, text: &str) -> Result<()> {
 }
 
 /// The headers before one payload, while their widths are still open.
-#[derive(Default)]
 struct Headers<'a> {
     heads: Vec<Head>,
     /// What is written after each head; empty for most.
@@ -255,6 +259,22 @@ struct Headers<'a> {
 }
 
 impl<'a> Headers<'a> {
+    /// Headers that begin with a map key, if there is one.
+    fn new(key: Option<&'a str>) -> Result<Self> {
+        /// As many as the plain form of an array of a few dimensions has.
+        const USUAL: usize = 12;
+        let mut headers = Self {
+            heads: Vec::with_capacity(USUAL),
+            tails: Vec::with_capacity(USUAL),
+            ext: 0,
+            widths: Vec::new(),
+        };
+        if let Some(key) = key {
+            headers.string(key)?;
+        }
+        Ok(headers)
+    }
+
     fn head(&mut self, head: Head) {
         self.heads.push(head);
         self.tails.push((&[][..]).into());
@@ -309,30 +329,26 @@ impl<'a> Headers<'a> {
         Ok(())
     }
 
-    /// These headers, widened so that a payload after them is aligned.
+    /// Widens these headers so that a payload after them is aligned, or leaves them
+    /// as they are if that cannot be had.
     ///
     /// Widening inside the extension lengthens its body, which can push its own
     /// header over a boundary of widths. Such a choice is made again with the
     /// longer body, whose header then has only the wider widths to choose from.
-    fn align(&self, offset: usize, nbytes: usize, align: Alignment) -> Result<Option<Self>> {
-        let mut trial = Self {
-            heads: self.heads.clone(),
-            tails: self.tails.clone(),
-            ext: self.ext,
-            widths: Vec::new(),
-        };
+    fn align(&mut self, offset: usize, nbytes: usize, align: Alignment) -> Result<bool> {
         loop {
-            let extra = align.padding(offset + trial.size(0..trial.heads.len()));
-            let Some(widths) = widen(&trial.heads, extra) else {
-                return Ok(None);
+            let extra = align.padding(offset + self.size(0..self.heads.len()));
+            let Some(widths) = widen(&self.heads, extra) else {
+                self.set_ext_len(nbytes)?;
+                return Ok(false);
             };
-            let chosen = widths[trial.ext];
-            trial.widths = widths;
-            trial.set_ext_len(nbytes)?;
-            if trial.heads[trial.ext].widths().contains(&chosen) {
-                return Ok(Some(trial));
+            let chosen = widths[self.ext];
+            self.widths = widths;
+            self.set_ext_len(nbytes)?;
+            if self.heads[self.ext].widths().contains(&chosen) {
+                return Ok(true);
             }
-            trial.widths.clear();
+            self.widths.clear();
         }
     }
 
@@ -350,10 +366,7 @@ fn single_chunk<'a>(
     array: &Array<'a>,
     unit_dims: usize,
 ) -> Result<Headers<'a>> {
-    let mut headers = Headers::default();
-    if let Some(key) = key {
-        headers.string(key)?;
-    }
+    let mut headers = Headers::new(key)?;
     headers.head(Head::Map(3));
     headers.string(CHUNKED_MARKER)?;
     headers
@@ -372,7 +385,7 @@ fn single_chunk<'a>(
     headers.head(Head::Map(1));
     headers.string("0")?;
     let flat = array.shape.iter().product();
-    let mut chunk = Headers::default();
+    let mut chunk = Headers::new(None)?;
     chunk.ext(array, &[flat], unit_dims)?;
     let ext = headers.heads.len();
     headers.heads.append(&mut chunk.heads);
