@@ -30,7 +30,7 @@ def touch(size: int) -> None:
 def medians(calls: dict[str, Callable[[], Any]], *, memory: int, rounds: int) -> dict[str, float]:
     """Returns the median time in seconds of each call.
 
-    They take turns, and each is called twice before it is measured. A call that takes
+    They take turns, and each is called before it is measured. A call that takes
     less than 50 ms is measured in a row of calls, which is how such calls occur.
 
     Args:
@@ -41,8 +41,8 @@ def medians(calls: dict[str, Callable[[], Any]], *, memory: int, rounds: int) ->
     times: dict[str, list[float]] = {name: [] for name in calls}
     rows = {}
     for name, call in calls.items():
-        _seconds(call, 1)
-        rows[name] = max(1, int(0.05 / _seconds(call, 1)))
+        once = _seconds(call, 1)
+        rows[name] = max(1, int(0.05 / _seconds(call, 10))) if once < 0.05 else 1
     for _ in range(rounds):
         for name, call in calls.items():
             touch(memory)
