@@ -16,35 +16,8 @@ CHUNKED_MARKER: str
 class Layout:
     """A tree that is ready to be written.
 
-    Making one walks the tree, but touches no array bytes. It keeps the arrays alive.
+    It keeps the arrays alive.
     """
-
-    def __new__(
-        cls,
-        tree: Any,
-        *,
-        state_dict: bool,
-        sort_keys: bool,
-        align: int,
-        max_chunk_size: float,
-        overridden: list[type],
-    ) -> Layout:
-        """Walks a tree.
-
-        Args:
-          tree: The tree.
-          state_dict: Whether lists become maps, keys strings, and other containers
-            their state; otherwise lists stay lists and other containers are an error.
-          sort_keys: Whether the keys of dicts are sorted.
-          align: A power of two up to 64 that large arrays are placed at multiples of.
-          max_chunk_size: Above how many bytes an array is split.
-          overridden: Natively known types that have handlers nevertheless.
-
-        Raises:
-          UnserializableLeafError: A TypeError. If a leaf cannot be written.
-          TreepackError: A ValueError. If the tree cannot be written.
-          OverflowError: If an integer is out of range.
-        """
 
     @property
     def nbytes(self) -> int:
@@ -61,6 +34,32 @@ class Layout:
 
     def save_gzip(self, path: str | PathLike[str], level: int | None, *, durable: bool) -> None:
         """Writes the encoding to a gzip file, which is replaced whole or not at all."""
+
+def intake(
+    tree: Any,
+    *,
+    state_dict: bool,
+    sort_keys: bool,
+    align: int,
+    max_chunk_size: float,
+    overridden: list[type],
+) -> Layout:
+    """Walks a tree, which touches no array bytes.
+
+    Args:
+      tree: The tree.
+      state_dict: Whether lists become maps, keys strings, and other containers
+        their state; otherwise lists stay lists and other containers are an error.
+      sort_keys: Whether the keys of dicts are sorted.
+      align: A power of two up to 64 that large arrays are placed at multiples of.
+      max_chunk_size: Above how many bytes an array is split.
+      overridden: Natively known types that have handlers nevertheless.
+
+    Raises:
+      UnserializableLeafError: A TypeError. If a leaf cannot be written.
+      TreepackError: A ValueError. If the tree cannot be written.
+      OverflowError: If an integer is out of range.
+    """
 
 class Memory:
     """The content of a file, mapped, read or decompressed."""

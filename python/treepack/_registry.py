@@ -41,6 +41,10 @@ _FOREIGN = ("flax.serialization", "eformer.pytree._serialization", "eformer.pytr
 
 _handlers: dict[type, Handlers] = {}
 
+# Per module: its handlers for builtin containers, and how many types it knows, when
+# nothing that is walked natively was overridden there.
+_default: dict[str, tuple[Any, ...]] = {}
+
 
 def register_serialization_state(
     ty: type,
@@ -91,22 +95,30 @@ def overridden() -> list[type]:
     """Returns the natively walked types that have handlers nevertheless."""
     found = _handlers.keys() & _WALKED_NATIVELY
     for module, registry in _foreign():
-        scope = vars(sys.modules[module])
-        for ty in registry.keys() & _WALKED_NATIVELY:
-            # Their own handlers for builtins do what the walk does.
-            if ty not in BUILTIN or not _is_defined_in(registry[ty][0], scope):
-                found.add(ty)
+        # This is asked at every call, and nearly always the answer is that of the last one.
+        containers = registry.get(dict), registry.get(list), registry.get(tuple), len(registry)
+        if containers != _default.get(module):
+            others = _overridden_in(module, registry)
+            found |= others
+            if not others:
+                _default[module] = containers
     return list(found)
+
+
+def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
+    """Returns the natively walked types for which a registry has more than its own handlers."""
+    return {
+        ty
+        for ty in registry.keys() & _WALKED_NATIVELY
+        if not (ty in BUILTIN and is_from(registry[ty][0], module))
+    }
 
 
 def is_from(function: Any, module: str) -> bool:
     """Tells whether a function is defined in a module, whatever it says of itself."""
-    return module in sys.modules and _is_defined_in(function, vars(sys.modules[module]))
-
-
-def _is_defined_in(function: Any, scope: dict[str, Any]) -> bool:
-    # Unlike __module__ this is not copied by functools.wraps.
-    return getattr(function, "__globals__", None) is scope
+    # Unlike __module__ the namespace is not copied by functools.wraps.
+    scope = getattr(function, "__globals__", None)
+    return module in sys.modules and scope is vars(sys.modules[module])
 
 
 @contextlib.contextmanager

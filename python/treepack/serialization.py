@@ -134,7 +134,7 @@ def msgpack_serialize(pytree: Any, in_place: bool = False, *, align: int = 16) -
       >>> treepack.msgpack_restore(treepack.msgpack_serialize({"b": [1, 2.5], "a": None}))
       {'a': None, 'b': [1, 2.5]}
     """
-    layout = _core.Layout(
+    layout = _core.intake(
         pytree,
         state_dict=False,
         sort_keys=not in_place,
@@ -320,7 +320,7 @@ def from_compressed_bytes(
 
 
 def _state_layout(target: Any, align: int) -> _core.Layout:
-    return _core.Layout(
+    return _core.intake(
         target,
         state_dict=True,
         sort_keys=False,

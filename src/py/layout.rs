@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 
-use super::intake::{Options, intake};
+use super::intake::Options;
 use super::memory::{Borrowed, new_bytes};
 use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
@@ -16,33 +16,33 @@ use crate::{Result, layout};
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Layout(layout::Layout<Borrowed>);
 
+/// Walks a tree; see `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (tree, *, state_dict, sort_keys, align, max_chunk_size, overridden))]
+pub fn intake(
+    tree: &Bound<'_, PyAny>,
+    state_dict: bool,
+    sort_keys: bool,
+    align: i64,
+    max_chunk_size: f64,
+    overridden: Vec<Bound<'_, PyType>>,
+) -> PyResult<Layout> {
+    let framing = Framing {
+        align: Alignment::new(align).map_err(|error| errors::to_py(tree.py(), error, None))?,
+        chunks: ChunkLimit::new(max_chunk_size),
+        may_box: true,
+    };
+    let options = Options {
+        state_dict,
+        sort_keys,
+        framing,
+        overridden,
+    };
+    Ok(Layout(super::intake::intake(tree, &options)?))
+}
+
 #[pymethods]
 impl Layout {
-    #[new]
-    #[pyo3(signature = (tree, *, state_dict, sort_keys, align, max_chunk_size, overridden))]
-    fn new(
-        tree: &Bound<'_, PyAny>,
-        state_dict: bool,
-        sort_keys: bool,
-        align: i64,
-        max_chunk_size: f64,
-        overridden: Vec<Bound<'_, PyType>>,
-    ) -> PyResult<Self> {
-        let py = tree.py();
-        let framing = Framing {
-            align: Alignment::new(align).map_err(|error| errors::to_py(py, error, None))?,
-            chunks: ChunkLimit::new(max_chunk_size),
-            may_box: true,
-        };
-        let options = Options {
-            state_dict,
-            sort_keys,
-            framing,
-            overridden,
-        };
-        Ok(Self(intake(tree, &options)?))
-    }
-
     #[getter]
     fn nbytes(&self) -> usize {
         self.0.len()

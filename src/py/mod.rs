@@ -32,7 +32,7 @@ mod _core {
     #[pymodule_export]
     use super::gzip::{compress, decompress};
     #[pymodule_export]
-    use super::layout::Layout;
+    use super::layout::{Layout, intake};
     #[pymodule_export]
     use super::rebuild::rebuild;
     #[pymodule_export]
