@@ -100,9 +100,7 @@ pub fn build<'py>(
                 Failure::Raised(error) => return Err(error),
                 Failure::Core(error) => error,
             };
-            builder.path.push(".".into());
-            builder.path.reverse();
-            let path = builder.path.join("/");
+            let path = errors::path_to(&builder.path);
             Err(errors::to_py(py, explain(error, data), Some(&path)))
         }
     }

@@ -72,7 +72,15 @@ fn os_error(error: &std::io::Error, path: Option<&Path>) -> PyErr {
     })
 }
 
-/// The name of the type of `value`, with its module unless that is `builtins`.
+/// The path to a place in a tree, as `current_path` has it, from the keys that were
+/// collected on the way up from there.
+pub fn path_to(keys: &[String]) -> String {
+    let root = std::iter::once(".");
+    let path: Vec<&str> = root.chain(keys.iter().rev().map(String::as_str)).collect();
+    path.join("/")
+}
+
+/// The name of a type, with its module unless that is `builtins`.
 pub fn type_name(class: &Bound<'_, PyType>) -> String {
     class
         .fully_qualified_name()

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 use pyo3::{PyTypeInfo, ffi, intern};
 
 use super::hooks::Hooks;
@@ -46,7 +46,7 @@ struct Rebuild<'a, 'py> {
     path: Bound<'py, PyList>,
     array: *mut ffi::PyTypeObject,
     /// Types that were met, and whether they are arrays with a shape and a dtype.
-    abstract_arrays: RefCell<Vec<(*mut ffi::PyTypeObject, bool)>>,
+    abstract_arrays: RefCell<Vec<(Bound<'py, PyType>, bool)>>,
 }
 
 /// A child of the template, its state and its name.
@@ -147,9 +147,9 @@ impl<'py> Rebuild<'_, 'py> {
 
     /// Whether `value` is a jax array, or stands for one.
     fn is_abstract_array(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
-        let class = value.get_type_ptr();
+        let class = value.get_type();
         let mut known = self.abstract_arrays.borrow_mut();
-        if let Some((_, answer)) = known.iter().find(|(known, _)| *known == class) {
+        if let Some((_, answer)) = known.iter().find(|(known, _)| known.is(&class)) {
             return Ok(*answer);
         }
         let answer = value.is_instance(self.hooks.abstract_arrays.bind(value.py()))?;

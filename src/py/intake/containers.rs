@@ -108,8 +108,8 @@ impl<'py> Walk<'_, 'py> {
     }
 
     fn classify(&mut self, value: &Bound<'py, PyAny>) -> Walked<Class> {
-        let class = value.get_type_ptr();
-        if let Some((_, known)) = self.classes.iter().find(|(known, _)| *known == class) {
+        let class = value.get_type();
+        if let Some((_, known)) = self.classes.iter().find(|(known, _)| known.is(&class)) {
             return Ok(*known);
         }
         let number: usize = self

@@ -36,6 +36,6 @@ pub fn intake(tree: &Bound<'_, PyAny>, options: &Options<'_>) -> PyResult<Layout
     let done = walk.value(tree, None, place).and_then(|()| walk.fetch());
     match done {
         Ok(()) => Ok(walk.out.finish()),
-        Err(failure) => Err(failure.into_py(py, &mut walk.path)),
+        Err(failure) => Err(failure.into_py(py, &walk.path)),
     }
 }

@@ -68,10 +68,8 @@ impl Failure {
         Box::new(Self::Tree(why.into()))
     }
 
-    pub fn into_py(self, py: Python<'_>, path: &mut Vec<String>) -> PyErr {
-        path.push(".".into());
-        path.reverse();
-        let path = path.join("/");
+    pub fn into_py(self, py: Python<'_>, path: &[String]) -> PyErr {
+        let path = errors::path_to(path);
         match self {
             Self::Core(error) => errors::to_py(py, error, Some(&path)),
             Self::Leaf(why) => errors::make(py, "UnserializableLeafError", (why, path)),
@@ -202,7 +200,8 @@ pub struct Walk<'a, 'py> {
     pub options: &'a Options<'py>,
     pub out: LayoutBuilder<Borrowed>,
     pub dtypes: Vec<Dtype<'py>>,
-    pub classes: Vec<(*mut ffi::PyTypeObject, Class)>,
+    /// The types are held, so that no other one gets the address of one that was met.
+    pub classes: Vec<(Bound<'py, PyType>, Class)>,
     pub on_device: Vec<OnDevice<'py>>,
     /// On a failure: the keys from the leaf up to the root.
     pub path: Vec<String>,
