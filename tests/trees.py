@@ -20,6 +20,9 @@ NUMPY_DTYPES = [np.dtype(code) for code in "?bhilqBHILQefdgFDG"] + [
     np.dtype("timedelta64[D]"),
 ]
 DTYPES = NUMPY_DTYPES + ML_DTYPES
+# A long double has bytes of padding, which differ from one array made of a scalar to the
+# next; their scalars cannot be compared byte by byte.
+SCALAR_DTYPES = [dtype for dtype in DTYPES if dtype.char not in "gG"]
 
 
 def example_array(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
@@ -81,7 +84,7 @@ def scalars() -> st.SearchStrategy[Any]:
         st.complex_numbers(),
         st.text(max_size=40),
         st.binary(max_size=300),
-        st.builds(lambda dtype: example_array(dtype, (2,))[1], st.sampled_from(DTYPES)),
+        st.builds(lambda dtype: example_array(dtype, (2,))[1], st.sampled_from(SCALAR_DTYPES)),
     )
 
 
