@@ -423,7 +423,8 @@ def test_current_path_of_flax_inside_its_handlers():
 
 def test_hostile_states():
     legacy = {"name": 1, "fields": 2, "values": 3}
-    for state in (legacy, {**legacy, "fields": {"0": "x", "1": "y"}}):
+    fields = {**legacy, "fields": {"0": "x", "1": "y"}}
+    for state in (legacy, fields, {**fields, "values": {"0": 1}}):
         with pytest.raises(ValueError, match="path"):
             treepack.from_state_dict(Point(1, 2), state)
     with pytest.raises(treepack.MismatchError, match=r"\./a"):

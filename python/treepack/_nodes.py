@@ -21,7 +21,7 @@ import collections
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -112,6 +112,10 @@ def _expect_mapping(target: Any, state: Any) -> Mapping[str, Any]:
     )
 
 
+def _attributes(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
 # dict and its subclasses
 
 
@@ -186,7 +190,7 @@ def _restore_tuple(target: Any, state: Any, restore: RestoreChild) -> tuple[Any,
 
 
 def _namedtuple_children(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value._fields}
+    return _attributes(value, value._fields)
 
 
 def _restore_namedtuple(target: Any, state: Any, restore: RestoreChild) -> Any:
@@ -194,7 +198,7 @@ def _restore_namedtuple(target: Any, state: Any, restore: RestoreChild) -> Any:
     if set(state) == {"name", "fields", "values"} and isinstance(state["fields"], Mapping):
         # How flax wrote namedtuples before 2022.
         names, values = state["fields"], _expect_mapping(target, state["values"])
-        state = {name: values.get(index) for index, name in names.items()}
+        state = {name: values[index] for index, name in names.items() if index in values}
     if set(state) != set(target._fields):
         raise mismatch(
             f"the fields {sorted(target._fields)}",
@@ -223,9 +227,13 @@ def _is_code(node: Any, child: Any) -> bool:
     )
 
 
+def _without_code(node: Any, children: dict[str, Any]) -> dict[str, Any]:
+    return {name: child for name, child in children.items() if not _is_code(node, child)}
+
+
 def _pytree_children(value: Any) -> dict[str, Any]:
     children, _ = _flatten(value)
-    return {name: child for name, child in children.items() if not _is_code(value, child)}
+    return _without_code(value, children)
 
 
 def _flatten(value: Any) -> tuple[dict[str, Any], Any]:
@@ -251,9 +259,10 @@ def _key_name(entry: Any) -> str:
 def _restore_pytree(target: Any, state: Any, restore: RestoreChild) -> Any:
     children, treedef = _flatten(target)
     state = _expect_mapping(target, state)
-    _expect_names(target, state, _pytree_children(target))
+    saved = _without_code(target, children)
+    _expect_names(target, state, saved)
     return treedef.unflatten(
-        restore(child, state[name], name) if name in state else child
+        restore(child, state[name], name) if name in saved else child
         for name, child in children.items()
     )
 
@@ -286,11 +295,11 @@ def _data_fields(value: Any) -> list[str]:
 
 
 def _struct_children(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in _struct_fields(value)}
+    return _attributes(value, _struct_fields(value))
 
 
 def _dataclass_children(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in _data_fields(value)}
+    return _attributes(value, _data_fields(value))
 
 
 def _restore_fields(
