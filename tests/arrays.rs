@@ -93,6 +93,16 @@ fn framing(align: usize, may_box: bool) -> Framing {
     }
 }
 
+/// The header of an array of bytes.
+fn uint8(shape: &[usize]) -> Array<'_> {
+    Array {
+        code: EXT_NDARRAY,
+        shape,
+        dtype: "uint8",
+        itemsize: 1,
+    }
+}
+
 /// What flax writes, built by another library.
 fn reference(key: Option<&str>, array: &Array<'_>, bytes: &[u8]) -> Vec<u8> {
     use rmpv::Value;
@@ -157,7 +167,7 @@ proptest! {
         before in 0usize..5,
         key in prop::option::of("[a-z]{0,40}"),
     ) {
-        let array = Array { code: EXT_NDARRAY, shape: &shape, dtype: "uint8", itemsize: 1 };
+        let array = uint8(&shape);
         let bytes: Vec<u8> = (0..array.nbytes()).map(|i| i as u8).collect();
         let ours = encode(before, key.as_deref(), &array, &framing(1, true), &bytes);
         prop_assert_eq!(&ours[before..], reference(key.as_deref(), &array, &bytes));
@@ -176,12 +186,7 @@ fn every_residue_is_reached_at_every_alignment() {
                     Some("a key that is longer than thirty-one bytes"),
                 ] {
                     let shape = [nbytes];
-                    let array = Array {
-                        code: EXT_NDARRAY,
-                        shape: &shape,
-                        dtype: "uint8",
-                        itemsize: 1,
-                    };
+                    let array = uint8(&shape);
                     let read = round_trip(before, key, &array, &framing(align, true));
                     assert_eq!(
                         read.payload_offset % align,
@@ -199,12 +204,7 @@ fn sixteen_needs_no_chunked_form_below_a_key() {
     for nbytes in [ALIGN_MIN_BYTES, 65_000, 70_000] {
         for before in 0..16 {
             let shape = [nbytes];
-            let array = Array {
-                code: EXT_NDARRAY,
-                shape: &shape,
-                dtype: "uint8",
-                itemsize: 1,
-            };
+            let array = uint8(&shape);
             let read = round_trip(before, Some("w"), &array, &framing(16, false));
             assert_eq!(read.payload_offset % 16, 0, "{nbytes} {before}");
         }
@@ -214,12 +214,7 @@ fn sixteen_needs_no_chunked_form_below_a_key() {
 #[test]
 fn small_arrays_are_left_alone() {
     let shape = [ALIGN_MIN_BYTES - 1];
-    let array = Array {
-        code: EXT_NDARRAY,
-        shape: &shape,
-        dtype: "uint8",
-        itemsize: 1,
-    };
+    let array = uint8(&shape);
     let bytes = vec![7; array.nbytes()];
     let aligned = encode(3, Some("w"), &array, &framing(64, true), &bytes);
     assert_eq!(
@@ -289,12 +284,7 @@ fn a_damaged_chunked_array_is_an_error() {
     use rmpv::Value;
     let chunk = || {
         let shape = vec![1usize];
-        let array = Array {
-            code: EXT_NDARRAY,
-            shape: &shape,
-            dtype: "uint8",
-            itemsize: 1,
-        };
+        let array = uint8(&shape);
         let mut encoded = &reference(None, &array, b"a")[..];
         rmpv::decode::read_value(&mut encoded).unwrap()
     };

@@ -11,6 +11,7 @@
 //! form with a single chunk has more headers to widen, and its chunk may have
 //! leading unit dimensions, because readers reshape it to the outer shape.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::align::widen;
@@ -251,7 +252,7 @@ fn write_str(out: &mut Vec<u8>, text: &str) -> Result<()> {
 struct Headers<'a> {
     heads: Vec<Head>,
     /// What is written after each head; empty for most.
-    tails: Vec<std::borrow::Cow<'a, [u8]>>,
+    tails: Vec<Cow<'a, [u8]>>,
     /// Which head is that of the extension around the payload.
     ext: usize,
     /// Chosen widths; the smallest ones while this is empty.
@@ -280,10 +281,10 @@ impl<'a> Headers<'a> {
         self.tails.push((&[][..]).into());
     }
 
-    fn string(&mut self, text: impl Into<std::borrow::Cow<'a, str>>) -> Result<()> {
-        let bytes: std::borrow::Cow<'a, [u8]> = match text.into() {
-            std::borrow::Cow::Borrowed(text) => text.as_bytes().into(),
-            std::borrow::Cow::Owned(text) => text.into_bytes().into(),
+    fn string(&mut self, text: impl Into<Cow<'a, str>>) -> Result<()> {
+        let bytes: Cow<'a, [u8]> = match text.into() {
+            Cow::Borrowed(text) => text.as_bytes().into(),
+            Cow::Owned(text) => text.into_bytes().into(),
         };
         self.heads.push(Head::Str(length("string", bytes.len())?));
         self.tails.push(bytes);

@@ -68,8 +68,9 @@ impl Borrowed {
     pub fn array(array: &Bound<'_, PyUntypedArray>, nbytes: usize) -> Self {
         assert!(array.is_c_contiguous());
         // SAFETY: a live array object has a valid `data` field. NumPy keeps the
-        // memory of a contiguous array of `nbytes` bytes there, and the array can
-        // not be resized while somebody else holds a reference to it.
+        // memory of a contiguous array of `nbytes` bytes there, and refuses to resize
+        // an array while somebody else holds a reference to it (unless the program
+        // passes refcheck=False, which NumPy documents as unsafe for any holder).
         let data = unsafe { (*npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr())).data };
         Self {
             owner: array.clone().into_any().unbind(),

@@ -32,12 +32,7 @@ impl<'py> Walk<'_, 'py> {
             let copy = self.hooks.to_contiguous.bind(self.py).call1((&*array,))?;
             array = Cow::Owned(copy.cast_into().map_err(PyErr::from)?);
         }
-        let header = Array {
-            code,
-            shape: array.shape(),
-            dtype: &self.dtypes[dtype].name,
-            itemsize: self.dtypes[dtype].itemsize,
-        };
+        let header = self.dtypes[dtype].header(code, array.shape());
         let nbytes = header.nbytes();
         let memory = Borrowed::array(&array, nbytes);
         let py = self.py;
@@ -79,12 +74,7 @@ impl<'py> Walk<'_, 'py> {
         let dtype = array.getattr(intern!(py, "dtype"))?;
         let dtype = self.dtype(dtype.cast()?)?;
         let shape: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
-        let header = Array {
-            code: wire::EXT_NDARRAY,
-            shape: &shape,
-            dtype: &self.dtypes[dtype].name,
-            itemsize: self.dtypes[dtype].itemsize,
-        };
+        let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
         let nbytes = header.nbytes();
         let mut parts = Vec::with_capacity(1);
         frame(

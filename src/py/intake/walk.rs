@@ -12,7 +12,7 @@ use super::super::errors;
 use super::super::hooks::Hooks;
 use super::super::memory::Borrowed;
 use crate::Error;
-use crate::array::Framing;
+use crate::array::{Array, Framing};
 use crate::layout::LayoutBuilder;
 use crate::wire;
 
@@ -182,6 +182,18 @@ pub struct Dtype<'py> {
     pub name: String,
     pub itemsize: usize,
     pub native: bool,
+}
+
+impl Dtype<'_> {
+    /// The header of an array of this dtype.
+    pub fn header<'a>(&'a self, code: i8, shape: &'a [usize]) -> Array<'a> {
+        Array {
+            code,
+            shape,
+            dtype: &self.name,
+            itemsize: self.itemsize,
+        }
+    }
 }
 
 /// A jax array whose bytes are fetched at the end.
