@@ -5,6 +5,30 @@
 
 use std::ops::Range;
 
+/// Bytes that a layout borrows, which lie in one run of memory or in several.
+pub trait Payload {
+    /// How many bytes there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The adjacent bytes from `offset` (which is below `len`) on: at least one.
+    fn run(&self, offset: usize) -> &[u8];
+}
+
+impl Payload for Vec<u8> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn run(&self, offset: usize) -> &[u8] {
+        &self[offset..]
+    }
+}
+
 /// Collects headers and payloads in the order of the output.
 #[derive(Debug)]
 pub struct LayoutBuilder<P> {
@@ -34,7 +58,7 @@ impl<P> Default for LayoutBuilder<P> {
     }
 }
 
-impl<P: AsRef<[u8]>> LayoutBuilder<P> {
+impl<P: Payload> LayoutBuilder<P> {
     /// How many bytes the output has so far.
     #[inline]
     #[must_use]
@@ -81,11 +105,7 @@ impl<P: AsRef<[u8]>> LayoutBuilder<P> {
             None => self.pieces[place].headers_end,
         };
         let reserved = self.pieces[place].end - start;
-        assert_eq!(
-            payload.as_ref().len(),
-            reserved,
-            "a payload of another length"
-        );
+        assert_eq!(payload.len(), reserved, "a payload of another length");
         self.pieces[place].payload = Some(payload);
     }
 
@@ -117,7 +137,7 @@ pub struct Layout<P> {
     len: usize,
 }
 
-impl<P: AsRef<[u8]>> Layout<P> {
+impl<P: Payload> Layout<P> {
     /// The exact number of bytes in the output.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -133,45 +153,34 @@ impl<P: AsRef<[u8]>> Layout<P> {
     /// The bytes of `range` of the output, as non-empty slices in order.
     pub fn slices(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         debug_assert!(range.end <= self.len);
-        let first = self
-            .pieces
-            .partition_point(|piece| piece.end <= range.start);
-        let (headers_start, start) = match first.checked_sub(1) {
-            Some(before) => (self.pieces[before].headers_end, self.pieces[before].end),
-            None => (0, 0),
-        };
-        let mut next = first;
-        let mut headers_start = headers_start;
-        let mut position = start;
-        // Alternates between headers and payload; the headers after the last payload end it.
-        let mut runs = std::iter::from_fn(move || {
-            if next > self.pieces.len() {
+        let mut position = range.start;
+        let mut index = self.pieces.partition_point(|piece| piece.end <= position);
+        std::iter::from_fn(move || {
+            if position >= range.end {
                 return None;
             }
-            let piece = self.pieces.get(next);
-            let headers_end = piece.map_or(self.headers.len(), |piece| piece.headers_end);
-            let pair = (
-                &self.headers[headers_start..headers_end],
-                piece.map_or(&[][..], |piece| piece.payload.as_ref()),
-            );
-            headers_start = headers_end;
-            next += 1;
-            Some([pair.0, pair.1])
-        })
-        .flatten();
-        std::iter::from_fn(move || {
-            loop {
-                if position >= range.end {
-                    return None;
+            let run = loop {
+                let (headers_start, start) = match index.checked_sub(1) {
+                    Some(before) => (self.pieces[before].headers_end, self.pieces[before].end),
+                    None => (0, 0),
+                };
+                let piece = self.pieces.get(index);
+                let headers_end = piece.map_or(self.headers.len(), |piece| piece.headers_end);
+                let headers = &self.headers[headers_start..headers_end];
+                let within = position - start;
+                if within < headers.len() {
+                    break &headers[within..];
                 }
-                let run = runs.next()?;
-                let begin = range.start.saturating_sub(position).min(run.len());
-                let end = run.len().min(range.end - position);
-                position += run.len();
-                if begin < end {
-                    return Some(&run[begin..end]);
+                let piece = piece?; // the headers after the last payload end the output
+                if position < piece.end {
+                    break piece.payload.run(within - headers.len());
                 }
-            }
+                index += 1;
+            };
+            let run = &run[..run.len().min(range.end - position)];
+            debug_assert!(!run.is_empty());
+            position += run.len();
+            Some(run)
         })
     }
 }

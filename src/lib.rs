@@ -18,6 +18,8 @@ pub mod array;
 
 pub mod parallel;
 
+pub mod stream;
+
 pub mod sink;
 
 pub mod gzip;

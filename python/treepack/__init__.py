@@ -11,6 +11,7 @@ import types
 from importlib.metadata import version
 
 from treepack import errors, serialization
+from treepack._packing import buffers, pack_into, packed_size
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -47,6 +48,7 @@ __all__ = [
     "TreepackError",
     "UnserializableLeafError",
     "__version__",
+    "buffers",
     "compress_bytes",
     "current_path",
     "decompress_bytes",
@@ -59,6 +61,8 @@ __all__ = [
     "load_from_file",
     "msgpack_restore",
     "msgpack_serialize",
+    "pack_into",
+    "packed_size",
     "register_serialization_state",
     "save_to_file",
     "serialization",

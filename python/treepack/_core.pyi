@@ -23,8 +23,14 @@ class Layout:
     def nbytes(self) -> int:
         """The exact length of the encoding in bytes."""
 
-    def to_bytes(self) -> bytes:
-        """Returns the encoding."""
+    def to_bytes(self, *, threads: int | None) -> bytes:
+        """Returns the encoding, copied by so many threads at most."""
+
+    def pack_into(self, buffer: Buffer, *, offset: int, threads: int | None) -> int:
+        """Writes the encoding into a buffer and returns its length."""
+
+    def buffers(self) -> list[memoryview]:
+        """Returns the encoding in pieces, of which the large ones are array memory."""
 
     def to_gzip(self, level: int | None) -> bytes:
         """Returns the encoding as one gzip member; `None` is level 6."""
@@ -82,7 +88,7 @@ class Memory:
     def inflate(self) -> Memory:
         """Returns the content, decompressed."""
 
-def restore(data: Buffer | Memory, copy: bool | None) -> Any:
+def restore(data: Buffer | Memory, copy: bool | None, threads: int | None) -> Any:
     """Returns the tree that `data` encodes, with arrays that view it.
 
     Raises:

@@ -100,14 +100,52 @@ def problem(value: Any) -> str | None:
     return None
 
 
-def to_host(arrays: list[jax.Array]) -> list[np.ndarray]:
-    """Returns the content of arrays in host memory, in C order.
+def host_view(array: jax.Array) -> np.ndarray | None:
+    """Returns a view of an array that is in host memory as a whole, or `None`."""
+    devices = array.devices()
+    if len(devices) != 1 or next(iter(devices)).platform != "cpu":
+        return None
+    # Not np.asarray, which tries protocols first that not all dtypes have.
+    return array.__array__()
 
-    All transfers are started before the first is waited for. On CPU nothing is copied.
+
+def to_host(arrays: list[jax.Array]) -> list[np.ndarray | list[tuple[list[int], np.ndarray]]]:
+    """Returns the content of arrays on devices in host memory, in C order.
+
+    Of an array that is sharded over devices the shards are returned, each with the
+    index of its first element. All transfers are started before the first is waited for.
     """
-    for array in arrays:
-        array.copy_to_host_async()
-    return [np.asarray(array, order="C") for array in arrays]
+    on_device = [_shards(array) for array in arrays]
+    for shards in on_device:
+        for _, shard in shards:
+            if shard.platform() != "cpu":
+                shard.copy_to_host_async()
+    return [
+        np.asarray(shards[0][1], order="C")
+        if len(shards) == 1
+        else [(start, np.asarray(shard, order="C")) for start, shard in shards]
+        for shards in on_device
+    ]
+
+
+def _shards(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
+    """Returns the different shards of an array, each with the index of its first element."""
+    if array.is_fully_replicated:
+        return [([0] * array.ndim, _unshared(array.addressable_data(0)))]
+    return [
+        ([index.start or 0 for index in shard.index], _unshared(shard.data))
+        for shard in array.addressable_shards
+        if shard.replica_id == 0
+    ]
+
+
+def _unshared(array: jax.Array) -> jax.Array:
+    """Returns another object for the memory of an array on one device.
+
+    jax caches the host copy of an array in its object, for as long as that lives. This
+    one is forgotten after use, and the copy with it.
+    """
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 
 def to_contiguous(array: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ MAX_CHUNK_SIZE: float = 2**30
 """Above how many bytes an array is split into chunks of that size."""
 
 
-def to_bytes(target: Any, *, align: int = 16) -> bytes:
+def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> bytes:
     """Returns the state of a tree, encoded as msgpack.
 
     Args:
@@ -62,6 +62,8 @@ def to_bytes(target: Any, *, align: int = 16) -> bytes:
       align: A power of two from 1 to 64. Arrays of at least 1 KiB are placed at
         multiples of so many bytes, so that they can be viewed where they are. With
         1 the result is, byte for byte, what flax writes.
+      threads: By how many threads large arrays are copied, at most. `None` is the
+        environment variable `TREEPACK_NUM_THREADS`, or else as many as there are cores.
 
     Returns:
       The encoding, which `from_bytes` reads, and flax's as well.
@@ -78,11 +80,16 @@ def to_bytes(target: Any, *, align: int = 16) -> bytes:
       >>> treepack.from_bytes(params, treepack.to_bytes(params))
       {'w': array([0., 1., 2.])}
     """
-    return _state_layout(target, align).to_bytes()
+    return state_layout(target, align).to_bytes(threads=threads)
 
 
 def from_bytes(
-    target: Any, encoded_bytes: Buffer, *, copy: bool | None = None, strict: Strict = True
+    target: Any,
+    encoded_bytes: Buffer,
+    *,
+    copy: bool | None = None,
+    strict: Strict = True,
+    threads: int | None = None,
 ) -> Any:
     """Returns a tree like the target, with leaves from encoded bytes.
 
@@ -91,6 +98,7 @@ def from_bytes(
       encoded_bytes: What `to_bytes` returned, or flax's; any bytes-like object.
       copy: See `msgpack_restore`.
       strict: See `from_state_dict`.
+      threads: See `to_bytes`; for arrays that are copied.
 
     Returns:
       The new tree. Its arrays are NumPy arrays.
@@ -109,10 +117,12 @@ def from_bytes(
         ./w: expected float64[3,2], found float64[2,3]
       Pass strict=False to restore what is found regardless.
     """
-    return restore_tree(target, _core.restore(encoded_bytes, copy), ".", strict)
+    return restore_tree(target, _core.restore(encoded_bytes, copy, threads), ".", strict)
 
 
-def msgpack_serialize(pytree: Any, in_place: bool = False, *, align: int = 16) -> bytes:
+def msgpack_serialize(
+    pytree: Any, in_place: bool = False, *, align: int = 16, threads: int | None = None
+) -> bytes:
     """Returns a tree of plain containers, encoded as msgpack.
 
     Unlike `to_bytes` this keeps lists as lists. It takes dicts, lists and tuples
@@ -122,6 +132,7 @@ def msgpack_serialize(pytree: Any, in_place: bool = False, *, align: int = 16) -
       pytree: The tree. It is never changed.
       in_place: As in flax, `False` sorts the keys of dicts, `True` keeps their order.
       align: See `to_bytes`.
+      threads: See `to_bytes`.
 
     Returns:
       The encoding, which `msgpack_restore` reads.
@@ -142,10 +153,12 @@ def msgpack_serialize(pytree: Any, in_place: bool = False, *, align: int = 16) -
         max_chunk_size=MAX_CHUNK_SIZE,
         overridden=[],
     )
-    return layout.to_bytes()
+    return layout.to_bytes(threads=threads)
 
 
-def msgpack_restore(encoded_pytree: Buffer, *, copy: bool | None = None) -> Any:
+def msgpack_restore(
+    encoded_pytree: Buffer, *, copy: bool | None = None, threads: int | None = None
+) -> Any:
     """Returns the tree that was encoded: dicts, lists and leaves.
 
     Args:
@@ -154,6 +167,7 @@ def msgpack_restore(encoded_pytree: Buffer, *, copy: bool | None = None) -> Any:
         (and keep them alive) wherever they are aligned for their dtype there,
         copies elsewhere. `True` returns writable arrays with memory of their own.
         `False` returns views only.
+      threads: See `to_bytes`; for arrays that are copied.
 
     Returns:
       The tree.
@@ -170,7 +184,7 @@ def msgpack_restore(encoded_pytree: Buffer, *, copy: bool | None = None) -> Any:
       >>> treepack.msgpack_restore(encoded, copy=True)["w"].flags.writeable
       True
     """
-    return _core.restore(encoded_pytree, copy)
+    return _core.restore(encoded_pytree, copy, threads)
 
 
 def save_to_file(
@@ -207,7 +221,7 @@ def save_to_file(
       >>> treepack.load_from_file(None, path)
       {'w': array([0, 1, 2])}
     """
-    layout = _state_layout(target, align)
+    layout = state_layout(target, align)
     Path(filepath).parent.mkdir(parents=True, exist_ok=True)
     if compress:
         layout.save_gzip(filepath, None, durable=durable)
@@ -222,6 +236,7 @@ def load_from_file(
     copy: bool | None = None,
     mmap: bool = True,
     strict: Strict = True,
+    threads: int | None = None,
 ) -> Any:
     """Returns a tree like the target, with leaves from a file.
 
@@ -229,6 +244,7 @@ def load_from_file(
       target: The template; see `from_state_dict`. With `None` the state dict is returned.
       filepath: A file of `save_to_file`, or of flax. Gzip is recognised by its first bytes.
       copy: See `msgpack_restore`.
+      threads: See `to_bytes`; for arrays that are copied.
       mmap: Whether the file is mapped, so that its arrays are read from the disk when they
         are used. The file may be replaced or deleted meanwhile, as `save_to_file` does
         it, but must not be truncated or overwritten in place. `False` reads all of it now.
@@ -248,7 +264,7 @@ def load_from_file(
     memory = _core.Memory.map(filepath) if mappable else _core.Memory.read(filepath)
     if memory.is_gzip():
         memory = memory.inflate()
-    return restore_tree(target, _core.restore(memory, copy), ".", strict)
+    return restore_tree(target, _core.restore(memory, copy, threads), ".", strict)
 
 
 def compress_bytes(data: Buffer, *, level: int | None = None) -> bytes:
@@ -305,21 +321,27 @@ def to_compressed_bytes(target: Any, *, align: int = 16, level: int | None = Non
       >>> treepack.from_compressed_bytes([0, 0], treepack.to_compressed_bytes([1, 2]))
       [1, 2]
     """
-    return _state_layout(target, align).to_gzip(level)
+    return state_layout(target, align).to_gzip(level)
 
 
 def from_compressed_bytes(
-    target: Any, compressed_data: Buffer, *, copy: bool | None = None, strict: Strict = True
+    target: Any,
+    compressed_data: Buffer,
+    *,
+    copy: bool | None = None,
+    strict: Strict = True,
+    threads: int | None = None,
 ) -> Any:
     """Returns a tree like the target, with leaves from `to_compressed_bytes`.
 
     Args and errors are those of `from_bytes` and `decompress_bytes`.
     """
     memory = _core.Memory.inflate_bytes(compressed_data)
-    return restore_tree(target, _core.restore(memory, copy), ".", strict)
+    return restore_tree(target, _core.restore(memory, copy, threads), ".", strict)
 
 
-def _state_layout(target: Any, align: int) -> _core.Layout:
+def state_layout(target: Any, align: int) -> _core.Layout:
+    """Returns the state of a tree, ready to be written."""
     return _core.intake(
         target,
         state_dict=True,

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::align::widen;
-use crate::layout::LayoutBuilder;
+use crate::layout::{LayoutBuilder, Payload};
 use crate::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
 use crate::{Error, Result};
 
@@ -122,7 +122,7 @@ pub struct Framing {
 /// its bytes that belongs after them (several times, for chunks).
 ///
 /// `key` is the map key that stands before the array, if it has not been written.
-pub fn frame<P: AsRef<[u8]>>(
+pub fn frame<P: Payload>(
     layout: &mut LayoutBuilder<P>,
     key: Option<&str>,
     array: &Array<'_>,
@@ -172,7 +172,7 @@ fn aligned_headers<'a>(
 }
 
 /// The chunked form as flax writes it.
-fn frame_chunks<P: AsRef<[u8]>>(
+fn frame_chunks<P: Payload>(
     layout: &mut LayoutBuilder<P>,
     key: Option<&str>,
     array: &Array<'_>,

@@ -2,14 +2,16 @@
 //!
 //! [`frame`] decides the headers of an array, at their smallest or widened so
 //! that the payload begins at an aligned offset (see [`align`]); [`parse`]
-//! reads both forms back.
+//! reads both forms back. [`shards`] is an array that lies in several places.
 
 mod align;
 mod frame;
 mod parse;
+mod shards;
 
 pub use frame::{ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Framing, frame};
 pub use parse::{ArrayBody, ChunkedArray, Dims};
+pub use shards::{Shard, Sharded};
 
 /// The largest number of dimensions that NumPy allows.
 pub const MAX_NDIM: usize = 64;

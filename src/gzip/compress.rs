@@ -4,7 +4,7 @@ use std::io::Write;
 
 use flate2::{Compression, GzBuilder};
 
-use crate::layout::Layout;
+use crate::layout::{Layout, Payload};
 use crate::{Error, Result};
 
 /// The level when none is given: that of the `gzip` command.
@@ -27,7 +27,7 @@ impl Level {
 }
 
 /// Writes all of `layout` to `out` as one gzip member.
-pub fn compress<P: AsRef<[u8]>>(layout: &Layout<P>, level: Level, out: impl Write) -> Result<()> {
+pub fn compress<P: Payload>(layout: &Layout<P>, level: Level, out: impl Write) -> Result<()> {
     let mut encoder = GzBuilder::new()
         .mtime(0)
         .write(out, Compression::new(level.0));

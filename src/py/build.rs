@@ -63,6 +63,7 @@ pub fn build<'py>(
     owner: &Bound<'py, PyAny>,
     data: &[u8],
     copy: CopyMode,
+    threads: Option<i64>,
     release: impl Fn(Range<usize>),
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = owner.py();
@@ -89,7 +90,8 @@ pub fn build<'py>(
     });
     match tree {
         Ok(tree) => {
-            builder.copies.run(py);
+            let copied = builder.copies.run(py, threads);
+            copied.map_err(|error| errors::to_py(py, error, None))?;
             if builder.released > 0 {
                 release(builder.released..data.len());
             }

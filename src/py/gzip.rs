@@ -6,8 +6,7 @@ use pyo3::types::PyBytes;
 use super::errors;
 use super::memory::{Borrowed, new_bytes};
 use crate::gzip::{self, DEFAULT_LEVEL, Level};
-use crate::layout::{Layout, LayoutBuilder};
-use crate::parallel;
+use crate::layout::{Layout, LayoutBuilder, Payload};
 
 /// The level for a `level=` argument, where `None` is the default.
 pub fn level(py: Python<'_>, level: Option<i64>) -> PyResult<Level> {
@@ -17,7 +16,7 @@ pub fn level(py: Python<'_>, level: Option<i64>) -> PyResult<Level> {
 /// A layout as gzip, in a new `bytes` object.
 pub fn to_bytes<'py>(
     py: Python<'py>,
-    layout: &Layout<Borrowed>,
+    layout: &Layout<impl Payload + Sync>,
     level: Option<i64>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let level = self::level(py, level)?;
@@ -61,6 +60,6 @@ pub fn inflate(py: Python<'_>, data: &[u8], max_size: Option<usize>) -> PyResult
 
 fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     new_bytes(py, content.len(), |target| {
-        parallel::copy_all(vec![(content, target)]);
+        target.write_copy_of_slice(content);
     })
 }

@@ -11,7 +11,9 @@ pub struct Hooks {
     pub classify: Py<PyAny>,
     /// `_leaves.explain(value) -> str`: why can this not be a leaf?
     pub explain: Py<PyAny>,
-    /// `_leaves.to_host(arrays) -> list[numpy.ndarray]`: the bytes of jax arrays.
+    /// `_leaves.host_view(array) -> numpy.ndarray | None`: a jax array in host memory.
+    pub host_view: Py<PyAny>,
+    /// `_leaves.to_host(arrays) -> list[numpy.ndarray | shards]`: the bytes of other jax arrays.
     pub to_host: Py<PyAny>,
     /// `_leaves.to_contiguous(array) -> numpy.ndarray`: in C order, in native byte order.
     pub to_contiguous: Py<PyAny>,
@@ -46,6 +48,7 @@ impl Hooks {
             Ok(Self {
                 classify: hook("treepack._leaves", "classify")?,
                 explain: hook("treepack._leaves", "explain")?,
+                host_view: hook("treepack._leaves", "host_view")?,
                 to_host: hook("treepack._leaves", "to_host")?,
                 to_contiguous: hook("treepack._leaves", "to_contiguous")?,
                 describe_dtype: hook("treepack._dtypes", "describe")?,

@@ -16,7 +16,8 @@
 //! of old and new bytes in that array's place, as with `arr.tobytes()` in a
 //! thread; it never gets a damaged file or a crash.
 //!
-//! Memory that is *written* here is fresh: no other code has seen the object yet.
+//! Memory that is *written* here is fresh (no other code has seen the object yet), or
+//! is that of a caller of `pack_into`, who has to keep others from using it meanwhile.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -25,10 +26,14 @@ use std::slice;
 
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
-use pyo3::buffer::PyBuffer;
+use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
+use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView, PyString};
 use pyo3::{PyTypeInfo, ffi};
+
+use crate::layout::Payload;
+use crate::{Result, parallel};
 
 /// Below so many bytes, letting other threads run costs more than the work.
 const DETACH_MIN_BYTES: usize = 64 << 10;
@@ -56,6 +61,16 @@ impl AsRef<[u8]> for Borrowed {
         // while `owner` lives (checked where a `Borrowed` is made). Other threads
         // may write to it: see the policy at the top of this file.
         unsafe { slice::from_raw_parts(self.start, self.len) }
+    }
+}
+
+impl Payload for Borrowed {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn run(&self, offset: usize) -> &[u8] {
+        &self.as_ref()[offset..]
     }
 }
 
@@ -134,6 +149,19 @@ impl Borrowed {
     }
 }
 
+/// Appends a range of the bytes of a contiguous buffer.
+///
+/// # Panics
+/// If the buffer is not contiguous, or the range is not inside it.
+pub fn append(buffer: &PyUntypedBuffer, range: Range<usize>, to: &mut Vec<u8>) {
+    assert!(buffer.is_c_contiguous());
+    // SAFETY: a contiguous buffer has `len_bytes` bytes at `buf_ptr`, which the
+    // exporter keeps valid until it is released.
+    let content =
+        unsafe { slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
+    to.extend_from_slice(&content[range]);
+}
+
 /// A new `bytes` object of `len` bytes that `fill` writes, without a zeroing pass.
 ///
 /// `fill` must write every byte; it runs detached if there is much to write.
@@ -157,6 +185,64 @@ pub fn new_bytes(
     advise_huge(content);
     detached(py, len, || fill(content));
     Ok(bytes)
+}
+
+/// Memory of a caller that is to be written.
+pub struct Writable {
+    /// Keeps the memory where it is.
+    _export: PyUntypedBuffer,
+    start: *mut MaybeUninit<u8>,
+    len: usize,
+}
+
+// SAFETY: the pointer is used by one thread at a time (`fill` takes `&mut self`), and
+// the export may be released in any thread.
+unsafe impl Send for Writable {}
+
+impl Writable {
+    /// The memory of any object with a contiguous buffer that can be written.
+    pub fn get(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let export = PyUntypedBuffer::get(object)?;
+        if export.readonly() || !export.is_c_contiguous() {
+            return Err(PyBufferError::new_err(
+                "the buffer must be writable and contiguous",
+            ));
+        }
+        Ok(Self {
+            start: export.buf_ptr().cast(),
+            len: export.len_bytes(),
+            _export: export,
+        })
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether some of `memory` is part of this.
+    pub fn overlaps(&self, memory: &[u8]) -> bool {
+        let (theirs, ours) = (memory.as_ptr_range(), self.start.cast_const().cast::<u8>());
+        theirs.start < ours.wrapping_add(self.len) && ours < theirs.end
+    }
+
+    /// Lets `fill` write to a range; it runs detached if there is much to write.
+    ///
+    /// # Panics
+    /// If the range is not inside the memory.
+    pub fn fill(
+        &mut self,
+        py: Python<'_>,
+        range: Range<usize>,
+        fill: impl FnOnce(&mut [MaybeUninit<u8>]) + Send,
+    ) {
+        // SAFETY: the export keeps `len` writable bytes at `start` valid. They are only
+        // written here; who else uses them meanwhile gets a mix of old and new bytes:
+        // see the policy at the top of this file.
+        let memory = unsafe { slice::from_raw_parts_mut(self.start, self.len) };
+        let memory = &mut memory[range];
+        detached(py, memory.len(), || fill(memory));
+    }
 }
 
 /// Runs `work` detached from Python if it moves many bytes.
@@ -269,7 +355,7 @@ impl<'py, 'a> Copies<'py, 'a> {
     ///
     /// # Panics
     /// If the sources of an array have not exactly its bytes.
-    pub fn run(mut self, py: Python<'_>) {
+    pub fn run(mut self, py: Python<'_>, threads: Option<i64>) -> Result<()> {
         let mut copies = Vec::with_capacity(self.0.len());
         let mut bytes = 0;
         for (array, sources) in &mut self.0 {
@@ -282,7 +368,9 @@ impl<'py, 'a> Copies<'py, 'a> {
             }
             assert!(rest.is_empty(), "the sources cover the array");
         }
-        detached(py, bytes, || crate::parallel::copy_all(copies));
+        let threads = parallel::threads(threads, bytes)?;
+        detached(py, bytes, || parallel::copy_all(copies, threads));
+        Ok(())
     }
 }
 

@@ -13,21 +13,27 @@ use crate::mapping::Mapping;
 
 /// The tree that a bytes-like object or a [`Memory`] encodes; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (data, copy))]
-pub fn restore<'py>(data: &Bound<'py, PyAny>, copy: Option<bool>) -> PyResult<Bound<'py, PyAny>> {
+#[pyo3(signature = (data, copy, threads))]
+pub fn restore<'py>(
+    data: &Bound<'py, PyAny>,
+    copy: Option<bool>,
+    threads: Option<i64>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let copy = copy.into();
     if let Ok(memory) = data.cast_exact::<Memory>() {
         return match &memory.get().0 {
-            Content::Mapped(file) => build(data, file.as_ref(), copy.into(), |range| {
+            Content::Mapped(file) => build(data, file.as_ref(), copy, threads, |range| {
                 file.release(range);
             }),
-            Content::Owned(bytes) => build(data, bytes, copy.into(), |_| ()),
+            Content::Owned(bytes) => build(data, bytes, copy, threads, |_| ()),
         };
     }
     let source = Borrowed::buffer(data)?;
     build(
         source.owner(data.py()),
         source.as_ref(),
-        copy.into(),
+        copy,
+        threads,
         |_| (),
     )
 }

@@ -8,7 +8,7 @@ use std::io::{self, IoSlice, Write};
 use std::path::{Path, PathBuf};
 
 use crate::Result;
-use crate::layout::Layout;
+use crate::layout::{Layout, Payload};
 
 /// What must be on the disk when a save returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub fn write_file(
 }
 
 /// Writes the layout's memory to `file`, with no copy of it in between.
-pub fn write_layout<P: AsRef<[u8]>>(layout: &Layout<P>, file: &mut File) -> Result<()> {
+pub fn write_layout<P: Payload>(layout: &Layout<P>, file: &mut File) -> Result<()> {
     /// How many slices go into one call: what Linux and macOS accept.
     const BATCH: usize = 1024;
     let mut slices = layout.slices(0..layout.len());

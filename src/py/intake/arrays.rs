@@ -1,22 +1,29 @@
 //! Leaves with a dtype: arrays of NumPy and of jax.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use numpy::{PyArrayDescr, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::super::memory::Borrowed;
+use super::super::memory::{Borrowed, append};
 use super::scalars::INLINE_MAX_BYTES;
+use super::source::Source;
 use super::walk::{Dtype, Failure, OnDevice, Place, Walk, Walked};
-use crate::array::{self, Array, Framing};
+use crate::array::{self, Array, Framing, Shard, Sharded};
 use crate::layout::LayoutBuilder;
 use crate::wire;
 
 /// How many dtypes are remembered; a tree has a handful, but objects of one may differ.
 const MAX_DTYPES: usize = 64;
+
+/// Arrays of jax of up to so many bytes are copied among the headers: to hold on to
+/// objects of jax costs more than the copy. Such arrays are never aligned.
+const LENT_MAX_BYTES: usize = array::ALIGN_MIN_BYTES - 1;
 
 impl<'py> Walk<'_, 'py> {
     pub fn array(
@@ -25,6 +32,18 @@ impl<'py> Walk<'_, 'py> {
         code: i8,
         key: Option<&str>,
         place: Place,
+    ) -> Walked {
+        self.host_array(array, code, key, place, INLINE_MAX_BYTES)
+    }
+
+    /// An array of NumPy. One of up to `inline_max` bytes is copied among the headers.
+    fn host_array(
+        &mut self,
+        array: &Bound<'py, PyUntypedArray>,
+        code: i8,
+        key: Option<&str>,
+        place: Place,
+        inline_max: usize,
     ) -> Walked {
         let dtype = self.dtype(&array.dtype())?;
         let mut array = Cow::Borrowed(array);
@@ -36,27 +55,74 @@ impl<'py> Walk<'_, 'py> {
         let nbytes = header.nbytes();
         let memory = Borrowed::array(&array, nbytes);
         let py = self.py;
-        frame(
-            &mut self.out,
-            key,
-            &header,
-            self.options.framing,
-            place,
-            |out, range| {
-                if range.len() <= INLINE_MAX_BYTES {
-                    out.headers().extend_from_slice(&memory.as_ref()[range]);
-                } else {
-                    let place = out.reserve(range.len());
-                    out.fill(place, memory.part(py, range));
-                }
-            },
-        )
+        let framing = self.options.framing;
+        frame(&mut self.out, key, &header, framing, place, |out, range| {
+            if range.len() <= inline_max {
+                out.headers().extend_from_slice(&memory.as_ref()[range]);
+            } else {
+                let place = out.reserve(range.len());
+                out.fill(place, Source::part(py, &memory, range));
+            }
+        })
     }
 
-    /// Notes a jax array and leaves room for its bytes.
+    /// An array of jax: copied or borrowed at once if it is in host memory.
     pub fn jax_array(
         &mut self,
         array: &Bound<'py, PyAny>,
+        key: Option<&str>,
+        place: Place,
+    ) -> Walked {
+        let dtype = array.getattr(intern!(self.py, "dtype"))?;
+        let dtype = self.dtype(dtype.cast()?)?;
+        if self.dtypes[dtype].lent && self.lent_array(array, dtype, key, place)? {
+            return Ok(());
+        }
+        // That it was deleted, for instance, is found out below.
+        if let Ok(host) = self.hooks.host_view.bind(self.py).call1((array,))
+            && let Ok(host) = host.cast::<PyUntypedArray>()
+        {
+            return self.host_array(host, wire::EXT_NDARRAY, key, place, LENT_MAX_BYTES);
+        }
+        self.device_array(array, dtype, key, place)
+    }
+
+    /// Writes a small array of jax in host memory and returns true, or returns false.
+    ///
+    /// jax lends its memory through the buffer protocol, which costs a fraction of
+    /// asking it for a NumPy array; it waits for the content and keeps it alive meanwhile.
+    fn lent_array(
+        &mut self,
+        array: &Bound<'py, PyAny>,
+        dtype: usize,
+        key: Option<&str>,
+        place: Place,
+    ) -> Walked<bool> {
+        let Ok(buffer) = PyUntypedBuffer::get(array) else {
+            // It lends neither arrays on accelerators, nor sharded ones, nor some
+            // dtypes. A failure is slow, so there is one for each dtype.
+            self.dtypes[dtype].lent = false;
+            return Ok(false);
+        };
+        let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, buffer.shape());
+        let nbytes = header.nbytes();
+        let whole = nbytes == buffer.len_bytes() && buffer.is_c_contiguous();
+        if !whole || nbytes > LENT_MAX_BYTES {
+            return Ok(false);
+        }
+        let framing = self.options.framing;
+        frame(&mut self.out, key, &header, framing, place, |out, range| {
+            append(&buffer, range, out.headers());
+        })?;
+        buffer.release(self.py);
+        Ok(true)
+    }
+
+    /// Notes an array and leaves room for its bytes.
+    fn device_array(
+        &mut self,
+        array: &Bound<'py, PyAny>,
+        dtype: usize,
         key: Option<&str>,
         place: Place,
     ) -> Walked {
@@ -71,25 +137,17 @@ impl<'py> Walk<'_, 'py> {
         if array.call_method0(intern!(py, "is_deleted"))?.is_truthy()? {
             return Err(Failure::tree("the array has been deleted or donated"));
         }
-        let dtype = array.getattr(intern!(py, "dtype"))?;
-        let dtype = self.dtype(dtype.cast()?)?;
         let shape: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
-        let nbytes = header.nbytes();
         let mut parts = Vec::with_capacity(1);
-        frame(
-            &mut self.out,
-            key,
-            &header,
-            self.options.framing,
-            place,
-            |out, range| {
-                parts.push((out.reserve(range.len()), range));
-            },
-        )?;
+        let framing = self.options.framing;
+        frame(&mut self.out, key, &header, framing, place, |out, range| {
+            parts.push((out.reserve(range.len()), range));
+        })?;
         self.on_device.push(OnDevice {
             array: array.clone(),
-            nbytes,
+            itemsize: header.itemsize,
+            shape,
             parts,
         });
         Ok(())
@@ -117,11 +175,12 @@ impl<'py> Walk<'_, 'py> {
             object: dtype.clone(),
             name,
             native,
+            lent: true,
         });
         Ok(self.dtypes.len() - 1)
     }
 
-    /// Gets the bytes of all jax arrays, their transfers started together.
+    /// Gets the bytes of all noted arrays, their transfers started together.
     pub fn fetch(&mut self) -> Walked {
         if self.on_device.is_empty() {
             return Ok(());
@@ -131,33 +190,65 @@ impl<'py> Walk<'_, 'py> {
         let fetched = self.hooks.to_host.bind(self.py).call1((arrays,))?;
         let fetched = fetched.cast::<PyList>()?;
         if fetched.len() != noted.len() {
-            return Err(
-                PyRuntimeError::new_err("to_host returned another number of arrays").into(),
-            );
+            return Err(broken("another number of arrays").into());
         }
         for (noted, host) in noted.into_iter().zip(fetched.iter()) {
-            let host = host.cast::<PyUntypedArray>()?;
-            let itemsize = numpy::PyArrayDescrMethods::itemsize(&host.dtype());
-            if host.len() * itemsize != noted.nbytes || !host.is_c_contiguous() {
-                return Err(PyRuntimeError::new_err("to_host returned another array").into());
-            }
-            let memory = Borrowed::array(host, noted.nbytes);
-            for (place, range) in noted.parts {
-                self.out.fill(place, memory.part(self.py, range));
+            if let Ok(host) = host.cast::<PyUntypedArray>() {
+                let memory = host_memory(host, &noted.shape, noted.itemsize)?;
+                for (place, range) in noted.parts {
+                    self.out.fill(place, Source::part(self.py, &memory, range));
+                }
+            } else {
+                let shards: Vec<HostShard<'_>> = host.extract()?;
+                let mut blocks = Vec::with_capacity(shards.len());
+                for (start, host) in shards {
+                    let shape = host.shape().to_vec();
+                    blocks.push(Shard {
+                        memory: host_memory(&host, &shape, noted.itemsize)?,
+                        start,
+                        shape,
+                    });
+                }
+                let array = Sharded::new(noted.shape, noted.itemsize, blocks)
+                    .ok_or_else(|| broken("shards that do not form the array"))?;
+                let array = Arc::new(array);
+                for (place, range) in noted.parts {
+                    self.out.fill(place, Source::shards(&array, range));
+                }
             }
         }
         Ok(())
     }
 }
 
+/// The index of the first element of a shard, and its elements.
+type HostShard<'py> = (Vec<usize>, Bound<'py, PyUntypedArray>);
+
+/// The bytes of an array that `to_host` has returned.
+fn host_memory(
+    host: &Bound<'_, PyUntypedArray>,
+    shape: &[usize],
+    itemsize: usize,
+) -> Walked<Borrowed> {
+    let same = numpy::PyArrayDescrMethods::itemsize(&host.dtype()) == itemsize;
+    if !same || host.shape() != shape || !host.is_c_contiguous() {
+        return Err(broken("another array").into());
+    }
+    Ok(Borrowed::array(host, host.len() * itemsize))
+}
+
+fn broken(what: &str) -> PyErr {
+    PyRuntimeError::new_err(format!("to_host returned {what}"))
+}
+
 /// Writes the headers of an array at the end of the layout.
 fn frame(
-    out: &mut LayoutBuilder<Borrowed>,
+    out: &mut LayoutBuilder<Source>,
     key: Option<&str>,
     header: &Array<'_>,
     framing: Framing,
     place: Place,
-    payload: impl FnMut(&mut LayoutBuilder<Borrowed>, std::ops::Range<usize>),
+    payload: impl FnMut(&mut LayoutBuilder<Source>, std::ops::Range<usize>),
 ) -> Walked {
     let framing = Framing {
         may_box: !place.in_list,

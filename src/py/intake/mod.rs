@@ -11,21 +11,23 @@
 //! | `scalars.rs` | leaves without a dtype |
 //! | `arrays.rs` | leaves with one |
 //! | `containers.rs` | containers, and the choice between all of these |
+//! | `source.rs` | what the layout borrows |
 
 mod arrays;
 mod containers;
 mod scalars;
+mod source;
 mod walk;
 
 use pyo3::prelude::*;
 
+pub use self::source::Source;
 pub use self::walk::Options;
 use self::walk::{Place, Walk};
-use super::memory::Borrowed;
 use crate::layout::Layout;
 
 /// The layout of `tree`.
-pub fn intake(tree: &Bound<'_, PyAny>, options: &Options<'_>) -> PyResult<Layout<Borrowed>> {
+pub fn intake(tree: &Bound<'_, PyAny>, options: &Options<'_>) -> PyResult<Layout<Source>> {
     let py = tree.py();
     let mut walk = Walk::new(py, options)?;
     let place = Place {

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
 use super::super::memory::Borrowed;
+use super::source::Source;
 use super::walk::{Walk, Walked};
 use crate::wire::{self, Head};
 
@@ -53,7 +54,7 @@ impl<'py> Walk<'_, 'py> {
             self.out.headers().extend_from_slice(content);
         } else {
             let place = self.out.reserve(content.len());
-            self.out.fill(place, borrow()?);
+            self.out.fill(place, Source::Block(borrow()?));
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use pyo3::{PyTypeInfo, ffi, intern};
 
 use super::super::errors;
 use super::super::hooks::Hooks;
-use super::super::memory::Borrowed;
+use super::source::Source;
 use crate::Error;
 use crate::array::{Array, Framing};
 use crate::layout::LayoutBuilder;
@@ -182,6 +182,8 @@ pub struct Dtype<'py> {
     pub name: String,
     pub itemsize: usize,
     pub native: bool,
+    /// Whether jax arrays of this dtype lend their memory, as far as is known.
+    pub lent: bool,
 }
 
 impl Dtype<'_> {
@@ -199,7 +201,8 @@ impl Dtype<'_> {
 /// A jax array whose bytes are fetched at the end.
 pub struct OnDevice<'py> {
     pub array: Bound<'py, PyAny>,
-    pub nbytes: usize,
+    pub shape: Vec<usize>,
+    pub itemsize: usize,
     /// Its places in the layout, with the range of its bytes that belongs there.
     pub parts: Vec<(usize, std::ops::Range<usize>)>,
 }
@@ -210,7 +213,7 @@ pub struct Walk<'a, 'py> {
     pub hooks: &'static Hooks,
     pub types: Types,
     pub options: &'a Options<'py>,
-    pub out: LayoutBuilder<Borrowed>,
+    pub out: LayoutBuilder<Source>,
     pub dtypes: Vec<Dtype<'py>>,
     /// The types are held, so that no other one gets the address of one that was met.
     pub classes: Vec<(Bound<'py, PyType>, Class)>,

@@ -1,0 +1,96 @@
+"""Encoding into memory that somebody else provides or sends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from treepack.serialization import state_layout
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def packed_size(tree: Any, *, align: int = 64) -> int:
+    """Returns how many bytes `pack_into` writes for a tree.
+
+    No array is read. It is also the length of what `to_bytes` returns with the same
+    alignment.
+
+    Args:
+      tree: Any tree; see `to_state_dict`.
+      align: See `to_bytes`. The default is that of `pack_into`.
+
+    Raises:
+      UnserializableLeafError: See `to_bytes`, as for other errors.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> treepack.packed_size({"w": np.zeros(1000)}, align=1)
+      8023
+    """
+    return state_layout(tree, align).nbytes
+
+
+def pack_into(
+    tree: Any, buffer: Buffer, *, offset: int = 0, align: int = 64, threads: int | None = None
+) -> int:
+    """Encodes a tree into a buffer, such as shared memory or a mapped file.
+
+    What is written is what `to_bytes` returns; `from_bytes` and `msgpack_restore` read
+    it from `memoryview(buffer)[offset:][:size]`, and their arrays are views of the
+    buffer. Nothing is written if the buffer is too small.
+
+    Args:
+      tree: Any tree; see `to_state_dict`. Arrays of it may lie in the buffer.
+      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile.
+      offset: Where in the buffer to begin, in bytes. With a multiple of `align`, in a
+        buffer that is itself aligned (shared memory is), arrays are aligned in memory.
+      align: See `to_bytes`. With 64, jax on CPU can use the arrays in place.
+      threads: See `to_bytes`.
+
+    Returns:
+      How many bytes were written.
+
+    Raises:
+      ValueError: If the buffer is too small.
+      BufferError: If it is not writable or not contiguous.
+      UnserializableLeafError: See `to_bytes`, as for other errors.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> params = {"w": np.arange(3.0)}
+      >>> buffer = bytearray(treepack.packed_size(params))
+      >>> size = treepack.pack_into(params, buffer)
+      >>> treepack.msgpack_restore(memoryview(buffer)[:size])
+      {'w': array([0., 1., 2.])}
+    """
+    return state_layout(tree, align).pack_into(buffer, offset=offset, threads=threads)
+
+
+def buffers(tree: Any, *, align: int = 16) -> list[memoryview]:
+    """Returns the encoding of a tree in pieces, without copying large arrays.
+
+    Joined, the pieces are what `to_bytes` returns. They are what `os.writev`,
+    `socket.sendmsg` and ZeroMQ take. Arrays of 4 KiB and more are not copied: their
+    pieces are their memory, so the arrays should not be changed before the pieces are
+    sent. Small arrays are joined with the headers around them.
+
+    Args:
+      tree: Any tree; see `to_state_dict`.
+      align: See `to_bytes`.
+
+    Returns:
+      Read-only memoryviews of bytes, which keep the arrays alive.
+
+    Raises:
+      UnserializableLeafError: See `to_bytes`, as for other errors.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> tree = {"w": np.zeros(1000), "b": np.zeros(10)}
+      >>> [piece.nbytes for piece in treepack.buffers(tree, align=1)]
+      [23, 8000, 98]
+      >>> b"".join(treepack.buffers(tree)) == treepack.to_bytes(tree)
+      True
+    """
+    return state_layout(tree, align).buffers()

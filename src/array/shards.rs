@@ -1,0 +1,225 @@
+//! An array whose elements lie in several blocks of memory, each a box of its indices.
+//!
+//! Devices hold shards of an array. Its bytes in C order are read from the shards
+//! run by run, so that it is never put together anywhere but in the output.
+
+use crate::layout::Payload;
+
+/// One block: the elements from `start` on, `shape` many in each dimension, in C order.
+#[derive(Debug)]
+pub struct Shard<M> {
+    /// The index of its first element.
+    pub start: Vec<usize>,
+    /// How many elements it has in each dimension.
+    pub shape: Vec<usize>,
+    /// Their bytes.
+    pub memory: M,
+}
+
+/// The shards of one array, which form a grid.
+#[derive(Debug)]
+pub struct Sharded<M> {
+    shape: Vec<usize>,
+    /// For each dimension, where the cells of the grid begin, and last the dimension itself.
+    bounds: Vec<Vec<usize>>,
+    /// The memory of each cell, the last dimension varying fastest.
+    cells: Vec<M>,
+    /// The last dimension that is split. All after it are whole in every cell.
+    split: usize,
+    /// The bytes of one index of the dimension `split`.
+    inner: usize,
+}
+
+impl<M: AsRef<[u8]>> Sharded<M> {
+    /// Puts the shards in order, or returns `None` if they do not form a grid that
+    /// covers an array of this shape, each cell once.
+    #[must_use]
+    pub fn new(shape: Vec<usize>, itemsize: usize, shards: Vec<Shard<M>>) -> Option<Self> {
+        let ndim = shape.len();
+        let fits = |shard: &Shard<M>| shard.start.len() == ndim && shard.shape.len() == ndim;
+        if ndim == 0 || !shards.iter().all(fits) {
+            return None;
+        }
+        if shape.contains(&0) {
+            return Some(Self {
+                shape,
+                bounds: Vec::new(),
+                cells: Vec::new(),
+                split: 0,
+                inner: 0,
+            });
+        }
+        let mut bounds = Vec::with_capacity(ndim);
+        for (dim, &len) in shape.iter().enumerate() {
+            let mut starts: Vec<usize> = shards.iter().map(|shard| shard.start[dim]).collect();
+            starts.push(len);
+            starts.sort_unstable();
+            starts.dedup();
+            bounds.push(starts);
+        }
+        let mut placed: Vec<Option<M>> = Vec::new();
+        placed.resize_with(shards.len(), || None);
+        for shard in shards {
+            let mut index = 0;
+            for dim in 0..ndim {
+                let bounds = &bounds[dim];
+                let cell = bounds.binary_search(&shard.start[dim]).ok()?;
+                if bounds.get(cell + 1)? - bounds[cell] != shard.shape[dim] {
+                    return None;
+                }
+                index = index * (bounds.len() - 1) + cell;
+            }
+            let nbytes = shard.shape.iter().product::<usize>() * itemsize;
+            let place = placed.get_mut(index)?;
+            if place.is_some() || shard.memory.as_ref().len() != nbytes {
+                return None;
+            }
+            *place = Some(shard.memory);
+        }
+        let whole = bounds.iter().all(|bounds| bounds[0] == 0);
+        let count: usize = bounds.iter().map(|bounds| bounds.len() - 1).product();
+        if !whole || count != placed.len() {
+            return None;
+        }
+        let split = bounds
+            .iter()
+            .rposition(|bounds| bounds.len() > 2)
+            .unwrap_or(0);
+        Some(Self {
+            inner: shape[split + 1..].iter().product::<usize>() * itemsize,
+            cells: placed.into_iter().collect::<Option<_>>()?,
+            shape,
+            bounds,
+            split,
+        })
+    }
+}
+
+impl<M: AsRef<[u8]>> Payload for Sharded<M> {
+    fn len(&self) -> usize {
+        self.shape[..=self.split].iter().product::<usize>() * self.inner
+    }
+
+    fn run(&self, offset: usize) -> &[u8] {
+        let row_bytes = self.shape[self.split] * self.inner;
+        let (mut row, in_row) = (offset / row_bytes, offset % row_bytes);
+        let bounds = &self.bounds[self.split];
+        let column = cell(bounds, in_row / self.inner);
+        let run_bytes = (bounds[column + 1] - bounds[column]) * self.inner;
+        // From the last dimension to the first: which cell, and which of its rows.
+        let (mut index, mut stride) = (column, bounds.len() - 1);
+        let (mut local_row, mut local_stride) = (0, 1);
+        for dim in (0..self.split).rev() {
+            let bounds = &self.bounds[dim];
+            let (rest, at) = (row / self.shape[dim], row % self.shape[dim]);
+            let cell = cell(bounds, at);
+            index += cell * stride;
+            stride *= bounds.len() - 1;
+            local_row += (at - bounds[cell]) * local_stride;
+            local_stride *= bounds[cell + 1] - bounds[cell];
+            row = rest;
+        }
+        let start = local_row * run_bytes;
+        let skipped = in_row - bounds[column] * self.inner;
+        &self.cells[index].as_ref()[start + skipped..start + run_bytes]
+    }
+}
+
+/// Which cell the index `at` lies in.
+fn cell(bounds: &[usize], at: usize) -> usize {
+    bounds.partition_point(|&bound| bound <= at) - 1
+}
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Cuts an array of consecutive bytes (in elements of `itemsize`) at the bounds.
+    fn cut(shape: &[usize], itemsize: usize, bounds: &[Vec<usize>]) -> Vec<Shard<Vec<u8>>> {
+        let mut boxes = vec![(Vec::new(), Vec::new())];
+        for bounds in bounds {
+            boxes = boxes
+                .iter()
+                .flat_map(|(start, extent)| {
+                    bounds.windows(2).map(move |pair| {
+                        let mut more: (Vec<usize>, Vec<usize>) = (start.clone(), extent.clone());
+                        more.0.push(pair[0]);
+                        more.1.push(pair[1] - pair[0]);
+                        more
+                    })
+                })
+                .collect();
+        }
+        let shard = |(start, extent): (Vec<usize>, Vec<usize>)| {
+            let mut memory = Vec::new();
+            for flat in 0..shape.iter().product::<usize>() {
+                let mut rest = flat;
+                let inside = (0..shape.len()).rev().all(|dim| {
+                    let at = rest % shape[dim];
+                    rest /= shape[dim];
+                    (start[dim]..start[dim] + extent[dim]).contains(&at)
+                });
+                if inside {
+                    memory.extend((0..itemsize).map(|byte| (flat * itemsize + byte) as u8));
+                }
+            }
+            Shard {
+                start,
+                shape: extent,
+                memory,
+            }
+        };
+        boxes.into_iter().map(shard).collect()
+    }
+
+    fn grids() -> impl Strategy<Value = (Vec<usize>, Vec<Vec<usize>>)> {
+        let dim = (1usize..6).prop_flat_map(|len| {
+            prop::collection::btree_set(1..=len, 0..3).prop_map(move |cuts| {
+                let mut bounds: Vec<usize> = cuts.into_iter().filter(|&cut| cut < len).collect();
+                bounds.insert(0, 0);
+                bounds.push(len);
+                (len, bounds)
+            })
+        });
+        prop::collection::vec(dim, 1..4).prop_map(|dims| dims.into_iter().unzip())
+    }
+
+    proptest! {
+        #[test]
+        fn runs_from_any_offset_are_the_array((shape, bounds) in grids(), itemsize in 1usize..4) {
+            let mut shards = cut(&shape, itemsize, &bounds);
+            shards.reverse(); // the order in which they come does not matter
+            let array = Sharded::new(shape.clone(), itemsize, shards).unwrap();
+            let len = shape.iter().product::<usize>() * itemsize;
+            prop_assert_eq!(array.len(), len);
+            for start in 0..len {
+                let mut found = Vec::new();
+                while start + found.len() < len {
+                    found.extend_from_slice(array.run(start + found.len()));
+                }
+                let expected: Vec<u8> = (start..len).map(|byte| byte as u8).collect();
+                prop_assert_eq!(found, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn shards_that_are_no_grid_are_refused() {
+        let shape = vec![4, 6];
+        let shards = || cut(&shape, 2, &[vec![0, 2, 4], vec![0, 3, 6]]);
+        assert!(Sharded::new(shape.clone(), 2, shards()).is_some());
+        let spoil = |change: fn(&mut Vec<Shard<Vec<u8>>>)| {
+            let mut shards = shards();
+            change(&mut shards);
+            Sharded::new(shape.clone(), 2, shards)
+        };
+        assert!(spoil(|shards| drop(shards.pop())).is_none());
+        assert!(spoil(|shards| shards[1].start = vec![0, 0]).is_none());
+        assert!(spoil(|shards| shards[1].start = vec![0, 4]).is_none());
+        assert!(spoil(|shards| shards[1].shape = vec![2, 2]).is_none());
+        assert!(spoil(|shards| shards[1].start = vec![0]).is_none());
+        assert!(spoil(|shards| shards[1].memory.truncate(3)).is_none());
+    }
+}

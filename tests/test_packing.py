@@ -1,0 +1,328 @@
+"""Encoding into given memory, in pieces, and with a given number of threads."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import serialization as flax
+from hypothesis import given
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import treepack
+from trees import assert_same, state_trees
+
+ALIGNMENTS = [1, 2, 4, 8, 16, 32, 64]
+
+
+def large(nbytes: int = 40 << 20) -> dict[str, np.ndarray]:
+    """Returns a tree that is worth several threads and streaming stores."""
+    rng = np.random.default_rng(0)
+    return {
+        "a": rng.standard_normal(nbytes // 16),
+        "b": {"c": rng.integers(0, 255, 12345, np.uint8), "d": rng.standard_normal(nbytes // 16)},
+        "e": np.zeros(7),
+    }
+
+
+@given(state_trees())
+def test_all_ways_to_encode_agree(tree: Any):
+    for align in (1, 16, 64):
+        expected = treepack.to_bytes(tree, align=align)
+        assert treepack.packed_size(tree, align=align) == len(expected)
+        buffer = bytearray(b"\xaa" * (len(expected) + 10))
+        assert treepack.pack_into(tree, buffer, offset=3, align=align) == len(expected)
+        assert buffer == b"\xaa" * 3 + expected + b"\xaa" * 7
+        assert b"".join(treepack.buffers(tree, align=align)) == expected
+
+
+def test_all_ways_to_encode_agree_on_large_trees():
+    tree = large()
+    expected = treepack.to_bytes(tree, align=64, threads=1)
+    buffer = bytearray(len(expected) + 100)
+    for threads in (1, 2, 5, None):
+        assert treepack.to_bytes(tree, align=64, threads=threads) == expected
+        for offset in (0, 1, 64):
+            buffer[:] = bytes(len(buffer))
+            size = treepack.pack_into(tree, buffer, offset=offset, threads=threads)
+            assert memoryview(buffer)[offset : offset + size] == expected
+            assert not any(buffer[:offset])
+            assert not any(buffer[offset + size :])
+        assert_same(treepack.from_bytes(tree, expected, copy=True, threads=threads), tree)
+    assert b"".join(treepack.buffers(tree, align=64)) == expected
+
+
+def test_packed_arrays_are_views_of_the_buffer():
+    tree = {f"w{i}": np.arange(1000.0) + i for i in range(5)}
+    memory = mmap.mmap(-1, treepack.packed_size(tree))
+    size = treepack.pack_into(tree, memory)
+    views = treepack.msgpack_restore(memoryview(memory)[:size], copy=False)
+    assert_same(views, tree)
+    for view in views.values():
+        assert np.shares_memory(view, np.frombuffer(memory, np.uint8))
+        assert view.ctypes.data % 64 == 0
+
+
+def test_a_buffer_of_any_type_is_filled():
+    tree = {"w": np.arange(100.0)}
+    expected = treepack.to_bytes(tree, align=64)
+    floats = np.zeros((len(expected) + 7) // 8)
+    size = treepack.pack_into(tree, floats)
+    assert floats.tobytes()[:size] == expected
+
+
+@pytest.mark.parametrize("offset", [-1, 101, 2**40, -(2**40)])
+def test_an_offset_outside_is_refused(offset: int):
+    with pytest.raises(ValueError, match="offset must be from 0 to the length of the buffer, 100"):
+        treepack.pack_into({}, bytearray(100), offset=offset)
+
+
+def test_a_buffer_that_is_too_small_is_left_alone():
+    tree = {"w": np.ones(1000)}
+    size = treepack.packed_size(tree)
+    for buffer, offset in ((bytearray(size - 1), 0), (bytearray(size), 1), (bytearray(0), 0)):
+        with pytest.raises(ValueError, match=f"too small: {size} bytes are needed"):
+            treepack.pack_into(tree, buffer, offset=offset)
+        assert not any(buffer)
+
+
+def test_a_buffer_that_cannot_be_written_is_refused():
+    backwards = np.zeros(1000, np.uint8)[::-1]
+    for buffer in (bytes(1000), memoryview(bytearray(1000)).toreadonly(), backwards):
+        with pytest.raises(BufferError, match="writable and contiguous"):
+            treepack.pack_into({}, buffer)
+    with pytest.raises(TypeError):
+        treepack.pack_into({}, None)  # type: ignore[arg-type]
+
+
+def test_arrays_that_lie_in_the_buffer_are_packed_as_they_were():
+    tree = {"a": np.arange(1000.0), "b": np.arange(2000.0)}
+    buffer = bytearray(2 * treepack.packed_size(tree))
+    size = treepack.pack_into(tree, buffer)
+    views = treepack.msgpack_restore(memoryview(buffer)[:size], copy=False)
+    swapped = {"x": views["b"], "y": views["a"]}
+    size = treepack.pack_into(swapped, buffer, offset=1024)
+    packed = memoryview(buffer)[1024 : 1024 + size]
+    assert_same(treepack.msgpack_restore(packed), {"x": tree["b"], "y": tree["a"]})
+
+
+def test_large_arrays_are_not_copied_into_the_pieces():
+    tree = {"w": np.arange(10_000.0), "small": np.ones(3), "j": jnp.arange(5_000)}
+    pieces = treepack.buffers(tree)
+    arrays = [np.frombuffer(piece, np.uint8) for piece in pieces]
+    assert any(np.shares_memory(array, tree["w"]) for array in arrays)
+    assert any(np.shares_memory(array, np.asarray(tree["j"])) for array in arrays)
+    assert all(piece.readonly for piece in pieces)
+    assert len(pieces) == 4  # headers, w, what is small, j
+    expected = treepack.to_bytes(tree)
+    del tree, arrays
+    assert b"".join(pieces) == expected  # they keep the arrays alive
+
+
+def test_the_pieces_are_what_a_socket_sends():
+    tree = large(1 << 20)
+    pieces = treepack.buffers(tree)
+    ours, theirs = socket.socketpair()
+    received = bytearray()
+
+    def receive() -> None:
+        while data := theirs.recv(1 << 16):
+            received.extend(data)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    while pieces:
+        sent = ours.sendmsg(pieces)
+        while pieces and sent >= len(pieces[0]):
+            sent -= len(pieces.pop(0))
+        if sent:
+            pieces[0] = pieces[0][sent:]
+    ours.close()
+    thread.join()
+    theirs.close()
+    assert received == treepack.to_bytes(tree)
+
+
+def test_wrong_numbers_of_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
+    tree = large()
+    for threads in (0, -1):
+        with pytest.raises(ValueError, match=f"threads must be at least 1, got {threads}"):
+            treepack.to_bytes({}, threads=threads)
+        with pytest.raises(ValueError, match=f"threads must be at least 1, got {threads}"):
+            treepack.msgpack_restore(b"\x80", copy=True, threads=threads)
+    for text in ("x", "0", "-2", ""):
+        monkeypatch.setenv("TREEPACK_NUM_THREADS", text)
+        with pytest.raises(
+            ValueError, match=f"TREEPACK_NUM_THREADS must be .* got {text!r}".replace("'", '"')
+        ):
+            treepack.to_bytes(tree)
+    assert treepack.to_bytes(tree, threads=1)  # which is not asked then
+
+
+COUNT_THREADS = """
+import os, sys, threading, time, numpy as np, treepack
+tree = {"w": np.ones(1 << 27)}  # a gigabyte, which takes a while
+most = len(os.listdir("/proc/self/task"))
+idle, done = most + 1, threading.Event()  # the thread that watches comes on top
+
+def watch():
+    global most
+    while not done.is_set():
+        most = max(most, len(os.listdir("/proc/self/task")))
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+treepack.to_bytes(tree, threads=eval(sys.argv[1]))
+done.set()
+watcher.join()
+print(most - idle)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
+@pytest.mark.parametrize(
+    ("argument", "variable", "started"),
+    [("None", "3", 2), ("None", "1", 0), ("4", "1", 3), ("1", None, 0)],
+)
+def test_so_many_threads_are_started(argument: str, variable: str | None, started: int):
+    environment = {**os.environ}
+    environment.pop("TREEPACK_NUM_THREADS", None)
+    if variable:
+        environment["TREEPACK_NUM_THREADS"] = variable
+    command = [sys.executable, "-c", COUNT_THREADS, argument]
+    assert int(subprocess.check_output(command, env=environment)) == started
+
+
+FORK = """
+import os, sys, warnings, numpy as np, treepack
+warnings.simplefilter("ignore")  # jax warns of any fork
+tree = {"w": np.arange(4 << 20, dtype=np.float64)}
+encoded = treepack.to_bytes(tree, threads=3)
+child = os.fork()
+if child == 0:
+    same = treepack.to_bytes(tree, threads=3) == encoded
+    copied = treepack.msgpack_restore(encoded, copy=True, threads=3)
+    os._exit(0 if same and (copied["w"] == tree["w"]).all() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert treepack.to_bytes(tree, threads=3) == encoded
+print("done")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+def test_a_forked_process_goes_on_working():
+    command = [sys.executable, "-c", FORK]
+    assert subprocess.check_output(command, timeout=120) == b"done\n"
+
+
+def _operations(path: Path) -> dict[str, Callable[[], Any]]:
+    tree = large(200 << 20)
+    encoded = treepack.to_bytes(tree)
+    buffer = bytearray(treepack.packed_size(tree))
+    treepack.save_to_file(tree, path, durable=False)
+    return {
+        "to_bytes": lambda: treepack.to_bytes(tree, threads=1),
+        "pack_into": lambda: treepack.pack_into(tree, buffer, threads=1),
+        "from_bytes": lambda: treepack.from_bytes(tree, encoded, copy=True, threads=1),
+        "save_to_file": lambda: treepack.save_to_file(tree, path, durable=False),
+        "load_from_file": lambda: treepack.load_from_file(tree, path, copy=True, threads=1),
+    }
+
+
+def test_other_threads_go_on_meanwhile(tmp_path: Path):
+    """The main thread is never made to hand over Python, so only a release lets others run."""
+    interval = sys.getswitchinterval()
+    count = 0
+    done = False
+
+    def work() -> None:
+        nonlocal count
+        while not done:
+            count += 1
+            time.sleep(0)  # hands Python over at once
+
+    operations = _operations(tmp_path / "tree")
+    thread = threading.Thread(target=work)
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        for name, operation in operations.items():
+            before = count
+            operation()
+            progress = count - before
+            assert progress > 10, f"{name}: the other thread counted to {progress}"
+        before = count
+        sum(range(5_000_000))  # which is how it looks if Python is not released
+        assert count == before
+    finally:
+        done = True
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("shape", "mesh", "spec"),
+    [
+        ((8, 6), (4,), ("x",)),
+        ((6, 8), (4,), (None, "x")),
+        ((4, 6, 8), (2, 2), ("x", None, "y")),
+        ((4, 6, 8), (2, 2), (None, "y")),  # with replicas
+        ((8, 3), (2, 2), (("x", "y"),)),
+        ((400, 800), (2, 2), ("x", "y")),
+        ((0, 8), (4,), (None, "x")),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+def test_sharded_arrays_are_gathered_from_their_shards(
+    shape: tuple[int, ...],
+    mesh: tuple[int, ...],
+    spec: tuple[Any, ...],
+    dtype: str,
+    chunk_size: Callable[[int], None],
+):
+    values = np.arange(np.prod(shape)).reshape(shape).astype(jnp.dtype(dtype))
+    devices = np.array(jax.devices()[: np.prod(mesh)]).reshape(mesh)
+    sharding = NamedSharding(Mesh(devices, ("x", "y")[: len(mesh)]), PartitionSpec(*spec))
+    array = jax.device_put(values, sharding)
+    tree = {"w": array, "b": jax.device_put(values, jax.devices()[1])}
+    host = {"w": values, "b": values}
+    for limit in (2**30, 100):
+        chunk_size(limit)
+        assert treepack.to_bytes(tree, align=1) == flax.to_bytes(host)
+        assert treepack.to_bytes(tree, align=64) == treepack.to_bytes(host, align=64)
+        assert b"".join(treepack.buffers(tree)) == treepack.to_bytes(host)
+    assert array._npy_value is None, "jax has cached the whole array"
+
+
+def test_a_sharded_array_is_not_assembled(tmp_path: Path):
+    """The shards lie in host memory already, so that saving needs none."""
+    program = f"""
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+import jax, numpy as np, treepack
+from pathlib import Path
+mesh = jax.sharding.Mesh(np.array(jax.devices()), "x")
+sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "x"))
+array = jax.device_put(np.ones((4096, 16384), np.float32), sharding).block_until_ready()
+treepack.save_to_file({{"w": np.ones(9)}}, {str(tmp_path / "small")!r})
+Path("/proc/self/clear_refs").write_text("5")
+status = lambda field: int(Path("/proc/self/status").read_text().split(field)[1].split()[1])
+before = status("VmRSS")
+treepack.save_to_file({{"w": array}}, {str(tmp_path / "sharded")!r})
+print(status("VmHWM") - before)
+"""
+    extra = int(subprocess.check_output([sys.executable, "-c", program]))
+    assert extra < 32 << 10, f"{extra} KiB more"  # the array has 256 MiB
+    assert treepack.load_from_file(None, tmp_path / "sharded")["w"].shape == (4096, 16384)
