@@ -78,6 +78,17 @@ impl<P: Payload> LayoutBuilder<P> {
         &mut self.headers
     }
 
+    /// Appends a payload.
+    #[inline]
+    pub fn push(&mut self, payload: P) {
+        self.payload_bytes += payload.len();
+        self.pieces.push(Piece {
+            headers_end: self.headers.len(),
+            end: self.len(),
+            payload: Some(payload),
+        });
+    }
+
     /// Leaves a place for a payload of `len` bytes; [`LayoutBuilder::fill`] puts it there.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> usize {
@@ -196,7 +207,11 @@ mod tests {
         let mut places = Vec::new();
         for (header, payload) in parts {
             builder.headers().extend_from_slice(header);
-            places.push((builder.reserve(payload.len()), payload.clone()));
+            if payload.len() % 2 == 0 {
+                builder.push(payload.clone());
+            } else {
+                places.push((builder.reserve(payload.len()), payload.clone()));
+            }
             whole.extend_from_slice(header);
             whole.extend_from_slice(payload);
         }

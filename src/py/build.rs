@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::errors;
 use super::hooks::Hooks;
-use super::memory::{Copies, FreshArray, view};
+use super::memory::{Copies, FreshArray, SmallCopies, view};
 use crate::array::{ArrayBody, ChunkedArray, Dims};
 use crate::wire::{self, Cursor, Token};
 use crate::{Error, sniff};
@@ -76,6 +76,7 @@ pub fn build<'py>(
         keys: KeyCache::default(),
         dtypes: Vec::new(),
         copies: Copies::default(),
+        small_copies: SmallCopies::default(),
         release: &release,
         released: 0,
         at_once: false,
@@ -147,6 +148,7 @@ struct Builder<'a, 'py> {
     keys: KeyCache<'py>,
     dtypes: Vec<Dtype<'py>>,
     copies: Copies<'py, 'a>,
+    small_copies: SmallCopies<'py>,
     release: &'a dyn Fn(Range<usize>),
     /// Up to where the input has been released.
     released: usize,
@@ -365,6 +367,13 @@ impl<'a, 'py> Builder<'a, 'py> {
             )
             .into());
         }
+        if let [payload] = payloads
+            && self.copy == CopyMode::IfNeeded
+            && nbytes <= SmallCopies::MAX_BYTES
+        {
+            let (dtype, shape) = (&dtype.object, dims.as_slice());
+            return Ok(self.small_copies.array(dtype, shape, payload)?);
+        }
         let writable = self.copy == CopyMode::Always;
         let fresh = FreshArray::new(&dtype.object, dims.as_slice(), nbytes, writable)?;
         Ok(match payloads {
@@ -445,11 +454,12 @@ impl<'py> KeyCache<'py> {
         if self.slots.is_empty() {
             self.slots.resize_with(Self::SLOTS, || None);
         }
-        // FNV-1a, which is short and good enough for a cache.
-        let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        // FNV-1a, which is short and good enough for a cache. Its low bits depend on all
+        // bytes; the high ones hardly on the last, which is all that differs in `w0`, `w1`.
+        let hash = bytes.iter().fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
         });
-        let slot = &mut self.slots[(hash >> 32) as usize % Self::SLOTS];
+        let slot = &mut self.slots[hash as usize % Self::SLOTS];
         if let Some((known, string)) = slot
             && known[..] == *bytes
         {

@@ -35,8 +35,7 @@ pub fn compress<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let content = Borrowed::buffer(data)?;
     let mut builder = LayoutBuilder::default();
-    let place = builder.reserve(content.as_ref().len());
-    builder.fill(place, content);
+    builder.push(content);
     to_bytes(data.py(), &builder.finish(), level)
 }
 

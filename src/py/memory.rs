@@ -329,6 +329,51 @@ impl<'py> FreshArray<'py> {
     }
 }
 
+/// Read-only copies of small payloads, many in one block of memory: an array over
+/// memory that is there costs half of an array with memory of its own.
+#[derive(Default)]
+pub struct SmallCopies<'py> {
+    block: Option<FreshArray<'py>>,
+    used: usize,
+}
+
+impl<'py> SmallCopies<'py> {
+    /// The largest payload.
+    pub const MAX_BYTES: usize = 1 << 10;
+
+    const BLOCK_BYTES: usize = 64 << 10;
+
+    /// What NumPy asks for its largest element, a complex of long doubles.
+    const ALIGN: usize = 16;
+
+    /// An array with a copy of `payload`, which keeps its block alive.
+    ///
+    /// # Panics
+    /// If the payload is larger than `MAX_BYTES`.
+    pub fn array(
+        &mut self,
+        dtype: &Bound<'py, PyArrayDescr>,
+        shape: &[isize],
+        payload: &[u8],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        assert!(payload.len() <= Self::MAX_BYTES);
+        let block = match &mut self.block {
+            Some(block) if self.used + payload.len() <= block.len => block,
+            block => {
+                let byte = numpy::dtype::<u8>(dtype.py());
+                let len = Self::BLOCK_BYTES.cast_signed();
+                let mut fresh = FreshArray::new(&byte, &[len], Self::BLOCK_BYTES, false)?;
+                self.used = fresh.memory().as_ptr().align_offset(Self::ALIGN);
+                block.insert(fresh)
+            }
+        };
+        let base = block.array.clone();
+        let place = &mut block.memory()[self.used..][..payload.len()];
+        self.used += payload.len().next_multiple_of(Self::ALIGN);
+        view(dtype, shape, place.write_copy_of_slice(payload), &base)
+    }
+}
+
 /// Fresh arrays that are to be filled together, in parallel and detached.
 #[derive(Default)]
 pub struct Copies<'py, 'a>(Vec<(FreshArray<'py>, Vec<&'a [u8]>)>);

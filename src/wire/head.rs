@@ -4,6 +4,9 @@
 //! needs to be. The smallest width is what flax writes; the wider ones are how
 //! [`crate::array`] moves a payload to an aligned offset.
 
+// Most callers know the kind of header, so that little of these functions is left there.
+#![allow(clippy::inline_always)]
+
 use rmp::Marker;
 
 use crate::{Error, Result};
@@ -27,6 +30,7 @@ pub enum Head {
 
 impl Head {
     /// All widths in bytes that this header can be written in, ascending.
+    #[inline(always)]
     #[must_use]
     pub fn widths(self) -> &'static [usize] {
         /// The tail of `all` that begins with the first width that is wide enough.
@@ -45,13 +49,14 @@ impl Head {
     }
 
     /// The smallest width: what flax writes.
+    #[inline(always)]
     #[must_use]
     pub fn width(self) -> usize {
         self.widths()[0]
     }
 
     /// Appends this header at its smallest width.
-    #[inline]
+    #[inline(always)]
     pub fn write(self, out: &mut Vec<u8>) {
         self.write_wide(self.width(), out);
     }
@@ -59,7 +64,7 @@ impl Head {
     /// Appends this header at `width`, one of [`Head::widths`].
     // The casts cannot truncate: a width is only legal when the value fits it.
     #[allow(clippy::cast_possible_truncation)]
-    #[inline]
+    #[inline(always)]
     pub fn write_wide(self, width: usize, out: &mut Vec<u8>) {
         debug_assert!(self.widths().contains(&width), "{self:?} at {width}");
         let (marker, value) = match self {
@@ -108,8 +113,19 @@ impl Head {
             ),
             Self::Ext(code, len) => return write_ext(code, len, width, out),
         };
-        out.push(marker.to_u8());
-        write_be(value, width - 1, out);
+        // Copies of a constant length are a store or two.
+        let first = marker.to_u8();
+        let be = value.to_be_bytes();
+        match width {
+            1 => out.push(first),
+            2 => out.extend_from_slice(&[first, be[7]]),
+            3 => out.extend_from_slice(&[first, be[6], be[7]]),
+            5 => out.extend_from_slice(&[first, be[4], be[5], be[6], be[7]]),
+            _ => {
+                out.push(first);
+                out.extend_from_slice(&be);
+            }
+        }
     }
 }
 
@@ -131,15 +147,14 @@ fn write_ext(code: i8, len: u32, width: usize, out: &mut Vec<u8>) {
         (4, _) => Marker::Ext16,
         _ => Marker::Ext32,
     };
-    out.push(marker.to_u8());
-    write_be(len.into(), width - 2, out);
-    out.push(code.cast_unsigned());
-}
-
-/// The lowest `count` bytes of `value`, most significant first.
-#[inline]
-fn write_be(value: u64, count: usize, out: &mut Vec<u8>) {
-    out.extend_from_slice(&value.to_be_bytes()[8 - count..]);
+    let (first, code) = (marker.to_u8(), code.cast_unsigned());
+    let be = len.to_be_bytes();
+    match width {
+        2 => out.extend_from_slice(&[first, code]),
+        3 => out.extend_from_slice(&[first, be[3], code]),
+        4 => out.extend_from_slice(&[first, be[2], be[3], code]),
+        _ => out.extend_from_slice(&[first, be[0], be[1], be[2], be[3], code]),
+    }
 }
 
 #[cfg(test)]

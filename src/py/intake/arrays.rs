@@ -60,8 +60,7 @@ impl<'py> Walk<'_, 'py> {
             if range.len() <= inline_max {
                 out.headers().extend_from_slice(&memory.as_ref()[range]);
             } else {
-                let place = out.reserve(range.len());
-                out.fill(place, Source::part(py, &memory, range));
+                out.push(Source::part(py, &memory, range));
             }
         })
     }

@@ -53,8 +53,7 @@ impl<'py> Walk<'_, 'py> {
         if content.len() <= INLINE_MAX_BYTES {
             self.out.headers().extend_from_slice(content);
         } else {
-            let place = self.out.reserve(content.len());
-            self.out.fill(place, Source::Block(borrow()?));
+            self.out.push(Source::Block(borrow()?));
         }
         Ok(())
     }
