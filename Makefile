@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo test test-rust test-python lint types format bench clean
+.PHONY: help demo rl-broadcast test test-rust test-python lint types format bench bench-full bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -17,6 +17,10 @@ $(VENV)/.built: $(SOURCES)
 ## make demo         train a small model, move it between flax and treepack, compare on 0.5 GB
 demo: $(VENV)/.built
 	$(BIN)/python examples/demo.py
+
+## make rl-broadcast a policy from a learner to its actors through shared memory
+rl-broadcast: $(VENV)/.built
+	$(BIN)/python examples/rl_broadcast.py
 
 ## make test         all tests: Rust, Python, lint, types, the examples in the documentation
 test: lint types test-rust test-python
@@ -46,9 +50,22 @@ format: $(VENV)/.built
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-## make bench        the comparison with flax, in time and memory
-bench: $(VENV)/.built
+## make bench        the comparison with other libraries, in time and memory: a short run
+bench: $(VENV)/.bench
 	$(BIN)/python benches/compare.py
+
+## make bench-full   the same with more libraries and larger trees: writes benches/results
+bench-full: $(VENV)/.bench
+	$(BIN)/python benches/compare.py --full
+	$(BIN)/python benches/chart.py
+
+## make bench-core   micro-benchmarks of the Rust core
+bench-core:
+	cargo bench --quiet --no-default-features
+
+$(VENV)/.bench: $(VENV)/.built
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	touch $@
 
 ## make clean        removes what the other targets have made
 clean:

@@ -1,17 +1,22 @@
-"""treepack beside flax, in time and in memory: prints one table.
+"""treepack beside its peers, in time and in memory.
 
-    python benches/compare.py            # about a minute
-    python benches/compare.py --size 64  # MiB of the large workloads
+    python benches/compare.py                 # the short run: prints a table
+    python benches/compare.py --full          # all peers, larger trees; writes results/
 
-Both do the same work on the same tree, taking turns; each result is compared with
-the tree once. Each workload, and each figure of memory, has a process of its own, so
-that none inherits what another did to the memory allocator.
+All do the same work on the same tree, taking turns; what each writes is read back by it
+and compared with the tree once. Each workload, and each figure of memory, has a process
+of its own, so that none inherits what another did to the memory allocator.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import functools
+import importlib.metadata
 import json
+import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -19,14 +24,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from flax import serialization as flax
 
 import measure
 import treepack
 import workloads
+from peers import LIBRARIES, SHORT, Library
 
 MIB = 2**20
+RESULTS = Path(__file__).parent / "results"
+
+Call = Callable[[], Any]
 
 
 class Row(NamedTuple):
@@ -34,151 +44,258 @@ class Row(NamedTuple):
 
     Attributes:
       op: What is done.
-      flax: How flax does it.
-      treepack: How treepack does it.
+      calls: How each library does it, or why it cannot.
       memory: How many bytes a call needs.
-      floor: The ratio that treepack must not fall below, or `None`.
     """
 
     op: str
-    flax: Callable[[], Any]
-    treepack: Callable[[], Any]
+    calls: dict[str, Call | str]
     memory: int
-    floor: float | None = None
 
 
-def _large(size: int, directory: Path) -> list[Row]:
-    return _in_memory(workloads.layers(size), 12, 60)
+class Run(NamedTuple):
+    """What a workload is made of.
+
+    Attributes:
+      size: The bytes of the large trees.
+      libraries: Which libraries are compared.
+      directory: Where files are written.
+    """
+
+    size: int
+    libraries: dict[str, Library]
+    directory: Path
 
 
-def _small_leaves(size: int, directory: Path) -> list[Row]:
-    return _in_memory(workloads.many_small(), 25, 6)
+def _large(run: Run) -> list[Row]:
+    tree = workloads.layers(run.size, count=24)
+    encode, decode = _in_memory(run, tree)
+    ours = treepack.to_bytes(tree)
+    limit = functools.partial(measure.copy_fresh, np.frombuffer(ours, np.uint8))
+    reused = bytearray(treepack.packed_size(tree))
+    encode.calls["copy"] = limit
+    return [
+        encode,
+        decode,
+        Row(
+            "decode, copy=True",
+            {
+                "flax": decode.calls["flax"],
+                "treepack": lambda: treepack.msgpack_restore(ours, copy=True),
+                "copy": limit,
+            },
+            decode.memory,
+        ),
+        Row("decode, sum every array", _then(_total, decode.calls), decode.memory),
+        Row(
+            "pack_into a reused buffer",
+            {
+                "flax": encode.calls["flax"],
+                "treepack": lambda: treepack.pack_into(tree, reused),
+            },
+            encode.memory,
+        ),
+    ]
 
 
-def _policy(size: int, directory: Path) -> list[Row]:
-    return _in_memory(workloads.policy(), 25, 15)
+def _files(run: Run) -> list[Row]:
+    tree = workloads.layers(run.size, count=24)
+    saves: dict[str, Call | str] = {}
+    loads: dict[str, Call | str] = {}
+    for name, library in run.libraries.items():
+        if isinstance(library.save, str) or isinstance(library.load, str):
+            saves[name] = loads[name] = str(library.save)
+            continue
+        path = run.directory / name
+        library.save(tree, path)
+        check(tree, library.load(path))
+        saves[name] = functools.partial(library.save, tree, path)
+        loads[name] = functools.partial(library.load, path)
+    memory = 2 * run.size
+    return [
+        Row("save, not synced", saves, memory),
+        Row("load", loads, memory),
+        Row("load, sum every array", _then(_total, loads), memory),
+        Row("load to jax arrays", _then(_to_jax, loads), memory),
+    ]
 
 
-def _bfloat16(size: int, directory: Path) -> list[Row]:
-    return _in_memory(workloads.as_jax_bfloat16(workloads.layers(size)), 10)
+def _bfloat16(run: Run) -> list[Row]:
+    tree = workloads.as_jax_bfloat16(workloads.layers(run.size, count=24))
+    return _in_memory(run, tree)
 
 
-def _in_memory(tree: Any, encode: float | None = None, decode: float | None = None) -> list[Row]:
-    """Returns the rows for encoding and decoding a tree, with their floors."""
-    theirs, ours = flax.to_bytes(tree), treepack.to_bytes(tree)
-    check(tree, flax.msgpack_restore(ours))
-    check(tree, treepack.msgpack_restore(theirs))
-    check(tree, treepack.from_bytes(tree, ours))
+def _small_leaves(run: Run) -> list[Row]:
+    return _in_memory(run, workloads.many_small())
+
+
+def _small_jax_leaves(run: Run) -> list[Row]:
+    return _in_memory(run, jax.device_put(workloads.many_small()))[:1]
+
+
+def _train_state(run: Run) -> list[Row]:
+    state = workloads.train_state(run.size)
+    ours, theirs = treepack.to_bytes(state), flax.to_bytes(state)
+    for restored in (flax.from_bytes(state, ours), treepack.from_bytes(state, theirs)):
+        jax.tree.map(np.testing.assert_array_equal, restored, state)
     memory = 2 * len(ours)
     return [
-        Row("encode", lambda: flax.to_bytes(tree), lambda: treepack.to_bytes(tree), memory, encode),
         Row(
-            "decode",
-            lambda: flax.msgpack_restore(theirs),
-            lambda: treepack.msgpack_restore(ours),
-            memory,
-            decode,
-        ),
-        Row(
-            "decode into a template",
-            lambda: flax.from_bytes(tree, theirs),
-            lambda: treepack.from_bytes(tree, ours),
+            "to_bytes",
+            {"flax": lambda: flax.to_bytes(state), "treepack": lambda: treepack.to_bytes(state)},
             memory,
         ),
-    ]
-
-
-def _files(size: int, directory: Path) -> list[Row]:
-    tree = workloads.layers(size)
-    theirs, ours = directory / "flax.msgpack", directory / "treepack.msgpack"
-    theirs.write_bytes(flax.to_bytes(tree))
-    treepack.save_to_file(tree, ours)
-    check(tree, treepack.load_from_file(None, ours))
-
-    def flax_load() -> Any:
-        return flax.msgpack_restore(theirs.read_bytes())
-
-    def treepack_load() -> Any:
-        return treepack.load_from_file(None, ours)
-
-    def total(load: Callable[[], Any]) -> float:
-        return sum(float(array.sum()) for array in workloads.arrays(load()))
-
-    memory = 2 * size
-    return [
         Row(
-            "save, not synced",
-            lambda: theirs.write_bytes(flax.to_bytes(tree)),
-            lambda: treepack.save_to_file(tree, ours, durable=False),
+            "from_bytes",
+            {
+                "flax": lambda: flax.from_bytes(state, theirs),
+                "treepack": lambda: treepack.from_bytes(state, ours),
+            },
             memory,
-            4,
-        ),
-        Row("load (map)", flax_load, treepack_load, memory, 100),
-        Row(
-            "load, sum every array",
-            lambda: total(flax_load),
-            lambda: total(treepack_load),
-            memory,
-            3,
         ),
     ]
 
 
-WORKLOADS: dict[str, Callable[[int, Path], list[Row]]] = {
-    "{size} MiB float32, 144 leaves": _large,
-    "20,000 leaves of 64 float32": _small_leaves,
-    "12 leaves, 1.2 MB": _policy,
-    "{size} MiB jax bfloat16": _bfloat16,
-    "{size} MiB float32 file": _files,
+def _chunked(run: Run) -> list[Row]:
+    rng = np.random.default_rng(0)
+    tree = {"w": rng.standard_normal(run.size * 3 // 8, dtype=np.float32)}
+    if run.size < 2**30:  # in the short run the array is small, and chunks are smaller
+        size = run.size
+        flax.MAX_CHUNK_SIZE = treepack.serialization.MAX_CHUNK_SIZE = size
+    return _in_memory(run, tree)
+
+
+def _policy(run: Run) -> list[Row]:
+    tree = workloads.policy()
+    encode, decode = _in_memory(run, tree)
+    reused = bytearray(treepack.packed_size(tree))
+    targets, position = [], 0
+    for array in workloads.arrays(tree):
+        target = np.frombuffer(reused, np.uint8)[position : position + array.nbytes]
+        targets.append((target, array.reshape(-1).view(np.uint8)))
+        position += array.nbytes
+
+    def copy() -> None:
+        for target, array in targets:
+            np.copyto(target, array)
+
+    pack = {
+        "flax": encode.calls["flax"],
+        "treepack": lambda: treepack.pack_into(tree, reused),
+        "copy": copy,
+    }
+    return [encode, decode, Row("pack_into a reused buffer", pack, encode.memory)]
+
+
+WORKLOADS: dict[str, Callable[[Run], list[Row]]] = {
+    "{size} MiB float32, 288 arrays": _large,
+    "{size} MiB float32, 288 arrays, file": _files,
+    "{size} MiB bfloat16, 288 jax arrays": _bfloat16,
+    "20,000 arrays of 64 float32": _small_leaves,
+    "20,000 jax arrays of 64 float32": _small_jax_leaves,
+    "TrainState with adamw, {size} MiB": _train_state,
+    "one float32 array of 1.5 x {size} MiB": _chunked,
+    "12 arrays, 1.2 MB": _policy,
 }
+
+
+def _in_memory(run: Run, tree: Any) -> list[Row]:
+    """Returns the rows for encoding and decoding a tree."""
+    encodes: dict[str, Call | str] = {}
+    decodes: dict[str, Call | str] = {}
+    for name, library in run.libraries.items():
+        if isinstance(library.encode, str) or isinstance(library.decode, str):
+            encodes[name] = decodes[name] = str(library.encode)
+            continue
+        try:
+            data = library.encode(tree)
+            check(tree, library.decode(data))
+        except (TypeError, ValueError, NotImplementedError, KeyError, OverflowError) as error:
+            lines = str(error).splitlines() or [""]
+            encodes[name] = decodes[name] = f"{type(error).__name__}: {lines[0]}"
+            continue
+        encodes[name] = functools.partial(library.encode, tree)
+        decodes[name] = functools.partial(library.decode, data)
+    check(tree, flax.msgpack_restore(treepack.to_bytes(tree)))
+    check(tree, treepack.msgpack_restore(flax.to_bytes(tree)))
+    memory = 2 * workloads.nbytes(tree)
+    return [Row("encode", encodes, memory), Row("decode", decodes, memory)]
+
+
+def _then(last: Callable[[Any], Any], calls: dict[str, Call | str]) -> dict[str, Call | str]:
+    """Returns calls that go on with what the given ones return."""
+
+    def both(first: Call) -> Any:
+        return last(first())
+
+    return {
+        name: call if isinstance(call, str) else functools.partial(both, call)
+        for name, call in calls.items()
+    }
+
+
+def _total(tree: Any) -> float:
+    return sum(float(array.sum()) for array in workloads.arrays(tree))
+
+
+def _to_jax(tree: Any) -> Any:
+    return jax.block_until_ready(jax.device_put(tree))
 
 
 def check(tree: Any, restored: Any) -> None:
     """Raises unless two trees hold the same bits."""
-    pairs = zip(workloads.arrays(tree), workloads.arrays(restored), strict=True)
-    for expected, found in pairs:
-        expected = np.asarray(expected)
-        if expected.dtype != found.dtype or expected.shape != found.shape:
-            raise AssertionError(f"{found.dtype}{found.shape} in place of {expected.dtype}")
-        if expected.tobytes() != found.tobytes():
-            raise AssertionError("the restored bytes differ")
+    if isinstance(tree, dict):
+        if tree.keys() != restored.keys():
+            raise ValueError("returns other keys")
+        for key, value in tree.items():
+            check(value, restored[key])
+        return
+    expected, found = np.asarray(tree), np.asarray(restored)
+    if expected.dtype != found.dtype or expected.shape != found.shape:
+        raise TypeError(f"returns {found.dtype}{found.shape}, not {expected.dtype}")
+    if not np.array_equal(expected.view(np.uint8), found.view(np.uint8)):
+        raise ValueError("returns other bytes")
 
 
-def measure_memory(library: str, op: str, size: int, directory: Path) -> int:
+def measure_memory(name: str, op: str, size: int, directory: Path) -> int:
     """Does one operation in this process and returns by how much it raised the peak."""
-    tree = workloads.layers(size)
-    path = directory / "memory.msgpack"
-    if op == "load":
-        treepack.save_to_file(tree, path, durable=False)
-        del tree
-    actions = {
-        ("flax", "encode"): lambda: flax.to_bytes(tree),
-        ("treepack", "encode"): lambda: treepack.to_bytes(tree),
-        ("flax", "save"): lambda: path.write_bytes(flax.to_bytes(tree)),
-        ("treepack", "save"): lambda: treepack.save_to_file(tree, path, durable=False),
-        ("flax", "load"): lambda: flax.msgpack_restore(path.read_bytes()),
-        ("treepack", "load"): lambda: treepack.load_from_file(None, path),
-    }
+    library = LIBRARIES[name]()
     # What an operation needs whatever the size, such as imports, is not its memory.
     small = workloads.layers(MIB // 2)
-    treepack.from_bytes(None, treepack.to_bytes(small))
-    flax.msgpack_restore(flax.to_bytes(small))
-    return measure.peak_memory(actions[library, op])
+    library.decode(library.encode(small))
+    library.save(small, directory / "small")
+    library.load(directory / "small")
+    tree = workloads.layers(size, count=24)
+    path = directory / "memory"
+    if op == "load":
+        library.save(tree, path)
+        del tree
+        return measure.peak_memory(lambda: library.load(path))
+    if op == "save":
+        return measure.peak_memory(lambda: library.save(tree, path))
+    return measure.peak_memory(lambda: library.encode(tree))
 
 
 def main() -> None:
     """Measures and prints everything."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--size", type=int, default=256, help="MiB of the large workloads")
-    parser.add_argument("--rounds", type=int, default=9, help="how often each is measured")
+    parser.add_argument("--full", action="store_true", help="all libraries, and write results/")
+    parser.add_argument("--size", type=int, help="MiB of the large workloads")
+    parser.add_argument("--rounds", type=int, default=7, help="how often each is measured")
+    parser.add_argument("--only", default="", help="workloads whose names contain this")
     parser.add_argument("--directory", type=Path, help="where files are written")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    arguments.size = arguments.size or (1024 if arguments.full else 128)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         if arguments.one:
             print(json.dumps(measure_one(arguments, Path(name))))
         else:
-            print_all(arguments)
+            results = run_all(arguments)
+            if arguments.full and not arguments.only:
+                RESULTS.mkdir(exist_ok=True)
+                text = json.dumps(results, indent=1)
+                (RESULTS / "results.json").write_text(text + "\n")
 
 
 def measure_one(arguments: argparse.Namespace, directory: Path) -> Any:
@@ -187,36 +304,80 @@ def measure_one(arguments: argparse.Namespace, directory: Path) -> Any:
     if arguments.one[0] == "memory":
         _, library, op = arguments.one
         return measure_memory(library, op, size, directory)
-    found = []
-    for row in WORKLOADS[arguments.one[1]](size, directory):
-        calls = {"flax": row.flax, "treepack": row.treepack}
+    names = LIBRARIES if arguments.full else SHORT
+    libraries = {name: LIBRARIES[name]() for name in names}
+    rows = []
+    for row in WORKLOADS[arguments.one[1]](Run(size, libraries, directory)):
+        calls = {name: call for name, call in row.calls.items() if not isinstance(call, str)}
         seconds = measure.medians(calls, memory=row.memory, rounds=arguments.rounds)
-        found.append((row.op, seconds, row.floor))
-    return found
+        cannot = {name: why for name, why in row.calls.items() if isinstance(why, str)}
+        rows.append({"op": row.op, "seconds": seconds, "cannot": cannot})
+    return rows
 
 
-def print_all(arguments: argparse.Namespace) -> None:
-    """Measures everything, each in a fresh process, and prints the table."""
+def run_all(arguments: argparse.Namespace) -> Any:
+    """Measures everything, each in a fresh process, prints the tables and returns all."""
 
     def fresh(*what: str) -> Any:
         command = [sys.executable, __file__, *sys.argv[1:], "--one", *what]
         return json.loads(subprocess.check_output(command))
 
-    print(f"{'workload':32}{'operation':24}{'flax':>12}{'treepack':>12}{'ratio':>10}{'floor':>8}")
+    names = [name for name in (LIBRARIES if arguments.full else SHORT) if name != "flax"]
+    results = about(arguments)
+    print(results["machine"], "\n")
+    print("ratio to the time of flax (above 1 is faster); copy: the bytes by two threads\n")
+    head = "".join(f"{name:>12}" for name in [*names, "copy"])
+    print(f"{'':27}{'flax':>12}{'treepack':>12}{head}")
     for workload in WORKLOADS:
         title = workload.format(size=arguments.size)
-        for op, seconds, floor in fresh("workload", workload):
-            flax_ms, treepack_ms = (seconds[name] * 1e3 for name in ("flax", "treepack"))
-            print(
-                f"{title:32}{op:24}{flax_ms:9.2f} ms{treepack_ms:9.3f} ms"
-                f"{flax_ms / treepack_ms:9.1f}x{'' if floor is None else f'{floor}x':>8}",
-                flush=True,
-            )
-    print(f"\n{'peak extra memory':32}{'operation':24}{'flax':>12}{'treepack':>12}")
-    for op in ("encode", "save", "load"):
-        title = f"{arguments.size} MiB float32"
-        flax_peak, peak = (fresh("memory", library, op) / MIB for library in ("flax", "treepack"))
-        print(f"{title:32}{op:24}{flax_peak:8.1f} MiB{peak:8.1f} MiB")
+        if arguments.only not in title:
+            continue
+        print(title, flush=True)
+        rows = fresh("workload", workload)
+        results["workloads"].append({"workload": title, "rows": rows})
+        for row in rows:
+            print(_line(row, names), flush=True)
+    if not arguments.only:
+        print(f"\npeak extra memory, {arguments.size} MiB float32, in MiB\n")
+        measured = [name for name in SHORT if name in ("flax", *names)]
+        print(f"{'':27}" + "".join(f"{name:>12}" for name in measured))
+        for op in ("encode", "save", "load"):
+            peaks = {name: fresh("memory", name, op) for name in measured}
+            results["memory"].append({"op": op, "bytes": peaks})
+            print(f"  {op:25}" + "".join(f"{peak / MIB:12.1f}" for peak in peaks.values()))
+    return results
+
+
+def _line(row: dict[str, Any], names: list[str]) -> str:
+    seconds = row["seconds"]
+    ratios = "".join(
+        f"{seconds['flax'] / seconds[name]:12.1f}" if name in seconds else f"{'n/a':>12}"
+        for name in [*names, "copy"]
+    )
+    flax_ms, treepack_ms = seconds["flax"] * 1e3, seconds["treepack"] * 1e3
+    return f"  {row['op']:25}{flax_ms:9.2f} ms{treepack_ms:9.3f} ms{ratios}"
+
+
+def about(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the figures depend on."""
+    cpu = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        cpu = models[0].split(":")[1].strip() if models else cpu
+    packages = ("eformer", "equinox", "flax", "jax", "ml_dtypes", "msgspec", "numpy")
+    packages += ("orbax-checkpoint", "ormsgpack", "pyarrow", "safetensors", "treepack")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": f"{cpu}, {cores} cores, {platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "size_mib": arguments.size,
+        "rounds": arguments.rounds,
+        "workloads": [],
+        "memory": [],
+    }
 
 
 if __name__ == "__main__":

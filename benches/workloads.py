@@ -77,6 +77,17 @@ def as_jax_bfloat16(tree: Any) -> Any:
     return jnp.concatenate([jnp.asarray(tree, jnp.bfloat16)] * 2).block_until_ready()
 
 
+def train_state(nbytes: int) -> Any:
+    """Returns a flax TrainState with adamw of about `nbytes` bytes, of NumPy arrays."""
+    import jax
+    import optax
+    from flax.training.train_state import TrainState
+
+    params = layers(nbytes // 3)
+    state = TrainState.create(apply_fn=None, params=params, tx=optax.adamw(1e-3))
+    return jax.tree.map(np.asarray, state)
+
+
 def arrays(tree: Any) -> list[Any]:
     """Returns the arrays in nested dicts."""
     if isinstance(tree, dict):
