@@ -53,10 +53,12 @@ format: $(VENV)/.built
 ## make bench        the comparison with other libraries, in time and memory: a short run
 bench: $(VENV)/.bench
 	$(BIN)/python benches/compare.py
+	$(BIN)/python benches/compare_gzip.py
 
 ## make bench-full   the same with more libraries and larger trees: writes benches/results
 bench-full: $(VENV)/.bench
 	$(BIN)/python benches/compare.py --full
+	$(BIN)/python benches/compare_gzip.py --size 128 --write
 	$(BIN)/python benches/chart.py
 
 ## make bench-core   micro-benchmarks of the Rust core

@@ -339,10 +339,9 @@ def run_all(arguments: argparse.Namespace) -> Any:
             print(_line(row, names), flush=True)
     if not arguments.only:
         print(f"\npeak extra memory, {arguments.size} MiB float32, in MiB\n")
-        measured = [name for name in SHORT if name in ("flax", *names)]
-        print(f"{'':27}" + "".join(f"{name:>12}" for name in measured))
+        print(f"{'':27}" + "".join(f"{name:>12}" for name in SHORT))
         for op in ("encode", "save", "load"):
-            peaks = {name: fresh("memory", name, op) for name in measured}
+            peaks = {name: fresh("memory", name, op) for name in SHORT}
             results["memory"].append({"op": op, "bytes": peaks})
             print(f"  {op:25}" + "".join(f"{peak / MIB:12.1f}" for peak in peaks.values()))
     return results

@@ -1,14 +1,20 @@
 //! Micro-benchmarks of the core: `make bench-core`.
 
 // The numbers here are small.
-#![allow(clippy::cast_possible_truncation)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss
+)]
 
+use std::io;
 use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use treepack::array::{Alignment, Array, ArrayBody, ChunkLimit, Framing, Shard, Sharded, frame};
+use treepack::gzip::{self, Indexed, Method};
 use treepack::layout::{Layout, LayoutBuilder, Payload};
 use treepack::sink::{Target, pour};
 use treepack::wire::{Cursor, EXT_NDARRAY, Token};
@@ -108,4 +114,98 @@ fn gather_columns(bencher: Bencher, columns: usize) {
                 target.extend_from_slice(array.run(target.len()));
             }
         });
+}
+
+/// What is compressed.
+#[derive(Debug, Clone, Copy)]
+enum Corpus {
+    Bfloat16,
+    Float32,
+    /// Small integers, masks and zeros.
+    Mixed,
+}
+
+const CORPORA: [Corpus; 3] = [Corpus::Bfloat16, Corpus::Float32, Corpus::Mixed];
+
+impl Corpus {
+    fn bytes(self, len: usize) -> Vec<u8> {
+        let mut state = 1_u64;
+        let mut random = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 24) as f32
+        };
+        // The sum of twelve uniform numbers is normal enough.
+        let mut normal = || (0..12).map(|_| random()).sum::<f32>() - 6.0;
+        match self {
+            Self::Bfloat16 => (0..len / 2)
+                .flat_map(|_| ((normal() * 0.02).to_bits() >> 16).to_le_bytes()[..2].to_vec())
+                .collect(),
+            Self::Float32 => (0..len / 4)
+                .flat_map(|_| (normal() * 0.02).to_le_bytes())
+                .collect(),
+            Self::Mixed => (0..len)
+                .map(|at| match at / (len / 8) {
+                    0 | 1 => (normal() * 6.0) as i8 as u8,
+                    2 | 3 => u8::from(normal() > 1.5),
+                    4 => u8::from(at / 1000 % 2 == 0),
+                    _ => 0,
+                })
+                .collect(),
+        }
+    }
+}
+
+fn compressed(corpus: Corpus, method: Method, threads: usize) -> (usize, Vec<u8>) {
+    let (layout, threads) = (single(corpus), NonZero::new(threads).unwrap());
+    let mut out = io::Cursor::new(Vec::new());
+    gzip::compress(&layout, method, threads, &mut out, |_| Ok(())).unwrap();
+    (layout.len(), out.into_inner())
+}
+
+fn single(corpus: Corpus) -> Layout<Vec<u8>> {
+    let mut out = LayoutBuilder::default();
+    out.push(corpus.bytes(32 << 20));
+    out.finish()
+}
+
+/// Compressing as the content has it; prints the ratio.
+#[divan::bench(args = CORPORA, consts = [1, 2], sample_count = 10)]
+fn compress<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
+    let layout = single(corpus);
+    let threads = NonZero::new(THREADS).unwrap();
+    let mut out = io::Cursor::new(Vec::new());
+    bencher
+        .counter(BytesCount::new(layout.len()))
+        .bench_local(|| {
+            out.set_position(0);
+            gzip::compress(&layout, Method::Adaptive, threads, &mut out, |_| Ok(())).unwrap();
+        });
+    let ratio = layout.len() as f64 / out.position() as f64;
+    print!("[ratio {ratio:.4}] ");
+}
+
+/// Decompressing that.
+#[divan::bench(args = CORPORA, consts = [1, 2], sample_count = 10)]
+fn decompress<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
+    let (len, stream) = compressed(corpus, Method::Adaptive, 2);
+    let threads = NonZero::new(THREADS).unwrap();
+    let mut out = vec![MaybeUninit::new(0); len];
+    bencher.counter(BytesCount::new(len)).bench_local(|| {
+        let indexed = Indexed::open(&stream).unwrap();
+        assert!(indexed.inflate(&mut out, threads, |_| Ok(())).unwrap());
+    });
+}
+
+/// What Python's gzip would have written, which has no index.
+#[divan::bench(args = CORPORA, sample_count = 5)]
+fn decompress_in_order(bencher: Bencher, corpus: Corpus) {
+    let bytes = corpus.bytes(8 << 20);
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::new(6));
+    io::Write::write_all(&mut encoder, &bytes).unwrap();
+    let stream = encoder.finish().unwrap();
+    bencher
+        .counter(BytesCount::new(bytes.len()))
+        .bench_local(|| gzip::decompress(&stream, None).unwrap());
 }

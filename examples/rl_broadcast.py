@@ -42,7 +42,7 @@ def make_policy(width: int) -> dict[str, Any]:
     }
 
 
-def shared_memory_actor(name: str, connection: Connection) -> None:
+def shared_memory_actor(connection: Connection, name: str) -> None:
     """Views the policy in shared memory whenever it is told where."""
     memory = SharedMemory(name)
     policy = None
@@ -54,58 +54,74 @@ def shared_memory_actor(name: str, connection: Connection) -> None:
     memory.close()
 
 
-def pipe_actor(name: str, connection: Connection) -> None:
+def pipe_actor(connection: Connection) -> None:
     """Receives the policy itself."""
     while data := connection.recv_bytes():
         policy = flax.msgpack_restore(data)
         connection.send(float(policy["layer_3"]["bias"][0]))
 
 
+class MemoryPublisher:
+    """Packs a policy into the two slots of shared memory in turns."""
+
+    def __init__(self, policy: dict[str, Any]):
+        self.policy = policy
+        self.slot = -(-treepack.packed_size(policy) // 4096) * 4096
+        self.memory = SharedMemory(create=True, size=2 * self.slot)
+        self.turn = 0
+
+    def __call__(self, connections: list[Connection]) -> None:
+        """Publishes the policy as it is now."""
+        self.turn = 1 - self.turn
+        offset = self.turn * self.slot
+        size = treepack.pack_into(self.policy, self.memory.buf, offset=offset)
+        for connection in connections:
+            connection.send((offset, size))
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self.memory.close()
+        self.memory.unlink()
+
+
+class PipePublisher:
+    """Sends a policy to each actor through its pipe."""
+
+    def __init__(self, policy: dict[str, Any]):
+        self.policy = policy
+
+    def __call__(self, connections: list[Connection]) -> None:
+        """Publishes the policy as it is now."""
+        data = flax.to_bytes(self.policy)
+        for connection in connections:
+            connection.send_bytes(data)
+
+
 def main() -> None:
     """Publishes policies of three sizes both ways."""
-    context = mp.get_context("spawn")
     for width in (128, 512, 2048):
         policy = make_policy(width)
-        slot = -(-treepack.packed_size(policy) // 4096) * 4096
-        memory = SharedMemory(create=True, size=2 * slot)
-        turn = 0
-
-        def through_memory(connections: list[Connection]) -> None:
-            nonlocal turn
-            turn = 1 - turn
-            offset = turn * slot
-            size = treepack.pack_into(policy, memory.buf, offset=offset)
-            for connection in connections:
-                connection.send((offset, size))
-
-        def through_pipe(connections: list[Connection]) -> None:
-            data = flax.to_bytes(policy)
-            for connection in connections:
-                connection.send_bytes(data)
-
+        publisher = MemoryPublisher(policy)
         try:
-            ours = latency(context, shared_memory_actor, memory.name, policy, through_memory)
-            theirs = latency(context, pipe_actor, memory.name, policy, through_pipe)
+            ours = latency(shared_memory_actor, publisher, publisher.memory.name)
         finally:
-            memory.close()
-            memory.unlink()
+            publisher.close()
+        theirs = latency(pipe_actor, PipePublisher(policy))
         print(
-            f"{slot / 2**20:6.2f} MiB to {ACTORS} actors: shared memory {ours * 1e6:8.0f} us, "
-            f"flax + pipe {theirs * 1e6:8.0f} us, {theirs / ours:5.1f} times as long"
+            f"{publisher.slot / 2**20:6.2f} MiB to {ACTORS} actors: "
+            f"shared memory {ours * 1e6:8.0f} us, flax + pipe {theirs * 1e6:8.0f} us, "
+            f"{theirs / ours:5.1f} times as long"
         )
 
 
 def latency(
-    context: Any,
-    actor: Callable[[str, Connection], None],
-    name: str,
-    policy: dict[str, Any],
-    publish: Callable[[list[Connection]], None],
+    actor: Callable[..., None], publish: MemoryPublisher | PipePublisher, *arguments: str
 ) -> float:
     """Returns the median time in seconds until all actors have a new policy."""
+    context = mp.get_context("spawn")
     pairs = [context.Pipe() for _ in range(ACTORS)]
     actors = [
-        context.Process(target=actor, args=(name, theirs), daemon=True) for _, theirs in pairs
+        context.Process(target=actor, args=(theirs, *arguments), daemon=True) for _, theirs in pairs
     ]
     for process, (_, theirs) in zip(actors, pairs, strict=True):
         process.start()
@@ -113,7 +129,7 @@ def latency(
     connections = [ours for ours, _ in pairs]
     times = []
     for version in range(ROUNDS):
-        policy["layer_3"]["bias"][0] = version
+        publish.policy["layer_3"]["bias"][0] = version
         start = time.perf_counter()
         publish(connections)
         answers = [connection.recv() for connection in connections]

@@ -55,6 +55,9 @@ pub enum Error {
         /// The bound, in bytes.
         max_size: usize,
     },
+    /// The caller, who is told of the progress, has stopped the work.
+    #[error("the work was stopped")]
+    Stopped,
     /// The operating system refused.
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -148,6 +148,15 @@ pub struct Layout<P> {
     len: usize,
 }
 
+/// A piece of the output.
+#[derive(Debug)]
+pub enum OutputPiece<'a> {
+    /// Bytes that lie together.
+    Run(&'a [u8]),
+    /// A range of the output that lies in several places.
+    Joined(Range<usize>),
+}
+
 impl<P: Payload> Layout<P> {
     /// The exact number of bytes in the output.
     #[must_use]
@@ -159,6 +168,33 @@ impl<P: Payload> Layout<P> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// All payloads in order.
+    pub fn payloads(&self) -> impl Iterator<Item = &P> {
+        self.pieces.iter().map(|piece| &piece.payload)
+    }
+
+    /// The whole output in pieces, of which those below `join_max` bytes are joined with
+    /// their neighbours.
+    #[must_use]
+    pub fn pieces(&self, join_max: usize) -> Vec<OutputPiece<'_>> {
+        let mut pieces = Vec::new();
+        let (mut joined, mut position) = (0, 0);
+        for slice in self.slices(0..self.len) {
+            if slice.len() >= join_max {
+                if joined < position {
+                    pieces.push(OutputPiece::Joined(joined..position));
+                }
+                pieces.push(OutputPiece::Run(slice));
+                joined = position + slice.len();
+            }
+            position += slice.len();
+        }
+        if joined < position {
+            pieces.push(OutputPiece::Joined(joined..position));
+        }
+        pieces
     }
 
     /// The bytes of `range` of the output, as non-empty slices in order.

@@ -4,15 +4,16 @@
 //! the copies that are worth more than one thread, and a process may fork
 //! before or after without a thought.
 
+use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::num::NonZero;
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex, mpsc};
 use std::{env, thread};
 
 use crate::{Error, Result};
 
 /// Below so many bytes, copying with one thread is faster.
-pub const MIN_BYTES: usize = 16 << 20;
+pub const MIN_COPY_BYTES: usize = 16 << 20;
 
 /// The unit of copying that a thread takes at a time.
 pub const BLOCK: usize = 4 << 20;
@@ -20,11 +21,11 @@ pub const BLOCK: usize = 4 << 20;
 /// The environment variable that sets how many threads work where nobody says.
 pub const NUM_THREADS: &str = "TREEPACK_NUM_THREADS";
 
-/// How many threads should work on `bytes`: one if that is little; otherwise as many as
-/// are requested, or as [`NUM_THREADS`] tells, or as there are cores for this process.
+/// How many threads should work on `bytes`: one if they are fewer than `min_bytes`; otherwise
+/// as many as are requested, or as [`NUM_THREADS`] tells, or as there are cores for this process.
 ///
 /// Reads the environment, which must not be changed by another thread meanwhile.
-pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
+pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result<NonZero<usize>> {
     let positive = |count: Option<usize>| count.and_then(NonZero::new);
     let requested = match requested {
         Some(count) => Some(
@@ -33,13 +34,13 @@ pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
         ),
         None => None,
     };
-    if bytes < MIN_BYTES {
+    if bytes < min_bytes {
         return Ok(NonZero::<usize>::MIN);
     }
     if let Some(count) = requested {
         return Ok(count);
     }
-    match env::var_os(NUM_THREADS) {
+    match env::var_os(NUM_THREADS).filter(|text| !text.is_empty()) {
         None => Ok(thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN)),
         Some(text) => {
             let count = text.to_str().and_then(|text| text.trim().parse().ok());
@@ -61,12 +62,7 @@ pub fn for_each<T: Send>(items: Vec<T>, threads: NonZero<usize>, work: impl Fn(T
     let threads = threads.get().min(items.len());
     let queue = Mutex::new(items.into_iter());
     let run = || {
-        while let Some(item) = {
-            queue
-                .lock()
-                .expect("no work panics while it holds the lock")
-                .next()
-        } {
+        while let Some(item) = { queue.lock().expect(NO_PANIC).next() } {
             work(item);
         }
     };
@@ -78,6 +74,120 @@ pub fn for_each<T: Send>(items: Vec<T>, threads: NonZero<usize>, work: impl Fn(T
         run();
     });
 }
+
+/// Calls `work` on all numbers below `count`, on so many threads, and `each` on the
+/// results in order, here. At most `ahead` results wait for one before them.
+///
+/// An error of `each` ends the work.
+///
+/// # Panics
+/// If `work` panics.
+pub fn in_order<S: Default, T: Send>(
+    count: usize,
+    threads: NonZero<usize>,
+    ahead: usize,
+    work: impl Fn(&mut S, usize) -> T + Sync,
+    mut each: impl FnMut(usize, T) -> Result<()>,
+) -> Result<()> {
+    let window = ahead.max(1);
+    let threads = threads.get().min(count).min(window);
+    let gate = Gate::default();
+    let run = |sender: mpsc::Sender<(usize, T)>| {
+        let _guard = StopOnPanic(&gate);
+        let mut state = S::default();
+        while let Some(index) = gate.next(count, window) {
+            if sender.send((index, work(&mut state, index))).is_err() {
+                return;
+            }
+        }
+    };
+    thread::scope(|scope| {
+        let _guard = StopOnPanic(&gate);
+        let (sender, receiver) = mpsc::channel();
+        let started = (0..threads).filter(|_| threads > 1).filter(|_| {
+            let sender = sender.clone();
+            let run = &run;
+            let thread = thread::Builder::new().spawn_scoped(scope, move || run(sender));
+            thread.is_ok()
+        });
+        if started.count() == 0 {
+            let mut state = S::default();
+            return (0..count).try_for_each(|index| each(index, work(&mut state, index)));
+        }
+        drop(sender);
+        let mut early = BTreeMap::new();
+        for expected in 0..count {
+            while !early.contains_key(&expected) {
+                // No more come if a thread has panicked, which the scope passes on.
+                let Ok((index, result)) = receiver.recv() else {
+                    return Ok(());
+                };
+                early.insert(index, result);
+            }
+            let result = early.remove(&expected).expect("it has just been seen");
+            let done = each(expected, result);
+            gate.advance(if done.is_err() {
+                None
+            } else {
+                Some(expected + 1)
+            });
+            done?;
+        }
+        Ok(())
+    })
+}
+
+/// Gives out numbers, but none too far ahead of what is done.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    next: usize,
+    done: usize,
+    stopped: bool,
+}
+
+impl Gate {
+    fn next(&self, count: usize, window: usize) -> Option<usize> {
+        let state = self.state.lock().expect(NO_PANIC);
+        let blocked = |state: &mut GateState| {
+            !state.stopped && state.next < count && state.next >= state.done + window
+        };
+        let mut state = self.moved.wait_while(state, blocked).expect(NO_PANIC);
+        if state.stopped || state.next >= count {
+            return None;
+        }
+        state.next += 1;
+        Some(state.next - 1)
+    }
+
+    /// Notes that all below `done` is done, or that nothing more is to be.
+    fn advance(&self, done: Option<usize>) {
+        let mut state = self.state.lock().expect(NO_PANIC);
+        match done {
+            Some(done) => state.done = done,
+            None => state.stopped = true,
+        }
+        self.moved.notify_all();
+    }
+}
+
+/// Lets the other threads end when one has panicked.
+struct StopOnPanic<'a>(&'a Gate);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.advance(None);
+        }
+    }
+}
+
+const NO_PANIC: &str = "no work panics while it holds the lock";
 
 /// Copies every source into its destination.
 ///
@@ -114,10 +224,61 @@ mod tests {
     }
 
     #[test]
+    fn results_come_in_order_and_an_error_ends_the_work() {
+        for threads in 1..5 {
+            let threads = NonZero::new(threads).unwrap();
+            let worked_on = AtomicUsize::new(0);
+            let work = |state: &mut usize, index: usize| {
+                *state += 1;
+                worked_on.fetch_add(1, Ordering::Relaxed);
+                if index.is_multiple_of(7) {
+                    thread::yield_now();
+                }
+                index * 3
+            };
+            let mut found = Vec::new();
+            in_order(1000, threads, 8, work, |index, result| {
+                found.push((index, result));
+                Ok(())
+            })
+            .unwrap();
+            assert!(found.iter().copied().eq((0..1000).map(|i| (i, 3 * i))));
+            assert_eq!(worked_on.swap(0, Ordering::Relaxed), 1000);
+
+            let error = in_order(1000, threads, 8, work, |index, _| match index {
+                10 => Err(Error::Option("stop".into())),
+                _ => Ok(()),
+            });
+            assert!(error.is_err());
+            assert!(worked_on.load(Ordering::Relaxed) <= 11 + 8);
+            in_order(0, threads, 8, work, |_, _| Ok(())).unwrap();
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a scoped thread panicked")]
+    fn a_panic_is_passed_on() {
+        let work = |(): &mut (), index: usize| assert_ne!(index, 3);
+        let _ = in_order(1000, NonZero::new(3).unwrap(), 8, work, |_, ()| Ok(()));
+    }
+
+    #[test]
+    #[should_panic(expected = "of each")]
+    fn a_panic_where_results_arrive_is_passed_on() {
+        let work = |(): &mut (), _| ();
+        let _ = in_order(1000, NonZero::new(3).unwrap(), 8, work, |index, ()| {
+            // Until then all threads wait for room.
+            thread::sleep(std::time::Duration::from_millis(20));
+            assert_ne!(index, 2, "of each");
+            Ok(())
+        });
+    }
+
+    #[test]
     fn the_number_of_threads_is_what_is_asked_for_where_it_is_worth_it() {
-        assert_eq!(threads(Some(5), MIN_BYTES).unwrap().get(), 5);
-        assert_eq!(threads(Some(5), MIN_BYTES - 1).unwrap().get(), 1);
-        assert!(threads(Some(0), 0).is_err());
-        assert!(threads(Some(-1), MIN_BYTES).is_err());
+        assert_eq!(threads(Some(5), 10, 10).unwrap().get(), 5);
+        assert_eq!(threads(Some(5), 9, 10).unwrap().get(), 1);
+        assert!(threads(Some(0), 0, 10).is_err());
+        assert!(threads(Some(-1), 10, 10).is_err());
     }
 }

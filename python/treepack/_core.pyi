@@ -1,11 +1,14 @@
 """The native core: the walk over a tree, the encoding, and what it is poured into."""
 
+from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
 from typing_extensions import Buffer
 
 from treepack._context import Restore
+
+Progress = Callable[[int, int], object]
 
 MAX_DEPTH: int
 """How deep containers may be nested."""
@@ -32,13 +35,23 @@ class Layout:
     def buffers(self) -> list[memoryview]:
         """Returns the encoding in pieces, of which the large ones are array memory."""
 
-    def to_gzip(self, level: int | None) -> bytes:
-        """Returns the encoding as one gzip member; `None` is level 6."""
+    def to_gzip(
+        self, level: int | None, *, threads: int | None, progress: Progress | None
+    ) -> bytes:
+        """Returns the encoding as one gzip member; `None` lets the content decide."""
 
-    def save(self, path: str | PathLike[str], *, durable: bool) -> None:
+    def save(self, path: str | PathLike[str], *, durable: bool, progress: Progress | None) -> None:
         """Writes the encoding to a file, which is replaced whole or not at all."""
 
-    def save_gzip(self, path: str | PathLike[str], level: int | None, *, durable: bool) -> None:
+    def save_gzip(
+        self,
+        path: str | PathLike[str],
+        level: int | None,
+        *,
+        durable: bool,
+        threads: int | None,
+        progress: Progress | None,
+    ) -> None:
         """Writes the encoding to a gzip file, which is replaced whole or not at all."""
 
 def intake(
@@ -68,24 +81,20 @@ def intake(
     """
 
 class Memory:
-    """The content of a file, mapped, read or decompressed."""
+    """The content of a file, mapped or read."""
 
     @staticmethod
     def map(path: str | PathLike[str]) -> Memory:
         """Maps a file into memory."""
 
     @staticmethod
-    def read(path: str | PathLike[str]) -> Memory:
+    def read(path: str | PathLike[str], *, progress: Progress | None) -> Memory:
         """Reads a file."""
-
-    @staticmethod
-    def inflate_bytes(data: Buffer) -> Memory:
-        """Decompresses gzip data."""
 
     def is_gzip(self) -> bool:
         """Tells whether the content starts as gzip does."""
 
-    def inflate(self) -> Memory:
+    def inflate(self, *, threads: int | None, progress: Progress | None) -> bytes:
         """Returns the content, decompressed."""
 
 def restore(data: Buffer | Memory, copy: bool | None, threads: int | None) -> Any:
@@ -101,8 +110,12 @@ def rebuild(target: Any, state: Any, name: str, restore: Restore) -> Any:
     Dicts, lists, tuples and matching leaves are handled natively.
     """
 
-def compress(data: Buffer, level: int | None) -> bytes:
-    """Returns data as one gzip member; `None` is level 6."""
+def compress(
+    data: Buffer, level: int | None, *, threads: int | None, progress: Progress | None
+) -> bytes:
+    """Returns data as one gzip member; `None` lets the content decide."""
 
-def decompress(data: Buffer, max_size: int | None) -> bytes:
+def decompress(
+    data: Buffer, *, max_size: int | None, threads: int | None, progress: Progress | None
+) -> bytes:
     """Returns what all members of a gzip stream contain."""

@@ -90,7 +90,10 @@ def problem(value: Any) -> str | None:
     kind = classify(value)
     if kind == Class.UNSUPPORTED:
         return explain(value)
-    if kind == Class.JAX_ARRAY and not (value.is_fully_addressable or value.is_fully_replicated):
+    if kind == Class.JAX_ARRAY and not (
+        value.is_fully_addressable
+        or (value.is_fully_replicated and value.sharding.addressable_devices)
+    ):
         return "Non-addressable array: it has shards on devices of other processes"
     if kind == Class.JAX_ARRAY and value.is_deleted():
         return "the array has been deleted or donated"
@@ -100,11 +103,17 @@ def problem(value: Any) -> str | None:
     return None
 
 
+# jax keeps these packed, and NumPy does not, so there is nothing to view.
+_PACKED = {"int2", "uint2", "int4", "uint4", "float4_e2m1fn"}
+
+
 def host_view(array: jax.Array) -> np.ndarray | None:
     """Returns a view of an array that is in host memory as a whole, or `None`."""
     devices = array.devices()
     if len(devices) != 1 or next(iter(devices)).platform != "cpu":
         return None
+    if array.dtype.name in _PACKED:
+        array = _unshared(array)
     # Not np.asarray, which tries protocols first that not all dtypes have.
     return array.__array__()
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 def packed_size(tree: Any, *, align: int = 64) -> int:
     """Returns how many bytes `pack_into` writes for a tree.
 
-    No array is read. It is also the length of what `to_bytes` returns with the same
-    alignment.
+    It is also the length of what `to_bytes` returns with the same alignment. It depends on
+    shapes and dtypes alone, so keep it where they do not change: to find it out, the tree
+    is walked as for packing, and arrays on accelerators are fetched.
 
     Args:
       tree: Any tree; see `to_state_dict`.
@@ -41,8 +42,11 @@ def pack_into(
     buffer. Nothing is written if the buffer is too small.
 
     Args:
-      tree: Any tree; see `to_state_dict`. Arrays of it may lie in the buffer.
-      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile.
+      tree: Any tree; see `to_state_dict`. Arrays of it may lie in this very buffer (not in
+        another mapping of the same memory).
+      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile. What
+        was restored from it before changes: arrays are views of it, and arrays that jax
+        has made of them may be, too.
       offset: Where in the buffer to begin, in bytes. With a multiple of `align`, in a
         buffer that is itself aligned (shared memory is), arrays are aligned in memory.
       align: See `to_bytes`. With 64, jax on CPU can use the arrays in place.
@@ -70,10 +74,11 @@ def pack_into(
 def buffers(tree: Any, *, align: int = 16) -> list[memoryview]:
     """Returns the encoding of a tree in pieces, without copying large arrays.
 
-    Joined, the pieces are what `to_bytes` returns. They are what `os.writev`,
-    `socket.sendmsg` and ZeroMQ take. Arrays of 4 KiB and more are not copied: their
-    pieces are their memory, so the arrays should not be changed before the pieces are
-    sent. Small arrays are joined with the headers around them.
+    Joined, the pieces are what `to_bytes` returns. Send them one by one, as a ZeroMQ
+    message, or some at a time with `os.writev` or `socket.sendmsg`, which take 1024 on most
+    systems and may send fewer bytes than they are given. Contiguous arrays of 4 KiB and
+    more are not copied: their pieces are their memory, so they should not be changed before
+    the pieces are sent. What is smaller is joined with the headers around it.
 
     Args:
       tree: Any tree; see `to_state_dict`.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from treepack import _core, _registry
 from treepack._context import Strict, current_path
 from treepack._inspect import get_serialization_info, validate_serializable
+from treepack._progress import Progress, telling
 from treepack._registry import register_serialization_state
 from treepack._state_dict import (
     from_state_dict,
@@ -194,6 +195,8 @@ def save_to_file(
     align: int = 64,
     compress: bool = False,
     durable: bool = True,
+    threads: int | None = None,
+    progress: Progress = None,
 ) -> None:
     """Saves a tree to a file, which is replaced whole or not at all.
 
@@ -209,6 +212,10 @@ def save_to_file(
       compress: Whether to compress with gzip.
       durable: Whether the file is on the disk when this returns, so that it survives
         a loss of power. Without, it survives a crash of the program.
+      threads: See `to_bytes`; for compressing.
+      progress: A callable that is called now and then with how many bytes of the
+        encoding are done and how many there are, or `True` for a bar of tqdm. An
+        exception in it ends the work, and the file is the old one.
 
     Raises:
       OSError: If the file cannot be written.
@@ -223,10 +230,11 @@ def save_to_file(
     """
     layout = state_layout(target, align)
     Path(filepath).parent.mkdir(parents=True, exist_ok=True)
-    if compress:
-        layout.save_gzip(filepath, None, durable=durable)
-    else:
-        layout.save(filepath, durable=durable)
+    with telling(progress, "save") as tell:
+        if compress:
+            layout.save_gzip(filepath, None, durable=durable, threads=threads, progress=tell)
+        else:
+            layout.save(filepath, durable=durable, progress=tell)
 
 
 def load_from_file(
@@ -237,6 +245,7 @@ def load_from_file(
     mmap: bool = True,
     strict: Strict = True,
     threads: int | None = None,
+    progress: Progress = None,
 ) -> Any:
     """Returns a tree like the target, with leaves from a file.
 
@@ -244,7 +253,9 @@ def load_from_file(
       target: The template; see `from_state_dict`. With `None` the state dict is returned.
       filepath: A file of `save_to_file`, or of flax. Gzip is recognised by its first bytes.
       copy: See `msgpack_restore`.
-      threads: See `to_bytes`; for arrays that are copied.
+      threads: See `to_bytes`; for decompressing, and arrays that are copied.
+      progress: See `save_to_file`; for reading and decompressing. There is nothing to tell
+        of a file that is mapped.
       mmap: Whether the file is mapped, so that its arrays are read from the disk when they
         are used. The file may be replaced or deleted meanwhile, as `save_to_file` does
         it, but must not be truncated or overwritten in place. `False` reads all of it now.
@@ -261,20 +272,37 @@ def load_from_file(
     """
     path = Path(filepath)
     mappable = mmap and path.is_file() and path.stat().st_size > 0  # not so in /proc
-    memory = _core.Memory.map(filepath) if mappable else _core.Memory.read(filepath)
-    if memory.is_gzip():
-        memory = memory.inflate()
-    return restore_tree(target, _core.restore(memory, copy, threads), ".", strict)
+    with telling(progress, "load") as tell:
+        if mappable:
+            memory = _core.Memory.map(filepath)
+        else:
+            memory = _core.Memory.read(filepath, progress=tell)
+        content: _core.Memory | bytes = memory
+        if memory.is_gzip():
+            content = memory.inflate(threads=threads, progress=tell)
+    return restore_tree(target, _core.restore(content, copy, threads), ".", strict)
 
 
-def compress_bytes(data: Buffer, *, level: int | None = None) -> bytes:
+def compress_bytes(
+    data: Buffer,
+    *,
+    level: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> bytes:
     """Returns data compressed with gzip.
 
-    The time stamp in the header is zero: equal data give equal results.
+    The result is one gzip member that every reader of gzip takes. It is made of blocks
+    that are compressed, and by `decompress_bytes` decompressed, in parallel. Equal data
+    give equal results: the time stamp is zero, and the number of threads has no influence.
 
     Args:
       data: Any bytes-like object.
-      level: From 0 (stored) to 9 (smallest); `None` is 6.
+      level: From 0 (stored) to 9 (smallest), as everywhere. `None` chooses for each block
+        by what is in it: weights, which do not repeat, are coded by how frequent each
+        byte is, which is many times as fast as a search for matches.
+      threads: See `to_bytes`.
+      progress: See `save_to_file`.
 
     Raises:
       ValueError: If there is no such level.
@@ -284,16 +312,25 @@ def compress_bytes(data: Buffer, *, level: int | None = None) -> bytes:
       >>> gzip.decompress(treepack.compress_bytes(b"abc"))
       b'abc'
     """
-    return _core.compress(data, level)
+    with telling(progress, "compress") as tell:
+        return _core.compress(data, level, threads=threads, progress=tell)
 
 
-def decompress_bytes(data: Buffer, *, max_size: int | None = None) -> bytes:
+def decompress_bytes(
+    data: Buffer,
+    *,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> bytes:
     """Returns what gzip data contain.
 
     Args:
       data: Any bytes-like object with any number of gzip members; zero bytes after a
         member are ignored.
       max_size: The most bytes to return.
+      threads: See `to_bytes`. Only what treepack has compressed is decompressed in parallel.
+      progress: See `save_to_file`.
 
     Raises:
       GzipTruncatedError: A ValueError and EOFError. If the data end early.
@@ -305,23 +342,34 @@ def decompress_bytes(data: Buffer, *, max_size: int | None = None) -> bytes:
       >>> treepack.decompress_bytes(gzip.compress(b"abc"))
       b'abc'
     """
-    return _core.decompress(data, max_size)
+    with telling(progress, "decompress") as tell:
+        return _core.decompress(data, max_size=max_size, threads=threads, progress=tell)
 
 
-def to_compressed_bytes(target: Any, *, align: int = 16, level: int | None = None) -> bytes:
+def to_compressed_bytes(
+    target: Any,
+    *,
+    align: int = 16,
+    level: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> bytes:
     """Returns the state of a tree, encoded as msgpack and compressed with gzip.
 
     Args:
       target: Any tree; see `to_state_dict`.
       align: See `to_bytes`.
       level: See `compress_bytes`.
+      threads: See `to_bytes`.
+      progress: See `save_to_file`.
 
     Example:
       >>> import treepack
       >>> treepack.from_compressed_bytes([0, 0], treepack.to_compressed_bytes([1, 2]))
       [1, 2]
     """
-    return state_layout(target, align).to_gzip(level)
+    with telling(progress, "compress") as tell:
+        return state_layout(target, align).to_gzip(level, threads=threads, progress=tell)
 
 
 def from_compressed_bytes(
@@ -336,8 +384,8 @@ def from_compressed_bytes(
 
     Args and errors are those of `from_bytes` and `decompress_bytes`.
     """
-    memory = _core.Memory.inflate_bytes(compressed_data)
-    return restore_tree(target, _core.restore(memory, copy, threads), ".", strict)
+    content = _core.decompress(compressed_data, max_size=None, threads=threads, progress=None)
+    return restore_tree(target, _core.restore(content, copy, threads), ".", strict)
 
 
 def state_layout(target: Any, align: int) -> _core.Layout:

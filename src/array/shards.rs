@@ -95,6 +95,13 @@ impl<M: AsRef<[u8]>> Sharded<M> {
     }
 }
 
+impl<M> Sharded<M> {
+    /// The memory of all shards.
+    pub fn blocks(&self) -> impl Iterator<Item = &M> {
+        self.cells.iter()
+    }
+}
+
 impl<M: AsRef<[u8]>> Payload for Sharded<M> {
     fn len(&self) -> usize {
         self.shape[..=self.split].iter().product::<usize>() * self.inner

@@ -1,12 +1,34 @@
 //! Gzip: a layout compressed as one member, and any gzip stream read back.
 //!
-//! The time stamp is zero, so that the same input gives the same bytes.
+//! | file | what is there |
+//! |---|---|
+//! | `compress.rs` | blocks in parallel, joined to a member |
+//! | `block.rs` | how a block is coded, chosen by its content |
+//! | `literal.rs` | blocks of literals alone: encoding, and decoding several in turns |
+//! | `huffman.rs`, `bits.rs` | the codes and the order of bits of DEFLATE |
+//! | `index.rs` | where the blocks are, told in the header |
+//! | `indexed.rs` | inflating a member that has an index, in parallel or a range of it |
+//! | `single.rs` | inflating any other stream of one member |
+//! | `decompress.rs` | inflating any stream, and telling what is wrong |
 
+mod bits;
+mod block;
 mod compress;
 mod decompress;
+mod huffman;
+mod index;
+mod indexed;
+mod literal;
+mod single;
 
-pub use compress::{DEFAULT_LEVEL, Level, compress};
+pub use block::Method;
+pub use compress::{compress, method};
 pub use decompress::decompress;
+pub use indexed::Indexed;
+pub use single::{claimed_size, inflate as inflate_single};
+
+/// From how many bytes on several threads pay.
+pub const MIN_PARALLEL_BYTES: usize = 1 << 20;
 
 /// The first bytes of every gzip stream.
 pub const MAGIC: [u8; 2] = [0x1f, 0x8b];

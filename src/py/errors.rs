@@ -39,7 +39,7 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
         | Error::Malformed { offset, .. }
         | Error::TooDeep { offset } => make(py, "DecodeError", (message, offset, path)),
         Error::TooLarge { .. } | Error::OutputLimit { .. } => make(py, "TreepackError", (message,)),
-        Error::Option(_) => PyValueError::new_err(message),
+        Error::Stopped | Error::Option(_) => PyValueError::new_err(message),
         Error::GzipTruncated => make(py, "GzipTruncatedError", (message,)),
         Error::Gzip(_) => make(py, "GzipError", (message,)),
         Error::Io(error) => os_error(&error, None),

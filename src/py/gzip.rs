@@ -1,16 +1,22 @@
-//! Compressing and decompressing plain bytes.
+//! Compressing and decompressing.
+
+use std::io::Cursor;
+use std::num::NonZero;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::errors;
 use super::memory::{Borrowed, new_bytes};
-use crate::gzip::{self, DEFAULT_LEVEL, Level};
+use super::progress::Progress;
+use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};
+use crate::{Error, parallel};
 
-/// The level for a `level=` argument, where `None` is the default.
-pub fn level(py: Python<'_>, level: Option<i64>) -> PyResult<Level> {
-    Level::new(level.unwrap_or(DEFAULT_LEVEL)).map_err(|error| errors::to_py(py, error, None))
+/// How many threads should compress or inflate `bytes`.
+pub fn threads(py: Python<'_>, requested: Option<i64>, bytes: usize) -> PyResult<NonZero<usize>> {
+    parallel::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
+        .map_err(|error| errors::to_py(py, error, None))
 }
 
 /// A layout as gzip, in a new `bytes` object.
@@ -18,47 +24,113 @@ pub fn to_bytes<'py>(
     py: Python<'py>,
     layout: &Layout<impl Payload + Sync>,
     level: Option<i64>,
+    threads: Option<i64>,
+    progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let level = self::level(py, level)?;
-    let mut out = Vec::new();
-    py.detach(|| gzip::compress(layout, level, &mut out))
-        .map_err(|error| errors::to_py(py, error, None))?;
-    copied(py, &out)
+    let error = |error| errors::to_py(py, error, None);
+    let method = gzip::method(level).map_err(error)?;
+    let threads = self::threads(py, threads, layout.len())?;
+    let mut progress = Progress::new(progress, layout.len());
+    let mut out = Cursor::new(Vec::new());
+    let done =
+        py.detach(|| gzip::compress(layout, method, threads, &mut out, |done| progress.at(done)));
+    match done {
+        Ok(()) => copied(py, out.get_ref()),
+        Err(stopped) => Err(progress.explain(stopped, error)),
+    }
 }
 
 /// Compresses any bytes-like object; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (data, level))]
+#[pyo3(signature = (data, level, *, threads, progress))]
 pub fn compress<'py>(
     data: &Bound<'py, PyAny>,
     level: Option<i64>,
+    threads: Option<i64>,
+    progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let content = Borrowed::buffer(data)?;
     let mut builder = LayoutBuilder::default();
     builder.push(content);
-    to_bytes(data.py(), &builder.finish(), level)
+    to_bytes(data.py(), &builder.finish(), level, threads, progress)
 }
 
 /// Decompresses any bytes-like object; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (data, max_size))]
+#[pyo3(signature = (data, *, max_size, threads, progress))]
 pub fn decompress<'py>(
     data: &Bound<'py, PyAny>,
     max_size: Option<usize>,
+    threads: Option<i64>,
+    progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let py = data.py();
-    let data = Borrowed::buffer(data)?;
-    copied(py, &inflate(py, data.as_ref(), max_size)?)
+    let source = Borrowed::buffer(data)?;
+    inflate(data.py(), source.as_ref(), max_size, threads, progress)
 }
 
 /// What a gzip stream contains.
-pub fn inflate(py: Python<'_>, data: &[u8], max_size: Option<usize>) -> PyResult<Vec<u8>> {
-    py.detach(|| gzip::decompress(data, max_size))
-        .map_err(|error| errors::to_py(py, error, None))
+pub fn inflate<'py>(
+    py: Python<'py>,
+    data: &[u8],
+    max_size: Option<usize>,
+    threads: Option<i64>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let error = |error| errors::to_py(py, error, None);
+    let callback = || progress.as_ref().map(|callback| callback.clone_ref(py));
+    if let Some(indexed) = Indexed::open(data) {
+        let len = indexed.len();
+        let threads = self::threads(py, threads, len)?;
+        if let Some(max_size) = max_size
+            && len > max_size
+        {
+            return Err(error(Error::OutputLimit { max_size }));
+        }
+        let mut progress = Progress::new(callback(), len);
+        let (bytes, whole) = new_bytes(py, len, |out| {
+            indexed.inflate(out, threads, |done| progress.at(done))
+        })?;
+        match whole {
+            Ok(true) => return Ok(bytes),
+            Ok(false) => {} // what is wrong is found out below
+            Err(stopped) => return Err(progress.explain(stopped, error)),
+        }
+    } else {
+        self::threads(py, threads, 0)?; // checks the number
+        let size = gzip::claimed_size(data);
+        if size > 0 && max_size.is_none_or(|max_size| size <= max_size) {
+            let (bytes, checksum) = new_bytes(py, size, |out| gzip::inflate_single(data, out))?;
+            if let Some(checksum) = checksum {
+                let content = bytes.as_bytes();
+                if py.detach(|| crc32fast::hash(content)) == checksum {
+                    return told(py, bytes, callback());
+                }
+            }
+        }
+    }
+    let content = py
+        .detach(|| gzip::decompress(data, max_size))
+        .map_err(error)?;
+    told(py, copied(py, &content)?, callback())
+}
+
+/// The bytes, after the callable has been told that all are there.
+fn told<'py>(
+    py: Python<'_>,
+    bytes: Bound<'py, PyBytes>,
+    callback: Option<Py<PyAny>>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let len = bytes.as_bytes().len();
+    let mut progress = Progress::new(callback, len);
+    match progress.at(len) {
+        Ok(()) => Ok(bytes),
+        Err(stopped) => Err(progress.explain(stopped, |error| errors::to_py(py, error, None))),
+    }
 }
 
 fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    new_bytes(py, content.len(), |target| {
+    let (bytes, ()) = new_bytes(py, content.len(), |target| {
         target.write_copy_of_slice(content);
-    })
+    })?;
+    Ok(bytes)
 }

@@ -1,7 +1,8 @@
 //! The verbs that save: a tree in, bytes or a file out.
 
+use std::io::{Cursor, Write};
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -9,10 +10,13 @@ use pyo3::types::{PyBytes, PyMemoryView, PyType};
 
 use super::intake::{Options, Source};
 use super::memory::{Writable, new_bytes, view};
+use super::progress::Progress;
 use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
+use crate::gzip::compress;
+use crate::layout::{self, OutputPiece};
+use crate::parallel;
 use crate::sink::{Durability, Target, pour, write_file, write_layout};
-use crate::{Result, layout, parallel};
 
 /// Below so many bytes, headers and payloads are joined in `buffers`: to send a piece by
 /// itself costs more than to copy it.
@@ -61,9 +65,10 @@ impl Layout {
         threads: Option<i64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let threads = self.threads(py, threads)?;
-        new_bytes(py, self.0.len(), |memory| {
+        let (bytes, ()) = new_bytes(py, self.0.len(), |memory| {
             pour(&self.0, memory, Target::Fresh, threads);
-        })
+        })?;
+        Ok(bytes)
     }
 
     /// Fills a range of a writable buffer.
@@ -93,7 +98,8 @@ impl Layout {
             )));
         }
         let range = start..start + needed;
-        if self.0.slices(0..needed).any(|slice| buffer.overlaps(slice)) {
+        let blocks = self.0.payloads().flat_map(Source::blocks);
+        if blocks.into_iter().any(|block| buffer.overlaps(block)) {
             // Some arrays lie where they would be overwritten before they are read.
             let copy = self.to_bytes(py, wanted)?;
             let copy = copy.as_bytes();
@@ -112,78 +118,99 @@ impl Layout {
     fn buffers<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<Bound<'py, PyMemoryView>>> {
         let py = slf.py();
         let byte = numpy::dtype::<u8>(py);
-        let mut views = Vec::new();
-        let mut small = Vec::new();
-        let flush = |small: &mut Vec<u8>, views: &mut Vec<_>| {
-            if !small.is_empty() {
-                views.push(PyMemoryView::from(PyBytes::new(py, small).as_any())?);
-                small.clear();
-            }
-            PyResult::Ok(())
-        };
         let layout = &slf.get().0;
-        for slice in layout.slices(0..layout.len()) {
-            if slice.len() < JOIN_MAX_BYTES {
-                small.extend_from_slice(slice);
-                continue;
+        let pieces = py.detach(|| layout.pieces(JOIN_MAX_BYTES));
+        let views = pieces.into_iter().map(|piece| match piece {
+            OutputPiece::Run(run) => {
+                let array = view(&byte, &[run.len().cast_signed()], run, slf.as_any())?;
+                PyMemoryView::from(&array)
             }
-            flush(&mut small, &mut views)?;
-            let len = slice.len().cast_signed();
-            let array = view(&byte, &[len], slice, slf.as_any())?;
-            views.push(PyMemoryView::from(&array)?);
-        }
-        flush(&mut small, &mut views)?;
-        Ok(views)
+            OutputPiece::Joined(range) => {
+                let (bytes, ()) = new_bytes(py, range.len(), |mut rest| {
+                    for slice in layout.slices(range) {
+                        let (now, later) = rest.split_at_mut(slice.len());
+                        now.write_copy_of_slice(slice);
+                        rest = later;
+                    }
+                })?;
+                PyMemoryView::from(bytes.as_any())
+            }
+        });
+        views.collect()
     }
 
-    fn to_gzip<'py>(&self, py: Python<'py>, level: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
-        gzip::to_bytes(py, &self.0, level)
+    #[pyo3(signature = (level, *, threads, progress))]
+    fn to_gzip<'py>(
+        &self,
+        py: Python<'py>,
+        level: Option<i64>,
+        threads: Option<i64>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        gzip::to_bytes(py, &self.0, level, threads, progress)
     }
 
-    #[pyo3(signature = (path, *, durable))]
-    fn save(&self, py: Python<'_>, path: PathBuf, durable: bool) -> PyResult<()> {
-        let layout = &self.0;
-        save(py, &path, durable, layout.len(), |file| {
-            write_layout(layout, file)
-        })
+    #[pyo3(signature = (path, *, durable, progress))]
+    fn save(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        durable: bool,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<()> {
+        let len = self.0.len();
+        let mut progress = Progress::new(progress, len);
+        let saved = py.detach(|| {
+            write_file(&path, durability(durable), len, |file| {
+                write_layout(&self.0, file, |done| progress.at(done))
+            })
+        });
+        let explain = |error| progress.explain(error, |error| errors::file_error(py, error, &path));
+        saved.map_err(explain)
     }
 
-    #[pyo3(signature = (path, level, *, durable))]
+    #[pyo3(signature = (path, level, *, durable, threads, progress))]
     fn save_gzip(
         &self,
         py: Python<'_>,
         path: PathBuf,
         level: Option<i64>,
         durable: bool,
+        threads: Option<i64>,
+        progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
-        let level = gzip::level(py, level)?;
-        // The size is not known before; zero reserves nothing.
-        save(py, &path, durable, 0, |file| {
-            let file = std::io::BufWriter::with_capacity(1 << 20, file);
-            crate::gzip::compress(&self.0, level, file)
-        })
+        let method = crate::gzip::method(level).map_err(|error| errors::to_py(py, error, None))?;
+        let threads = gzip::threads(py, threads, self.0.len())?;
+        let mut progress = Progress::new(progress, self.0.len());
+        let saved = py.detach(|| {
+            // The size is not known before; zero reserves nothing.
+            write_file(&path, durability(durable), 0, |file| {
+                let mut done = |done| progress.at(done);
+                if file.metadata()?.is_file() {
+                    return compress(&self.0, method, threads, file, &mut done);
+                }
+                // A pipe cannot go back to the header.
+                let mut whole = Cursor::new(Vec::new());
+                compress(&self.0, method, threads, &mut whole, &mut done)?;
+                Ok(file.write_all(whole.get_ref())?)
+            })
+        });
+        let explain = |error| progress.explain(error, |error| errors::file_error(py, error, &path));
+        saved.map_err(explain)
     }
 }
 
 impl Layout {
     fn threads(&self, py: Python<'_>, requested: Option<i64>) -> PyResult<NonZero<usize>> {
-        parallel::threads(requested, self.0.len()).map_err(|error| errors::to_py(py, error, None))
+        let threads = parallel::threads(requested, self.0.len(), parallel::MIN_COPY_BYTES);
+        threads.map_err(|error| errors::to_py(py, error, None))
     }
 }
 
-/// Writes a file whole or not at all, detached.
-fn save(
-    py: Python<'_>,
-    path: &Path,
-    durable: bool,
-    size: usize,
-    write: impl FnOnce(&mut std::fs::File) -> Result<()> + Send,
-) -> PyResult<()> {
-    let durability = if durable {
+fn durability(durable: bool) -> Durability {
+    if durable {
         Durability::Synced
     } else {
         Durability::Cached
-    };
-    py.detach(|| write_file(path, durability, size, write))
-        .map_err(|error| errors::file_error(py, error, path))
+    }
 }

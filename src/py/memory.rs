@@ -164,12 +164,13 @@ pub fn append(buffer: &PyUntypedBuffer, range: Range<usize>, to: &mut Vec<u8>) {
 
 /// A new `bytes` object of `len` bytes that `fill` writes, without a zeroing pass.
 ///
-/// `fill` must write every byte; it runs detached if there is much to write.
-pub fn new_bytes(
+/// `fill` must write every byte, or tell by what it returns that the object must not be
+/// used. It runs detached if there is much to write.
+pub fn new_bytes<T: Send>(
     py: Python<'_>,
     len: usize,
-    fill: impl FnOnce(&mut [MaybeUninit<u8>]) + Send,
-) -> PyResult<Bound<'_, PyBytes>> {
+    fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> T + Send,
+) -> PyResult<(Bound<'_, PyBytes>, T)> {
     let size = ffi::Py_ssize_t::try_from(len)?;
     // SAFETY: a null pointer asks for an object with uninitialised content. It
     // is owned by us alone, and an error comes back as a null pointer.
@@ -183,8 +184,8 @@ pub fn new_bytes(
         slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len)
     };
     advise_huge(content);
-    detached(py, len, || fill(content));
-    Ok(bytes)
+    let told = detached(py, len, || fill(content));
+    Ok((bytes, told))
 }
 
 /// Memory of a caller that is to be written.
@@ -194,10 +195,6 @@ pub struct Writable {
     start: *mut MaybeUninit<u8>,
     len: usize,
 }
-
-// SAFETY: the pointer is used by one thread at a time (`fill` takes `&mut self`), and
-// the export may be released in any thread.
-unsafe impl Send for Writable {}
 
 impl Writable {
     /// The memory of any object with a contiguous buffer that can be written.
@@ -322,10 +319,19 @@ impl<'py> FreshArray<'py> {
     }
 
     fn memory(&mut self) -> &mut [MaybeUninit<u8>] {
+        self.part(0..self.len)
+    }
+
+    /// A part that has not been written yet.
+    ///
+    /// # Panics
+    /// If it is not inside the array.
+    fn part(&mut self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
+        assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: NumPy allocated `len` bytes at `start` for `self.array`, which
-        // lives as long as `self`. No other code writes to it: until the whole
-        // tree is returned, only the walk that makes it holds the array.
-        unsafe { slice::from_raw_parts_mut(self.start, self.len) }
+        // lives as long as `self`. No other code uses this part: what Python has
+        // seen before the whole tree is returned are other parts (`SmallCopies`).
+        unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }
 
@@ -341,7 +347,9 @@ impl<'py> SmallCopies<'py> {
     /// The largest payload.
     pub const MAX_BYTES: usize = 1 << 10;
 
-    const BLOCK_BYTES: usize = 64 << 10;
+    /// Blocks double in size, so that a few arrays do not hold on to much.
+    const FIRST_BLOCK: usize = 256;
+    const LAST_BLOCK: usize = 64 << 10;
 
     /// What NumPy asks for its largest element, a complex of long doubles.
     const ALIGN: usize = 16;
@@ -361,14 +369,16 @@ impl<'py> SmallCopies<'py> {
             Some(block) if self.used + payload.len() <= block.len => block,
             block => {
                 let byte = numpy::dtype::<u8>(dtype.py());
-                let len = Self::BLOCK_BYTES.cast_signed();
-                let mut fresh = FreshArray::new(&byte, &[len], Self::BLOCK_BYTES, false)?;
-                self.used = fresh.memory().as_ptr().align_offset(Self::ALIGN);
+                let before = block.as_ref().map_or(0, |block| block.len);
+                let len = (2 * before).clamp(Self::FIRST_BLOCK, Self::LAST_BLOCK);
+                let len = len.max(payload.len() + Self::ALIGN);
+                let fresh = FreshArray::new(&byte, &[len.cast_signed()], len, false)?;
+                self.used = fresh.start.align_offset(Self::ALIGN);
                 block.insert(fresh)
             }
         };
         let base = block.array.clone();
-        let place = &mut block.memory()[self.used..][..payload.len()];
+        let place = block.part(self.used..self.used + payload.len());
         self.used += payload.len().next_multiple_of(Self::ALIGN);
         view(dtype, shape, place.write_copy_of_slice(payload), &base)
     }
@@ -413,7 +423,7 @@ impl<'py, 'a> Copies<'py, 'a> {
             }
             assert!(rest.is_empty(), "the sources cover the array");
         }
-        let threads = parallel::threads(threads, bytes)?;
+        let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
         detached(py, bytes, || parallel::copy_all(copies, threads));
         Ok(())
     }

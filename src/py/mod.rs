@@ -9,6 +9,7 @@
 //! | `build.rs` | the making of Python objects from tokens |
 //! | `rebuild.rs` | the fitting of loaded leaves into a template |
 //! | `hooks.rs` | the Python functions that these walks ask |
+//! | `progress.rs` | telling Python how far long work has come |
 //! | `errors.rs` | core errors as Python exceptions |
 //! | `memory.rs` | all `unsafe`: memory that belongs to Python or NumPy |
 
@@ -19,6 +20,7 @@ mod hooks;
 mod intake;
 mod layout;
 mod memory;
+mod progress;
 mod rebuild;
 mod restore;
 

@@ -1,13 +1,17 @@
 //! The verbs that load: bytes in, a tree out.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use super::build::build;
 use super::memory::Borrowed;
+use super::progress::Progress;
 use super::{errors, gzip};
+use crate::Result;
 use crate::gzip::MAGIC;
 use crate::mapping::Mapping;
 
@@ -25,7 +29,7 @@ pub fn restore<'py>(
             Content::Mapped(file) => build(data, file.as_ref(), copy, threads, |range| {
                 file.release(range);
             }),
-            Content::Owned(bytes) => build(data, bytes, copy, threads, |_| ()),
+            Content::Read(bytes) => build(data, bytes, copy, threads, |_| ()),
         };
     }
     let source = Borrowed::buffer(data)?;
@@ -38,14 +42,14 @@ pub fn restore<'py>(
     )
 }
 
-/// The content of a file, mapped, read or inflated. Restored arrays keep it alive.
+/// The content of a file, mapped or read. Restored arrays keep it alive.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Memory(Content);
 
 /// Where the bytes are.
 enum Content {
     Mapped(Mapping),
-    Owned(Vec<u8>),
+    Read(Vec<u8>),
 }
 
 #[pymethods]
@@ -61,11 +65,15 @@ impl Memory {
 
     /// Reads a file.
     #[staticmethod]
-    fn read(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let content = py
-            .detach(|| fs::read(&path))
-            .map_err(|error| errors::file_error(py, error.into(), &path))?;
-        Ok(Self(Content::Owned(content)))
+    #[pyo3(signature = (path, *, progress))]
+    fn read(py: Python<'_>, path: PathBuf, progress: Option<Py<PyAny>>) -> PyResult<Self> {
+        let mut told = Progress::new(
+            progress,
+            fs::metadata(&path).map_or(0, |found| usize::try_from(found.len()).unwrap_or(0)),
+        );
+        let content = py.detach(|| read(&path, |done| told.at(done)));
+        let explain = |error| told.explain(error, |error| errors::file_error(py, error, &path));
+        Ok(Self(Content::Read(content.map_err(explain)?)))
     }
 
     /// Whether the content starts as gzip does.
@@ -73,21 +81,15 @@ impl Memory {
         self.content().starts_with(&MAGIC)
     }
 
-    /// Decompresses a bytes-like object.
-    #[staticmethod]
-    fn inflate_bytes(data: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let source = Borrowed::buffer(data)?;
-        let content = gzip::inflate(data.py(), source.as_ref(), None)?;
-        Ok(Self(Content::Owned(content)))
-    }
-
     /// What the content is when it is decompressed.
-    fn inflate(&self, py: Python<'_>) -> PyResult<Self> {
-        Ok(Self(Content::Owned(gzip::inflate(
-            py,
-            self.content(),
-            None,
-        )?)))
+    #[pyo3(signature = (*, threads, progress))]
+    fn inflate<'py>(
+        &self,
+        py: Python<'py>,
+        threads: Option<i64>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        gzip::inflate(py, self.content(), None, threads, progress)
     }
 }
 
@@ -95,7 +97,21 @@ impl Memory {
     fn content(&self) -> &[u8] {
         match &self.0 {
             Content::Mapped(mapping) => mapping.as_ref(),
-            Content::Owned(bytes) => bytes,
+            Content::Read(bytes) => bytes,
         }
     }
+}
+
+/// All of a file; `done` is told how many bytes have been read, and can stop that.
+fn read(path: &Path, mut done: impl FnMut(usize) -> Result<()>) -> Result<Vec<u8>> {
+    const PART: u64 = 64 << 20;
+    let mut file = File::open(path)?;
+    let mut content = Vec::new();
+    if let Ok(len) = usize::try_from(file.metadata()?.len()) {
+        content.try_reserve_exact(len).map_err(io::Error::from)?;
+    }
+    while file.by_ref().take(PART).read_to_end(&mut content)? > 0 {
+        done(content.len())?;
+    }
+    Ok(content)
 }

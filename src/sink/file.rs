@@ -4,7 +4,7 @@
 //! over the destination once it is complete (and, if asked for, on the disk).
 
 use std::fs::{self, File};
-use std::io::{self, IoSlice, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use crate::Result;
@@ -58,26 +58,27 @@ pub fn write_file(
     Ok(())
 }
 
-/// Writes the layout's memory to `file`, with no copy of it in between.
-pub fn write_layout<P: Payload>(layout: &Layout<P>, file: &mut File) -> Result<()> {
-    /// How many slices go into one call: what Linux and macOS accept.
-    const BATCH: usize = 1024;
-    let mut slices = layout.slices(0..layout.len());
-    loop {
-        let mut batch: Vec<IoSlice<'_>> = slices.by_ref().take(BATCH).map(IoSlice::new).collect();
-        if batch.is_empty() {
-            return Ok(());
+/// Writes the layout's memory to `file`, with no copy in between of what is large.
+///
+/// `done` is told how many bytes have been written, and can stop the work.
+pub fn write_layout<P: Payload>(
+    layout: &Layout<P>,
+    file: &mut File,
+    mut done: impl FnMut(usize) -> Result<()>,
+) -> Result<()> {
+    /// After how many bytes `done` is told.
+    const PART: usize = 64 << 20;
+    /// Smaller slices are joined: a call for each would cost more than to copy them.
+    const JOIN_MAX_BYTES: usize = 64 << 10;
+    let mut file = BufWriter::with_capacity(JOIN_MAX_BYTES, file);
+    for start in (0..layout.len()).step_by(PART) {
+        let end = layout.len().min(start + PART);
+        for slice in layout.slices(start..end) {
+            file.write_all(slice)?;
         }
-        let mut rest = &mut batch[..];
-        while !rest.is_empty() {
-            match file.write_vectored(rest) {
-                Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
-                Ok(written) => IoSlice::advance_slices(&mut rest, written),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        done(end)?;
     }
+    Ok(file.flush()?)
 }
 
 /// Makes a file with the permissions of any new file: all, less the umask.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use numpy::{PyArrayDescr, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -24,6 +24,10 @@ const MAX_DTYPES: usize = 64;
 /// Arrays of jax of up to so many bytes are copied among the headers: to hold on to
 /// objects of jax costs more than the copy. Such arrays are never aligned.
 const LENT_MAX_BYTES: usize = array::ALIGN_MIN_BYTES - 1;
+
+/// How often jax may refuse to lend the memory of an array of a dtype before it is no
+/// longer asked.
+const MAX_FAILURES: u8 = 8;
 
 impl<'py> Walk<'_, 'py> {
     pub fn array(
@@ -74,16 +78,32 @@ impl<'py> Walk<'_, 'py> {
     ) -> Walked {
         let dtype = array.getattr(intern!(self.py, "dtype"))?;
         let dtype = self.dtype(dtype.cast()?)?;
-        if self.dtypes[dtype].lent && self.lent_array(array, dtype, key, place)? {
+        if self.dtypes[dtype].lent > 0
+            && array.getattr(intern!(self.py, "ndim"))?.is_truthy()?
+            && self.lent_array(array, dtype, key, place)?
+        {
             return Ok(());
         }
-        // That it was deleted, for instance, is found out below.
-        if let Ok(host) = self.hooks.host_view.bind(self.py).call1((array,))
-            && let Ok(host) = host.cast::<PyUntypedArray>()
-        {
-            return self.host_array(host, wire::EXT_NDARRAY, key, place, LENT_MAX_BYTES);
+        match self.hooks.host_view.bind(self.py).call1((array,)) {
+            Ok(host) => {
+                if let Ok(host) = host.cast::<PyUntypedArray>() {
+                    return self.host_array(host, wire::EXT_NDARRAY, key, place, LENT_MAX_BYTES);
+                }
+            }
+            Err(error) => {
+                self.check_alive(array)?; // which may be the reason
+                return Err(error.into());
+            }
         }
         self.device_array(array, dtype, key, place)
+    }
+
+    fn check_alive(&self, array: &Bound<'py, PyAny>) -> Walked {
+        let deleted = array.call_method0(intern!(self.py, "is_deleted"))?;
+        if deleted.is_truthy()? {
+            return Err(Failure::tree("the array has been deleted or donated"));
+        }
+        Ok(())
     }
 
     /// Writes a small array of jax in host memory and returns true, or returns false.
@@ -97,11 +117,15 @@ impl<'py> Walk<'_, 'py> {
         key: Option<&str>,
         place: Place,
     ) -> Walked<bool> {
-        let Ok(buffer) = PyUntypedBuffer::get(array) else {
-            // It lends neither arrays on accelerators, nor sharded ones, nor some
-            // dtypes. A failure is slow, so there is one for each dtype.
-            self.dtypes[dtype].lent = false;
-            return Ok(false);
+        let buffer = match PyUntypedBuffer::get(array) {
+            Ok(buffer) => buffer,
+            // It lends neither arrays on accelerators, nor sharded ones, nor
+            // some dtypes. A failure is slow, so there are a few for each.
+            Err(error) if error.is_instance_of::<PyBufferError>(self.py) => {
+                self.dtypes[dtype].lent -= 1;
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
         };
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, buffer.shape());
         let nbytes = header.nbytes();
@@ -127,15 +151,20 @@ impl<'py> Walk<'_, 'py> {
     ) -> Walked {
         let py = self.py;
         let is = |name| array.getattr(name).and_then(|answer| answer.is_truthy());
-        if !is(intern!(py, "is_fully_addressable"))? && !is(intern!(py, "is_fully_replicated"))? {
+        let has_shards_here = || {
+            let sharding = array.getattr(intern!(py, "sharding"))?;
+            let devices = sharding.getattr(intern!(py, "addressable_devices"))?;
+            devices.is_truthy()
+        };
+        let is_whole_here = is(intern!(py, "is_fully_addressable"))?
+            || is(intern!(py, "is_fully_replicated"))? && has_shards_here()?;
+        if !is_whole_here {
             return Err(Failure::tree(
                 "the array has shards on devices of other processes; gather it to this process \
                  first, for example with jax.experimental.multihost_utils.process_allgather",
             ));
         }
-        if array.call_method0(intern!(py, "is_deleted"))?.is_truthy()? {
-            return Err(Failure::tree("the array has been deleted or donated"));
-        }
+        self.check_alive(array)?;
         let shape: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
         let mut parts = Vec::with_capacity(1);
@@ -174,7 +203,7 @@ impl<'py> Walk<'_, 'py> {
             object: dtype.clone(),
             name,
             native,
-            lent: true,
+            lent: MAX_FAILURES,
         });
         Ok(self.dtypes.len() - 1)
     }

@@ -2,8 +2,8 @@
 //!
 //! Dicts, lists, tuples and plain leaves are walked natively; anything else is
 //! put to the hooks: first `classify`, once a type, then `expand` for containers.
-//! Array bytes are not touched. Arrays of jax are only noted, so that all host
-//! copies are started before the first is waited for.
+//! Large arrays in host memory are borrowed. Arrays on accelerators are only noted, so
+//! that all host copies are started before the first is waited for.
 //!
 //! | file | what is there |
 //! |---|---|

@@ -32,6 +32,16 @@ impl Source {
         }))
     }
 
+    /// The blocks of memory in which the bytes lie, with others perhaps.
+    pub fn blocks(&self) -> impl Iterator<Item = &[u8]> {
+        let (block, shards) = match self {
+            Self::Block(block) => (Some(block), None),
+            Self::Shards(shards) => (None, Some(shards.array.blocks())),
+        };
+        let blocks = block.into_iter().chain(shards.into_iter().flatten());
+        blocks.map(AsRef::as_ref)
+    }
+
     /// A range of the bytes of a block.
     pub fn part(py: Python<'_>, block: &Borrowed, range: Range<usize>) -> Self {
         Self::Block(block.part(py, range))

@@ -182,8 +182,8 @@ pub struct Dtype<'py> {
     pub name: String,
     pub itemsize: usize,
     pub native: bool,
-    /// Whether jax arrays of this dtype lend their memory, as far as is known.
-    pub lent: bool,
+    /// How many jax arrays of this dtype may yet refuse to lend their memory.
+    pub lent: u8,
 }
 
 impl Dtype<'_> {

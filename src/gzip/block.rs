@@ -1,0 +1,204 @@
+//! One block of a stream: how it is coded, chosen by what is in it.
+
+use flate2::{Compress, Compression, FlushCompress, Status};
+
+use super::literal::{self, Code};
+use crate::{Error, Result};
+
+/// How blocks are coded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// By what is in each: stored, literals, or matches.
+    Adaptive,
+    /// With matches, at a level of gzip from 1 to 9; 0 is stored.
+    Level(u32),
+}
+
+/// The level that finds matches where there are some.
+const MATCHING_LEVEL: u32 = 2;
+
+/// What a thread keeps from block to block.
+#[derive(Default)]
+pub struct Coder {
+    zlib: Option<(u32, Compress)>,
+}
+
+impl Coder {
+    /// Appends `data` as DEFLATE blocks that end at a byte boundary, none of them the last.
+    /// Returns whether it is one block of literals alone.
+    pub fn encode(&mut self, data: &[u8], method: Method, out: &mut Vec<u8>) -> Result<bool> {
+        match method {
+            Method::Level(0) => store(data, out),
+            Method::Level(level) => self.matches(data, level, out)?,
+            Method::Adaptive if data.is_empty() => {}
+            Method::Adaptive => return self.adapt(data, out),
+        }
+        Ok(false)
+    }
+
+    fn adapt(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<bool> {
+        let code = Code::new(&literal::count(data));
+        let start = out.len();
+        if has_repeats(data) {
+            self.matches(data, MATCHING_LEVEL, out)?;
+            if out.len() - start <= code.size().min(data.len()) {
+                return Ok(false);
+            }
+            out.truncate(start);
+        }
+        if code.size() < data.len() {
+            code.encode(data, out);
+            return Ok(true);
+        }
+        store(data, out);
+        Ok(false)
+    }
+
+    /// Appends what zlib makes of the data.
+    fn matches(&mut self, data: &[u8], level: u32, out: &mut Vec<u8>) -> Result<()> {
+        let zlib = match &mut self.zlib {
+            Some((known, zlib)) if *known == level => {
+                zlib.reset();
+                zlib
+            }
+            other => {
+                let zlib = Compress::new(Compression::new(level), false);
+                &mut other.insert((level, zlib)).1
+            }
+        };
+        // Enough for the worst, so that nothing depends on what room there was before.
+        out.reserve(data.len() + data.len() / 8 + 1024);
+        loop {
+            let consumed = usize::try_from(zlib.total_in()).expect("a block fits in memory");
+            out.reserve(1024);
+            let status = zlib
+                .compress_vec(&data[consumed..], out, FlushCompress::Sync)
+                .map_err(|error| Error::Gzip(error.to_string()))?;
+            // With room left, everything that was asked for has been written.
+            let all = zlib.total_in() == data.len() as u64 && out.len() < out.capacity();
+            if all || status == Status::StreamEnd {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Appends data as they are.
+fn store(data: &[u8], out: &mut Vec<u8>) {
+    for chunk in data.chunks(usize::from(u16::MAX)) {
+        let len = u16::try_from(chunk.len()).expect("a chunk is that short");
+        out.push(0); // not the last block; stored
+        out.extend_from_slice(&len.to_le_bytes());
+        out.extend_from_slice(&(!len).to_le_bytes());
+        out.extend_from_slice(chunk);
+    }
+}
+
+/// Whether a search for matches may pay, judged by a few samples.
+///
+/// Floats of trained models hardly ever repeat; a byte that occurs in most places does,
+/// and so do masks, indices and quantised weights.
+fn has_repeats(data: &[u8]) -> bool {
+    const SAMPLES: usize = 4;
+    const SAMPLE_BYTES: usize = 1 << 10;
+    const TABLE_BITS: u32 = 11;
+    let mut repeats = 0;
+    let mut looked_at = 0;
+    let step = data.len().div_ceil(SAMPLES).max(1);
+    for sample in data.chunks(step) {
+        // Four bytes, and the place where others with their hash were seen last.
+        let mut seen = [0_u32; 1 << TABLE_BITS];
+        let sample = &sample[..sample.len().min(SAMPLE_BYTES)];
+        for window in sample.windows(4) {
+            let word = u32::from_le_bytes([window[0], window[1], window[2], window[3]]);
+            let place = &mut seen[(word.wrapping_mul(0x9e37_79b1) >> (32 - TABLE_BITS)) as usize];
+            repeats += usize::from(*place == word);
+            *place = word;
+            looked_at += 1;
+        }
+        // Integers of one size repeat but for their lowest byte.
+        for size in [4, 8] {
+            let (before, after) = (sample.windows(3), sample.windows(3).skip(size));
+            repeats += before.zip(after).filter(|(a, b)| a == b).count();
+        }
+    }
+    // A match of four bytes counts once for each of its places.
+    repeats * 32 > looked_at
+}
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)] // a byte of noise is noise
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    fn encode(data: &[u8], method: Method) -> (Vec<u8>, bool) {
+        let mut out = Vec::new();
+        let literal = Coder::default().encode(data, method, &mut out).unwrap();
+        let stream = [&out[..], &[3, 0]].concat();
+        let mut found = Vec::new();
+        let mut reader = flate2::read::DeflateDecoder::new(&stream[..]);
+        reader.read_to_end(&mut found).unwrap();
+        assert_eq!(found, data);
+        (out, literal)
+    }
+
+    /// Bytes without order.
+    fn noise(len: usize) -> impl Iterator<Item = u32> {
+        let mut state = 1_u64;
+        (0..len).map(move |_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 32) as u32
+        })
+    }
+
+    #[test]
+    fn the_method_follows_the_content() {
+        let random: Vec<u8> = noise(100_000).map(|word| word as u8).collect();
+        let (stored, literal) = encode(&random, Method::Adaptive);
+        assert!(!literal && stored.len() < random.len() + 20);
+
+        let skewed: Vec<u8> = noise(100_000)
+            .map(|word| (word % 16 * (word >> 8) % 16) as u8)
+            .collect();
+        let (coded, literal) = encode(&skewed, Method::Adaptive);
+        assert!(literal && coded.len() < skewed.len() / 2, "{}", coded.len());
+
+        let text: Vec<u8> = (0..20_000_u64).flat_map(u64::to_le_bytes).collect();
+        let (matched, literal) = encode(&text, Method::Adaptive);
+        assert!(
+            !literal && matched.len() < text.len() / 2,
+            "{}",
+            matched.len()
+        );
+
+        let numbers: Vec<u8> = (0..25_000_u32).flat_map(u32::to_le_bytes).collect();
+        let (matched, literal) = encode(&numbers, Method::Adaptive);
+        assert!(
+            !literal && matched.len() < numbers.len() * 2 / 3,
+            "{}",
+            matched.len()
+        );
+
+        let (zeros, literal) = encode(&vec![0; 100_000], Method::Adaptive);
+        assert!(!literal && zeros.len() < 1000);
+    }
+
+    #[test]
+    fn every_level_is_read_back_one_coder_after_the_other() {
+        let mut coder = Coder::default();
+        let data: Vec<u8> = noise(70_000).map(|word| (word & word >> 8) as u8).collect();
+        for level in 0..=9 {
+            for len in [0, 1, 1000, data.len()] {
+                let mut out = Vec::new();
+                coder
+                    .encode(&data[..len], Method::Level(level), &mut out)
+                    .unwrap();
+                assert_eq!(out, encode(&data[..len], Method::Level(level)).0);
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Inflating a member that has an index: in parallel, or only a range of it.
+
+use std::hash::{BuildHasher, RandomState};
+use std::mem::MaybeUninit;
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::{LazyLock, Mutex};
+
+use crc32fast::Hasher;
+use flate2::{Decompress, FlushDecompress, Status};
+
+use super::index::{self, Block, Index};
+use super::literal::{decode_four, decode_one};
+use crate::{Error, Result, parallel};
+
+/// How many blocks of literals are decoded in turns.
+const TURNS: usize = 4;
+
+/// A stream that is one member with an index.
+pub struct Indexed<'a> {
+    stream: &'a [u8],
+    index: Index,
+    checksum: u32,
+}
+
+/// What a thread keeps.
+struct Worker {
+    blocks: [Vec<u8>; TURNS],
+    zlib: Decompress,
+}
+
+impl Default for Worker {
+    fn default() -> Self {
+        Self {
+            blocks: Default::default(),
+            zlib: Decompress::new(false),
+        }
+    }
+}
+
+impl<'a> Indexed<'a> {
+    /// `None` if the stream is not one member with an index, as `compress` writes it.
+    #[must_use]
+    pub fn open(stream: &'a [u8]) -> Option<Self> {
+        let index = Index::read(stream)?;
+        let (end, after) = stream[index.end..].split_at_checked(10)?;
+        #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as the format has it
+        let size = (index.bytes as u32).to_le_bytes();
+        if end[..2] != [3, 0] || end[6..] != size || after.iter().any(|&byte| byte != 0) {
+            return None;
+        }
+        Some(Self {
+            checksum: u32::from_le_bytes([end[2], end[3], end[4], end[5]]),
+            stream,
+            index,
+        })
+    }
+
+    /// How many bytes come out.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.index.bytes
+    }
+
+    /// Whether none do.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `out`, which must have `len` bytes, with what comes out, and compares the
+    /// checksum. Returns false if the stream is damaged; `out` is of no use then.
+    ///
+    /// `done` is told how many bytes are there, and can stop the work.
+    ///
+    /// # Panics
+    /// If `out` has another length.
+    pub fn inflate(
+        &self,
+        out: &mut [MaybeUninit<u8>],
+        threads: NonZero<usize>,
+        mut done: impl FnMut(usize) -> Result<()>,
+    ) -> Result<bool> {
+        assert_eq!(out.len(), self.len());
+        let group_bytes = TURNS * self.index.block_bytes;
+        let places: Vec<_> = out
+            .chunks_mut(group_bytes)
+            .map(|place| Mutex::new(Some(place)))
+            .collect();
+        let work = |worker: &mut Worker, group: usize| {
+            let first = group * TURNS;
+            let last = (first + TURNS).min(self.index.blocks.len());
+            if !self.decode(first..last, worker) {
+                return None;
+            }
+            let place = places[group].lock().ok().and_then(|mut place| place.take());
+            let mut rest = place.expect("each group is worked on once");
+            let mut checksum = Hasher::new();
+            for block in &worker.blocks[..last - first] {
+                checksum.update(block);
+                let (now, later) = rest.split_at_mut(block.len());
+                now.write_copy_of_slice(block);
+                rest = later;
+            }
+            Some(checksum)
+        };
+        let mut checksum = Hasher::new();
+        let mut damaged = false;
+        let ahead = index::ahead(group_bytes);
+        let inflated = parallel::in_order(places.len(), threads, ahead, work, |group, part| {
+            let Some(part) = part else {
+                damaged = true;
+                return Err(Error::Stopped);
+            };
+            checksum.combine(&part);
+            done(self.len().min((group + 1) * group_bytes))
+        });
+        if damaged {
+            return Ok(false);
+        }
+        inflated?;
+        Ok(checksum.finalize() == self.checksum)
+    }
+
+    /// The bytes of `range` of what comes out; only the blocks that cover it are inflated,
+    /// and no checksum is compared.
+    pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
+        if range.start > range.end || range.end > self.len() {
+            return Err(Error::Option(format!(
+                "bytes {} to {} of {}",
+                range.start,
+                range.end,
+                self.len()
+            )));
+        }
+        let mut out = Vec::with_capacity(range.len());
+        let mut worker = Worker::default();
+        let block_bytes = self.index.block_bytes;
+        let mut first = range.start / block_bytes;
+        let end = range.end.div_ceil(block_bytes);
+        while out.len() < range.len() {
+            let last = end.min(first + TURNS);
+            if !self.decode(first..last, &mut worker) {
+                return Err(Error::Gzip(format!(
+                    "one of the compressed blocks {first} to {last} is damaged"
+                )));
+            }
+            for (offset, block) in worker.blocks[..last - first].iter().enumerate() {
+                let begin = (first + offset) * block_bytes;
+                let from = range.start.saturating_sub(begin).min(block.len());
+                let to = (range.end - begin).min(block.len());
+                out.extend_from_slice(&block[from..to]);
+            }
+            first = last;
+        }
+        Ok(out)
+    }
+
+    /// Decodes up to `TURNS` blocks into those of the worker. Returns whether all are well.
+    fn decode(&self, range: Range<usize>, worker: &mut Worker) -> bool {
+        let blocks = &self.index.blocks[range.clone()];
+        for (number, out) in range.zip(&mut worker.blocks) {
+            let begin = number * self.index.block_bytes;
+            out.resize(self.index.block_bytes.min(self.len() - begin), 0);
+        }
+        let equal = worker
+            .blocks
+            .iter()
+            .all(|out| out.len() == self.index.block_bytes);
+        if let [a, b, c, d] = blocks
+            && equal
+            && blocks.iter().all(|block| block.literal)
+        {
+            let inputs = [a, b, c, d].map(|block| self.bytes(block));
+            return decode_four(inputs, worker.blocks.each_mut().map(|out| &mut out[..]));
+        }
+        blocks.iter().zip(&mut worker.blocks).all(|(block, out)| {
+            let input = self.bytes(block);
+            if block.literal {
+                decode_one(input, out)
+            } else {
+                inflate_block(&mut worker.zlib, input, out)
+            }
+        })
+    }
+
+    fn bytes(&self, block: &Block) -> &'a [u8] {
+        &self.stream[block.start..][..block.len]
+    }
+}
+
+/// Inflates a piece of a stream that has to fill `out` exactly, and to end where a block
+/// ends and another one may begin.
+///
+/// That is what makes the pieces mean the same by themselves as in a row. It is tried
+/// out: a stored block of what no stream can foresee must come out as it is.
+fn inflate_block(zlib: &mut Decompress, input: &[u8], out: &mut [u8]) -> bool {
+    static PROBE: LazyLock<[u8; PROBE_BYTES]> = LazyLock::new(|| {
+        let state = RandomState::new();
+        std::array::from_fn(|index| state.hash_one(index).to_le_bytes()[0])
+    });
+    #[allow(clippy::cast_possible_truncation)]
+    const LEN: [u8; 2] = (PROBE_BYTES as u16).to_le_bytes();
+    zlib.reset(false);
+    if !inflate_exactly(zlib, input, out) {
+        return false;
+    }
+    // Five bits of its first byte mean nothing. They are set, so that nothing that is left
+    // open can go on with them and still find the block.
+    let mut stored = vec![0b1111_1000, LEN[0], LEN[1], !LEN[0], !LEN[1]];
+    stored.extend_from_slice(&*PROBE);
+    let mut found = [0; PROBE_BYTES];
+    inflate_exactly(zlib, &stored, &mut found) && found == *PROBE
+}
+
+const PROBE_BYTES: usize = 1024;
+
+/// Inflates all of `input`, which has to fill `out` and not to be the last block.
+fn inflate_exactly(zlib: &mut Decompress, mut input: &[u8], mut out: &mut [u8]) -> bool {
+    while !input.is_empty() {
+        let before = (zlib.total_in(), zlib.total_out());
+        let status = zlib.decompress(input, out, FlushDecompress::Sync);
+        let taken = usize::try_from(zlib.total_in() - before.0);
+        let made = usize::try_from(zlib.total_out() - before.1);
+        let (Ok(Status::Ok), Ok(taken), Ok(made)) = (status, taken, made) else {
+            return false;
+        };
+        if taken == 0 && made == 0 {
+            return false;
+        }
+        input = &input[taken..];
+        out = &mut out[made..];
+    }
+    out.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use flate2::{Compress, Compression, FlushCompress};
+
+    use super::*;
+    use crate::gzip::bits::BitWriter;
+    use crate::gzip::index::header;
+
+    const DATA: &[u8; 24] = b"abcdefghijklmnopqrstuvwx";
+
+    /// A member of `DATA` in three blocks of eight bytes, which should inflate to it.
+    fn member(blocks: [&[u8]; 3]) -> Vec<u8> {
+        let sizes = blocks.map(|block| (block.len(), false));
+        let mut stream = header(DATA.len(), 8, &sizes).unwrap();
+        for block in blocks {
+            stream.extend_from_slice(block);
+        }
+        stream.extend_from_slice(&[3, 0]);
+        stream.extend_from_slice(&crc32fast::hash(DATA).to_le_bytes());
+        stream.extend_from_slice(&24_u32.to_le_bytes());
+        stream
+    }
+
+    fn inflate(stream: &[u8]) -> bool {
+        let indexed = Indexed::open(stream).unwrap();
+        let mut out = [MaybeUninit::uninit(); DATA.len()];
+        let whole = indexed.inflate(&mut out, NonZero::<usize>::MIN, |_| Ok(()));
+        let whole = whole.unwrap();
+        assert_eq!(indexed.read(0..24).is_ok_and(|found| found == DATA), whole);
+        whole
+    }
+
+    fn deflate(data: &[u8], flush: FlushCompress) -> Vec<u8> {
+        let mut out = Vec::with_capacity(1000);
+        let mut zlib = Compress::new(Compression::new(6), false);
+        zlib.compress_vec(data, &mut out, flush).unwrap();
+        out
+    }
+
+    #[test]
+    fn blocks_that_end_where_others_can_begin_are_taken() {
+        let blocks = DATA
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|part| deflate(part, FlushCompress::Sync));
+        let blocks: Vec<Vec<u8>> = blocks.collect();
+        assert!(inflate(&member([&blocks[0], &blocks[1], &blocks[2]])));
+        assert!(!inflate(&member([&blocks[1], &blocks[0], &blocks[2]])));
+    }
+
+    #[test]
+    fn a_last_block_in_the_middle_is_refused() {
+        let parts = DATA.as_chunks::<8>().0;
+        let [first, last] = [parts[0], parts[2]].map(|part| deflate(&part, FlushCompress::Sync));
+        let middle = deflate(&parts[1], FlushCompress::Finish);
+        assert!(!inflate(&member([&first, &middle, &last])));
+    }
+
+    #[test]
+    fn a_block_that_is_left_open_is_refused() {
+        let parts = DATA.as_chunks::<8>().0;
+        let [first, last] = [parts[0], parts[2]].map(|part| deflate(&part, FlushCompress::Sync));
+        // Literals in the fixed code, without the symbol that ends the block.
+        let mut middle = Vec::new();
+        let mut writer = BitWriter::new(&mut middle);
+        writer.put(0b010, 3);
+        for &byte in &parts[1] {
+            writer.put((byte + 0x30).reverse_bits().into(), 8);
+        }
+        writer.align();
+        assert!(!inflate(&member([&first, &middle, &last])));
+    }
+}

@@ -1,0 +1,225 @@
+//! Compressed layouts are read back: here and by zlib, whole and in ranges, intact or not.
+
+// The numbers here are small, and bytes repeat.
+#![allow(clippy::cast_possible_truncation)]
+
+use std::io::{Cursor, Read};
+use std::mem::MaybeUninit;
+use std::num::NonZero;
+
+use proptest::prelude::*;
+use treepack::gzip::{Indexed, Method, compress, decompress, method};
+use treepack::layout::{Layout, LayoutBuilder};
+use treepack::{Error, Result};
+
+/// What a block of input has.
+const BLOCK: usize = 256 << 10;
+
+fn layout(data: &[u8]) -> Layout<Vec<u8>> {
+    let mut builder = LayoutBuilder::default();
+    for chunk in data.chunks(100_001) {
+        let (header, payload) = chunk.split_at(chunk.len().min(7));
+        builder.headers().extend_from_slice(header);
+        builder.push(payload.to_vec());
+    }
+    builder.finish()
+}
+
+fn gzip(data: &[u8], method: Method, threads: usize) -> Vec<u8> {
+    let mut out = Cursor::new(Vec::new());
+    let threads = NonZero::new(threads).unwrap();
+    compress(&layout(data), method, threads, &mut out, |_| Ok(())).unwrap();
+    out.into_inner()
+}
+
+fn by_zlib(stream: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    flate2::read::GzDecoder::new(stream)
+        .read_to_end(&mut out)
+        .unwrap();
+    out
+}
+
+fn by_index(stream: &[u8], threads: usize) -> Option<Vec<u8>> {
+    let indexed = Indexed::open(stream)?;
+    let mut out = vec![MaybeUninit::new(0); indexed.len()];
+    let threads = NonZero::new(threads).unwrap();
+    let whole = indexed.inflate(&mut out, threads, |_| Ok(())).unwrap();
+    whole.then(|| indexed.read(0..indexed.len()).unwrap())
+}
+
+/// Blocks of all kinds in turn: even and skewed noise, words, zeros.
+fn data(len: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    (0..len)
+        .map(|at| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let noise = (state >> 33) as u8;
+            match at / BLOCK % 8 {
+                0..=4 => noise & noise.rotate_left(3),
+                5 => noise,
+                6 => b"some words that repeat"[at % 22],
+                _ => 0,
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn all_lengths_around_blocks_are_read_back() {
+    let data = data(9 * BLOCK + 77);
+    for len in [
+        0,
+        1,
+        2,
+        1000,
+        BLOCK - 1,
+        BLOCK,
+        BLOCK + 1,
+        4 * BLOCK,
+        5 * BLOCK + 3,
+        data.len(),
+    ] {
+        let data = &data[..len];
+        let stream = gzip(data, Method::Adaptive, 1);
+        assert_eq!(stream[4..8], [0; 4], "the time is zero");
+        for threads in 2..4 {
+            assert_eq!(gzip(data, Method::Adaptive, threads), stream);
+        }
+        assert!(by_zlib(&stream) == data, "{len}");
+        assert!(decompress(&stream, None).unwrap() == data, "{len}");
+        for threads in 1..4 {
+            match by_index(&stream, threads) {
+                Some(found) => assert!(found == data, "{len}"),
+                None => assert!(len <= BLOCK, "no index of {len}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn every_level_is_read_back() {
+    let data = data(7 * BLOCK);
+    let mut sizes = Vec::new();
+    for level in 0..=9 {
+        let stream = gzip(&data, method(Some(level)).unwrap(), 2);
+        assert!(by_zlib(&stream) == data);
+        assert!(by_index(&stream, 2).unwrap() == data);
+        sizes.push(stream.len());
+    }
+    assert!(sizes[0] > data.len() && sizes[1] < data.len() && sizes[9] <= sizes[1]);
+    assert!(method(Some(10)).is_err() && method(Some(-1)).is_err());
+}
+
+#[test]
+fn any_range_is_inflated_by_itself() {
+    let data = data(9 * BLOCK + 77);
+    let stream = gzip(&data, Method::Adaptive, 2);
+    let indexed = Indexed::open(&stream).unwrap();
+    let edges = [
+        0,
+        1,
+        BLOCK - 1,
+        BLOCK,
+        BLOCK + 1,
+        5 * BLOCK,
+        8 * BLOCK + 5,
+        data.len(),
+    ];
+    for &start in &edges {
+        for &end in edges.iter().filter(|&&end| end >= start) {
+            assert!(
+                indexed.read(start..end).unwrap() == data[start..end],
+                "{start}..{end}"
+            );
+        }
+    }
+    assert!(indexed.read(0..data.len() + 1).is_err());
+}
+
+#[test]
+fn a_range_needs_only_its_own_blocks() {
+    let data = data(9 * BLOCK);
+    let mut stream = gzip(&data, Method::Adaptive, 2);
+    let middle = stream.len() / 2;
+    stream[middle - 1000..middle + 1000].fill(0xff);
+    let indexed = Indexed::open(&stream).unwrap();
+    assert!(indexed.read(0..BLOCK).unwrap() == data[..BLOCK]);
+    assert!(by_index(&stream, 2).is_none());
+    assert!(matches!(decompress(&stream, None), Err(Error::Gzip(_))));
+}
+
+#[test]
+fn progress_ends_with_all_and_can_stop() {
+    let data = data(9 * BLOCK + 77);
+    let layout = layout(&data);
+    for threads in 1..4 {
+        let threads = NonZero::new(threads).unwrap();
+        let mut told = Vec::new();
+        let mut out = Cursor::new(Vec::new());
+        compress(&layout, Method::Adaptive, threads, &mut out, |done| {
+            told.push(done);
+            Ok(())
+        })
+        .unwrap();
+        assert!(told.is_sorted() && told.last() == Some(&data.len()));
+        let stop = |done: usize| {
+            if done > BLOCK {
+                Err(Error::Stopped)
+            } else {
+                Ok(())
+            }
+        };
+        let stopped = compress(
+            &layout,
+            Method::Adaptive,
+            threads,
+            &mut Cursor::new(Vec::new()),
+            stop,
+        );
+        assert!(matches!(stopped, Err(Error::Stopped)));
+        let stream = out.into_inner();
+        let indexed = Indexed::open(&stream).unwrap();
+        let mut out = vec![MaybeUninit::new(0); indexed.len()];
+        let stopped: Result<bool> = indexed.inflate(&mut out, threads, stop);
+        assert!(matches!(stopped, Err(Error::Stopped)));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn damage_is_noticed_and_harmless(at in any::<prop::sample::Index>(), flip in 1..=255_u8, cut in any::<bool>()) {
+        let data = data(6 * BLOCK + 9)[4 * BLOCK..].to_vec();
+        let mut stream = gzip(&data, Method::Adaptive, 1);
+        let at = at.index(stream.len());
+        if cut {
+            stream.truncate(at);
+        } else {
+            stream[at] ^= flip;
+        }
+        if let Some(found) = by_index(&stream, 1) {
+            prop_assert!(found == data);
+        }
+        // Bits of the header mean nothing for the content.
+        if let Ok(found) = decompress(&stream, None) {
+            prop_assert!(found == data || at < 10 || (cut && at == 0));
+        }
+    }
+
+    #[test]
+    fn anything_after_our_magic_is_harmless(record in prop::collection::vec(any::<u8>(), 0..60), tail in prop::collection::vec(any::<u8>(), 0..60)) {
+        let len = record.len() as u16;
+        let mut stream = vec![0x1f, 0x8b, 8, 4, 0, 0, 0, 0, 0, 255];
+        stream.extend_from_slice(&(len + 4).to_le_bytes());
+        stream.extend_from_slice(b"TP");
+        stream.extend_from_slice(&len.to_le_bytes());
+        stream.extend_from_slice(&record);
+        stream.extend_from_slice(&tail);
+        prop_assert_eq!(by_index(&stream, 1), None);
+        let _ = decompress(&stream, None);
+    }
+}

@@ -1,0 +1,281 @@
+"""Gzip: read by everybody, the same for any number of threads, bounded, told of, and sound."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import shutil
+import struct
+import subprocess
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deflate
+import isal.igzip
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import rapidgzip
+from eformer.pytree import serialization as eformer
+from hypothesis import given
+from hypothesis import strategies as st
+
+import treepack
+from trees import assert_same
+
+RNG = np.random.default_rng(0)
+BLOCK = 256 << 10
+
+CORPORA = {
+    "empty": b"",
+    "short": b"abc",
+    "bfloat16": (RNG.standard_normal(1 << 20) * 0.02).astype(jnp.bfloat16).tobytes(),
+    "float32": (RNG.standard_normal(1 << 19) * 0.02).astype(np.float32).tobytes(),
+    "noise": RNG.bytes(3 * BLOCK + 1),
+    "zeros": bytes(5 * BLOCK + 7),
+    "small": (RNG.standard_normal(1 << 20) * 6).astype(np.int8).tobytes()
+    + (RNG.random(1 << 20) < 0.05).tobytes(),
+    "mixed": b"".join(
+        [
+            RNG.integers(-9, 9, 1 << 20).astype(np.int8).tobytes(),
+            (RNG.random(1 << 20) < 0.1).tobytes(),
+            np.arange(1 << 18, dtype=np.int32).tobytes(),
+            bytes(1 << 20),
+            RNG.standard_normal(1 << 18).tobytes(),
+        ]
+    ),
+}
+
+LEVELS = [None, 0, 1, 6, 9]
+
+
+def _command(name: str) -> Callable[[bytes], bytes]:
+    def read(stream: bytes) -> bytes:
+        return subprocess.run(
+            [name, "-dc"], input=stream, stdout=subprocess.PIPE, check=True
+        ).stdout
+
+    return read
+
+
+def _rapidgzip(stream: bytes) -> bytes:
+    with rapidgzip.open(io.BytesIO(stream), parallelization=2) as file:
+        return file.read()
+
+
+READERS: dict[str, Callable[[bytes], bytes]] = {
+    "python": gzip.decompress,
+    "isal": isal.igzip.decompress,
+    "libdeflate": lambda stream: bytes(
+        deflate.gzip_decompress(stream, originalsize=struct.unpack("<I", stream[-4:])[0] or 1)
+    ),
+    "rapidgzip": _rapidgzip,
+    "eformer": eformer.decompress_bytes,
+    "treepack": treepack.decompress_bytes,
+    **{name: _command(name) for name in ("gunzip", "pigz") if shutil.which(name)},
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", CORPORA)
+def test_everybody_reads_it(name: str, level: int | None):
+    data = CORPORA[name]
+    stream = treepack.compress_bytes(data, level=level)
+    for reader, read in READERS.items():
+        assert read(stream) == data, reader
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_it_is_one_member_with_no_time(name: str):
+    data = CORPORA[name]
+    stream = treepack.compress_bytes(data)
+    assert stream[4:8] == bytes(4)
+    member = zlib.decompressobj(wbits=31)
+    assert member.decompress(stream) == data
+    assert member.eof
+    assert member.unused_data == b""
+
+
+@pytest.mark.parametrize("level", [None, 1, 6])
+def test_the_bytes_do_not_depend_on_threads(level: int | None, monkeypatch: pytest.MonkeyPatch):
+    data = CORPORA["mixed"]
+    expected = treepack.compress_bytes(data, level=level, threads=1)
+    for threads in (2, 3, 8, None):
+        assert treepack.compress_bytes(data, level=level, threads=threads) == expected
+        assert treepack.decompress_bytes(expected, threads=threads) == data
+    monkeypatch.setenv("TREEPACK_NUM_THREADS", "5")
+    assert treepack.compress_bytes(data, level=level) == expected
+
+
+def test_the_ratio_is_that_of_the_content():
+    def ratio(name: str) -> float:
+        return len(CORPORA[name]) / len(treepack.compress_bytes(CORPORA[name]))
+
+    for name in ("bfloat16", "float32", "small"):
+        assert ratio(name) > 0.99 * len(CORPORA[name]) / len(gzip.compress(CORPORA[name], 6)), name
+    assert ratio("noise") > 0.999
+    assert ratio("zeros") > 100
+
+
+def test_trees_go_straight_to_gzip_and_back(tmp_path: Path):
+    tree = {
+        "w": RNG.standard_normal((1000, 1000)).astype(np.float32),
+        "layers": [{"mask": RNG.random(10**6) < 0.5, "step": 3} for _ in range(3)],
+    }
+    encoded = treepack.to_bytes(tree)
+    stream = treepack.to_compressed_bytes(tree)
+    assert stream == treepack.compress_bytes(encoded)
+    assert_same(treepack.from_compressed_bytes(tree, stream), tree)
+    assert_same(treepack.from_compressed_bytes(tree, gzip.compress(encoded)), tree)
+    path = tmp_path / "tree"
+    treepack.save_to_file(tree, path, compress=True)
+    assert gzip.decompress(path.read_bytes()) == treepack.to_bytes(tree, align=64)
+    for mmap in (True, False):
+        assert_same(treepack.load_from_file(tree, path, mmap=mmap), tree)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_compressing_into_a_pipe(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    tree = {"w": RNG.standard_normal(BLOCK)}
+    copy = tmp_path / "copy"
+    with copy.open("wb") as file, subprocess.Popen(["cat", str(pipe)], stdout=file) as reader:
+        treepack.save_to_file(tree, pipe, compress=True)
+        assert reader.wait(timeout=60) == 0
+    assert gzip.decompress(copy.read_bytes()) == treepack.to_bytes(tree, align=64)
+
+
+@pytest.mark.parametrize("name", ["mixed", "short"])
+def test_every_damage_is_an_error(name: str):
+    stream = bytearray(treepack.compress_bytes(CORPORA[name]))
+    for end in sorted({*range(0, len(stream), len(stream) // 50 + 1)} - {0}):
+        with pytest.raises(EOFError):
+            treepack.decompress_bytes(stream[:end])
+    for at in range(0, len(stream), len(stream) // 50 + 1):
+        if 4 <= at < 10:
+            continue  # time stamp and system, which mean nothing
+        damaged = bytearray(stream)
+        damaged[at] ^= 0x55
+        with pytest.raises(treepack.CorruptionError):
+            treepack.decompress_bytes(damaged)
+
+
+@given(st.binary(max_size=3000), st.sampled_from(LEVELS))
+def test_any_bytes_come_back(data: bytes, level: int | None):
+    stream = treepack.compress_bytes(data, level=level)
+    assert gzip.decompress(stream) == data
+    assert treepack.decompress_bytes(stream) == data
+
+
+def test_output_is_bounded():
+    data = CORPORA["zeros"]
+    for stream in (treepack.compress_bytes(data), gzip.compress(data)):
+        assert treepack.decompress_bytes(stream, max_size=len(data)) == data
+        with pytest.raises(ValueError, match=f"max_size={len(data) - 1}"):
+            treepack.decompress_bytes(stream, max_size=len(data) - 1)
+
+
+def test_claims_are_not_believed():
+    """An index that promises a terabyte of a few bytes."""
+    stream = bytearray(treepack.compress_bytes(CORPORA["zeros"]))
+    size = len(CORPORA["zeros"]).to_bytes(4, "big")
+    at = stream.index(size)  # in the record of the index
+    stream[at] = 0x7F
+    assert treepack.decompress_bytes(stream) == CORPORA["zeros"]  # the index is ignored
+    stream[-1] = 0x7F  # the size in the trailer
+    with pytest.raises(treepack.CorruptionError):
+        treepack.decompress_bytes(stream)
+
+
+def told(work: Callable[..., Any]) -> list[tuple[int, int]]:
+    calls: list[tuple[int, int]] = []
+    work(progress=lambda done, total: calls.append((done, total)))
+    return calls
+
+
+def test_progress_is_told(tmp_path: Path):
+    data = bytes(40 << 20)
+    tree = {"w": np.zeros(40 << 20, np.uint8)}
+    stream, path, plain = treepack.compress_bytes(data), tmp_path / "gz", tmp_path / "plain"
+    encoded = treepack.to_bytes(tree, align=64)
+    treepack.save_to_file(tree, plain)
+    treepack.save_to_file(tree, path, compress=True)
+    works = {
+        "compress_bytes": (lambda **kw: treepack.compress_bytes(data, **kw), len(data)),
+        "decompress_bytes": (lambda **kw: treepack.decompress_bytes(stream, **kw), len(data)),
+        "gzip": (lambda **kw: treepack.decompress_bytes(gzip.compress(data, 1), **kw), len(data)),
+        "to_compressed": (
+            lambda **kw: treepack.to_compressed_bytes(tree, align=64, **kw),
+            len(encoded),
+        ),
+        "save": (lambda **kw: treepack.save_to_file(tree, plain, **kw), len(encoded)),
+        "save gzip": (
+            lambda **kw: treepack.save_to_file(tree, path, compress=True, **kw),
+            len(encoded),
+        ),
+        "read": (lambda **kw: treepack.load_from_file(None, plain, mmap=False, **kw), len(encoded)),
+        "load gzip": (lambda **kw: treepack.load_from_file(None, path, **kw), len(encoded)),
+    }
+    for name, (work, total) in works.items():
+        calls = told(work)
+        assert calls[-1] == (total, total), name
+        assert [done for done, _ in calls] == sorted({done for done, _ in calls}), name
+        assert len(calls) <= 101, name
+
+
+def test_an_exception_in_progress_ends_the_work(tmp_path: Path):
+    class StopError(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        raise StopError
+
+    tree = {"w": RNG.bytes(40 << 20)}
+    path = tmp_path / "tree"
+    treepack.save_to_file({"old": 1}, path)
+    for compress in (False, True):
+        with pytest.raises(StopError):
+            treepack.save_to_file(tree, path, compress=compress, progress=stop)
+        assert list(tmp_path.iterdir()) == [path]
+        assert treepack.load_from_file(None, path) == {"old": 1}
+    stream = treepack.compress_bytes(tree["w"])
+    with pytest.raises(StopError):
+        treepack.decompress_bytes(stream, progress=stop)
+    with pytest.raises(StopError):
+        treepack.compress_bytes(tree["w"], progress=stop)
+
+
+def test_a_bar_is_shown_if_tqdm_is_there(capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("tqdm")
+    treepack.compress_bytes(bytes(10 << 20), progress=True)
+    assert "compress: 100%" in capsys.readouterr().err
+    with pytest.raises(TypeError, match="progress must be a callable or True"):
+        treepack.compress_bytes(b"", progress=3)  # type: ignore[arg-type]
+
+
+def test_data_that_change_meanwhile_give_a_sound_stream():
+    """What is compressed is a mix of old and new, but the checksum is that of the mix."""
+    data = RNG.integers(0, 255, 32 << 20, dtype=np.uint8)
+    done = threading.Event()
+
+    def change() -> None:
+        value = 0
+        while not done.is_set():
+            value = (value + 1) % 256
+            data[::4096] = value
+            data[: 1 << 20] = value
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for level in (None, 1):
+            stream = treepack.compress_bytes(data, level=level)
+            assert len(gzip.decompress(stream)) == data.size
+    finally:
+        done.set()
+        thread.join()
