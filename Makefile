@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast test test-rust test-python lint types format bench bench-full bench-core clean
+.PHONY: help demo rl-broadcast test test-rust test-python lint types format bench bench-full bench-gzip bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -53,6 +53,9 @@ format: $(VENV)/.built
 ## make bench        the comparison with other libraries, in time and memory: a short run
 bench: $(VENV)/.bench
 	$(BIN)/python benches/compare.py
+
+## make bench-gzip   the same for compression
+bench-gzip: $(VENV)/.bench
 	$(BIN)/python benches/compare_gzip.py
 
 ## make bench-full   the same with more libraries and larger trees: writes benches/results

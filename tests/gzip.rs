@@ -3,7 +3,7 @@
 // The numbers here are small, and bytes repeat.
 #![allow(clippy::cast_possible_truncation)]
 
-use std::io::{Cursor, Read};
+use std::io::Read;
 use std::mem::MaybeUninit;
 use std::num::NonZero;
 
@@ -26,10 +26,10 @@ fn layout(data: &[u8]) -> Layout<Vec<u8>> {
 }
 
 fn gzip(data: &[u8], method: Method, threads: usize) -> Vec<u8> {
-    let mut out = Cursor::new(Vec::new());
+    let mut out: Vec<Vec<u8>> = Vec::new();
     let threads = NonZero::new(threads).unwrap();
     compress(&layout(data), method, threads, &mut out, |_| Ok(())).unwrap();
-    out.into_inner()
+    out.concat()
 }
 
 fn by_zlib(stream: &[u8]) -> Vec<u8> {
@@ -158,7 +158,7 @@ fn progress_ends_with_all_and_can_stop() {
     for threads in 1..4 {
         let threads = NonZero::new(threads).unwrap();
         let mut told = Vec::new();
-        let mut out = Cursor::new(Vec::new());
+        let mut out = Vec::new();
         compress(&layout, Method::Adaptive, threads, &mut out, |done| {
             told.push(done);
             Ok(())
@@ -172,15 +172,9 @@ fn progress_ends_with_all_and_can_stop() {
                 Ok(())
             }
         };
-        let stopped = compress(
-            &layout,
-            Method::Adaptive,
-            threads,
-            &mut Cursor::new(Vec::new()),
-            stop,
-        );
+        let stopped = compress(&layout, Method::Adaptive, threads, &mut Vec::new(), stop);
         assert!(matches!(stopped, Err(Error::Stopped)));
-        let stream = out.into_inner();
+        let stream = out.concat();
         let indexed = Indexed::open(&stream).unwrap();
         let mut out = vec![MaybeUninit::new(0); indexed.len()];
         let stopped: Result<bool> = indexed.inflate(&mut out, threads, stop);

@@ -2,6 +2,8 @@
 
 // A byte is what is left of the bits.
 #![allow(clippy::cast_possible_truncation)]
+// What the loops call is compiled with their set of instructions.
+#![allow(clippy::inline_always)]
 
 /// Appends bits to bytes.
 pub struct BitWriter<'a> {
@@ -70,7 +72,7 @@ impl<'a> BitReader<'a> {
     }
 
     /// Makes at least 56 bits ready.
-    #[inline]
+    #[inline(always)]
     pub fn refill(&mut self) {
         if let Some(word) = self.input[self.position.min(self.input.len())..].first_chunk() {
             self.bits |= u64::from_le_bytes(*word) << self.count;
@@ -88,13 +90,13 @@ impl<'a> BitReader<'a> {
     }
 
     /// The bits that are ready, without taking them.
-    #[inline]
+    #[inline(always)]
     pub fn peek(&self) -> u64 {
         self.bits
     }
 
     /// Takes `count` bits, which must be ready.
-    #[inline]
+    #[inline(always)]
     pub fn skip(&mut self, count: u32) {
         self.bits >>= count;
         self.count -= count;

@@ -3,6 +3,7 @@
 //! Blocks end at byte boundaries and refer to nothing before them, so that threads can
 //! work on them. The bytes do not depend on how many threads there are.
 
+use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::num::NonZero;
 
@@ -25,6 +26,42 @@ pub fn method(level: Option<i64>) -> Result<Method> {
     }
 }
 
+/// Where a member goes, in pieces; the first is known for good when all others are.
+pub trait Output {
+    /// Adds a piece at the end.
+    fn append(&mut self, piece: Vec<u8>) -> Result<()>;
+
+    /// Puts another piece of the same length in place of the first.
+    fn replace_first(&mut self, piece: Vec<u8>) -> Result<()>;
+}
+
+impl Output for Vec<Vec<u8>> {
+    fn append(&mut self, piece: Vec<u8>) -> Result<()> {
+        self.push(piece);
+        Ok(())
+    }
+
+    fn replace_first(&mut self, piece: Vec<u8>) -> Result<()> {
+        self[0] = piece;
+        Ok(())
+    }
+}
+
+/// A file that is empty, and in which one can go back.
+impl Output for File {
+    fn append(&mut self, piece: Vec<u8>) -> Result<()> {
+        Ok(self.write_all(&piece)?)
+    }
+
+    fn replace_first(&mut self, piece: Vec<u8>) -> Result<()> {
+        let end = self.stream_position()?;
+        self.rewind()?;
+        self.write_all(&piece)?;
+        self.seek(SeekFrom::Start(end))?;
+        Ok(())
+    }
+}
+
 /// What comes of a block.
 struct Piece {
     bytes: Vec<u8>,
@@ -40,22 +77,21 @@ struct Worker {
     block: Vec<u8>,
 }
 
-/// Writes all of `layout` to `out` as one gzip member, from where `out` is.
+/// Writes all of `layout` to `out` as one gzip member.
 ///
 /// `done` is told how many bytes of the layout have been written, and can stop the work.
 pub fn compress<P: Payload + Sync>(
     layout: &Layout<P>,
     method: Method,
     threads: NonZero<usize>,
-    out: &mut (impl Write + Seek),
+    out: &mut impl Output,
     mut done: impl FnMut(usize) -> Result<()>,
 ) -> Result<()> {
     let bytes = layout.len();
     let block_bytes = index::block_bytes(bytes);
     let count = bytes.div_ceil(block_bytes);
     let mut blocks = vec![(0, false); count];
-    let start = out.stream_position()?;
-    out.write_all(&index::header(bytes, block_bytes, &blocks)?)?;
+    out.append(index::header(bytes, block_bytes, &blocks)?)?;
     let mut checksum = Hasher::new();
     let work = |worker: &mut Worker, index: usize| {
         let begin = index * block_bytes;
@@ -81,22 +117,19 @@ pub fn compress<P: Payload + Sync>(
         work,
         |index, piece: Result<Piece>| {
             let piece = piece?;
-            out.write_all(&piece.bytes)?;
             blocks[index] = (piece.bytes.len(), piece.literal);
+            out.append(piece.bytes)?;
             checksum.combine(&piece.checksum);
             done(bytes.min((index + 1) * block_bytes))
         },
     )?;
-    out.write_all(&[3, 0])?; // an empty last block
-    out.write_all(&checksum.finalize().to_le_bytes())?;
+    let mut end = vec![3, 0]; // an empty last block
+    end.extend_from_slice(&checksum.finalize().to_le_bytes());
     #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as the format has it
-    out.write_all(&(bytes as u32).to_le_bytes())?;
+    end.extend_from_slice(&(bytes as u32).to_le_bytes());
+    out.append(end)?;
     if count > 1 {
-        let end = out.stream_position()?;
-        out.seek(SeekFrom::Start(start))?;
-        out.write_all(&index::header(bytes, block_bytes, &blocks)?)?;
-        out.seek(SeekFrom::Start(end))?;
+        out.replace_first(index::header(bytes, block_bytes, &blocks)?)?;
     }
-    out.flush()?;
     Ok(())
 }

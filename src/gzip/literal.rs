@@ -6,6 +6,10 @@
 // Symbols, bits and bytes are small, and a byte is what is left of some of them.
 #![allow(clippy::cast_possible_truncation)]
 
+use std::slice::ChunksExact;
+
+use multiversion::multiversion;
+
 use super::bits::{BitReader, BitWriter};
 use super::huffman::{END_OF_BLOCK, LENGTHS_ORDER, LITERALS, code_lengths, codes, write_header};
 
@@ -73,32 +77,14 @@ impl Code {
         }
         let mut writer = BitWriter::new(out);
         write_header(&self.lengths, &mut writer);
-        let (mut bits, mut count) = writer.finish();
-        let mut position = out.len();
+        let state = writer.finish();
+        let start = out.len();
         // A word is written at a time, of which only whole bytes count.
         let room = usize::try_from(self.bits / 8).expect("fits in memory") + 16;
-        out.resize(position + room, 0);
-        let mut steps = data.chunks_exact(STEP);
-        for step in steps.by_ref() {
-            // Pairs are joined first, so that fewer shifts wait for each other.
-            let entry = |place: usize| table[usize::from(step[place])];
-            let pair = |first: u32, second: u32| {
-                let code = u64::from(first & 0xffff) | u64::from(second & 0xffff) << (first >> 16);
-                (code, (first >> 16) + (second >> 16))
-            };
-            let (a, a_bits) = pair(entry(0), entry(1));
-            let (b, b_bits) = pair(entry(2), entry(3));
-            let last = entry(4);
-            let four = a | b << a_bits;
-            let five = four | u64::from(last & 0xffff) << (a_bits + b_bits);
-            bits |= five << count;
-            count += a_bits + b_bits + (last >> 16);
-            out[position..position + 8].copy_from_slice(&bits.to_le_bytes());
-            position += (count / 8) as usize;
-            bits >>= count & !7;
-            count %= 8;
-        }
-        out.truncate(position);
+        out.resize(start + room, 0);
+        let steps = data.chunks_exact(STEP);
+        let (written, bits, count) = encode_steps(steps.clone(), &table, state, &mut out[start..]);
+        out.truncate(start + written);
         let mut writer = BitWriter::resume(out, bits, count);
         for &byte in steps.remainder() {
             let entry = table[usize::from(byte)];
@@ -111,6 +97,40 @@ impl Code {
         writer.align();
         out.extend_from_slice(&[0, 0, 0xff, 0xff]);
     }
+}
+
+/// Codes all steps, after so many bits that are left. Returns how many bytes have been
+/// written, and what bits are left then.
+///
+/// Shifts by a variable take one instruction with BMI2, and three without.
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn encode_steps(
+    steps: ChunksExact<'_, u8>,
+    table: &[u32; 256],
+    (mut bits, mut count): (u64, u32),
+    out: &mut [u8],
+) -> (usize, u64, u32) {
+    let mut position = 0;
+    for step in steps {
+        // Pairs are joined first, so that fewer shifts wait for each other.
+        let entry = |place: usize| table[usize::from(step[place])];
+        let pair = |first: u32, second: u32| {
+            let code = u64::from(first & 0xffff) | u64::from(second & 0xffff) << (first >> 16);
+            (code, (first >> 16) + (second >> 16))
+        };
+        let (a, a_bits) = pair(entry(0), entry(1));
+        let (b, b_bits) = pair(entry(2), entry(3));
+        let last = entry(4);
+        let four = a | b << a_bits;
+        let five = four | u64::from(last & 0xffff) << (a_bits + b_bits);
+        bits |= five << count;
+        count += a_bits + b_bits + (last >> 16);
+        out[position..position + 8].copy_from_slice(&bits.to_le_bytes());
+        position += (count / 8) as usize;
+        bits >>= count & !7;
+        count %= 8;
+    }
+    (position, bits, count)
 }
 
 /// A block that `Code::encode` has written, while it is decoded.
@@ -184,53 +204,6 @@ impl<'a> Decoder<'a> {
         })
     }
 
-    /// Decodes all but the end of `N` blocks of equal length, in turns: each symbol has to
-    /// wait for the one before, and meanwhile those of other blocks are decoded.
-    ///
-    /// Returns whether all are well so far.
-    fn literals<const N: usize>(decoders: [&mut Self; N], outs: [&mut [u8]; N]) -> bool {
-        let len = outs[0].len();
-        assert!(outs.iter().all(|out| out.len() == len));
-        let mut readers: [BitReader<'_>; N] =
-            std::array::from_fn(|index| decoders[index].reader.clone());
-        let tables: [&[u16; 1 << MAX_BITS]; N] =
-            std::array::from_fn(|index| &*decoders[index].table);
-        let mut chunks = outs.map(|out| out.chunks_exact_mut(STEP));
-        let mut seen = 0;
-        for _ in 0..len / STEP {
-            let steps: [&mut [u8]; N] = std::array::from_fn(|index| {
-                chunks[index].next().expect("all outputs have equal length")
-            });
-            for reader in &mut readers {
-                reader.refill();
-            }
-            #[allow(clippy::needless_range_loop)] // one literal of each block, then the next
-            for place in 0..STEP {
-                for index in 0..N {
-                    let mask = (1 << MAX_BITS) - 1;
-                    let entry = tables[index][readers[index].peek() as usize & mask];
-                    readers[index].skip(u32::from(entry & LENGTH));
-                    steps[index][place] = (entry >> 8) as u8;
-                    seen |= entry;
-                }
-            }
-        }
-        for (index, chunks) in chunks.into_iter().enumerate() {
-            for place in chunks.into_remainder() {
-                readers[index].refill();
-                let mask = (1 << MAX_BITS) - 1;
-                let entry = tables[index][readers[index].peek() as usize & mask];
-                readers[index].skip(u32::from(entry & LENGTH));
-                *place = (entry >> 8) as u8;
-                seen |= entry;
-            }
-        }
-        for (decoder, reader) in decoders.into_iter().zip(readers) {
-            decoder.reader = reader;
-        }
-        seen & END == 0
-    }
-
     /// Whether the block ends here, with nothing after it.
     fn ends_here(mut self) -> bool {
         self.reader.refill();
@@ -246,6 +219,58 @@ impl<'a> Decoder<'a> {
     }
 }
 
+/// Decodes all but the end of `N` blocks of equal length, in turns: each symbol has to
+/// wait for the one before, and meanwhile those of other blocks are decoded.
+///
+/// Returns whether all are well so far.
+#[inline(always)]
+#[allow(clippy::inline_always)] // once for each set of instructions
+fn literals<const N: usize>(decoders: [&mut Decoder<'_>; N], outs: [&mut [u8]; N]) -> bool {
+    const MASK: usize = (1 << MAX_BITS) - 1;
+    let len = outs[0].len();
+    assert!(outs.iter().all(|out| out.len() == len));
+    let mut readers: [BitReader<'_>; N] =
+        std::array::from_fn(|index| decoders[index].reader.clone());
+    let tables: [&[u16; 1 << MAX_BITS]; N] = std::array::from_fn(|index| &*decoders[index].table);
+    let mut chunks = outs.map(|out| out.chunks_exact_mut(STEP));
+    let mut seen = 0;
+    for _ in 0..len / STEP {
+        let steps: [&mut [u8]; N] = std::array::from_fn(|index| {
+            chunks[index].next().expect("all outputs have equal length")
+        });
+        for reader in &mut readers {
+            reader.refill();
+        }
+        #[allow(clippy::needless_range_loop)] // one literal of each block, then the next
+        for place in 0..STEP {
+            for index in 0..N {
+                let entry = tables[index][readers[index].peek() as usize & MASK];
+                readers[index].skip(u32::from(entry & LENGTH));
+                steps[index][place] = (entry >> 8) as u8;
+                seen |= entry;
+            }
+        }
+    }
+    for (index, chunks) in chunks.into_iter().enumerate() {
+        for place in chunks.into_remainder() {
+            readers[index].refill();
+            let entry = tables[index][readers[index].peek() as usize & MASK];
+            readers[index].skip(u32::from(entry & LENGTH));
+            *place = (entry >> 8) as u8;
+            seen |= entry;
+        }
+    }
+    for (decoder, reader) in decoders.into_iter().zip(readers) {
+        decoder.reader = reader;
+    }
+    seen & END == 0
+}
+
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn four_literals(decoders: [&mut Decoder<'_>; 4], outs: [&mut [u8]; 4]) -> bool {
+    literals(decoders, outs)
+}
+
 /// Decodes four blocks of equal length. Returns false, with anything in `outs`, if one of
 /// them is not as `Code::encode` writes it.
 pub fn decode_four(inputs: [&[u8]; 4], mut outs: [&mut [u8]; 4]) -> bool {
@@ -253,7 +278,7 @@ pub fn decode_four(inputs: [&[u8]; 4], mut outs: [&mut [u8]; 4]) -> bool {
     let [Some(mut a), Some(mut b), Some(mut c), Some(mut d)] = decoders else {
         return false;
     };
-    let well = Decoder::literals(
+    let well = four_literals(
         [&mut a, &mut b, &mut c, &mut d],
         outs.each_mut().map(|out| &mut **out),
     );
@@ -263,7 +288,7 @@ pub fn decode_four(inputs: [&[u8]; 4], mut outs: [&mut [u8]; 4]) -> bool {
 /// Decodes one block; see `decode_four`.
 pub fn decode_one(input: &[u8], out: &mut [u8]) -> bool {
     Decoder::new(input)
-        .is_some_and(|mut decoder| Decoder::literals([&mut decoder], [out]) && decoder.ends_here())
+        .is_some_and(|mut decoder| literals([&mut decoder], [out]) && decoder.ends_here())
 }
 
 /// Sets for all bits that can come next the symbol, and its number of bits times 512.

@@ -1,6 +1,5 @@
 //! Compressing and decompressing.
 
-use std::io::Cursor;
 use std::num::NonZero;
 
 use pyo3::prelude::*;
@@ -31,13 +30,27 @@ pub fn to_bytes<'py>(
     let method = gzip::method(level).map_err(error)?;
     let threads = self::threads(py, threads, layout.len())?;
     let mut progress = Progress::new(progress, layout.len());
-    let mut out = Cursor::new(Vec::new());
-    let done =
-        py.detach(|| gzip::compress(layout, method, threads, &mut out, |done| progress.at(done)));
-    match done {
-        Ok(()) => copied(py, out.get_ref()),
-        Err(stopped) => Err(progress.explain(stopped, error)),
+    let mut pieces: Vec<Vec<u8>> = Vec::new();
+    let done = py.detach(|| {
+        gzip::compress(layout, method, threads, &mut pieces, |done| {
+            progress.at(done)
+        })
+    });
+    if let Err(stopped) = done {
+        return Err(progress.explain(stopped, error));
     }
+    let len = pieces.iter().map(Vec::len).sum();
+    let (bytes, ()) = new_bytes(py, len, |mut rest| {
+        let mut copies = Vec::with_capacity(pieces.len());
+        for piece in &pieces {
+            let (now, later) = rest.split_at_mut(piece.len());
+            copies.push((&piece[..], now));
+            rest = later;
+        }
+        parallel::copy_all(copies, threads);
+        drop(pieces);
+    })?;
+    Ok(bytes)
 }
 
 /// Compresses any bytes-like object; see `_core.pyi`.

@@ -1,6 +1,6 @@
 //! The verbs that save: a tree in, bytes or a file out.
 
-use std::io::{Cursor, Write};
+use std::io::Write;
 use std::num::NonZero;
 use std::path::PathBuf;
 
@@ -190,9 +190,12 @@ impl Layout {
                     return compress(&self.0, method, threads, file, &mut done);
                 }
                 // A pipe cannot go back to the header.
-                let mut whole = Cursor::new(Vec::new());
-                compress(&self.0, method, threads, &mut whole, &mut done)?;
-                Ok(file.write_all(whole.get_ref())?)
+                let mut pieces: Vec<Vec<u8>> = Vec::new();
+                compress(&self.0, method, threads, &mut pieces, &mut done)?;
+                for piece in pieces {
+                    file.write_all(&piece)?;
+                }
+                Ok(())
             })
         });
         let explain = |error| progress.explain(error, |error| errors::file_error(py, error, &path));
