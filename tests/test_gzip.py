@@ -121,6 +121,14 @@ def test_the_ratio_is_that_of_the_content():
     assert ratio("zeros") > 100
 
 
+@pytest.mark.parametrize("level", range(1, 10))
+def test_no_level_is_worse_than_literals(level: int):
+    for name in ("bfloat16", "float32", "noise"):
+        data = CORPORA[name]
+        stream = treepack.compress_bytes(data, level=level)
+        assert len(stream) <= len(treepack.compress_bytes(data)) * 1.0001, name
+
+
 def test_trees_go_straight_to_gzip_and_back(tmp_path: Path):
     tree = {
         "w": RNG.standard_normal((1000, 1000)).astype(np.float32),

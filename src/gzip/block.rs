@@ -10,7 +10,8 @@ use crate::{Error, Result};
 pub enum Method {
     /// By what is in each: stored, literals, or matches.
     Adaptive,
-    /// With matches, at a level of gzip from 1 to 9; 0 is stored.
+    /// With matches where they make a block smaller, searched for at a level of gzip from
+    /// 1 to 9; 0 is stored.
     Level(u32),
 }
 
@@ -27,20 +28,19 @@ impl Coder {
     /// Appends `data` as DEFLATE blocks that end at a byte boundary, none of them the last.
     /// Returns whether it is one block of literals alone.
     pub fn encode(&mut self, data: &[u8], method: Method, out: &mut Vec<u8>) -> Result<bool> {
-        match method {
-            Method::Level(0) => store(data, out),
-            Method::Level(level) => self.matches(data, level, out)?,
-            Method::Adaptive if data.is_empty() => {}
-            Method::Adaptive => return self.adapt(data, out),
-        }
-        Ok(false)
-    }
-
-    fn adapt(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<bool> {
+        let level = match method {
+            Method::Level(0) => {
+                store(data, out);
+                return Ok(false);
+            }
+            _ if data.is_empty() => return Ok(false),
+            Method::Level(level) => Some(level),
+            Method::Adaptive => has_repeats(data).then_some(MATCHING_LEVEL),
+        };
         let code = Code::new(&literal::count(data));
         let start = out.len();
-        if has_repeats(data) {
-            self.matches(data, MATCHING_LEVEL, out)?;
+        if let Some(level) = level {
+            self.matches(data, level, out)?;
             if out.len() - start <= code.size().min(data.len()) {
                 return Ok(false);
             }
