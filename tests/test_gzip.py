@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -198,6 +199,38 @@ def test_claims_are_not_believed():
     stream[-1] = 0x7F  # the size in the trailer
     with pytest.raises(treepack.CorruptionError):
         treepack.decompress_bytes(stream)
+
+
+MEMORY = """
+import sys
+import numpy as np, treepack
+from pathlib import Path
+path = Path(sys.argv[1])
+data = np.random.default_rng(0).integers(0, 100, 128 << 20, dtype=np.uint8)
+treepack.save_to_file({"w": data[:4 << 20]}, path, compress=True)
+treepack.load_from_file(None, path)
+
+def peak(work):
+    Path("/proc/self/clear_refs").write_text("5")
+    status = lambda field: int(Path("/proc/self/status").read_text().split(field)[1].split()[1])
+    before = status("VmRSS")
+    result = work()
+    return (status("VmHWM") - before) // 1024
+
+print(peak(lambda: treepack.save_to_file({"w": data}, path, compress=True)))
+print(peak(lambda: treepack.load_from_file(None, path)))
+stream = path.read_bytes()
+print(peak(lambda: treepack.decompress_bytes(stream)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measures memory by /proc")
+def test_memory_is_that_of_the_output(tmp_path: Path):
+    command = [sys.executable, "-c", MEMORY, str(tmp_path / "tree")]
+    save, load, decompress = map(int, subprocess.check_output(command).split())
+    assert save <= 64
+    assert load <= 128 + 64
+    assert decompress <= 128 + 64
 
 
 def told(work: Callable[..., Any]) -> list[tuple[int, int]]:

@@ -68,6 +68,16 @@ impl<'a> Indexed<'a> {
         self.len() == 0
     }
 
+    /// About how many bytes of the stream have been read for good when so many have come out.
+    #[must_use]
+    pub fn read_for(&self, done: usize) -> usize {
+        let next = done / self.index.block_bytes;
+        self.index
+            .blocks
+            .get(next)
+            .map_or(self.index.end, |block| block.start)
+    }
+
     /// Fills `out`, which must have `len` bytes, with what comes out, and compares the
     /// checksum. Returns false if the stream is damaged; `out` is of no use then.
     ///

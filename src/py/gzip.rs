@@ -1,6 +1,7 @@
 //! Compressing and decompressing.
 
 use std::num::NonZero;
+use std::ops::Range;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -78,16 +79,27 @@ pub fn decompress<'py>(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let source = Borrowed::buffer(data)?;
-    inflate(data.py(), source.as_ref(), max_size, threads, progress)
+    inflate(
+        data.py(),
+        source.as_ref(),
+        max_size,
+        threads,
+        progress,
+        |_| (),
+    )
 }
 
-/// What a gzip stream contains.
+/// After how many bytes of a stream the part that has been read is released.
+const RELEASE_BYTES: usize = 4 << 20;
+
+/// What a gzip stream contains. `release` is told which range of it has been read for good.
 pub fn inflate<'py>(
     py: Python<'py>,
     data: &[u8],
     max_size: Option<usize>,
     threads: Option<i64>,
     progress: Option<Py<PyAny>>,
+    release: impl Fn(Range<usize>) + Sync,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let error = |error| errors::to_py(py, error, None);
     let callback = || progress.as_ref().map(|callback| callback.clone_ref(py));
@@ -101,7 +113,15 @@ pub fn inflate<'py>(
         }
         let mut progress = Progress::new(callback(), len);
         let (bytes, whole) = new_bytes(py, len, |out| {
-            indexed.inflate(out, threads, |done| progress.at(done))
+            let mut released = 0;
+            indexed.inflate(out, threads, |done| {
+                let read = indexed.read_for(done);
+                if read - released > RELEASE_BYTES {
+                    release(released..read);
+                    released = read;
+                }
+                progress.at(done)
+            })
         })?;
         match whole {
             Ok(true) => return Ok(bytes),

@@ -89,7 +89,12 @@ impl Memory {
         threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        gzip::inflate(py, self.content(), None, threads, progress)
+        let release = |range| {
+            if let Content::Mapped(mapping) = &self.0 {
+                mapping.release(range);
+            }
+        };
+        gzip::inflate(py, self.content(), None, threads, progress, release)
     }
 }
 
