@@ -63,7 +63,7 @@ def intake(
     max_chunk_size: float,
     overridden: list[type],
 ) -> Layout:
-    """Walks a tree, which touches no array bytes.
+    """Walks a tree, which copies only small arrays, and fetches those on accelerators.
 
     Args:
       tree: The tree.
