@@ -367,9 +367,10 @@ def about(arguments: argparse.Namespace) -> dict[str, Any]:
     packages = ("eformer", "equinox", "flax", "jax", "ml_dtypes", "msgspec", "numpy")
     packages += ("orbax-checkpoint", "ormsgpack", "pyarrow", "safetensors", "treepack")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    release = platform.release().split("-")[0]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": f"{cpu}, {cores} cores, {platform.system()} {platform.release()}",
+        "machine": f"{cpu}, {cores} cores, {platform.system()} {release}",
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
         "size_mib": arguments.size,
