@@ -81,24 +81,24 @@ impl<P: Payload> LayoutBuilder<P> {
     /// Appends a payload.
     #[inline]
     pub fn push(&mut self, payload: P) {
-        self.payload_bytes += payload.len();
-        self.pieces.push(Piece {
-            headers_end: self.headers.len(),
-            end: self.len(),
-            payload: Some(payload),
-        });
+        self.add(payload.len(), Some(payload));
     }
 
     /// Leaves a place for a payload of `len` bytes; [`LayoutBuilder::fill`] puts it there.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> usize {
+        self.add(len, None);
+        self.pieces.len() - 1
+    }
+
+    #[inline]
+    fn add(&mut self, len: usize, payload: Option<P>) {
         self.payload_bytes += len;
         self.pieces.push(Piece {
             headers_end: self.headers.len(),
             end: self.len(),
-            payload: None,
+            payload,
         });
-        self.pieces.len() - 1
     }
 
     /// Puts a payload into the place that `reserve` returned.

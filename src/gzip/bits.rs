@@ -112,13 +112,8 @@ impl<'a> BitReader<'a> {
         usize::try_from(bits).expect("32 bits")
     }
 
-    /// How many bytes have been begun.
-    pub fn bytes_taken(&self) -> usize {
-        self.position - (self.count / 8) as usize
-    }
-
     /// The input after the bytes that have been begun, or `None` if it ended before.
     pub fn rest(&self) -> Option<&'a [u8]> {
-        self.input.get(self.bytes_taken()..)
+        self.input.get(self.position - (self.count / 8) as usize..)
     }
 }

@@ -11,7 +11,7 @@ use crc32fast::Hasher;
 
 use super::block::{Coder, Method};
 use super::index;
-use crate::layout::{Layout, Payload};
+use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::{Error, Result, parallel};
 
 /// The method for a `level`, from 0 (stored) to 9 (smallest), or for none.
@@ -24,6 +24,22 @@ pub fn method(level: Option<i64>) -> Result<Method> {
             level.unwrap_or_default()
         ))),
     }
+}
+
+/// A member in memory.
+pub fn compress_to_memory<P: Payload + Sync>(
+    layout: &Layout<P>,
+    method: Method,
+    threads: NonZero<usize>,
+    done: impl FnMut(usize) -> Result<()>,
+) -> Result<Layout<Vec<u8>>> {
+    let mut pieces: Vec<Vec<u8>> = Vec::new();
+    compress(layout, method, threads, &mut pieces, done)?;
+    let mut member = LayoutBuilder::default();
+    for piece in pieces {
+        member.push(piece);
+    }
+    Ok(member.finish())
 }
 
 /// Where a member goes, in pieces; the first is known for good when all others are.

@@ -22,7 +22,7 @@ mod literal;
 mod single;
 
 pub use block::Method;
-pub use compress::{Output, compress, method};
+pub use compress::{Output, compress, compress_to_memory, method};
 pub use decompress::decompress;
 pub use indexed::Indexed;
 pub use single::{claimed_size, inflate as inflate_single};
@@ -32,3 +32,16 @@ pub const MIN_PARALLEL_BYTES: usize = 1 << 20;
 
 /// The first bytes of every gzip stream.
 pub const MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+#[cfg(test)]
+mod oracle {
+    use std::io::Read;
+
+    /// What zlib makes of blocks of which none is the last.
+    pub fn inflate(blocks: &[u8]) -> std::io::Result<Vec<u8>> {
+        let stream = [blocks, &[3, 0]].concat();
+        let mut out = Vec::new();
+        flate2::read::DeflateDecoder::new(&stream[..]).read_to_end(&mut out)?;
+        Ok(out)
+    }
+}

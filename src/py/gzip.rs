@@ -11,6 +11,7 @@ use super::memory::{Borrowed, new_bytes};
 use super::progress::Progress;
 use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};
+use crate::sink::{Target, pour};
 use crate::{Error, parallel};
 
 /// How many threads should compress or inflate `bytes`.
@@ -31,25 +32,12 @@ pub fn to_bytes<'py>(
     let method = gzip::method(level).map_err(error)?;
     let threads = self::threads(py, threads, layout.len())?;
     let mut progress = Progress::new(progress, layout.len());
-    let mut pieces: Vec<Vec<u8>> = Vec::new();
-    let done = py.detach(|| {
-        gzip::compress(layout, method, threads, &mut pieces, |done| {
-            progress.at(done)
-        })
-    });
-    if let Err(stopped) = done {
-        return Err(progress.explain(stopped, error));
-    }
-    let len = pieces.iter().map(Vec::len).sum();
-    let (bytes, ()) = new_bytes(py, len, |mut rest| {
-        let mut copies = Vec::with_capacity(pieces.len());
-        for piece in &pieces {
-            let (now, later) = rest.split_at_mut(piece.len());
-            copies.push((&piece[..], now));
-            rest = later;
-        }
-        parallel::copy_all(copies, threads);
-        drop(pieces);
+    let member =
+        py.detach(|| gzip::compress_to_memory(layout, method, threads, |done| progress.at(done)));
+    let member = member.map_err(|stopped| progress.explain(stopped, error))?;
+    let (bytes, ()) = new_bytes(py, member.len(), |memory| {
+        pour(&member, memory, Target::Fresh, threads);
+        drop(member);
     })?;
     Ok(bytes)
 }
@@ -102,49 +90,73 @@ pub fn inflate<'py>(
     release: impl Fn(Range<usize>) + Sync,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let error = |error| errors::to_py(py, error, None);
-    let callback = || progress.as_ref().map(|callback| callback.clone_ref(py));
-    if let Some(indexed) = Indexed::open(data) {
-        let len = indexed.len();
-        let threads = self::threads(py, threads, len)?;
-        if let Some(max_size) = max_size
-            && len > max_size
-        {
-            return Err(error(Error::OutputLimit { max_size }));
-        }
-        let mut progress = Progress::new(callback(), len);
-        let (bytes, whole) = new_bytes(py, len, |out| {
-            let mut released = 0;
-            indexed.inflate(out, threads, |done| {
-                let read = indexed.read_for(done);
-                if read - released > RELEASE_BYTES {
-                    release(released..read);
-                    released = read;
-                }
-                progress.at(done)
-            })
-        })?;
-        match whole {
-            Ok(true) => return Ok(bytes),
-            Ok(false) => {} // what is wrong is found out below
-            Err(stopped) => return Err(progress.explain(stopped, error)),
-        }
-    } else {
-        self::threads(py, threads, 0)?; // checks the number
-        let size = gzip::claimed_size(data);
-        if size > 0 && max_size.is_none_or(|max_size| size <= max_size) {
-            let (bytes, checksum) = new_bytes(py, size, |out| gzip::inflate_single(data, out))?;
-            if let Some(checksum) = checksum {
-                let content = bytes.as_bytes();
-                if py.detach(|| crc32fast::hash(content)) == checksum {
-                    return told(py, bytes, callback());
-                }
+    let indexed = Indexed::open(data);
+    let threads = self::threads(py, threads, indexed.as_ref().map_or(0, Indexed::len))?;
+    let inflated = match indexed {
+        Some(indexed) => {
+            if let Some(max_size) = max_size
+                && indexed.len() > max_size
+            {
+                return Err(error(Error::OutputLimit { max_size }));
             }
+            let callback = progress.as_ref().map(|callback| callback.clone_ref(py));
+            let progress = Progress::new(callback, indexed.len());
+            if let Some(bytes) = inflate_indexed(py, &indexed, threads, progress, release)? {
+                return Ok(bytes);
+            }
+            None
         }
+        None => inflate_single(py, data, max_size)?,
+    };
+    let bytes = if let Some(bytes) = inflated {
+        bytes
+    } else {
+        // Several members, or something that is wrong, which is found out here.
+        let content = py.detach(|| gzip::decompress(data, max_size));
+        copied(py, &content.map_err(error)?)?
+    };
+    told(py, bytes, progress)
+}
+
+/// What a member with an index contains, inflated in parallel; `None` if it is damaged.
+fn inflate_indexed<'py>(
+    py: Python<'py>,
+    indexed: &Indexed<'_>,
+    threads: NonZero<usize>,
+    mut progress: Progress,
+    release: impl Fn(Range<usize>) + Sync,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let (bytes, whole) = new_bytes(py, indexed.len(), |out| {
+        let mut released = 0;
+        indexed.inflate(out, threads, |done| {
+            let read = indexed.read_for(done);
+            if read - released > RELEASE_BYTES {
+                release(released..read);
+                released = read;
+            }
+            progress.at(done)
+        })
+    })?;
+    match whole {
+        Ok(whole) => Ok(whole.then_some(bytes)),
+        Err(stopped) => Err(progress.explain(stopped, |error| errors::to_py(py, error, None))),
     }
-    let content = py
-        .detach(|| gzip::decompress(data, max_size))
-        .map_err(error)?;
-    told(py, copied(py, &content)?, callback())
+}
+
+/// What a stream of one member contains; `None` if it is anything else, or damaged.
+fn inflate_single<'py>(
+    py: Python<'py>,
+    data: &[u8],
+    max_size: Option<usize>,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let size = gzip::claimed_size(data);
+    if size == 0 || max_size.is_some_and(|max_size| size > max_size) {
+        return Ok(None);
+    }
+    let (bytes, checksum) = new_bytes(py, size, |out| gzip::inflate_single(data, out))?;
+    let content = bytes.as_bytes();
+    let sound = checksum.is_some_and(|sum| py.detach(|| crc32fast::hash(content)) == sum);
+    Ok(sound.then_some(bytes))
 }
 
 /// The bytes, after the callable has been told that all are there.

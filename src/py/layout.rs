@@ -1,8 +1,8 @@
 //! The verbs that save: a tree in, bytes or a file out.
 
-use std::io::Write;
+use std::fs::File;
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -13,10 +13,10 @@ use super::memory::{Writable, new_bytes, view};
 use super::progress::Progress;
 use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
-use crate::gzip::compress;
+use crate::gzip::{compress, compress_to_memory};
 use crate::layout::{self, OutputPiece};
-use crate::parallel;
-use crate::sink::{Durability, Target, pour, write_file, write_layout};
+use crate::sink::{Durability, Target, pour, pour_range, write_file, write_layout};
+use crate::{Result, parallel};
 
 /// Below so many bytes, headers and payloads are joined in `buffers`: to send a piece by
 /// itself costs more than to copy it.
@@ -126,12 +126,8 @@ impl Layout {
                 PyMemoryView::from(&array)
             }
             OutputPiece::Joined(range) => {
-                let (bytes, ()) = new_bytes(py, range.len(), |mut rest| {
-                    for slice in layout.slices(range) {
-                        let (now, later) = rest.split_at_mut(slice.len());
-                        now.write_copy_of_slice(slice);
-                        rest = later;
-                    }
+                let (bytes, ()) = new_bytes(py, range.len(), |memory| {
+                    pour_range(layout, range, memory);
                 })?;
                 PyMemoryView::from(bytes.as_any())
             }
@@ -158,15 +154,10 @@ impl Layout {
         durable: bool,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
-        let len = self.0.len();
-        let mut progress = Progress::new(progress, len);
-        let saved = py.detach(|| {
-            write_file(&path, durability(durable), len, |file| {
-                write_layout(&self.0, file, |done| progress.at(done))
-            })
-        });
-        let explain = |error| progress.explain(error, |error| errors::file_error(py, error, &path));
-        saved.map_err(explain)
+        let progress = Progress::new(progress, self.0.len());
+        save(py, &path, durable, self.0.len(), progress, |file, done| {
+            write_layout(&self.0, file, done)
+        })
     }
 
     #[pyo3(signature = (path, level, *, durable, threads, progress))]
@@ -181,25 +172,16 @@ impl Layout {
     ) -> PyResult<()> {
         let method = crate::gzip::method(level).map_err(|error| errors::to_py(py, error, None))?;
         let threads = gzip::threads(py, threads, self.0.len())?;
-        let mut progress = Progress::new(progress, self.0.len());
-        let saved = py.detach(|| {
-            // The size is not known before; zero reserves nothing.
-            write_file(&path, durability(durable), 0, |file| {
-                let mut done = |done| progress.at(done);
-                if file.metadata()?.is_file() {
-                    return compress(&self.0, method, threads, file, &mut done);
-                }
-                // A pipe cannot go back to the header.
-                let mut pieces: Vec<Vec<u8>> = Vec::new();
-                compress(&self.0, method, threads, &mut pieces, &mut done)?;
-                for piece in pieces {
-                    file.write_all(&piece)?;
-                }
-                Ok(())
-            })
-        });
-        let explain = |error| progress.explain(error, |error| errors::file_error(py, error, &path));
-        saved.map_err(explain)
+        let progress = Progress::new(progress, self.0.len());
+        // The size is not known before; zero reserves nothing.
+        save(py, &path, durable, 0, progress, |file, done| {
+            if file.metadata()?.is_file() {
+                return compress(&self.0, method, threads, file, done);
+            }
+            // A pipe cannot go back to the header.
+            let member = compress_to_memory(&self.0, method, threads, done)?;
+            write_layout(&member, file, |_| Ok(()))
+        })
     }
 }
 
@@ -210,10 +192,24 @@ impl Layout {
     }
 }
 
-fn durability(durable: bool) -> Durability {
-    if durable {
+/// Writes a file whole or not at all, detached. `write` tells how far it has come.
+fn save(
+    py: Python<'_>,
+    path: &Path,
+    durable: bool,
+    size: usize,
+    mut progress: Progress,
+    write: impl FnOnce(&mut File, &mut dyn FnMut(usize) -> Result<()>) -> Result<()> + Send,
+) -> PyResult<()> {
+    let durability = if durable {
         Durability::Synced
     } else {
         Durability::Cached
-    }
+    };
+    let saved = py.detach(|| {
+        write_file(path, durability, size, |file| {
+            write(file, &mut |done| progress.at(done))
+        })
+    });
+    saved.map_err(|error| progress.explain(error, |error| errors::file_error(py, error, path)))
 }

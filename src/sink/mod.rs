@@ -4,4 +4,4 @@ mod file;
 mod memory;
 
 pub use file::{Durability, write_file, write_layout};
-pub use memory::{Target, pour};
+pub use memory::{Target, pour, pour_range};
