@@ -13,7 +13,9 @@ use std::num::NonZero;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use treepack::array::{Alignment, Array, ArrayBody, ChunkLimit, Framing, Shard, Sharded, frame};
+use treepack::array::{
+    Alignment, Array, ArrayBody, ChunkLimit, Framing, RecentHeaders, Shard, Sharded, frame,
+};
 use treepack::gzip::{self, Indexed, Method};
 use treepack::layout::{Layout, LayoutBuilder, Payload};
 use treepack::sink::{Target, pour};
@@ -28,6 +30,7 @@ const ARRAYS: usize = 1000;
 /// A map of small arrays, each of `len` float32.
 fn layout(len: usize, align: i64) -> Layout<Vec<u8>> {
     let mut out = LayoutBuilder::default();
+    let mut recent = RecentHeaders::default();
     let framing = Framing {
         align: Alignment::new(align).unwrap(),
         chunks: ChunkLimit::DEFAULT,
@@ -42,9 +45,16 @@ fn layout(len: usize, align: i64) -> Layout<Vec<u8>> {
             dtype: "float32",
             itemsize: 4,
         };
-        frame(&mut out, Some(&key), &array, &framing, |out, range| {
-            out.push(vec![0; range.len()]);
-        })
+        frame(
+            &mut out,
+            &mut recent,
+            Some(&key),
+            &array,
+            &framing,
+            |out, range| {
+                out.push(vec![0; range.len()]);
+            },
+        )
         .unwrap();
     }
     out.finish()

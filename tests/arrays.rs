@@ -10,10 +10,11 @@
 
 use proptest::prelude::*;
 use treepack::array::{
-    ALIGN_MIN_BYTES, Alignment, Array, ArrayBody, ChunkLimit, ChunkedArray, Framing, frame,
+    ALIGN_MIN_BYTES, Alignment, Array, ArrayBody, ChunkLimit, ChunkedArray, Framing, RecentHeaders,
+    frame,
 };
 use treepack::layout::LayoutBuilder;
-use treepack::wire::{CHUNKED_MARKER, Cursor, EXT_NDARRAY, Token};
+use treepack::wire::{CHUNKED_MARKER, Cursor, EXT_NDARRAY, EXT_NPSCALAR, Token};
 
 /// What one framed array looks like to a reader.
 struct Read {
@@ -76,10 +77,18 @@ fn encode(
 ) -> Vec<u8> {
     let mut builder = LayoutBuilder::default();
     builder.headers().resize(before, 0xc0);
-    frame(&mut builder, key, array, framing, |layout, range| {
-        let place = layout.reserve(range.len());
-        layout.fill(place, bytes[range].to_vec());
-    })
+    let mut recent = RecentHeaders::default();
+    frame(
+        &mut builder,
+        &mut recent,
+        key,
+        array,
+        framing,
+        |layout, range| {
+            let place = layout.reserve(range.len());
+            layout.fill(place, bytes[range].to_vec());
+        },
+    )
     .unwrap();
     let layout = builder.finish();
     layout.slices(0..layout.len()).flatten().copied().collect()
@@ -100,6 +109,34 @@ fn uint8(shape: &[usize]) -> Array<'_> {
         shape,
         dtype: "uint8",
         itemsize: 1,
+    }
+}
+
+proptest! {
+    #[test]
+    fn headers_that_are_copied_are_those_that_would_be_made(
+        arrays in prop::collection::vec(
+            (prop::collection::vec(0..4usize, 0..4), 0..3usize, any::<bool>()),
+            0..60,
+        ),
+    ) {
+        let mut together: LayoutBuilder<Vec<u8>> = LayoutBuilder::default();
+        let mut recent = RecentHeaders::default();
+        let mut apart = Vec::new();
+        let framing = framing(16, true);
+        for (shape, dtype, scalar) in &arrays {
+            let (dtype, itemsize) = [("int8", 1), ("float32", 4), ("<f4", 4)][*dtype];
+            let code = if *scalar { EXT_NPSCALAR } else { EXT_NDARRAY };
+            let array = Array { code, shape, dtype, itemsize };
+            let bytes = vec![7; array.nbytes()];
+            let out = &mut together;
+            frame(out, &mut recent, Some("key"), &array, &framing, |out, range| {
+                out.headers().extend_from_slice(&bytes[range]);
+            })
+            .unwrap();
+            apart.extend(encode(0, Some("key"), &array, &framing, &bytes));
+        }
+        prop_assert_eq!(together.headers(), &apart);
     }
 }
 

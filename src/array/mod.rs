@@ -9,7 +9,7 @@ mod frame;
 mod parse;
 mod shards;
 
-pub use frame::{ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Framing, frame};
+pub use frame::{ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Framing, RecentHeaders, frame};
 pub use parse::{ArrayBody, ChunkedArray, Dims};
 pub use shards::{Shard, Sharded};
 

@@ -14,7 +14,7 @@ use super::super::memory::{Borrowed, append};
 use super::scalars::INLINE_MAX_BYTES;
 use super::source::Source;
 use super::walk::{Dtype, Failure, OnDevice, Place, Walk, Walked};
-use crate::array::{self, Array, Framing, Shard, Sharded};
+use crate::array::{self, Array, Framing, RecentHeaders, Shard, Sharded};
 use crate::layout::LayoutBuilder;
 use crate::wire;
 
@@ -60,13 +60,21 @@ impl<'py> Walk<'_, 'py> {
         let memory = Borrowed::array(&array, nbytes);
         let py = self.py;
         let framing = self.options.framing;
-        frame(&mut self.out, key, &header, framing, place, |out, range| {
-            if range.len() <= inline_max {
-                out.headers().extend_from_slice(&memory.as_ref()[range]);
-            } else {
-                out.push(Source::part(py, &memory, range));
-            }
-        })
+        frame(
+            &mut self.out,
+            &mut self.recent,
+            key,
+            &header,
+            framing,
+            place,
+            |out, range| {
+                if range.len() <= inline_max {
+                    out.headers().extend_from_slice(&memory.as_ref()[range]);
+                } else {
+                    out.push(Source::part(py, &memory, range));
+                }
+            },
+        )
     }
 
     /// An array of jax: copied or borrowed at once if it is in host memory.
@@ -134,9 +142,17 @@ impl<'py> Walk<'_, 'py> {
             return Ok(false);
         }
         let framing = self.options.framing;
-        frame(&mut self.out, key, &header, framing, place, |out, range| {
-            append(&buffer, range, out.headers());
-        })?;
+        frame(
+            &mut self.out,
+            &mut self.recent,
+            key,
+            &header,
+            framing,
+            place,
+            |out, range| {
+                append(&buffer, range, out.headers());
+            },
+        )?;
         buffer.release(self.py);
         Ok(true)
     }
@@ -169,9 +185,17 @@ impl<'py> Walk<'_, 'py> {
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
         let mut parts = Vec::with_capacity(1);
         let framing = self.options.framing;
-        frame(&mut self.out, key, &header, framing, place, |out, range| {
-            parts.push((out.reserve(range.len()), range));
-        })?;
+        frame(
+            &mut self.out,
+            &mut self.recent,
+            key,
+            &header,
+            framing,
+            place,
+            |out, range| {
+                parts.push((out.reserve(range.len()), range));
+            },
+        )?;
         self.on_device.push(OnDevice {
             array: array.clone(),
             itemsize: header.itemsize,
@@ -272,6 +296,7 @@ fn broken(what: &str) -> PyErr {
 /// Writes the headers of an array at the end of the layout.
 fn frame(
     out: &mut LayoutBuilder<Source>,
+    recent: &mut RecentHeaders,
     key: Option<&str>,
     header: &Array<'_>,
     framing: Framing,
@@ -282,5 +307,5 @@ fn frame(
         may_box: !place.in_list,
         ..framing
     };
-    array::frame(out, key, header, &framing, payload).map_err(Box::from)
+    array::frame(out, recent, key, header, &framing, payload).map_err(Box::from)
 }

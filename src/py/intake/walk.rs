@@ -12,7 +12,7 @@ use super::super::errors;
 use super::super::hooks::Hooks;
 use super::source::Source;
 use crate::Error;
-use crate::array::{Array, Framing};
+use crate::array::{Array, Framing, RecentHeaders};
 use crate::layout::LayoutBuilder;
 use crate::wire;
 
@@ -214,6 +214,7 @@ pub struct Walk<'a, 'py> {
     pub types: Types,
     pub options: &'a Options<'py>,
     pub out: LayoutBuilder<Source>,
+    pub recent: RecentHeaders,
     pub dtypes: Vec<Dtype<'py>>,
     /// The types are held, so that no other one gets the address of one that was met.
     pub classes: Vec<(Bound<'py, PyType>, Class)>,
@@ -231,6 +232,7 @@ impl<'a, 'py> Walk<'a, 'py> {
             types: Types::new(py),
             options,
             out: LayoutBuilder::default(),
+            recent: RecentHeaders::default(),
             dtypes: Vec::new(),
             classes: Vec::new(),
             on_device: Vec::new(),
