@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use super::errors;
 use super::hooks::Hooks;
-use super::memory::{Copies, FreshArray, SmallCopies, view};
+use super::memory::{Copies, FreshArray, FreshPages, SmallCopies, view};
 use crate::array::{ArrayBody, ChunkedArray, Dims};
 use crate::wire::{self, Cursor, Token};
 use crate::{Error, sniff};
@@ -77,6 +77,7 @@ pub fn build<'py>(
         dtypes: Vec::new(),
         copies: Copies::default(),
         small_copies: SmallCopies::default(),
+        fresh_pages: FreshPages::new(data.len()),
         release: &release,
         released: 0,
         at_once: false,
@@ -149,6 +150,7 @@ struct Builder<'a, 'py> {
     dtypes: Vec<Dtype<'py>>,
     copies: Copies<'py, 'a>,
     small_copies: SmallCopies<'py>,
+    fresh_pages: FreshPages,
     release: &'a dyn Fn(Range<usize>),
     /// Up to where the input has been released.
     released: usize,
@@ -375,7 +377,12 @@ impl<'a, 'py> Builder<'a, 'py> {
             return Ok(self.small_copies.array(dtype, shape, payload)?);
         }
         let writable = self.copy == CopyMode::Always;
-        let fresh = FreshArray::new(&dtype.object, dims.as_slice(), nbytes, writable)?;
+        let pages = self.fresh_pages.take(nbytes, self.cursor.left());
+        let (dtype, shape) = (&dtype.object, dims.as_slice());
+        let fresh = match pages {
+            Some(pages) => FreshArray::over(pages, dtype, shape, nbytes, writable),
+            None => FreshArray::new(dtype, shape, nbytes, writable),
+        }?;
         Ok(match payloads {
             [payload] if self.at_once || nbytes < LATER_MIN_BYTES => fresh.fill(payload),
             _ if self.at_once => fresh.fill(&payloads.concat()),

@@ -20,10 +20,13 @@
 //! is that of a caller of `pack_into`, who has to keep others from using it meanwhile.
 #![allow(unsafe_code)]
 
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::slice;
+use std::sync::Arc;
 
+use memmap2::{MmapMut, MmapRaw};
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
@@ -278,6 +281,116 @@ fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
 #[cfg(not(target_os = "linux"))]
 fn advise_huge(_memory: &mut [MaybeUninit<u8>]) {}
 
+/// Fresh memory for the large arrays of a large tree: many lie in one mapping, so that
+/// nearly all of it is huge pages. An array that NumPy allocates for itself begins and
+/// ends in small ones, whose page faults cost more than the copying.
+pub struct FreshPages {
+    tree_bytes: usize,
+    mapping: Option<Arc<MmapRaw>>,
+    used: usize,
+}
+
+impl FreshPages {
+    /// In a smaller tree the allocator's used memory is faster than fresh pages.
+    const TREE_MIN_BYTES: usize = 32 << 20;
+
+    /// A smaller array would leave a good part of its last page unused.
+    const ARRAY_MIN_BYTES: usize = 256 << 10;
+
+    /// For a tree of so many bytes.
+    pub fn new(tree_bytes: usize) -> Self {
+        Self {
+            tree_bytes,
+            mapping: None,
+            used: 0,
+        }
+    }
+
+    /// Pages for an array of `nbytes` bytes, if they are worth it and can be had; all
+    /// arrays after it will need `later` bytes at most.
+    pub fn take(&mut self, nbytes: usize, later: usize) -> Option<OwnPages> {
+        if nbytes < Self::ARRAY_MIN_BYTES || self.tree_bytes < Self::TREE_MIN_BYTES {
+            return None;
+        }
+        let len = nbytes.checked_next_multiple_of(page_size())?;
+        let room = self.mapping.as_ref().map_or(0, |mapping| mapping.len());
+        if room - self.used < len {
+            let mapping = MmapMut::map_anon(len.checked_add(later)?).ok()?;
+            #[cfg(target_os = "linux")]
+            let _ = mapping.advise(memmap2::Advice::HugePage); // nothing is lost without
+            self.mapping = Some(Arc::new(mapping.into()));
+            self.used = 0;
+        }
+        let start = self.used;
+        self.used += len;
+        Some(OwnPages {
+            mapping: self.mapping.clone()?,
+            range: start..start + len,
+        })
+    }
+}
+
+#[cfg(unix)]
+fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+#[cfg(not(unix))]
+fn page_size() -> usize {
+    64 << 10
+}
+
+/// The pages of one array, which are given back when it goes, whatever becomes of the
+/// others in the mapping. NumPy asks for the buffer to learn whether they may be written.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct OwnPages {
+    mapping: Arc<MmapRaw>,
+    range: Range<usize>,
+}
+
+impl OwnPages {
+    fn start(&self) -> *mut u8 {
+        // SAFETY: `FreshPages::take` chose a range inside the mapping.
+        unsafe { self.mapping.as_mut_ptr().add(self.range.start) }
+    }
+}
+
+#[pymethods]
+impl OwnPages {
+    unsafe fn __getbuffer__(
+        this: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let pages = this.get();
+        let len = ffi::Py_ssize_t::try_from(pages.range.len())?;
+        // SAFETY: Python passes a buffer to be filled in, which takes a reference to
+        // `this`, and `this` keeps the pages.
+        let status = unsafe {
+            ffi::PyBuffer_FillInfo(view, this.as_ptr(), pages.start().cast(), len, 0, flags)
+        };
+        match status {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(this.py())),
+        }
+    }
+}
+
+impl Drop for OwnPages {
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        // SAFETY: the pages belong to one array alone. It and every view of it hold this
+        // object, so nobody has a pointer to them any more.
+        let _ = unsafe {
+            self.mapping.unchecked_advise_range(
+                memmap2::UncheckedAdvice::DontNeed,
+                self.range.start,
+                self.range.len(),
+            )
+        };
+    }
+}
+
 /// A new array whose elements have not been written yet.
 pub struct FreshArray<'py> {
     array: Bound<'py, PyAny>,
@@ -293,7 +406,7 @@ impl<'py> FreshArray<'py> {
         nbytes: usize,
         writable: bool,
     ) -> PyResult<Self> {
-        let array = new_array(dtype, shape, std::ptr::null_mut())?;
+        let array = new_array(dtype, shape, std::ptr::null_mut(), writable)?;
         // SAFETY: a live array object has valid fields, and nobody else has seen this one.
         let data = unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_ptr().cast());
@@ -305,6 +418,28 @@ impl<'py> FreshArray<'py> {
         Ok(Self {
             array,
             start: data.cast(),
+            len: nbytes,
+        })
+    }
+
+    /// An array of `nbytes` bytes in C order, which has these pages for itself.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn over(
+        pages: OwnPages,
+        dtype: &Bound<'py, PyArrayDescr>,
+        shape: &[isize],
+        nbytes: usize,
+        writable: bool,
+    ) -> PyResult<Self> {
+        assert!(nbytes <= pages.range.len());
+        let start = pages.start();
+        let array = new_array(dtype, shape, start.cast(), writable)?;
+        set_base(&array, Bound::new(dtype.py(), pages)?.into_any())?;
+        Ok(Self {
+            array,
+            start: start.cast(),
             len: nbytes,
         })
     }
@@ -438,30 +573,40 @@ pub fn view<'py>(
     payload: &[u8],
     base: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let array = new_array(dtype, shape, payload.as_ptr().cast_mut().cast())?;
-    // SAFETY: `array` is a fresh array object without a base; the call takes
-    // over the reference to `base`, which keeps the payload alive.
-    let status = unsafe {
-        PY_ARRAY_API.PyArray_SetBaseObject(
-            dtype.py(),
-            array.as_ptr().cast(),
-            base.clone().into_ptr(),
-        )
-    };
+    let array = new_array(dtype, shape, payload.as_ptr().cast_mut().cast(), false)?;
+    set_base(&array, base.clone())?;
+    Ok(array)
+}
+
+/// Lets a fresh array keep alive the object whose memory it is over.
+fn set_base(array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
+    let py = array.py();
+    // SAFETY: `array` is a fresh array object without a base; the call takes over the
+    // reference to `base`.
+    let status =
+        unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast(), base.into_ptr()) };
     match status {
-        0 => Ok(array),
-        _ => Err(PyErr::fetch(dtype.py())),
+        0 => Ok(()),
+        _ => Err(PyErr::fetch(py)),
     }
 }
 
-/// An array over `data`, read-only, or with memory of its own if `data` is null.
+/// An array over `data`, or with memory of its own, which is writable, if `data` is null.
 fn new_array<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[isize],
-    data: *mut std::ffi::c_void,
+    data: *mut c_void,
+    writable: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = dtype.py();
-    let ndim = std::ffi::c_int::try_from(shape.len())?;
+    let ndim = c_int::try_from(shape.len())?;
+    // Without data, any flag would ask for Fortran order. Whether the array is aligned
+    // NumPy sees for itself.
+    let flags = if writable && !data.is_null() {
+        npyffi::NPY_ARRAY_WRITEABLE
+    } else {
+        0
+    };
     // SAFETY: the call takes over one reference to the dtype, reads as many
     // dimensions as it is told (at most MAX_NDIM, checked by `Dims`), and without
     // strides assumes C order. Errors come back as a null pointer.
@@ -474,7 +619,7 @@ fn new_array<'py>(
             shape.as_ptr().cast_mut().cast::<npy_intp>(), // which is an isize, and not written
             std::ptr::null_mut(),
             data,
-            0, // not writable; NumPy itself sees whether it is aligned
+            flags,
             std::ptr::null_mut(),
         );
         Bound::from_owned_ptr_or_err(py, object)
