@@ -43,6 +43,9 @@ pub enum Error {
     /// An option has a value that is not allowed.
     #[error("{0}")]
     Option(String),
+    /// The record of a structure is damaged, or does not fit its tree.
+    #[error("{0}")]
+    Structure(String),
     /// A gzip stream ends early.
     #[error("compressed file ended before the end-of-stream marker was reached")]
     GzipTruncated,

@@ -16,6 +16,8 @@ pub mod layout;
 
 pub mod array;
 
+pub mod structure;
+
 pub mod parallel;
 
 pub mod stream;

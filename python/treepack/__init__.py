@@ -1,7 +1,8 @@
 """JAX pytrees to flax-readable msgpack and back, at the speed of memory.
 
 `treepack.serialization` is a drop-in for `flax.serialization` and for
-`eformer.pytree.serialization`; all of its names are here as well.
+`eformer.pytree.serialization`; all of its names are here as well. `dumps` and `loads` bring
+trees back as they were, without a template, `register_dataclass` and its like tell the types.
 """
 
 from __future__ import annotations
@@ -11,12 +12,23 @@ import types
 from importlib.metadata import version
 
 from treepack import errors, serialization
+from treepack._auxdata import register_auxdata, register_function
+from treepack._described import dumps, loads, read_metadata, structure
+from treepack._exported import load_exported, save_exported
+from treepack._node_types import (
+    register_dataclass,
+    register_namedtuple,
+    register_node,
+    register_tree,
+    registered_types,
+)
 from treepack._packing import buffers, pack_into, packed_size
 from treepack.errors import (
     CorruptionError,
     DecodeError,
     MismatchError,
     TreepackError,
+    UnregisteredTypeError,
     UnserializableLeafError,
 )
 from treepack.serialization import (
@@ -46,26 +58,40 @@ __all__ = [
     "DecodeError",
     "MismatchError",
     "TreepackError",
+    "UnregisteredTypeError",
     "UnserializableLeafError",
     "__version__",
     "buffers",
     "compress_bytes",
     "current_path",
     "decompress_bytes",
+    "dumps",
     "errors",
     "from_bytes",
     "from_compressed_bytes",
     "from_state_dict",
     "get_serialization_info",
     "is_serializable",
+    "load_exported",
     "load_from_file",
+    "loads",
     "msgpack_restore",
     "msgpack_serialize",
     "pack_into",
     "packed_size",
+    "read_metadata",
+    "register_auxdata",
+    "register_dataclass",
+    "register_function",
+    "register_namedtuple",
+    "register_node",
     "register_serialization_state",
+    "register_tree",
+    "registered_types",
+    "save_exported",
     "save_to_file",
     "serialization",
+    "structure",
     "to_bytes",
     "to_compressed_bytes",
     "to_state_dict",

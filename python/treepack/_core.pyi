@@ -13,6 +13,12 @@ Progress = Callable[[int, int], object]
 MAX_DEPTH: int
 """How deep containers may be nested."""
 
+TRAILER_KEY: str
+"""The key of the record of a tree's structure, in the map at the top."""
+
+ROOT_KEY: str
+"""The key of a tree that is a leaf, in the map at the top."""
+
 CHUNKED_MARKER: str
 """The key that marks a map as an array in chunks."""
 
@@ -62,6 +68,8 @@ def intake(
     align: int,
     max_chunk_size: float,
     overridden: list[type],
+    structure: bool = False,
+    metadata: bytes | None = None,
 ) -> Layout:
     """Walks a tree, which copies only small arrays, and fetches those on accelerators.
 
@@ -73,6 +81,9 @@ def intake(
       align: A power of two up to 64 that large arrays are placed at multiples of.
       max_chunk_size: Above how many bytes an array is split.
       overridden: Natively known types that have handlers nevertheless.
+      structure: Whether the structure is recorded, and written as the last pair of the map
+        at the top. Only for state dicts.
+      metadata: A value of `encode_value` that is written with it.
 
     Raises:
       UnserializableLeafError: A TypeError. If a leaf cannot be written.
@@ -97,8 +108,16 @@ class Memory:
     def inflate(self, *, threads: int | None, progress: Progress | None) -> bytes:
         """Returns the content, decompressed."""
 
-def restore(data: Buffer | Memory, copy: bool | None, threads: int | None) -> Any:
+def restore(
+    data: Buffer | Memory,
+    copy: bool | None,
+    threads: int | None,
+    *,
+    abstract_arrays: bool = False,
+) -> Any:
     """Returns the tree that `data` encodes, with arrays that view it.
+
+    With `abstract_arrays` no array is read, and `_leaves.abstract` makes what stands for it.
 
     Raises:
       DecodeError: A ValueError. If the data is no such encoding.
@@ -108,6 +127,38 @@ def rebuild(target: Any, state: Any, name: str, restore: Restore) -> Any:
     """Returns a template's child with its state, as `_state_dict.restore_child` does.
 
     Dicts, lists, tuples and matching leaves are handled natively.
+    """
+
+def assemble(
+    state: Any,
+    trailer: bytes,
+    *,
+    convert: Callable[[list[Any]], list[Any]] | None,
+    unknown_as_dict: bool,
+) -> Any:
+    """Returns the tree that a state dict was made of.
+
+    Args:
+      state: The state. Its dicts may become part of the tree.
+      trailer: The record of the structure.
+      convert: Takes all leaves that were arrays of jax, returns what takes their places.
+      unknown_as_dict: Whether nodes of types that are not known become dicts.
+
+    Raises:
+      DecodeError: A ValueError. If the record is damaged, or is not that of the state.
+    """
+
+def trailer_metadata(trailer: bytes) -> Any:
+    """Returns the metadata in the record of a structure, or `None`."""
+
+def encode_value(value: Any) -> bytes:
+    """Returns a value with its type as bytes; see `_auxdata`."""
+
+def decode_value(data: bytes) -> Any:
+    """Returns the value that `encode_value` made bytes of.
+
+    Raises:
+      DecodeError: A ValueError. If the bytes are damaged.
     """
 
 def compress(

@@ -73,7 +73,10 @@ def explain(value: Any) -> str:
     if isinstance(value, _PLAIN):
         plain = next(plain for plain in _PLAIN if isinstance(value, plain))
         return f"{text}: convert it to {plain.__name__}"
-    return f"{text}; see register_serialization_state"
+    return (
+        f"{text}; if it is a container, register its type with treepack.register_dataclass, or "
+        "with jax.tree_util.register_pytree_node"
+    )
 
 
 def problem(value: Any) -> str | None:
@@ -116,6 +119,11 @@ def host_view(array: jax.Array) -> np.ndarray | None:
         array = _unshared(array)
     # Not np.asarray, which tries protocols first that not all dtypes have.
     return array.__array__()
+
+
+def abstract(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
+    """Returns what stands for an array whose bytes are not read."""
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
 def to_host(arrays: list[jax.Array]) -> list[np.ndarray | list[tuple[list[int], np.ndarray]]]:

@@ -21,7 +21,7 @@ import collections
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -88,6 +88,7 @@ def is_container_type(ty: type) -> bool:
         or issubclass(ty, (dict, list))
         or (issubclass(ty, tuple) and hasattr(ty, "_fields"))
         or dataclasses.is_dataclass(ty)
+        or (ty is not type(None) and is_known_to_jax(ty))
     )
 
 
@@ -216,7 +217,8 @@ def _restore_namedtuple(target: Any, state: Any, restore: RestoreChild) -> Any:
 # state: they are not saved, and come from the template.
 
 
-def _is_code(node: Any, child: Any) -> bool:
+def is_code(node: Any, child: Any) -> bool:
+    """Tells whether a child of a node is code, and no state."""
     equinox = sys.modules.get("equinox")
     return (
         equinox is not None
@@ -228,15 +230,15 @@ def _is_code(node: Any, child: Any) -> bool:
 
 
 def _without_code(node: Any, children: dict[str, Any]) -> dict[str, Any]:
-    return {name: child for name, child in children.items() if not _is_code(node, child)}
+    return {name: child for name, child in children.items() if not is_code(node, child)}
 
 
 def _pytree_children(value: Any) -> dict[str, Any]:
-    children, _ = _flatten(value)
+    children, _ = flatten(value)
     return _without_code(value, children)
 
 
-def _flatten(value: Any) -> tuple[dict[str, Any], Any]:
+def flatten(value: Any) -> tuple[dict[str, Any], Any]:
     """Returns the children of a pytree node by name, and its treedef."""
     flat, treedef = jax.tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     children = {_key_name(path[0]): child for path, child in flat}
@@ -248,6 +250,29 @@ def _flatten(value: Any) -> tuple[dict[str, Any], Any]:
     return children, treedef
 
 
+def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
+    """Returns a node of JAX's registry with these children, as JAX makes it."""
+    treedef = _treedef_of(jax.tree_util.default_registry, (ty, auxdata), [_LEAF] * len(children))
+    return treedef.unflatten(children)
+
+
+def is_known_to_jax(ty: type) -> bool:
+    """Tells whether JAX has a type in its registry of pytree nodes."""
+    try:
+        _treedef_of(jax.tree_util.default_registry, (ty, None), [])
+    except (RuntimeError, ValueError, TypeError):
+        return False
+    return True
+
+
+_LEAF = jax.tree_util.tree_structure(0)
+
+# Older versions of JAX call it by another name.
+_treedef_of = getattr(jax.tree_util.PyTreeDef, "from_node_data_and_children", None) or (
+    jax.tree_util.PyTreeDef.make_from_node_data_and_children
+)
+
+
 def _key_name(entry: Any) -> str:
     """Returns the name in an entry of a key path, whatever its kind."""
     for attribute in ("key", "name", "idx"):
@@ -257,7 +282,7 @@ def _key_name(entry: Any) -> str:
 
 
 def _restore_pytree(target: Any, state: Any, restore: RestoreChild) -> Any:
-    children, treedef = _flatten(target)
+    children, treedef = flatten(target)
     state = _expect_mapping(target, state)
     saved = _without_code(target, children)
     _expect_names(target, state, saved)

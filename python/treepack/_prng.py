@@ -6,6 +6,7 @@ name of its implementation and what `jax.random.key_data` gives.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -43,12 +44,16 @@ def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
     return impl, jax.random.key_data(key)
 
 
-def wrap(impl: Any, data: Any) -> jax.Array | None:
+def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
     """Returns the key array of what `unwrap` gave, or `None` if these are no such parts."""
     if not isinstance(impl, str) or getattr(data, "dtype", None) != np.uint32:
         return None
+    wrap_data = functools.partial(jax.random.wrap_key_data, impl=impl)
     try:
-        key: jax.Array = jax.random.wrap_key_data(data, impl=impl)
+        if isinstance(data, jax.ShapeDtypeStruct):
+            abstract: jax.ShapeDtypeStruct = jax.eval_shape(wrap_data, data)
+            return abstract
+        key: jax.Array = wrap_data(data)
     except (TypeError, ValueError):
         return None
     return key

@@ -102,8 +102,7 @@ def is_serializable(target: Any) -> bool:
 
     As in flax this asks about containers: arrays and numbers are leaves, which
     need no handler, and the answer for them is false. See
-    `validate_serializable` for whether a whole tree can be saved. Types that only
-    JAX knows as pytree nodes are recognised by an instance, not by the class.
+    `validate_serializable` for whether a whole tree can be saved.
 
     Example:
       >>> import treepack

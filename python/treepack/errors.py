@@ -25,8 +25,9 @@ class DecodeError(TreepackError):
         self.message = message
         self.offset = offset
         self.path = path
-        where = "" if offset is None else f" (byte {offset}, at {path})"
-        super().__init__(message + where)
+        places = ["" if offset is None else f"byte {offset}", "" if path is None else f"at {path}"]
+        where = ", ".join(filter(None, places))
+        super().__init__(f"{message} ({where})" if where else message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.offset, self.path)
@@ -94,3 +95,18 @@ class StateDictKeyError(AssertionError, TypeError):
 
     flax raises an `AssertionError` here, eformer a `TypeError`; this is both.
     """
+
+
+class UnregisteredTypeError(DecodeError):
+    """Saved data name a type, or a function, that this program has not registered.
+
+    Attributes:
+      name: The name.
+    """
+
+    def __init__(self, message: str, name: str = ""):
+        self.name = name
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.name)

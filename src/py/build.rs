@@ -9,7 +9,7 @@ use std::ops::Range;
 use numpy::{PyArrayDescr, PyArrayDescrMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PyList, PyString};
+use pyo3::types::{PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use smallvec::SmallVec;
 
@@ -35,7 +35,7 @@ const MAX_DTYPE_NAME: usize = 64;
 /// How many dtypes are remembered; a tree has a handful.
 const MAX_DTYPES: usize = 64;
 
-/// What NumPy 2 means by `copy=`.
+/// What becomes of arrays; the first three are what NumPy 2 means by `copy=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyMode {
     /// `None`: views where possible.
@@ -44,6 +44,8 @@ pub enum CopyMode {
     Always,
     /// `False`: views, or an error.
     Never,
+    /// Their shapes and dtypes only.
+    Abstract,
 }
 
 impl From<Option<bool>> for CopyMode {
@@ -294,7 +296,7 @@ impl<'a, 'py> Builder<'a, 'py> {
                     .map_err(Box::from)
                     .and_then(|body| self.array(body));
                 (self.at_once, self.copy) = (at_once, copy);
-                Ok(array?.get_item(pyo3::types::PyTuple::empty(py))?)
+                Ok(array?.get_item(PyTuple::empty(py))?)
             }
             wire::EXT_COMPLEX => {
                 let wire::Complex(real, imaginary) = wire::Complex::from_body(body, offset)?;
@@ -354,6 +356,11 @@ impl<'a, 'py> Builder<'a, 'py> {
             self.released = self.cursor.offset();
         }
         let dtype = &self.dtypes[dtype];
+        if self.copy == CopyMode::Abstract {
+            let shape = PyTuple::new(self.py, dims.as_slice())?;
+            let abstract_array = self.hooks.abstract_array.bind(self.py);
+            return Ok(abstract_array.call1((shape, &dtype.object))?);
+        }
         if let [payload] = payloads
             && self.copy != CopyMode::Always
             && payload.as_ptr().addr().is_multiple_of(dtype.alignment)

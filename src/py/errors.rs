@@ -31,6 +31,11 @@ where
     }
 }
 
+/// Whether an exception is one of a class of `treepack.errors`.
+pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
+    class(py, name).is_ok_and(|class| error.is_instance(py, &class))
+}
+
 /// The exception for `error`; `path` is where in the tree it happened, if known.
 pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     let message = error.to_string();
@@ -38,6 +43,7 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
         Error::Truncated { offset, .. }
         | Error::Malformed { offset, .. }
         | Error::TooDeep { offset } => make(py, "DecodeError", (message, offset, path)),
+        Error::Structure(_) => make(py, "DecodeError", (message, None::<usize>, path)),
         Error::TooLarge { .. } | Error::OutputLimit { .. } => make(py, "TreepackError", (message,)),
         Error::Stopped | Error::Option(_) => PyValueError::new_err(message),
         Error::GzipTruncated => make(py, "GzipTruncatedError", (message,)),

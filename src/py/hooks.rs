@@ -21,6 +21,8 @@ pub struct Hooks {
     pub describe_dtype: Py<PyAny>,
     /// `_dtypes.resolve(name) -> dtype`: which dtype has this name?
     pub resolve_dtype: Py<PyAny>,
+    /// `_leaves.abstract(shape, dtype) -> jax.ShapeDtypeStruct`: an array without its bytes.
+    pub abstract_array: Py<PyAny>,
     /// `_prng.unwrap(key) -> (impl, data)`: what is inside a typed PRNG key?
     pub unwrap_key: Py<PyAny>,
     /// `_prng.wrap(impl, data) -> key`: the reverse.
@@ -33,6 +35,14 @@ pub struct Hooks {
     pub abstract_arrays: Py<PyAny>,
     /// `_state_dict.check_unique_keys(mapping)`: raises unless `str` keeps the keys apart.
     pub check_unique_keys: Py<PyAny>,
+    /// `_node_types.reduce(node) -> (name, fields, data, children)`: a container and its type.
+    pub reduce_node: Py<PyAny>,
+    /// `_node_types.find(name, fields, or_none) -> NodeType`: which type has this name?
+    pub find_node_type: Py<PyAny>,
+    /// `_auxdata.reduce(value) -> (name, value)`: what is a value made of?
+    pub reduce_value: Py<PyAny>,
+    /// `_auxdata.rebuild(name, value) -> value`: the reverse.
+    pub rebuild_value: Py<PyAny>,
     /// `_ext.make(code, data)`: the object for an extension that is not ours.
     pub make_ext: Py<PyAny>,
 }
@@ -53,12 +63,17 @@ impl Hooks {
                 to_contiguous: hook("treepack._leaves", "to_contiguous")?,
                 describe_dtype: hook("treepack._dtypes", "describe")?,
                 resolve_dtype: hook("treepack._dtypes", "resolve")?,
+                abstract_array: hook("treepack._leaves", "abstract")?,
                 unwrap_key: hook("treepack._prng", "unwrap")?,
                 wrap_key: hook("treepack._prng", "wrap")?,
                 expand: hook("treepack._state_dict", "expand")?,
                 restore_child: hook("treepack._state_dict", "restore_child")?,
                 abstract_arrays: hook("treepack._leaves", "ABSTRACT_ARRAYS")?,
                 check_unique_keys: hook("treepack._state_dict", "check_unique_keys")?,
+                reduce_node: hook("treepack._node_types", "reduce")?,
+                find_node_type: hook("treepack._node_types", "find")?,
+                reduce_value: hook("treepack._auxdata", "reduce")?,
+                rebuild_value: hook("treepack._auxdata", "rebuild")?,
                 make_ext: hook("treepack._ext", "make")?,
             })
         })

@@ -28,7 +28,10 @@ pub struct Layout(layout::Layout<Source>);
 
 /// Walks a tree; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (tree, *, state_dict, sort_keys, align, max_chunk_size, overridden))]
+#[pyo3(signature = (
+    tree, *, state_dict, sort_keys, align, max_chunk_size, overridden, structure=false, metadata=None
+))]
+#[allow(clippy::too_many_arguments)] // they have names in Python
 pub fn intake(
     tree: &Bound<'_, PyAny>,
     state_dict: bool,
@@ -36,6 +39,8 @@ pub fn intake(
     align: i64,
     max_chunk_size: f64,
     overridden: Vec<Bound<'_, PyType>>,
+    structure: bool,
+    metadata: Option<Vec<u8>>,
 ) -> PyResult<Layout> {
     let framing = Framing {
         align: Alignment::new(align).map_err(|error| errors::to_py(tree.py(), error, None))?,
@@ -45,6 +50,8 @@ pub fn intake(
     let options = Options {
         state_dict,
         sort_keys,
+        structure,
+        metadata,
         framing,
         overridden,
     };

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::build::build;
+use super::build::{CopyMode, build};
 use super::memory::Borrowed;
 use super::progress::Progress;
 use super::{errors, gzip};
@@ -17,13 +17,18 @@ use crate::mapping::Mapping;
 
 /// The tree that a bytes-like object or a [`Memory`] encodes; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (data, copy, threads))]
+#[pyo3(signature = (data, copy, threads, *, abstract_arrays=false))]
 pub fn restore<'py>(
     data: &Bound<'py, PyAny>,
     copy: Option<bool>,
     threads: Option<i64>,
+    abstract_arrays: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let copy = copy.into();
+    let copy = if abstract_arrays {
+        CopyMode::Abstract
+    } else {
+        copy.into()
+    };
     if let Ok(memory) = data.cast_exact::<Memory>() {
         return match &memory.get().0 {
             Content::Mapped(file) => build(data, file.as_ref(), copy, threads, |range| {

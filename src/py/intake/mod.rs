@@ -35,7 +35,12 @@ pub fn intake(tree: &Bound<'_, PyAny>, options: &Options<'_>) -> PyResult<Layout
         in_list: false,
         depth: 0,
     };
-    let done = walk.value(tree, None, place).and_then(|()| walk.fetch());
+    let done = if options.structure {
+        walk.described(tree, place)
+    } else {
+        walk.value(tree, None, place)
+    };
+    let done = done.and_then(|()| walk.fetch());
     match done {
         Ok(()) => Ok(walk.out.finish()),
         Err(failure) => Err(failure.into_py(py, &walk.path)),

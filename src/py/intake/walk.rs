@@ -14,6 +14,7 @@ use super::source::Source;
 use crate::Error;
 use crate::array::{Array, Framing, RecentHeaders};
 use crate::layout::LayoutBuilder;
+use crate::structure::Recorder;
 use crate::wire;
 
 /// How a tree is to be walked.
@@ -22,6 +23,10 @@ pub struct Options<'py> {
     pub state_dict: bool,
     /// Sort the keys of dicts.
     pub sort_keys: bool,
+    /// Record the structure, and write it as the last pair of the map at the top.
+    pub structure: bool,
+    /// A value that is written with the structure.
+    pub metadata: Option<Vec<u8>>,
     /// How arrays are framed.
     pub framing: Framing,
     /// Types that are walked natively otherwise, but have handlers now.
@@ -215,6 +220,10 @@ pub struct Walk<'a, 'py> {
     pub options: &'a Options<'py>,
     pub out: LayoutBuilder<Source>,
     pub recent: RecentHeaders,
+    /// Takes down the structure, if that is asked for.
+    pub recorder: Option<Recorder>,
+    /// How many pairs the next map will have besides those of its container.
+    pub more_pairs: u32,
     pub dtypes: Vec<Dtype<'py>>,
     /// The types are held, so that no other one gets the address of one that was met.
     pub classes: Vec<(Bound<'py, PyType>, Class)>,
@@ -233,6 +242,8 @@ impl<'a, 'py> Walk<'a, 'py> {
             options,
             out: LayoutBuilder::default(),
             recent: RecentHeaders::default(),
+            recorder: options.structure.then(Recorder::default),
+            more_pairs: 0,
             dtypes: Vec::new(),
             classes: Vec::new(),
             on_device: Vec::new(),

@@ -1,0 +1,341 @@
+//! The putting together of a state dict by the record of its structure.
+
+use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
+
+use super::errors;
+use super::hooks::Hooks;
+use super::memory::dict_next;
+use super::value;
+use crate::Error;
+use crate::structure::{Kind, Node, Run, Trailer};
+
+/// The tree that a state dict was made of; see `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (state, trailer, *, convert, unknown_as_dict))]
+pub fn assemble<'py>(
+    state: Bound<'py, PyAny>,
+    trailer: &[u8],
+    convert: Option<Bound<'py, PyAny>>,
+    unknown_as_dict: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = state.py();
+    let trailer = Trailer::decode(trailer).map_err(|error| errors::to_py(py, error, None))?;
+    let mut assembly = Assembly {
+        py,
+        trailer: &trailer,
+        types: vec![None; trailer.types.len()],
+        unknown_as_dict,
+        leaves: None,
+        path: Vec::new(),
+    };
+    let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
+    let done = match convert {
+        None => assembly.node(state, root),
+        Some(convert) => assembly.leaves(&state, root).and_then(|found| {
+            let found = PyList::new(py, found)?;
+            let converted = convert.call1((&found,))?.cast_into::<PyList>()?;
+            if converted.len() != found.len() {
+                return Err(
+                    PyTypeError::new_err("convert returned another number of leaves").into(),
+                );
+            }
+            assembly.leaves = Some((converted, 0));
+            assembly.node(state, root)
+        }),
+    };
+    done.map_err(|failure| match failure {
+        Failure::Raised(error) => error,
+        Failure::Structure(what) => {
+            let path = errors::path_to(&assembly.path);
+            let reason = format!("the recorded structure is not that of the tree: {what}");
+            errors::to_py(py, Error::Structure(reason), Some(&path))
+        }
+    })
+}
+
+/// The value in the trailer that a user has added, or `None`; see `_core.pyi`.
+#[pyfunction]
+pub fn trailer_metadata<'py>(py: Python<'py>, trailer: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let trailer = Trailer::decode(trailer).map_err(|error| errors::to_py(py, error, None))?;
+    match trailer.metadata {
+        Some(metadata) => value::decode(py, &metadata),
+        None => Ok(py.None().into_bound(py)),
+    }
+}
+
+enum Failure {
+    Structure(String),
+    Raised(PyErr),
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Self::Raised(error)
+    }
+}
+
+impl From<pyo3::CastIntoError<'_>> for Failure {
+    fn from(error: pyo3::CastIntoError<'_>) -> Self {
+        Self::Raised(error.into())
+    }
+}
+
+fn damaged<T>(what: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::Structure(what.into()))
+}
+
+type Assembled<'py> = Result<Bound<'py, PyAny>, Failure>;
+
+struct Assembly<'a, 'py> {
+    py: Python<'py>,
+    trailer: &'a Trailer,
+    /// What is known of each type, once it has been asked for; `None` of Python if nothing is.
+    types: Vec<Option<Bound<'py, PyAny>>>,
+    unknown_as_dict: bool,
+    /// What takes the place of the arrays of jax, in order, and how many are used.
+    leaves: Option<(Bound<'py, PyList>, usize)>,
+    /// On a failure: the keys from the value up to the root.
+    path: Vec<String>,
+}
+
+impl<'py> Assembly<'_, 'py> {
+    /// What a node makes of its state. This and `built` are the recursion, as deep as the
+    /// state, which must not need much of the stack: what they call is not inlined.
+    fn node(&mut self, state: Bound<'py, PyAny>, node: usize) -> Assembled<'py> {
+        let Node(kind, runs) = &self.trailer.nodes[node];
+        match kind {
+            Kind::Plain => Ok(state),
+            Kind::Jax | Kind::Bytearray | Kind::Memoryview => self.leaf(kind, state),
+            Kind::Dict | Kind::DictWithKeys(_) | Kind::List | Kind::Tuple | Kind::Typed(..) => {
+                let dict = children(&state, &self.trailer.nodes[node])?;
+                let built = self.built(dict, runs)?;
+                self.container(kind, dict, built)
+            }
+        }
+    }
+
+    /// The children of a container.
+    fn built(
+        &mut self,
+        dict: &Bound<'py, PyDict>,
+        runs: &[Run],
+    ) -> Result<Vec<Bound<'py, PyAny>>, Failure> {
+        let mut built = Vec::with_capacity(dict.len());
+        let mut position = 0;
+        for Run(count, child) in runs {
+            for _ in 0..*count {
+                let Some((key, state)) = dict_next(dict, &mut position) else {
+                    return damaged("a dict has lost a key");
+                };
+                match self.node(state, *child as usize) {
+                    Ok(value) => built.push(value),
+                    Err(failure) => {
+                        self.path.push(key.to_string());
+                        return Err(failure);
+                    }
+                }
+            }
+        }
+        Ok(built)
+    }
+
+    #[inline(never)] // see `node`
+    fn leaf(&mut self, kind: &Kind, state: Bound<'py, PyAny>) -> Assembled<'py> {
+        Ok(match (kind, &mut self.leaves) {
+            (Kind::Jax, Some((leaves, used))) => {
+                *used += 1;
+                leaves.get_item(*used - 1)?
+            }
+            (Kind::Bytearray, _) => PyByteArray::from(bytes(&state)?)?.into_any(),
+            (Kind::Memoryview, _) => PyMemoryView::from(bytes(&state)?)?.into_any(),
+            _ => state,
+        })
+    }
+
+    /// A container with these children.
+    #[inline(never)] // see `node`
+    fn container(
+        &mut self,
+        kind: &Kind,
+        dict: &Bound<'py, PyDict>,
+        built: Vec<Bound<'py, PyAny>>,
+    ) -> Assembled<'py> {
+        Ok(match kind {
+            Kind::List => {
+                indexed(dict)?;
+                PyList::new(self.py, built)?.into_any()
+            }
+            Kind::Tuple => {
+                indexed(dict)?;
+                PyTuple::new(self.py, built)?.into_any()
+            }
+            Kind::Typed(class, data) => self.typed(*class as usize, data, dict, built)?,
+            Kind::DictWithKeys(keys) => with_keys(&value::decode(self.py, keys)?, built)?,
+            _ => replaced(dict, built)?,
+        })
+    }
+
+    /// An object of a registered type.
+    fn typed(
+        &mut self,
+        class_index: usize,
+        data: &[u8],
+        dict: &Bound<'py, PyDict>,
+        built: Vec<Bound<'py, PyAny>>,
+    ) -> Assembled<'py> {
+        let py = self.py;
+        let class = if let Some(known) = &self.types[class_index] {
+            known.clone()
+        } else {
+            let found = &self.trailer.types[class_index];
+            let find = Hooks::get(py)?.find_node_type.bind(py);
+            let known = find.call1((&found.name, &found.fields, self.unknown_as_dict))?;
+            self.types[class_index].insert(known).clone()
+        };
+        let names = dict.keys();
+        let rebuilt = if class.is_none() {
+            Err(errors::make(py, "UnregisteredTypeError", ("",))) // `unknown_as_dict` is set
+        } else {
+            class.call_method1("rebuild", (PyBytes::new(py, data), &names, &built))
+        };
+        match rebuilt {
+            Err(error)
+                if self.unknown_as_dict && errors::is(py, &error, "UnregisteredTypeError") =>
+            {
+                replaced(dict, built)
+            }
+            Ok(rebuilt) => Ok(rebuilt),
+            Err(error) => Err(self.explain(error, class_index).into()),
+        }
+    }
+
+    /// What a type raises for what it cannot be made of, with its name.
+    fn explain(&self, error: PyErr, class: usize) -> PyErr {
+        let py = self.py;
+        if errors::is(py, &error, "TreepackError") || !error.is_instance_of::<PyException>(py) {
+            return error;
+        }
+        let name = &self.trailer.types[class].name;
+        let message = format!("a node of the type {name} cannot be made: {error}");
+        let path = errors::path_to(&self.path);
+        let raised = errors::make(py, "DecodeError", (message, None::<usize>, path));
+        raised.set_cause(py, Some(error));
+        raised
+    }
+
+    /// The states of all arrays of jax, in the order in which `node` comes by them.
+    fn leaves(
+        &mut self,
+        state: &Bound<'py, PyAny>,
+        node: usize,
+    ) -> Result<Vec<Bound<'py, PyAny>>, Failure> {
+        let mut found = Vec::new();
+        self.collect(state, node, &mut found)?;
+        Ok(found)
+    }
+
+    fn collect(
+        &mut self,
+        state: &Bound<'py, PyAny>,
+        node: usize,
+        found: &mut Vec<Bound<'py, PyAny>>,
+    ) -> Result<(), Failure> {
+        let node = &self.trailer.nodes[node];
+        if node.0 == Kind::Jax {
+            found.push(state.clone());
+        } else if !node.1.is_empty() {
+            let dict = children(state, node)?;
+            let mut position = 0;
+            for Run(count, child) in &node.1 {
+                for _ in 0..*count {
+                    let Some((key, state)) = dict_next(dict, &mut position) else {
+                        return damaged("a dict has lost a key");
+                    };
+                    self.collect(&state, *child as usize, found)
+                        .inspect_err(|_| self.path.push(key.to_string()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A dict of the state, with its children in their places.
+fn replaced<'py>(dict: &Bound<'py, PyDict>, built: Vec<Bound<'py, PyAny>>) -> Assembled<'py> {
+    let mut position = 0;
+    for new in built {
+        // The dict is fresh, and stays as large.
+        if let Some((key, old)) = dict_next(dict, &mut position)
+            && !new.is(&old)
+        {
+            dict.set_item(key, new)?;
+        }
+    }
+    Ok(dict.clone().into_any())
+}
+
+/// A dict of children with other keys.
+fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> Assembled<'py> {
+    let py = keys.py();
+    let keys = match keys.cast::<PyList>() {
+        Ok(keys) if keys.len() == built.len() => keys,
+        Ok(_) => return damaged("there is another number of keys"),
+        Err(_) => return damaged("the keys of a dict are no list"),
+    };
+    let (dict, count) = (PyDict::new(py), built.len());
+    for (key, value) in keys.iter().zip(built) {
+        dict.set_item(key, value).map_err(|error| {
+            if error.is_instance_of::<PyTypeError>(py) {
+                Failure::Structure(format!("a key cannot be hashed: {error}"))
+            } else {
+                Failure::Raised(error)
+            }
+        })?;
+    }
+    if dict.len() != count {
+        return damaged("a key occurs twice");
+    }
+    Ok(dict.into_any())
+}
+
+/// Checks that the keys of a dict are those of a list.
+fn indexed(dict: &Bound<'_, PyDict>) -> Result<(), Failure> {
+    let mut position = 0;
+    let mut index = 0;
+    while let Some((key, _)) = dict_next(dict, &mut position) {
+        let text = key
+            .cast::<PyString>()
+            .ok()
+            .and_then(|key| key.to_str().ok());
+        if text != Some(index.to_string().as_str()) {
+            return damaged(format!("an element of a list has the key {key}"));
+        }
+        index += 1;
+    }
+    Ok(())
+}
+
+/// The state of a container, if it has the children of the node.
+fn children<'a, 'py>(
+    state: &'a Bound<'py, PyAny>,
+    node: &Node,
+) -> Result<&'a Bound<'py, PyDict>, Failure> {
+    match state.cast_exact::<PyDict>() {
+        Ok(dict) if dict.len() as u64 == node.count() => Ok(dict),
+        Ok(dict) => damaged(format!(
+            "a container has {} children, and was saved with {}",
+            dict.len(),
+            node.count()
+        )),
+        Err(_) => damaged("there is a leaf where a container was saved"),
+    }
+}
+
+fn bytes<'a, 'py>(state: &'a Bound<'py, PyAny>) -> Result<&'a Bound<'py, PyBytes>, Failure> {
+    match state.cast_exact::<PyBytes>() {
+        Ok(bytes) => Ok(bytes),
+        Err(_) => damaged("there is something else where bytes were saved"),
+    }
+}

@@ -1,0 +1,125 @@
+//! Typed values as Python objects.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{
+    PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PyString, PyTuple,
+};
+use serde_bytes::ByteBuf;
+
+use super::errors;
+use super::hooks::Hooks;
+use crate::structure::Value;
+
+/// A typed value as bytes; see `_core.pyi`.
+#[pyfunction]
+pub fn encode_value<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    Ok(PyBytes::new(value.py(), &encode(value)?))
+}
+
+/// The value that bytes of `encode_value` are; see `_core.pyi`.
+#[pyfunction]
+pub fn decode_value<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    decode(py, data)
+}
+
+/// A value of Python as bytes.
+pub fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    Ok(to_value(value, 0)?.encode())
+}
+
+/// The value of Python that bytes are.
+pub fn decode<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let value = Value::decode(data).map_err(|error| errors::to_py(py, error, None))?;
+    to_python(py, &value)
+}
+
+fn to_value(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
+    if depth >= Value::MAX_DEPTH {
+        return Err(PyValueError::new_err(format!(
+            "a value is nested more than {} levels deep, or contains itself",
+            Value::MAX_DEPTH
+        )));
+    }
+    let below = |value: &Bound<'_, PyAny>| to_value(value, depth + 1);
+    // Subclasses are other types, which the program has to know by name.
+    Ok(if value.is_none() {
+        Value::None
+    } else if let Ok(value) = value.cast_exact::<PyBool>() {
+        Value::Bool(value.is_true())
+    } else if let Ok(value) = value.cast_exact::<PyInt>()
+        && let Ok(value) = value.extract()
+    {
+        Value::Int(value)
+    } else if let Ok(value) = value.cast_exact::<PyFloat>() {
+        Value::Float(value.value())
+    } else if let Ok(value) = value.cast_exact::<PyComplex>() {
+        Value::Complex(value.real(), value.imag())
+    } else if let Ok(value) = value.cast_exact::<PyString>() {
+        Value::Str(value.to_str()?.into())
+    } else if let Ok(value) = value.cast_exact::<PyBytes>() {
+        Value::Bytes(ByteBuf::from(value.as_bytes()))
+    } else if let Ok(value) = value.cast_exact::<PyTuple>() {
+        Value::Tuple(
+            value
+                .iter()
+                .map(|item| below(&item))
+                .collect::<PyResult<_>>()?,
+        )
+    } else if let Ok(value) = value.cast_exact::<PyList>() {
+        Value::List(
+            value
+                .iter()
+                .map(|item| below(&item))
+                .collect::<PyResult<_>>()?,
+        )
+    } else if let Ok(value) = value.cast_exact::<PyDict>() {
+        let pair = |(key, value): (Bound<'_, PyAny>, _)| Ok((below(&key)?, below(&value)?));
+        Value::Dict(value.iter().map(pair).collect::<PyResult<_>>()?)
+    } else if let Ok(value) = value.cast_exact::<PyFrozenSet>() {
+        Value::frozenset(
+            value
+                .iter()
+                .map(|item| below(&item))
+                .collect::<PyResult<_>>()?,
+        )
+    } else {
+        let reduced = Hooks::get(value.py())?
+            .reduce_value
+            .bind(value.py())
+            .call1((value,))?;
+        let (name, made_of): (String, Bound<'_, PyAny>) = reduced.extract()?;
+        Value::Named(name, Box::new(below(&made_of)?))
+    })
+}
+
+fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+    let each = |values: &[Value]| -> PyResult<Vec<_>> {
+        values.iter().map(|value| to_python(py, value)).collect()
+    };
+    Ok(match value {
+        Value::None => py.None().into_bound(py),
+        Value::Bool(value) => PyBool::new(py, *value).to_owned().into_any(),
+        Value::Int(value) => PyInt::new(py, *value).into_any(),
+        Value::Float(value) => PyFloat::new(py, *value).into_any(),
+        Value::Complex(real, imaginary) => {
+            PyComplex::from_doubles(py, *real, *imaginary).into_any()
+        }
+        Value::Str(value) => PyString::new(py, value).into_any(),
+        Value::Bytes(value) => PyBytes::new(py, value).into_any(),
+        Value::Tuple(values) => PyTuple::new(py, each(values)?)?.into_any(),
+        Value::List(values) => PyList::new(py, each(values)?)?.into_any(),
+        Value::Dict(pairs) => {
+            let dict = PyDict::new(py);
+            for (key, value) in pairs {
+                dict.set_item(to_python(py, key)?, to_python(py, value)?)?;
+            }
+            dict.into_any()
+        }
+        Value::Frozenset(values) => PyFrozenSet::new(py, each(values)?)?.into_any(),
+        Value::Named(name, made_of) => {
+            let rebuild = Hooks::get(py)?.rebuild_value.bind(py);
+            rebuild.call1((name, to_python(py, made_of)?))?
+        }
+    })
+}

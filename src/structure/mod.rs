@@ -1,0 +1,26 @@
+//! What a state dict does not tell of a tree: its containers, their types, its keys.
+//!
+//! A tree that is saved to describe itself is a state dict with one more key at its top,
+//! [`TRAILER_KEY`], with a byte string: a [`Trailer`], which says how the state is to be put
+//! together. Readers that do not know it see one extra key. A tree that is a single leaf has
+//! no keys, and stands under [`ROOT_KEY`].
+//!
+//! | file | what is there |
+//! |---|---|
+//! | `trailer.rs` | the record |
+//! | `recorder.rs` | making it during the walk over a tree |
+//! | `value.rs` | typed values in it: static data of nodes, keys, metadata |
+
+mod recorder;
+mod trailer;
+mod value;
+
+pub use recorder::Recorder;
+pub use trailer::{Kind, Node, NodeType, Run, Trailer};
+pub use value::Value;
+
+/// The key of the trailer, last in the map at the top.
+pub const TRAILER_KEY: &str = "__treepack__";
+
+/// The key of a tree that is no map, in the map at the top.
+pub const ROOT_KEY: &str = "__treepack_root__";

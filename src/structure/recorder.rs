@@ -1,0 +1,169 @@
+//! Making the record of a structure during the walk over a tree.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use super::{Kind, Node, NodeType, Run, Trailer};
+
+/// Takes down the structure of a tree from the inside out.
+#[derive(Debug)]
+pub struct Recorder {
+    nodes: Numbered<Node>,
+    types: Numbered<NodeType>,
+    /// The children so far of each container that is open; the first is around the root.
+    open: Vec<Vec<Run>>,
+    /// What was not plain last, and its number: most leaves are like the one before.
+    last_leaf: Option<(Kind, u32)>,
+}
+
+impl Default for Recorder {
+    fn default() -> Self {
+        let mut nodes = Numbered::default();
+        nodes.number(Node(Kind::Plain, Vec::new()));
+        Self {
+            nodes,
+            types: Numbered::default(),
+            open: vec![Vec::new()],
+            last_leaf: None,
+        }
+    }
+}
+
+impl Recorder {
+    /// The number of [`Kind::Plain`].
+    const PLAIN: u32 = 0;
+
+    /// A child that reads back as it was.
+    #[inline]
+    pub fn plain(&mut self) {
+        self.child(Self::PLAIN);
+    }
+
+    /// A child without children.
+    pub fn leaf(&mut self, kind: Kind) {
+        let node = match &self.last_leaf {
+            Some((last, node)) if *last == kind => *node,
+            _ => {
+                let node = self.nodes.number(Node(kind.clone(), Vec::new()));
+                self.last_leaf = Some((kind, node));
+                node
+            }
+        };
+        self.child(node);
+    }
+
+    /// A container begins.
+    pub fn open(&mut self) {
+        self.open.push(Vec::new());
+    }
+
+    /// The container that began last ends.
+    ///
+    /// # Panics
+    /// If none has begun.
+    pub fn close(&mut self, kind: Kind) {
+        let runs = self.open.pop().expect("a container that is open");
+        let plain = matches!(kind, Kind::Dict) && runs.iter().all(|run| run.1 == Self::PLAIN);
+        let node = if plain {
+            Self::PLAIN
+        } else {
+            self.nodes.number(Node(kind, runs))
+        };
+        self.child(node);
+    }
+
+    /// The number of a type, for [`Kind::Typed`].
+    pub fn node_type(&mut self, class: NodeType) -> u32 {
+        self.types.number(class)
+    }
+
+    /// The record, when the whole tree has been taken down.
+    ///
+    /// # Panics
+    /// If a container is still open.
+    #[must_use]
+    pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Trailer {
+        let root = self.open.pop().expect("what is around the root");
+        assert!(self.open.is_empty(), "every container is closed");
+        // The root is no part of anything, so it was numbered last.
+        debug_assert!(
+            matches!(root[..], [Run(1, root)] if root as usize + 1 == self.nodes.0.len())
+        );
+        Trailer::new(self.types.in_order(), self.nodes.in_order(), metadata)
+    }
+
+    #[inline]
+    fn child(&mut self, node: u32) {
+        let runs = self.open.last_mut().expect("what is around the root");
+        match runs.last_mut() {
+            Some(run) if run.1 == node => run.0 += 1,
+            _ => runs.push(Run(1, node)),
+        }
+    }
+}
+
+/// Different things, each with a number.
+#[derive(Debug)]
+struct Numbered<T>(HashMap<T, u32>);
+
+impl<T> Default for Numbered<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<T: Eq + Hash> Numbered<T> {
+    /// The number of `thing`, which is new if there is no equal one.
+    fn number(&mut self, thing: T) -> u32 {
+        let next = u32::try_from(self.0.len()).expect("fewer nodes than bytes of a record");
+        *self.0.entry(thing).or_insert(next)
+    }
+
+    fn in_order(self) -> Vec<T> {
+        let mut numbered: Vec<(T, u32)> = self.0.into_iter().collect();
+        numbered.sort_unstable_by_key(|(_, number)| *number);
+        numbered.into_iter().map(|(thing, _)| thing).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_reads_back_as_it_was_is_one_node() {
+        let mut recorder = Recorder::default();
+        recorder.open();
+        for _ in 0..3 {
+            recorder.open();
+            recorder.plain();
+            recorder.close(Kind::Dict);
+        }
+        recorder.close(Kind::Dict);
+        let trailer = recorder.finish(None);
+        assert_eq!(trailer.nodes, [Node(Kind::Plain, vec![])]);
+    }
+
+    #[test]
+    fn equal_siblings_are_one_run() {
+        let mut recorder = Recorder::default();
+        recorder.open();
+        for _ in 0..100 {
+            recorder.open();
+            recorder.leaf(Kind::Jax);
+            recorder.plain();
+            recorder.plain();
+            recorder.close(Kind::Tuple);
+        }
+        recorder.close(Kind::List);
+        let trailer = recorder.finish(Some(vec![1]));
+        let expected = [
+            Node(Kind::Plain, vec![]),
+            Node(Kind::Jax, vec![]),
+            Node(Kind::Tuple, vec![Run(1, 1), Run(2, 0)]),
+            Node(Kind::List, vec![Run(100, 2)]),
+        ];
+        assert_eq!(trailer.nodes, expected);
+        assert_eq!(Trailer::decode(&trailer.encode()).unwrap(), trailer);
+    }
+}

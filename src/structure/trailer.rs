@@ -1,0 +1,166 @@
+//! The record of a structure.
+//!
+//! Nodes are few, however large the tree is: equal subtrees are the same node, equal
+//! siblings are one run, and what reads back as it was (dicts with string keys, numbers,
+//! arrays of NumPy) is [`Kind::Plain`] as a whole.
+
+use rmp_serde::Deserializer;
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+use crate::{Error, Result};
+
+/// The version of the record that is written, and the only one that can be read.
+const VERSION: u32 = 1;
+
+/// How deep the MessagePack values of a record are nested, at most: maps of lists of nodes,
+/// which are pairs of a kind and a list of runs, which are pairs.
+const MAX_NESTING: usize = 16;
+
+/// How the state dict before it is to be put together.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trailer {
+    version: u32,
+    /// The types of nodes that are neither dict, list nor tuple.
+    pub types: Vec<NodeType>,
+    /// Each node after those that it contains; the last is the whole tree.
+    pub nodes: Vec<Node>,
+    /// A [`super::Value`] that the user has added, or nothing.
+    #[serde(default)]
+    pub metadata: Option<ByteBuf>,
+}
+
+/// A type that nodes have.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NodeType {
+    /// The name that it is registered by.
+    pub name: String,
+    /// The names of its fields, if it has any, to notice when they have changed.
+    pub fields: Option<Vec<String>>,
+}
+
+/// A part of a tree.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Node(pub Kind, pub Vec<Run>);
+
+/// So many children in a row that are equal in structure, and which node they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Run(pub u32, pub u32);
+
+/// What a node is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// What stands in the state, with all below it.
+    Plain,
+    /// An array that was one of jax.
+    Jax,
+    /// A byte string that was a `bytearray`.
+    Bytearray,
+    /// A byte string that was a `memoryview`.
+    Memoryview,
+    /// A dict with string keys.
+    Dict,
+    /// A dict with these keys: a [`super::Value`], which is a list.
+    DictWithKeys(ByteBuf),
+    /// A list; the state has its indices as keys.
+    List,
+    /// A tuple, likewise.
+    Tuple,
+    /// A node of a type of [`Trailer::types`], and the [`super::Value`] that is its static data.
+    Typed(u32, ByteBuf),
+}
+
+impl Kind {
+    fn is_leaf(&self) -> bool {
+        matches!(
+            self,
+            Self::Plain | Self::Jax | Self::Bytearray | Self::Memoryview
+        )
+    }
+}
+
+impl Node {
+    /// How many children there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.1.iter().map(|run| u64::from(run.0)).sum()
+    }
+}
+
+impl Trailer {
+    pub(super) fn new(types: Vec<NodeType>, nodes: Vec<Node>, metadata: Option<Vec<u8>>) -> Self {
+        Self {
+            version: VERSION,
+            types,
+            nodes,
+            metadata: metadata.map(ByteBuf::from),
+        }
+    }
+
+    /// The record as bytes: a map, so that readers may skip what they do not know.
+    ///
+    /// # Panics
+    /// Never: writing to memory cannot fail.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        rmp_serde::to_vec_named(self).expect("a record of plain data always serializes")
+    }
+
+    /// Reads a record and checks that what it refers to is there.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        /// What every version has.
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let broken = |error: rmp_serde::decode::Error| {
+            Error::Structure(format!("the record of the structure is damaged: {error}"))
+        };
+        let versioned: Versioned = read(bytes).map_err(broken)?;
+        if versioned.version != VERSION {
+            return Err(Error::Structure(format!(
+                "the structure is recorded in version {}, but only version {VERSION} can be \
+                 read: it was written by a newer treepack",
+                versioned.version
+            )));
+        }
+        let trailer: Self = read(bytes).map_err(broken)?;
+        trailer.check().map_err(|what| {
+            Error::Structure(format!("the record of the structure is damaged: {what}"))
+        })?;
+        Ok(trailer)
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        for (index, Node(kind, runs)) in self.nodes.iter().enumerate() {
+            if kind.is_leaf() && !runs.is_empty() {
+                return Err(format!("node {index} is a leaf with children"));
+            }
+            // Children come before their parents, so that nothing contains itself.
+            if let Some(Run(count, child)) = runs
+                .iter()
+                .find(|run| run.0 == 0 || run.1 as usize >= index)
+            {
+                return Err(format!("node {index} has {count} times the node {child}"));
+            }
+            if let Kind::Typed(class, _) = kind
+                && *class as usize >= self.types.len()
+            {
+                return Err(format!("node {index} has the unknown type {class}"));
+            }
+        }
+        if self.nodes.is_empty() {
+            return Err("there is no node".into());
+        }
+        Ok(())
+    }
+}
+
+fn read<'a, T: Deserialize<'a>>(
+    bytes: &'a [u8],
+) -> std::result::Result<T, rmp_serde::decode::Error> {
+    let mut deserializer = Deserializer::from_read_ref(bytes);
+    deserializer.set_max_depth(MAX_NESTING);
+    T::deserialize(&mut deserializer)
+}

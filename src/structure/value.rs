@@ -1,0 +1,137 @@
+//! Typed values: the static data of nodes, keys that are no strings, metadata.
+//!
+//! A value is written so that it comes back with its type (a tuple is no list), and equal
+//! values give equal bytes. What is not listed here is a name that the program knows, and
+//! another value to make it from.
+
+use rmp_serde::Deserializer;
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+use crate::{Error, Result};
+
+/// How deep MessagePack values are nested in a value, at most. Each level of a value takes
+/// up to three.
+const MAX_NESTING: usize = 3 * Value::MAX_DEPTH + 3;
+
+/// A value with its type.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // the types of Python
+pub enum Value {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Complex(f64, f64),
+    Str(String),
+    Bytes(ByteBuf),
+    Tuple(Vec<Value>),
+    List(Vec<Value>),
+    /// In its order.
+    Dict(Vec<(Value, Value)>),
+    /// In the order of the bytes of its elements.
+    Frozenset(Vec<Value>),
+    /// Anything else: what the program knows it by, and what it is made of.
+    Named(String, Box<Value>),
+}
+
+impl Value {
+    /// How deep values are nested, at most.
+    pub const MAX_DEPTH: usize = 32;
+
+    /// The elements of a frozenset in the order in which they are written.
+    #[must_use]
+    pub fn frozenset(mut elements: Vec<Self>) -> Self {
+        elements.sort_by_cached_key(Self::encode);
+        Self::Frozenset(elements)
+    }
+
+    /// The value as bytes.
+    ///
+    /// # Panics
+    /// Never: writing to memory cannot fail.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        rmp_serde::to_vec(self).expect("plain data always serialize")
+    }
+
+    /// Reads a value.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut rest = bytes;
+        let mut deserializer = Deserializer::new(&mut rest);
+        deserializer.set_max_depth(MAX_NESTING);
+        let value = Self::deserialize(&mut deserializer);
+        match value {
+            Ok(value) if rest.is_empty() => Ok(value),
+            Ok(_) => Err(Error::Structure("a value with bytes after it".into())),
+            Err(error) => Err(Error::Structure(format!("a damaged value: {error}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn values() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::None),
+            any::<bool>().prop_map(Value::Bool),
+            any::<i64>().prop_map(Value::Int),
+            any::<f64>().prop_map(Value::Float),
+            any::<(f64, f64)>().prop_map(|(re, im)| Value::Complex(re, im)),
+            ".*".prop_map(Value::Str),
+            any::<Vec<u8>>().prop_map(|bytes| Value::Bytes(bytes.into())),
+        ];
+        leaf.prop_recursive(5, 40, 5, |inner| {
+            let many = prop::collection::vec(inner.clone(), 0..5);
+            prop_oneof![
+                many.clone().prop_map(Value::Tuple),
+                many.clone().prop_map(Value::List),
+                many.prop_map(Value::frozenset),
+                prop::collection::vec((inner.clone(), inner.clone()), 0..5).prop_map(Value::Dict),
+                (".*", inner).prop_map(|(name, value)| Value::Named(name, value.into())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn values_come_back(value in values()) {
+            let encoded = value.encode();
+            // Compared as bytes, because a NaN differs from itself.
+            prop_assert_eq!(Value::decode(&encoded).unwrap().encode(), encoded);
+        }
+
+        #[test]
+        fn any_bytes_are_a_value_or_an_error(bytes: Vec<u8>) {
+            let _ = Value::decode(&bytes);
+        }
+
+        #[test]
+        fn damaged_values_are_values_or_errors(value in values(), at: prop::sample::Index, byte: u8) {
+            let mut encoded = value.encode();
+            let at = at.index(encoded.len());
+            encoded[at] = byte;
+            let _ = Value::decode(&encoded);
+            prop_assert!(Value::decode(&encoded[..at]).is_err());
+        }
+    }
+
+    #[test]
+    fn the_deepest_value_comes_back_and_a_deeper_one_does_not() {
+        fn nested(depth: usize) -> Value {
+            (0..depth).fold(Value::None, |value, _| {
+                Value::Dict(vec![(Value::None, value)])
+            })
+        }
+        let deepest = nested(Value::MAX_DEPTH);
+        assert_eq!(Value::decode(&deepest.encode()).unwrap(), deepest);
+        // {"list": [{"list": [… and so on, without an end.
+        let endless = b"\x81\xa4list\x91".repeat(100_000);
+        let error = Value::decode(&endless).unwrap_err().to_string();
+        assert!(error.contains("depth limit"), "{error}");
+    }
+}

@@ -1,0 +1,439 @@
+"""Trees that come back as they were, without a template."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import equinox
+import flax.core
+import flax.serialization
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from jax.tree_util import Partial
+
+import treepack
+from node_types import NODES, Config, Frozen, Mode, Module, Pair, Plain, Point, Struct, scale
+from treepack import _core
+from trees import KEYS, arrays, assert_same, scalars
+
+
+def assert_equal_trees(found: Any, expected: Any) -> None:
+    """Raises unless two trees are equal in structure, order of keys, and bits."""
+    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(expected)
+    assert_same_containers(found, expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_same(one, other)
+
+
+def assert_same_containers(found: Any, expected: Any) -> None:
+    """Treedefs forget the order of keys, and that a dict is a subclass."""
+    if isinstance(expected, jax.Array):
+        return
+    assert type(found) is type(expected)
+    if isinstance(expected, (dict, flax.core.FrozenDict)):
+        assert list(found) == list(expected)
+        assert [type(key) for key in found] == [type(key) for key in expected]
+        for key in expected:
+            assert_same_containers(found[key], expected[key])
+    elif isinstance(expected, (list, tuple)):
+        for one, other in zip(found, expected, strict=True):
+            assert_same_containers(one, other)
+
+
+def hashable() -> st.SearchStrategy[Any]:
+    """Keys of any kind that are different as strings, too."""
+    # No tuples of mixed types: JAX sorts keys.
+    return st.integers() | st.integers(-(2**80), 2**80)
+
+
+def trees() -> st.SearchStrategy[Any]:
+    """Trees of all kinds of containers."""
+
+    def nodes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        few = st.lists(inner, max_size=5)
+        mapping = st.dictionaries(KEYS, inner, max_size=5)
+        return st.one_of(
+            few,
+            few.map(tuple),
+            mapping,
+            st.dictionaries(hashable(), inner, max_size=3),
+            mapping.map(collections.OrderedDict),
+            mapping.map(lambda items: collections.defaultdict(dict, items)),
+            mapping.map(flax.core.FrozenDict),
+            st.builds(Point, inner, inner),
+            st.builds(Struct, inner, st.text(max_size=5)),
+            st.builds(
+                Frozen, inner, st.sampled_from(Mode), inner, st.builds(Config, st.integers())
+            ),
+            st.builds(Pair, inner, inner, st.tuples(st.booleans(), st.floats(allow_nan=False))),
+            st.builds(lambda x, y: Partial(scale, x, x=y), inner, inner),
+            arrays().map(Plain),
+        )
+
+    leaves = scalars() | arrays() | arrays().filter(_jax_has).map(jnp.asarray)
+    return st.recursive(leaves, nodes, max_leaves=25)
+
+
+def _jax_has(array: np.ndarray) -> bool:
+    return array.dtype.name in ("float32", "bfloat16", "int8", "uint32", "bool", "complex64")
+
+
+@given(trees())
+def test_any_tree_comes_back(tree: Any) -> None:
+    data = treepack.dumps(tree)
+    assert_equal_trees(treepack.loads(data), tree)
+    assert treepack.dumps(tree) == data
+
+
+@given(trees())
+@hypothesis_settings(max_examples=50)
+def test_the_structure_is_known_without_the_arrays(tree: Any) -> None:
+    def is_array(leaf: Any) -> bool:
+        return isinstance(leaf, (jax.Array, np.ndarray))
+
+    found = treepack.structure(treepack.dumps(tree))
+    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(tree)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(tree), strict=True):
+        if is_array(other):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+            assert type(one) is jax.ShapeDtypeStruct
+        else:
+            assert_same(one, other)
+
+
+@given(trees())
+@hypothesis_settings(max_examples=50)
+def test_it_is_the_encoding_of_to_bytes_with_one_more_key(tree: Any) -> None:
+    state = treepack.msgpack_restore(treepack.dumps(tree))
+    assert list(state)[-1] == "__treepack__"
+    del state["__treepack__"]
+    if list(state) == ["__treepack_root__"]:
+        state = state["__treepack_root__"]
+    assert_same(state, treepack.msgpack_restore(treepack.to_bytes(tree)))
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_every_kind(name: str) -> None:
+    assert_equal_trees(treepack.loads(treepack.dumps(NODES[name])), NODES[name])
+    assert_equal_trees(treepack.loads(treepack.dumps([NODES[name]] * 3)), [NODES[name]] * 3)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_flax_reads_the_same_bytes(name: str) -> None:
+    tree = {"node": NODES[name], "more": [1, np.arange(2000)]}
+    template = treepack.to_state_dict(tree)
+    data = treepack.dumps(tree)
+    with pytest.MonkeyPatch.context() as patch:
+        # flax refuses nothing here: it ignores keys that a dict template lacks.
+        patch.setattr(flax.serialization, "MAX_CHUNK_SIZE", 2**30)
+        assert_same(flax.serialization.from_bytes(template, data), template)
+
+
+LOAD = """
+import sys
+import jax, node_types, treepack
+tree = treepack.loads(open(sys.argv[1], "rb").read())
+assert jax.tree.structure(tree) == jax.tree.structure(node_types.NODES)
+print(*tree)
+"""
+
+
+def test_another_process_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "tree"
+    path.write_bytes(treepack.dumps(NODES))
+    command = [sys.executable, "-c", LOAD, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == list(NODES)
+
+
+def test_a_process_without_the_types_names_them(tmp_path: Path) -> None:
+    path = tmp_path / "tree"
+    path.write_bytes(treepack.dumps({"layers": [NODES["frozen"]]}))
+    program = (
+        "import sys, treepack\n"
+        "data = open(sys.argv[1], 'rb').read()\n"
+        "tree = treepack.loads(data, unknown='dict')\n"
+        "print(type(tree['layers']).__name__, *tree['layers'][0])\n"
+        "try:\n  treepack.loads(data)\n"
+        "except treepack.UnregisteredTypeError as error: print(error.name, error)\n"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "list w b"
+    assert second.startswith("tests.Frozen no type is registered with the name 'tests.Frozen'")
+    assert 'unknown="dict"' in second
+
+
+# Leaves
+
+
+def test_leaves_of_every_kind() -> None:
+    key = jax.random.key(3)
+    tree = [
+        *(1, -(2**63), 2**64 - 1, 1.5, True, None, 2 + 3j, "text", b"bytes"),
+        *(bytearray(b"array"), memoryview(b"view"), np.float32(3), np.zeros(()), key),
+        np.arange(3, dtype=">i4"),
+        msgpack.Timestamp(3),
+    ]
+    found = treepack.loads(treepack.dumps(tree))
+    assert [type(leaf) for leaf in found] == [type(leaf) for leaf in tree]
+    for one, other in zip(found[:12], tree[:12], strict=True):
+        assert one == other
+    np.testing.assert_array_equal(jax.random.key_data(found[13]), jax.random.key_data(key))
+    np.testing.assert_array_equal(found[14], tree[14])
+    assert found[15] == tree[15]
+
+
+@pytest.mark.parametrize("leaf", [None, 3, "text", np.arange(5), jnp.arange(5), bytearray(b"abc")])
+def test_a_tree_that_is_a_leaf(leaf: Any) -> None:
+    assert_same(treepack.loads(treepack.dumps(leaf)), leaf)
+    template = {"__treepack_root__": 0}
+    assert list(flax.serialization.from_bytes(template, treepack.dumps(leaf))) == list(template)
+
+
+def test_a_key_and_an_array_in_chunks_as_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = jax.random.split(jax.random.key(1), 3)
+    found = treepack.loads(treepack.dumps(key))
+    np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(key))
+    abstract = treepack.structure(treepack.dumps({"key": key}))["key"]
+    assert (abstract.shape, abstract.dtype) == (key.shape, key.dtype)
+    monkeypatch.setattr(treepack, "MAX_CHUNK_SIZE", 16)
+    array = np.arange(100).reshape(10, 10)
+    for tree in (array, [array]):
+        assert_same(treepack.loads(treepack.dumps(tree)), tree)
+        assert jax.tree.leaves(treepack.structure(treepack.dumps(tree)))[0].shape == (10, 10)
+
+
+def test_arrays_of_jax_are_of_jax_again_on_demand() -> None:
+    tree = {"jax": jnp.arange(3.0), "numpy": np.arange(3.0), "n": [1, jnp.int8(3)]}
+    data = treepack.dumps(tree)
+    plain = treepack.loads(data)
+    assert type(plain["jax"]) is type(plain["n"][1]) is np.ndarray
+    saved = treepack.loads(data, like="saved")
+    assert isinstance(saved["jax"], jax.Array)
+    assert isinstance(saved["n"][1], jax.Array)
+    assert type(saved["numpy"]) is np.ndarray
+    assert_same(saved["numpy"], tree["numpy"])
+    np.testing.assert_array_equal(saved["jax"], tree["jax"])
+    device = jax.devices()[0]
+    assert treepack.loads(data, device=device)["jax"].devices() == {device}
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    assert treepack.loads(data, sharding=sharding)["jax"].sharding == sharding
+
+
+def test_what_jax_would_truncate_is_an_error() -> None:
+    with jax.enable_x64(True):
+        data = treepack.dumps({"w": jnp.arange(3.0, dtype="float64")})
+    assert treepack.loads(data)["w"].dtype == np.float64
+    with pytest.raises(treepack.TreepackError, match="float64 was saved, which jax makes float32"):
+        treepack.loads(data, like="saved")
+
+
+def test_copy_and_views() -> None:
+    data = treepack.dumps((np.arange(1000),))
+    assert not treepack.loads(data)[0].flags.writeable
+    assert treepack.loads(data, copy=True)[0].flags.writeable
+
+
+# Nodes
+
+
+def test_keys_of_every_kind() -> None:
+    keys = [1, "one", 2.5, None, False, (1, ("a",)), b"x", Mode.EVAL, 2**70, frozenset({1})]
+    tree = {key: index for index, key in enumerate(keys)}
+    found = treepack.loads(treepack.dumps(tree))
+    assert found == tree
+    assert [type(key) for key in found] == [type(key) for key in keys]
+    for mapping in (collections.OrderedDict, flax.core.FrozenDict):
+        assert treepack.loads(treepack.dumps(mapping(tree))) == mapping(tree)
+
+
+def test_keys_that_are_the_same_as_strings_are_refused() -> None:
+    for mapping in (dict, collections.OrderedDict):
+        with pytest.raises(ValueError, match="unique string representation"):
+            treepack.dumps(mapping({1: 0, "1": 0}))
+
+
+@pytest.mark.parametrize("key", ["__treepack__", "__treepack_root__", "__prng_key__"])
+def test_reserved_keys_are_refused(key: str) -> None:
+    with pytest.raises(treepack.TreepackError, match=rf'at \./a: the key "{key}" is reserved'):
+        treepack.dumps({"a": {key: 1}})
+
+
+def test_a_type_that_is_not_registered_is_refused_with_its_path() -> None:
+    Other = collections.namedtuple("Other", "x")
+    with pytest.raises(TypeError, match=r"at \./a/1: the type .*Other is not registered.*namedtup"):
+        treepack.dumps({"a": [0, Other(1)]})
+
+    class Listing(list):
+        pass
+
+    with pytest.raises(TypeError, match=r"at \./a: the type .*Listing is not registered"):
+        treepack.dumps({"a": Listing()})
+
+
+def test_static_data_that_cannot_be_saved_name_type_and_field() -> None:
+    with pytest.raises(
+        TypeError, match=r"at \./a: node_types.Struct: the field 'name': static.*lam"
+    ):
+        treepack.dumps({"a": Struct(1, lambda: None)})
+    with pytest.raises(TypeError, match=r"at \.: static data of type .*function"):
+        treepack.dumps(Partial(lambda: None))
+
+
+def test_functions_in_equinox_modules() -> None:
+    model = equinox.nn.MLP(2, 2, 4, 1, final_activation=jnp.tanh, key=jax.random.key(0))
+    with pytest.raises(TypeError, match="not registered"):
+        treepack.dumps(model)
+    added = treepack.register_tree(model, prefix="eqx")
+    assert added.keys() == {"eqx.MLP", "eqx.Linear"}
+    assert treepack.register_tree(model, prefix="eqx") == {}
+    assert_equal_trees(treepack.loads(treepack.dumps(model)), model)
+    found = treepack.loads(treepack.dumps(model), like="saved")
+    x = jnp.ones(2)
+    np.testing.assert_array_equal(found(x), model(x))
+    module = treepack.loads(treepack.dumps(Module(np.ones(2), jax.nn.relu, 3, jnp.float32)))
+    assert module.activation is jax.nn.relu
+    assert module.dtype is jnp.float32
+    assert list(module.__dict__) == ["w", "activation", "width", "dtype"]
+
+
+def test_no_code_of_the_type_runs_on_placeholders() -> None:
+    # `Plain.__post_init__` refuses whatever is no array.
+    assert type(treepack.loads(treepack.dumps(Plain(np.ones(1))))) is Plain
+
+
+def test_metadata() -> None:
+    metadata = {"step": 3, "shape": (1, [2]), "mode": Mode.TRAIN, "config": Config(1)}
+    data = treepack.dumps({"w": np.zeros(5000)}, metadata=metadata)
+    assert treepack.read_metadata(data) == metadata
+    assert treepack.read_metadata(treepack.dumps([])) is None
+    with pytest.raises(TypeError, match="object cannot be saved"):
+        treepack.dumps([], metadata={"a": object()})
+
+
+def test_with_a_target() -> None:
+    tree = {"a": (np.arange(3), 1), 5: {"x": Point(1, 2)}}
+    template = {"a": (np.zeros(3, int), 0), 5: {"x": {"x": 0, "y": 0}}}
+    expected = {"a": (np.arange(3), 1), 5: {"x": {"x": 1, "y": 2}}}
+    for data in (treepack.dumps(tree), treepack.to_bytes(tree)):
+        assert_same(treepack.loads(data, template), expected)
+    wrong = {**template, "a": (np.zeros(4, int), 0)}
+    with pytest.raises(treepack.MismatchError, match=r"\./a/0"):
+        treepack.loads(treepack.dumps(tree), wrong)
+    assert treepack.loads(treepack.dumps(3), 0) == 3
+    with pytest.raises(ValueError, match="without a target"):
+        treepack.loads(treepack.dumps(tree), template, like="saved")
+
+
+@pytest.mark.parametrize("option", [{"like": "torch"}, {"unknown": "ignore"}])
+def test_options_are_checked(option: Any) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(option))} must be"):
+        treepack.loads(treepack.dumps([]), **option)
+
+
+# What is damaged
+
+
+def with_trailer(state: dict[str, Any], trailer: Any) -> bytes:
+    return treepack.msgpack_serialize({**state, "__treepack__": trailer}, in_place=True)
+
+
+def record(nodes: list[Any], types: Any = (), version: Any = 1, **more: Any) -> bytes:
+    packed: bytes = msgpack.packb({"version": version, "types": types, "nodes": nodes, **more})
+    return packed
+
+
+PLAIN = ["plain", []]
+
+
+def test_records_of_other_writers_are_read() -> None:
+    # The record as the documentation of the format has it, with a key of a later version.
+    trailer = record([PLAIN, ["tuple", [[2, 0]]], ["dict", [[1, 1]]]], index="something")
+    assert treepack.loads(with_trailer({"a": {"0": 1, "1": 2}}, trailer)) == {"a": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("trailer", "message"),
+    [
+        (3, "is a int, not bytes"),
+        (b"", "damaged"),
+        (b"\xc1", "damaged"),
+        (record([]), "there is no node"),
+        (record([PLAIN], version=2), "version 2.*newer treepack"),
+        (record([["later", []]]), "damaged"),
+        (record([["dict", [[1, 0]]]]), "node 0 has 1 times the node 0"),
+        (record([PLAIN, ["dict", [[1, 7]]]]), "node 1 has 1 times the node 7"),
+        (record([PLAIN, ["dict", [[0, 0], [1, 0]]]]), "node 1 has 0 times"),
+        (record([PLAIN, ["jax", [[1, 0]]]]), "leaf with children"),
+        (record([PLAIN, [{"typed": [3, b""]}, [[1, 0]]]]), "unknown type 3"),
+        (record([PLAIN, ["dict", [[2, 0]]]]), "1 children, and was saved with 2"),
+        (record([PLAIN, ["dict", [[2**32 - 1, 0]] * 3]]), "1 children, and was saved with 1288"),
+        (record([PLAIN, ["list", [[1, 0]]]]), "an element of a list has the key a"),
+        (record([["bytearray", []], ["dict", [[1, 0]]]]), r"something else.*\./a"),
+        (record([PLAIN, ["tuple", [[1, 0]]], ["dict", [[1, 1]]]]), r"leaf where a cont.*\./a"),
+        (record([PLAIN, [{"dict_with_keys": b"\xc1"}, [[1, 0]]]]), "damaged value"),
+        (record([PLAIN, [{"dict_with_keys": _core.encode_value([])}, [[1, 0]]]]), "number of keys"),
+        (record([PLAIN, [{"dict_with_keys": _core.encode_value(3)}, [[1, 0]]]]), "are no list"),
+        (record([PLAIN, [{"dict_with_keys": _core.encode_value([[]])}, [[1, 0]]]]), "hashed"),
+        (
+            record([PLAIN, [{"typed": [0, b""]}, [[1, 0]]]], [["tests.Pair", None]]),
+            "damaged value",
+        ),
+        (
+            record(
+                [PLAIN, [{"typed": [0, _core.encode_value(None)]}, [[1, 0]]]],
+                [["collections.OrderedDict", None]],
+            ),
+            "a node of the type collections.OrderedDict cannot be made",
+        ),
+        (
+            record([PLAIN, [{"typed": [0, b""]}, [[1, 0]]]], [["tests.Frozen", ["w"]]]),
+            r"was saved with the fields \['w'\] and has",
+        ),
+    ],
+)
+def test_damaged_records_are_refused(trailer: Any, message: str) -> None:
+    with pytest.raises(treepack.DecodeError, match=message):
+        treepack.loads(with_trailer({"a": 1}, trailer))
+
+
+def test_every_truncation_and_many_changes_of_a_record() -> None:
+    tree = [NODES["pair"], {1: (2,)}, NODES["frozen"], jnp.zeros(2)]
+    state = treepack.msgpack_restore(treepack.dumps(tree))
+    trailer = state.pop("__treepack__")
+    for length in range(len(trailer)):
+        with pytest.raises(treepack.DecodeError):
+            treepack.loads(with_trailer(state, trailer[:length]))
+    for position in range(len(trailer)):
+        for value in (0, 1, 0x7F, 0x80, 0xC1, 0xFF, trailer[position] ^ 1):
+            changed = trailer[:position] + bytes([value]) + trailer[position + 1 :]
+            with contextlib.suppress(treepack.TreepackError):  # and nothing else
+                treepack.loads(with_trailer(state, changed), like="saved")
+
+
+def test_a_record_cannot_grow() -> None:
+    # Sixty levels, each of which has the one before twice, are 2**60 nodes if one walks them all.
+    levels = [["dict", [[2, level]]] for level in range(60)]
+    with pytest.raises(treepack.DecodeError, match="was saved with 2"):
+        treepack.loads(with_trailer({"a": 1}, record([["jax", []], *levels])))
+
+
+def test_plain_encodings_say_what_they_lack() -> None:
+    for verb in (treepack.loads, treepack.structure, treepack.read_metadata):
+        with pytest.raises(treepack.DecodeError, match="structure of the tree was not saved"):
+            verb(treepack.to_bytes({"a": 1}))

@@ -1,0 +1,95 @@
+"""Functions that take and return registered types, exported and called in another process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import treepack
+from node_types import NODES
+
+CALL = """
+import sys, pathlib
+import jax, numpy as np
+import node_types, treepack  # only the definitions of the types
+
+folder = pathlib.Path(sys.argv[1])
+for path in sorted(folder.glob("*.bin")):
+    exported = jax.export.deserialize(bytearray(path.read_bytes()))
+    argument = treepack.loads(path.with_suffix(".args").read_bytes())
+    result = exported.call(argument)
+    expected = jax.tree_util.tree_map(lambda x: 2 * x, argument)
+    same = jax.tree_util.tree_structure(result) == jax.tree_util.tree_structure(expected)
+    assert same, (path, result, expected)
+    leaves = zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True)
+    for found, wanted in leaves:
+        np.testing.assert_array_equal(found, wanted)
+    print(path.stem)
+"""
+
+
+def run(program: str, *arguments: str) -> list[str]:
+    tests = Path(__file__).parent
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tests)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def double(tree: Any) -> Any:
+    return jax.tree_util.tree_map(lambda x: 2 * x, tree)
+
+
+def test_every_kind_is_called_in_another_process(tmp_path: Path) -> None:
+    for name, node in NODES.items():
+        exported = jax.export.export(jax.jit(double))(node)
+        (tmp_path / f"{name}.bin").write_bytes(exported.serialize())
+        (tmp_path / f"{name}.args").write_bytes(treepack.dumps(node))
+    assert run(CALL, str(tmp_path)) == sorted(NODES)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_structures_survive_in_the_same_process(name: str) -> None:
+    node = NODES[name]
+    exported = jax.export.export(jax.jit(double))(node)
+    again = jax.export.deserialize(exported.serialize())
+    assert again.in_tree == exported.in_tree
+    assert again.out_tree == jax.tree_util.tree_structure(node)
+
+
+SAVED = """
+import sys
+import numpy as np
+import node_types, treepack
+
+exported, params = treepack.load_exported(sys.argv[1])
+assert type(params["layer"]) is node_types.Struct and not params["layer"].w.flags.writeable
+np.testing.assert_array_equal(exported.call(params, np.ones(3, np.float32)), [0, 1, 2])
+print("done")
+"""
+
+
+def test_a_function_with_its_parameters(tmp_path: Path) -> None:
+    params = {"layer": NODES["struct"]}
+    apply = jax.jit(lambda params, x: params["layer"].w * x)
+    exported = jax.export.export(apply)(params, np.ones(3, np.float32))
+    path = tmp_path / "models" / "model.treepack"
+    treepack.save_exported(path, exported, params, metadata={"step": 3})
+    assert run(SAVED, str(path)) == ["done"]
+    assert treepack.read_metadata(path.read_bytes()) == {"step": 3}
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tree"
+    path.write_bytes(treepack.dumps({"a": 1}))
+    with pytest.raises(treepack.DecodeError, match="not from save_exported"):
+        treepack.load_exported(path)
+    path.write_bytes(treepack.to_bytes({"a": 1}))
+    with pytest.raises(treepack.DecodeError, match="structure of the tree was not saved"):
+        treepack.load_exported(path)

@@ -1,0 +1,341 @@
+"""Registering types of nodes: once, under one name, for JAX, for export and for files."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import sys
+import types
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+import treepack
+from node_types import NODES, Config, Mode, scale
+from treepack import _core
+
+
+def field(**options: Any) -> Any:
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+def test_bare_and_with_arguments() -> None:
+    @treepack.register_dataclass
+    @dataclasses.dataclass
+    class Bare:
+        w: Any
+
+    @treepack.register_dataclass(serialized_name="my.Layer")
+    @dataclasses.dataclass
+    class Named:
+        w: Any
+
+    types = treepack.registered_types()
+    assert types["my.Layer"] is Named
+    assert types[f"{__name__}.test_bare_and_with_arguments.<locals>.Bare"] is Bare
+    assert jax.tree.leaves([Bare(1), Named(2)]) == [1, 2]
+    assert treepack.is_serializable(Bare)
+    assert treepack.validate_serializable([Bare(1)]) == (True, [])
+
+
+def test_to_register_twice_does_nothing() -> None:
+    @dataclasses.dataclass
+    class Twice:
+        w: Any
+
+    for _ in range(2):
+        assert treepack.register_dataclass(Twice, serialized_name="Twice") is Twice
+    with pytest.raises(ValueError, match=r"Twice is already .* the name 'Twice', not 'Thrice'"):
+        treepack.register_dataclass(Twice, serialized_name="Thrice")
+
+
+def test_a_conflict_names_both_sides() -> None:
+    @dataclasses.dataclass
+    class One:
+        w: Any
+
+    @dataclasses.dataclass
+    class Other:
+        w: Any
+
+    treepack.register_dataclass(One, serialized_name="conflict")
+    with pytest.raises(ValueError, match=r"'conflict' is already registered for .*One.*Other"):
+        treepack.register_dataclass(Other, serialized_name="conflict")
+    jax.tree_util.register_dataclass(Other)
+    with pytest.raises(ValueError, match=r"'conflict' is already registered for .*One.*Other"):
+        treepack.register_node(Other, serialized_name="conflict")
+
+
+SOURCE = """
+import dataclasses, treepack
+@treepack.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    w: object
+@treepack.register_function
+def act(x):
+    return x
+"""
+
+
+def test_a_module_that_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = []
+    for _ in range(3):
+        module = types.ModuleType("reloaded")
+        monkeypatch.setitem(sys.modules, "reloaded", module)
+        exec(SOURCE, vars(module))
+        modules.append(module)
+    layers = [module.Layer for module in modules]
+    assert treepack.registered_types()["reloaded.Layer"] is layers[-1]
+    node = layers[-1](np.ones(2))
+    assert type(treepack.loads(treepack.dumps(node))) is layers[-1]
+    exported = jax.export.export(jax.jit(lambda x: x))(node)
+    again = jax.export.deserialize(exported.serialize())
+    assert again.in_tree == exported.in_tree
+    partial = treepack.loads(treepack.dumps(jax.tree_util.Partial(modules[-1].act)))
+    assert partial.func is modules[-1].act
+
+
+def test_what_others_have_registered_is_adopted() -> None:
+    @flax.struct.dataclass
+    class Adopted:
+        w: Any
+        n: int = flax.struct.field(pytree_node=False, default=3)
+
+    jax.export.register_pytree_node_serialization(
+        Adopted,
+        serialized_name="theirs",
+        serialize_auxdata=lambda aux: str(aux[0]).encode(),
+        deserialize_auxdata=lambda data: (int(data),),
+    )
+    treepack.register_dataclass(Adopted, ["w"], ["n"], serialized_name="ours")
+    assert treepack.loads(treepack.dumps(Adopted(1, 2))) == Adopted(1, 2)
+    exported = jax.export.export(jax.jit(lambda x: x))(Adopted(np.ones(1)))
+    assert jax.export.deserialize(exported.serialize()).in_tree == exported.in_tree
+    with pytest.raises(ValueError, match="with other fields"):
+        treepack.register_dataclass(Adopted, ["n"], ["w"], serialized_name="ours")
+
+
+def test_dropped_fields_need_a_default() -> None:
+    @dataclasses.dataclass
+    class Dropping:
+        w: Any
+        cache: Any
+
+    with pytest.raises(ValueError, match="'cache', which has no default"):
+        treepack.register_dataclass(Dropping, ["w"], [], ["cache"])
+    assert f"{Dropping.__module__}.{Dropping.__qualname__}" not in treepack.registered_types()
+
+
+def test_a_class_that_is_no_dataclass() -> None:
+    class Free:
+        def __init__(self, w: Any, n: int):
+            self.w, self.n = w, n
+
+    treepack.register_dataclass(Free, ["w"], ["n"], serialized_name="Free")
+    found = treepack.loads(treepack.dumps(Free(np.ones(2), 3)))
+    assert (type(found), found.n) == (Free, 3)
+
+
+def test_types_that_jax_does_not_know() -> None:
+    class Unknown:
+        pass
+
+    with pytest.raises(ValueError, match=r"not registered with JAX: call jax\.tree_util"):
+        treepack.register_node(Unknown, serialized_name="Unknown")
+    with pytest.raises(ValueError, match="is no namedtuple"):
+        treepack.register_namedtuple(Unknown, serialized_name="Unknown")
+    with pytest.raises(TypeError, match="expected a class"):
+        treepack.register_dataclass(3)  # type: ignore[call-overload]
+    for known in (dict, list, tuple):
+        with pytest.raises(ValueError, match="known by itself"):
+            treepack.register_node(known, serialized_name="dict")
+
+    class Tuple(NamedTuple):
+        x: int
+
+    with pytest.raises(ValueError, match=r"call treepack\.register_namedtuple"):
+        treepack.register_node(Tuple, serialized_name="Tuple")
+
+
+def test_fields_that_changed_since_it_was_saved() -> None:
+    def define(*fields: str) -> Any:
+        made = dataclasses.make_dataclass("Changing", fields, namespace={"__module__": "changing"})
+        return treepack.register_dataclass(made)
+
+    data = treepack.dumps({"layer": define("a", "b")(np.ones(2), 3)})
+    define("a", "c")
+    message = r"'changing.Changing' was saved with the fields \['a', 'b'\] and has \['a', 'c'\] now"
+    with pytest.raises(treepack.UnregisteredTypeError, match=message):
+        treepack.loads(data)
+    assert treepack.loads(data, unknown="dict")["layer"]["b"] == 3
+    assert treepack.loads(data, {"layer": {"a": np.zeros(2), "b": 0}})["layer"]["b"] == 3
+
+
+def test_a_whole_tree() -> None:
+    state = optax.chain(optax.clip(1.0), optax.adam(0.1)).init({"w": np.ones(2)})
+    added = treepack.register_tree({"state": state, "list": [None, 3]}, prefix="whole")
+    assert added == {}  # all are in `node_types` already
+    state = optax.adagrad(0.1).init({"w": np.ones(2)})
+    added = treepack.register_tree((state, np.ones(3)), prefix="whole")
+    assert list(added) == ["whole.ScaleByRssState"]
+    found = treepack.loads(treepack.dumps(state))
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+
+
+def test_is_serializable_knows_types_of_jax_by_the_class() -> None:
+    for node in NODES.values():
+        assert treepack.is_serializable(type(node))
+    assert not treepack.is_serializable(np.ndarray)
+    assert not treepack.is_serializable(type(None))
+
+
+# Static data
+
+
+class Color(enum.IntFlag):
+    RED = 1
+    GREEN = 2
+
+
+treepack.register_auxdata(Color, "tests.Color")
+
+VALUES: list[Any] = [
+    *(None, True, 0, -(2**63), 2**63 - 1, 2**63, -(2**200), 1.5, float("inf"), -0.0, 1 - 2j),
+    *("", "text", b"", b"bytes", (), [], {}, frozenset(), (1, (2, [3])), [1, (2,)]),
+    {"b": 1, "a": (2,), 3: None},
+    frozenset({3, 1, "x", (2, None)}),
+    *(Mode.TRAIN, Color.RED, Color.RED | Color.GREEN, Config(3, ("a",)), scale, jax.nn.relu),
+    *(np.dtype("float32"), jax.numpy.bfloat16.dtype, np.float32(1.5), np.float64, np.int8(3)),
+    *(jax.numpy.float32, jax.numpy.bfloat16, int, list, PartitionSpec("x", None, ("y", "z"))),
+    PartitionSpec(),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_static_data_come_back(value: Any) -> None:
+    encoded = _core.encode_value(value)
+    found = _core.decode_value(encoded)
+    assert found == value
+    assert type(found) is type(value)
+    if type(value) is not frozenset:  # which has no order
+        assert repr(found) == repr(value)
+    assert _core.encode_value(found) == encoded
+
+
+def test_small_arrays() -> None:
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)
+    found = _core.decode_value(_core.encode_value((array,)))[0]
+    np.testing.assert_array_equal(found, array)
+    assert (found.dtype, found.flags.writeable) == (array.dtype, True)
+    with pytest.raises(TypeError, match="may have 65536 bytes"):
+        _core.encode_value(np.zeros(10000))
+
+
+def test_equal_sets_are_equal_bytes() -> None:
+    elements = [str(i) for i in range(50)]
+    one = _core.encode_value(frozenset(elements))
+    assert _core.encode_value(frozenset(reversed(elements))) == one
+
+
+class Unregistered(enum.IntEnum):
+    A = 1
+
+
+@pytest.mark.parametrize(
+    "value", [object(), Unregistered.A, {1, 2}, lambda: None, bytearray(), np.str_("a"), object]
+)
+def test_other_static_data_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be saved"):
+        _core.encode_value([value])
+
+
+def test_static_data_that_contain_themselves() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(ValueError, match="more than 32 levels deep"):
+        _core.encode_value(value)
+
+
+def test_codecs_of_the_program() -> None:
+    class Shape:
+        def __init__(self, *dims: int):
+            self.dims = dims
+
+    treepack.register_auxdata(Shape, "tests.Shape", lambda s: s.dims, lambda dims: Shape(*dims))
+    assert _core.decode_value(_core.encode_value(Shape(1, 2))).dims == (1, 2)
+    with pytest.raises(TypeError, match="both be given"):
+        treepack.register_auxdata(Shape, "x", lambda s: s.dims)
+    with pytest.raises(TypeError, match="neither an enum nor a dataclass"):
+        treepack.register_auxdata(object)
+    with pytest.raises(ValueError, match=r"'tests.Shape' is already registered for .*Shape"):
+        treepack.register_auxdata(Color.__class__, "tests.Shape", repr, repr)
+    with pytest.raises(ValueError, match="not 'other'"):
+        treepack.register_auxdata(Color, "other")
+
+
+def test_functions() -> None:
+    with pytest.raises(TypeError, match="serialized_name is needed"):
+        treepack.register_function(lambda: None)
+    with pytest.raises(ValueError, match="not 'other'"):
+        treepack.register_function(scale, serialized_name="other")
+    with pytest.raises(ValueError, match="already registered for <function scale"):
+        treepack.register_function(np.sum, serialized_name="node_types.scale")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("os.system", "true"),
+        ("function", "os.system"),
+        ("function", 3),
+        ("jax.nn", "_private"),
+        ("jax.nn", "nothing"),
+        ("type", ("os", "system")),
+        ("type", ("jax.numpy", "save")),
+        ("type", ("jax.numpy", "_x")),
+        ("type", ("numpy", "O")),
+        ("numpy.dtype", "O"),
+        ("numpy.dtype", "M8[s/0]"),
+        ("numpy.ndarray", ("float32", (3,), b"")),
+        ("numpy.ndarray", 3),
+        ("node_types.Mode", "NOTHING"),
+        ("node_types.Config", {"other": 3}),
+        ("tests.Color", []),
+        ("int", "x"),
+    ],
+)
+def test_hostile_static_data(name: str, value: Any) -> None:
+    hostile = named(name, value)
+    with pytest.raises(treepack.TreepackError):
+        _core.decode_value(hostile)
+
+
+def named(name: str, value: Any) -> bytes:
+    """Returns the bytes of a named value, whatever it is made of."""
+    import msgpack
+
+    def pack(value: Any) -> Any:
+        if value is None:
+            return "none"
+        kind = {int: "int", str: "str", bytes: "bytes", tuple: "tuple", list: "list", dict: "dict"}
+        if type(value) in (tuple, list):
+            value_of: Any = [pack(item) for item in value]
+        elif type(value) is dict:
+            value_of = [[pack(key), pack(item)] for key, item in value.items()]
+        else:
+            value_of = value
+        return {kind[type(value)]: value_of}
+
+    packed: bytes = msgpack.packb({"named": [name, pack(value)]})
+    return packed
+
+
+def test_the_hostile_values_are_what_they_seem() -> None:
+    assert _core.decode_value(named("node_types.Mode", "EVAL")) is Mode.EVAL
+    assert _core.decode_value(named("numpy.ndarray", ("int8", (1,), b"\3"))) == 3
