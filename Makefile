@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast test test-rust test-python lint types format bench bench-full bench-gzip bench-core clean
+.PHONY: help demo rl-broadcast export-model test test-rust test-python lint types format bench bench-full bench-gzip bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -21,6 +21,10 @@ demo: $(VENV)/.built
 ## make rl-broadcast a policy from a learner to its actors through shared memory
 rl-broadcast: $(VENV)/.built
 	$(BIN)/python examples/rl_broadcast.py
+
+## make export-model a model and its parameters in one file, called by another process
+export-model: $(VENV)/.built
+	$(BIN)/python examples/export_model.py
 
 ## make test         all tests: Rust, Python, lint, types, the examples in the documentation
 test: lint types test-rust test-python
