@@ -95,6 +95,7 @@ def _large(run: Run) -> list[Row]:
             },
             encode.memory,
         ),
+        *_with_structure(tree)[1:],
     ]
 
 
@@ -127,6 +128,25 @@ def _bfloat16(run: Run) -> list[Row]:
 
 def _small_leaves(run: Run) -> list[Row]:
     return _in_memory(run, workloads.many_small())
+
+
+def _small_leaves_in_tuples(run: Run) -> list[Row]:
+    return _with_structure(workloads.in_tuples(workloads.many_small()))
+
+
+def _with_structure(tree: Any) -> list[Row]:
+    """Returns the rows for a tree with its structure, after that for one without."""
+    flax_bytes, ours = flax.to_bytes(tree), treepack.dumps(tree)
+    jax.tree.map(np.testing.assert_array_equal, treepack.loads(ours), tree)
+    memory = 2 * len(ours)
+    calls: dict[str, tuple[Call, Call]] = {
+        "to_bytes": (lambda: flax.to_bytes(tree), lambda: treepack.to_bytes(tree)),
+        "dumps": (lambda: flax.to_bytes(tree), lambda: treepack.dumps(tree)),
+        "loads": (lambda: flax.from_bytes(tree, flax_bytes), lambda: treepack.loads(ours)),
+    }
+    return [
+        Row(op, {"flax": theirs, "treepack": ours}, memory) for op, (theirs, ours) in calls.items()
+    ]
 
 
 def _small_jax_leaves(run: Run) -> list[Row]:
@@ -192,6 +212,7 @@ WORKLOADS: dict[str, Callable[[Run], list[Row]]] = {
     "{size} MiB float32, 288 arrays, file": _files,
     "{size} MiB bfloat16, 288 jax arrays": _bfloat16,
     "20,000 arrays of 64 float32": _small_leaves,
+    "20,000 arrays of 64 float32 in tuples": _small_leaves_in_tuples,
     "20,000 jax arrays of 64 float32": _small_jax_leaves,
     "TrainState with adamw, {size} MiB": _train_state,
     "one float32 array of 1.5 x {size} MiB": _chunked,

@@ -58,6 +58,13 @@ def many_small() -> Tree:
     }
 
 
+def in_tuples(tree: Any) -> Any:
+    """Returns a tree of dicts with the innermost of them as tuples."""
+    if all(isinstance(child, dict) for child in tree.values()):
+        return {key: in_tuples(child) for key, child in tree.items()}
+    return tuple(tree.values())
+
+
 def policy() -> Tree:
     """Returns 12 arrays of 1.2 MB together, the size of a small policy network."""
     rng = np.random.default_rng(0)
