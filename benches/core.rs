@@ -169,9 +169,11 @@ impl Corpus {
 
 fn compressed(corpus: Corpus, method: Method, threads: usize) -> (usize, Vec<u8>) {
     let (layout, threads) = (single(corpus), NonZero::new(threads).unwrap());
-    let mut out = Vec::new();
-    gzip::compress(&layout, method, threads, &mut out, |_| Ok(())).unwrap();
-    (layout.len(), out.concat())
+    let member = gzip::compress_to_memory(&layout, method, threads, |_| Ok(())).unwrap();
+    (
+        layout.len(),
+        member.slices(0..member.len()).collect::<Vec<_>>().concat(),
+    )
 }
 
 fn single(corpus: Corpus) -> Layout<Vec<u8>> {
@@ -185,14 +187,12 @@ fn single(corpus: Corpus) -> Layout<Vec<u8>> {
 fn compress<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
     let layout = single(corpus);
     let threads = NonZero::new(THREADS).unwrap();
-    let mut out = Vec::new();
+    let compress =
+        || gzip::compress_to_memory(&layout, Method::Adaptive, threads, |_| Ok(())).unwrap();
     bencher
         .counter(BytesCount::new(layout.len()))
-        .bench_local(|| {
-            out.clear();
-            gzip::compress(&layout, Method::Adaptive, threads, &mut out, |_| Ok(())).unwrap();
-        });
-    let ratio = layout.len() as f64 / out.concat().len() as f64;
+        .bench_local(compress);
+    let ratio = layout.len() as f64 / compress().len() as f64;
     print!("[ratio {ratio:.4}] ");
 }
 

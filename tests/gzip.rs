@@ -8,8 +8,8 @@ use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use proptest::prelude::*;
-use treepack::gzip::{Indexed, Method, compress, decompress, method};
-use treepack::layout::{Layout, LayoutBuilder};
+use treepack::gzip::{Indexed, Method, compress_to_memory, decompress, method};
+use treepack::layout::{Layout, LayoutBuilder, Payload};
 use treepack::{Error, Result};
 
 /// What a block of input has.
@@ -26,10 +26,12 @@ fn layout(data: &[u8]) -> Layout<Vec<u8>> {
 }
 
 fn gzip(data: &[u8], method: Method, threads: usize) -> Vec<u8> {
-    let mut out: Vec<Vec<u8>> = Vec::new();
     let threads = NonZero::new(threads).unwrap();
-    compress(&layout(data), method, threads, &mut out, |_| Ok(())).unwrap();
-    out.concat()
+    bytes(&compress_to_memory(&layout(data), method, threads, |_| Ok(())).unwrap())
+}
+
+fn bytes(member: &Layout<impl Payload>) -> Vec<u8> {
+    member.slices(0..member.len()).collect::<Vec<_>>().concat()
 }
 
 fn by_zlib(stream: &[u8]) -> Vec<u8> {
@@ -158,12 +160,10 @@ fn progress_ends_with_all_and_can_stop() {
     for threads in 1..4 {
         let threads = NonZero::new(threads).unwrap();
         let mut told = Vec::new();
-        let mut out = Vec::new();
-        compress(&layout, Method::Adaptive, threads, &mut out, |done| {
+        let member = compress_to_memory(&layout, Method::Adaptive, threads, |done| {
             told.push(done);
             Ok(())
-        })
-        .unwrap();
+        });
         assert!(told.is_sorted() && told.last() == Some(&data.len()));
         let stop = |done: usize| {
             if done > BLOCK {
@@ -172,9 +172,9 @@ fn progress_ends_with_all_and_can_stop() {
                 Ok(())
             }
         };
-        let stopped = compress(&layout, Method::Adaptive, threads, &mut Vec::new(), stop);
+        let stopped = compress_to_memory(&layout, Method::Adaptive, threads, stop);
         assert!(matches!(stopped, Err(Error::Stopped)));
-        let stream = out.concat();
+        let stream = bytes(&member.unwrap());
         let indexed = Indexed::open(&stream).unwrap();
         let mut out = vec![MaybeUninit::new(0); indexed.len()];
         let stopped: Result<bool> = indexed.inflate(&mut out, threads, stop);

@@ -18,6 +18,14 @@ pub enum Method {
 /// The level that finds matches where there are some.
 const MATCHING_LEVEL: u32 = 2;
 
+/// What has been written of a block.
+pub struct Encoded {
+    /// How many bytes it takes.
+    pub len: usize,
+    /// Whether it is one block of literals alone.
+    pub literal: bool,
+}
+
 /// What a thread keeps from block to block.
 #[derive(Default)]
 pub struct Coder {
@@ -25,36 +33,39 @@ pub struct Coder {
 }
 
 impl Coder {
-    /// Appends `data` as DEFLATE blocks that end at a byte boundary, none of them the last.
-    /// Returns whether it is one block of literals alone.
-    pub fn encode(&mut self, data: &[u8], method: Method, out: &mut Vec<u8>) -> Result<bool> {
+    /// Writes `data` over the start of `out` as DEFLATE blocks that end at a byte boundary,
+    /// none of them the last.
+    pub fn encode(&mut self, data: &[u8], method: Method, out: &mut Vec<u8>) -> Result<Encoded> {
         let level = match method {
-            Method::Level(0) => {
-                store(data, out);
-                return Ok(false);
-            }
-            _ if data.is_empty() => return Ok(false),
+            Method::Level(0) => return Ok(store(data, out)),
+            _ if data.is_empty() => return Ok(store(data, out)),
             Method::Level(level) => Some(level),
             Method::Adaptive => has_repeats(data).then_some(MATCHING_LEVEL),
         };
-        let code = Code::new(&literal::count(data));
-        let start = out.len();
-        if let Some(level) = level {
+        let counts = if let Some(level) = level {
+            let counts = literal::count(data);
             self.matches(data, level, out)?;
-            if out.len() - start <= code.size().min(data.len()) {
-                return Ok(false);
+            if out.len() <= Code::new(&counts).size().min(data.len()) {
+                return Ok(Encoded {
+                    len: out.len(),
+                    literal: false,
+                });
             }
-            out.truncate(start);
-        }
+            counts
+        } else {
+            literal::estimate(data).unwrap_or_else(|| literal::count(data))
+        };
+        let code = Code::new(&counts);
         if code.size() < data.len() {
-            code.encode(data, out);
-            return Ok(true);
+            let len = code.encode(data, out);
+            if len < data.len() {
+                return Ok(Encoded { len, literal: true });
+            }
         }
-        store(data, out);
-        Ok(false)
+        Ok(store(data, out))
     }
 
-    /// Appends what zlib makes of the data.
+    /// Replaces `out` by what zlib makes of the data.
     fn matches(&mut self, data: &[u8], level: u32, out: &mut Vec<u8>) -> Result<()> {
         let zlib = match &mut self.zlib {
             Some((known, zlib)) if *known == level => {
@@ -66,6 +77,7 @@ impl Coder {
                 &mut other.insert((level, zlib)).1
             }
         };
+        out.clear();
         // Enough for the worst, so that nothing depends on what room there was before.
         out.reserve(data.len() + data.len() / 8 + 1024);
         loop {
@@ -83,14 +95,19 @@ impl Coder {
     }
 }
 
-/// Appends data as they are.
-fn store(data: &[u8], out: &mut Vec<u8>) {
+/// Replaces `out` by the data as they are.
+fn store(data: &[u8], out: &mut Vec<u8>) -> Encoded {
+    out.clear();
     for chunk in data.chunks(usize::from(u16::MAX)) {
         let len = u16::try_from(chunk.len()).expect("a chunk is that short");
         out.push(0); // not the last block; stored
         out.extend_from_slice(&len.to_le_bytes());
         out.extend_from_slice(&(!len).to_le_bytes());
         out.extend_from_slice(chunk);
+    }
+    Encoded {
+        len: out.len(),
+        literal: false,
     }
 }
 
@@ -133,11 +150,12 @@ mod tests {
     use crate::gzip::oracle;
 
     fn encode(data: &[u8], method: Method) -> (Vec<u8>, bool) {
-        let mut out = Vec::new();
-        let literal = Coder::default().encode(data, method, &mut out).unwrap();
+        let mut out = b"from before".to_vec();
+        let encoded = Coder::default().encode(data, method, &mut out).unwrap();
+        out.truncate(encoded.len);
         let found = oracle::inflate(&out).unwrap();
         assert_eq!(found, data);
-        (out, literal)
+        (out, encoded.literal)
     }
 
     /// Bytes without order.
@@ -187,13 +205,16 @@ mod tests {
     fn every_level_is_read_back_one_coder_after_the_other() {
         let mut coder = Coder::default();
         let data: Vec<u8> = noise(70_000).map(|word| (word & word >> 8) as u8).collect();
+        let mut out = Vec::new();
         for level in 0..=9 {
             for len in [0, 1, 1000, data.len()] {
-                let mut out = Vec::new();
-                coder
+                let encoded = coder
                     .encode(&data[..len], Method::Level(level), &mut out)
                     .unwrap();
-                assert_eq!(out, encode(&data[..len], Method::Level(level)).0);
+                assert_eq!(
+                    out[..encoded.len],
+                    encode(&data[..len], Method::Level(level)).0
+                );
             }
         }
     }

@@ -22,7 +22,7 @@ mod literal;
 mod single;
 
 pub use block::Method;
-pub use compress::{Output, compress, compress_to_memory, method};
+pub use compress::{Output, Slab, compress, compress_to_memory, method};
 pub use decompress::decompress;
 pub use indexed::Indexed;
 pub use single::{claimed_size, inflate as inflate_single};
