@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,14 @@ import zstandard
 import measure
 import treepack
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import demo
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def corpora(size: int) -> dict[str, bytes]:
-    """Returns about `size` bytes of each kind of data."""
+    """Returns about `size` bytes of each kind of data; the demo's model is as large as it is."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(size // 2, dtype=np.float32) * 0.02
     eighth = size // 8
@@ -45,6 +49,7 @@ def corpora(size: int) -> dict[str, bytes]:
         "bfloat16 weights": weights.astype(jnp.bfloat16).tobytes(),
         "float32 weights": weights[: size // 4].tobytes(),
         "mixed (int8, masks, zeros)": b"".join(part.tobytes() for part in mixed),
+        "the trained model of the demo": treepack.to_bytes(demo.train(demo.new_state(), 0, 60)[0]),
     }
 
 
@@ -87,7 +92,7 @@ def main() -> None:
     for name, data in corpora(arguments.size << 20).items():
         row = measure_corpus(data, arguments.rounds)
         results.append({"data": name, "bytes": len(data), **row})
-        print(f"\n{name}, {len(data) >> 20} MiB{'':20}MB/s    ratio")
+        print(f"\n{name}, {len(data) / 2**20:.1f} MiB{'':20}MB/s    ratio")
         for who, (speed, ratio) in row["compress"].items():
             print(f"  compress    {who:36}{speed:8.0f}{ratio:9.4f}")
         for stream, speeds in row["decompress"].items():

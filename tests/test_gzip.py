@@ -243,13 +243,16 @@ def test_progress_is_told(tmp_path: Path):
     data = bytes(40 << 20)
     tree = {"w": np.zeros(40 << 20, np.uint8)}
     stream, path, plain = treepack.compress_bytes(data), tmp_path / "gz", tmp_path / "plain"
+    theirs = gzip.compress(RNG.bytes(20 << 20), 1)
     encoded = treepack.to_bytes(tree, align=64)
     treepack.save_to_file(tree, plain)
     treepack.save_to_file(tree, path, compress=True)
     works = {
         "compress_bytes": (lambda **kw: treepack.compress_bytes(data, **kw), len(data)),
         "decompress_bytes": (lambda **kw: treepack.decompress_bytes(stream, **kw), len(data)),
-        "gzip": (lambda **kw: treepack.decompress_bytes(gzip.compress(data, 1), **kw), len(data)),
+        # How much comes out of streams of others is not known, but how long they are.
+        "gzip": (lambda **kw: treepack.decompress_bytes(theirs, **kw), len(theirs)),
+        "members": (lambda **kw: treepack.decompress_bytes(2 * theirs, **kw), 2 * len(theirs)),
         "to_compressed": (
             lambda **kw: treepack.to_compressed_bytes(tree, align=64, **kw),
             len(encoded),
@@ -266,7 +269,8 @@ def test_progress_is_told(tmp_path: Path):
         calls = told(work)
         assert calls[-1] == (total, total), name
         assert [done for done, _ in calls] == sorted({done for done, _ in calls}), name
-        assert len(calls) <= 101, name
+        few = name in ("save", "read")  # which take large steps
+        assert (1 if few else 4) <= len(calls) <= 101, name
 
 
 def test_an_exception_in_progress_ends_the_work(tmp_path: Path):
@@ -284,9 +288,10 @@ def test_an_exception_in_progress_ends_the_work(tmp_path: Path):
             treepack.save_to_file(tree, path, compress=compress, progress=stop)
         assert list(tmp_path.iterdir()) == [path]
         assert treepack.load_from_file(None, path) == {"old": 1}
-    stream = treepack.compress_bytes(tree["w"])
-    with pytest.raises(StopError):
-        treepack.decompress_bytes(stream, progress=stop)
+    theirs = gzip.compress(tree["w"][: 10 << 20], 0)
+    for stream in (treepack.compress_bytes(tree["w"]), theirs, 2 * theirs):
+        with pytest.raises(StopError):
+            treepack.decompress_bytes(stream, progress=stop)
     with pytest.raises(StopError):
         treepack.compress_bytes(tree["w"], progress=stop)
 

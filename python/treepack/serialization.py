@@ -330,7 +330,8 @@ def decompress_bytes(
         member are ignored.
       max_size: The most bytes to return.
       threads: See `to_bytes`. Only what treepack has compressed is decompressed in parallel.
-      progress: See `save_to_file`.
+      progress: See `save_to_file`. Of what others have compressed, the bytes that have been
+        read count, since nobody knows how many will come out.
 
     Raises:
       GzipTruncatedError: A ValueError and EOFError. If the data end early.

@@ -4,7 +4,9 @@ use std::mem::MaybeUninit;
 
 use flate2::{Decompress, FlushDecompress, Status};
 
+use super::decompress::STEP_BYTES;
 use super::index::MAX_EXPANSION;
+use crate::Result;
 
 /// How many bytes the stream says that it has, if that can be so; 0 tells nothing.
 #[must_use]
@@ -21,26 +23,41 @@ pub fn claimed_size(stream: &[u8]) -> usize {
 
 /// Fills `out` with what the stream contains, and returns the checksum that it should
 /// have. `None` if the stream is anything but one member of just this size.
-#[must_use]
-pub fn inflate(stream: &[u8], out: &mut [MaybeUninit<u8>]) -> Option<u32> {
-    let body = after_header(stream)?;
-    let (body, trailer) = body.split_last_chunk::<8>()?;
+///
+/// `done` is told how many bytes of the stream have been read, and can stop the work.
+pub fn inflate(
+    stream: &[u8],
+    out: &mut [MaybeUninit<u8>],
+    mut done: impl FnMut(usize) -> Result<()>,
+) -> Result<Option<u32>> {
+    let body = after_header(stream).and_then(<[u8]>::split_last_chunk::<8>);
+    let Some((body, trailer)) = body else {
+        return Ok(None);
+    };
+    let before_body = stream.len() - body.len();
     let mut zlib = Decompress::new(false);
     let (mut taken, mut made) = (0, 0);
     loop {
-        let status =
-            zlib.decompress_uninit(&body[taken..], &mut out[made..], FlushDecompress::Finish);
+        let part = &body[taken..body.len().min(taken + STEP_BYTES)];
+        let status = zlib.decompress_uninit(part, &mut out[made..], FlushDecompress::None);
         let before = (taken, made);
-        taken = usize::try_from(zlib.total_in()).ok()?;
-        made = usize::try_from(zlib.total_out()).ok()?;
-        match status.ok()? {
+        let totals = (
+            usize::try_from(zlib.total_in()),
+            usize::try_from(zlib.total_out()),
+        );
+        let (Ok(status), (Ok(now_taken), Ok(now_made))) = (status, totals) else {
+            return Ok(None);
+        };
+        (taken, made) = (now_taken, now_made);
+        match status {
             Status::StreamEnd => break,
-            _ if (taken, made) == before => return None,
-            _ => {}
+            _ if (taken, made) == before => return Ok(None),
+            _ => done(before_body + taken)?,
         }
     }
     let whole = taken == body.len() && made == out.len();
-    whole.then(|| u32::from_le_bytes([trailer[0], trailer[1], trailer[2], trailer[3]]))
+    let checksum = [trailer[0], trailer[1], trailer[2], trailer[3]];
+    Ok(whole.then(|| u32::from_le_bytes(checksum)))
 }
 
 /// What comes after a header (RFC 1952, section 2.3), of which nothing but the method matters.

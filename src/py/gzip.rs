@@ -12,7 +12,7 @@ use super::progress::Progress;
 use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::sink::{Target, pour};
-use crate::{Error, parallel};
+use crate::{Error, Result, parallel};
 
 /// How many threads should compress or inflate `bytes`.
 pub fn threads(py: Python<'_>, requested: Option<i64>, bytes: usize) -> PyResult<NonZero<usize>> {
@@ -92,30 +92,32 @@ pub fn inflate<'py>(
     let error = |error| errors::to_py(py, error, None);
     let indexed = Indexed::open(data);
     let threads = self::threads(py, threads, indexed.as_ref().map_or(0, Indexed::len))?;
-    let inflated = match indexed {
-        Some(indexed) => {
-            if let Some(max_size) = max_size
-                && indexed.len() > max_size
-            {
-                return Err(error(Error::OutputLimit { max_size }));
-            }
-            let callback = progress.as_ref().map(|callback| callback.clone_ref(py));
-            let progress = Progress::new(callback, indexed.len());
-            if let Some(bytes) = inflate_indexed(py, &indexed, threads, progress, release)? {
-                return Ok(bytes);
-            }
-            None
+    let mut inflated = None;
+    if let Some(indexed) = indexed {
+        if let Some(max_size) = max_size
+            && indexed.len() > max_size
+        {
+            return Err(error(Error::OutputLimit { max_size }));
         }
-        None => inflate_single(py, data, max_size)?,
-    };
-    let bytes = if let Some(bytes) = inflated {
-        bytes
-    } else {
+        let callback = progress.as_ref().map(|callback| callback.clone_ref(py));
+        let progress = Progress::new(callback, indexed.len());
+        inflated = inflate_indexed(py, &indexed, threads, progress, release)?;
+    }
+    if let Some(bytes) = inflated {
+        return Ok(bytes);
+    }
+    // How much will come out nobody knows, so what is told is how much has been read.
+    let mut progress = Progress::new(progress, data.len());
+    let inflated = match inflate_single(py, data, max_size, &mut progress) {
         // Several members, or something that is wrong, which is found out here.
-        let content = py.detach(|| gzip::decompress(data, max_size));
-        copied(py, &content.map_err(error)?)?
+        Ok(None) => py
+            .detach(|| gzip::decompress(data, max_size, |done| progress.at(done)))
+            .map(|content| copied(py, &content)),
+        Ok(Some(bytes)) => Ok(Ok(bytes)),
+        Err(stopped) => Err(stopped),
     };
-    told(py, bytes, progress)
+    let told = inflated.and_then(|bytes| progress.at(data.len()).map(|()| bytes));
+    told.map_err(|stopped| progress.explain(stopped, error))?
 }
 
 /// What a member with an index contains, inflated in parallel; `None` if it is damaged.
@@ -148,29 +150,22 @@ fn inflate_single<'py>(
     py: Python<'py>,
     data: &[u8],
     max_size: Option<usize>,
-) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    progress: &mut Progress,
+) -> Result<Option<Bound<'py, PyBytes>>> {
     let size = gzip::claimed_size(data);
     if size == 0 || max_size.is_some_and(|max_size| size > max_size) {
         return Ok(None);
     }
-    let (bytes, checksum) = new_bytes(py, size, |out| gzip::inflate_single(data, out))?;
+    let made = new_bytes(py, size, |out| {
+        gzip::inflate_single(data, out, |done| progress.at(done))
+    });
+    let Ok((bytes, checksum)) = made else {
+        return Ok(None); // there is no memory of the size that is claimed
+    };
+    let checksum = checksum?;
     let content = bytes.as_bytes();
     let sound = checksum.is_some_and(|sum| py.detach(|| crc32fast::hash(content)) == sum);
     Ok(sound.then_some(bytes))
-}
-
-/// The bytes, after the callable has been told that all are there.
-fn told<'py>(
-    py: Python<'_>,
-    bytes: Bound<'py, PyBytes>,
-    callback: Option<Py<PyAny>>,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let len = bytes.as_bytes().len();
-    let mut progress = Progress::new(callback, len);
-    match progress.at(len) {
-        Ok(()) => Ok(bytes),
-        Err(stopped) => Err(progress.explain(stopped, |error| errors::to_py(py, error, None))),
-    }
 }
 
 fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyBytes>> {

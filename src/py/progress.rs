@@ -32,7 +32,9 @@ impl Progress {
             return Ok(());
         };
         let step = Self::STEP.max(self.total / 100);
-        if done < self.total && done - self.told < step {
+        // Never twice the same, nor back, where another way is tried from the start.
+        let more = done.saturating_sub(self.told);
+        if more < step && !(done == self.total && (more > 0 || self.told == 0)) {
             return Ok(());
         }
         self.told = done;
