@@ -45,7 +45,7 @@ class Plain:
     shape: tuple[int, ...] = dataclasses.field(default=(1, 2), metadata={"static": True})
 
     def __post_init__(self) -> None:
-        if not hasattr(self.w, "dtype"):
+        if not hasattr(self.w, "dtype") or isinstance(self.w, jax.ShapeDtypeStruct):
             raise TypeError(f"w is a placeholder: {self.w!r}")
 
 

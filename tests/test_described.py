@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import subprocess
 import sys
 from pathlib import Path
@@ -243,6 +244,29 @@ def test_what_jax_would_truncate_is_an_error() -> None:
         treepack.loads(data, like="saved")
 
 
+def test_arrays_of_jax_do_not_change_with_the_buffer() -> None:
+    values = np.arange(5000, dtype=np.float32)
+    encoded = treepack.dumps([jnp.asarray(values)], align=64)
+    for shift in range(64):  # one of them is aligned as jax likes it
+        buffer = bytearray(shift) + encoded
+        found = treepack.loads(memoryview(buffer)[shift:], like="saved")[0]
+        buffer[:] = bytes(len(buffer))
+        np.testing.assert_array_equal(found, values)
+
+
+def test_keys_are_put_where_arrays_are() -> None:
+    device = jax.devices()[1]
+    found = treepack.loads(treepack.dumps({"key": jax.random.key(1)}), device=device)
+    assert found["key"].devices() == {device}
+
+
+def test_what_jax_has_no_arrays_of() -> None:
+    state = {"a": np.zeros(2, "M8[s]")}
+    trailer = record([["jax", []], ["dict", [[1, 0]]]])
+    with pytest.raises(treepack.DecodeError, match="jax has no arrays of datetime64"):
+        treepack.loads(with_trailer(state, trailer), like="saved")
+
+
 def test_copy_and_views() -> None:
     data = treepack.dumps((np.arange(1000),))
     assert not treepack.loads(data)[0].flags.writeable
@@ -346,6 +370,33 @@ def test_options_are_checked(option: Any) -> None:
         treepack.loads(treepack.dumps([]), **option)
 
 
+@pytest.mark.parametrize("name", NODES)
+def test_a_structure_is_a_template(name: str) -> None:
+    data = treepack.dumps([NODES[name], 3])
+    found = treepack.from_bytes(treepack.structure(data), data)
+    assert jax.tree.structure(found) == jax.tree.structure([NODES[name], 3])
+    assert treepack.from_bytes(0, treepack.dumps(3)) == 3
+    assert "__treepack__" in treepack.from_bytes(None, data)
+
+
+def test_a_structure_is_made_without_code_of_the_types() -> None:
+    # `Plain.__post_init__` would refuse what has a shape but no values, too.
+    found = treepack.structure(treepack.dumps(NODES["plain"]))
+    assert type(found) is Plain
+    assert type(found.w) is jax.ShapeDtypeStruct
+
+
+def test_unknown_types_in_keys_become_strings() -> None:
+    class Gone(enum.Enum):
+        A = 1
+
+    treepack.register_auxdata(Gone, "tests.Gone")
+    data = treepack.dumps({Gone.A: 1}).replace(b"tests.Gone", b"tests.Lost")
+    with pytest.raises(treepack.UnregisteredTypeError, match='unknown="dict"'):
+        treepack.loads(data)
+    assert treepack.loads(data, unknown="dict") == {"Gone.A": 1}
+
+
 # What is damaged
 
 
@@ -402,8 +453,8 @@ def test_records_of_other_writers_are_read() -> None:
             "a node of the type collections.OrderedDict cannot be made",
         ),
         (
-            record([PLAIN, [{"typed": [0, b""]}, [[1, 0]]]], [["tests.Frozen", ["w"]]]),
-            r"was saved with the fields \['w'\] and has",
+            record([PLAIN, [{"typed": [0, b""]}, [[1, 0]]]], [["tests.Frozen", [["w"], []]]]),
+            r"was saved with the fields \['w'\], and has the fields \['w', 'b'\] and the static",
         ),
     ],
 )
@@ -431,6 +482,59 @@ def test_a_record_cannot_grow() -> None:
     levels = [["dict", [[2, level]]] for level in range(60)]
     with pytest.raises(treepack.DecodeError, match="was saved with 2"):
         treepack.loads(with_trailer({"a": 1}, record([["jax", []], *levels])))
+
+
+@pytest.mark.parametrize("name", ["plain", "struct", "auto", "tree", "xtree", "eformer", "frozen"])
+def test_nodes_with_other_children_or_static_data(name: str) -> None:
+    """JAX takes what it is given, and reads beyond its end."""
+    state = treepack.msgpack_restore(treepack.dumps(NODES[name]))
+    trailer = msgpack.unpackb(state.pop("__treepack__"))
+    *_, (kind, runs) = trailer["nodes"]
+    changes: list[tuple[dict[str, Any], Any]] = [
+        ({}, []),
+        ({f"x{key}": value for key, value in state.items()}, runs),
+        ({**state, "more": 1}, [*runs, [1, 0]]),
+    ]
+    for changed, new_runs in changes:
+        trailer["nodes"][-1] = [kind, new_runs]
+        with pytest.raises(treepack.DecodeError, match="it has the children"):
+            treepack.loads(with_trailer(changed, msgpack.packb(trailer)))
+    for static in ((), (1, 2, 3, 4, 5), "text", None, [1]):
+        trailer["nodes"][-1] = [{"typed": [0, _core.encode_value(static)]}, runs]
+        with pytest.raises(treepack.DecodeError, match="its static data should be"):
+            treepack.loads(with_trailer(state, msgpack.packb(trailer)))
+
+
+def test_where_a_node_cannot_be_made() -> None:
+    tree = {"x": {"l": [1, NODES["pair"]]}}
+    state = treepack.msgpack_restore(treepack.dumps(tree))
+    trailer = msgpack.unpackb(state.pop("__treepack__"))
+    damaged = _core.encode_value((1,))[:-1]
+    for index, (kind, runs) in enumerate(trailer["nodes"]):
+        if isinstance(kind, dict):
+            trailer["nodes"][index] = [{"typed": [kind["typed"][0], damaged]}, runs]
+    with pytest.raises(treepack.DecodeError, match="damaged value") as caught:
+        treepack.loads(with_trailer(state, msgpack.packb(trailer)))
+    assert caught.value.__notes__ == ["treepack: while loading ./x/l/1/1"]
+
+
+def test_what_is_shared_in_the_record_is_decoded_once() -> None:
+    """One large key in a thousand dicts is one string."""
+    key = "k" * 100_000
+    tree = [{key: index, 1: 2} for index in range(1000)]
+    assert len(treepack.dumps(tree)) > 100_000_000  # all of them have it in the state
+    state = {str(index): {"a": index, "1": 2} for index in range(1000)}
+    keys = _core.encode_value([key, 1])
+    nodes = [PLAIN, [{"dict_with_keys": keys}, [[2, 0]]], ["list", [[1000, 1]]]]
+    found = treepack.loads(with_trailer(state, record(nodes)))
+    assert found == tree
+    assert len({id(next(iter(mapping))) for mapping in found}) == 1
+
+
+def test_unhashable_keys_in_values() -> None:
+    for value in ({"dict": [[{"list": []}, "none"]]}, {"frozenset": [{"list": []}]}):
+        with pytest.raises(treepack.DecodeError, match="cannot be hashed"):
+            _core.decode_value(msgpack.packb(value))
 
 
 def test_plain_encodings_say_what_they_lack() -> None:

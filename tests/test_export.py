@@ -90,6 +90,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(treepack.dumps({"a": 1}))
     with pytest.raises(treepack.DecodeError, match="not from save_exported"):
         treepack.load_exported(path)
+    for function in (2_000_000_000, b"", b"junk" * 100, "text"):
+        path.write_bytes(treepack.dumps({"exported": function, "params": None}))
+        with pytest.raises(treepack.DecodeError, match="the f"):
+            treepack.load_exported(path)
     path.write_bytes(treepack.to_bytes({"a": 1}))
     with pytest.raises(treepack.DecodeError, match="structure of the tree was not saved"):
         treepack.load_exported(path)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import sys
+import threading
 import types
 from typing import Any, NamedTuple
 
@@ -117,7 +119,7 @@ def test_what_others_have_registered_is_adopted() -> None:
     assert treepack.loads(treepack.dumps(Adopted(1, 2))) == Adopted(1, 2)
     exported = jax.export.export(jax.jit(lambda x: x))(Adopted(np.ones(1)))
     assert jax.export.deserialize(exported.serialize()).in_tree == exported.in_tree
-    with pytest.raises(ValueError, match="with other fields"):
+    with pytest.raises(ValueError, match=r"with the fields \['w'\] and the static fields \['n'\]"):
         treepack.register_dataclass(Adopted, ["n"], ["w"], serialized_name="ours")
 
 
@@ -170,11 +172,166 @@ def test_fields_that_changed_since_it_was_saved() -> None:
 
     data = treepack.dumps({"layer": define("a", "b")(np.ones(2), 3)})
     define("a", "c")
-    message = r"'changing.Changing' was saved with the fields \['a', 'b'\] and has \['a', 'c'\] now"
+    message = (
+        r"saved with the fields \['a', 'b'\], and has the fields \['a', 'c'\] now.*\n.*\./layer"
+    )
     with pytest.raises(treepack.UnregisteredTypeError, match=message):
         treepack.loads(data)
     assert treepack.loads(data, unknown="dict")["layer"]["b"] == 3
     assert treepack.loads(data, {"layer": {"a": np.zeros(2), "b": 0}})["layer"]["b"] == 3
+
+
+def test_a_field_that_became_static_since_it_was_saved() -> None:
+    def define(**options: Any) -> Any:
+        fields = ["a", ("b", Any, dataclasses.field(**options))]
+        made = dataclasses.make_dataclass("Moved", fields, namespace={"__module__": "moved"})
+        return treepack.register_dataclass(made)
+
+    static = {"metadata": {"static": True}}
+    for before, after in (({}, static), (static, {})):
+        data = treepack.dumps(define(**before)(np.ones(2), 3))
+        define(**after)
+        with pytest.raises(treepack.UnregisteredTypeError, match="static fields"):
+            treepack.loads(data)
+
+
+def test_conditional_children_are_refused_where_they_cannot_be_told() -> None:
+    @jax.tree_util.register_pytree_with_keys_class
+    @dataclasses.dataclass
+    class Conditional:
+        a: Any
+        b: Any = None
+
+        def tree_flatten_with_keys(self) -> Any:
+            names = ["a", "b"] if self.b is not None else ["a"]
+            return [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names], ()
+
+        @classmethod
+        def tree_unflatten(cls, _: Any, children: Any) -> Conditional:
+            return cls(*children)
+
+    treepack.register_node(Conditional, serialized_name="tests.Conditional")
+    assert treepack.loads(treepack.dumps(Conditional(1, 2))) == Conditional(1, 2)
+    with pytest.raises(TypeError, match=r"has the children \['a'\], and others have"):
+        treepack.dumps(Conditional(1))
+
+
+def test_static_data_that_are_one_field_themselves() -> None:
+    @jax.tree_util.register_pytree_node_class
+    @dataclasses.dataclass
+    class Shaped:
+        w: Any
+        shape: tuple[int, ...]
+
+        def tree_flatten(self) -> Any:
+            return (self.w,), self.shape
+
+        @classmethod
+        def tree_unflatten(cls, shape: Any, children: Any) -> Shaped:
+            return cls(*children, shape)
+
+    treepack.register_node(Shaped, serialized_name="tests.Shaped")
+    for shape in ((), (3,), (3, 4)):
+        node = Shaped(np.ones(3), shape)
+        assert treepack.loads(treepack.dumps(node)).shape == shape
+        exported = jax.export.export(jax.jit(lambda x: x))(node)
+        assert jax.export.deserialize(exported.serialize()).in_tree == exported.in_tree
+
+
+def test_a_registration_that_fails_changes_nothing() -> None:
+    def define(*drop: str) -> Any:
+        made = dataclasses.make_dataclass("Failing", ["w"], namespace={"__module__": "failing"})
+        return treepack.register_dataclass(made, drop_fields=drop)
+
+    first = define()
+    with pytest.raises(ValueError, match="which is no field"):
+        define("other")
+    assert type(treepack.loads(treepack.dumps(first(1)))) is first
+
+
+def test_arguments_are_those_of_jax() -> None:
+    @flax.struct.dataclass
+    class Known:
+        w: Any = None
+
+    with pytest.raises(TypeError, match="both be given"):
+        treepack.register_dataclass(Known, ["w"])
+    with pytest.raises(ValueError, match=r"registered with JAX already, with the fields \['w'\]"):
+        treepack.register_dataclass(Known, ["w"], [], ["w"])
+    with pytest.raises(ValueError, match="'x', which is no field"):
+        treepack.register_dataclass(Known, drop_fields=["x"])
+
+
+def test_a_class_with_properties() -> None:
+    class Lazy:
+        def __init__(self, w: Any):
+            self._w = w
+
+        @property
+        def w(self) -> Any:
+            return self._w
+
+    for _ in range(2):
+        treepack.register_dataclass(Lazy, ["w"], [], serialized_name="tests.Lazy")
+    assert treepack.loads(treepack.dumps(Lazy(3))).w == 3
+
+
+def test_names_of_treepack_itself() -> None:
+    @dataclasses.dataclass
+    class Named:
+        w: Any
+
+    with pytest.raises(ValueError, match="treepack's own"):
+        treepack.register_dataclass(Named, serialized_name="jax.tree_util.Partial")
+    with pytest.raises(ValueError, match="treepack's own"):
+        treepack.register_auxdata(Color, "int")
+
+
+def test_threads_may_register() -> None:
+    failures = []
+
+    def work(thread: int) -> None:
+        try:
+            for index in range(50):
+                made = dataclasses.make_dataclass(f"T{thread}_{index}", ["w"])
+                treepack.register_dataclass(made, serialized_name=made.__name__)
+                treepack.register_auxdata(
+                    enum.Enum(made.__name__, "A"), f"E{thread}_{index}", repr, repr
+                )
+                treepack.registered_types()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_types_of_one_name_in_a_tree() -> None:
+    def make(fields: str) -> Any:
+        return collections.namedtuple("Same", fields)
+
+    with pytest.raises(ValueError, match="two types in the tree have the name"):
+        treepack.register_tree([make("x")(1), make("y")(2)])
+
+
+def test_methods_are_not_registered_by_the_name_of_their_function() -> None:
+    class Model:
+        def __init__(self, n: int):
+            self.n = n
+
+        def apply(self) -> int:
+            return self.n
+
+    partials = [jax.tree_util.Partial(Model(n).apply) for n in (1, 2)]
+    treepack.register_tree(partials)
+    with pytest.raises(TypeError, match="register_function"):
+        treepack.dumps(partials)
+    treepack.register_function(partials[1].func, serialized_name="tests.apply")
+    assert treepack.loads(treepack.dumps(partials[1]))() == 2
 
 
 def test_a_whole_tree() -> None:
@@ -214,6 +371,7 @@ VALUES: list[Any] = [
     *(np.dtype("float32"), jax.numpy.bfloat16.dtype, np.float32(1.5), np.float64, np.int8(3)),
     *(jax.numpy.float32, jax.numpy.bfloat16, int, list, PartitionSpec("x", None, ("y", "z"))),
     PartitionSpec(),
+    PartitionSpec("a", unreduced={"b"}),
 ]
 
 
@@ -307,6 +465,8 @@ def test_functions() -> None:
         ("node_types.Mode", "NOTHING"),
         ("node_types.Config", {"other": 3}),
         ("tests.Color", []),
+        ("node_types.Config", {}),
+        ("jax.sharding.PartitionSpec", ((), 3, 4)),
         ("int", "x"),
     ],
 )

@@ -12,7 +12,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import inspect
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,6 +43,9 @@ class Codec(NamedTuple):
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
+
+# Held while something is registered, here and in `_node_types`.
+registering = threading.RLock()
 
 _by_name: dict[str, Codec] = {}
 _names: dict[type, str] = {}
@@ -90,15 +95,19 @@ def register_auxdata(
         if issubclass(ty, enum.Enum):
             encode, decode = _member_name, functools.partial(_member, ty)
         elif dataclasses.is_dataclass(ty):
-            encode, decode = fields_of, functools.partial(_from_fields, ty)
+            encode, decode = _fields_of, functools.partial(_from_fields, ty)
         else:
             raise TypeError(
                 f"encode and decode are needed for {default_name(ty)}, which is neither an enum "
                 "nor a dataclass"
             )
-    claim(ty, name, _names, {name: codec.type for name, codec in _by_name.items()}, "auxdata")
-    _by_name[name] = Codec(ty, encode, decode)
-    _names[ty] = name
+    if name in _BUILTIN or name in _DECODERS:
+        raise ValueError(f"the auxdata name {name!r} is treepack's own")
+    with registering:
+        known = _by_name.get(name)
+        check_claim(ty, name, _names, None if known is None else known.type, "auxdata")
+        _by_name[name] = Codec(ty, encode, decode)
+        rename(ty, name, _names, None if known is None else known.type)
     return ty
 
 
@@ -144,7 +153,9 @@ def register_function(function: Any, *, serialized_name: str | None = None) -> A
 
 
 def function_name(function: Any) -> str | None:
-    """Returns module and qualified name of a function, or `None` if it has none."""
+    """Returns module and qualified name of a function, or `None` if it has none of its own."""
+    if inspect.ismethod(function):  # others have the name of the function that it binds, too
+        return None
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "<lambda>" in name:
         return None
@@ -156,36 +167,38 @@ def default_name(ty: type) -> str:
     return f"{ty.__module__}.{ty.__qualname__}"
 
 
-def claim(
-    ty: type, name: str, names: dict[type, str], types: dict[str, type], what: str
-) -> type | None:
-    """Raises a ValueError if a type or a name is already registered with another.
+def check_claim(ty: type, name: str, names: dict[type, str], other: type | None, what: str) -> None:
+    """Raises a ValueError if a type has another name, or a name is that of another type.
 
-    A type that was defined again, because its module was loaded again, replaces itself.
-
-    Returns:
-      The type that is replaced, if there is one.
+    A type that was defined again, because its module was loaded again, may take the name
+    of its older self.
     """
     if names.get(ty, name) != name:
         raise ValueError(
             f"{default_name(ty)} is already registered as {what} with the name {names[ty]!r}, "
             f"not {name!r}"
         )
-    other = types.get(name)
-    if other is None or other is ty:
-        return None
-    if not _same_definition(other, ty):
+    if other is not None and not _same_definition(other, ty):
         raise ValueError(
             f"the {what} name {name!r} is already registered for {default_name(other)}, and "
             f"cannot be for {default_name(ty)} as well"
         )
-    names.pop(other, None)
-    return other
+
+
+def rename(ty: type, name: str, names: dict[type, str], other: type | None) -> None:
+    """Gives a type its name, which the older self of the type loses."""
+    if other is not None:
+        names.pop(other, None)
+    names[ty] = name
 
 
 def _same_definition(one: Any, other: Any) -> bool:
     """Tells whether two types or functions come from the same place in the code."""
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+    def place(thing: Any) -> tuple[Any, Any]:
+        return getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+
+    return one is other or (None not in place(one) and place(one) == place(other))
 
 
 # What the core calls
@@ -200,14 +213,14 @@ def reduce(value: Any) -> tuple[str, Any]:
     name = _names.get(type(value))
     if name is not None:
         return name, _by_name[name].encode(value)
+    known = _function_names.get(id(value))
+    if known is not None and _functions[known] is value:
+        return "function", known
     if type(value) is int:
         return "int", str(value)
     for name, codec in _BUILTIN.items():
         if isinstance(value, codec.type):
             return name, codec.encode(value)
-    known = _function_names.get(id(value))
-    if known is not None and _functions[known] is value:
-        return "function", known
     name = getattr(value, "__name__", None)
     if isinstance(name, str) and callable(value) and getattr(jax.nn, name, None) is value:
         return "jax.nn", name
@@ -227,7 +240,8 @@ def rebuild(name: str, value: Any) -> Any:
     if decode is None:
         raise UnregisteredTypeError(
             f"no static data are registered with the name {name!r}; call "
-            "treepack.register_auxdata on their type",
+            'treepack.register_auxdata on their type, or pass unknown="dict" to get dicts in '
+            "place of the nodes that have them",
             name,
         )
     try:
@@ -241,9 +255,9 @@ def rebuild(name: str, value: Any) -> Any:
 def _explain(value: Any) -> str:
     ty = type(value)
     text = f"static data of type {default_name(ty)} cannot be saved: {value!r:.100}"
-    if isinstance(value, np.ndarray):
+    if type(value) is np.ndarray:
         return f"{text}; arrays among static data may have {MAX_ARRAY_BYTES} bytes"
-    if callable(value) and not isinstance(value, type):
+    if callable(value):
         return f"{text}; call treepack.register_function on it, if it is defined once"
     return f"{text}; call treepack.register_auxdata on its type"
 
@@ -263,18 +277,14 @@ def _member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
     return ty(name) if isinstance(name, int) else ty[name]
 
 
-def fields_of(value: Any) -> dict[str, Any]:
+def _fields_of(value: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass, by name."""
-    return {
-        field.name: getattr(value, field.name)
-        for field in dataclasses.fields(value)
-        if hasattr(value, field.name)
-    }
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _from_fields(ty: type, fields: dict[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(ty)}
-    if not set(fields) <= names:
+    if set(fields) != names:
         raise ValueError(f"it has the fields {sorted(names)}, not {sorted(fields)}")
     return with_attributes(ty, fields)
 
@@ -313,7 +323,9 @@ def _array(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
 
 
 def _spec_parts(spec: PartitionSpec) -> tuple[Any, ...]:
-    return tuple(spec), *(frozenset(getattr(spec, kind, ())) for kind in ("unreduced", "reduced"))
+    # Older versions of JAX have tuples, and nothing besides.
+    axes = tuple(getattr(spec, "partitions", spec))
+    return axes, *(frozenset(getattr(spec, kind, ())) for kind in ("unreduced", "reduced"))
 
 
 def _spec(parts: tuple[Any, ...]) -> PartitionSpec:
@@ -355,7 +367,7 @@ def _function(name: str) -> Any:
     if name not in _functions:
         raise UnregisteredTypeError(
             f"no function is registered with the name {name!r}; call treepack.register_function "
-            "on it",
+            'on it, or pass unknown="dict" to get dicts in place of the nodes that have it',
             str(name),
         )
     return _functions[name]

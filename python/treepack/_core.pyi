@@ -135,6 +135,7 @@ def assemble(
     *,
     convert: Callable[[list[Any]], list[Any]] | None,
     unknown_as_dict: bool,
+    placeholders: bool,
 ) -> Any:
     """Returns the tree that a state dict was made of.
 
@@ -143,6 +144,7 @@ def assemble(
       trailer: The record of the structure.
       convert: Takes all leaves that were arrays of jax, returns what takes their places.
       unknown_as_dict: Whether nodes of types that are not known become dicts.
+      placeholders: Whether the leaves are none that the code of types could work with.
 
     Raises:
       DecodeError: A ValueError. If the record is damaged, or is not that of the state.

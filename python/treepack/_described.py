@@ -10,7 +10,7 @@ import numpy as np
 
 from treepack import _core, serialization
 from treepack._context import Strict
-from treepack._state_dict import restore_tree
+from treepack._state_dict import restore_tree, without_structure
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ def dumps(tree: Any, *, align: int = 16, metadata: Any = None, threads: int | No
     `loads` gives all of it back without a template: containers and the order of their keys,
     keys that are no strings, nodes of registered types with their static data, and leaves.
     The encoding is that of `to_bytes` with one more key, `__treepack__`, which flax ignores
-    when it restores a dict template.
+    when it restores a dict template. Nodes are written as JAX sees them: handlers of
+    `register_serialization_state` are not asked.
 
     Args:
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves.
@@ -35,9 +36,9 @@ def dumps(tree: Any, *, align: int = 16, metadata: Any = None, threads: int | No
 
     Raises:
       UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored, or a
-        node has a type that is not registered, or static data that cannot be written.
-      TreepackError: A ValueError, with the path. If keys of a dict are the same as strings,
-        or reserved.
+        node has a type that is not registered, or static data or keys that cannot be written.
+      ValueError: If keys of a dict are the same as strings, or reserved.
+      TypeError: If metadata cannot be written.
 
     Example:
       >>> import numpy as np, treepack
@@ -70,7 +71,8 @@ def loads(
       strict: See `from_state_dict`; for a target.
       like: What becomes of arrays of jax: arrays of NumPy, or, with `"saved"`, of jax again,
         on the default device.
-      device: Where to put what were arrays of jax, as with `jax.device_put`.
+      device: Where to put what were arrays of jax, as with `jax.device_put`; typed PRNG keys
+        as well.
       sharding: How to put what were arrays of jax, as with `jax.device_put`.
       unknown: What becomes of nodes of types that are not registered here, or had other
         fields when they were saved: an error, or dicts of their children.
@@ -124,8 +126,9 @@ def structure(data: Buffer, *, unknown: Literal["error", "dict"] = "error") -> A
       >>> treepack.structure(treepack.dumps([np.zeros((2, 3)), "text"]))
       [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
     """
+    _check_unknown(unknown)
     state, trailer = _split(_core.restore(data, None, None, abstract_arrays=True))
-    return _assemble(state, trailer, None, unknown)
+    return _assemble(state, trailer, None, unknown, placeholders=True)
 
 
 def read_metadata(data: Buffer) -> Any:
@@ -171,24 +174,24 @@ def restore_described(
     threads: int | None = None,
 ) -> Any:
     """Returns a tree as `loads` does; `convert` takes and returns the arrays of jax."""
+    _check_unknown(unknown)
     if target is not None and convert is not None:
         raise ValueError("like, device and sharding are for trees without a target")
-    state, trailer = _split(_core.restore(data, copy, threads))
+    if convert is not None and copy is None and not isinstance(data, (bytes, _core.Memory)):
+        copy = True  # jax takes memory as its own where it can, and expects it not to change
+    state = _core.restore(data, copy, threads)
     if target is not None:
         return restore_tree(target, state, ".", strict)
+    state, trailer = _split(state)
     return _assemble(state, trailer, convert, unknown)
 
 
 def _split(state: Any) -> tuple[Any, bytes | None]:
     """Returns the state of a tree and the record of its structure, if there is one."""
-    if type(state) is not dict or _core.TRAILER_KEY not in state:
-        return state, None
-    trailer = state.pop(_core.TRAILER_KEY)
-    if type(trailer) is not bytes:
+    trailer = state.get(_core.TRAILER_KEY) if type(state) is dict else None
+    if trailer is not None and type(trailer) is not bytes:
         raise DecodeError(f"{_core.TRAILER_KEY!r} is a {type(trailer).__name__}, not bytes")
-    if state.keys() == {_core.ROOT_KEY}:
-        return state[_core.ROOT_KEY], trailer
-    return state, trailer
+    return without_structure(state), trailer
 
 
 def _present(trailer: bytes | None) -> bytes:
@@ -200,11 +203,25 @@ def _present(trailer: bytes | None) -> bytes:
     return trailer
 
 
-def _assemble(state: Any, trailer: bytes | None, convert: Any, unknown: str) -> Any:
+def _check_unknown(unknown: str) -> None:
     if unknown not in ("error", "dict"):
         raise ValueError(f"unknown must be 'error' or 'dict', got {unknown!r}")
+
+
+def _assemble(
+    state: Any,
+    trailer: bytes | None,
+    convert: Any,
+    unknown: str,
+    *,
+    placeholders: bool = False,
+) -> Any:
     return _core.assemble(
-        state, _present(trailer), convert=convert, unknown_as_dict=unknown == "dict"
+        state,
+        _present(trailer),
+        convert=convert,
+        unknown_as_dict=unknown == "dict",
+        placeholders=placeholders,
     )
 
 
@@ -222,8 +239,10 @@ def _converter(like: str, device: Any, sharding: Any) -> Any:
 
 def _to_jax(arrays: list[Any], placement: Any) -> list[jax.Array]:
     for array in arrays:
-        if not isinstance(array, np.ndarray):
+        if not isinstance(array, (np.ndarray, jax.Array)):
             raise DecodeError(f"there is a {type(array).__name__} where an array was saved")
+        if isinstance(array, np.ndarray) and array.dtype.kind in "mM":
+            raise DecodeError(f"jax has no arrays of {array.dtype.name}, which was saved as such")
     made: list[jax.Array] = jax.device_put(arrays, placement)
     for array, saved in zip(made, arrays, strict=True):
         if array.dtype != saved.dtype:

@@ -80,14 +80,23 @@ def load_exported(path: str | os.PathLike[str], *, copy: bool | None = None) -> 
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError. If it is no such file.
+      DecodeError: A ValueError. If it is no such file, or if a type among the arguments or
+        results of the function is not registered.
       UnregisteredTypeError: A DecodeError, with the name. If a type of the parameters is not
         registered.
-      ValueError: If a type among the arguments or results of the function is not registered.
+      ImportError: If there is no `flatbuffers`.
     """
     from jax import export
 
     tree = restore_described(_core.Memory.map(path), copy=copy)
-    if not isinstance(tree, dict) or tree.keys() != {"exported", "params"}:
+    if type(tree) is not dict or tree.keys() != {"exported", "params"}:
         raise DecodeError("the file is not from save_exported")
-    return LoadedExported(export.deserialize(bytearray(tree["exported"])), tree["params"])
+    if type(tree["exported"]) is not bytes:
+        raise DecodeError("the file is not from save_exported: there is no function in it")
+    try:
+        exported = export.deserialize(bytearray(tree["exported"]))
+    except ImportError:
+        raise
+    except Exception as error:  # jax raises all kinds for what it cannot read
+        raise DecodeError(f"the function in the file cannot be read: {error}") from error
+    return LoadedExported(exported, tree["params"])

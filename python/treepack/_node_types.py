@@ -27,23 +27,31 @@ from treepack.errors import UnregisteredTypeError
 T = TypeVar("T", bound=type)
 
 
+# The names of children and of static data.
+FieldNames = tuple[list[str], list[str]]
+
+
 class NodeType(NamedTuple):
     """One type of nodes, and what becomes of them.
 
     Attributes:
       ty: The type.
       name: What it is written as.
-      fields: The names of its fields, if it has some: nodes that were saved with others
-        cannot be made.
+      fields: The names of its children and of its static data, if all nodes have the same:
+        nodes that were saved with others cannot be made.
       reduce: Takes a node, returns its encoded static data and its children by name.
-      rebuild: Takes encoded static data, names and children, returns a node.
+      decode: Takes encoded static data, returns the data.
+      rebuild: Takes static data, names and children, returns a node.
+      build: Does so with placeholders as children, which code of the type might not like.
     """
 
     ty: type
     name: str
-    fields: list[str] | None
+    fields: FieldNames | None
     reduce: Callable[[Any], tuple[bytes, dict[str, Any]]]
-    rebuild: Callable[[bytes, list[str], list[Any]], Any]
+    decode: Callable[[bytes], Any]
+    rebuild: Callable[[Any, list[str], list[Any]], Any]
+    build: Callable[[Any, list[str], list[Any]], Any]
 
 
 _by_name: dict[str, NodeType] = {}
@@ -125,23 +133,25 @@ def register_dataclass(
             serialized_name=serialized_name,
         )
     _check_is_type(nodetype)
+    if (data_fields is None) != (meta_fields is None):
+        raise TypeError("data_fields and meta_fields must both be given, or none of them")
     _check_dropped(nodetype, drop_fields)
     name = serialized_name or default_name(nodetype)
-    _check_claim(nodetype, name)
-    if not is_known_to_jax(nodetype):
-        arguments = {"data_fields": data_fields, "meta_fields": meta_fields}
-        given = {key: value for key, value in arguments.items() if value is not None}
-        jax.tree_util.register_dataclass(nodetype, **given, drop_fields=list(drop_fields))
-    fields = _Fields.of(nodetype, [*(data_fields or ()), *(meta_fields or ())])
-    if data_fields is not None and (
-        fields is None or (list(data_fields), list(meta_fields or ())) != (fields.data, fields.meta)
-    ):
-        raise ValueError(
-            f"{default_name(nodetype)} is registered with JAX already, with other fields: {fields}"
-        )
-    from_children = None if fields is None else fields.build
-    _export(nodetype, name, _encode_auxdata, _core.decode_value, from_children)
-    _register(nodetype, name, fields)
+    with _auxdata.registering:
+        _check_claim(nodetype, name)
+        given = None
+        if data_fields is not None and meta_fields is not None:
+            given = _Fields(nodetype, list(data_fields), list(meta_fields))
+        if is_known_to_jax(nodetype):
+            fields = _adopted(nodetype, given, drop_fields)
+        else:
+            fields = given or _Fields.marked(nodetype)
+            jax.tree_util.register_dataclass(
+                nodetype, data_fields, meta_fields, drop_fields=list(drop_fields)
+            )
+        build = None if fields is None else fields.build
+        _export(nodetype, name, _encode_auxdata, _core.decode_value, build)
+        _register(nodetype, name, fields)
     return nodetype
 
 
@@ -189,34 +199,35 @@ def register_node(
     _check_is_type(nodetype)
     if (serialize_auxdata is None) != (deserialize_auxdata is None):
         raise TypeError("serialize_auxdata and deserialize_auxdata must both be given, or none")
-    _check_claim(nodetype, serialized_name)
-    if _is_namedtuple(nodetype):
-        raise ValueError(
-            f"{default_name(nodetype)} is a namedtuple: call treepack.register_namedtuple"
-        )
-    if not is_known_to_jax(nodetype):
-        raise ValueError(
-            f"{default_name(nodetype)} is not registered with JAX: call "
-            "jax.tree_util.register_pytree_node before, or treepack.register_dataclass"
-        )
-    fields = _Fields.of(nodetype)
-    encode = serialize_auxdata or _encode_auxdata
-    decode = deserialize_auxdata or _core.decode_value
-    if from_children is None and fields is not None:
-        from_children = fields.build
-    _export(nodetype, serialized_name, encode, decode, from_children)
-    if _own(nodetype) is not None:
-        return nodetype  # known by itself
-    if serialize_auxdata is None:
-        _register(nodetype, serialized_name, fields)
-    else:
-        _register(
-            nodetype,
-            serialized_name,
-            fields,
-            lambda aux: _core.encode_value(encode(aux)),
-            lambda data: decode(_core.decode_value(data)),
-        )
+    with _auxdata.registering:
+        _check_claim(nodetype, serialized_name)
+        if _is_namedtuple(nodetype):
+            raise ValueError(
+                f"{default_name(nodetype)} is a namedtuple: call treepack.register_namedtuple"
+            )
+        if not is_known_to_jax(nodetype):
+            raise ValueError(
+                f"{default_name(nodetype)} is not registered with JAX: call "
+                "jax.tree_util.register_pytree_node before, or treepack.register_dataclass"
+            )
+        fields = _Fields.of(nodetype)
+        encode = serialize_auxdata or _encode_auxdata
+        decode = deserialize_auxdata or _core.decode_value
+        if from_children is None and fields is not None:
+            from_children = fields.build
+        _export(nodetype, serialized_name, encode, decode, from_children)
+        if _own(nodetype) is not None:
+            return nodetype  # known by itself
+        if serialize_auxdata is None:
+            _register(nodetype, serialized_name, fields)
+        else:
+            _register(
+                nodetype,
+                serialized_name,
+                fields,
+                lambda aux: _core.encode_value(encode(aux)),
+                lambda data: decode(_core.decode_value(data)),
+            )
     return nodetype
 
 
@@ -261,20 +272,22 @@ def register_namedtuple(nodetype: Any = None, *, serialized_name: str | None = N
     if not _is_namedtuple(nodetype):
         raise ValueError(f"{default_name(nodetype)} is no namedtuple: call treepack.register_node")
     name = serialized_name or default_name(nodetype)
-    _check_claim(nodetype, name)
-    fields = list(nodetype._fields)
+    fields: FieldNames = (list(nodetype._fields), [])
 
     def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
-        return _NOTHING, dict(zip(fields, node, strict=True))
+        return _NOTHING, dict(zip(fields[0], node, strict=True))
 
-    def rebuild(_: bytes, __: list[str], children: list[Any]) -> Any:
+    def rebuild(_: Any, names: list[str], children: list[Any]) -> Any:
+        _check_children(fields[0], names)
         return nodetype._make(children)
 
-    def build(_: Any, children: Iterable[Any]) -> Any:
+    def from_children(_: Any, children: Iterable[Any]) -> Any:
         return nodetype._make(children)
 
-    _export(nodetype, name, _encode_auxdata, _core.decode_value, build)
-    _add(NodeType(nodetype, name, fields, reduce, rebuild))
+    with _auxdata.registering:
+        _check_claim(nodetype, name)
+        _export(nodetype, name, _encode_auxdata, _core.decode_value, from_children)
+        _add(NodeType(nodetype, name, fields, reduce, _core.decode_value, rebuild, rebuild))
     return nodetype
 
 
@@ -304,20 +317,26 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
     """
     added: dict[str, type] = {}
 
+    def register(ty: type) -> None:
+        name = f"{prefix}.{ty.__qualname__}" if prefix else default_name(ty)
+        if added.get(name, ty) is not ty:
+            raise ValueError(
+                f"two types in the tree have the name {name!r}: register one of them by another"
+            )
+        if _is_namedtuple(ty):
+            register_namedtuple(ty, serialized_name=name)
+        else:
+            register_node(ty, serialized_name=name)
+        added[name] = ty
+
     def visit(node: Any) -> None:
         if jax.tree_util.all_leaves([node]) and node is not None:
             return
         ty = type(node)
-        name = f"{prefix}.{ty.__qualname__}" if prefix else default_name(ty)
-        if ty not in _names and ty not in _BY_JAX:
-            if _own(ty) is not None:
-                _export_own(ty)
-            elif _is_namedtuple(ty):
-                register_namedtuple(ty, serialized_name=name)
-                added[name] = ty
-            else:
-                register_node(ty, serialized_name=name)
-                added[name] = ty
+        if _own(ty) is not None:
+            _export_own(ty)
+        elif ty not in _names and ty not in _BY_JAX:
+            register(ty)
         if isinstance(node, jax.tree_util.Partial):
             _register_named(node.func)
         children, _ = flatten(node)
@@ -343,7 +362,7 @@ def registered_types() -> dict[str, type]:
       >>> treepack.registered_types()["doc.Point"] is Point
       True
     """
-    return {name: found.ty for name, found in _by_name.items()}
+    return {name: found.ty for name, found in _by_name.copy().items()}
 
 
 def is_registered(ty: type) -> bool:
@@ -354,7 +373,7 @@ def is_registered(ty: type) -> bool:
 # What the core calls
 
 
-def reduce(node: Any) -> tuple[str, list[str] | None, bytes, dict[str, Any]]:
+def reduce(node: Any) -> tuple[str, FieldNames | None, bytes, dict[str, Any]]:
     """Returns the name of the type of a node, its fields, its static data and its children.
 
     Raises:
@@ -376,7 +395,7 @@ def reduce(node: Any) -> tuple[str, list[str] | None, bytes, dict[str, Any]]:
     return found.name, found.fields, data, children
 
 
-def find(name: str, fields: list[str] | None, or_none: bool) -> NodeType | None:
+def find(name: str, fields: FieldNames | None, or_none: bool) -> NodeType | None:
     """Returns the type with a name.
 
     Raises:
@@ -396,10 +415,16 @@ def find(name: str, fields: list[str] | None, or_none: bool) -> NodeType | None:
             name,
         )
     raise UnregisteredTypeError(
-        f"the type {name!r} was saved with the fields {fields} and has {found.fields} now; "
+        f"the type {name!r} was saved with {_text(fields)}, and has {_text(found.fields)} now; "
         'restore it into a template with loads(data, target), or pass unknown="dict"',
         name,
     )
+
+
+def _text(fields: FieldNames | None) -> str:
+    if fields is None:
+        return "no fixed fields"
+    return f"the fields {fields[0]}" + (f" and the static fields {fields[1]}" if fields[1] else "")
 
 
 # How a type is registered
@@ -417,27 +442,54 @@ def _check_is_type(nodetype: Any) -> None:
 def _check_claim(nodetype: type, name: str) -> None:
     if nodetype in _BY_JAX:
         raise ValueError(f"{default_name(nodetype)} is known by itself")
-    _auxdata.claim(nodetype, name, _names, registered_types(), "node type")
+    if name in _OWN_NAMES and _OWN_NAMES[name]() is not nodetype:
+        raise ValueError(f"the node type name {name!r} is treepack's own")
+    known = _by_name.get(name)
+    _auxdata.check_claim(nodetype, name, _names, None if known is None else known.ty, "node type")
 
 
 def _check_dropped(nodetype: type, dropped: Sequence[str]) -> None:
-    """Raises for dropped fields that nobody could fill in again."""
+    """Raises for dropped fields that do not exist, or that nobody could fill in again."""
     if not dataclasses.is_dataclass(nodetype):
         return
-    for field in dataclasses.fields(nodetype):
+    fields = {field.name: field for field in dataclasses.fields(nodetype)}
+    for name in dropped:
+        if name not in fields:
+            raise ValueError(f"drop_fields has {name!r}, which is no field of the class")
+        field = fields[name]
         no_default = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         )
-        if field.name in dropped and field.init and no_default:
+        if field.init and no_default:
             raise ValueError(
-                f"drop_fields has {field.name!r}, which has no default: JAX could not make a "
-                f"{nodetype.__name__} again. Give the field a default"
+                f"drop_fields has {name!r}, which has no default: JAX could not make a "
+                f"{default_name(nodetype)} again. Give the field a default"
             )
 
 
+def _adopted(nodetype: type, given: _Fields | None, dropped: Sequence[str]) -> _Fields | None:
+    """Returns the fields of a type as JAX knows them, which must be those that are given."""
+    found = _Fields.of(nodetype)
+    known = _by_name.get(_names.get(nodetype, ""))
+    if found is None and known is not None and known.fields is not None:
+        found = _Fields(nodetype, *known.fields)
+    if (given is not None and given != found) or (
+        found is not None and {*dropped} & {*found.data, *found.meta}
+    ):
+        fields = "unknown fields" if found is None else _text((found.data, found.meta))
+        raise ValueError(f"{default_name(nodetype)} is registered with JAX already, with {fields}")
+    return found
+
+
+def _check_children(expected: list[str], names: list[str]) -> None:
+    if names != expected:
+        raise ValueError(f"it has the children {expected}, not {names}")
+
+
 def _add(found: NodeType) -> None:
+    known = _by_name.get(found.name)
     _by_name[found.name] = found
-    _names[found.ty] = found.name
+    _auxdata.rename(found.ty, found.name, _names, None if known is None else known.ty)
 
 
 def _register(
@@ -453,43 +505,88 @@ def _register(
 
     def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
         children, treedef = flatten(node)
+        if fields is not None and list(children) != fields.data:
+            raise TypeError(
+                f"a {default_name(nodetype)} has the children {list(children)}, and others have "
+                f"{fields.data}"
+            )
         functions = {name: child for name, child in children.items() if is_code(node, child)}
         data = encode(treedef.node_data()[1])
         if functions:
-            data = _add_functions(data, list(children), functions)
+            data = _add_functions(nodetype, data, list(children), functions)
             children = {name: child for name, child in children.items() if name not in functions}
         return data, children
 
-    def rebuild(data: bytes, names: list[str], children: list[Any]) -> Any:
-        data, children = _take_functions(data, names, children)
-        return unflatten(nodetype, decode(data), children)
+    def decode_all(data: bytes) -> Any:
+        functions = _take_functions(data)
+        if functions is None:
+            return decode(data)
+        return functions._replace(static=decode(functions.static))
 
-    names = None
+    def completed(static: Any, names: list[str], children: list[Any]) -> tuple[Any, list[Any]]:
+        """Returns auxdata and children as JAX has them, which it does not check itself."""
+        if isinstance(static, _WithFunctions):
+            static, names, children = static.merge(names, children)
+        if fields is not None:
+            _check_children(fields.data, names)
+            if type(static) is not tuple or len(static) != len(fields.meta):
+                raise ValueError(f"its static data should be {fields.meta}, not {static!r:.100}")
+        return static, children
+
+    def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
+        return unflatten(nodetype, *completed(static, names, children))
+
+    def build(static: Any, names: list[str], children: list[Any]) -> Any:
+        static, children = completed(static, names, children)
+        make = functools.partial(unflatten, nodetype) if fields is None else fields.build
+        return make(static, children)
+
+    field_names: FieldNames | None = None
     if fields is not None:
-        names = [*fields.data, *fields.meta]
+        field_names = fields.data, fields.meta
     elif dataclasses.is_dataclass(nodetype):
-        names = [field.name for field in dataclasses.fields(nodetype)]
-    _add(NodeType(nodetype, name, names, reduce, rebuild))
+        field_names = [field.name for field in dataclasses.fields(nodetype)], []
+    _add(NodeType(nodetype, name, field_names, reduce, decode_all, rebuild, build))
 
 
 # Marks static data of a node that has functions among its children, which are no state.
 _FUNCTIONS = "treepack.functions"
 
 
-def _add_functions(data: bytes, names: list[str], functions: dict[str, Any]) -> bytes:
+class _WithFunctions(NamedTuple):
+    """Static data of a node, and the functions among its children of these names."""
+
+    static: Any
+    names: list[str]
+    functions: dict[str, Any]
+
+    def merge(self, names: list[str], children: list[Any]) -> tuple[Any, list[str], list[Any]]:
+        found = dict(zip(names, children, strict=True)) | self.functions
+        if found.keys() != set(self.names):
+            raise ValueError(f"it has the children {self.names}, not {list(found)}")
+        return self.static, self.names, [found[name] for name in self.names]
+
+
+def _add_functions(
+    nodetype: type, data: bytes, names: list[str], functions: dict[str, Any]
+) -> bytes:
     """Returns static data with the functions among the children of these names."""
+    for name, function in functions.items():
+        try:
+            _core.encode_value(function)
+        except TypeError as error:
+            raise TypeError(f"{default_name(nodetype)}: the field {name!r}: {error}") from None
     return _core.encode_value((_FUNCTIONS, data, names, functions))
 
 
-def _take_functions(data: bytes, names: list[str], children: list[Any]) -> tuple[bytes, list[Any]]:
-    """Returns the static data without functions, and the children with them."""
+def _take_functions(data: bytes) -> _WithFunctions | None:
+    """Returns the parts of static data with functions."""
     if _FUNCTIONS.encode() not in data:  # nearly always, and cheap
-        return data, children
+        return None
     match _core.decode_value(data):
-        case (mark, bytes(rest), list(all_names), dict(functions)) if mark == _FUNCTIONS:
-            found = dict(zip(names, children, strict=True)) | functions
-            return rest, [found[name] for name in all_names]
-    return data, children
+        case (mark, bytes(static), list(names), dict(functions)) if mark == _FUNCTIONS:
+            return _WithFunctions(static, names, functions)
+    return None
 
 
 class _Fields(NamedTuple):
@@ -500,29 +597,46 @@ class _Fields(NamedTuple):
     meta: list[str]
 
     @classmethod
-    def of(cls, nodetype: type, names: Sequence[str] = ()) -> _Fields | None:
-        """Finds out by taking apart an object with marks in its fields; `None` if it cannot."""
-        if dataclasses.is_dataclass(nodetype):
-            names = [field.name for field in dataclasses.fields(nodetype)]
-        marks = {name: object() for name in names}
-        if not marks:
-            return None
+    def marked(cls, nodetype: Any) -> _Fields:
+        """Returns the fields of a dataclass as they are marked, which is what JAX goes by."""
+        static = {field.name: field.metadata.get("static", False) for field in _fields(nodetype)}
+        return cls(
+            nodetype,
+            [name for name, is_static in static.items() if not is_static],
+            [name for name, is_static in static.items() if is_static],
+        )
+
+    @classmethod
+    def of(cls, nodetype: type) -> _Fields | None:
+        """Finds out how JAX takes a dataclass apart, from an object with marks in its fields.
+
+        `None` if it is not by its fields, and a tuple of them as static data.
+        """
+        marks = {field.name: object() for field in _fields(nodetype)}
         try:
             children, treedef = flatten(with_attributes(nodetype, marks))
         except Exception:  # whatever a flatten function does with what it does not expect
             return None
-        field_of = {id(mark): name for name, mark in marks.items()}
         static = treedef.node_data()[1]
-        found = [*children.values(), *(static if isinstance(static, tuple) else (static,))]
-        if any(id(value) not in field_of for value in found):
+        if type(static) is not tuple or any(
+            marks.get(name) is not child for name, child in children.items()
+        ):
             return None
-        meta = [field_of[id(value)] for value in found[len(children) :]]
-        return cls(nodetype, [field_of[id(child)] for child in children.values()], meta)
+        name_of = {id(mark): name for name, mark in marks.items()}
+        meta = [name_of.get(id(value)) for value in static]
+        if not children and not meta:
+            return None
+        found = [name for name in meta if name is not None]
+        return cls(nodetype, list(children), found) if len(found) == len(meta) else None
 
-    def build(self, auxdata: Any, children: Iterable[Any]) -> Any:
+    def build(self, auxdata: Any, children: Sequence[Any]) -> Any:
         """Makes a node without a call to its `__init__`, which might not like placeholders."""
-        values = [*children, *(auxdata if isinstance(auxdata, tuple) else (auxdata,))]
-        return with_attributes(self.ty, dict(zip([*self.data, *self.meta], values, strict=True)))
+        attributes = zip([*self.data, *self.meta], [*children, *auxdata], strict=True)
+        return with_attributes(self.ty, dict(attributes))
+
+
+def _fields(nodetype: Any) -> Sequence[dataclasses.Field[Any]]:
+    return dataclasses.fields(nodetype) if dataclasses.is_dataclass(nodetype) else ()
 
 
 def _encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None) -> bytes:
@@ -575,10 +689,10 @@ def _export(
             from_children=build,  # type: ignore[arg-type]  # it is called by position
         )
     except ValueError as error:
-        # There is no way to ask. One that is about the type says by whom it was adopted.
+        # There is no way to ask. If it is about the type, somebody else has registered it.
         if f"for type `{nodetype}`" in str(error):
             return
-        raise
+        raise ValueError(f"{default_name(nodetype)} with the name {name!r}: {error}") from None
     _exported[name] = _Exported(nodetype, nodetype, from_children)
 
 
@@ -651,20 +765,23 @@ def _mapping(
         children = {str(key): value for key, value in mapping.items()}
         return _core.encode_value((keys, extra(mapping))), children
 
-    def rebuild(data: bytes, names: list[str], children: list[Any]) -> Any:
-        keys, more = _core.decode_value(data)
-        return make(more, dict(zip(names if keys is None else keys, children, strict=True)))
+    def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
+        keys, more = static
+        items = dict(zip(names if keys is None else keys, children, strict=True))
+        if len(items) != len(children):
+            raise ValueError("a key occurs twice")
+        return make(more, items)
 
-    return NodeType(ty, name, None, reduce, rebuild)
+    return NodeType(ty, name, None, reduce, _core.decode_value, rebuild, rebuild)
 
 
 def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
     return _core.encode_value(partial.func), {"args": partial.args, "keywords": partial.keywords}
 
 
-def _rebuild_partial(data: bytes, _: list[str], children: list[Any]) -> Any:
+def _rebuild_partial(function: Any, names: list[str], children: list[Any]) -> Any:
+    _check_children(["args", "keywords"], names)
     args, keywords = children
-    function = _core.decode_value(data)
     return jax.tree_util.Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
 
 
@@ -691,6 +808,8 @@ _OWN: dict[type, NodeType] = {
         "jax.tree_util.Partial",
         None,
         _reduce_partial,
+        _core.decode_value,
+        _rebuild_partial,
         _rebuild_partial,
     ),
 }

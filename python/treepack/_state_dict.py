@@ -93,8 +93,23 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
 
 def restore_tree(target: Any, state: Any, name: str, strict: Strict) -> Any:
     """Returns a tree as `from_state_dict` does, apart from any restore under way."""
+    if target is not None and _core.TRAILER_KEY not in _keys(target):
+        state = without_structure(state)
     with _context.Restore(strict, _child_restorer(strict)) as restore:
         return restore.below(target, state, name)
+
+
+def without_structure(state: Any) -> Any:
+    """Returns the state of a tree that was saved with its structure, without that."""
+    if type(state) is not dict or _core.TRAILER_KEY not in state:
+        return state
+    if state.keys() == {_core.ROOT_KEY, _core.TRAILER_KEY}:
+        return state[_core.ROOT_KEY]
+    return {key: value for key, value in state.items() if key != _core.TRAILER_KEY}
+
+
+def _keys(target: Any) -> Any:
+    return target.keys() if isinstance(target, Mapping) else ()
 
 
 def is_serializable(target: Any) -> bool:

@@ -1,5 +1,7 @@
 //! The putting together of a state dict by the record of its structure.
 
+use std::collections::HashMap;
+
 use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
@@ -13,12 +15,13 @@ use crate::structure::{Kind, Node, Run, Trailer};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (state, trailer, *, convert, unknown_as_dict))]
+#[pyo3(signature = (state, trailer, *, convert, unknown_as_dict, placeholders))]
 pub fn assemble<'py>(
     state: Bound<'py, PyAny>,
     trailer: &[u8],
     convert: Option<Bound<'py, PyAny>>,
     unknown_as_dict: bool,
+    placeholders: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
     let trailer = Trailer::decode(trailer).map_err(|error| errors::to_py(py, error, None))?;
@@ -26,6 +29,8 @@ pub fn assemble<'py>(
         py,
         trailer: &trailer,
         types: vec![None; trailer.types.len()],
+        decoded: HashMap::new(),
+        rebuild: if placeholders { "build" } else { "rebuild" },
         unknown_as_dict,
         leaves: None,
         path: Vec::new(),
@@ -45,14 +50,7 @@ pub fn assemble<'py>(
             assembly.node(state, root)
         }),
     };
-    done.map_err(|failure| match failure {
-        Failure::Raised(error) => error,
-        Failure::Structure(what) => {
-            let path = errors::path_to(&assembly.path);
-            let reason = format!("the recorded structure is not that of the tree: {what}");
-            errors::to_py(py, Error::Structure(reason), Some(&path))
-        }
-    })
+    done.map_err(|failure| failure.into_py(py, &errors::path_to(&assembly.path)))
 }
 
 /// The value in the trailer that a user has added, or `None`; see `_core.pyi`.
@@ -66,8 +64,34 @@ pub fn trailer_metadata<'py>(py: Python<'py>, trailer: &[u8]) -> PyResult<Bound<
 }
 
 enum Failure {
+    /// The record is not that of the state.
     Structure(String),
+    /// A type has raised something for what it cannot be made of.
+    Node(String, PyErr),
     Raised(PyErr),
+}
+
+impl Failure {
+    fn into_py(self, py: Python<'_>, path: &str) -> PyErr {
+        match self {
+            Self::Structure(what) => {
+                let reason = format!("the recorded structure is not that of the tree: {what}");
+                errors::to_py(py, Error::Structure(reason), Some(path))
+            }
+            Self::Node(name, cause) => {
+                let reason = format!("a node of the type {name} cannot be made: {cause}");
+                let error = errors::to_py(py, Error::Structure(reason), Some(path));
+                error.set_cause(py, Some(cause));
+                error
+            }
+            Self::Raised(error) => {
+                // Best effort: the error itself says what is wrong.
+                let note = format!("treepack: while loading {path}");
+                let _ = error.value(py).call_method1("add_note", (note,));
+                error
+            }
+        }
+    }
 }
 
 impl From<PyErr> for Failure {
@@ -93,6 +117,10 @@ struct Assembly<'a, 'py> {
     trailer: &'a Trailer,
     /// What is known of each type, once it has been asked for; `None` of Python if nothing is.
     types: Vec<Option<Bound<'py, PyAny>>>,
+    /// What has been decoded for a node, by its number: many children may be the same node.
+    decoded: HashMap<usize, Bound<'py, PyAny>>,
+    /// The method of a type that makes nodes.
+    rebuild: &'static str,
     unknown_as_dict: bool,
     /// What takes the place of the arrays of jax, in order, and how many are used.
     leaves: Option<(Bound<'py, PyList>, usize)>,
@@ -111,7 +139,7 @@ impl<'py> Assembly<'_, 'py> {
             Kind::Dict | Kind::DictWithKeys(_) | Kind::List | Kind::Tuple | Kind::Typed(..) => {
                 let dict = children(&state, &self.trailer.nodes[node])?;
                 let built = self.built(dict, runs)?;
-                self.container(kind, dict, built)
+                self.container(node, dict, built)
             }
         }
     }
@@ -158,11 +186,11 @@ impl<'py> Assembly<'_, 'py> {
     #[inline(never)] // see `node`
     fn container(
         &mut self,
-        kind: &Kind,
+        node: usize,
         dict: &Bound<'py, PyDict>,
         built: Vec<Bound<'py, PyAny>>,
     ) -> Assembled<'py> {
-        Ok(match kind {
+        Ok(match &self.trailer.nodes[node].0 {
             Kind::List => {
                 indexed(dict)?;
                 PyList::new(self.py, built)?.into_any()
@@ -171,58 +199,76 @@ impl<'py> Assembly<'_, 'py> {
                 indexed(dict)?;
                 PyTuple::new(self.py, built)?.into_any()
             }
-            Kind::Typed(class, data) => self.typed(*class as usize, data, dict, built)?,
-            Kind::DictWithKeys(keys) => with_keys(&value::decode(self.py, keys)?, built)?,
+            Kind::Typed(class, data) => match self.typed(node, *class as usize, data, dict, &built)
+            {
+                Err(failure) if self.is_unknown(&failure) => replaced(dict, built)?,
+                done => done?,
+            },
+            Kind::DictWithKeys(keys) => match self.keys(node, keys) {
+                Err(failure) if self.is_unknown(&failure) => replaced(dict, built)?,
+                keys => with_keys(&keys?, built)?,
+            },
             _ => replaced(dict, built)?,
         })
+    }
+
+    /// Whether a dict is to take the place of what has failed.
+    fn is_unknown(&self, failure: &Failure) -> bool {
+        let unknown = |error| errors::is(self.py, error, "UnregisteredTypeError");
+        self.unknown_as_dict && matches!(failure, Failure::Raised(error) if unknown(error))
+    }
+
+    /// The keys of a dict. They do not change, so equal dicts can have the same.
+    fn keys(&mut self, node: usize, keys: &[u8]) -> Assembled<'py> {
+        if let Some(known) = self.decoded.get(&node) {
+            return Ok(known.clone());
+        }
+        let keys = value::decode(self.py, keys)?;
+        self.decoded.insert(node, keys.clone());
+        Ok(keys)
     }
 
     /// An object of a registered type.
     fn typed(
         &mut self,
-        class_index: usize,
+        node: usize,
+        class: usize,
         data: &[u8],
         dict: &Bound<'py, PyDict>,
-        built: Vec<Bound<'py, PyAny>>,
+        built: &[Bound<'py, PyAny>],
     ) -> Assembled<'py> {
         let py = self.py;
-        let class = if let Some(known) = &self.types[class_index] {
+        let found = &self.trailer.types[class];
+        let class = if let Some(known) = &self.types[class] {
             known.clone()
         } else {
-            let found = &self.trailer.types[class_index];
             let find = Hooks::get(py)?.find_node_type.bind(py);
             let known = find.call1((&found.name, &found.fields, self.unknown_as_dict))?;
-            self.types[class_index].insert(known).clone()
+            self.types[class].insert(known).clone()
         };
-        let names = dict.keys();
-        let rebuilt = if class.is_none() {
-            Err(errors::make(py, "UnregisteredTypeError", ("",))) // `unknown_as_dict` is set
-        } else {
-            class.call_method1("rebuild", (PyBytes::new(py, data), &names, &built))
-        };
-        match rebuilt {
-            Err(error)
-                if self.unknown_as_dict && errors::is(py, &error, "UnregisteredTypeError") =>
-            {
-                replaced(dict, built)
+        if class.is_none() {
+            // `unknown_as_dict` is set, and this is how it is told.
+            return Err(errors::make(py, "UnregisteredTypeError", ("",)).into());
+        }
+        let of_type = |error: PyErr| {
+            if errors::is(py, &error, "TreepackError") || !error.is_instance_of::<PyException>(py) {
+                Failure::Raised(error)
+            } else {
+                Failure::Node(found.name.clone(), error)
             }
-            Ok(rebuilt) => Ok(rebuilt),
-            Err(error) => Err(self.explain(error, class_index).into()),
-        }
-    }
-
-    /// What a type raises for what it cannot be made of, with its name.
-    fn explain(&self, error: PyErr, class: usize) -> PyErr {
-        let py = self.py;
-        if errors::is(py, &error, "TreepackError") || !error.is_instance_of::<PyException>(py) {
-            return error;
-        }
-        let name = &self.trailer.types[class].name;
-        let message = format!("a node of the type {name} cannot be made: {error}");
-        let path = errors::path_to(&self.path);
-        let raised = errors::make(py, "DecodeError", (message, None::<usize>, path));
-        raised.set_cause(py, Some(error));
-        raised
+        };
+        let data = if let Some(known) = self.decoded.get(&node) {
+            known.clone()
+        } else {
+            let data = class.call_method1("decode", (PyBytes::new(py, data),));
+            let data = data.map_err(of_type)?;
+            if data.hash().is_ok() {
+                self.decoded.insert(node, data.clone()); // it cannot change either
+            }
+            data
+        };
+        let made = class.call_method1(self.rebuild, (data, dict.keys(), built));
+        made.map_err(of_type)
     }
 
     /// The states of all arrays of jax, in the order in which `node` comes by them.

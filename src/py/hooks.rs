@@ -37,7 +37,7 @@ pub struct Hooks {
     pub check_unique_keys: Py<PyAny>,
     /// `_node_types.reduce(node) -> (name, fields, data, children)`: a container and its type.
     pub reduce_node: Py<PyAny>,
-    /// `_node_types.find(name, fields, or_none) -> NodeType`: which type has this name?
+    /// `_node_types.find(name, fields, or_none) -> NodeType | None`: which type has this name?
     pub find_node_type: Py<PyAny>,
     /// `_auxdata.reduce(value) -> (name, value)`: what is a value made of?
     pub reduce_value: Py<PyAny>,

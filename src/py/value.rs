@@ -1,6 +1,6 @@
 //! Typed values as Python objects.
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{
     PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PyString, PyTuple,
@@ -9,6 +9,7 @@ use serde_bytes::ByteBuf;
 
 use super::errors;
 use super::hooks::Hooks;
+use crate::Error;
 use crate::structure::Value;
 
 /// A typed value as bytes; see `_core.pyi`.
@@ -112,14 +113,27 @@ fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>>
         Value::Dict(pairs) => {
             let dict = PyDict::new(py);
             for (key, value) in pairs {
-                dict.set_item(to_python(py, key)?, to_python(py, value)?)?;
+                let set = dict.set_item(to_python(py, key)?, to_python(py, value)?);
+                set.map_err(|error| hashing(py, error))?;
             }
             dict.into_any()
         }
-        Value::Frozenset(values) => PyFrozenSet::new(py, each(values)?)?.into_any(),
+        Value::Frozenset(values) => {
+            let set = PyFrozenSet::new(py, each(values)?);
+            set.map_err(|error| hashing(py, error))?.into_any()
+        }
         Value::Named(name, made_of) => {
             let rebuild = Hooks::get(py)?.rebuild_value.bind(py);
             rebuild.call1((name, to_python(py, made_of)?))?
         }
     })
+}
+
+/// The exception for a key that Python does not take.
+fn hashing(py: Python<'_>, error: PyErr) -> PyErr {
+    if error.is_instance_of::<PyException>(py) {
+        let reason = format!("a damaged value: a key cannot be hashed: {error}");
+        return errors::to_py(py, Error::Structure(reason), None);
+    }
+    error
 }

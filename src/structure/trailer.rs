@@ -35,8 +35,9 @@ pub struct Trailer {
 pub struct NodeType {
     /// The name that it is registered by.
     pub name: String,
-    /// The names of its fields, if it has any, to notice when they have changed.
-    pub fields: Option<Vec<String>>,
+    /// The names of its children and of its static data, if they are the same for all nodes
+    /// of the type, to notice when they have changed.
+    pub fields: Option<(Vec<String>, Vec<String>)>,
 }
 
 /// A part of a tree.

@@ -65,7 +65,15 @@ impl<'py> Walk<'_, 'py> {
             let body = wire::Complex(value.real(), value.imag()).to_body();
             self.ext(wire::EXT_COMPLEX, &body)?;
         } else {
-            return self.other(value, key, place);
+            let class = self.classify(value)?;
+            return match class {
+                Class::Ext | Class::Node if self.recorder.is_some() => {
+                    self.typed_node(value, key, place)
+                }
+                Class::Ext if !place.state => self.other(class, value, key, place),
+                Class::Ext | Class::Node if self.options.state_dict => self.node(value, key, place),
+                _ => self.other(class, value, key, place),
+            };
         }
         self.plain();
         Ok(())
@@ -140,11 +148,17 @@ impl<'py> Walk<'_, 'py> {
         Ok(matches!(self.classify(value)?, Class::Node | Class::Ext))
     }
 
-    /// A value of a type that only Python knows.
+    /// A leaf of a type that only Python knows.
     #[inline(never)] // see `value`
-    fn other(&mut self, value: &Bound<'py, PyAny>, key: Option<&str>, place: Place) -> Walked {
+    fn other(
+        &mut self,
+        class: Class,
+        value: &Bound<'py, PyAny>,
+        key: Option<&str>,
+        place: Place,
+    ) -> Walked {
         let py = self.py;
-        match self.classify(value)? {
+        match class {
             Class::Array => {
                 self.array(value.cast()?, wire::EXT_NDARRAY, key, place)?;
                 self.plain();
@@ -164,7 +178,7 @@ impl<'py> Walk<'_, 'py> {
                 let recorder = self.recorder.take(); // its parts are no children
                 self.prng_key(value, key, place)?;
                 self.recorder = recorder;
-                self.plain();
+                self.leaf(Kind::Jax);
             }
             Class::BytesLike => {
                 self.key(key)?;
@@ -176,7 +190,7 @@ impl<'py> Walk<'_, 'py> {
                     Kind::Memoryview
                 });
             }
-            Class::Ext if !place.state => {
+            Class::Ext => {
                 self.key(key)?;
                 let code: i8 = value.getattr(intern!(py, "code"))?.extract()?;
                 let data = value.getattr(intern!(py, "data"))?;
@@ -189,17 +203,11 @@ impl<'py> Walk<'_, 'py> {
                 self.ext(wire::EXT_TIMESTAMP, data.cast::<PyBytes>()?.as_bytes())?;
                 self.plain();
             }
-            Class::Ext | Class::Node if self.recorder.is_some() => {
-                return self.typed_node(value, key, place);
-            }
-            Class::Ext | Class::Node if self.options.state_dict => {
-                return self.node(value, key, place);
-            }
             Class::Unsupported => {
                 let why = self.hooks.explain.bind(py).call1((value,))?;
                 return Err(Failure::leaf(why.extract::<String>()?));
             }
-            _ => {
+            Class::Node => {
                 return Err(Failure::leaf(format!(
                     "cannot serialize a {} here: msgpack_serialize takes dicts, lists, tuples \
                      and leaves; use to_bytes, or call to_state_dict on the tree first",
@@ -232,14 +240,7 @@ impl<'py> Walk<'_, 'py> {
     #[inline(never)] // see `value`
     fn node(&mut self, value: &Bound<'py, PyAny>, key: Option<&str>, place: Place) -> Walked {
         let place = place.below()?;
-        let answer = self.hooks.expand.bind(self.py).call1((value,))?;
-        let (state, fixed): (Bound<'py, PyAny>, bool) = answer.extract()?;
-        if state.is(value) {
-            return Err(Failure::leaf(format!(
-                "the handler of {} returns the object itself",
-                errors::type_name(&value.get_type())
-            )));
-        }
+        let (state, fixed) = self.expand(value)?;
         let place = Place {
             state: !fixed,
             ..place
@@ -251,25 +252,50 @@ impl<'py> Walk<'_, 'py> {
         }
     }
 
+    /// The state of a container, and whether it is final.
+    #[inline(never)] // see `value`
+    fn expand(&self, value: &Bound<'py, PyAny>) -> Walked<(Bound<'py, PyAny>, bool)> {
+        let answer = self.hooks.expand.bind(self.py).call1((value,))?;
+        let (state, fixed): (Bound<'py, PyAny>, bool) = answer.extract()?;
+        if state.is(value) {
+            return Err(Failure::leaf(format!(
+                "the handler of {} returns the object itself",
+                errors::type_name(&value.get_type())
+            )));
+        }
+        Ok((state, fixed))
+    }
+
     /// A container that Python takes apart, whose type is recorded.
     #[inline(never)] // see `value`
     fn typed_node(&mut self, value: &Bound<'py, PyAny>, key: Option<&str>, place: Place) -> Walked {
-        let answer = self.hooks.reduce_node.bind(self.py).call1((value,));
-        let (name, fields, data, children): (_, _, Bound<'py, PyBytes>, Bound<'py, PyDict>) =
-            match answer {
-                Ok(answer) => answer.extract()?,
-                Err(error) if error.is_instance_of::<PyTypeError>(self.py) => {
-                    return Err(Failure::leaf(error.value(self.py).to_string()));
-                }
-                Err(error) => return Err(error.into()),
-            };
+        let (children, class, data) = self.reduce(value)?;
         self.open();
         self.pairs(&children, key, place.below()?)?;
-        if let Some(recorder) = &mut self.recorder {
-            let class = recorder.node_type(NodeType { name, fields });
-            recorder.close(Kind::Typed(class, ByteBuf::from(data.as_bytes())));
-        }
+        self.close(Kind::Typed(class, data));
         Ok(())
+    }
+
+    /// The children of a container by name, the number of its type, and its static data.
+    #[inline(never)] // see `value`
+    fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<(Bound<'py, PyDict>, u32, ByteBuf)> {
+        let answer = self.hooks.reduce_node.bind(self.py).call1((value,));
+        let answer = answer.map_err(|error| Box::new(self.unsupported(error)))?;
+        let (name, fields, data, children) = answer.extract()?;
+        let data: Bound<'py, PyBytes> = data;
+        let class = NodeType { name, fields };
+        let class = self.recorder.as_mut().map(|it| it.node_type(class));
+        let data = ByteBuf::from(data.as_bytes());
+        Ok((children, class.unwrap_or_default(), data))
+    }
+
+    /// What is raised for something that cannot be written, with its place in the tree.
+    fn unsupported(&self, error: PyErr) -> Failure {
+        if error.is_instance_of::<PyTypeError>(self.py) {
+            Failure::Leaf(error.value(self.py).to_string())
+        } else {
+            Failure::Raised(error)
+        }
     }
 
     fn dict(&mut self, dict: &Bound<'py, PyDict>, key: Option<&str>, place: Place) -> Walked {
@@ -289,7 +315,8 @@ impl<'py> Walk<'_, 'py> {
     #[inline(never)] // see `value`
     fn close_with_keys(&mut self, dict: &Bound<'py, PyDict>) -> Walked {
         if self.recorder.is_some() {
-            let keys = value::encode(dict.keys().as_any())?;
+            let keys = value::encode(dict.keys().as_any());
+            let keys = keys.map_err(|error| Box::new(self.unsupported(error)))?;
             self.close(Kind::DictWithKeys(ByteBuf::from(keys)));
         }
         Ok(())
