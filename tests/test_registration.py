@@ -18,7 +18,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import treepack
-from node_types import NODES, Config, Mode, scale
+from node_types import NODES, Config, Frozen, Mode, Point, scale
 from treepack import _core
 
 
@@ -372,6 +372,7 @@ VALUES: list[Any] = [
     *(jax.numpy.float32, jax.numpy.bfloat16, int, list, PartitionSpec("x", None, ("y", "z"))),
     PartitionSpec(),
     PartitionSpec("a", unreduced={"b"}),
+    *(Point(1, (2,)), [Frozen(1, Mode.EVAL)]),
 ]
 
 

@@ -15,14 +15,14 @@ from treepack import errors, serialization
 from treepack._auxdata import register_auxdata, register_function
 from treepack._described import dumps, loads, read_metadata, structure
 from treepack._exported import load_exported, save_exported
-from treepack._node_types import (
+from treepack._node_types import registered_types
+from treepack._packing import buffers, pack_into, packed_size
+from treepack._registration import (
     register_dataclass,
     register_namedtuple,
     register_node,
     register_tree,
-    registered_types,
 )
-from treepack._packing import buffers, pack_into, packed_size
 from treepack.errors import (
     CorruptionError,
     DecodeError,

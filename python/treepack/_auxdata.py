@@ -44,7 +44,7 @@ class Codec(NamedTuple):
     decode: Callable[[Any], Any]
 
 
-# Held while something is registered, here and in `_node_types`.
+# Held while something is registered, here and in `_registration`.
 registering = threading.RLock()
 
 _by_name: dict[str, Codec] = {}
@@ -63,7 +63,8 @@ def register_auxdata(
     """Registers a type of static data, so that nodes that have some can be saved.
 
     Enums and dataclasses need no functions: their members are written by name, their
-    fields by value. It can be used as a decorator.
+    fields by value. It can be used as a decorator. Types of nodes that `register_dataclass`
+    or `register_namedtuple` knows may be static data without.
 
     Args:
       ty: The type. Subclasses are not covered.
@@ -95,7 +96,7 @@ def register_auxdata(
         if issubclass(ty, enum.Enum):
             encode, decode = _member_name, functools.partial(_member, ty)
         elif dataclasses.is_dataclass(ty):
-            encode, decode = _fields_of, functools.partial(_from_fields, ty)
+            encode, decode = fields_of, functools.partial(from_fields, ty)
         else:
             raise TypeError(
                 f"encode and decode are needed for {default_name(ty)}, which is neither an enum "
@@ -109,6 +110,16 @@ def register_auxdata(
         _by_name[name] = Codec(ty, encode, decode)
         rename(ty, name, _names, None if known is None else known.type)
     return ty
+
+
+def register_fields(
+    ty: type, name: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]
+) -> None:
+    """Registers a type of nodes as one of static data, too, unless the program has done so."""
+    known = _by_name.get(name)
+    if ty not in _names and (known is None or _same_definition(known.type, ty)):
+        _by_name[name] = Codec(ty, encode, decode)
+        rename(ty, name, _names, None if known is None else known.type)
 
 
 def register_function(function: Any, *, serialized_name: str | None = None) -> Any:
@@ -277,12 +288,13 @@ def _member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
     return ty(name) if isinstance(name, int) else ty[name]
 
 
-def _fields_of(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass, by name."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _from_fields(ty: type, fields: dict[str, Any]) -> Any:
+def from_fields(ty: type, fields: dict[str, Any]) -> Any:
+    """Returns a dataclass with these fields, which must be all."""
     names = {field.name for field in dataclasses.fields(ty)}
     if set(fields) != names:
         raise ValueError(f"it has the fields {sorted(names)}, not {sorted(fields)}")

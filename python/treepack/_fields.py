@@ -1,0 +1,61 @@
+"""Which fields of a type are children of its nodes, and which are static data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from treepack._auxdata import with_attributes
+from treepack._nodes import flatten
+
+
+class Fields(NamedTuple):
+    """Which fields of a type are its children, and which its static data, in order."""
+
+    ty: type
+    data: list[str]
+    meta: list[str]
+
+    @classmethod
+    def marked(cls, nodetype: Any) -> Fields:
+        """Returns the fields of a dataclass as they are marked, which is what JAX goes by."""
+        static = {field.name: field.metadata.get("static", False) for field in fields_of(nodetype)}
+        return cls(
+            nodetype,
+            [name for name, is_static in static.items() if not is_static],
+            [name for name, is_static in static.items() if is_static],
+        )
+
+    @classmethod
+    def of(cls, nodetype: type) -> Fields | None:
+        """Finds out how JAX takes a dataclass apart, from an object with marks in its fields.
+
+        `None` if it is not by its fields, and a tuple of them as static data.
+        """
+        marks = {field.name: object() for field in fields_of(nodetype)}
+        try:
+            children, treedef = flatten(with_attributes(nodetype, marks))
+        except Exception:  # whatever a flatten function does with what it does not expect
+            return None
+        static = treedef.node_data()[1]
+        if type(static) is not tuple or any(
+            marks.get(name) is not child for name, child in children.items()
+        ):
+            return None
+        name_of = {id(mark): name for name, mark in marks.items()}
+        meta = [name_of.get(id(value)) for value in static]
+        if not children and not meta:
+            return None
+        found = [name for name in meta if name is not None]
+        return cls(nodetype, list(children), found) if len(found) == len(meta) else None
+
+    def build(self, auxdata: Any, children: Sequence[Any]) -> Any:
+        """Makes a node without a call to its `__init__`, which might not like placeholders."""
+        attributes = zip([*self.data, *self.meta], [*children, *auxdata], strict=True)
+        return with_attributes(self.ty, dict(attributes))
+
+
+def fields_of(nodetype: Any) -> Sequence[dataclasses.Field[Any]]:
+    """Returns the fields of a dataclass; none of another type."""
+    return dataclasses.fields(nodetype) if dataclasses.is_dataclass(nodetype) else ()
