@@ -6,6 +6,7 @@ trained with. Run it with `make export-model`.
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,6 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 sys.path.insert(0, str(Path(__file__).parent))
-import itertools
-
 from model_types import Activation, Dense, Prediction
 
 import treepack

@@ -158,6 +158,17 @@ treepack.register_node(
     deserialize_auxdata=lambda data: tuple(data),
 )
 
+
+class Free:
+    """No dataclass, but JAX takes it for one."""
+
+    def __init__(self, w: Any, names: Any):
+        self.w, self.names = w, names
+
+
+jax.tree_util.register_dataclass(Free, ["w"], ["names"])
+treepack.register_node(Free, serialized_name="tests.Free")
+
 treepack.register_node(flax.core.FrozenDict, serialized_name="tests.FrozenDict")
 treepack.register_node(collections.OrderedDict, serialized_name="tests.OrderedDict")
 treepack.register_node(collections.defaultdict, serialized_name="tests.defaultdict")
@@ -180,6 +191,7 @@ NODES: dict[str, Any] = {
     "namedtuple": Point(W, (W, [W])),
     "pair": Pair(W, Pair(W, W, np.dtype("float32")), ("a", ["b", {"c": 1}])),
     "keyed": Keyed(W, (1, 0, 255)),
+    "free": Free(W, ("a", "b")),
     "frozen_dict": flax.core.FrozenDict({"b": W, "a": flax.core.FrozenDict({"c": W})}),
     "ordered_dict": collections.OrderedDict(b=W, a=W),
     "defaultdict": collections.defaultdict(list, {"b": W, "a": W}),

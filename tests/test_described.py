@@ -484,7 +484,9 @@ def test_a_record_cannot_grow() -> None:
         treepack.loads(with_trailer({"a": 1}, record([["jax", []], *levels])))
 
 
-@pytest.mark.parametrize("name", ["plain", "struct", "auto", "tree", "xtree", "eformer", "frozen"])
+@pytest.mark.parametrize(
+    "name", ["plain", "struct", "auto", "tree", "xtree", "eformer", "frozen", "free"]
+)
 def test_nodes_with_other_children_or_static_data(name: str) -> None:
     """JAX takes what it is given, and reads beyond its end."""
     state = treepack.msgpack_restore(treepack.dumps(NODES[name]))
@@ -503,6 +505,12 @@ def test_nodes_with_other_children_or_static_data(name: str) -> None:
         trailer["nodes"][-1] = [{"typed": [0, _core.encode_value(static)]}, runs]
         with pytest.raises(treepack.DecodeError, match="its static data should be"):
             treepack.loads(with_trailer(state, msgpack.packb(trailer)))
+
+
+def test_an_unknown_implementation_of_keys() -> None:
+    data = treepack.dumps([jax.random.key(1)]).replace(b"threefry2x32", b"threefry2x33")
+    with pytest.raises(treepack.DecodeError, match=r"PRNG key of an implementation.*\./0"):
+        treepack.loads(data)
 
 
 def test_where_a_node_cannot_be_made() -> None:

@@ -233,6 +233,11 @@ def test_memory_is_that_of_the_output(tmp_path: Path):
     assert decompress <= 128 + 64
 
 
+def test_the_largest_bound() -> None:
+    for bound in (2**64 - 1, 2**63):
+        assert treepack.decompress_bytes(2 * gzip.compress(b"abc"), max_size=bound) == b"abcabc"
+
+
 def told(work: Callable[..., Any]) -> list[tuple[int, int]]:
     calls: list[tuple[int, int]] = []
     work(progress=lambda done, total: calls.append((done, total)))

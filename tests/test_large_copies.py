@@ -1,4 +1,4 @@
-"""Writable copies of a large tree, whose arrays share one mapping."""
+"""Copies of the arrays of a large tree, which share one mapping."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from treepack import _dtypes
-from treepack.errors import TreepackError, UnregisteredTypeError
+from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
 
 # Static data are compared and hashed by JAX; more than this belongs into leaves.
 MAX_ARRAY_BYTES = 64 << 10
@@ -102,7 +102,7 @@ def register_auxdata(
                 f"encode and decode are needed for {default_name(ty)}, which is neither an enum "
                 "nor a dataclass"
             )
-    if name in _BUILTIN or name in _DECODERS:
+    if is_own_name(name):
         raise ValueError(f"the auxdata name {name!r} is treepack's own")
     with registering:
         known = _by_name.get(name)
@@ -150,16 +150,20 @@ def register_function(function: Any, *, serialized_name: str | None = None) -> A
     name = serialized_name or function_name(function)
     if name is None:
         raise TypeError(f"serialized_name is needed for {function!r}, which has no name of its own")
-    known = _function_names.get(id(function))
-    if known is not None and known != name and _functions.get(known) is function:
-        raise ValueError(
-            f"{function!r} is already registered with the name {known!r}, not {name!r}"
-        )
-    other = _functions.get(name)
-    if other is not None and other is not function and not _same_definition(other, function):
-        raise ValueError(f"the name {name!r} is already registered for {other!r}")
-    _functions[name] = function
-    _function_names[id(function)] = name
+    with registering:
+        known = _function_names.get(id(function))
+        if known is not None and known != name and _functions.get(known) is function:
+            raise ValueError(
+                f"{function!r} is already registered with the name {known!r}, not {name!r}"
+            )
+        other = _functions.get(name)
+        if other is not None and not _same_definition(other, function):
+            raise ValueError(
+                f"the name {name!r} is already registered for {other!r}, and cannot be for "
+                f"{function!r} as well"
+            )
+        _functions[name] = function
+        _function_names[id(function)] = name
     return function
 
 
@@ -176,6 +180,11 @@ def function_name(function: Any) -> str | None:
 def default_name(ty: type) -> str:
     """Returns the name that a type has unless the program gives it another one."""
     return f"{ty.__module__}.{ty.__qualname__}"
+
+
+def is_own_name(name: str) -> bool:
+    """Tells whether a name stands for something that the program cannot change."""
+    return name in _BUILTIN or name in _DECODERS
 
 
 def check_claim(ty: type, name: str, names: dict[type, str], other: type | None, what: str) -> None:
@@ -244,7 +253,8 @@ def rebuild(name: str, value: Any) -> Any:
     """Returns the value that `reduce` was given.
 
     Raises:
-      UnregisteredTypeError: If nothing has this name.
+      UnregisteredTypeError: A DecodeError. If nothing has this name.
+      DecodeError: If nothing can be made of the value.
     """
     codec = _by_name.get(name) or _BUILTIN.get(name)
     decode = _DECODERS.get(name) if codec is None else codec.decode
@@ -260,7 +270,7 @@ def rebuild(name: str, value: Any) -> Any:
     except TreepackError:
         raise
     except Exception as error:  # whatever a codec raises for what it cannot read
-        raise TreepackError(f"static data of type {name} cannot be restored: {error}") from error
+        raise DecodeError(f"static data of type {name} cannot be restored: {error}") from error
 
 
 def _explain(value: Any) -> str:

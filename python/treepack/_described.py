@@ -84,6 +84,7 @@ def loads(
     Raises:
       DecodeError: A ValueError. If the bytes are no such encoding.
       UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
+      TreepackError: A ValueError. If jax would not keep the dtype of an array.
       MismatchError: A ValueError. If they do not fit the target.
 
     Example:

@@ -18,9 +18,16 @@ class Fields(NamedTuple):
     meta: list[str]
 
     @classmethod
-    def marked(cls, nodetype: Any) -> Fields:
-        """Returns the fields of a dataclass as they are marked, which is what JAX goes by."""
-        static = {field.name: field.metadata.get("static", False) for field in fields_of(nodetype)}
+    def marked(cls, nodetype: Any, dropped: Sequence[str]) -> Fields:
+        """Returns the fields of a dataclass as they are marked for JAX, but for dropped ones.
+
+        Those that `__init__` does not take are dropped as well: it makes them.
+        """
+        static = {
+            field.name: field.metadata.get("static", False)
+            for field in dataclass_fields(nodetype)
+            if field.init and field.name not in dropped
+        }
         return cls(
             nodetype,
             [name for name, is_static in static.items() if not is_static],
@@ -29,15 +36,22 @@ class Fields(NamedTuple):
 
     @classmethod
     def of(cls, nodetype: type) -> Fields | None:
-        """Finds out how JAX takes a dataclass apart, from an object with marks in its fields.
+        """Finds out how JAX takes a type apart, from an object with marks in its fields.
 
         `None` if it is not by its fields, and a tuple of them as static data.
         """
-        marks = {field.name: object() for field in fields_of(nodetype)}
-        try:
-            children, treedef = flatten(with_attributes(nodetype, marks))
-        except Exception:  # whatever a flatten function does with what it does not expect
-            return None
+        marks = {field.name: object() for field in dataclass_fields(nodetype)}
+        while True:
+            try:
+                children, treedef = flatten(with_attributes(nodetype, marks))
+                break
+            except AttributeError as error:
+                # A class that is no dataclass: it asks for its fields one after the other.
+                if not error.name or error.name in marks:
+                    return None
+                marks[error.name] = object()
+            except Exception:  # whatever a flatten function does with what it does not expect
+                return None
         static = treedef.node_data()[1]
         if type(static) is not tuple or any(
             marks.get(name) is not child for name, child in children.items()
@@ -56,6 +70,6 @@ class Fields(NamedTuple):
         return with_attributes(self.ty, dict(attributes))
 
 
-def fields_of(nodetype: Any) -> Sequence[dataclasses.Field[Any]]:
+def dataclass_fields(nodetype: Any) -> Sequence[dataclasses.Field[Any]]:
     """Returns the fields of a dataclass; none of another type."""
     return dataclasses.fields(nodetype) if dataclasses.is_dataclass(nodetype) else ()

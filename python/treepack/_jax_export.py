@@ -42,7 +42,7 @@ def register(
         )
     except ValueError as error:
         # There is no way to ask. If it is about the type, somebody else has registered it.
-        if f"for type `{nodetype}`" in str(error):
+        if f"registration for type `{nodetype}`" in str(error):
             return
         raise ValueError(f"{default_name(nodetype)} with the name {name!r}: {error}") from None
     _exported[name] = _Exported(nodetype, nodetype, from_children)

@@ -34,6 +34,8 @@ class NodeType(NamedTuple):
       name: What it is written as.
       fields: The names of its children and of its static data, if all nodes have the same:
         nodes that were saved with others cannot be made.
+      checked: Whether nodes have exactly these children and static data; otherwise these are
+        just the fields of a dataclass.
       reduce: Takes a node, returns its encoded static data and its children by name.
       decode: Takes encoded static data, returns the data.
       rebuild: Takes static data, names and children, returns a node.
@@ -43,6 +45,7 @@ class NodeType(NamedTuple):
     ty: type
     name: str
     fields: FieldNames | None
+    checked: bool
     reduce: Callable[[Any], tuple[bytes, dict[str, Any]]]
     decode: Callable[[bytes], Any]
     rebuild: Callable[[Any, list[str], list[Any]], Any]
@@ -84,7 +87,8 @@ def check_claim(ty: type, name: str) -> None:
     """Raises a ValueError if a type cannot have a name."""
     if ty in BY_JAX:
         raise ValueError(f"{default_name(ty)} is known by itself")
-    if name in _OWN_NAMES and _OWN_NAMES[name]() is not ty:
+    own_name = name in _OWN_NAMES and _OWN_NAMES[name]() is not ty
+    if own_name or _auxdata.is_own_name(name):
         raise ValueError(f"the node type name {name!r} is treepack's own")
     known = _by_name.get(name)
     _auxdata.check_claim(ty, name, _names, None if known is None else known.ty, "node type")
@@ -189,7 +193,7 @@ def _mapping(
             raise ValueError("a key occurs twice")
         return make(more, items)
 
-    return NodeType(ty, name, None, reduce, _core.decode_value, rebuild, rebuild)
+    return NodeType(ty, name, None, False, reduce, _core.decode_value, rebuild, rebuild)
 
 
 def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
@@ -224,6 +228,7 @@ _OWN: dict[type, NodeType] = {
         jax.tree_util.Partial,
         "jax.tree_util.Partial",
         None,
+        False,
         _reduce_partial,
         _core.decode_value,
         _rebuild_partial,

@@ -11,7 +11,7 @@ import jax
 
 from treepack import _auxdata, _core, _jax_export, _node_types
 from treepack._auxdata import default_name
-from treepack._fields import Fields, fields_of
+from treepack._fields import Fields
 from treepack._node_types import FieldNames, NodeType, check_children, check_claim, is_namedtuple
 from treepack._nodes import flatten, is_code, is_known_to_jax, unflatten
 
@@ -57,8 +57,8 @@ def register_dataclass(
 
     Args:
       nodetype: The class. Subclasses are not covered.
-      data_fields: The fields that are children. By default those of a dataclass that are
-        not marked by `metadata=dict(static=True)`.
+      data_fields: The fields that are children. By default those of a dataclass that
+        `__init__` takes and that are not marked by `metadata=dict(static=True)`.
       meta_fields: The fields that are static data; given together with `data_fields`.
       drop_fields: Fields that are neither, and take their defaults when a node is made.
       serialized_name: What it is written as in files; by default its module and qualified
@@ -90,6 +90,10 @@ def register_dataclass(
             serialized_name=serialized_name,
         )
     _check_is_type(nodetype)
+    if is_namedtuple(nodetype):
+        raise ValueError(
+            f"{default_name(nodetype)} is a namedtuple: call treepack.register_namedtuple"
+        )
     if (data_fields is None) != (meta_fields is None):
         raise TypeError("data_fields and meta_fields must both be given, or none of them")
     _check_dropped(nodetype, drop_fields)
@@ -102,16 +106,16 @@ def register_dataclass(
         if is_known_to_jax(nodetype):
             fields = _adopted(nodetype, given, drop_fields)
         else:
-            fields = given or Fields.marked(nodetype)
-            jax.tree_util.register_dataclass(
-                nodetype, data_fields, meta_fields, drop_fields=list(drop_fields)
-            )
+            if given is None and dataclasses.is_dataclass(nodetype):
+                given = Fields.marked(nodetype, drop_fields)
+            data, meta = (None, None) if given is None else (given.data, given.meta)
+            jax.tree_util.register_dataclass(nodetype, data, meta, drop_fields=list(drop_fields))
+            fields = given
         build = None if fields is None else fields.build
         _jax_export.register(nodetype, name, _encode_auxdata, _core.decode_value, build)
         _register(nodetype, name, fields)
-        if fields_of(nodetype):
-            from_fields = functools.partial(_auxdata.from_fields, nodetype)
-            _auxdata.register_fields(nodetype, name, _auxdata.fields_of, from_fields)
+        if dataclasses.is_dataclass(nodetype):
+            _register_as_auxdata(nodetype, name)
     return nodetype
 
 
@@ -131,7 +135,8 @@ def register_node(
 
     Args:
       nodetype: The type, registered with `jax.tree_util` before.
-      serialized_name: What it is written as.
+      serialized_name: What it is written as; for types that need no registration (such as
+        OrderedDict) by `jax.export` alone.
       serialize_auxdata: Takes the auxdata of a node, returns bytes.
       deserialize_auxdata: The reverse.
       from_children: Takes auxdata and children, returns a node. Only `jax.export` uses it,
@@ -247,9 +252,8 @@ def register_namedtuple(nodetype: Any = None, *, serialized_name: str | None = N
     with _auxdata.registering:
         check_claim(nodetype, name)
         _jax_export.register(nodetype, name, _encode_auxdata, _core.decode_value, from_children)
-        _node_types.add(
-            NodeType(nodetype, name, fields, reduce, _core.decode_value, rebuild, rebuild)
-        )
+        decode = _core.decode_value
+        _node_types.add(NodeType(nodetype, name, fields, True, reduce, decode, rebuild, rebuild))
         _auxdata.register_fields(nodetype, name, tuple, nodetype._make)
     return nodetype
 
@@ -296,8 +300,9 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
         if jax.tree_util.all_leaves([node]) and node is not None:
             return
         ty = type(node)
-        if _node_types.own(ty) is not None:
-            _export_own(ty)
+        own = _node_types.own(ty)
+        if own is not None:
+            _jax_export.register(ty, own.name, _encode_auxdata, _core.decode_value, None)
         elif _node_types.registered(ty) is None and ty not in _node_types.BY_JAX:
             register(ty)
         if isinstance(node, jax.tree_util.Partial):
@@ -341,7 +346,7 @@ def _adopted(nodetype: type, given: Fields | None, dropped: Sequence[str]) -> Fi
     """Returns the fields of a type as JAX knows them, which must be those that are given."""
     found = Fields.of(nodetype)
     known = _node_types.registered(nodetype)
-    if found is None and known is not None and known.fields is not None:
+    if found is None and known is not None and known.fields is not None and known.checked:
         found = Fields(nodetype, *known.fields)
     if (given is not None and given != found) or (
         found is not None and {*dropped} & {*found.data, *found.meta}
@@ -407,7 +412,10 @@ def _register(
         field_names = fields.data, fields.meta
     elif dataclasses.is_dataclass(nodetype):
         field_names = [field.name for field in dataclasses.fields(nodetype)], []
-    _node_types.add(NodeType(nodetype, name, field_names, reduce, decode_all, rebuild, build))
+    checked = fields is not None
+    _node_types.add(
+        NodeType(nodetype, name, field_names, checked, reduce, decode_all, rebuild, build)
+    )
 
 
 # Marks static data of a node that has functions among its children, which are no state.
@@ -450,25 +458,24 @@ def _take_functions(data: bytes) -> _WithFunctions | None:
     return None
 
 
+def _register_as_auxdata(nodetype: Any, name: str) -> None:
+    from_fields = functools.partial(_auxdata.from_fields, nodetype)
+    _auxdata.register_fields(nodetype, name, _auxdata.fields_of, from_fields)
+
+
 def _encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None) -> bytes:
     """Returns auxdata as bytes; an error names type and field."""
     try:
         return _core.encode_value(auxdata)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         where = "" if nodetype is None else f"{default_name(nodetype)}: "
         if meta and isinstance(auxdata, tuple) and len(auxdata) == len(meta):
             for field, value in zip(meta, auxdata, strict=True):
                 try:
                     _core.encode_value(value)
-                except TypeError as reason:
+                except (TypeError, ValueError) as reason:
                     raise TypeError(f"{where}the field {field!r}: {reason}") from None
         raise TypeError(f"{where}{error}") from None
-
-
-def _export_own(ty: type) -> None:
-    own = _node_types.own(ty)
-    if own is not None:
-        _jax_export.register(ty, own.name, _encode_auxdata, _core.decode_value, None)
 
 
 def _register_named(function: Any) -> None:

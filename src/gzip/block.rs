@@ -42,20 +42,20 @@ impl Coder {
             Method::Level(level) => Some(level),
             Method::Adaptive => has_repeats(data).then_some(MATCHING_LEVEL),
         };
-        let counts = if let Some(level) = level {
-            let counts = literal::count(data);
+        let code = if let Some(level) = level {
+            let code = Code::new(&literal::count(data));
             self.matches(data, level, out)?;
-            if out.len() <= Code::new(&counts).size().min(data.len()) {
+            if out.len() <= code.size().min(data.len()) {
                 return Ok(Encoded {
                     len: out.len(),
                     literal: false,
                 });
             }
-            counts
+            code
         } else {
-            literal::estimate(data).unwrap_or_else(|| literal::count(data))
+            let counts = literal::estimate(data).unwrap_or_else(|| literal::count(data));
+            Code::new(&counts)
         };
-        let code = Code::new(&counts);
         if code.size() < data.len() {
             let len = code.encode(data, out);
             if len < data.len() {
@@ -199,6 +199,19 @@ mod tests {
 
         let (zeros, literal) = encode(&vec![0; 100_000], Method::Adaptive);
         assert!(!literal && zeros.len() < 1000);
+    }
+
+    #[test]
+    fn a_wrong_estimate_costs_nothing() {
+        // Mostly one byte where the estimate looks, and noise elsewhere.
+        let noise: Vec<u8> = noise(256 << 10).map(|word| word as u8).collect();
+        let mut data = noise;
+        for group in 300..1024 {
+            let part = 4 * group + (group + group / 4) % 4;
+            data[64 * part..][..64].fill(7);
+        }
+        let (coded, _) = encode(&data, Method::Adaptive);
+        assert!(coded.len() <= data.len() + 50, "{}", coded.len());
     }
 
     #[test]

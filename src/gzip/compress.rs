@@ -204,6 +204,9 @@ pub fn compress<P: Payload + Sync>(
             done(bytes.min((index + 1) * block_bytes))
         },
     )?;
+    if count == 0 {
+        done(0)?;
+    }
     let mut end = vec![3, 0]; // an empty last block
     end.extend_from_slice(&checksum.finalize().to_le_bytes());
     #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as the format has it

@@ -32,7 +32,9 @@ pub fn decompress(
         let mut member = GzDecoder::new(rest);
         loop {
             // One byte more than there may be, to notice it.
-            let room = max_size.map_or(usize::MAX, |max_size| max_size - out.len() + 1);
+            let room = max_size.map_or(usize::MAX, |max_size| {
+                (max_size - out.len()).saturating_add(1)
+            });
             let step = room.min(STEP_BYTES) as u64;
             let found = member.by_ref().take(step).read_to_end(&mut out);
             let found = found.map_err(|error| match error.kind() {

@@ -438,6 +438,21 @@ mod tests {
     }
 
     #[test]
+    fn estimates_are_near_or_none() {
+        // Every byte, and some more often than others.
+        let data: Vec<u8> = (0..100_000_u32)
+            .map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8 & (i / 3) as u8 | (i % 97) as u8)
+            .collect();
+        let (exact, near) = (count(&data), estimate(&data).unwrap());
+        for (exact, near) in exact.iter().zip(near) {
+            assert!(exact.abs_diff(near) < exact / 3 + 60, "{exact} {near}");
+        }
+        let even: Vec<u8> = data.iter().map(|byte| byte & 0xfe).collect();
+        assert!(estimate(&even).is_none());
+        assert!(estimate(b"").is_none());
+    }
+
+    #[test]
     fn counts_are_exact() {
         let data: Vec<u8> = (0..1003_u32).map(|i| (i * i % 251) as u8).collect();
         let counts = count(&data);

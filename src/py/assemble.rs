@@ -176,6 +176,12 @@ impl<'py> Assembly<'_, 'py> {
                 *used += 1;
                 leaves.get_item(*used - 1)?
             }
+            (Kind::Jax, None) if state.is_instance_of::<PyDict>() => {
+                return damaged(
+                    "there is a dict where an array was saved, such as a PRNG key of an \
+                     implementation that is not known here",
+                );
+            }
             (Kind::Bytearray, _) => PyByteArray::from(bytes(&state)?)?.into_any(),
             (Kind::Memoryview, _) => PyMemoryView::from(bytes(&state)?)?.into_any(),
             _ => state,
@@ -263,7 +269,7 @@ impl<'py> Assembly<'_, 'py> {
             let data = class.call_method1("decode", (PyBytes::new(py, data),));
             let data = data.map_err(of_type)?;
             if data.hash().is_ok() {
-                self.decoded.insert(node, data.clone()); // it cannot change either
+                self.decoded.insert(node, data.clone()); // it is not meant to change, either
             }
             data
         };

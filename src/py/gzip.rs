@@ -92,19 +92,18 @@ pub fn inflate<'py>(
     let error = |error| errors::to_py(py, error, None);
     let indexed = Indexed::open(data);
     let threads = self::threads(py, threads, indexed.as_ref().map_or(0, Indexed::len))?;
-    let mut inflated = None;
+    let mut progress = progress;
     if let Some(indexed) = indexed {
         if let Some(max_size) = max_size
             && indexed.len() > max_size
         {
             return Err(error(Error::OutputLimit { max_size }));
         }
-        let callback = progress.as_ref().map(|callback| callback.clone_ref(py));
-        let progress = Progress::new(callback, indexed.len());
-        inflated = inflate_indexed(py, &indexed, threads, progress, release)?;
-    }
-    if let Some(bytes) = inflated {
-        return Ok(bytes);
+        // It is not told of a second attempt, which would begin at nothing again.
+        let told = Progress::new(progress.take(), indexed.len());
+        if let Some(bytes) = inflate_indexed(py, &indexed, threads, told, release)? {
+            return Ok(bytes);
+        }
     }
     // How much will come out nobody knows, so what is told is how much has been read.
     let mut progress = Progress::new(progress, data.len());

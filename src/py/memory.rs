@@ -307,7 +307,8 @@ impl FreshPages {
     }
 
     /// Pages for an array of `nbytes` bytes, if they are worth it and can be had; all
-    /// arrays after it will need `later` bytes at most.
+    /// arrays after it have `later` bytes at most. (What is lost by rounding to pages may
+    /// take another mapping at the end.)
     pub fn take(&mut self, nbytes: usize, later: usize) -> Option<OwnPages> {
         if nbytes < Self::ARRAY_MIN_BYTES || self.tree_bytes < Self::TREE_MIN_BYTES {
             return None;
@@ -463,8 +464,8 @@ impl<'py> FreshArray<'py> {
     /// If it is not inside the array.
     fn part(&mut self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: NumPy allocated `len` bytes at `start` for `self.array`, which
-        // lives as long as `self`. No other code uses this part: what Python has
+        // SAFETY: `len` bytes at `start` belong to `self.array`, which lives as long as
+        // `self`: NumPy allocated them, or they are pages that its base object holds. No other code uses this part: what Python has
         // seen before the whole tree is returned are other parts (`SmallCopies`).
         unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }

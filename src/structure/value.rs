@@ -1,7 +1,7 @@
 //! Typed values: the static data of nodes, keys that are no strings, metadata.
 //!
-//! A value is written so that it comes back with its type (a tuple is no list), and equal
-//! values give equal bytes. What is not listed here is a name that the program knows, and
+//! A value is written so that it comes back with its type (a tuple is no list) and its
+//! order, and the same value always gives the same bytes. What is not listed here is a name that the program knows, and
 //! another value to make it from.
 
 use rmp_serde::Deserializer;

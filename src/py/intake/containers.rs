@@ -195,7 +195,6 @@ impl<'py> Walk<'_, 'py> {
                 let code: i8 = value.getattr(intern!(py, "code"))?.extract()?;
                 let data = value.getattr(intern!(py, "data"))?;
                 self.ext(code, data.cast::<PyBytes>()?.as_bytes())?;
-                self.plain();
             }
             Class::Timestamp => {
                 self.key(key)?;
