@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast export-model test test-rust test-python lint types format bench bench-full bench-gzip bench-core clean
+.PHONY: help demo rl-broadcast export-model test test-rust test-python lint types fuzz format bench bench-full bench-gzip bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -47,6 +47,22 @@ lint: $(VENV)/.built
 ## make types        the type checker, over the package
 types: $(VENV)/.built
 	$(BIN)/mypy
+
+# What cargo-fuzz passes, but for the sanitizers, which need a nightly compiler.
+FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+  -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions --cfg fuzzing
+FUZZ_TARGET = $(shell rustc -vV | sed -n 's/^host: //p')
+FUZZ_SECONDS ?= 60
+
+## make fuzz         looks for inputs that break the core, FUZZ_SECONDS (60) for each target; needs a C++ compiler
+fuzz:
+	cd tests/fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --quiet --release --target $(FUZZ_TARGET)
+	cd tests/fuzz && for name in compress decompress read structure; do \
+	  mkdir -p corpus/$$name && target/$(FUZZ_TARGET)/release/$$name corpus/$$name \
+	    -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -verbosity=0 || exit 1; \
+	  echo "$$name: no input breaks it"; \
+	done
 
 ## make format       formats both languages
 format: $(VENV)/.built

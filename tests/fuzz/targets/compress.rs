@@ -1,0 +1,28 @@
+//! Whatever is compressed comes back, by the index and in order.
+#![no_main]
+
+use std::mem::MaybeUninit;
+use std::num::NonZero;
+
+use libfuzzer_sys::fuzz_target;
+use treepack::gzip::{Indexed, compress_to_memory, decompress, method};
+use treepack::layout::LayoutBuilder;
+
+fuzz_target!(|input: (u8, u8, Vec<u8>)| {
+    let (level, times, data) = input;
+    // Long enough for several blocks now and then.
+    let data = data.repeat(usize::from(times) * usize::from(times) % 900 + 1);
+    let level = (level % 11 < 10).then_some(i64::from(level % 11));
+    let threads = NonZero::new(2).unwrap();
+    let mut builder = LayoutBuilder::default();
+    builder.push(data.clone());
+    let layout = builder.finish();
+    let member = compress_to_memory(&layout, method(level).unwrap(), threads, |_| Ok(())).unwrap();
+    let stream = member.slices(0..member.len()).collect::<Vec<_>>().concat();
+    assert!(decompress(&stream, None, |_| Ok(())).unwrap() == data);
+    if let Some(indexed) = Indexed::open(&stream) {
+        assert!(indexed.read(0..indexed.len()).unwrap() == data);
+        let mut out = vec![MaybeUninit::new(0); indexed.len()];
+        assert!(indexed.inflate(&mut out, threads, |_| Ok(())).unwrap());
+    }
+});

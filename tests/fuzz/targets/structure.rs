@@ -1,0 +1,16 @@
+//! Any bytes are a record of a structure, and a value, or an error; those that are come back.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use treepack::structure::{Trailer, Value};
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(trailer) = Trailer::decode(data) {
+        assert_eq!(Trailer::decode(&trailer.encode()).unwrap(), trailer);
+    }
+    if let Ok(value) = Value::decode(data) {
+        // Compared as bytes, because a NaN differs from itself.
+        let encoded = value.encode();
+        assert_eq!(Value::decode(&encoded).unwrap().encode(), encoded);
+    }
+});
