@@ -22,11 +22,11 @@ pub mod parallel;
 
 pub mod stream;
 
+pub mod mapping;
+
 pub mod sink;
 
 pub mod gzip;
-
-pub mod mapping;
 
 pub mod sniff;
 

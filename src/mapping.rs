@@ -1,13 +1,23 @@
-//! A file mapped into memory.
+//! Pages from the system: of a file, or fresh ones.
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
 use crate::Result;
+
+/// Fresh pages for `len` bytes, huge ones where the system has them: one page fault for
+/// 2 MiB instead of 512. Those that are not written to take no memory.
+pub fn fresh_pages(len: usize) -> io::Result<MmapMut> {
+    let pages = MmapMut::map_anon(len)?;
+    #[cfg(target_os = "linux")]
+    let _ = pages.advise(memmap2::Advice::HugePage); // nothing is lost without
+    Ok(pages)
+}
 
 /// The pages of a whole file, read-only.
 ///

@@ -11,7 +11,7 @@ import jax
 
 from treepack import _auxdata, _core, _jax_export, _node_types
 from treepack._auxdata import default_name
-from treepack._fields import Fields
+from treepack._fields import Fields, dataclass_fields
 from treepack._node_types import FieldNames, NodeType, check_children, check_claim, is_namedtuple
 from treepack._nodes import flatten, is_code, is_known_to_jax, unflatten
 
@@ -411,7 +411,7 @@ def _register(
     if fields is not None:
         field_names = fields.data, fields.meta
     elif dataclasses.is_dataclass(nodetype):
-        field_names = [field.name for field in dataclasses.fields(nodetype)], []
+        field_names = [field.name for field in dataclass_fields(nodetype)], []
     checked = fields is not None
     _node_types.add(
         NodeType(nodetype, name, field_names, checked, reduce, decode_all, rebuild, build)
@@ -441,10 +441,7 @@ def _add_functions(
 ) -> bytes:
     """Returns static data with the functions among the children of these names."""
     for name, function in functions.items():
-        try:
-            _core.encode_value(function)
-        except TypeError as error:
-            raise TypeError(f"{default_name(nodetype)}: the field {name!r}: {error}") from None
+        _check_field(name, function, f"{default_name(nodetype)}: ")
     return _core.encode_value((_FUNCTIONS, data, names, functions))
 
 
@@ -463,6 +460,14 @@ def _register_as_auxdata(nodetype: Any, name: str) -> None:
     _auxdata.register_fields(nodetype, name, _auxdata.fields_of, from_fields)
 
 
+def _check_field(field: str, value: Any, where: str) -> None:
+    """Raises a TypeError with the name of a field if its value cannot be written."""
+    try:
+        _core.encode_value(value)
+    except (TypeError, ValueError) as reason:
+        raise TypeError(f"{where}the field {field!r}: {reason}") from None
+
+
 def _encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None) -> bytes:
     """Returns auxdata as bytes; an error names type and field."""
     try:
@@ -471,10 +476,7 @@ def _encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None
         where = "" if nodetype is None else f"{default_name(nodetype)}: "
         if meta and isinstance(auxdata, tuple) and len(auxdata) == len(meta):
             for field, value in zip(meta, auxdata, strict=True):
-                try:
-                    _core.encode_value(value)
-                except (TypeError, ValueError) as reason:
-                    raise TypeError(f"{where}the field {field!r}: {reason}") from None
+                _check_field(field, value, where)
         raise TypeError(f"{where}{error}") from None
 
 

@@ -14,6 +14,7 @@ use memmap2::MmapMut;
 use super::block::{Coder, Encoded, Method};
 use super::index;
 use crate::layout::{Layout, LayoutBuilder, Payload};
+use crate::mapping::fresh_pages;
 use crate::{Error, Result, parallel};
 
 /// The method for a `level`, from 0 (stored) to 9 (smallest), or for none.
@@ -94,9 +95,7 @@ impl Output for Slabs {
             let slab = match self.slabs.last_mut() {
                 Some(slab) if slab.len < slab.pages.len() => slab,
                 _ => {
-                    let pages = MmapMut::map_anon(self.slab_bytes)?;
-                    #[cfg(target_os = "linux")]
-                    let _ = pages.advise(memmap2::Advice::HugePage); // nothing is lost without
+                    let pages = fresh_pages(self.slab_bytes)?;
                     self.slabs.push(Slab { pages, len: 0 });
                     continue;
                 }

@@ -36,9 +36,10 @@ pub fn assemble<'py>(
         path: Vec::new(),
     };
     let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
+    let mut found = Vec::new();
     let done = match convert {
         None => assembly.node(state, root),
-        Some(convert) => assembly.leaves(&state, root).and_then(|found| {
+        Some(convert) => assembly.collect(&state, root, &mut found).and_then(|()| {
             let found = PyList::new(py, found)?;
             let converted = convert.call1((&found,))?.cast_into::<PyList>()?;
             if converted.len() != found.len() {
@@ -277,17 +278,7 @@ impl<'py> Assembly<'_, 'py> {
         made.map_err(of_type)
     }
 
-    /// The states of all arrays of jax, in the order in which `node` comes by them.
-    fn leaves(
-        &mut self,
-        state: &Bound<'py, PyAny>,
-        node: usize,
-    ) -> Result<Vec<Bound<'py, PyAny>>, Failure> {
-        let mut found = Vec::new();
-        self.collect(state, node, &mut found)?;
-        Ok(found)
-    }
-
+    /// Collects the states of all arrays of jax, in the order in which `node` comes by them.
     fn collect(
         &mut self,
         state: &Bound<'py, PyAny>,

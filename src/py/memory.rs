@@ -26,7 +26,7 @@ use std::ops::Range;
 use std::slice;
 use std::sync::Arc;
 
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::MmapRaw;
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::buffer::{PyBuffer, PyUntypedBuffer};
@@ -36,6 +36,7 @@ use pyo3::types::{PyBytes, PyDict, PyMemoryView, PyString};
 use pyo3::{PyTypeInfo, ffi};
 
 use crate::layout::Payload;
+use crate::mapping::fresh_pages;
 use crate::{Result, parallel};
 
 /// Below so many bytes, letting other threads run costs more than the work.
@@ -316,9 +317,7 @@ impl FreshPages {
         let len = nbytes.checked_next_multiple_of(page_size())?;
         let room = self.mapping.as_ref().map_or(0, |mapping| mapping.len());
         if room - self.used < len {
-            let mapping = MmapMut::map_anon(len.checked_add(later)?).ok()?;
-            #[cfg(target_os = "linux")]
-            let _ = mapping.advise(memmap2::Advice::HugePage); // nothing is lost without
+            let mapping = fresh_pages(len.checked_add(later)?).ok()?;
             self.mapping = Some(Arc::new(mapping.into()));
             self.used = 0;
         }
@@ -465,8 +464,9 @@ impl<'py> FreshArray<'py> {
     fn part(&mut self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: `len` bytes at `start` belong to `self.array`, which lives as long as
-        // `self`: NumPy allocated them, or they are pages that its base object holds. No other code uses this part: what Python has
-        // seen before the whole tree is returned are other parts (`SmallCopies`).
+        // `self`: NumPy allocated them, or they are pages that its base object holds. No
+        // other code uses this part: what Python has seen before the whole tree is
+        // returned are other parts (`SmallCopies`).
         unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }

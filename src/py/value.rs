@@ -43,6 +43,9 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
         )));
     }
     let below = |value: &Bound<'_, PyAny>| to_value(value, depth + 1);
+    let each = |values: &Bound<'_, PyAny>| -> PyResult<Vec<_>> {
+        values.try_iter()?.map(|item| below(&item?)).collect()
+    };
     // Subclasses are other types, which the program has to know by name.
     Ok(if value.is_none() {
         Value::None
@@ -61,29 +64,14 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     } else if let Ok(value) = value.cast_exact::<PyBytes>() {
         Value::Bytes(ByteBuf::from(value.as_bytes()))
     } else if let Ok(value) = value.cast_exact::<PyTuple>() {
-        Value::Tuple(
-            value
-                .iter()
-                .map(|item| below(&item))
-                .collect::<PyResult<_>>()?,
-        )
+        Value::Tuple(each(value.as_any())?)
     } else if let Ok(value) = value.cast_exact::<PyList>() {
-        Value::List(
-            value
-                .iter()
-                .map(|item| below(&item))
-                .collect::<PyResult<_>>()?,
-        )
+        Value::List(each(value.as_any())?)
     } else if let Ok(value) = value.cast_exact::<PyDict>() {
         let pair = |(key, value): (Bound<'_, PyAny>, _)| Ok((below(&key)?, below(&value)?));
         Value::Dict(value.iter().map(pair).collect::<PyResult<_>>()?)
     } else if let Ok(value) = value.cast_exact::<PyFrozenSet>() {
-        Value::frozenset(
-            value
-                .iter()
-                .map(|item| below(&item))
-                .collect::<PyResult<_>>()?,
-        )
+        Value::frozenset(each(value.as_any())?)
     } else {
         let reduced = Hooks::get(value.py())?
             .reduce_value
