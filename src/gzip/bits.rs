@@ -51,62 +51,74 @@ impl<'a> BitWriter<'a> {
 }
 
 /// Takes bits from bytes; after the end come zeros, of which it takes note.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 pub struct BitReader<'a> {
     input: &'a [u8],
-    /// How many bytes have been moved to `bits`, those after the end included.
+    /// Where the bits are from; beyond the end if those that follow it have been asked for.
     position: usize,
+    /// The bits that are ready, below the highest bit that is set: so many more bits have been
+    /// taken as there are zeros above it.
     bits: u64,
-    count: u32,
 }
+
+const MARK: u64 = 1 << 63;
 
 impl<'a> BitReader<'a> {
     /// Begins at the first byte.
     pub fn new(input: &'a [u8]) -> Self {
-        Self {
+        let mut reader = Self {
             input,
             position: 0,
-            bits: 0,
-            count: 0,
-        }
+            bits: MARK,
+        };
+        // Nothing has been taken yet, and nothing is ready.
+        reader.refill();
+        reader
     }
 
-    /// Makes at least 56 bits ready.
+    /// Makes 56 bits ready. Returns false, without having done so, near the end.
     #[inline(always)]
+    pub fn refill_inside(&mut self) -> bool {
+        let taken = self.bits.leading_zeros();
+        let position = self.position + (taken / 8) as usize;
+        let rest = self.input.get(position..);
+        let Some(word) = rest.and_then(<[u8]>::first_chunk) else {
+            return false;
+        };
+        self.position = position;
+        self.bits = (u64::from_le_bytes(*word) | MARK) >> (taken % 8);
+        true
+    }
+
+    /// Makes 56 bits ready, zeros if there are no more.
+    #[inline]
     pub fn refill(&mut self) {
-        if let Some(word) = self.input[self.position.min(self.input.len())..].first_chunk() {
-            self.bits |= u64::from_le_bytes(*word) << self.count;
-            let bytes = (63 - self.count) / 8;
-            self.position += bytes as usize;
-            self.count += 8 * bytes;
-        } else {
-            while self.count <= 56 {
-                let byte = self.input.get(self.position).copied().unwrap_or(0);
-                self.bits |= u64::from(byte) << self.count;
-                self.position += 1;
-                self.count += 8;
-            }
+        if !self.refill_inside() {
+            let taken = self.bits.leading_zeros();
+            self.position += (taken / 8) as usize;
+            let rest = self.input.get(self.position..).unwrap_or_default();
+            let mut word = [0; 8];
+            let len = rest.len().min(8);
+            word[..len].copy_from_slice(&rest[..len]);
+            self.bits = (u64::from_le_bytes(word) | MARK) >> (taken % 8);
         }
     }
 
-    /// The bits that are ready, without taking them.
+    /// The bits that are ready, lowest first, without taking them; others above them.
     #[inline(always)]
     pub fn peek(&self) -> u64 {
         self.bits
     }
 
-    /// Takes `count` bits, which must be ready.
+    /// Takes as many bits as the lowest six bits of `count` tell, which must be ready.
     #[inline(always)]
-    pub fn skip(&mut self, count: u32) {
-        self.bits >>= count;
-        self.count -= count;
+    pub fn skip(&mut self, count: u16) {
+        self.bits >>= count & 0x3f;
     }
 
     /// The next `count` (at most 32) bits.
-    pub fn take(&mut self, count: u32) -> usize {
-        if self.count < count {
-            self.refill();
-        }
+    pub fn take(&mut self, count: u16) -> usize {
+        self.refill();
         let bits = self.bits & ((1 << count) - 1);
         self.skip(count);
         usize::try_from(bits).expect("32 bits")
@@ -114,6 +126,7 @@ impl<'a> BitReader<'a> {
 
     /// The input after the bytes that have been begun, or `None` if it ended before.
     pub fn rest(&self) -> Option<&'a [u8]> {
-        self.input.get(self.position - (self.count / 8) as usize..)
+        let begun = self.bits.leading_zeros().div_ceil(8) as usize;
+        self.input.get(self.position + begun..)
     }
 }

@@ -1,7 +1,7 @@
 //! Inflating a member that has an index: in parallel, or only a range of it.
 
 use std::hash::{BuildHasher, RandomState};
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::{LazyLock, Mutex};
@@ -10,11 +10,8 @@ use crc32fast::Hasher;
 use flate2::{Decompress, FlushDecompress, Status};
 
 use super::index::{self, Block, Index};
-use super::literal::{decode_four, decode_one};
+use super::turns::{TURNS, Turns};
 use crate::{Error, Result, parallel};
-
-/// How many blocks of literals are decoded in turns.
-const TURNS: usize = 4;
 
 /// A stream that is one member with an index.
 pub struct Indexed<'a> {
@@ -25,15 +22,17 @@ pub struct Indexed<'a> {
 
 /// What a thread keeps.
 struct Worker {
-    blocks: [Vec<u8>; TURNS],
+    turns: Box<Turns>,
     zlib: Decompress,
+    block: Vec<u8>,
 }
 
 impl Default for Worker {
     fn default() -> Self {
         Self {
-            blocks: Default::default(),
+            turns: Box::default(),
             zlib: Decompress::new(false),
+            block: Vec::new(),
         }
     }
 }
@@ -92,27 +91,32 @@ impl<'a> Indexed<'a> {
         mut done: impl FnMut(usize) -> Result<()>,
     ) -> Result<bool> {
         assert_eq!(out.len(), self.len());
-        let group_bytes = TURNS * self.index.block_bytes;
+        let count = self.index.blocks.len();
+        // So many that all threads have some.
+        let group_blocks = count.div_ceil(threads.get()).clamp(1, TURNS);
+        let group_bytes = group_blocks * self.index.block_bytes;
         let places: Vec<_> = out
             .chunks_mut(group_bytes)
             .map(|place| Mutex::new(Some(place)))
             .collect();
         let work = |worker: &mut Worker, group: usize| {
-            let first = group * TURNS;
-            let last = (first + TURNS).min(self.index.blocks.len());
-            if !self.decode(first..last, worker) {
-                return None;
-            }
             let place = places[group].lock().ok().and_then(|mut place| place.take());
-            let mut rest = place.expect("each group is worked on once");
-            let mut checksum = Hasher::new();
-            for block in &worker.blocks[..last - first] {
-                checksum.update(block);
-                let (now, later) = rest.split_at_mut(block.len());
-                now.write_copy_of_slice(block);
-                rest = later;
-            }
-            Some(checksum)
+            let place = place.expect("each group is worked on once");
+            let mut rests: Vec<_> = place.chunks_mut(self.index.block_bytes).collect();
+            let mut checksums = vec![Hasher::new(); rests.len()];
+            let first = group * group_blocks;
+            let whole = self.decode(first..first + rests.len(), worker, |block, piece| {
+                checksums[block].update(piece);
+                let rest = mem::take(&mut rests[block]);
+                let (now, later) = rest.split_at_mut(piece.len());
+                now.write_copy_of_slice(piece);
+                rests[block] = later;
+            });
+            let joined = |mut all: Hasher, block: Hasher| {
+                all.combine(&block);
+                all
+            };
+            whole.then(|| checksums.into_iter().fold(Hasher::new(), joined))
         };
         let mut checksum = Hasher::new();
         let mut damaged = false;
@@ -143,20 +147,25 @@ impl<'a> Indexed<'a> {
                 self.len()
             )));
         }
+        let block_bytes = self.index.block_bytes;
         let mut out = Vec::with_capacity(range.len());
         let mut worker = Worker::default();
-        let block_bytes = self.index.block_bytes;
+        let mut blocks = vec![Vec::new(); TURNS];
         let mut first = range.start / block_bytes;
         let end = range.end.div_ceil(block_bytes);
         while out.len() < range.len() {
             let last = end.min(first + TURNS);
-            if !self.decode(first..last, &mut worker) {
+            blocks.iter_mut().for_each(Vec::clear);
+            let whole = self.decode(first..last, &mut worker, |block, piece| {
+                blocks[block].extend_from_slice(piece);
+            });
+            if !whole {
                 return Err(Error::Gzip(format!(
                     "one of the compressed blocks {first} to {last} is damaged"
                 )));
             }
-            for (offset, block) in worker.blocks[..last - first].iter().enumerate() {
-                let begin = (first + offset) * block_bytes;
+            for (number, block) in (first..last).zip(&blocks) {
+                let begin = number * block_bytes;
                 let from = range.start.saturating_sub(begin).min(block.len());
                 let to = (range.end - begin).min(block.len());
                 out.extend_from_slice(&block[from..to]);
@@ -166,32 +175,39 @@ impl<'a> Indexed<'a> {
         Ok(out)
     }
 
-    /// Decodes up to `TURNS` blocks into those of the worker. Returns whether all are well.
-    fn decode(&self, range: Range<usize>, worker: &mut Worker) -> bool {
-        let blocks = &self.index.blocks[range.clone()];
-        for (number, out) in range.zip(&mut worker.blocks) {
-            let begin = number * self.index.block_bytes;
-            out.resize(self.index.block_bytes.min(self.len() - begin), 0);
-        }
-        let equal = worker
-            .blocks
-            .iter()
-            .all(|out| out.len() == self.index.block_bytes);
-        if let [a, b, c, d] = blocks
-            && equal
-            && blocks.iter().all(|block| block.literal)
-        {
-            let inputs = [a, b, c, d].map(|block| self.bytes(block));
-            return decode_four(inputs, worker.blocks.each_mut().map(|out| &mut out[..]));
-        }
-        blocks.iter().zip(&mut worker.blocks).all(|(block, out)| {
+    /// Decodes up to `TURNS` blocks, and gives what comes out to `take` piece by piece, with
+    /// the place of the block in the range. Returns whether all are well.
+    fn decode(
+        &self,
+        range: Range<usize>,
+        worker: &mut Worker,
+        mut take: impl FnMut(usize, &[u8]),
+    ) -> bool {
+        let block_bytes = self.index.block_bytes;
+        let (mut in_turns, mut places) = (Vec::new(), Vec::new());
+        for (place, number) in range.enumerate() {
+            let block = &self.index.blocks[number];
+            let len = block_bytes.min(self.len() - number * block_bytes);
             let input = self.bytes(block);
-            if block.literal {
-                decode_one(input, out)
+            if block.literal && len == block_bytes {
+                in_turns.push(input);
+                places.push(place);
+            } else if block.literal {
+                // The last of the stream is shorter.
+                let take = |_, piece: &[u8]| take(place, piece);
+                if !worker.turns.decode(&[input], len, take) {
+                    return false;
+                }
             } else {
-                inflate_block(&mut worker.zlib, input, out)
+                worker.block.resize(len, 0);
+                if !inflate_block(&mut worker.zlib, input, &mut worker.block) {
+                    return false;
+                }
+                take(place, &worker.block);
             }
-        })
+        }
+        let take = |turn: usize, piece: &[u8]| take(places[turn], piece);
+        in_turns.is_empty() || worker.turns.decode(&in_turns, block_bytes, take)
     }
 
     fn bytes(&self, block: &Block) -> &'a [u8] {

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `compress.rs` | blocks in parallel, joined to a member |
 //! | `block.rs` | how a block is coded, chosen by its content |
-//! | `literal.rs` | blocks of literals alone: encoding, and decoding several in turns |
+//! | `literal.rs` | encoding blocks of literals alone |
+//! | `turns.rs` | decoding such blocks, several in turns |
 //! | `huffman.rs`, `bits.rs` | the codes and the order of bits of DEFLATE |
 //! | `index.rs` | where the blocks are, told in the header |
 //! | `indexed.rs` | inflating a member that has an index, in parallel or a range of it |
@@ -20,6 +21,7 @@ mod index;
 mod indexed;
 mod literal;
 mod single;
+mod turns;
 
 pub use block::Method;
 pub use compress::{Output, Slab, compress, compress_to_memory, method};

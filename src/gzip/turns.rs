@@ -1,0 +1,362 @@
+//! Decoding blocks of literals alone, several in turns.
+//!
+//! Where a symbol begins is known only when the one before has been looked up, which takes
+//! several cycles; meanwhile those of other blocks are looked up. What comes out goes through a
+//! stage that is small enough for the first cache.
+
+use multiversion::multiversion;
+
+use super::bits::BitReader;
+use super::huffman::{END_OF_BLOCK, LENGTHS_ORDER, LITERALS, codes};
+use super::literal::{MAX_BITS, STEP};
+
+/// How many blocks are decoded in turns, at most.
+pub const TURNS: usize = 8;
+
+/// How many steps of `STEP` literals are staged.
+const STEPS: usize = 128;
+
+/// For the next `MAX_BITS` bits: the literal times 256, and its number of bits; `END` for no
+/// literal.
+type Table = [u16; 1 << MAX_BITS];
+
+/// Takes no bits, so that decoding stays where it is, and finds it again.
+const END: u16 = 0x80;
+
+/// Literals on their way out.
+type Stage = [[u8; STEP]; STEPS];
+
+/// What is used again and again.
+pub struct Turns {
+    /// `TURNS` of both.
+    tables: Vec<Table>,
+    stages: Vec<Stage>,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self {
+            tables: vec![[0; 1 << MAX_BITS]; TURNS],
+            stages: vec![[[0; STEP]; STEPS]; TURNS],
+        }
+    }
+}
+
+impl Turns {
+    /// Decodes up to `TURNS` blocks that have `len` bytes each. Returns false if one of them is
+    /// not as [`Code::encode`](super::literal::Code::encode) writes it.
+    ///
+    /// `take` is given what comes out piece by piece, with the number of the block.
+    ///
+    /// # Panics
+    /// If there are no blocks, or more.
+    pub fn decode(
+        &mut self,
+        blocks: &[&[u8]],
+        len: usize,
+        mut take: impl FnMut(usize, &[u8]),
+    ) -> bool {
+        // The last block again where there are fewer: still faster than one after the other.
+        let block = |turn: usize| blocks[turn.min(blocks.len() - 1)];
+        let mut take = |turn: usize, piece: &[u8]| {
+            if turn < blocks.len() {
+                take(turn, piece);
+            }
+        };
+        match blocks.len() {
+            1 => self.decode_all(one, [blocks[0]], len, &mut take),
+            2..=4 => self.decode_all(four, std::array::from_fn(block), len, &mut take),
+            5..=TURNS => self.decode_all(eight, std::array::from_fn(block), len, &mut take),
+            count => panic!("{count} blocks"),
+        }
+    }
+
+    fn decode_all<const N: usize>(
+        &mut self,
+        stage: fn(&[Table; N], &mut [BitReader<'_>; N], &mut [Stage; N], usize) -> usize,
+        blocks: [&[u8]; N],
+        len: usize,
+        take: &mut impl FnMut(usize, &[u8]),
+    ) -> bool {
+        let tables = self.tables.first_chunk_mut::<N>().expect("N <= TURNS");
+        let staged = self.stages.first_chunk_mut::<N>().expect("N <= TURNS");
+        let mut readers = blocks.map(BitReader::new);
+        let mut end_bits = [0; N];
+        for turn in 0..N {
+            match read_header(&mut readers[turn], &mut tables[turn]) {
+                Some(bits) => end_bits[turn] = bits,
+                None => return false,
+            }
+        }
+        // One literal at least is left for the end, where `END` is noticed.
+        let mut left = len;
+        while left > STEP {
+            let steps = STEPS.min((left - 1) / STEP);
+            let done = stage(tables, &mut readers, staged, steps);
+            for (turn, stage) in staged.iter().enumerate() {
+                take(turn, stage[..done].as_flattened());
+            }
+            left -= done * STEP;
+            if done < steps {
+                break;
+            }
+        }
+        for (turn, reader) in readers.iter_mut().enumerate() {
+            let places = staged[turn].as_flattened_mut();
+            let mut left = left;
+            while left > 0 {
+                let part = left.min(places.len());
+                for place in &mut places[..part] {
+                    reader.refill();
+                    let entry = next_entry(reader, &tables[turn]);
+                    if entry == END {
+                        return false;
+                    }
+                    *place = literal(entry);
+                }
+                take(turn, &places[..part]);
+                left -= part;
+            }
+            if !ends(reader, &tables[turn], end_bits[turn]) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Takes the next symbol, whose bits must be ready.
+#[inline(always)]
+#[allow(clippy::inline_always)] // into `stage`
+fn next_entry(reader: &mut BitReader<'_>, table: &Table) -> u16 {
+    #[allow(clippy::cast_possible_truncation)] // only the lowest bits count
+    let entry = table[reader.peek() as usize & ((1 << MAX_BITS) - 1)];
+    reader.skip(entry);
+    entry
+}
+
+fn literal(entry: u16) -> u8 {
+    entry.to_le_bytes()[1]
+}
+
+/// Decodes so many steps of `N` blocks, or as many as there are before one of them is near
+/// its end, and returns how many.
+#[inline(always)]
+// Once for each number of blocks and set of instructions; one literal of each block, then the next.
+#[allow(clippy::inline_always, clippy::needless_range_loop)]
+fn stage<const N: usize>(
+    tables: &[Table; N],
+    readers: &mut [BitReader<'_>; N],
+    staged: &mut [Stage; N],
+    steps: usize,
+) -> usize {
+    let mut now = *readers; // in registers
+    let mut done = steps.min(STEPS);
+    'steps: for step in 0..done {
+        for reader in &mut now {
+            if !reader.refill_inside() {
+                done = step;
+                break 'steps;
+            }
+        }
+        for place in 0..STEP {
+            for turn in 0..N {
+                let entry = next_entry(&mut now[turn], &tables[turn]);
+                staged[turn][step][place] = literal(entry);
+            }
+        }
+    }
+    *readers = now;
+    done
+}
+
+macro_rules! stages {
+    ($($name:ident: $count:literal),*) => {$(
+        // With BMI, shifts and masks that depend on a variable are one instruction each.
+        #[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
+        fn $name(
+            tables: &[Table; $count],
+            readers: &mut [BitReader<'_>; $count],
+            staged: &mut [Stage; $count],
+            steps: usize,
+        ) -> usize {
+            stage(tables, readers, staged, steps)
+        }
+    )*};
+}
+stages!(one: 1, four: 4, eight: 8);
+
+/// Reads the header of a block, and sets what its symbols are. Returns how many bits
+/// the end has, or `None` if the block is of another form.
+fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16> {
+    if reader.take(3) != 0b100 || reader.take(5) != LITERALS - 257 {
+        return None;
+    }
+    let all = LITERALS + reader.take(5) + 1;
+    let written = reader.take(4) + 4;
+    let mut run_code = [0_u8; 19];
+    for &symbol in &LENGTHS_ORDER[..written] {
+        run_code[symbol] = u8::try_from(reader.take(3)).ok()?;
+    }
+    let mut run_table = [0; 1 << 7];
+    fill_table(&run_code, &mut run_table, |symbol, bits| {
+        symbol << 8 | u16::from(bits)
+    })?;
+    let mut lengths = Vec::with_capacity(all);
+    while lengths.len() < all {
+        reader.refill();
+        let entry = run_table[(reader.peek() & 0x7f) as usize];
+        reader.skip(entry);
+        let (length, times) = match literal(entry) {
+            16 => (*lengths.last()?, 3 + reader.take(2)),
+            17 => (0, 3 + reader.take(3)),
+            18 => (0, 11 + reader.take(7)),
+            length => (length, 1),
+        };
+        lengths.extend(std::iter::repeat_n(length, times));
+    }
+    let (lengths, [1, 1]) = lengths.split_first_chunk::<LITERALS>()? else {
+        return None;
+    };
+    fill_table(lengths, table, |symbol, bits| match u8::try_from(symbol) {
+        Ok(literal) => u16::from(literal) << 8 | u16::from(bits),
+        Err(_) => END,
+    })?;
+    Some(lengths[END_OF_BLOCK].into())
+}
+
+/// Sets the entries for all bits that can come next, made of a symbol and its number of bits.
+/// Returns `None` if the code is not complete, or has longer codes than the table.
+fn fill_table<const N: usize>(
+    lengths: &[u8; N],
+    table: &mut [u16],
+    entry: impl Fn(u16, u8) -> u16,
+) -> Option<()> {
+    let used = || lengths.iter().filter(|&&length| length > 0);
+    if used().any(|&length| 1 << length > table.len())
+        || used().map(|&length| table.len() >> length).sum::<usize>() != table.len()
+    {
+        return None;
+    }
+    for (symbol, (&code, &length)) in (0..).zip(codes(lengths).iter().zip(lengths)) {
+        if length > 0 {
+            for place in table.iter_mut().skip(code.into()).step_by(1 << length) {
+                *place = entry(symbol, length);
+            }
+        }
+    }
+    Some(())
+}
+
+/// Whether the block ends here, with nothing after it but an empty stored block.
+fn ends(reader: &mut BitReader<'_>, table: &Table, end_bits: u16) -> bool {
+    reader.refill();
+    if next_entry(reader, table) != END {
+        return false;
+    }
+    reader.skip(end_bits);
+    reader.take(3) == 0 && reader.rest() == Some(&[0, 0, 0xff, 0xff])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::gzip::literal::{Code, count};
+    use crate::gzip::oracle;
+
+    fn encode(data: &[u8]) -> Vec<u8> {
+        let mut out = b"from before".to_vec();
+        let len = Code::new(&count(data)).encode(data, &mut out);
+        out.truncate(len);
+        out
+    }
+
+    fn decode_all(blocks: &[&[u8]], len: usize) -> Option<Vec<Vec<u8>>> {
+        let mut found = vec![Vec::new(); blocks.len()];
+        let mut take = |turn: usize, piece: &[u8]| found[turn].extend_from_slice(piece);
+        let well = Turns::default().decode(blocks, len, &mut take);
+        well.then_some(found)
+    }
+
+    fn decode(block: &[u8], len: usize) -> Option<Vec<u8>> {
+        decode_all(&[block], len)?.pop()
+    }
+
+    fn data() -> impl Strategy<Value = Vec<u8>> {
+        (1..=256_usize, 1..3000_usize, any::<u64>()).prop_map(|(symbols, len, seed)| {
+            let mut state = seed | 1;
+            (0..len)
+                .map(|_| {
+                    state = state
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1);
+                    let high = (state >> 33) as usize;
+                    // Small bytes more often, so that codes differ in length.
+                    let byte = high % symbols * (high / 256 % symbols) / symbols;
+                    u8::try_from(byte).expect("less than 256 symbols")
+                })
+                .collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_read_back_by_others_and_here(data in data()) {
+            let block = encode(&data);
+            prop_assert_eq!(oracle::inflate(&block).unwrap(), &data[..]);
+            prop_assert_eq!(decode(&block, data.len()), Some(data.clone()));
+            let size = Code::new(&count(&data)).size();
+            prop_assert!(block.len().abs_diff(size) < 120, "{} {}", block.len(), size);
+        }
+
+        #[test]
+        fn several_blocks_are_decoded_in_turns(data in data(), count in 1..=TURNS) {
+            let mut parts = vec![data.clone(); count];
+            for (turn, part) in parts.iter_mut().enumerate() {
+                match turn % 4 {
+                    0 => (),
+                    1 => part.reverse(),
+                    2 => part.sort_unstable(),
+                    _ => part.fill(7), // one bit each, so that this block ends long before
+                }
+            }
+            let blocks: Vec<_> = parts.iter().map(|part| encode(part)).collect();
+            let mut blocks: Vec<_> = blocks.iter().map(|block| &block[..]).collect();
+            prop_assert_eq!(decode_all(&blocks, data.len()), Some(parts));
+            let last = blocks.len() - 1;
+            blocks[last] = &blocks[last][1..];
+            prop_assert_eq!(decode_all(&blocks, data.len()), None);
+        }
+
+        #[test]
+        fn damaged_blocks_do_no_harm(data in data(), at in any::<usize>(), flip in 1..=255_u8) {
+            let mut block = encode(&data);
+            prop_assert_eq!(decode(&block, data.len() + 1), None);
+            prop_assert_eq!(decode(&block, data.len() + 3 * STEP), None);
+            prop_assert_eq!(decode(&block, data.len() - 1), None);
+            prop_assert_eq!(decode(&block[..at % block.len()], data.len()), None);
+            let at = at % block.len();
+            block[at] ^= flip;
+            if let Some(found) = decode(&block, data.len()) {
+                // Some other literal: that is for the checksum to find.
+                prop_assert_eq!(found.len(), data.len());
+            }
+        }
+    }
+
+    #[test]
+    fn what_zlib_refuses_is_refused() {
+        let data = b"hello hello, hello hello!".repeat(40);
+        let block = encode(&data);
+        for bit in 0..8 * block.len() {
+            let mut block = block.clone();
+            block[bit / 8] ^= 1 << (bit % 8);
+            let theirs = oracle::inflate(&block).ok();
+            if let Some(ours) = decode(&block, data.len()) {
+                assert_eq!(Some(ours), theirs, "bit {bit}");
+            }
+        }
+    }
+}
