@@ -169,11 +169,9 @@ impl Corpus {
 
 fn compressed(corpus: Corpus, method: Method, threads: usize) -> (usize, Vec<u8>) {
     let (layout, threads) = (single(corpus), NonZero::new(threads).unwrap());
-    let member = gzip::compress_to_memory(&layout, method, threads, |_| Ok(())).unwrap();
-    (
-        layout.len(),
-        member.slices(0..member.len()).collect::<Vec<_>>().concat(),
-    )
+    let mut member = Vec::new();
+    gzip::compress(&layout, method, threads, &mut member, |_| Ok(())).unwrap();
+    (layout.len(), member)
 }
 
 fn single(corpus: Corpus) -> Layout<Vec<u8>> {
@@ -187,12 +185,16 @@ fn single(corpus: Corpus) -> Layout<Vec<u8>> {
 fn compress<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
     let layout = single(corpus);
     let threads = NonZero::new(THREADS).unwrap();
-    let compress =
-        || gzip::compress_to_memory(&layout, Method::Adaptive, threads, |_| Ok(())).unwrap();
+    let mut memory = vec![MaybeUninit::new(0); gzip::bound(layout.len())];
+    let mut compress = || {
+        let mut place = gzip::Place::new(&mut memory);
+        gzip::compress(&layout, Method::Adaptive, threads, &mut place, |_| Ok(())).unwrap();
+        place.len()
+    };
+    let ratio = layout.len() as f64 / compress() as f64;
     bencher
         .counter(BytesCount::new(layout.len()))
         .bench_local(compress);
-    let ratio = layout.len() as f64 / compress().len() as f64;
     print!("[ratio {ratio:.4}] ");
 }
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::num::NonZero;
-use std::sync::{Condvar, Mutex, mpsc};
+use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
 use std::{env, thread};
 
 use crate::{Error, Result};
@@ -75,8 +75,8 @@ pub fn for_each<T: Send>(items: Vec<T>, threads: NonZero<usize>, work: impl Fn(T
     });
 }
 
-/// Calls `work` on all numbers below `count`, on so many threads, and `each` on the
-/// results in order, here. At most `ahead` results wait for one before them.
+/// Calls `work` on all numbers below `count`, on so many threads of which this is one, and
+/// `each` on the results in order, here. At most `ahead` results wait for one before them.
 ///
 /// An error of `each` ends the work.
 ///
@@ -91,11 +91,11 @@ pub fn in_order<S: Default, T: Send>(
 ) -> Result<()> {
     let window = ahead.max(1);
     let threads = threads.get().min(count).min(window);
-    let gate = Gate::default();
+    let gate = Gate::new(count, window);
     let run = |sender: mpsc::Sender<(usize, T)>| {
         let _guard = StopOnPanic(&gate);
         let mut state = S::default();
-        while let Some(index) = gate.next(count, window) {
+        while let Some(index) = gate.next() {
             if sender.send((index, work(&mut state, index))).is_err() {
                 return;
             }
@@ -104,27 +104,32 @@ pub fn in_order<S: Default, T: Send>(
     thread::scope(|scope| {
         let _guard = StopOnPanic(&gate);
         let (sender, receiver) = mpsc::channel();
-        let started = (0..threads).filter(|_| threads > 1).filter(|_| {
+        for _ in 1..threads {
             let sender = sender.clone();
             let run = &run;
-            let thread = thread::Builder::new().spawn_scoped(scope, move || run(sender));
-            thread.is_ok()
-        });
-        if started.count() == 0 {
-            let mut state = S::default();
-            return (0..count).try_for_each(|index| each(index, work(&mut state, index)));
+            // A thread that cannot be started leaves its share to the others.
+            let _ = thread::Builder::new().spawn_scoped(scope, move || run(sender));
         }
         drop(sender);
+        let mut state = S::default();
         let mut early = BTreeMap::new();
         for expected in 0..count {
-            while !early.contains_key(&expected) {
-                // No more come if a thread has panicked, which the scope passes on.
-                let Ok((index, result)) = receiver.recv() else {
-                    return Ok(());
+            let result = loop {
+                early.extend(receiver.try_iter());
+                if let Some(result) = early.remove(&expected) {
+                    break result;
+                }
+                let (index, result) = match gate.try_next() {
+                    Some(index) => (index, work(&mut state, index)),
+                    // Others work on what is left, or on what all wait for.
+                    None => match receiver.recv() {
+                        Ok(result) => result,
+                        // A thread has panicked, which the scope passes on.
+                        Err(mpsc::RecvError) => return Ok(()),
+                    },
                 };
                 early.insert(index, result);
-            }
-            let result = early.remove(&expected).expect("it has just been seen");
+            };
             let done = each(expected, result);
             gate.advance(if done.is_err() {
                 None
@@ -138,8 +143,9 @@ pub fn in_order<S: Default, T: Send>(
 }
 
 /// Gives out numbers, but none too far ahead of what is done.
-#[derive(Default)]
 struct Gate {
+    count: usize,
+    window: usize,
     state: Mutex<GateState>,
     moved: Condvar,
 }
@@ -152,17 +158,36 @@ struct GateState {
 }
 
 impl Gate {
-    fn next(&self, count: usize, window: usize) -> Option<usize> {
+    fn new(count: usize, window: usize) -> Self {
+        Self {
+            count,
+            window,
+            state: Mutex::default(),
+            moved: Condvar::new(),
+        }
+    }
+
+    /// The next number as soon as there is one; `None` if no more are to come.
+    fn next(&self) -> Option<usize> {
         let state = self.state.lock().expect(NO_PANIC);
         let blocked = |state: &mut GateState| {
-            !state.stopped && state.next < count && state.next >= state.done + window
+            !state.stopped && state.next < self.count && state.next >= state.done + self.window
         };
-        let mut state = self.moved.wait_while(state, blocked).expect(NO_PANIC);
-        if state.stopped || state.next >= count {
-            return None;
-        }
-        state.next += 1;
-        Some(state.next - 1)
+        let state = self.moved.wait_while(state, blocked).expect(NO_PANIC);
+        self.take(state)
+    }
+
+    /// The next number if there is one now.
+    fn try_next(&self) -> Option<usize> {
+        self.take(self.state.lock().expect(NO_PANIC))
+    }
+
+    fn take(&self, mut state: MutexGuard<'_, GateState>) -> Option<usize> {
+        let open = state.next < self.count.min(state.done + self.window);
+        (open && !state.stopped).then(|| {
+            state.next += 1;
+            state.next - 1
+        })
     }
 
     /// Notes that all below `done` is done, or that nothing more is to be.
@@ -257,8 +282,24 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a scoped thread panicked")]
-    fn a_panic_is_passed_on() {
-        let work = |(): &mut (), index: usize| assert_ne!(index, 3);
+    fn a_panic_of_another_thread_is_passed_on() {
+        let here = thread::current().id();
+        let work = |(): &mut (), _| {
+            assert_eq!(thread::current().id(), here);
+            // Until the others have something to do.
+            thread::sleep(std::time::Duration::from_millis(20));
+        };
+        let _ = in_order(1000, NonZero::new(3).unwrap(), 8, work, |_, ()| Ok(()));
+    }
+
+    #[test]
+    #[should_panic(expected = "of work here")]
+    fn a_panic_of_this_thread_is_passed_on() {
+        let here = thread::current().id();
+        let work = |(): &mut (), _| {
+            assert_ne!(thread::current().id(), here, "of work here");
+            thread::sleep(std::time::Duration::from_millis(1));
+        };
         let _ = in_order(1000, NonZero::new(3).unwrap(), 8, work, |_, ()| Ok(()));
     }
 

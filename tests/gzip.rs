@@ -8,8 +8,8 @@ use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use proptest::prelude::*;
-use treepack::gzip::{Indexed, Method, compress_to_memory, decompress, method};
-use treepack::layout::{Layout, LayoutBuilder, Payload};
+use treepack::gzip::{Indexed, Method, Place, bound, compress, decompress, method};
+use treepack::layout::{Layout, LayoutBuilder};
 use treepack::{Error, Result};
 
 /// What a block of input has.
@@ -27,11 +27,10 @@ fn layout(data: &[u8]) -> Layout<Vec<u8>> {
 
 fn gzip(data: &[u8], method: Method, threads: usize) -> Vec<u8> {
     let threads = NonZero::new(threads).unwrap();
-    bytes(&compress_to_memory(&layout(data), method, threads, |_| Ok(())).unwrap())
-}
-
-fn bytes(member: &Layout<impl Payload>) -> Vec<u8> {
-    member.slices(0..member.len()).collect::<Vec<_>>().concat()
+    let mut member = Vec::new();
+    compress(&layout(data), method, threads, &mut member, |_| Ok(())).unwrap();
+    assert!(member.len() <= bound(data.len()), "{}", data.len());
+    member
 }
 
 fn by_zlib(stream: &[u8]) -> Vec<u8> {
@@ -166,10 +165,12 @@ fn progress_ends_with_all_and_can_stop() {
     for threads in 1..4 {
         let threads = NonZero::new(threads).unwrap();
         let mut told = Vec::new();
-        let member = compress_to_memory(&layout, Method::Adaptive, threads, |done| {
+        let mut stream = Vec::new();
+        let told_all = compress(&layout, Method::Adaptive, threads, &mut stream, |done| {
             told.push(done);
             Ok(())
         });
+        told_all.unwrap();
         assert!(told.is_sorted() && told.last() == Some(&data.len()));
         let stop = |done: usize| {
             if done > BLOCK {
@@ -178,13 +179,46 @@ fn progress_ends_with_all_and_can_stop() {
                 Ok(())
             }
         };
-        let stopped = compress_to_memory(&layout, Method::Adaptive, threads, stop);
+        let stopped = compress(&layout, Method::Adaptive, threads, &mut Vec::new(), stop);
         assert!(matches!(stopped, Err(Error::Stopped)));
-        let stream = bytes(&member.unwrap());
         let indexed = Indexed::open(&stream).unwrap();
         let mut out = vec![MaybeUninit::new(0); indexed.len()];
         let stopped: Result<bool> = indexed.inflate(&mut out, threads, stop);
         assert!(matches!(stopped, Err(Error::Stopped)));
+    }
+}
+
+#[test]
+fn what_cannot_be_compressed_takes_no_more_than_the_bound() {
+    let mut state = 1_u64;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) as u8
+    })
+    .take(5 * BLOCK + 70_000)
+    .collect();
+    for len in [
+        0,
+        1,
+        65_535,
+        65_536,
+        BLOCK,
+        BLOCK + 1,
+        2 * BLOCK,
+        noise.len(),
+    ] {
+        for level in [None, Some(0), Some(1)] {
+            let (data, method) = (&noise[..len], method(level).unwrap());
+            let stream = gzip(data, method, 2);
+            assert!(bound(len) - stream.len() < 80 && by_zlib(&stream) == data);
+            let mut memory = vec![MaybeUninit::new(0); bound(len)];
+            let mut place = Place::new(&mut memory);
+            let one = NonZero::<usize>::MIN;
+            compress(&layout(data), method, one, &mut place, |_| Ok(())).unwrap();
+            assert_eq!(place.len(), stream.len());
+        }
     }
 }
 

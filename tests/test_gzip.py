@@ -112,6 +112,33 @@ def test_the_bytes_do_not_depend_on_threads(level: int | None, monkeypatch: pyte
     assert treepack.compress_bytes(data, level=level) == expected
 
 
+SHRUNK = """
+import gc, hashlib, pickle, sys
+import numpy as np, treepack
+
+for scale in (1, 20, 60, 255):  # from a copy of what is left to hardly any room that is left
+    data = np.random.default_rng(0).integers(0, scale, 3 << 20, dtype=np.uint8).tobytes()
+    for _ in range(3):
+        stream = treepack.compress_bytes(data)
+        copy = bytes(memoryview(stream))
+        assert type(stream) is bytes and len(stream) == len(copy) == memoryview(stream).nbytes
+        assert stream == copy and hash(stream) == hash(copy) and {stream: 1}[copy] == 1
+        assert stream + b"x" == copy + b"x" and stream[-5:] == copy[-5:] and 2 * stream == 2 * copy
+        assert pickle.loads(pickle.dumps(stream)) == copy
+        assert hashlib.sha256(stream).digest() == hashlib.sha256(copy).digest()
+        assert stream.find(b"not there, certainly") == -1 and int(b"%d" % len(stream)) == len(copy)
+        assert sys.getrefcount(stream) == 2 and gc.collect() >= 0
+        assert treepack.decompress_bytes(stream) == data
+        del stream, copy
+"""
+
+
+@pytest.mark.parametrize("allocator", ["pymalloc", "debug", "malloc_debug"])
+def test_what_is_returned_is_like_any_bytes(allocator: str):
+    environment = {**os.environ, "PYTHONMALLOC": allocator}
+    subprocess.run([sys.executable, "-X", "dev", "-c", SHRUNK], env=environment, check=True)
+
+
 def test_the_ratio_is_that_of_the_content():
     def ratio(name: str) -> float:
         return len(CORPORA[name]) / len(treepack.compress_bytes(CORPORA[name]))
@@ -221,16 +248,18 @@ print(peak(lambda: treepack.save_to_file({"w": data}, path, compress=True)))
 print(peak(lambda: treepack.load_from_file(None, path)))
 stream = path.read_bytes()
 print(peak(lambda: treepack.decompress_bytes(stream)))
+print(peak(lambda: treepack.compress_bytes(data)) - len(stream) // 2**20)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory by /proc")
 def test_memory_is_that_of_the_output(tmp_path: Path):
     command = [sys.executable, "-c", MEMORY, str(tmp_path / "tree")]
-    save, load, decompress = map(int, subprocess.check_output(command).split())
+    save, load, decompress, compress = map(int, subprocess.check_output(command).split())
     assert save <= 64
     assert load <= 128 + 64
     assert decompress <= 128 + 64
+    assert compress <= 16  # more than the output
 
 
 def test_the_largest_bound() -> None:

@@ -95,10 +95,19 @@ impl Coder {
     }
 }
 
+/// So many bytes can be stored at a time, after a header.
+const STORED_BYTES: usize = u16::MAX as usize;
+const STORED_HEADER_BYTES: usize = 5;
+
+/// How many bytes a block of so many takes at most: what it takes to store them.
+pub fn bound(bytes: usize) -> usize {
+    bytes + bytes.div_ceil(STORED_BYTES) * STORED_HEADER_BYTES
+}
+
 /// Replaces `out` by the data as they are.
 fn store(data: &[u8], out: &mut Vec<u8>) -> Encoded {
     out.clear();
-    for chunk in data.chunks(usize::from(u16::MAX)) {
+    for chunk in data.chunks(STORED_BYTES) {
         let len = u16::try_from(chunk.len()).expect("a chunk is that short");
         out.push(0); // not the last block; stored
         out.extend_from_slice(&len.to_le_bytes());

@@ -5,17 +5,15 @@
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
+use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::sync::Mutex;
 
-use crc32fast::Hasher;
-use memmap2::MmapMut;
-
-use super::block::{Coder, Encoded, Method};
+use super::block::{self, Coder, Encoded, Method};
 use super::index;
-use crate::layout::{Layout, LayoutBuilder, Payload};
-use crate::mapping::fresh_pages;
+use crate::layout::{Layout, Payload};
 use crate::{Error, Result, parallel};
+use crc32fast::Hasher;
 
 /// The method for a `level`, from 0 (stored) to 9 (smallest), or for none.
 pub fn method(level: Option<i64>) -> Result<Method> {
@@ -29,20 +27,17 @@ pub fn method(level: Option<i64>) -> Result<Method> {
     }
 }
 
-/// A member in memory; see [`compress`].
-pub fn compress_to_memory<P: Payload + Sync>(
-    layout: &Layout<P>,
-    method: Method,
-    threads: NonZero<usize>,
-    done: impl FnMut(usize) -> Result<()>,
-) -> Result<Layout<Slab>> {
-    let mut slabs = Slabs::new(layout.len());
-    compress(layout, method, threads, &mut slabs, done)?;
-    let mut member = LayoutBuilder::default();
-    for slab in slabs.slabs {
-        member.push(slab);
-    }
-    Ok(member.finish())
+/// How many bytes the member of so many has at most.
+///
+/// # Panics
+/// If that is more than there is room for.
+#[must_use]
+pub fn bound(bytes: usize) -> usize {
+    let block_bytes = index::block_bytes(bytes);
+    let count = bytes.div_ceil(block_bytes);
+    let most = index::header_bound(count) + count * block::bound(block_bytes) + END_BYTES;
+    // The last block is shorter.
+    most - (count * block_bytes - bytes)
 }
 
 /// Where a member goes, in pieces; the first is known for good when all others are.
@@ -54,66 +49,52 @@ pub trait Output {
     fn replace_first(&mut self, piece: &[u8]) -> Result<()>;
 }
 
-/// A part of a member: fresh pages, huge ones where the system has them, since small ones
-/// cost more than what is written to them.
-pub struct Slab {
-    pages: MmapMut,
-    len: usize,
-}
-
-impl Payload for Slab {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn run(&self, offset: usize) -> &[u8] {
-        &self.pages[offset..self.len]
-    }
-}
-
-/// A member that grows.
-struct Slabs {
-    slabs: Vec<Slab>,
-    slab_bytes: usize,
-}
-
-impl Slabs {
-    /// For the member of so many bytes of data.
-    fn new(bytes: usize) -> Self {
-        /// Pages that are not written to take no memory, but have addresses.
-        const MAX_BYTES: usize = 64 << 20;
-        Self {
-            slabs: Vec::new(),
-            slab_bytes: bytes.saturating_add(64 << 10).min(MAX_BYTES),
-        }
-    }
-}
-
-impl Output for Slabs {
-    fn append(&mut self, mut piece: &[u8]) -> Result<()> {
-        while !piece.is_empty() {
-            let slab = match self.slabs.last_mut() {
-                Some(slab) if slab.len < slab.pages.len() => slab,
-                _ => {
-                    let pages = fresh_pages(self.slab_bytes)?;
-                    self.slabs.push(Slab { pages, len: 0 });
-                    continue;
-                }
-            };
-            let (now, later) = piece.split_at(piece.len().min(slab.pages.len() - slab.len));
-            slab.pages[slab.len..][..now.len()].copy_from_slice(now);
-            slab.len += now.len();
-            piece = later;
-        }
+impl Output for Vec<u8> {
+    fn append(&mut self, piece: &[u8]) -> Result<()> {
+        self.extend_from_slice(piece);
         Ok(())
     }
 
-    fn replace_first(&mut self, mut piece: &[u8]) -> Result<()> {
-        for slab in &mut self.slabs {
-            let (now, later) = piece.split_at(piece.len().min(slab.len));
-            slab.pages[..now.len()].copy_from_slice(now);
-            piece = later;
-        }
+    fn replace_first(&mut self, piece: &[u8]) -> Result<()> {
+        self[..piece.len()].copy_from_slice(piece);
+        Ok(())
+    }
+}
+
+/// Memory with room for [`bound`] bytes, filled from its start.
+pub struct Place<'a> {
+    memory: &'a mut [MaybeUninit<u8>],
+    len: usize,
+}
+
+impl<'a> Place<'a> {
+    /// Begins at the start.
+    pub fn new(memory: &'a mut [MaybeUninit<u8>]) -> Self {
+        Self { memory, len: 0 }
+    }
+
+    /// How many bytes have been filled.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether none have been.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Output for Place<'_> {
+    fn append(&mut self, piece: &[u8]) -> Result<()> {
+        self.memory[self.len..][..piece.len()].write_copy_of_slice(piece);
+        self.len += piece.len();
+        Ok(())
+    }
+
+    fn replace_first(&mut self, piece: &[u8]) -> Result<()> {
+        self.memory[..piece.len()].write_copy_of_slice(piece);
         Ok(())
     }
 }
@@ -132,6 +113,9 @@ impl Output for File {
         Ok(())
     }
 }
+
+/// An empty last block, the checksum and the size.
+const END_BYTES: usize = 2 + 4 + 4;
 
 const NO_PANIC: &str = "nothing panics while it holds the lock";
 
@@ -206,7 +190,8 @@ pub fn compress<P: Payload + Sync>(
     if count == 0 {
         done(0)?;
     }
-    let mut end = vec![3, 0]; // an empty last block
+    let mut end = Vec::with_capacity(END_BYTES);
+    end.extend_from_slice(&[3, 0]); // an empty last block
     end.extend_from_slice(&checksum.finalize().to_le_bytes());
     #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as the format has it
     end.extend_from_slice(&(bytes as u32).to_le_bytes());

@@ -112,6 +112,14 @@ pub fn header(bytes: usize, block_bytes: usize, blocks: &[(usize, bool)]) -> Res
     Ok(header)
 }
 
+/// How many bytes the header of a member of so many blocks has at most.
+pub fn header_bound(blocks: usize) -> usize {
+    /// The record without its entries: an array of two small and two large integers, and a
+    /// length.
+    const RECORD_BYTES: usize = 1 + 1 + 5 + 9 + 5;
+    BEFORE_RECORD + RECORD_BYTES + 4 * blocks
+}
+
 impl Index {
     /// The index of a stream that is one member with one, as `header` writes it; `None` for
     /// anything else, including what no such member can be.
@@ -201,7 +209,8 @@ mod tests {
         for bytes in [0, 1, BLOCK_BYTES, 1 << 30, 1 << 40, (1 << 40) + 1] {
             let block = block_bytes(bytes);
             let blocks = vec![(block, true); bytes.div_ceil(block)];
-            assert!(header(bytes, block, &blocks).unwrap().len() < 66_000);
+            let len = header(bytes, block, &blocks).unwrap().len();
+            assert!(len < 66_000 && len <= header_bound(blocks.len()));
         }
     }
 }

@@ -24,7 +24,7 @@ mod single;
 mod turns;
 
 pub use block::Method;
-pub use compress::{Output, Slab, compress, compress_to_memory, method};
+pub use compress::{Output, Place, bound, compress, method};
 pub use decompress::decompress;
 pub use indexed::Indexed;
 pub use single::{claimed_size, inflate as inflate_single};

@@ -7,11 +7,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::errors;
-use super::memory::{Borrowed, new_bytes};
+use super::memory::{Borrowed, new_bytes, new_bytes_at_most};
 use super::progress::Progress;
 use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};
-use crate::sink::{Target, pour};
 use crate::{Error, Result, parallel};
 
 /// How many threads should compress or inflate `bytes`.
@@ -32,14 +31,14 @@ pub fn to_bytes<'py>(
     let method = gzip::method(level).map_err(error)?;
     let threads = self::threads(py, threads, layout.len())?;
     let mut progress = Progress::new(progress, layout.len());
-    let member =
-        py.detach(|| gzip::compress_to_memory(layout, method, threads, |done| progress.at(done)));
-    let member = member.map_err(|stopped| progress.explain(stopped, error))?;
-    let (bytes, ()) = new_bytes(py, member.len(), |memory| {
-        pour(&member, memory, Target::Fresh, threads);
-        drop(member);
+    let made = new_bytes_at_most(py, gzip::bound(layout.len()), |memory| {
+        let mut member = gzip::Place::new(memory);
+        gzip::compress(layout, method, threads, &mut member, |done| {
+            progress.at(done)
+        })?;
+        Ok(member.len())
     })?;
-    Ok(bytes)
+    made.map_err(|stopped| progress.explain(stopped, error))
 }
 
 /// Compresses any bytes-like object; see `_core.pyi`.

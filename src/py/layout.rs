@@ -1,6 +1,7 @@
 //! The verbs that save: a tree in, bytes or a file out.
 
 use std::fs::File;
+use std::io::Write;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ use super::memory::{Writable, new_bytes, view};
 use super::progress::Progress;
 use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
-use crate::gzip::{compress, compress_to_memory};
+use crate::gzip::compress;
 use crate::layout::{self, OutputPiece};
 use crate::sink::{Durability, Target, pour, pour_range, write_file, write_layout};
 use crate::{Result, parallel};
@@ -186,8 +187,9 @@ impl Layout {
                 return compress(&self.0, method, threads, file, done);
             }
             // A pipe cannot go back to the header.
-            let member = compress_to_memory(&self.0, method, threads, done)?;
-            write_layout(&member, file, |_| Ok(()))
+            let mut member = Vec::new();
+            compress(&self.0, method, threads, &mut member, done)?;
+            Ok(file.write_all(&member)?)
         })
     }
 }

@@ -192,6 +192,45 @@ pub fn new_bytes<T: Send>(
     Ok((bytes, told))
 }
 
+/// A new `bytes` object of at most so many bytes: as many as `fill` has written from the
+/// start, and tells, or nothing but its error. It runs detached if there may be much to write.
+///
+/// # Panics
+/// If `fill` tells more than there are.
+pub fn new_bytes_at_most(
+    py: Python<'_>,
+    most: usize,
+    fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> Result<usize> + Send,
+) -> PyResult<Result<Bound<'_, PyBytes>>> {
+    let (bytes, filled) = new_bytes(py, most, fill)?;
+    let len = match filled {
+        Ok(len) => len,
+        Err(error) => return Ok(Err(error)),
+    };
+    assert!(len <= most);
+    if most - len > len {
+        // Little, so that a copy is cheaper than the memory that would be kept.
+        let content = &bytes.as_bytes()[..len];
+        let (copy, ()) = new_bytes(py, len, |copy| {
+            copy.write_copy_of_slice(content);
+        })?;
+        return Ok(Ok(copy));
+    }
+    // SAFETY: the object is fresh, so nobody else has seen its size or hash, and its
+    // memory belongs to it whole, whatever its size says; it is freed by its address. A
+    // variable-size object tells its size in the header that the stable ABI defines, and that
+    // `Py_SET_SIZE` sets. The content of `bytes` ends with a zero, for which there is room.
+    // (`_PyBytes_Resize` does the same and gives back the rest, but is not in the stable ABI;
+    // pages of the rest that have not been touched take no memory.)
+    unsafe {
+        let object = bytes.as_ptr();
+        ffi::PyBytes_AsString(object).add(len).write(0);
+        (*object.cast::<ffi::PyVarObject>()).ob_size = len.cast_signed();
+    }
+    assert_eq!(bytes.as_bytes().len(), len);
+    Ok(Ok(bytes))
+}
+
 /// Memory of a caller that is to be written.
 pub struct Writable {
     /// Keeps the memory where it is.

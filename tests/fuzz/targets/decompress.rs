@@ -5,9 +5,7 @@ use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use libfuzzer_sys::fuzz_target;
-use treepack::gzip::{
-    Indexed, claimed_size, compress_to_memory, decompress, inflate_single, method,
-};
+use treepack::gzip::{Indexed, claimed_size, compress, decompress, inflate_single, method};
 use treepack::layout::LayoutBuilder;
 
 const MAX_SIZE: usize = 4 << 20;
@@ -26,8 +24,8 @@ fuzz_target!(|input: Input| {
     builder.push(data.clone());
     let threads = NonZero::<usize>::MIN;
     let method = method(None).unwrap();
-    let member = compress_to_memory(&builder.finish(), method, threads, |_| Ok(())).unwrap();
-    let mut stream = member.slices(0..member.len()).collect::<Vec<_>>().concat();
+    let (layout, mut stream) = (builder.finish(), Vec::new());
+    compress(&layout, method, threads, &mut stream, |_| Ok(())).unwrap();
     for (place, flipped) in damages {
         let place = usize::from(place) % stream.len();
         stream[place] ^= flipped;
