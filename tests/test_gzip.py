@@ -49,6 +49,9 @@ CORPORA = {
             RNG.standard_normal(1 << 18).tobytes(),
         ]
     ),
+    "indices": np.cumsum(RNG.integers(0, 30, 1 << 18)).astype(np.int32).tobytes()
+    + np.arange(1 << 17).tobytes(),
+    "sparse": np.repeat(RNG.standard_normal(1 << 14) * (RNG.random(1 << 14) < 0.3), 8).tobytes(),
 }
 
 LEVELS = [None, 0, 1, 6, 9]
@@ -143,8 +146,15 @@ def test_the_ratio_is_that_of_the_content():
     def ratio(name: str) -> float:
         return len(CORPORA[name]) / len(treepack.compress_bytes(CORPORA[name]))
 
-    for name in ("bfloat16", "float32", "small"):
-        assert ratio(name) > 0.99 * len(CORPORA[name]) / len(gzip.compress(CORPORA[name], 6)), name
+    def ratio_of_zlib(name: str) -> float:
+        return len(CORPORA[name]) / len(gzip.compress(CORPORA[name], 6))
+
+    for name in ("bfloat16", "float32", "small", "mixed"):
+        assert ratio(name) > 0.99 * ratio_of_zlib(name), name
+    assert ratio("indices") > 0.95 * ratio_of_zlib("indices")
+    for name, data in CORPORA.items():  # samples decide, so a few percent can be missed
+        matched = len(treepack.compress_bytes(data, level=2))
+        assert len(treepack.compress_bytes(data)) <= matched + matched / 16 + 100, name
     assert ratio("noise") > 0.999
     assert ratio("zeros") > 100
 

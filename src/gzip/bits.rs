@@ -5,48 +5,49 @@
 // What the loops call is compiled with their set of instructions.
 #![allow(clippy::inline_always)]
 
-/// Appends bits to bytes.
+/// Writes bits to memory that has room for them, and for a word more.
 pub struct BitWriter<'a> {
-    out: &'a mut Vec<u8>,
+    out: &'a mut [u8],
+    position: usize,
     bits: u64,
     count: u32,
 }
 
 impl<'a> BitWriter<'a> {
-    /// Begins at a byte boundary.
-    pub fn new(out: &'a mut Vec<u8>) -> Self {
+    /// Begins at the first byte.
+    pub fn new(out: &'a mut [u8]) -> Self {
         Self {
             out,
+            position: 0,
             bits: 0,
             count: 0,
         }
     }
 
-    /// Appends the lowest `count` (at most 32) bits of `bits`, of which the others are zero.
-    #[inline]
+    /// Appends `count` bits, of which those of `bits` above are zero: at most 56 between flushes.
+    #[inline(always)]
     pub fn put(&mut self, bits: u64, count: u32) {
         self.bits |= bits << self.count;
         self.count += count;
-        while self.count >= 8 {
-            self.out.push(self.bits as u8);
-            self.bits >>= 8;
-            self.count -= 8;
-        }
     }
 
-    /// Goes on after what `finish` has returned.
-    pub fn resume(out: &'a mut Vec<u8>, bits: u64, count: u32) -> Self {
-        Self { out, bits, count }
+    /// Writes the bytes that are full.
+    #[inline(always)]
+    pub fn flush(&mut self) {
+        self.out[self.position..][..8].copy_from_slice(&self.bits.to_le_bytes());
+        self.position += (self.count / 8) as usize;
+        self.bits >>= self.count & !7;
+        self.count %= 8;
     }
 
-    /// Fills the last byte with zeros.
-    pub fn align(&mut self) {
+    /// Appends an empty stored block, which ends at a byte boundary, and returns how many bytes
+    /// there are.
+    pub fn finish(mut self) -> usize {
+        self.put(0, 3);
         self.put(0, self.count.wrapping_neg() % 8);
-    }
-
-    /// The bits that do not fill a byte yet, and how many they are.
-    pub fn finish(self) -> (u64, u32) {
-        (self.bits, self.count)
+        self.put(0xffff_0000, 32);
+        self.flush();
+        self.position
     }
 }
 

@@ -3,12 +3,13 @@
 use flate2::{Compress, Compression, FlushCompress, Status};
 
 use super::literal::{self, Code};
+use super::runs::{Distance, Runs};
 use crate::{Error, Result};
 
 /// How blocks are coded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// By what is in each: stored, literals, or matches.
+    /// By what is in each: stored, literals, runs, or matches.
     Adaptive,
     /// With matches where they make a block smaller, searched for at a level of gzip from
     /// 1 to 9; 0 is stored.
@@ -26,43 +27,120 @@ pub struct Encoded {
     pub literal: bool,
 }
 
+impl Encoded {
+    fn other(len: usize) -> Self {
+        Self {
+            len,
+            literal: false,
+        }
+    }
+}
+
 /// What a thread keeps from block to block.
 #[derive(Default)]
 pub struct Coder {
     zlib: Option<(u32, Compress)>,
+    /// Memory to be used again.
+    runs: Vec<Runs>,
+    part: Vec<u8>,
 }
 
 impl Coder {
     /// Writes `data` over the start of `out` as DEFLATE blocks that end at a byte boundary,
     /// none of them the last.
     pub fn encode(&mut self, data: &[u8], method: Method, out: &mut Vec<u8>) -> Result<Encoded> {
-        let level = match method {
-            Method::Level(0) => return Ok(store(data, out)),
-            _ if data.is_empty() => return Ok(store(data, out)),
-            Method::Level(level) => Some(level),
-            Method::Adaptive => has_repeats(data).then_some(MATCHING_LEVEL),
-        };
-        let code = if let Some(level) = level {
-            let code = Code::new(&literal::count(data));
-            self.matches(data, level, out)?;
-            if out.len() <= code.size().min(data.len()) {
-                return Ok(Encoded {
-                    len: out.len(),
-                    literal: false,
-                });
+        match method {
+            _ if data.is_empty() => Ok(store(data, out)),
+            Method::Level(0) => Ok(store(data, out)),
+            Method::Level(level) => {
+                let code = Code::new(&literal::count(data));
+                self.matches(data, level, out)?;
+                if out.len() <= code.size().min(data.len()) {
+                    return Ok(Encoded::other(out.len()));
+                }
+                Ok(literals(&code, data, out))
             }
-            code
-        } else {
-            let counts = literal::estimate(data).unwrap_or_else(|| literal::count(data));
-            Code::new(&counts)
-        };
-        if code.size() < data.len() {
-            let len = code.encode(data, out);
-            if len < data.len() {
-                return Ok(Encoded { len, literal: true });
+            Method::Adaptive if has_repeats(data) => self.repeats(data, out),
+            Method::Adaptive => {
+                let counts = literal::estimate(data).unwrap_or_else(|| literal::count(data));
+                Ok(literals(&Code::new(&counts), data, out))
             }
         }
-        Ok(store(data, out))
+    }
+
+    /// Encodes data that has repeats of some kind, or seems to.
+    fn repeats(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
+        let Outlook {
+            distance,
+            part_bytes,
+            matches_pay,
+        } = self.look_at_samples(data, out)?;
+        let parts: Vec<_> = data
+            .chunks(part_bytes)
+            .map(|data| Part::new(data, distance, self.runs.pop()))
+            .collect();
+        let in_parts = parts.iter().map(Part::size).sum();
+        let mut counts = [0; 256];
+        for part in &parts {
+            let sums = counts.iter_mut().zip(part.runs.counts);
+            sums.for_each(|(sum, count)| *sum += count);
+        }
+        let whole = Code::new(&counts);
+        let encoded = 'encoded: {
+            if matches_pay {
+                self.matches(data, MATCHING_LEVEL, out)?;
+                if out.len() <= whole.size().min(in_parts).min(data.len()) {
+                    break 'encoded Encoded::other(out.len());
+                }
+            }
+            // One block of literals is read faster.
+            if in_parts < whole.size() - whole.size() / 128 {
+                out.clear();
+                for part in &parts {
+                    let len = part.encode(&mut self.part);
+                    out.extend_from_slice(&self.part[..len]);
+                }
+                if out.len() < data.len() {
+                    break 'encoded Encoded::other(out.len());
+                }
+            }
+            literals(&whole, data, out)
+        };
+        self.runs.extend(parts.into_iter().map(|part| part.runs));
+        Ok(encoded)
+    }
+
+    /// What a few samples tell about data.
+    fn look_at_samples(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Outlook> {
+        const SAMPLES: usize = 4;
+        const SAMPLE_BYTES: usize = 2 << 10;
+        let step = data.len().div_ceil(SAMPLES);
+        let samples: Vec<_> = data
+            .chunks(step)
+            .map(|part| &part[..part.len().min(SAMPLE_BYTES)])
+            .collect();
+        let samples = samples.concat();
+        let mut best = (usize::MAX, Distance::Byte);
+        for distance in [Distance::Byte, Distance::Four, Distance::Eight] {
+            let runs = Runs::find(&samples, distance, self.runs.pop());
+            best = best.min((runs.size(), distance));
+            self.runs.push(runs);
+        }
+        let (size, distance) = best;
+        if size < samples.len() / 32 {
+            // Hardly more than a header, and matches could not be longer.
+            return Ok(Outlook {
+                distance,
+                part_bytes: data.len(),
+                matches_pay: false,
+            });
+        }
+        self.matches(&samples, MATCHING_LEVEL, out)?;
+        Ok(Outlook {
+            distance,
+            part_bytes: PART_BYTES,
+            matches_pay: out.len() < size - size / 16,
+        })
     }
 
     /// Replaces `out` by what zlib makes of the data.
@@ -104,6 +182,57 @@ pub fn bound(bytes: usize) -> usize {
     bytes + bytes.div_ceil(STORED_BYTES) * STORED_HEADER_BYTES
 }
 
+/// So many bytes have a code of their own where there are runs: arrays that are that small
+/// are not alike.
+const PART_BYTES: usize = 32 << 10;
+
+/// How data with repeats are best coded.
+struct Outlook {
+    /// That of runs.
+    distance: Distance,
+    part_bytes: usize,
+    /// Whether searching for matches may be better than runs.
+    matches_pay: bool,
+}
+
+/// A part of a block that is coded by itself, with runs or without.
+struct Part<'a> {
+    data: &'a [u8],
+    runs: Runs,
+    code: Code,
+}
+
+impl<'a> Part<'a> {
+    fn new(data: &'a [u8], distance: Distance, before: Option<Runs>) -> Self {
+        let runs = Runs::find(data, distance, before);
+        let code = Code::new(&runs.counts);
+        Self { data, runs, code }
+    }
+
+    fn size(&self) -> usize {
+        let coded = self.runs.size().min(self.code.size());
+        coded.min(bound(self.data.len()))
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> usize {
+        if self.runs.size() < self.code.size().min(self.data.len()) {
+            return self.runs.encode(self.data, out);
+        }
+        literals(&self.code, self.data, out).len
+    }
+}
+
+/// Encodes literals, or stores them if that takes less.
+fn literals(code: &Code, data: &[u8], out: &mut Vec<u8>) -> Encoded {
+    if code.size() < data.len() {
+        let len = code.encode(data, out);
+        if len < data.len() {
+            return Encoded { len, literal: true };
+        }
+    }
+    store(data, out)
+}
+
 /// Replaces `out` by the data as they are.
 fn store(data: &[u8], out: &mut Vec<u8>) -> Encoded {
     out.clear();
@@ -114,10 +243,7 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Encoded {
         out.extend_from_slice(&(!len).to_le_bytes());
         out.extend_from_slice(chunk);
     }
-    Encoded {
-        len: out.len(),
-        literal: false,
-    }
+    Encoded::other(out.len())
 }
 
 /// Whether a search for matches may pay, judged by a few samples.
@@ -208,7 +334,7 @@ mod tests {
         let numbers: Vec<u8> = (0..25_000_u32).flat_map(u32::to_le_bytes).collect();
         let (matched, literal) = encode(&numbers, Method::Adaptive);
         assert!(
-            !literal && matched.len() < numbers.len() * 2 / 3,
+            !literal && matched.len() < numbers.len() * 2 / 5, // runs, four bytes before
             "{}",
             matched.len()
         );
@@ -227,6 +353,28 @@ mod tests {
 
         let (zeros, literal) = encode(&vec![0; 100_000], Method::Adaptive);
         assert!(!literal && zeros.len() < 1000);
+
+        // As many bits as there is in a mask; matches do not come near.
+        let mask: Vec<u8> = noise(100_000)
+            .map(|word| u8::from(word < 1 << 28))
+            .collect();
+        let (runs, literal) = encode(&mask, Method::Adaptive);
+        let (matched, _) = encode(&mask, Method::Level(MATCHING_LEVEL));
+        assert!(
+            !literal && runs.len() < matched.len() * 4 / 5,
+            "{}",
+            runs.len()
+        );
+
+        // Arrays that are not alike have codes of their own, if that is worth it.
+        let mut arrays = skewed;
+        arrays[..32 << 10].fill(200);
+        for (byte, word) in arrays[32 << 10..64 << 10].iter_mut().zip(noise(32 << 10)) {
+            *byte = 100 + (word % 4) as u8;
+        }
+        let (parts, literal) = encode(&arrays, Method::Adaptive);
+        let whole = Code::new(&literal::count(&arrays)).size();
+        assert!(!literal && parts.len() < whole * 2 / 3, "{}", parts.len());
     }
 
     #[test]

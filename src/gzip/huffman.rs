@@ -2,7 +2,7 @@
 
 use super::bits::BitWriter;
 
-/// How many literals and lengths a block that has only literals uses: all bytes, and the end.
+/// How many symbols a block that has only literals uses: all bytes, and the end.
 pub const LITERALS: usize = 257;
 
 /// The symbol that ends a block.
@@ -133,14 +133,12 @@ pub fn codes<const N: usize>(lengths: &[u8; N]) -> [u16; N] {
     codes
 }
 
-/// Writes the header of a block of literals with this code, which is not the last block.
-pub fn write_header(lengths: &[u8; LITERALS], out: &mut BitWriter<'_>) {
-    /// A code of two distances that are never used: the smallest that all readers take.
-    const DISTANCES: [u8; 2] = [1, 1];
-    let mut all = [0; LITERALS + DISTANCES.len()];
-    all[..LITERALS].copy_from_slice(lengths);
-    all[LITERALS..].copy_from_slice(&DISTANCES);
-    let runs = run_lengths(&all);
+/// Writes the header of a block, not the last, with these codes for literals and lengths
+/// and for distances.
+pub fn write_header(literals: &[u8], distances: &[u8], out: &mut BitWriter<'_>) {
+    let used = literals.iter().rposition(|&length| length > 0);
+    let literals = &literals[..used.map_or(LITERALS, |last| LITERALS.max(last + 1))];
+    let runs = run_lengths(&[literals, distances].concat());
     let mut counts = [0_u32; 19];
     for run in &runs {
         counts[usize::from(run.symbol)] += 1;
@@ -156,14 +154,16 @@ pub fn write_header(lengths: &[u8; LITERALS], out: &mut BitWriter<'_>) {
         .rposition(|&symbol| run_code[symbol] > 0)
         .map_or(4, |last| (last + 1).max(4));
     out.put(0b100, 3); // not the last block; with codes of its own
-    out.put((LITERALS - 257) as u64, 5);
-    out.put((DISTANCES.len() - 1) as u64, 5);
+    out.put((literals.len() - 257) as u64, 5);
+    out.put((distances.len() - 1) as u64, 5);
     out.put((written - 4) as u64, 4);
     for &symbol in &LENGTHS_ORDER[..written] {
+        out.flush();
         out.put(run_code[symbol].into(), 3);
     }
     for run in runs {
         let symbol = usize::from(run.symbol);
+        out.flush();
         out.put(run_codes[symbol].into(), run_code[symbol].into());
         let extra_bits = match run.symbol {
             16 => 2,
@@ -173,7 +173,11 @@ pub fn write_header(lengths: &[u8; LITERALS], out: &mut BitWriter<'_>) {
         };
         out.put(run.extra.into(), extra_bits);
     }
+    out.flush();
 }
+
+/// How many bytes a header takes at most: 316 lengths of 14 bits, and 19 of 3.
+pub const MAX_HEADER_BYTES: usize = 600;
 
 /// A symbol of the code of code lengths: a length, or so many more of the one before or of 0.
 struct Run {

@@ -6,12 +6,10 @@
 // Symbols, bits and bytes are small, and a byte is what is left of some of them.
 #![allow(clippy::cast_possible_truncation)]
 
-use std::slice::ChunksExact;
-
 use multiversion::multiversion;
 
 use super::bits::BitWriter;
-use super::huffman::{END_OF_BLOCK, LITERALS, code_lengths, codes, write_header};
+use super::huffman::{END_OF_BLOCK, LITERALS, MAX_HEADER_BYTES, code_lengths, codes, write_header};
 
 /// The longest code that is used. Five of them fit between two refills of 56 bits, and
 /// a table for all fits into the first cache several times.
@@ -54,7 +52,7 @@ pub fn count(data: &[u8]) -> [u32; 256] {
 }
 
 /// Four tables, since an increment that depends on the one before takes longer.
-struct Tables([[u32; 256]; 4]);
+pub struct Tables([[u32; 256]; 4]);
 
 impl Default for Tables {
     fn default() -> Self {
@@ -63,8 +61,9 @@ impl Default for Tables {
 }
 
 impl Tables {
+    /// Counts more bytes.
     #[inline]
-    fn count(&mut self, data: &[u8]) {
+    pub fn count(&mut self, data: &[u8]) {
         let mut chunks = data.chunks_exact(8);
         for chunk in chunks.by_ref() {
             for (index, &byte) in chunk.iter().enumerate() {
@@ -76,7 +75,8 @@ impl Tables {
         }
     }
 
-    fn sum(&self) -> [u32; 256] {
+    /// How often each byte has been counted.
+    pub fn sum(&self) -> [u32; 256] {
         std::array::from_fn(|byte| self.0.iter().map(|table| table[byte]).sum())
     }
 }
@@ -99,8 +99,7 @@ impl Code {
 
     /// About how many bytes the block will take.
     pub fn size(&self) -> usize {
-        const HEADER: u64 = 90;
-        usize::try_from(self.bits / 8 + HEADER).unwrap_or(usize::MAX)
+        size(self.bits)
     }
 
     /// Writes the block, which ends at a byte boundary and is not the last, over the start of
@@ -110,73 +109,70 @@ impl Code {
     /// If there is a byte that the code was not made for.
     pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> usize {
         let codes = codes(&self.lengths);
-        let mut table = [0_u32; 256];
-        for (entry, (&code, &length)) in table.iter_mut().zip(codes.iter().zip(&self.lengths)) {
-            *entry = u32::from(code) | u32::from(length) << 16;
-        }
-        let mut header = Vec::new();
-        let mut writer = BitWriter::new(&mut header);
-        write_header(&self.lengths, &mut writer);
-        let state = writer.finish();
-        // A word is written at a time, of which only whole bytes count.
-        let room = header.len() + data.len() * MAX_BITS / 8 + 32;
-        if out.len() < room {
-            out.resize(room, 0);
-        }
-        out[..header.len()].copy_from_slice(&header);
-        let steps = data.chunks_exact(STEP);
-        let body = &mut out[header.len()..];
-        let (written, bits, count) = encode_steps(steps.clone(), &table, state, body);
-        let mut end = Vec::new();
-        let mut writer = BitWriter::resume(&mut end, bits, count);
-        for &byte in steps.remainder() {
-            let entry = table[usize::from(byte)];
-            writer.put(u64::from(entry & 0xffff), entry >> 16);
-        }
-        let length = self.lengths[END_OF_BLOCK];
-        writer.put(codes[END_OF_BLOCK].into(), length.into());
-        // An empty stored block fills the last byte.
-        writer.put(0, 3);
-        writer.align();
-        end.extend_from_slice(&[0, 0, 0xff, 0xff]);
-        let end_at = header.len() + written;
-        out[end_at..][..end.len()].copy_from_slice(&end);
-        end_at + end.len()
+        make_room(data.len(), out);
+        let mut writer = BitWriter::new(out);
+        // The smallest code of distances that all readers take, never used.
+        write_header(&self.lengths, &[1, 1], &mut writer);
+        encode_literals(data, &entries(&codes, &self.lengths), &mut writer);
+        let end_bits = self.lengths[END_OF_BLOCK];
+        writer.put(codes[END_OF_BLOCK].into(), end_bits.into());
+        writer.finish()
     }
 }
 
-/// Codes all steps, after so many bits that are left. Returns how many bytes have been
-/// written, and what bits are left then.
-///
+/// About how many bytes a block takes that has so many bits without its header.
+pub fn size(bits: u64) -> usize {
+    const HEADER: u64 = 90;
+    usize::try_from(bits / 8 + HEADER).unwrap_or(usize::MAX)
+}
+
+/// Makes room for a block of codes of at most `MAX_BITS` bits for a byte.
+pub fn make_room(bytes: usize, out: &mut Vec<u8>) {
+    let room = MAX_HEADER_BYTES + bytes * MAX_BITS / 8 + 32;
+    if out.len() < room {
+        out.resize(room, 0);
+    }
+}
+
+/// For each byte its code, and from bit 16 on its number of bits.
+pub type Entries = [u32; 256];
+
+/// What codes and lengths are for literals.
+pub fn entries(codes: &[u16], lengths: &[u8]) -> Entries {
+    std::array::from_fn(|byte| u32::from(codes[byte]) | u32::from(lengths[byte]) << 16)
+}
+
 /// Shifts by a variable take one instruction with BMI2, and three without.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn encode_steps(
-    steps: ChunksExact<'_, u8>,
-    table: &[u32; 256],
-    (mut bits, mut count): (u64, u32),
-    out: &mut [u8],
-) -> (usize, u64, u32) {
-    let mut position = 0;
+fn encode_literals(data: &[u8], entries: &Entries, writer: &mut BitWriter<'_>) {
+    put_literals(data, entries, writer);
+}
+
+/// Writes literals; what is left of them for the next flush are at most 7 bits.
+#[inline(always)]
+#[allow(clippy::inline_always)] // once for each set of instructions
+pub fn put_literals(data: &[u8], entries: &Entries, writer: &mut BitWriter<'_>) {
+    let (steps, rest) = data.as_chunks::<STEP>();
+    let code = |entry: u32| (u64::from(entry & 0xffff), entry >> 16);
     for step in steps {
         // Pairs are joined first, so that fewer shifts wait for each other.
-        let entry = |place: usize| table[usize::from(step[place])];
+        let entry = |place: usize| entries[usize::from(step[place])];
         let pair = |first: u32, second: u32| {
-            let code = u64::from(first & 0xffff) | u64::from(second & 0xffff) << (first >> 16);
-            (code, (first >> 16) + (second >> 16))
+            let ((first, first_bits), (second, second_bits)) = (code(first), code(second));
+            (first | second << first_bits, first_bits + second_bits)
         };
         let (a, a_bits) = pair(entry(0), entry(1));
         let (b, b_bits) = pair(entry(2), entry(3));
-        let last = entry(4);
-        let four = a | b << a_bits;
-        let five = four | u64::from(last & 0xffff) << (a_bits + b_bits);
-        bits |= five << count;
-        count += a_bits + b_bits + (last >> 16);
-        out[position..position + 8].copy_from_slice(&bits.to_le_bytes());
-        position += (count / 8) as usize;
-        bits >>= count & !7;
-        count %= 8;
+        let (last, last_bits) = code(entry(4));
+        let five = a | b << a_bits | last << (a_bits + b_bits);
+        writer.put(five, a_bits + b_bits + last_bits);
+        writer.flush();
     }
-    (position, bits, count)
+    for &byte in rest {
+        let (code, bits) = code(entries[usize::from(byte)]);
+        writer.put(code, bits);
+    }
+    writer.flush();
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! | `compress.rs` | blocks in parallel, joined to a member |
 //! | `block.rs` | how a block is coded, chosen by its content |
 //! | `literal.rs` | encoding blocks of literals alone |
+//! | `runs.rs` | encoding blocks of literals and runs |
 //! | `turns.rs` | decoding such blocks, several in turns |
 //! | `huffman.rs`, `bits.rs` | the codes and the order of bits of DEFLATE |
 //! | `index.rs` | where the blocks are, told in the header |
@@ -20,6 +21,7 @@ mod huffman;
 mod index;
 mod indexed;
 mod literal;
+mod runs;
 mod single;
 mod turns;
 

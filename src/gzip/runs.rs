@@ -1,0 +1,368 @@
+//! Encoding blocks of literals and runs: masks, sparse arrays, rows that are constant, indices.
+//!
+//! All bytes of a run are like those at one distance before them, that of the byte or of the
+//! element before, so that nothing has to be searched for.
+
+// Symbols and bits are small, and a block has less than 2^32 bytes.
+#![allow(clippy::cast_possible_truncation)]
+
+use std::ops::Range;
+
+use multiversion::multiversion;
+
+use super::bits::BitWriter;
+use super::huffman::{END_OF_BLOCK, code_lengths, codes, write_header};
+use super::literal::{self, Entries, MAX_BITS, Tables};
+
+/// All bytes, the end, and all lengths (RFC 1951, section 3.2.5).
+const SYMBOLS: usize = 286;
+
+const MIN_RUN: usize = 3;
+const MAX_RUN: usize = 258;
+
+/// How the lengths of matches are written, by length.
+const LENGTHS: [Length; MAX_RUN + 1] = lengths();
+
+#[derive(Clone, Copy)]
+struct Length {
+    symbol: u16,
+    extra_bits: u8,
+    extra: u8,
+}
+
+const fn lengths() -> [Length; MAX_RUN + 1] {
+    let mut all = [Length {
+        symbol: 0,
+        extra_bits: 0,
+        extra: 0,
+    }; MAX_RUN + 1];
+    let (mut length, mut symbol) = (MIN_RUN, 257);
+    while length < MAX_RUN {
+        // Eight symbols without extra bits, then four of each number.
+        let extra_bits = if symbol < 265 { 0 } else { (symbol - 261) / 4 };
+        let mut extra = 0;
+        while extra < 1 << extra_bits && length < MAX_RUN {
+            all[length] = Length {
+                symbol,
+                extra_bits: extra_bits as u8,
+                extra,
+            };
+            extra += 1;
+            length += 1;
+        }
+        symbol += 1;
+    }
+    all[MAX_RUN].symbol = symbol; // by itself
+    all
+}
+
+/// How far before a run are the bytes that it repeats. A block has only one distance, so that
+/// its code has one bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Distance {
+    /// One byte: rows of one byte.
+    Byte = 1,
+    /// An element of four bytes, whose highest bytes seldom change.
+    Four = 4,
+    /// An element of eight bytes.
+    Eight = 8,
+}
+
+impl Distance {
+    /// The lengths of the code of distances up to this one.
+    fn code(self) -> &'static [u8] {
+        match self {
+            Self::Byte => &[1],
+            Self::Four => &[0, 0, 0, 1],
+            Self::Eight => &[0, 0, 0, 0, 0, 1],
+        }
+    }
+
+    /// What is written after a length, and how many bits that are: the code, and an extra bit
+    /// that tells 8 from 7.
+    fn bits(self) -> (u32, u32) {
+        match self {
+            Self::Byte | Self::Four => (0, 1),
+            Self::Eight => (0b10, 2),
+        }
+    }
+}
+
+/// The length of pieces in which a run is written.
+fn pieces(mut run: usize) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        // Nothing shorter than `MIN_RUN` may be left.
+        let piece = match run {
+            0..=MAX_RUN => run,
+            _ if run < MAX_RUN + MIN_RUN => MAX_RUN - MIN_RUN,
+            _ => MAX_RUN,
+        };
+        run -= piece;
+        (piece > 0).then_some(piece)
+    })
+}
+
+/// So many bytes as they are, and then so many that are like others before.
+struct Stretch {
+    literals: u32,
+    run: u32,
+}
+
+/// A block as literals and runs, with the best code for it.
+pub struct Runs {
+    distance: Distance,
+    stretches: Vec<Stretch>,
+    /// How often each byte occurs, in runs or not.
+    pub counts: [u32; 256],
+    lengths: [u8; SYMBOLS],
+    /// How many bits a block takes without its header.
+    bits: u64,
+}
+
+impl Runs {
+    /// Finds the runs in `data`, of which there must be some. Memory of another block can be
+    /// used again.
+    pub fn find(data: &[u8], distance: Distance, before: Option<Self>) -> Self {
+        let mut stretches = before.map(|before| before.stretches).unwrap_or_default();
+        stretches.clear();
+        let (mut literals, mut in_runs) = (Tables::default(), [0; 256]);
+        let mut symbols = [0; SYMBOLS];
+        let mut after_symbols = 0;
+        let mut end = 0;
+        while end < data.len() {
+            let run = next_run(data, end, distance as usize);
+            let stretch = &data[end..run.start];
+            literals.count(stretch);
+            let period = data[run.clone()].iter().take(distance as usize);
+            for (place, &byte) in period.enumerate() {
+                let times = (run.len() - place).div_ceil(distance as usize);
+                in_runs[usize::from(byte)] += times as u32;
+            }
+            for piece in pieces(run.len()) {
+                let length = &LENGTHS[piece];
+                symbols[usize::from(length.symbol)] += 1;
+                after_symbols += u64::from(u32::from(length.extra_bits) + distance.bits().1);
+            }
+            stretches.push(Stretch {
+                literals: stretch.len() as u32,
+                run: run.len() as u32,
+            });
+            end = run.end;
+        }
+        let literals = literals.sum();
+        symbols[..256].copy_from_slice(&literals);
+        symbols[END_OF_BLOCK] = 1;
+        let lengths = code_lengths(&symbols, MAX_BITS);
+        let pairs = symbols.iter().zip(&lengths);
+        let in_symbols: u64 = pairs
+            .map(|(&n, &bits)| u64::from(n) * u64::from(bits))
+            .sum();
+        Self {
+            distance,
+            stretches,
+            counts: std::array::from_fn(|byte| literals[byte] + in_runs[byte]),
+            lengths,
+            bits: in_symbols + after_symbols,
+        }
+    }
+
+    /// About how many bytes the block will take.
+    pub fn size(&self) -> usize {
+        literal::size(self.bits)
+    }
+
+    /// Writes the block like [`literal::Code::encode`].
+    pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> usize {
+        let codes = codes(&self.lengths);
+        literal::make_room(data.len(), out);
+        let mut writer = BitWriter::new(out);
+        write_header(&self.lengths, self.distance.code(), &mut writer);
+        let entries = literal::entries(&codes, &self.lengths);
+        let lengths = std::array::from_fn(|length| {
+            let Length {
+                symbol,
+                extra_bits,
+                extra,
+            } = LENGTHS[length];
+            let symbol = usize::from(symbol);
+            let (code, code_bits) = (u32::from(codes[symbol]), u32::from(self.lengths[symbol]));
+            let length_bits = code_bits + u32::from(extra_bits);
+            let (distance, distance_bits) = self.distance.bits();
+            let bits = code | u32::from(extra) << code_bits | distance << length_bits;
+            bits | (length_bits + distance_bits) << 24
+        });
+        encode_stretches(&self.stretches, data, &entries, &lengths, &mut writer);
+        let end_bits = self.lengths[END_OF_BLOCK];
+        writer.put(codes[END_OF_BLOCK].into(), end_bits.into());
+        writer.finish()
+    }
+}
+
+/// The bits of a length and its distance, and from bit 24 on how many they are.
+type LengthEntries = [u32; MAX_RUN + 1];
+
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn encode_stretches(
+    stretches: &[Stretch],
+    mut data: &[u8],
+    entries: &Entries,
+    lengths: &LengthEntries,
+    writer: &mut BitWriter<'_>,
+) {
+    for stretch in stretches {
+        let (literals, rest) = data.split_at(stretch.literals as usize);
+        literal::put_literals(literals, entries, writer);
+        for piece in pieces(stretch.run as usize) {
+            let entry = lengths[piece];
+            writer.put(u64::from(entry & 0x00ff_ffff), entry >> 24);
+            writer.flush();
+        }
+        data = &rest[stretch.run as usize..];
+    }
+}
+
+/// The first run of at least `MIN_RUN` bytes, which is after `from`, where none begins; if
+/// there is none, what comes after the data.
+#[inline]
+fn next_run(data: &[u8], from: usize, distance: usize) -> Range<usize> {
+    let word = |at: usize| {
+        let bytes = data.get(at..).and_then(<[u8]>::first_chunk);
+        bytes.map(|bytes| u64::from_le_bytes(*bytes))
+    };
+    // What differs from the bytes before.
+    let other = |at: usize| Some(word(at)? ^ word(at - distance)?);
+    let is_alike = |&at: &usize| data[at] == data[at - distance];
+    let mut start = from.max(distance);
+    loop {
+        let Some(other) = other(start) else {
+            let mut last = start..(data.len() + 1).saturating_sub(MIN_RUN);
+            let begins = |&at: &usize| (at..at + MIN_RUN).all(|at| is_alike(&at));
+            let Some(found) = last.find(begins) else {
+                return data.len()..data.len();
+            };
+            start = found;
+            break;
+        };
+        let alike = zero_bytes(other);
+        let three = alike & alike >> 8 & alike >> 16;
+        if three != 0 {
+            start += three.trailing_zeros() as usize / 8;
+            break;
+        }
+        start += 6; // of the eight, six can be the first of three
+    }
+    let mut end = start + MIN_RUN;
+    while let Some(other) = other(end) {
+        if other != 0 {
+            return start..end + other.trailing_zeros() as usize / 8;
+        }
+        end += 8;
+    }
+    let more = (end..data.len()).take_while(is_alike);
+    start..end + more.count()
+}
+
+/// The highest bit of each byte that is zero.
+fn zero_bytes(word: u64) -> u64 {
+    const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+    !(((word & LOW) + LOW) | word | LOW)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::gzip::oracle;
+
+    /// Stretches of one byte, some short and some long, and of others.
+    fn data() -> impl Strategy<Value = Vec<u8>> {
+        let stretch = (
+            prop_oneof![1..12_usize, 250..270_usize, 500..1100_usize],
+            0..4_u8,
+        );
+        let noise = prop::collection::vec(any::<u8>(), 1..40);
+        let part = prop_oneof![
+            3 => stretch.prop_map(|(len, byte)| vec![byte; len]),
+            1 => noise,
+        ];
+        prop::collection::vec(part, 1..40).prop_map(|parts| parts.concat())
+    }
+
+    const DISTANCES: [Distance; 3] = [Distance::Byte, Distance::Four, Distance::Eight];
+
+    /// Where runs are, found byte by byte.
+    fn runs(data: &[u8], distance: usize) -> Vec<Range<usize>> {
+        let mut found = Vec::new();
+        let mut len = 0;
+        for at in distance..=data.len() {
+            if at < data.len() && data[at] == data[at - distance] {
+                len += 1;
+            } else {
+                if len >= MIN_RUN {
+                    found.push(at - len..at);
+                }
+                len = 0;
+            }
+        }
+        found
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_read_back_by_others(data in data()) {
+            for distance in DISTANCES {
+                let found = Runs::find(&data, distance, None);
+                let mut out = b"from before".to_vec();
+                let len = found.encode(&data, &mut out);
+                prop_assert_eq!(oracle::inflate(&out[..len]).unwrap(), &data[..]);
+                prop_assert!(len.abs_diff(found.size()) < 120, "{} {}", len, found.size());
+                prop_assert_eq!(found.counts, literal::count(&data));
+                let another = Runs::find(b"another", Distance::Byte, None);
+                let again = Runs::find(&data, distance, Some(another));
+                prop_assert_eq!(again.encode(&data, &mut out), len);
+            }
+        }
+
+        #[test]
+        fn all_runs_are_found(data in data()) {
+            for distance in DISTANCES.map(|distance| distance as usize) {
+                let mut end = 0;
+                for run in runs(&data, distance) {
+                    prop_assert_eq!(next_run(&data, end, distance), run.clone());
+                    end = run.end;
+                }
+                prop_assert_eq!(next_run(&data, end, distance), data.len()..data.len());
+            }
+        }
+    }
+
+    #[test]
+    fn all_lengths_are_written_as_the_format_has_them() {
+        for (length, entry) in LENGTHS.iter().enumerate().skip(MIN_RUN) {
+            // The first length of some symbols, from the table of the format.
+            let known = [
+                (3, 257),
+                (10, 264),
+                (11, 265),
+                (35, 273),
+                (227, 284),
+                (258, 285),
+            ];
+            for (first, symbol) in known {
+                if length == first {
+                    assert_eq!((entry.symbol, entry.extra), (symbol, 0), "{length}");
+                }
+            }
+        }
+        for (run, distance) in (1..1200).flat_map(|run| DISTANCES.map(|d| (run, d))) {
+            let period = (0..).take(distance as usize).cycle();
+            let data: Vec<u8> = period.take(distance as usize + run).collect();
+            let data = [&data[..], b"end"].concat();
+            let mut out = Vec::new();
+            let len = Runs::find(&data, distance, None).encode(&data, &mut out);
+            assert_eq!(oracle::inflate(&out[..len]).unwrap(), data, "{run}");
+            assert!(len < 60 + run / 20, "{run} {len}");
+        }
+    }
+}
