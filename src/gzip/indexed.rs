@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::{LazyLock, Mutex};
 
 use crc32fast::Hasher;
-use flate2::{Decompress, FlushDecompress, Status};
+use libdeflater::Decompressor;
 
 use super::index::{self, Block, Index};
 use super::turns::{TURNS, Turns};
@@ -21,20 +21,12 @@ pub struct Indexed<'a> {
 }
 
 /// What a thread keeps.
+#[derive(Default)]
 struct Worker {
     turns: Box<Turns>,
-    zlib: Decompress,
+    other: Decompressor,
+    input: Vec<u8>,
     block: Vec<u8>,
-}
-
-impl Default for Worker {
-    fn default() -> Self {
-        Self {
-            turns: Box::default(),
-            zlib: Decompress::new(false),
-            block: Vec::new(),
-        }
-    }
 }
 
 impl<'a> Indexed<'a> {
@@ -199,11 +191,10 @@ impl<'a> Indexed<'a> {
                     return false;
                 }
             } else {
-                worker.block.resize(len, 0);
-                if !inflate_block(&mut worker.zlib, input, &mut worker.block) {
+                let Some(block) = worker.inflate(input, len) else {
                     return false;
-                }
-                take(place, &worker.block);
+                };
+                take(place, block);
             }
         }
         let take = |turn: usize, piece: &[u8]| take(places[turn], piece);
@@ -215,49 +206,32 @@ impl<'a> Indexed<'a> {
     }
 }
 
-/// Inflates a piece of a stream that has to fill `out` exactly, and to end where a block
-/// ends and another one may begin.
-///
-/// That is what makes the pieces mean the same by themselves as in a row. It is tried
-/// out: a stored block of what no stream can foresee must come out as it is.
-fn inflate_block(zlib: &mut Decompress, input: &[u8], out: &mut [u8]) -> bool {
-    static PROBE: LazyLock<[u8; PROBE_BYTES]> = LazyLock::new(|| {
-        let state = RandomState::new();
-        std::array::from_fn(|index| state.hash_one(index).to_le_bytes()[0])
-    });
-    #[allow(clippy::cast_possible_truncation)]
-    const LEN: [u8; 2] = (PROBE_BYTES as u16).to_le_bytes();
-    zlib.reset(false);
-    if !inflate_exactly(zlib, input, out) {
-        return false;
+impl Worker {
+    /// Inflates a piece of a stream that has to become `len` bytes, and to end where a block
+    /// ends and another one may begin.
+    ///
+    /// That is what makes the pieces mean the same by themselves as in a row. It is tried
+    /// out: a stored block of what no stream can foresee must come out as it is.
+    fn inflate(&mut self, piece: &[u8], len: usize) -> Option<&[u8]> {
+        const PROBE_BYTES: usize = 1024;
+        static PROBE: LazyLock<[u8; PROBE_BYTES]> = LazyLock::new(|| {
+            let state = RandomState::new();
+            std::array::from_fn(|index| state.hash_one(index).to_le_bytes()[0])
+        });
+        #[allow(clippy::cast_possible_truncation)]
+        const LEN: [u8; 2] = (PROBE_BYTES as u16).to_le_bytes();
+        self.input.clear();
+        self.input.extend_from_slice(piece);
+        // The last block, stored. Five bits of its first byte mean nothing. They are set, so that
+        // nothing that is left open can go on with them and still find the block.
+        let header = [0b1111_1001, LEN[0], LEN[1], !LEN[0], !LEN[1]];
+        self.input.extend_from_slice(&header);
+        self.input.extend_from_slice(&*PROBE);
+        self.block.resize(len + PROBE_BYTES, 0);
+        let made = self.other.deflate_decompress(&self.input, &mut self.block);
+        let (block, probe) = self.block.split_at(len);
+        (made == Ok(len + PROBE_BYTES) && probe == *PROBE).then_some(block)
     }
-    // Five bits of its first byte mean nothing. They are set, so that nothing that is left
-    // open can go on with them and still find the block.
-    let mut stored = vec![0b1111_1000, LEN[0], LEN[1], !LEN[0], !LEN[1]];
-    stored.extend_from_slice(&*PROBE);
-    let mut found = [0; PROBE_BYTES];
-    inflate_exactly(zlib, &stored, &mut found) && found == *PROBE
-}
-
-const PROBE_BYTES: usize = 1024;
-
-/// Inflates all of `input`, which has to fill `out` and not to be the last block.
-fn inflate_exactly(zlib: &mut Decompress, mut input: &[u8], mut out: &mut [u8]) -> bool {
-    while !input.is_empty() {
-        let before = (zlib.total_in(), zlib.total_out());
-        let status = zlib.decompress(input, out, FlushDecompress::Sync);
-        let taken = usize::try_from(zlib.total_in() - before.0);
-        let made = usize::try_from(zlib.total_out() - before.1);
-        let (Ok(Status::Ok), Ok(taken), Ok(made)) = (status, taken, made) else {
-            return false;
-        };
-        if taken == 0 && made == 0 {
-            return false;
-        }
-        input = &input[taken..];
-        out = &mut out[made..];
-    }
-    out.is_empty()
 }
 
 #[cfg(test)]

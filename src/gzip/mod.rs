@@ -29,7 +29,7 @@ pub use block::Method;
 pub use compress::{Output, Place, bound, compress, method};
 pub use decompress::decompress;
 pub use indexed::Indexed;
-pub use single::{claimed_size, inflate as inflate_single};
+pub use single::{claimed_size, inflate as inflate_single, inflate_at_once, is_usual};
 
 /// From how many bytes on several threads pay.
 pub const MIN_PARALLEL_BYTES: usize = 1 << 20;

@@ -3,10 +3,15 @@
 use std::mem::MaybeUninit;
 
 use flate2::{Decompress, FlushDecompress, Status};
+use libdeflater::Decompressor;
+use memchr::memmem;
 
 use super::decompress::STEP_BYTES;
 use super::index::MAX_EXPANSION;
 use crate::Result;
+
+/// How many bytes are made at a time.
+const PLACE_BYTES: usize = 1 << 20;
 
 /// How many bytes the stream says that it has, if that can be so; 0 tells nothing.
 #[must_use]
@@ -19,6 +24,30 @@ pub fn claimed_size(stream: &[u8]) -> usize {
     } else {
         0
     }
+}
+
+/// Fills `out` with what the stream contains, in one go, and compares the checksum. Returns
+/// false, with anything in `out`, if the stream is anything but one member of just this size.
+///
+/// A code of a single symbol is read whatever its bit, which zlib finds damaged if it is 1.
+///
+/// Since `out` has been written before, it should not be much larger than streams usually
+/// become; see [`is_usual`].
+pub fn inflate_at_once(stream: &[u8], out: &mut [u8]) -> bool {
+    let Some((before, trailer)) = stream.split_last_chunk::<8>() else {
+        return false;
+    };
+    // It compares with the trailer that comes first, and does not look at what follows. If the
+    // last one says the same, either it is that one, or it is there twice.
+    Decompressor::new().gzip_decompress(stream, out) == Ok(out.len())
+        && trailer[..4] == crc32fast::hash(out).to_le_bytes()
+        && memmem::find(before, trailer).is_none()
+}
+
+/// Whether a stream may well be as large as it claims.
+#[must_use]
+pub fn is_usual(size: usize, stream: &[u8]) -> bool {
+    size / 16 <= stream.len()
 }
 
 /// Fills `out` with what the stream contains, and returns the checksum that it should
@@ -39,7 +68,9 @@ pub fn inflate(
     let (mut taken, mut made) = (0, 0);
     loop {
         let part = &body[taken..body.len().min(taken + STEP_BYTES)];
-        let status = zlib.decompress_uninit(part, &mut out[made..], FlushDecompress::None);
+        // It is zeroed before, and should still be in the cache when it is filled.
+        let end = out.len().min(made + PLACE_BYTES);
+        let status = zlib.decompress_uninit(part, &mut out[made..end], FlushDecompress::None);
         let before = (taken, made);
         let totals = (
             usize::try_from(zlib.total_in()),
@@ -81,4 +112,68 @@ fn after_header(stream: &[u8]) -> Option<&[u8]> {
         rest = rest.get(2..)?;
     }
     Some(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn gzip(data: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(data).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    /// What the stream is by the size that it claims, both ways.
+    fn inflate_both(stream: &[u8]) -> Option<Vec<u8>> {
+        let mut at_once = vec![0; claimed_size(stream)];
+        let mut in_steps = vec![MaybeUninit::new(0); at_once.len()];
+        let whole = inflate_at_once(stream, &mut at_once);
+        let checksum = inflate(stream, &mut in_steps, |_| Ok(())).unwrap();
+        let sound = checksum.is_some_and(|sum| sum == crc32fast::hash(&at_once));
+        assert_eq!(whole, sound);
+        whole.then_some(at_once)
+    }
+
+    #[test]
+    fn one_member_is_inflated_and_nothing_else() {
+        let (data, other) = (
+            b"some text, some text".repeat(9),
+            b"other text, abcd".repeat(9),
+        );
+        let (stream, other) = (gzip(&data), gzip(&other[..data.len().min(other.len())]));
+        assert_eq!(inflate_both(&stream).unwrap(), data);
+        // Others of the same size, and even of the same checksum, must not get lost.
+        let same_size = gzip(&data.iter().rev().copied().collect::<Vec<_>>());
+        for after in [&stream, &other, &same_size] {
+            assert_eq!(inflate_both(&[&stream[..], after].concat()), None);
+            let padded = [&stream[..], &[0; 9], after].concat();
+            assert_eq!(inflate_both(&padded), None);
+        }
+        let (before, trailer) = stream.split_at(stream.len() - 8);
+        for inserted in [&b"x"[..], trailer, b"12345678"] {
+            assert_eq!(inflate_both(&[before, inserted, trailer].concat()), None);
+        }
+    }
+
+    #[test]
+    fn no_damage_is_overlooked() {
+        let data = b"some text, some text, and more".repeat(3);
+        let stream = gzip(&data);
+        for end in 0..stream.len() {
+            assert_eq!(inflate_both(&stream[..end]), None, "{end}");
+        }
+        for at in (0..stream.len()).filter(|at| !(4..10).contains(at)) {
+            for flipped in 1..=255 {
+                let mut stream = stream.clone();
+                stream[at] ^= flipped;
+                let mut out = vec![0; claimed_size(&stream)];
+                // Bit 0 of the flags says that this is text, which makes no difference.
+                let sound = inflate_at_once(&stream, &mut out);
+                assert!(!sound || out == data, "{at} {flipped}");
+            }
+        }
+    }
 }

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::errors;
-use super::memory::{Borrowed, new_bytes, new_bytes_at_most};
+use super::memory::{Borrowed, new_bytes, new_bytes_at_most, zeroed};
 use super::progress::Progress;
 use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};
@@ -104,6 +104,11 @@ pub fn inflate<'py>(
             return Ok(bytes);
         }
     }
+    if progress.is_none()
+        && let Some(bytes) = inflate_at_once(py, data, max_size)
+    {
+        return Ok(bytes);
+    }
     // How much will come out nobody knows, so what is told is how much has been read.
     let mut progress = Progress::new(progress, data.len());
     let inflated = match inflate_single(py, data, max_size, &mut progress) {
@@ -143,7 +148,24 @@ fn inflate_indexed<'py>(
     }
 }
 
-/// What a stream of one member contains; `None` if it is anything else, or damaged.
+/// What a stream of one member contains; `None` if it is anything else, or damaged, or may
+/// be much larger than streams usually become.
+fn inflate_at_once<'py>(
+    py: Python<'py>,
+    data: &[u8],
+    max_size: Option<usize>,
+) -> Option<Bound<'py, PyBytes>> {
+    let size = gzip::claimed_size(data);
+    if size == 0 || max_size.is_some_and(|max_size| size > max_size) || !gzip::is_usual(size, data)
+    {
+        return None;
+    }
+    let (bytes, whole) =
+        new_bytes(py, size, |out| gzip::inflate_at_once(data, zeroed(out))).ok()?;
+    whole.then_some(bytes)
+}
+
+/// The same of any size, with progress.
 fn inflate_single<'py>(
     py: Python<'py>,
     data: &[u8],

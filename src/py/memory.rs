@@ -231,6 +231,13 @@ pub fn new_bytes_at_most(
     Ok(Ok(bytes))
 }
 
+/// Zeros, for what cannot take memory that has not been written.
+pub fn zeroed(memory: &mut [MaybeUninit<u8>]) -> &mut [u8] {
+    memory.fill(MaybeUninit::new(0));
+    // SAFETY: all of it has just been written.
+    unsafe { memory.assume_init_mut() }
+}
+
 /// Memory of a caller that is to be written.
 pub struct Writable {
     /// Keeps the memory where it is.
