@@ -76,12 +76,13 @@ pub fn for_each<T: Send>(items: Vec<T>, threads: NonZero<usize>, work: impl Fn(T
 }
 
 /// Calls `work` on all numbers below `count`, on so many threads of which this is one, and
-/// `each` on the results in order, here. At most `ahead` results wait for one before them.
+/// `each` on the results in order, here. At most `ahead` results are being worked on or wait
+/// for one before them, so that more threads are of no use.
 ///
 /// An error of `each` ends the work.
 ///
 /// # Panics
-/// If `work` panics.
+/// If `work` or `each` panics.
 pub fn in_order<S: Default, T: Send>(
     count: usize,
     threads: NonZero<usize>,

@@ -121,7 +121,8 @@ import numpy as np, treepack
 
 for scale in (1, 20, 60, 255):  # from a copy of what is left to hardly any room that is left
     data = np.random.default_rng(0).integers(0, scale, 3 << 20, dtype=np.uint8).tobytes()
-    for _ in range(3):
+    for size in (len(data), 2 << 20, 100_000, 0):
+        data = data[:size]
         stream = treepack.compress_bytes(data)
         copy = bytes(memoryview(stream))
         assert type(stream) is bytes and len(stream) == len(copy) == memoryview(stream).nbytes
@@ -263,17 +264,31 @@ print(peak(lambda: treepack.load_from_file(None, path)))
 stream = path.read_bytes()
 print(peak(lambda: treepack.decompress_bytes(stream)))
 print(peak(lambda: treepack.compress_bytes(data)) - len(stream) // 2**20)
+
+def refuse(stream):
+    try:
+        treepack.decompress_bytes(stream)
+    except EOFError:
+        return None
+    raise AssertionError("a stream without its end was taken")
+
+import gzip
+claim = (1 << 30).to_bytes(4, "little")  # of a stream that ends too early, 1 GiB is claimed
+foreign = gzip.compress(data[:16 << 20].tobytes(), 1)
+print(peak(lambda: refuse(foreign[:-999] + claim)))
+print(peak(lambda: refuse(stream[:16 << 20] + claim)))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory by /proc")
 def test_memory_is_that_of_the_output(tmp_path: Path):
     command = [sys.executable, "-c", MEMORY, str(tmp_path / "tree")]
-    save, load, decompress, compress = map(int, subprocess.check_output(command).split())
+    save, load, decompress, compress, *refused = map(int, subprocess.check_output(command).split())
     assert save <= 64
     assert load <= 128 + 64
     assert decompress <= 128 + 64
     assert compress <= 16  # more than the output
+    assert max(refused) <= 64  # what came out, and no more
 
 
 def test_the_largest_bound() -> None:

@@ -80,6 +80,8 @@ impl Coder {
             .map(|data| Part::new(data, distance, self.runs.pop()))
             .collect();
         let in_parts = parts.iter().map(Part::size).sum();
+        // Samples can be less than typical.
+        let matches_pay = matches_pay || part_bytes == data.len() && in_parts > data.len() / 16;
         let mut counts = [0; 256];
         for part in &parts {
             let sums = counts.iter_mut().zip(part.runs.counts);
@@ -112,13 +114,7 @@ impl Coder {
 
     /// What a few samples tell about data.
     fn look_at_samples(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Outlook> {
-        const SAMPLES: usize = 4;
-        const SAMPLE_BYTES: usize = 2 << 10;
-        let step = data.len().div_ceil(SAMPLES);
-        let samples: Vec<_> = data
-            .chunks(step)
-            .map(|part| &part[..part.len().min(SAMPLE_BYTES)])
-            .collect();
+        let samples: Vec<_> = samples(data, 2 << 10).collect();
         let samples = samples.concat();
         let mut best = (usize::MAX, Distance::Byte);
         for distance in [Distance::Byte, Distance::Four, Distance::Eight] {
@@ -246,14 +242,23 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Encoded {
     Encoded::other(out.len())
 }
 
-/// Whether a search for matches may pay, judged by a few samples.
+/// Four parts of so many bytes, or all if there is not more. They are not at equal distances,
+/// since data may be in rows.
+fn samples(data: &[u8], bytes: usize) -> impl Iterator<Item = &[u8]> {
+    const SAMPLES: usize = 4;
+    let quarters = data.chunks(data.len().div_ceil(SAMPLES).max(1));
+    quarters.enumerate().map(move |(index, quarter)| {
+        let begin = quarter.len().saturating_sub(bytes) * index / SAMPLES;
+        &quarter[begin..quarter.len().min(begin + bytes)]
+    })
+}
+
+/// Whether there are repeats in a few samples, or rows of one byte somewhere.
 ///
 /// Floats of trained models hardly ever repeat; a byte that occurs in most places does,
 /// and so do masks, indices and quantised weights.
 fn has_repeats(data: &[u8]) -> bool {
-    const SAMPLES: usize = 4;
-    const SAMPLE_BYTES: usize = 1 << 10;
-    const TABLE_BITS: u32 = 11;
+    const TABLE_BITS: u32 = 12;
     // Where one byte fills rows (of an optimizer's state, say), the samples may miss it.
     const ROW_BYTES: usize = 256;
     let is_constant = |row: &&[u8]| row.len() > 16 && row[..16] == [row[0]; 16];
@@ -263,11 +268,9 @@ fn has_repeats(data: &[u8]) -> bool {
     }
     let mut repeats = 0;
     let mut looked_at = 0;
-    let step = data.len().div_ceil(SAMPLES).max(1);
-    for sample in data.chunks(step) {
-        // Four bytes, and the place where others with their hash were seen last.
-        let mut seen = [0_u32; 1 << TABLE_BITS];
-        let sample = &sample[..sample.len().min(SAMPLE_BYTES)];
+    // Four bytes, and the place where others with their hash were seen last.
+    let mut seen = [0_u32; 1 << TABLE_BITS];
+    for sample in samples(data, 1 << 10) {
         for window in sample.windows(4) {
             let word = u32::from_le_bytes([window[0], window[1], window[2], window[3]]);
             let place = &mut seen[(word.wrapping_mul(0x9e37_79b1) >> (32 - TABLE_BITS)) as usize];
@@ -365,6 +368,18 @@ mod tests {
             "{}",
             runs.len()
         );
+
+        // Rows that begin with zeros, where samples must not see only those.
+        let words: Vec<u8> = noise(4000)
+            .flat_map(|word| format!("{} ", word % 97).into_bytes())
+            .collect();
+        let mut rows: Vec<u8> = words.iter().copied().cycle().take(256 << 10).collect();
+        for row in rows.chunks_mut(64 << 10) {
+            row[..2 << 10].fill(0);
+        }
+        let (padded, _) = encode(&rows, Method::Adaptive);
+        let (matched, _) = encode(&rows, Method::Level(MATCHING_LEVEL));
+        assert!(padded.len() <= matched.len() * 17 / 16, "{}", padded.len());
 
         // Arrays that are not alike have codes of their own, if that is worth it.
         let mut arrays = skewed;

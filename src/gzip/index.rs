@@ -47,7 +47,8 @@ pub fn block_bytes(bytes: usize) -> usize {
     block
 }
 
-/// How many results of so many bytes each may wait to be handed over.
+/// How many results of so many bytes each may wait to be handed over, which is also how many
+/// threads can work.
 pub fn ahead(bytes: usize) -> usize {
     /// What they may take in all.
     const WAITING_BYTES: usize = 32 << 20;

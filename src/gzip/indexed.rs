@@ -9,7 +9,7 @@ use std::sync::{LazyLock, Mutex};
 use crc32fast::Hasher;
 use libdeflater::Decompressor;
 
-use super::index::{self, Block, Index};
+use super::index::{Block, Index};
 use super::turns::{TURNS, Turns};
 use crate::{Error, Result, parallel};
 
@@ -112,7 +112,7 @@ impl<'a> Indexed<'a> {
         };
         let mut checksum = Hasher::new();
         let mut damaged = false;
-        let ahead = index::ahead(group_bytes);
+        let ahead = threads.get().saturating_mul(4); // what waits is only a checksum
         let inflated = parallel::in_order(places.len(), threads, ahead, work, |group, part| {
             let Some(part) = part else {
                 damaged = true;

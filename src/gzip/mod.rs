@@ -6,7 +6,7 @@
 //! | `block.rs` | how a block is coded, chosen by its content |
 //! | `literal.rs` | encoding blocks of literals alone |
 //! | `runs.rs` | encoding blocks of literals and runs |
-//! | `turns.rs` | decoding such blocks, several in turns |
+//! | `turns.rs` | decoding blocks of literals alone, several in turns |
 //! | `huffman.rs`, `bits.rs` | the codes and the order of bits of DEFLATE |
 //! | `index.rs` | where the blocks are, told in the header |
 //! | `indexed.rs` | inflating a member that has an index, in parallel or a range of it |
@@ -29,7 +29,7 @@ pub use block::Method;
 pub use compress::{Output, Place, bound, compress, method};
 pub use decompress::decompress;
 pub use indexed::Indexed;
-pub use single::{claimed_size, inflate as inflate_single, inflate_at_once, is_usual};
+pub use single::{claimed_size, inflate as inflate_single, inflate_at_once};
 
 /// From how many bytes on several threads pay.
 pub const MIN_PARALLEL_BYTES: usize = 1 << 20;

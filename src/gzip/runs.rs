@@ -56,8 +56,8 @@ const fn lengths() -> [Length; MAX_RUN + 1] {
     all
 }
 
-/// How far before a run are the bytes that it repeats. A block has only one distance, so that
-/// its code has one bit: zero.
+/// How far before a run are the bytes that it repeats: the same in all of a block, so that its
+/// code has one bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
     /// One byte: rows of one byte.
@@ -69,8 +69,8 @@ pub enum Distance {
 }
 
 impl Distance {
-    /// The lengths of the code of distances. The next one has a code, too, so that a reader
-    /// that finds it notices the damage: what one stands for, nobody has defined otherwise.
+    /// The lengths of the code of distances. The next one has a code, too, which is never
+    /// written: what a code of one symbol means by the other bit, readers do not agree on.
     fn code(self) -> &'static [u8] {
         match self {
             Self::Byte => &[1, 1],

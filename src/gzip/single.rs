@@ -3,8 +3,7 @@
 use std::mem::MaybeUninit;
 
 use flate2::{Decompress, FlushDecompress, Status};
-use libdeflater::Decompressor;
-use memchr::memmem;
+use libdeflate_sys as libdeflate;
 
 use super::decompress::STEP_BYTES;
 use super::index::MAX_EXPANSION;
@@ -30,24 +29,34 @@ pub fn claimed_size(stream: &[u8]) -> usize {
 /// false, with anything in `out`, if the stream is anything but one member of just this size.
 ///
 /// A code of a single symbol is read whatever its bit, which zlib finds damaged if it is 1.
-///
-/// Since `out` has been written before, it should not be much larger than streams usually
-/// become; see [`is_usual`].
-pub fn inflate_at_once(stream: &[u8], out: &mut [u8]) -> bool {
-    let Some((before, trailer)) = stream.split_last_chunk::<8>() else {
-        return false;
-    };
-    // It compares with the trailer that comes first, and does not look at what follows. If the
-    // last one says the same, either it is that one, or it is there twice.
-    Decompressor::new().gzip_decompress(stream, out) == Ok(out.len())
-        && trailer[..4] == crc32fast::hash(out).to_le_bytes()
-        && memmem::find(before, trailer).is_none()
-}
-
-/// Whether a stream may well be as large as it claims.
 #[must_use]
-pub fn is_usual(size: usize, stream: &[u8]) -> bool {
-    size / 16 <= stream.len()
+#[allow(unsafe_code)] // the safe binding does not tell how much of the stream has been read
+pub fn inflate_at_once(stream: &[u8], out: &mut [MaybeUninit<u8>]) -> bool {
+    let (mut taken, mut made) = (0, 0);
+    // SAFETY: the decompressor is used here alone and freed once. The function reads no more
+    // than the length of the stream, and writes to `out`, which it does not read before,
+    // no more than its length. Bytes that change meanwhile make it read other symbols;
+    // each is loaded once and checked then.
+    let status = unsafe {
+        let decompressor = libdeflate::libdeflate_alloc_decompressor();
+        if decompressor.is_null() {
+            return false;
+        }
+        let status = libdeflate::libdeflate_gzip_decompress_ex(
+            decompressor,
+            stream.as_ptr().cast(),
+            stream.len(),
+            out.as_mut_ptr().cast(),
+            out.len(),
+            &raw mut taken,
+            &raw mut made,
+        );
+        libdeflate::libdeflate_free_decompressor(decompressor);
+        status
+    };
+    status == libdeflate::libdeflate_result_LIBDEFLATE_SUCCESS
+        && taken == stream.len()
+        && made == out.len()
 }
 
 /// Fills `out` with what the stream contains, and returns the checksum that it should
@@ -115,6 +124,7 @@ fn after_header(stream: &[u8]) -> Option<&[u8]> {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod tests {
     use std::io::Write;
 
@@ -126,11 +136,21 @@ mod tests {
         encoder.finish().unwrap()
     }
 
+    fn at_once(stream: &[u8]) -> (bool, Vec<u8>) {
+        let mut out = vec![0; claimed_size(stream)];
+        let mut place: Vec<_> = out.iter().copied().map(MaybeUninit::new).collect();
+        let whole = inflate_at_once(stream, &mut place);
+        for (byte, made) in out.iter_mut().zip(place) {
+            // SAFETY: all of it was made of bytes.
+            *byte = unsafe { made.assume_init() };
+        }
+        (whole, out)
+    }
+
     /// What the stream is by the size that it claims, both ways.
     fn inflate_both(stream: &[u8]) -> Option<Vec<u8>> {
-        let mut at_once = vec![0; claimed_size(stream)];
-        let mut in_steps = vec![MaybeUninit::new(0); at_once.len()];
-        let whole = inflate_at_once(stream, &mut at_once);
+        let mut in_steps = vec![MaybeUninit::new(0); claimed_size(stream)];
+        let (whole, at_once) = at_once(stream);
         let checksum = inflate(stream, &mut in_steps, |_| Ok(())).unwrap();
         let sound = checksum.is_some_and(|sum| sum == crc32fast::hash(&at_once));
         assert_eq!(whole, sound);
@@ -156,6 +176,9 @@ mod tests {
         for inserted in [&b"x"[..], trailer, b"12345678"] {
             assert_eq!(inflate_both(&[before, inserted, trailer].concat()), None);
         }
+        for after in [&trailer[4..], trailer, &[0; 4]] {
+            assert_eq!(inflate_both(&[&stream[..], after].concat()), None);
+        }
     }
 
     #[test]
@@ -169,9 +192,8 @@ mod tests {
             for flipped in 1..=255 {
                 let mut stream = stream.clone();
                 stream[at] ^= flipped;
-                let mut out = vec![0; claimed_size(&stream)];
                 // Bit 0 of the flags says that this is text, which makes no difference.
-                let sound = inflate_at_once(&stream, &mut out);
+                let (sound, out) = at_once(&stream);
                 assert!(!sound || out == data, "{at} {flipped}");
             }
         }

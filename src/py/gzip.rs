@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::errors;
-use super::memory::{Borrowed, new_bytes, new_bytes_at_most, zeroed};
+use super::memory::{Borrowed, new_bytes, new_bytes_at_most};
 use super::progress::Progress;
 use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};
@@ -148,24 +148,21 @@ fn inflate_indexed<'py>(
     }
 }
 
-/// What a stream of one member contains; `None` if it is anything else, or damaged, or may
-/// be much larger than streams usually become.
+/// What a stream of one member contains; `None` if it is anything else, or damaged.
 fn inflate_at_once<'py>(
     py: Python<'py>,
     data: &[u8],
     max_size: Option<usize>,
 ) -> Option<Bound<'py, PyBytes>> {
     let size = gzip::claimed_size(data);
-    if size == 0 || max_size.is_some_and(|max_size| size > max_size) || !gzip::is_usual(size, data)
-    {
+    if size == 0 || max_size.is_some_and(|max_size| size > max_size) {
         return None;
     }
-    let (bytes, whole) =
-        new_bytes(py, size, |out| gzip::inflate_at_once(data, zeroed(out))).ok()?;
+    let (bytes, whole) = new_bytes(py, size, |out| gzip::inflate_at_once(data, out)).ok()?;
     whole.then_some(bytes)
 }
 
-/// The same of any size, with progress.
+/// The same, with progress.
 fn inflate_single<'py>(
     py: Python<'py>,
     data: &[u8],

@@ -192,8 +192,13 @@ pub fn new_bytes<T: Send>(
     Ok((bytes, told))
 }
 
+/// Less than this is not fresh memory from the system, but may have been touched before.
+const MIN_FRESH_BYTES: usize = 1 << 20;
+
 /// A new `bytes` object of at most so many bytes: as many as `fill` has written from the
 /// start, and tells, or nothing but its error. It runs detached if there may be much to write.
+///
+/// `fill` must have written every byte that it tells.
 ///
 /// # Panics
 /// If `fill` tells more than there are.
@@ -208,9 +213,12 @@ pub fn new_bytes_at_most(
         Err(error) => return Ok(Err(error)),
     };
     assert!(len <= most);
-    if most - len > len {
-        // Little, so that a copy is cheaper than the memory that would be kept.
-        let content = &bytes.as_bytes()[..len];
+    if most < MIN_FRESH_BYTES || most - len > len / 2 {
+        // So little that a copy costs less than the memory that would be kept.
+        // SAFETY: `fill` has written so many bytes, of an object that is ours alone.
+        let content = unsafe {
+            slice::from_raw_parts(ffi::PyBytes_AsString(bytes.as_ptr()).cast::<u8>(), len)
+        };
         let (copy, ()) = new_bytes(py, len, |copy| {
             copy.write_copy_of_slice(content);
         })?;
@@ -220,8 +228,7 @@ pub fn new_bytes_at_most(
     // memory belongs to it whole, whatever its size says; it is freed by its address. A
     // variable-size object tells its size in the header that the stable ABI defines, and that
     // `Py_SET_SIZE` sets. The content of `bytes` ends with a zero, for which there is room.
-    // (`_PyBytes_Resize` does the same and gives back the rest, but is not in the stable ABI;
-    // pages of the rest that have not been touched take no memory.)
+    // (`_PyBytes_Resize` does the same and gives back the rest, but is not in the stable ABI.)
     unsafe {
         let object = bytes.as_ptr();
         ffi::PyBytes_AsString(object).add(len).write(0);
@@ -229,13 +236,6 @@ pub fn new_bytes_at_most(
     }
     assert_eq!(bytes.as_bytes().len(), len);
     Ok(Ok(bytes))
-}
-
-/// Zeros, for what cannot take memory that has not been written.
-pub fn zeroed(memory: &mut [MaybeUninit<u8>]) -> &mut [u8] {
-    memory.fill(MaybeUninit::new(0));
-    // SAFETY: all of it has just been written.
-    unsafe { memory.assume_init_mut() }
 }
 
 /// Memory of a caller that is to be written.
