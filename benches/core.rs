@@ -189,7 +189,7 @@ fn compress<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
     let mut compress = || {
         let mut place = gzip::Place::new(&mut memory);
         gzip::compress(&layout, Method::Adaptive, threads, &mut place, |_| Ok(())).unwrap();
-        place.len()
+        place.filled()
     };
     let ratio = layout.len() as f64 / compress() as f64;
     bencher

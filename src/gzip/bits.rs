@@ -80,29 +80,40 @@ impl<'a> BitReader<'a> {
     /// Makes 56 bits ready. Returns false, without having done so, near the end.
     #[inline(always)]
     pub fn refill_inside(&mut self) -> bool {
-        let taken = self.bits.leading_zeros();
-        let position = self.position + (taken / 8) as usize;
-        let rest = self.input.get(position..);
-        let Some(word) = rest.and_then(<[u8]>::first_chunk) else {
-            return false;
-        };
-        self.position = position;
-        self.bits = (u64::from_le_bytes(*word) | MARK) >> (taken % 8);
-        true
+        let (position, _) = self.next();
+        let word = self.input.get(position..).and_then(<[u8]>::first_chunk);
+        word.is_some_and(|word| {
+            self.refill_from(*word);
+            true
+        })
     }
 
     /// Makes 56 bits ready, zeros if there are no more.
     #[inline]
     pub fn refill(&mut self) {
         if !self.refill_inside() {
-            let taken = self.bits.leading_zeros();
-            self.position += (taken / 8) as usize;
-            let rest = self.input.get(self.position..).unwrap_or_default();
+            let (position, _) = self.next();
+            let rest = self.input.get(position..).unwrap_or_default();
             let mut word = [0; 8];
             let len = rest.len().min(8);
             word[..len].copy_from_slice(&rest[..len]);
-            self.bits = (u64::from_le_bytes(word) | MARK) >> (taken % 8);
+            self.refill_from(word);
         }
+    }
+
+    /// Where the next bit is: its byte, and how many bits of that have been taken.
+    #[inline(always)]
+    fn next(&self) -> (usize, u32) {
+        let taken = self.bits.leading_zeros();
+        (self.position + (taken / 8) as usize, taken % 8)
+    }
+
+    /// Goes on with the bytes from the next bit on.
+    #[inline(always)]
+    fn refill_from(&mut self, word: [u8; 8]) {
+        let (position, taken) = self.next();
+        self.position = position;
+        self.bits = (u64::from_le_bytes(word) | MARK) >> taken;
     }
 
     /// The bits that are ready, lowest first, without taking them; others above them.
@@ -127,7 +138,7 @@ impl<'a> BitReader<'a> {
 
     /// The input after the bytes that have been begun, or `None` if it ended before.
     pub fn rest(&self) -> Option<&'a [u8]> {
-        let begun = self.bits.leading_zeros().div_ceil(8) as usize;
-        self.input.get(self.position + begun..)
+        let (position, taken) = self.next();
+        self.input.get(position + usize::from(taken > 0)..)
     }
 }

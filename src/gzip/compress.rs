@@ -9,11 +9,12 @@ use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::sync::Mutex;
 
+use crc32fast::Hasher;
+
 use super::block::{self, Coder, Encoded, Method};
 use super::index;
 use crate::layout::{Layout, Payload};
 use crate::{Error, Result, parallel};
-use crc32fast::Hasher;
 
 /// The method for a `level`, from 0 (stored) to 9 (smallest), or for none.
 pub fn method(level: Option<i64>) -> Result<Method> {
@@ -64,32 +65,26 @@ impl Output for Vec<u8> {
 /// Memory with room for [`bound`] bytes, filled from its start.
 pub struct Place<'a> {
     memory: &'a mut [MaybeUninit<u8>],
-    len: usize,
+    filled: usize,
 }
 
 impl<'a> Place<'a> {
     /// Begins at the start.
     pub fn new(memory: &'a mut [MaybeUninit<u8>]) -> Self {
-        Self { memory, len: 0 }
+        Self { memory, filled: 0 }
     }
 
     /// How many bytes have been filled.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether none have been.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    pub fn filled(&self) -> usize {
+        self.filled
     }
 }
 
 impl Output for Place<'_> {
     fn append(&mut self, piece: &[u8]) -> Result<()> {
-        self.memory[self.len..][..piece.len()].write_copy_of_slice(piece);
-        self.len += piece.len();
+        self.memory[self.filled..][..piece.len()].write_copy_of_slice(piece);
+        self.filled += piece.len();
         Ok(())
     }
 
@@ -113,6 +108,9 @@ impl Output for File {
         Ok(())
     }
 }
+
+/// What blocks that wait to be handed over may take in all.
+const WAITING_BYTES: usize = 32 << 20;
 
 /// An empty last block, the checksum and the size.
 const END_BYTES: usize = 2 + 4 + 4;
@@ -175,7 +173,7 @@ pub fn compress<P: Payload + Sync>(
     parallel::in_order(
         count,
         threads,
-        index::ahead(block_bytes),
+        (WAITING_BYTES / block_bytes).max(2),
         work,
         |index, piece: Result<Piece>| {
             let piece = piece?;

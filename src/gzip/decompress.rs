@@ -61,15 +61,8 @@ pub fn decompress(
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
-
-    fn gzip(data: &[u8]) -> Vec<u8> {
-        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        encoder.write_all(data).unwrap();
-        encoder.finish().unwrap()
-    }
+    use crate::gzip::oracle::gzip;
 
     #[test]
     fn members_are_joined_and_zero_padding_is_ignored() {

@@ -111,6 +111,14 @@ fn shorten(per_length: &mut [usize; MAX_DEPTH], limit: usize) {
     }
 }
 
+/// How many bits symbols take that occur so often, with codes of these lengths.
+pub fn bits<const N: usize>(counts: &[u32; N], lengths: &[u8; N]) -> u64 {
+    let pairs = counts.iter().zip(lengths);
+    pairs
+        .map(|(&count, &length)| u64::from(count) * u64::from(length))
+        .sum()
+}
+
 /// The canonical codes of these lengths, their first bit lowest as DEFLATE writes them.
 pub fn codes<const N: usize>(lengths: &[u8; N]) -> [u16; N] {
     let mut per_length = [0_u16; 16];
@@ -221,11 +229,6 @@ fn run_lengths(lengths: &[u8]) -> Vec<Run> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    fn bits(counts: &[u32; LITERALS], lengths: &[u8; LITERALS]) -> u64 {
-        let pairs = counts.iter().zip(lengths);
-        pairs.map(|(&c, &l)| u64::from(c) * u64::from(l)).sum()
-    }
 
     fn counts() -> impl Strategy<Value = [u32; LITERALS]> {
         let count = prop_oneof![Just(0), 1..9_u32, any::<u32>().prop_map(|c| c >> 4)];

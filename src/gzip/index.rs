@@ -47,14 +47,6 @@ pub fn block_bytes(bytes: usize) -> usize {
     block
 }
 
-/// How many results of so many bytes each may wait to be handed over, which is also how many
-/// threads can work.
-pub fn ahead(bytes: usize) -> usize {
-    /// What they may take in all.
-    const WAITING_BYTES: usize = 32 << 20;
-    (WAITING_BYTES / bytes).max(2)
-}
-
 /// One block of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {

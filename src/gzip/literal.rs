@@ -9,7 +9,9 @@
 use multiversion::multiversion;
 
 use super::bits::BitWriter;
-use super::huffman::{END_OF_BLOCK, LITERALS, MAX_HEADER_BYTES, code_lengths, codes, write_header};
+use super::huffman::{
+    END_OF_BLOCK, LITERALS, MAX_HEADER_BYTES, bits, code_lengths, codes, write_header,
+};
 
 /// The longest code that is used. Five of them fit between two refills of 56 bits, and
 /// a table for all fits into the first cache several times.
@@ -88,11 +90,8 @@ impl Code {
         all[..256].copy_from_slice(counts);
         all[END_OF_BLOCK] = 1;
         let lengths = code_lengths(&all, MAX_BITS);
-        let pairs = all.iter().zip(&lengths);
         Self {
-            bits: pairs
-                .map(|(&n, &length)| u64::from(n) * u64::from(length))
-                .sum(),
+            bits: bits(&all, &lengths),
             lengths,
         }
     }
@@ -108,15 +107,10 @@ impl Code {
     /// # Panics
     /// If there is a byte that the code was not made for.
     pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> usize {
-        let codes = codes(&self.lengths);
-        make_room(data.len(), out);
-        let mut writer = BitWriter::new(out);
         // The smallest code of distances that all readers take, never used.
-        write_header(&self.lengths, &[1, 1], &mut writer);
-        encode_literals(data, &entries(&codes, &self.lengths), &mut writer);
-        let end_bits = self.lengths[END_OF_BLOCK];
-        writer.put(codes[END_OF_BLOCK].into(), end_bits.into());
-        writer.finish()
+        write_block(&self.lengths, &[1, 1], data.len(), out, |codes, writer| {
+            encode_literals(data, &entries(codes, &self.lengths), writer);
+        })
     }
 }
 
@@ -126,12 +120,25 @@ pub fn size(bits: u64) -> usize {
     usize::try_from(bits / 8 + HEADER).unwrap_or(usize::MAX)
 }
 
-/// Makes room for a block of codes of at most `MAX_BITS` bits for a byte.
-pub fn make_room(bytes: usize, out: &mut Vec<u8>) {
+/// Writes a block with codes of these lengths, of which a byte of data takes at most `MAX_BITS`
+/// bits, over the start of `out`, and returns how long it is. `body` writes the symbols.
+pub fn write_block<const N: usize>(
+    lengths: &[u8; N],
+    distances: &[u8],
+    bytes: usize,
+    out: &mut Vec<u8>,
+    body: impl FnOnce(&[u16; N], &mut BitWriter<'_>),
+) -> usize {
     let room = MAX_HEADER_BYTES + bytes * MAX_BITS / 8 + 32;
     if out.len() < room {
         out.resize(room, 0);
     }
+    let codes = codes(lengths);
+    let mut writer = BitWriter::new(out);
+    write_header(lengths, distances, &mut writer);
+    body(&codes, &mut writer);
+    writer.put(codes[END_OF_BLOCK].into(), lengths[END_OF_BLOCK].into());
+    writer.finish()
 }
 
 /// For each byte its code, and from bit 16 on its number of bits.

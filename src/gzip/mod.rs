@@ -39,7 +39,14 @@ pub const MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 #[cfg(test)]
 mod oracle {
-    use std::io::Read;
+    use std::io::{Read, Write};
+
+    /// What zlib makes of data, as a stream with a header.
+    pub fn gzip(data: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(data).unwrap();
+        encoder.finish().unwrap()
+    }
 
     /// What zlib makes of blocks of which none is the last.
     pub fn inflate(blocks: &[u8]) -> std::io::Result<Vec<u8>> {

@@ -11,7 +11,7 @@ use std::ops::Range;
 use multiversion::multiversion;
 
 use super::bits::BitWriter;
-use super::huffman::{END_OF_BLOCK, code_lengths, codes, write_header};
+use super::huffman::{END_OF_BLOCK, bits, code_lengths};
 use super::literal::{self, Entries, MAX_BITS, Tables};
 
 /// All bytes, the end, and all lengths (RFC 1951, section 3.2.5).
@@ -154,16 +154,12 @@ impl Runs {
         symbols[..256].copy_from_slice(&literals);
         symbols[END_OF_BLOCK] = 1;
         let lengths = code_lengths(&symbols, MAX_BITS);
-        let pairs = symbols.iter().zip(&lengths);
-        let in_symbols: u64 = pairs
-            .map(|(&n, &bits)| u64::from(n) * u64::from(bits))
-            .sum();
         Self {
             distance,
             stretches,
             counts: std::array::from_fn(|byte| literals[byte] + in_runs[byte]),
+            bits: bits(&symbols, &lengths) + after_symbols,
             lengths,
-            bits: in_symbols + after_symbols,
         }
     }
 
@@ -174,28 +170,29 @@ impl Runs {
 
     /// Writes the block like [`literal::Code::encode`].
     pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> usize {
-        let codes = codes(&self.lengths);
-        literal::make_room(data.len(), out);
-        let mut writer = BitWriter::new(out);
-        write_header(&self.lengths, self.distance.code(), &mut writer);
-        let entries = literal::entries(&codes, &self.lengths);
-        let lengths = std::array::from_fn(|length| {
-            let Length {
-                symbol,
-                extra_bits,
-                extra,
-            } = LENGTHS[length];
-            let symbol = usize::from(symbol);
+        let distances = self.distance.code();
+        literal::write_block(
+            &self.lengths,
+            distances,
+            data.len(),
+            out,
+            |codes, writer| {
+                let entries = literal::entries(codes, &self.lengths);
+                let lengths = self.length_entries(codes);
+                encode_stretches(&self.stretches, data, &entries, &lengths, writer);
+            },
+        )
+    }
+
+    fn length_entries(&self, codes: &[u16; SYMBOLS]) -> LengthEntries {
+        LENGTHS.map(|length| {
+            let symbol = usize::from(length.symbol);
             let (code, code_bits) = (u32::from(codes[symbol]), u32::from(self.lengths[symbol]));
-            let length_bits = code_bits + u32::from(extra_bits);
+            let length_bits = code_bits + u32::from(length.extra_bits);
             let (distance, distance_bits) = self.distance.bits();
-            let bits = code | u32::from(extra) << code_bits | distance << length_bits;
+            let bits = code | u32::from(length.extra) << code_bits | distance << length_bits;
             bits | (length_bits + distance_bits) << 24
-        });
-        encode_stretches(&self.stretches, data, &entries, &lengths, &mut writer);
-        let end_bits = self.lengths[END_OF_BLOCK];
-        writer.put(codes[END_OF_BLOCK].into(), end_bits.into());
-        writer.finish()
+        })
     }
 }
 

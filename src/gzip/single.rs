@@ -126,15 +126,8 @@ fn after_header(stream: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
-
-    fn gzip(data: &[u8]) -> Vec<u8> {
-        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        encoder.write_all(data).unwrap();
-        encoder.finish().unwrap()
-    }
+    use crate::gzip::oracle::gzip;
 
     fn at_once(stream: &[u8]) -> (bool, Vec<u8>) {
         let mut out = vec![0; claimed_size(stream)];

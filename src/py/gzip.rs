@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::errors;
-use super::memory::{Borrowed, new_bytes, new_bytes_at_most};
+use super::memory::{Borrowed, copied, new_bytes, new_bytes_at_most};
 use super::progress::Progress;
 use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};
@@ -36,7 +36,7 @@ pub fn to_bytes<'py>(
         gzip::compress(layout, method, threads, &mut member, |done| {
             progress.at(done)
         })?;
-        Ok(member.len())
+        Ok(member.filled())
     })?;
     made.map_err(|stopped| progress.explain(stopped, error))
 }
@@ -104,14 +104,18 @@ pub fn inflate<'py>(
             return Ok(bytes);
         }
     }
-    if progress.is_none()
-        && let Some(bytes) = inflate_at_once(py, data, max_size)
-    {
-        return Ok(bytes);
-    }
+    let in_steps = progress.is_some();
     // How much will come out nobody knows, so what is told is how much has been read.
     let mut progress = Progress::new(progress, data.len());
-    let inflated = match inflate_single(py, data, max_size, &mut progress) {
+    let size = gzip::claimed_size(data);
+    let single = if size == 0 || max_size.is_some_and(|max_size| size > max_size) {
+        Ok(None)
+    } else if in_steps {
+        inflate_in_steps(py, data, size, &mut progress)
+    } else {
+        Ok(inflate_at_once(py, data, size))
+    };
+    let inflated = match single {
         // Several members, or something that is wrong, which is found out here.
         Ok(None) => py
             .detach(|| gzip::decompress(data, max_size, |done| progress.at(done)))
@@ -148,31 +152,20 @@ fn inflate_indexed<'py>(
     }
 }
 
-/// What a stream of one member contains; `None` if it is anything else, or damaged.
-fn inflate_at_once<'py>(
-    py: Python<'py>,
-    data: &[u8],
-    max_size: Option<usize>,
-) -> Option<Bound<'py, PyBytes>> {
-    let size = gzip::claimed_size(data);
-    if size == 0 || max_size.is_some_and(|max_size| size > max_size) {
-        return None;
-    }
+/// What a stream of one member of so many bytes contains; `None` if it is anything else, or
+/// damaged.
+fn inflate_at_once<'py>(py: Python<'py>, data: &[u8], size: usize) -> Option<Bound<'py, PyBytes>> {
     let (bytes, whole) = new_bytes(py, size, |out| gzip::inflate_at_once(data, out)).ok()?;
     whole.then_some(bytes)
 }
 
 /// The same, with progress.
-fn inflate_single<'py>(
+fn inflate_in_steps<'py>(
     py: Python<'py>,
     data: &[u8],
-    max_size: Option<usize>,
+    size: usize,
     progress: &mut Progress,
 ) -> Result<Option<Bound<'py, PyBytes>>> {
-    let size = gzip::claimed_size(data);
-    if size == 0 || max_size.is_some_and(|max_size| size > max_size) {
-        return Ok(None);
-    }
     let made = new_bytes(py, size, |out| {
         gzip::inflate_single(data, out, |done| progress.at(done))
     });
@@ -183,11 +176,4 @@ fn inflate_single<'py>(
     let content = bytes.as_bytes();
     let sound = checksum.is_some_and(|sum| py.detach(|| crc32fast::hash(content)) == sum);
     Ok(sound.then_some(bytes))
-}
-
-fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    let (bytes, ()) = new_bytes(py, content.len(), |target| {
-        target.write_copy_of_slice(content);
-    })?;
-    Ok(bytes)
 }

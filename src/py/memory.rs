@@ -192,6 +192,14 @@ pub fn new_bytes<T: Send>(
     Ok((bytes, told))
 }
 
+/// A new `bytes` object of this content.
+pub fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    let (bytes, ()) = new_bytes(py, content.len(), |target| {
+        target.write_copy_of_slice(content);
+    })?;
+    Ok(bytes)
+}
+
 /// Less than this is not fresh memory from the system, but may have been touched before.
 const MIN_FRESH_BYTES: usize = 1 << 20;
 
@@ -219,10 +227,7 @@ pub fn new_bytes_at_most(
         let content = unsafe {
             slice::from_raw_parts(ffi::PyBytes_AsString(bytes.as_ptr()).cast::<u8>(), len)
         };
-        let (copy, ()) = new_bytes(py, len, |copy| {
-            copy.write_copy_of_slice(content);
-        })?;
-        return Ok(Ok(copy));
+        return copied(py, content).map(Ok);
     }
     // SAFETY: the object is fresh, so nobody else has seen its size or hash, and its
     // memory belongs to it whole, whatever its size says; it is freed by its address. A
