@@ -31,7 +31,7 @@ test: lint types test-rust test-python
 
 ## make test-rust    the tests of the core (no Python involved)
 test-rust:
-	cargo test --quiet --no-default-features
+	cargo test --quiet
 
 ## make test-python  the tests of the package, and the examples in docstrings and README
 test-python: $(VENV)/.built
@@ -40,7 +40,8 @@ test-python: $(VENV)/.built
 ## make lint         formatting and lints of both languages
 lint: $(VENV)/.built
 	cargo fmt --check
-	PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --all-targets -- -D warnings
+	cargo clippy --quiet --all-targets -- -D warnings
+	PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --all-targets --features python -- -D warnings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
@@ -86,7 +87,7 @@ bench-full: $(VENV)/.bench
 
 ## make bench-core   micro-benchmarks of the Rust core
 bench-core:
-	cargo bench --quiet --no-default-features
+	cargo bench --quiet
 
 $(VENV)/.bench: $(VENV)/.built
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'

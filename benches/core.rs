@@ -13,13 +13,14 @@ use std::num::NonZero;
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use treepack::array::{
-    Alignment, Array, ArrayBody, ChunkLimit, Framing, RecentHeaders, Shard, Sharded, frame,
-};
+use treepack::array::{Alignment, Array, ChunkLimit, Framing, Shard, Sharded};
+use treepack::encoder::Encoder;
+use treepack::events::Events;
 use treepack::gzip::{self, Indexed, Method};
 use treepack::layout::{Layout, LayoutBuilder, Payload};
 use treepack::sink::{Target, pour};
-use treepack::wire::{Cursor, EXT_NDARRAY, Token};
+use treepack::structure::Kind;
+use treepack::wire::EXT_NDARRAY;
 
 fn main() {
     divan::main();
@@ -27,65 +28,55 @@ fn main() {
 
 const ARRAYS: usize = 1000;
 
-/// A map of small arrays, each of `len` float32.
+/// A map of small arrays, each of `len` float32, whose payloads are copied among the headers.
 fn layout(len: usize, align: i64) -> Layout<Vec<u8>> {
-    let mut out = LayoutBuilder::default();
-    let mut recent = RecentHeaders::default();
-    let framing = Framing {
+    let mut out = Encoder::new(Framing {
         align: Alignment::new(align).unwrap(),
         chunks: ChunkLimit::DEFAULT,
         may_box: true,
-    };
-    treepack::wire::Head::Map(ARRAYS as u32).write(out.headers());
+    });
+    let payload = vec![0; 4 * len];
+    out.map(ARRAYS).unwrap();
     for index in 0..ARRAYS {
-        let key = format!("layer_{index}");
+        out.key(&format!("layer_{index}")).unwrap();
         let array = Array {
             code: EXT_NDARRAY,
             shape: &[len],
             dtype: "float32",
             itemsize: 4,
         };
-        frame(
-            &mut out,
-            &mut recent,
-            Some(&key),
-            &array,
-            &framing,
-            |out, range| {
-                out.push(vec![0; range.len()]);
-            },
-        )
+        out.array(&array, Kind::Plain, |out, range| {
+            out.extend(&payload[range])
+        })
         .unwrap();
     }
-    out.finish()
+    out.end(Kind::Dict).unwrap();
+    out.finish(None).unwrap()
 }
 
 fn joined(layout: &Layout<Vec<u8>>) -> Vec<u8> {
-    layout.slices(0..layout.len()).collect::<Vec<_>>().concat()
+    let mut out = Vec::new();
+    for slice in layout.slices(0..layout.len()) {
+        slice.memory().unwrap().append_to(&mut out).unwrap();
+    }
+    out
 }
 
 /// Headers at their smallest, and widened to reach an alignment.
 #[divan::bench(args = [1, 16, 64])]
-fn frame_arrays(bencher: Bencher, align: i64) {
+fn encode_arrays(bencher: Bencher, align: i64) {
     bencher
         .counter(ItemsCount::new(ARRAYS))
         .bench(|| layout(256, align));
 }
 
-/// The headers of arrays, read back.
+/// The events of arrays.
 #[divan::bench(args = [1, 16])]
-fn parse_arrays(bencher: Bencher, align: i64) {
+fn read_arrays(bencher: Bencher, align: i64) {
     let bytes = joined(&layout(256, align));
     bencher.counter(ItemsCount::new(ARRAYS)).bench(|| {
-        let mut cursor = Cursor::new(&bytes);
-        let mut payload = 0;
-        while cursor.left() > 0 {
-            if let Token::Ext(_, body) = cursor.token().unwrap() {
-                let offset = cursor.offset() - body.len();
-                payload += ArrayBody::parse(body, offset).unwrap().payload.len();
-            }
-        }
-        assert_eq!(payload, ARRAYS * 1024);
+        let events = Events::read(&bytes, || Ok(())).unwrap();
+        assert_eq!(events.as_slice().len(), 1 + 2 * ARRAYS);
     });
 }
 
@@ -95,18 +86,18 @@ fn pour_64_mib<const THREADS: usize>(bencher: Bencher, target: Target) {
     let mut out = LayoutBuilder::default();
     for _ in 0..8 {
         out.headers().extend_from_slice(b"headers");
-        out.push(vec![1; 8 << 20]);
+        out.push(vec![1; 8 << 20]).unwrap();
     }
     let layout = out.finish();
     let mut memory = vec![MaybeUninit::new(1_u8); layout.len()];
     let threads = NonZero::new(THREADS).unwrap();
     bencher
         .counter(BytesCount::new(layout.len()))
-        .bench_local(|| pour(&layout, &mut memory, target, threads));
+        .bench_local(|| pour(&layout, &mut memory, target, threads, &()).unwrap());
 }
 
 /// The bytes of an array whose columns are split over four devices.
-#[divan::bench(args = [16, 256, 4096])]
+#[divan::bench(args = [1, 16, 256, 4096])]
 fn gather_columns(bencher: Bencher, columns: usize) {
     const ROWS: usize = 256;
     let shards = (0..4).map(|index| Shard {
@@ -115,15 +106,10 @@ fn gather_columns(bencher: Bencher, columns: usize) {
         memory: vec![0_u8; ROWS * columns * 4],
     });
     let array = Sharded::new(vec![ROWS, 4 * columns], 4, shards.collect()).unwrap();
-    let mut target = Vec::with_capacity(array.len());
+    let mut target = vec![MaybeUninit::new(0); array.len()];
     bencher
         .counter(BytesCount::new(array.len()))
-        .bench_local(|| {
-            target.clear();
-            while target.len() < array.len() {
-                target.extend_from_slice(array.run(target.len()));
-            }
-        });
+        .bench_local(|| array.copy_to(0, &mut target).unwrap());
 }
 
 /// What is compressed.
@@ -170,13 +156,13 @@ impl Corpus {
 fn compressed(corpus: Corpus, method: Method, threads: usize) -> (usize, Vec<u8>) {
     let (layout, threads) = (single(corpus), NonZero::new(threads).unwrap());
     let mut member = Vec::new();
-    gzip::compress(&layout, method, threads, &mut member, |_| Ok(())).unwrap();
+    gzip::compress(&layout, method, threads, &mut member, &()).unwrap();
     (layout.len(), member)
 }
 
 fn single(corpus: Corpus) -> Layout<Vec<u8>> {
     let mut out = LayoutBuilder::default();
-    out.push(corpus.bytes(32 << 20));
+    out.push(corpus.bytes(32 << 20)).unwrap();
     out.finish()
 }
 
@@ -187,9 +173,9 @@ fn compress<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
     let threads = NonZero::new(THREADS).unwrap();
     let mut memory = vec![MaybeUninit::new(0); gzip::bound(layout.len())];
     let mut compress = || {
-        let mut place = gzip::Place::new(&mut memory);
-        gzip::compress(&layout, Method::Adaptive, threads, &mut place, |_| Ok(())).unwrap();
-        place.filled()
+        let mut stream = gzip::Filling::new(&mut memory);
+        gzip::compress(&layout, Method::Adaptive, threads, &mut stream, &()).unwrap();
+        stream.filled()
     };
     let ratio = layout.len() as f64 / compress() as f64;
     bencher
@@ -205,8 +191,8 @@ fn decompress<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
     let threads = NonZero::new(THREADS).unwrap();
     let mut out = vec![MaybeUninit::new(0); len];
     bencher.counter(BytesCount::new(len)).bench_local(|| {
-        let indexed = Indexed::open(&stream).unwrap();
-        assert!(indexed.inflate(&mut out, threads, |_| Ok(())).unwrap());
+        let indexed = Indexed::open(&stream).unwrap().unwrap();
+        assert!(indexed.inflate(&mut out, threads, &()).unwrap());
     });
 }
 
@@ -219,5 +205,5 @@ fn decompress_in_order(bencher: Bencher, corpus: Corpus) {
     let stream = encoder.finish().unwrap();
     bencher
         .counter(BytesCount::new(bytes.len()))
-        .bench_local(|| gzip::decompress(&stream, None, |_| Ok(())).unwrap());
+        .bench_local(|| gzip::inflate_in_steps(&stream, 0, None, &()).unwrap());
 }

@@ -1,11 +1,15 @@
-//! The one error type of the core: what is wrong, and at which byte of the input.
+//! The one error type of the core: what is wrong, and where in the input or the tree.
 
+use std::collections::TryReserveError;
+use std::fmt;
 use std::io;
 
 /// Everything that can go wrong in the core.
 ///
-/// `offset` is always a byte offset into the whole encoded input.
+/// `offset` is always a byte offset into the whole encoded input. Match on the variants that
+/// you can do something about; more may be added.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The input ends inside a value.
     #[error("the data ends inside a value: at least {missing} more bytes are needed")]
@@ -23,14 +27,19 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// Containers are nested deeper than [`crate::wire::MAX_DEPTH`].
-    #[error(
-        "containers are nested more than {} levels deep",
-        crate::wire::MAX_DEPTH
-    )]
+    /// Containers of the input are nested too deep.
+    #[error("containers are nested more than {limit} levels deep")]
     TooDeep {
         /// Where the container that is one too deep begins.
         offset: usize,
+        /// How many levels there may be.
+        limit: usize,
+    },
+    /// A tree that is to be written is nested too deep.
+    #[error("the tree is nested more than {limit} levels deep, or contains itself")]
+    TreeTooDeep {
+        /// How many levels there may be.
+        limit: usize,
     },
     /// A value is too large for the format.
     #[error("{what} of {len} bytes or elements does not fit in msgpack (at most 2**32 - 1)")]
@@ -40,7 +49,15 @@ pub enum Error {
         /// Its length.
         len: usize,
     },
-    /// An option has a value that is not allowed.
+    /// A key of the tree has a meaning of its own in the format.
+    #[error("the key {key:?} is reserved: it marks {meaning}")]
+    ReservedKey {
+        /// The key.
+        key: String,
+        /// What it would be taken for.
+        meaning: &'static str,
+    },
+    /// An option has a value that is not allowed, or calls came in an order that makes no sense.
     #[error("{0}")]
     Option(String),
     /// The record of a structure is damaged, or does not fit its tree.
@@ -58,12 +75,29 @@ pub enum Error {
         /// The bound, in bytes.
         max_size: usize,
     },
-    /// The caller, who is told of the progress, has stopped the work.
+    /// There is not enough memory.
+    #[error("out of memory")]
+    OutOfMemory,
+    /// The caller, who is asked now and then, has stopped the work.
     #[error("the work was stopped")]
     Stopped,
+    /// The bytes of a leaf could not be had.
+    #[error(transparent)]
+    Payload(Box<dyn std::error::Error + Send + Sync>),
+    /// A file was replaced, but may not survive a loss of power.
+    #[error("the new file is in place, but its directory could not be synced to the disk: {0}")]
+    NotDurable(io::Error),
     /// The operating system refused.
     #[error(transparent)]
-    Io(#[from] io::Error),
+    Io(io::Error),
+    /// An error at a place in the tree.
+    #[error("{error} (at {path})")]
+    At {
+        /// Where.
+        path: Path,
+        /// What.
+        error: Box<Error>,
+    },
 }
 
 impl Error {
@@ -81,11 +115,61 @@ impl Error {
         match self {
             Self::Truncated { offset, .. }
             | Self::Malformed { offset, .. }
-            | Self::TooDeep { offset } => Some(*offset),
+            | Self::TooDeep { offset, .. } => Some(*offset),
+            Self::At { error, .. } => error.offset(),
             _ => None,
         }
+    }
+
+    /// The error, and the place in the tree where it happened, if that is known.
+    #[must_use]
+    pub fn split(self) -> (Self, Option<Path>) {
+        match self {
+            Self::At { path, error } => (*error, Some(path)),
+            other => (other, None),
+        }
+    }
+}
+
+impl From<io::Error> for Error {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::OutOfMemory => Self::OutOfMemory,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl From<TryReserveError> for Error {
+    fn from(_: TryReserveError) -> Self {
+        Self::OutOfMemory
     }
 }
 
 /// The result of everything in the core.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// A place in a tree: the keys that lead there. It is written as `./params/kernel`.
+///
+/// It is collected while a walk unwinds, so the innermost key comes first.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Path(Vec<String>);
+
+impl Path {
+    /// Goes one level up: `key` is what leads from there to the place so far.
+    pub fn push_outer(&mut self, key: impl Into<String>) {
+        self.0.push(key.into());
+    }
+
+    /// The keys from the root on.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().rev().map(String::as_str)
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(".")?;
+        self.keys().try_for_each(|key| write!(f, "/{key}"))
+    }
+}

@@ -1,11 +1,17 @@
-//! The output before it exists: small header bytes, and borrowed payloads between them.
+//! The output before it exists: small header bytes, and payloads between them.
 //!
-//! A [`Layout`] answers one question, "which bytes are [a, b) of the output?",
-//! as slices in order. Every sink (memory, file, gzip) is written on that alone.
+//! A [`Layout`] knows the exact offset of everything, and answers one question: "give me bytes
+//! [a, b) of the output". Every sink (memory, file, gzip) is written on that alone.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Bytes that a layout borrows, which lie in one run of memory or in several.
+use crate::raw::{AsRaw, RawBytes};
+use crate::{Result, stream};
+
+/// The bytes of a leaf, which can be copied from wherever they are.
+///
+/// They are never lent as a slice, because others may change them meanwhile.
 pub trait Payload {
     /// How many bytes there are.
     fn len(&self) -> usize;
@@ -15,17 +21,35 @@ pub trait Payload {
         self.len() == 0
     }
 
-    /// The adjacent bytes from `offset` (which is below `len`) on: at least one.
-    fn run(&self, offset: usize) -> &[u8];
+    /// Copies the bytes from `start` on to `target`, all of which it fills.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()>;
+
+    /// The memory that the bytes lie in, if they lie together in memory.
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        None
+    }
 }
 
-impl Payload for Vec<u8> {
+impl<M: AsRaw> Payload for M {
+    #[inline]
     fn len(&self) -> usize {
-        self.len()
+        self.as_raw().len()
     }
 
-    fn run(&self, offset: usize) -> &[u8] {
-        &self[offset..]
+    #[inline]
+    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        self.as_raw()
+            .slice(start..start + target.len())
+            .copy_to(target);
+        Ok(())
+    }
+
+    #[inline]
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        Some(self.as_raw())
     }
 }
 
@@ -33,7 +57,7 @@ impl Payload for Vec<u8> {
 #[derive(Debug)]
 pub struct LayoutBuilder<P> {
     headers: Vec<u8>,
-    pieces: Vec<Piece<Option<P>>>,
+    pieces: Vec<Piece<P>>,
     /// Bytes of all payloads so far.
     payload_bytes: usize,
 }
@@ -78,64 +102,50 @@ impl<P: Payload> LayoutBuilder<P> {
         &mut self.headers
     }
 
+    /// Appends header bytes.
+    #[inline]
+    pub fn extend(&mut self, bytes: &[u8]) -> Result<()> {
+        self.headers.try_reserve(bytes.len())?;
+        self.headers.extend_from_slice(bytes);
+        Ok(())
+    }
+
     /// Appends a payload.
     #[inline]
-    pub fn push(&mut self, payload: P) {
-        self.add(payload.len(), Some(payload));
-    }
-
-    /// Leaves a place for a payload of `len` bytes; [`LayoutBuilder::fill`] puts it there.
-    #[inline]
-    pub fn reserve(&mut self, len: usize) -> usize {
-        self.add(len, None);
-        self.pieces.len() - 1
-    }
-
-    #[inline]
-    fn add(&mut self, len: usize, payload: Option<P>) {
-        self.payload_bytes += len;
+    pub fn push(&mut self, payload: P) -> Result<()> {
+        self.pieces.try_reserve(1)?;
+        self.payload_bytes += payload.len();
         self.pieces.push(Piece {
             headers_end: self.headers.len(),
             end: self.len(),
             payload,
         });
+        Ok(())
     }
 
-    /// Puts a payload into the place that `reserve` returned.
+    /// Takes back header bytes from the output offset `start` on, and returns them.
     ///
     /// # Panics
-    /// If the payload has not the length that was reserved: the offsets of
-    /// everything after it would be wrong.
-    #[inline]
-    pub fn fill(&mut self, place: usize, payload: P) {
-        let start = match place.checked_sub(1) {
-            Some(before) => {
-                let gap = self.pieces[place].headers_end - self.pieces[before].headers_end;
-                self.pieces[before].end + gap
-            }
-            None => self.pieces[place].headers_end,
-        };
-        let reserved = self.pieces[place].end - start;
-        assert_eq!(payload.len(), reserved, "a payload of another length");
-        self.pieces[place].payload = Some(payload);
+    /// If there has been a payload since.
+    pub fn take_headers(&mut self, start: usize) -> Vec<u8> {
+        let kept = start
+            .checked_sub(self.payload_bytes)
+            .expect("no payload after the start");
+        assert!(
+            self.pieces
+                .last()
+                .is_none_or(|piece| piece.headers_end <= kept)
+        );
+        self.headers.split_off(kept)
     }
 
     /// The finished layout.
-    ///
-    /// # Panics
-    /// If a reserved place was never filled.
     #[must_use]
     pub fn finish(self) -> Layout<P> {
-        let len = self.len();
-        let pieces = self.pieces.into_iter().map(|piece| Piece {
-            headers_end: piece.headers_end,
-            end: piece.end,
-            payload: piece.payload.expect("every reserved place is filled"),
-        });
         Layout {
-            pieces: pieces.collect(),
+            len: self.len(),
+            pieces: self.pieces,
             headers: self.headers,
-            len,
         }
     }
 }
@@ -148,13 +158,76 @@ pub struct Layout<P> {
     len: usize,
 }
 
-/// A piece of the output.
+/// Bytes of the output that lie together.
 #[derive(Debug)]
-pub enum OutputPiece<'a> {
-    /// Bytes that lie together.
-    Run(&'a [u8]),
-    /// A range of the output that lies in several places.
+pub enum Slice<'a, P> {
+    /// Header bytes.
+    Headers(&'a [u8]),
+    /// A range of the bytes of a payload, and its number among all payloads.
+    Payload(&'a P, usize, Range<usize>),
+}
+
+impl<P: Payload> Slice<'_, P> {
+    /// How many bytes there are: at least one.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Headers(bytes) => bytes.len(),
+            Self::Payload(_, _, range) => range.len(),
+        }
+    }
+
+    /// Never: a slice has bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The memory that the bytes lie in, if they lie together in memory.
+    #[must_use]
+    pub fn memory(&self) -> Option<RawBytes<'_>> {
+        match self {
+            Self::Headers(bytes) => Some((*bytes).into()),
+            Self::Payload(payload, _, range) => Some(payload.memory()?.slice(range.clone())),
+        }
+    }
+
+    /// Copies the bytes from `start` on to `target`, all of which it fills.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    #[inline]
+    pub fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        match self {
+            Self::Headers(bytes) => {
+                target.write_copy_of_slice(&bytes[start..start + target.len()]);
+                Ok(())
+            }
+            Self::Payload(payload, _, range) => {
+                assert!(start + target.len() <= range.len());
+                payload.copy_to(range.start + start, target)
+            }
+        }
+    }
+}
+
+/// A piece of the output, as somebody may send it.
+#[derive(Debug)]
+pub enum OutputPiece {
+    /// The memory of a payload, by its number among all payloads.
+    Payload(usize),
+    /// A range of the output that has to be copied together.
     Joined(Range<usize>),
+}
+
+/// Whether copies go through the caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caching {
+    /// As any copy does.
+    Usual,
+    /// Past them where that can be; see [`stream`].
+    Past,
 }
 
 impl<P: Payload> Layout<P> {
@@ -175,38 +248,74 @@ impl<P: Payload> Layout<P> {
         self.pieces.iter().map(|piece| &piece.payload)
     }
 
-    /// The whole output in pieces, of which those below `join_max` bytes are joined with
-    /// their neighbours.
+    /// A payload by its number among all.
+    ///
+    /// # Panics
+    /// If there are not as many.
     #[must_use]
-    pub fn pieces(&self, join_max: usize) -> Vec<OutputPiece<'_>> {
-        let mut pieces = Vec::new();
-        let (mut joined, mut position) = (0, 0);
-        for slice in self.slices(0..self.len) {
-            if slice.len() >= join_max {
-                if joined < position {
-                    pieces.push(OutputPiece::Joined(joined..position));
-                }
-                pieces.push(OutputPiece::Run(slice));
-                joined = position + slice.len();
+    pub fn payload(&self, number: usize) -> &P {
+        &self.pieces[number].payload
+    }
+
+    /// Fills `target` with the bytes from `start` on.
+    ///
+    /// # Panics
+    /// If the output has not as many.
+    pub fn copy_to(
+        &self,
+        start: usize,
+        mut target: &mut [MaybeUninit<u8>],
+        caching: Caching,
+    ) -> Result<()> {
+        for slice in self.slices(start..start + target.len()) {
+            let (now, later) = target.split_at_mut(slice.len());
+            match slice.memory() {
+                Some(memory) if caching == Caching::Past => stream::copy(memory, now),
+                _ => slice.copy_to(0, now)?,
             }
-            position += slice.len();
+            target = later;
         }
-        if joined < position {
-            pieces.push(OutputPiece::Joined(joined..position));
+        assert!(target.is_empty(), "the slices of a range cover it");
+        Ok(())
+    }
+
+    /// The whole output in pieces: memory as it is where at least `join_max` bytes of it
+    /// lie together, and what is between.
+    #[must_use]
+    pub fn pieces(&self, join_max: usize) -> Vec<OutputPiece> {
+        let mut pieces = Vec::new();
+        let mut joined = 0;
+        let join = |pieces: &mut Vec<_>, range: Range<usize>| {
+            if !range.is_empty() {
+                pieces.push(OutputPiece::Joined(range));
+            }
+        };
+        for (number, piece) in self.pieces.iter().enumerate() {
+            let len = piece.payload.len();
+            if len >= join_max && piece.payload.memory().is_some() {
+                join(&mut pieces, joined..piece.end - len);
+                pieces.push(OutputPiece::Payload(number));
+                joined = piece.end;
+            }
         }
+        join(&mut pieces, joined..self.len);
         pieces
     }
 
     /// The bytes of `range` of the output, as non-empty slices in order.
-    pub fn slices(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
-        debug_assert!(range.end <= self.len);
+    ///
+    /// # Panics
+    /// If the output ends before.
+    pub fn slices(&self, range: Range<usize>) -> impl Iterator<Item = Slice<'_, P>> {
+        assert!(range.end <= self.len);
         let mut position = range.start;
         let mut index = self.pieces.partition_point(|piece| piece.end <= position);
         std::iter::from_fn(move || {
             if position >= range.end {
                 return None;
             }
-            let run = loop {
+            let most = range.end - position;
+            let slice = loop {
                 let (headers_start, start) = match index.checked_sub(1) {
                     Some(before) => (self.pieces[before].headers_end, self.pieces[before].end),
                     None => (0, 0),
@@ -216,18 +325,19 @@ impl<P: Payload> Layout<P> {
                 let headers = &self.headers[headers_start..headers_end];
                 let within = position - start;
                 if within < headers.len() {
-                    break &headers[within..];
+                    let end = headers.len().min(within + most);
+                    break Slice::Headers(&headers[within..end]);
                 }
                 let piece = piece?; // the headers after the last payload end the output
                 if position < piece.end {
-                    break piece.payload.run(within - headers.len());
+                    let from = within - headers.len();
+                    let to = (piece.end - start - headers.len()).min(from + most);
+                    break Slice::Payload(&piece.payload, index, from..to);
                 }
                 index += 1;
             };
-            let run = &run[..run.len().min(range.end - position)];
-            debug_assert!(!run.is_empty());
-            position += run.len();
-            Some(run)
+            position += slice.len();
+            Some(slice)
         })
     }
 }
@@ -240,23 +350,24 @@ mod tests {
     fn layout(parts: &[(Vec<u8>, Vec<u8>)], tail: &[u8]) -> (Layout<Vec<u8>>, Vec<u8>) {
         let mut builder = LayoutBuilder::default();
         let mut whole = Vec::new();
-        let mut places = Vec::new();
         for (header, payload) in parts {
             builder.headers().extend_from_slice(header);
-            if payload.len() % 2 == 0 {
-                builder.push(payload.clone());
-            } else {
-                places.push((builder.reserve(payload.len()), payload.clone()));
-            }
+            builder.push(payload.clone()).unwrap();
             whole.extend_from_slice(header);
             whole.extend_from_slice(payload);
         }
         builder.headers().extend_from_slice(tail);
         whole.extend_from_slice(tail);
-        for (place, payload) in places.into_iter().rev() {
-            builder.fill(place, payload);
-        }
         (builder.finish(), whole)
+    }
+
+    fn bytes(layout: &Layout<Vec<u8>>, range: Range<usize>) -> Vec<u8> {
+        let mut out = Vec::new();
+        crate::raw::append_with(&mut out, range.len(), |target| {
+            layout.copy_to(range.start, target, Caching::Usual)
+        })
+        .unwrap();
+        out
     }
 
     proptest! {
@@ -269,19 +380,47 @@ mod tests {
             prop_assert_eq!(layout.len(), whole.len());
             for start in 0..=whole.len() {
                 for end in start..=whole.len() {
-                    let slices: Vec<&[u8]> = layout.slices(start..end).collect();
-                    prop_assert!(slices.iter().all(|slice| !slice.is_empty()));
-                    prop_assert_eq!(slices.concat(), &whole[start..end]);
+                    prop_assert_eq!(bytes(&layout, start..end), &whole[start..end]);
+                    prop_assert!(layout.slices(start..end).all(|slice| !slice.is_empty()));
+                    for slice in layout.slices(start..end) {
+                        if let Slice::Payload(payload, index, range) = slice {
+                            prop_assert_eq!(payload, &parts[index].1);
+                            prop_assert!(range.end <= payload.len());
+                        }
+                    }
                 }
             }
+        }
+
+        #[test]
+        fn pieces_are_the_whole(
+            parts in prop::collection::vec((prop::collection::vec(any::<u8>(), 0..5), prop::collection::vec(any::<u8>(), 0..9)), 0..8),
+            join_max in 1usize..9,
+        ) {
+            let (layout, whole) = layout(&parts, &[]);
+            let mut found = Vec::new();
+            for piece in layout.pieces(join_max) {
+                match piece {
+                    OutputPiece::Payload(number) => {
+                        prop_assert!(layout.payload(number).len() >= join_max);
+                        found.extend_from_slice(layout.payload(number));
+                    }
+                    OutputPiece::Joined(range) => found.extend(bytes(&layout, range)),
+                }
+            }
+            prop_assert_eq!(found, whole);
         }
     }
 
     #[test]
-    #[should_panic(expected = "another length")]
-    fn a_payload_of_another_length_is_refused() {
+    fn headers_can_be_taken_back() {
         let mut builder = LayoutBuilder::default();
-        let place = builder.reserve(3);
-        builder.fill(place, vec![1, 2]);
+        builder.headers().extend_from_slice(b"ab");
+        builder.push(vec![1, 2, 3]).unwrap();
+        let start = builder.len();
+        builder.headers().extend_from_slice(b"key");
+        assert_eq!(builder.take_headers(start), b"key");
+        assert_eq!(builder.len(), start);
+        assert_eq!(bytes(&builder.finish(), 0..5), b"ab\x01\x02\x03");
     }
 }

@@ -1,26 +1,46 @@
-//! **treepack** turns a JAX pytree into flax-readable msgpack and back.
+//! **treepack** reads and writes trees of arrays as MessagePack, in the form of
+//! `flax.serialization`, at the speed of memory.
 //!
 //! ```text
-//! Python tree ──py::intake──▶ layout ──sink / gzip──▶ bytes | file | gzip
-//! bytes | mapping ──wire + array──▶ tokens ──py::build──▶ Python tree of views
+//! a walk ──encoder──▶ layout ──sink | gzip──▶ memory | file | pipe
+//! source ──events──▶ leaves | objects | values
 //! ```
 //!
-//! The modules from `error` to `sniff` are the core: they know bytes, and
-//! nothing of Python. Each imports only from those above it. `py` is the border.
+//! To write, tell an [`encoder::Encoder`] what the tree contains, and pour the
+//! [`layout::Layout`] that it makes: into memory ([`sink::pour`]), into a file
+//! ([`sink::replace_file`]), or compressed ([`gzip::compress`]). To read, make
+//! [`events::Events`] of any [`source::Source`], such as a mapped file ([`mapping::Mapping`]).
+//!
+//! Each module imports only from those above it. Without the feature `python` this is a crate
+//! that knows nothing of Python; with it, `py` is the border to the Python package.
 
 pub mod error;
 
+pub mod watch;
+
+pub mod raw;
+
+pub mod system;
+
+pub mod source;
+
 pub mod wire;
 
+pub mod parallel;
+
+pub mod stream;
+
 pub mod layout;
+
+pub mod window;
 
 pub mod array;
 
 pub mod structure;
 
-pub mod parallel;
+pub mod encoder;
 
-pub mod stream;
+pub mod events;
 
 pub mod mapping;
 

@@ -1,14 +1,17 @@
-//! Pages from the system: of a file, or fresh ones.
+//! Pages from the system: those of a file, and fresh ones.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
+use std::mem::MaybeUninit;
 use std::path::Path;
 
 use memmap2::{Mmap, MmapMut};
 
-use crate::Result;
+use crate::raw::{AsRaw, RawBytes};
+use crate::source::Source;
+use crate::watch::Watch;
+use crate::{Error, Result, system};
 
 /// Fresh pages for `len` bytes, huge ones where the system has them: one page fault for
 /// 2 MiB instead of 512. Those that are not written to take no memory.
@@ -19,7 +22,133 @@ pub fn fresh_pages(len: usize) -> io::Result<MmapMut> {
     Ok(pages)
 }
 
+/// Fresh pages whose number is not known before: they grow without being copied.
+#[derive(Debug)]
+pub struct Pages {
+    pages: MmapMut,
+    len: usize,
+}
+
+impl Pages {
+    /// The least that is asked of the system.
+    const MIN_BYTES: usize = 1 << 20;
+
+    /// No bytes, with room for `expected`.
+    pub fn with_room(expected: usize) -> Result<Self> {
+        let pages = fresh_pages(expected.max(Self::MIN_BYTES));
+        let pages = pages.map_err(|_| Error::OutOfMemory)?;
+        Ok(Self { pages, len: 0 })
+    }
+
+    /// How many bytes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Room after the bytes: at least `least` bytes, which are zero.
+    pub fn room(&mut self, least: usize) -> Result<&mut [u8]> {
+        let needed = self.len.checked_add(least).ok_or(Error::OutOfMemory)?;
+        if needed > self.pages.len() {
+            // Half as much again: pages that are not written to cost nothing but addresses.
+            self.grow(needed.max(self.pages.len() / 2 * 3))?;
+        }
+        Ok(&mut self.pages[self.len..])
+    }
+
+    /// Counts the next `bytes` bytes of the room in.
+    ///
+    /// # Panics
+    /// If there is less room.
+    pub fn add(&mut self, bytes: usize) {
+        assert!(bytes <= self.pages.len() - self.len);
+        self.len += bytes;
+    }
+
+    #[cfg(target_os = "linux")]
+    fn grow(&mut self, len: usize) -> Result<()> {
+        let options = memmap2::RemapOptions::new().may_move(true);
+        // SAFETY: nobody has a pointer to the pages, which `self` owns and lends only while it
+        // is borrowed. No file is behind them that could end before.
+        let grown = unsafe { self.pages.remap(len, options) };
+        // Whatever the system calls it.
+        grown.map_err(|_| Error::OutOfMemory)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn grow(&mut self, len: usize) -> Result<()> {
+        let mut pages = fresh_pages(len).map_err(|_| Error::OutOfMemory)?;
+        pages[..self.len].copy_from_slice(&self.pages[..self.len]);
+        self.pages = pages;
+        Ok(())
+    }
+
+    /// Appends `len` bytes that `fill` writes, all of them or none.
+    pub fn fill(
+        &mut self,
+        len: usize,
+        fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> Result<()>,
+    ) -> Result<()> {
+        let room = &mut self.room(len)?[..len];
+        // SAFETY: a byte is laid out like one that may not be there. Nothing in this crate
+        // takes bytes away from where they are.
+        fill(unsafe { &mut *(std::ptr::from_mut(room) as *mut [MaybeUninit<u8>]) })?;
+        self.add(len);
+        Ok(())
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.pages[..self.len]
+    }
+
+    /// Gives pages back to the system, when the first `done` bytes are of no more use. They
+    /// are zero then.
+    pub fn forget(&mut self, done: usize) {
+        #[cfg(unix)]
+        {
+            let end = done.min(self.len) / rustix::param::page_size() * rustix::param::page_size();
+            // SAFETY: nobody has a pointer to the pages, which are read as zeros after this.
+            let _ = unsafe {
+                let dont_need = memmap2::UncheckedAdvice::DontNeed;
+                self.pages.unchecked_advise_range(dont_need, 0, end)
+            };
+        }
+        #[cfg(not(unix))]
+        let _ = done;
+    }
+}
+
+impl AsRaw for Pages {
+    fn as_raw(&self) -> RawBytes<'_> {
+        self.as_slice().into()
+    }
+}
+
+impl Source for Pages {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        self.as_raw().read_at(offset, target)
+    }
+
+    fn stable(&self) -> Option<&[u8]> {
+        Some(self.as_slice())
+    }
+}
+
 /// The pages of a whole file, read-only.
+///
+/// As a [`Source`] it reads the file, so that looking at headers makes no pages resident.
 ///
 /// The mapping must not outlive the content: a file that is replaced by rename
 /// (as this crate saves) keeps its old content for existing mappings, but a
@@ -27,53 +156,133 @@ pub fn fresh_pages(len: usize) -> io::Result<MmapMut> {
 /// next access to them ends the program with SIGBUS. That is the nature of
 /// `mmap` and of every library that offers it.
 #[derive(Debug)]
-pub struct Mapping(Mmap);
+pub struct Mapping {
+    file: File,
+    pages: Mmap,
+}
 
 impl Mapping {
     /// Maps the file at `path`.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path)?;
-        // SAFETY: the pages are only read. Another process may write to the file
-        // while they are mapped; what is read from them then is checked like any
-        // other untrusted input, and payload bytes are only ever copied.
-        Ok(Self(unsafe { Mmap::map(&file)? }))
-    }
-
-    /// Takes pages that have been read off this process's account until they are
-    /// read again.
-    ///
-    /// Reading the header of an array makes all of the large page that it lies in
-    /// resident, which adds up to a good part of the file without this. The large
-    /// page around the start of `range` is included, since reading what comes after
-    /// the start has brought back what lies before it.
-    pub fn release(&self, range: Range<usize>) {
+        // SAFETY: the pages are only lent as `RawBytes`, whose content may change.
+        let pages = unsafe { Mmap::map(&file)? };
         #[cfg(target_os = "linux")]
         {
-            /// The largest pages of the page cache on the usual machines.
-            const LARGE_PAGE: usize = 2 << 20;
-            let page = rustix::param::page_size();
-            let start = range.start / LARGE_PAGE * LARGE_PAGE;
-            let end = range.end / page * page;
-            if start < end {
-                // SAFETY: the mapping is read-only and backed by a file, so the
-                // pages come back with the same content at the next access.
-                // Advice that is refused has no effect.
-                let _ = unsafe {
-                    self.0.unchecked_advise_range(
-                        memmap2::UncheckedAdvice::DontNeed,
-                        start,
-                        end - start,
-                    )
-                };
-            }
+            // Headers lie apart: what is around them need not be read from the disk. This is
+            // about reads, not about page faults.
+            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
         }
-        #[cfg(not(target_os = "linux"))]
-        let _ = range;
+        Ok(Self { file, pages })
+    }
+
+    /// Takes pages that have been read off this process's account until they are read again.
+    pub fn release(&self) {
+        #[cfg(target_os = "linux")]
+        // SAFETY: the mapping is read-only and backed by a file, so the pages come back with
+        // the same content at the next access. Advice that is refused has no effect.
+        let _ = unsafe {
+            self.pages
+                .unchecked_advise(memmap2::UncheckedAdvice::DontNeed)
+        };
     }
 }
 
-impl AsRef<[u8]> for Mapping {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
+impl AsRaw for Mapping {
+    fn as_raw(&self) -> RawBytes<'_> {
+        // SAFETY: the pages stay mapped as long as `self`. Other processes may write to them.
+        unsafe { RawBytes::new(self.pages.as_ptr(), self.pages.len()) }
+    }
+}
+
+impl Source for Mapping {
+    fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        read_at(&self.file, offset, target)
+    }
+}
+
+/// Opens a file to read it; a pipe without waiting for who writes to it.
+pub fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+    }
+    options.read(true).open(path)
+}
+
+/// Waits until a pipe has something, or has ended, as long as the caller agrees.
+#[cfg(unix)]
+pub fn wait_for_input(file: &File, watch: &dyn Watch) -> Result<()> {
+    system::poll(file, rustix::event::PollFlags::IN, watch)
+}
+
+/// Waits until a pipe has something: nothing waits here without being told to.
+#[cfg(not(unix))]
+pub fn wait_for_input(_: &File, watch: &dyn Watch) -> Result<()> {
+    watch.check()
+}
+
+/// Fills `target` with the bytes of a file from `offset` on.
+#[cfg(unix)]
+pub fn read_at(file: &File, offset: usize, mut target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    let mut offset = offset as u64;
+    while !target.is_empty() {
+        match rustix::io::pread(file, &mut *target, offset) {
+            Ok(([], _)) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok((read, _)) => {
+                let read = read.len();
+                offset += read as u64;
+                target = &mut target[read..];
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+    }
+    Ok(())
+}
+
+/// Fills `target` with the bytes of a file from `offset` on.
+#[cfg(not(unix))]
+pub fn read_at(file: &File, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    use std::io::{Read, Seek, SeekFrom};
+    let mut content = vec![0; target.len()];
+    let mut file = file; // one position for all handles: readers take turns
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _turn = TURN.lock();
+    file.seek(SeekFrom::Start(offset as u64))?;
+    file.read_exact(&mut content)?;
+    target.write_copy_of_slice(&content);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_grow_with_their_content() {
+        let mut pages = Pages::with_room(0).unwrap();
+        let mut expected = Vec::new();
+        for part in [1, 1 << 20, 3 << 20, 7] {
+            let room = pages.room(part).unwrap();
+            room[..part].fill(u8::try_from(part % 251).unwrap());
+            pages.add(part);
+            expected.resize(expected.len() + part, u8::try_from(part % 251).unwrap());
+        }
+        assert!(pages.as_slice() == expected);
+        pages.forget(expected.len() - 1);
+        assert_eq!(pages.as_slice()[expected.len() - 1], 7);
+        assert_eq!(pages.as_slice()[0], 0);
+        assert!(matches!(pages.room(usize::MAX), Err(Error::OutOfMemory)));
+        assert!(matches!(
+            pages.room(usize::MAX / 4),
+            Err(Error::OutOfMemory)
+        ));
     }
 }

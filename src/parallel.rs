@@ -5,11 +5,12 @@
 //! before or after without a thought.
 
 use std::collections::BTreeMap;
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
+use std::time::Duration;
 use std::{env, thread};
 
+use crate::watch::Watch;
 use crate::{Error, Result};
 
 /// Below so many bytes, copying with one thread is faster.
@@ -54,25 +55,52 @@ pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result
     }
 }
 
-/// Calls `work` on every item, on so many threads.
+/// Calls `work` on every item, on so many threads of which this is one. After each that it has
+/// worked on, this one calls `check`. The first error of either ends the work.
 ///
 /// # Panics
 /// If `work` panics.
-pub fn for_each<T: Send>(items: Vec<T>, threads: NonZero<usize>, work: impl Fn(T) + Sync) {
+pub fn for_each<T: Send>(
+    items: Vec<T>,
+    threads: NonZero<usize>,
+    work: impl Fn(T) -> Result<()> + Sync,
+    mut check: impl FnMut() -> Result<()>,
+) -> Result<()> {
     let threads = threads.get().min(items.len());
     let queue = Mutex::new(items.into_iter());
-    let run = || {
-        while let Some(item) = { queue.lock().expect(NO_PANIC).next() } {
-            work(item);
-        }
+    let failed = Mutex::new(None);
+    // Whether there may be more to do.
+    let step = || {
+        let item = queue.lock().expect(NO_PANIC).next();
+        let Some(item) = item else { return false };
+        let done = work(item);
+        done.is_ok() || stop(&queue, &failed, done)
     };
     thread::scope(|scope| {
         for _ in 1..threads {
             // A thread that cannot be started leaves its share to the others.
-            let _ = thread::Builder::new().spawn_scoped(scope, run);
+            let _ = thread::Builder::new().spawn_scoped(scope, || while step() {});
         }
-        run();
+        while step() {
+            let checked = check();
+            if checked.is_err() {
+                stop(&queue, &failed, checked);
+            }
+        }
     });
+    failed.into_inner().expect(NO_PANIC).map_or(Ok(()), Err)
+}
+
+/// Notes the first error, and leaves nothing more to do.
+fn stop<T>(
+    queue: &Mutex<std::vec::IntoIter<T>>,
+    failed: &Mutex<Option<Error>>,
+    done: Result<()>,
+) -> bool {
+    *queue.lock().expect(NO_PANIC) = Vec::new().into_iter();
+    let mut failed = failed.lock().expect(NO_PANIC);
+    *failed = failed.take().or(done.err());
+    false
 }
 
 /// Calls `work` on all numbers below `count`, on so many threads of which this is one, and
@@ -141,6 +169,28 @@ pub fn in_order<S: Default, T: Send>(
         }
         Ok(())
     })
+}
+
+/// Does work that cannot be stopped in another thread, so that the caller need not wait for it:
+/// if `watch` says so, it goes on there to its end, and nobody hears of it.
+///
+/// # Panics
+/// If `work` panics.
+pub fn elsewhere<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+    watch: &dyn Watch,
+) -> Result<T> {
+    const OFTEN: Duration = Duration::from_millis(30);
+    let (sender, receiver) = mpsc::sync_channel(1);
+    // If there is no thread to be had, neither is there a reason to go on.
+    thread::Builder::new().spawn(move || drop(sender.send(work())))?;
+    loop {
+        match receiver.recv_timeout(OFTEN) {
+            Ok(done) => return Ok(done),
+            Err(mpsc::RecvTimeoutError::Timeout) => watch.check()?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => panic!("work in another thread panicked"),
+        }
+    }
 }
 
 /// Gives out numbers, but none too far ahead of what is done.
@@ -215,23 +265,6 @@ impl Drop for StopOnPanic<'_> {
 
 const NO_PANIC: &str = "no work panics while it holds the lock";
 
-/// Copies every source into its destination.
-///
-/// # Panics
-/// If the lengths of a pair differ.
-pub fn copy_all(copies: Vec<(&[u8], &mut [MaybeUninit<u8>])>, threads: NonZero<usize>) {
-    let blocks = copies
-        .into_iter()
-        .flat_map(|(source, target)| {
-            assert_eq!(source.len(), target.len());
-            source.chunks(BLOCK).zip(target.chunks_mut(BLOCK))
-        })
-        .collect();
-    for_each(blocks, threads, |(source, target)| {
-        target.write_copy_of_slice(source);
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,10 +275,22 @@ mod tests {
         for threads in 1..4 {
             let sum = AtomicUsize::new(0);
             let threads = NonZero::new(threads).unwrap();
-            for_each((1..=1000).collect(), threads, |item| {
+            let add = |item| {
                 sum.fetch_add(item, Ordering::Relaxed);
-            });
-            assert_eq!(sum.into_inner(), 500_500);
+                Ok(())
+            };
+            for_each((1..=1000).collect(), threads, add, || Ok(())).unwrap();
+            assert_eq!(sum.swap(0, Ordering::Relaxed), 500_500);
+
+            // An error of the work, and one of the check, end it.
+            let fail = |item| match item {
+                7 => Err(Error::Option("stop".into())),
+                _ => add(item),
+            };
+            let found = for_each((1..=1000).collect(), threads, fail, || Ok(()));
+            assert!(matches!(found, Err(Error::Option(_))));
+            let found = for_each((1..=1000).collect(), threads, add, || Err(Error::Stopped));
+            assert!(matches!(found, Err(Error::Stopped)));
         }
     }
 

@@ -1,5 +1,8 @@
 //! Telling what a file is that turned out not to be msgpack.
 
+/// As many bytes of the start of a file tell what it is.
+pub const ENOUGH_BYTES: usize = 512;
+
 /// A short description of well-known content that is often met in place of a checkpoint.
 #[must_use]
 pub fn describe(data: &[u8]) -> Option<&'static str> {

@@ -9,6 +9,8 @@
 
 use std::mem::MaybeUninit;
 
+use crate::raw::RawBytes;
+
 /// From how many bytes in all streaming pays.
 pub const MIN_BYTES: usize = 32 << 20;
 
@@ -19,19 +21,19 @@ const MIN_SLICE: usize = 4 << 10;
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn copy(source: &[u8], target: &mut [MaybeUninit<u8>]) {
+pub fn copy(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
     assert_eq!(source.len(), target.len());
     if source.len() < MIN_SLICE {
-        target.write_copy_of_slice(source);
+        source.copy_to(target);
         return;
     }
     let before = target.as_ptr().align_offset(LINE);
-    let whole = (source.len() - before) / LINE * LINE;
+    let after = before + (source.len() - before) / LINE * LINE;
     let (head, rest) = target.split_at_mut(before);
-    let (lines, tail) = rest.split_at_mut(whole);
-    head.write_copy_of_slice(&source[..before]);
-    copy_lines(&source[before..before + whole], lines);
-    tail.write_copy_of_slice(&source[before + whole..]);
+    let (lines, tail) = rest.split_at_mut(after - before);
+    source.slice(0..before).copy_to(head);
+    copy_lines(source.slice(before..after), lines);
+    source.slice(after..source.len()).copy_to(tail);
 }
 
 /// A line of the cache.
@@ -40,18 +42,17 @@ const LINE: usize = 64;
 /// Copies whole lines; `target` begins with one.
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::cast_ptr_alignment)] // the loads need none, and the stores have it
-fn copy_lines(source: &[u8], target: &mut [MaybeUninit<u8>]) {
+fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
     const LANE: usize = size_of::<__m128i>();
     assert_eq!(source.len(), target.len());
     assert!(target.as_ptr().addr().is_multiple_of(LINE));
-    let (sources, targets) = (source.chunks_exact(LINE), target.chunks_exact_mut(LINE));
-    for (source, target) in sources.zip(targets) {
-        let from = source.as_ptr().cast::<__m128i>();
+    for (index, target) in target.chunks_exact_mut(LINE).enumerate() {
         let to = target.as_mut_ptr().cast::<__m128i>();
-        // SAFETY: SSE2 is part of x86-64. Both have LINE bytes, which are LINE / LANE
+        // SAFETY: SSE2 is part of x86-64. Both have LINE bytes here, which are LINE / LANE
         // lanes; loads need no alignment, and stores have it, as `target` begins with a line.
         unsafe {
+            let from = source.as_ptr().add(index * LINE).cast::<__m128i>();
             for lane in 0..LINE / LANE {
                 _mm_stream_si128(to.add(lane), _mm_loadu_si128(from.add(lane)));
             }
@@ -66,8 +67,8 @@ fn copy_lines(source: &[u8], target: &mut [MaybeUninit<u8>]) {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn copy_lines(source: &[u8], target: &mut [MaybeUninit<u8>]) {
-    target.write_copy_of_slice(source);
+fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
+    source.copy_to(target);
 }
 
 #[cfg(test)]
@@ -91,7 +92,7 @@ mod tests {
             for offset in 0..LINE {
                 let mut target = vec![MaybeUninit::new(0xAA); len + 2 * LINE];
                 let source = &source[offset..offset + len];
-                copy(source, &mut target[LINE - offset..][..len]);
+                copy(source.into(), &mut target[LINE - offset..][..len]);
                 // SAFETY: all of it was initialised.
                 let target: Vec<u8> = target.iter().map(|b| unsafe { b.assume_init() }).collect();
                 assert_eq!(&target[LINE - offset..][..len], source);

@@ -10,15 +10,18 @@
 
 use proptest::prelude::*;
 use treepack::array::{
-    ALIGN_MIN_BYTES, Alignment, Array, ArrayBody, ChunkLimit, ChunkedArray, Framing, RecentHeaders,
-    frame,
+    ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Dims, Framing, KeyPlace, RecentHeaders, frame,
+    resolve,
 };
-use treepack::layout::LayoutBuilder;
-use treepack::wire::{CHUNKED_MARKER, Cursor, EXT_NDARRAY, EXT_NPSCALAR, Token};
+use treepack::encoder::Encoder;
+use treepack::events::{Event, Events};
+use treepack::layout::{Caching, Layout, LayoutBuilder};
+use treepack::structure::Kind;
+use treepack::wire::{CHUNKED_MARKER, Cursor, EXT_NDARRAY, EXT_NPSCALAR, Head};
 
 /// What one framed array looks like to a reader.
 struct Read {
-    shape: Vec<isize>,
+    shape: Vec<usize>,
     dtype: Vec<u8>,
     payload: Vec<u8>,
     /// Where the first payload begins.
@@ -29,43 +32,69 @@ struct Read {
 /// Frames an array after `before` bytes and reads it back.
 fn round_trip(before: usize, key: Option<&str>, array: &Array<'_>, framing: &Framing) -> Read {
     let bytes: Vec<u8> = (0..array.nbytes()).map(|i| i as u8).collect();
-    let encoded = encode(before, key, array, framing, &bytes);
-    let mut cursor = Cursor::nested(&encoded[before..], before);
-    if let Some(key) = key {
-        assert_eq!(cursor.token().unwrap(), Token::Str(key.as_bytes()));
-    }
-    let offset = cursor.offset();
-    let (dims, chunks, offset) = match cursor.token().unwrap() {
-        Token::Ext(EXT_NDARRAY, body) => {
-            let body = ArrayBody::parse(body, cursor.offset() - body.len()).unwrap();
-            (body.dims.clone(), vec![body], offset)
-        }
-        Token::Map(3) => {
-            let chunked = ChunkedArray::parse(&mut cursor, 3, offset).unwrap();
-            (chunked.dims, chunked.chunks, offset)
-        }
-        other => panic!("{other:?}"),
+    let mut encoded = encode(before, key, array, framing, &bytes);
+    let after = usize::from(key.is_some()) + 1;
+    // What stands before becomes a list: of nils, the key and the array. A short one is longer
+    // than there is room for.
+    let (head, values) = match before.checked_sub(3) {
+        Some(nils) => (vec![0xdc, 0, (nils + after) as u8], nils),
+        None => (vec![0x90 + after as u8], 0),
     };
-    cursor.finish().unwrap();
-    let payload: Vec<u8> = chunks
+    let before = before.min(3);
+    let shift = before as isize - head.len() as isize;
+    encoded.splice(..before, head);
+    let events = Events::read(&encoded, || Ok(())).unwrap();
+    let at = 1 + values;
+    let mut rest = events.as_slice()[at..].iter();
+    if let Some(key) = key {
+        let Some(&Event::Str(text)) = rest.next() else {
+            panic!("no key");
+        };
+        assert_eq!(events.text(text), key);
+    }
+    let (Some(&Event::Array(number)), None) = (rest.next(), rest.next()) else {
+        panic!("no array");
+    };
+    let found = events.array(number);
+    let payload: Vec<u8> = found
+        .spans
         .iter()
-        .flat_map(|chunk| chunk.payload)
+        .flat_map(|span| &encoded[span.range()])
         .copied()
         .collect();
     assert_eq!(payload, bytes);
-    for chunk in &chunks {
-        let dims = chunk.dims.clone();
-        dims.resolve(chunk.payload.len(), array.itemsize, 0)
-            .unwrap();
-    }
-    let shape = dims.resolve(payload.len(), array.itemsize, offset).unwrap();
+    let shape = resolve(found.dims, payload.len(), array.itemsize, 0).unwrap();
     Read {
-        shape: shape.as_slice().to_vec(),
-        dtype: chunks[0].dtype.to_vec(),
-        payload_offset: chunks[0].payload.as_ptr().addr() - encoded.as_ptr().addr(),
-        chunks: chunks.len(),
+        shape: shape.to_vec(),
+        dtype: found.dtype.to_vec(),
+        payload_offset: found.spans[0].start.wrapping_add_signed(shift),
+        chunks: found.spans.len(),
         payload,
     }
+}
+
+fn bytes_of(layout: &Layout<Vec<u8>>) -> Vec<u8> {
+    let mut out = vec![std::mem::MaybeUninit::new(0); layout.len()];
+    layout.copy_to(0, &mut out, Caching::Usual).unwrap();
+    let whole = layout.slices(0..layout.len());
+    whole
+        .flat_map(|slice| {
+            let mut bytes = Vec::new();
+            slice.memory().unwrap().append_to(&mut bytes).unwrap();
+            bytes
+        })
+        .collect()
+}
+
+/// Writes a key at the end of the headers.
+fn write_key(builder: &mut LayoutBuilder<Vec<u8>>, key: Option<&str>) -> Option<KeyPlace> {
+    let key = key?;
+    let start = builder.len();
+    let head = Head::Str(key.len() as u32);
+    head.write(builder.headers());
+    builder.headers().extend_from_slice(key.as_bytes());
+    let head = head.width();
+    Some(KeyPlace { start, head })
 }
 
 fn encode(
@@ -77,6 +106,7 @@ fn encode(
 ) -> Vec<u8> {
     let mut builder = LayoutBuilder::default();
     builder.headers().resize(before, 0xc0);
+    let key = write_key(&mut builder, key);
     let mut recent = RecentHeaders::default();
     frame(
         &mut builder,
@@ -84,14 +114,10 @@ fn encode(
         key,
         array,
         framing,
-        |layout, range| {
-            let place = layout.reserve(range.len());
-            layout.fill(place, bytes[range].to_vec());
-        },
+        |layout, range| layout.push(bytes[range].to_vec()),
     )
     .unwrap();
-    let layout = builder.finish();
-    layout.slices(0..layout.len()).flatten().copied().collect()
+    bytes_of(&builder.finish())
 }
 
 fn framing(align: usize, may_box: bool) -> Framing {
@@ -130,8 +156,9 @@ proptest! {
             let array = Array { code, shape, dtype, itemsize };
             let bytes = vec![7; array.nbytes()];
             let out = &mut together;
-            frame(out, &mut recent, Some("key"), &array, &framing, |out, range| {
-                out.headers().extend_from_slice(&bytes[range]);
+            let key = write_key(out, Some("key"));
+            frame(out, &mut recent, key, &array, &framing, |out, range| {
+                out.extend(&bytes[range])
             })
             .unwrap();
             apart.extend(encode(0, Some("key"), &array, &framing, &bytes));
@@ -186,11 +213,10 @@ proptest! {
         let framing = Framing { chunks: ChunkLimit::new(limit), ..framing(align, may_box) };
         let read = round_trip(before, key.as_deref(), &array, &framing);
         prop_assert_eq!(read.dtype, b"float32");
-        let expected: Vec<isize> = shape.iter().map(|&dim| dim as isize).collect();
-        prop_assert_eq!(read.shape, expected);
+        prop_assert_eq!(&read.shape, &shape);
         let nbytes = array.nbytes();
         prop_assert_eq!(read.payload.len(), nbytes);
-        if nbytes as f64 > limit {
+        if nbytes as f64 > limit && nbytes > 0 {
             let elements = ((limit / itemsize as f64) as usize).max(1);
             prop_assert_eq!(read.chunks, (nbytes / itemsize).div_ceil(elements));
         } else if nbytes >= ALIGN_MIN_BYTES && may_box {
@@ -268,22 +294,11 @@ fn only_powers_of_two_up_to_64_are_alignments() {
     }
 }
 
-/// The body of an array with a shape of its own choice.
-fn parse(shape: rmpv::Value, payload: &[u8]) -> ArrayBody<'_> {
-    let body = rmpv::Value::Array(vec![shape, "uint8".into(), payload.into()]);
-    let mut encoded = Vec::new();
-    rmpv::encode::write_value(&mut encoded, &body).unwrap();
-    ArrayBody::parse(encoded.leak(), 0).unwrap()
-}
-
 #[test]
 fn a_shape_may_have_one_open_dimension_or_be_one_integer() {
-    let dims = |shape: &[i64], payload: usize, itemsize: usize| {
-        let shape = rmpv::Value::Array(shape.iter().map(|&dim| dim.into()).collect());
-        let body = parse(shape, vec![0; payload].leak());
-        body.dims
-            .resolve(payload, itemsize, 0)
-            .map(|dims| dims.as_slice().to_vec())
+    let dims = |shape: &[isize], payload: usize, itemsize: usize| {
+        resolve(shape, payload, itemsize, 0)
+            .map(|dims| dims.to_vec())
             .ok()
     };
     assert_eq!(dims(&[2, -1], 12, 2), Some(vec![2, 3]));
@@ -297,23 +312,76 @@ fn a_shape_may_have_one_open_dimension_or_be_one_integer() {
     assert_eq!(dims(&[3], 4, 1), None);
     assert_eq!(dims(&[1], 3, 2), None);
     assert_eq!(dims(&[1], 1, 0), None);
-    assert_eq!(dims(&[i64::MAX, i64::MAX], 4, 1), None);
+    assert_eq!(dims(&[isize::MAX, isize::MAX], 4, 1), None);
     // Which NumPy cannot have either, though it is empty.
     assert_eq!(dims(&[1 << 32, 1 << 32, 0], 0, 1), None);
     assert_eq!(dims(&[1 << 32, 0], 0, 8), Some(vec![1 << 32, 0]));
-    let body = parse(6.into(), b"abcdef");
-    assert_eq!(body.dims.as_slice(), [6]);
+    assert_eq!(read_dims(6.into()).unwrap().as_slice(), [6]);
+}
+
+fn read_dims(shape: rmpv::Value) -> treepack::Result<Dims> {
+    let mut encoded = Vec::new();
+    rmpv::encode::write_value(&mut encoded, &shape).unwrap();
+    Dims::read(&mut Cursor::new(&encoded))
 }
 
 #[test]
 fn more_dimensions_than_numpy_has_are_refused() {
-    let shape = rmpv::Value::Array(vec![1.into(); 65]);
-    let body = rmpv::Value::Array(vec![shape, "uint8".into(), rmpv::Value::from(&b"a"[..])]);
-    let mut encoded = Vec::new();
-    rmpv::encode::write_value(&mut encoded, &body).unwrap();
-    let error = ArrayBody::parse(&encoded, 100).unwrap_err();
+    let error = read_dims(rmpv::Value::Array(vec![1.into(); 65])).unwrap_err();
     assert!(error.to_string().contains("64 dimensions"), "{error}");
-    assert!(error.offset().unwrap() > 100);
+    assert_eq!(error.offset(), Some(3 + 64));
+}
+
+#[test]
+fn limits_that_nobody_means_do_no_harm() {
+    for limit in [-1.0, 0.0, f64::NAN, f64::INFINITY, 5e9] {
+        for len in [0, 1, 5000] {
+            let shape = [len];
+            let array = uint8(&shape);
+            let framing = Framing {
+                chunks: ChunkLimit::new(limit),
+                ..framing(64, true)
+            };
+            let read = round_trip(7, Some("w"), &array, &framing);
+            assert_eq!(read.shape, [len], "{limit}");
+            // A chunk for each element below one, as in flax.
+            let chunks = if limit <= 0.0 { len.max(1) } else { 1 };
+            assert_eq!(read.chunks, chunks, "{limit} {len}");
+        }
+    }
+}
+
+/// So many bytes, of which there are none.
+struct Huge(usize);
+
+impl treepack::layout::Payload for Huge {
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    fn copy_to(&self, _: usize, _: &mut [std::mem::MaybeUninit<u8>]) -> treepack::Result<()> {
+        unreachable!("nobody asks for them")
+    }
+}
+
+#[test]
+fn arrays_above_four_gigabytes_are_split_whatever_the_limit() {
+    for limit in [1e9, 5e9, f64::INFINITY, f64::NAN] {
+        let mut encoder = Encoder::new(Framing {
+            chunks: ChunkLimit::new(limit),
+            ..framing(64, true)
+        });
+        let shape = [5 << 30];
+        let mut largest = 0;
+        encoder
+            .array(&uint8(&shape), Kind::Plain, |out, range| {
+                largest = largest.max(range.len());
+                out.push(Huge(range.len()))
+            })
+            .unwrap();
+        assert!(encoder.finish(None).unwrap().len() > 5 << 30);
+        assert!(largest <= 1 << 30, "{limit}: {largest}");
+    }
 }
 
 #[test]
@@ -340,12 +408,9 @@ fn a_damaged_chunked_array_is_an_error() {
         ("chunks", map(vec![("0", chunk())])),
     ];
     let read = |pairs: Vec<(&str, Value)>| {
-        let count = pairs.len();
         let mut encoded = Vec::new();
         rmpv::encode::write_value(&mut encoded, &map(pairs)).unwrap();
-        let mut cursor = Cursor::new(&encoded);
-        cursor.token().unwrap();
-        ChunkedArray::parse(&mut cursor, count, 0).map(|array| array.chunks.len())
+        Events::read(&encoded, || Ok(())).map(|events| events.array(0).spans.len())
     };
     assert_eq!(read(whole.clone()).unwrap(), 1);
     assert!(read(whole[..2].to_vec()).is_err());

@@ -2,17 +2,17 @@
 #![cfg(unix)]
 
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use treepack::sink::{Durability, write_file};
+use treepack::sink::{Durability, replace_file};
+use treepack::watch::Watch;
 use treepack::{Error, Result};
 
 fn save(path: &Path, content: &[u8]) -> Result<()> {
-    write_file(path, Durability::Synced, content.len(), |file| {
-        file.write_all(content)?;
-        Ok(())
+    replace_file(path, Durability::Synced, content.len(), &(), |file| {
+        file.bytes(content)
     })
 }
 
@@ -41,8 +41,8 @@ fn a_failure_leaves_the_old_file_and_no_litter() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model");
     save(&path, b"old").unwrap();
-    let failed = write_file(&path, Durability::Cached, 10, |file| {
-        file.write_all(b"half")?;
+    let failed = replace_file(&path, Durability::Cached, 10, &(), |file| {
+        file.bytes(b"half")?;
         Err(Error::Option("stop".into()))
     });
     assert!(failed.is_err());
@@ -91,8 +91,77 @@ fn a_device_is_written_to_directly() {
 }
 
 #[test]
-fn a_missing_directory_is_an_error() {
+fn missing_directories_are_made() {
     let directory = tempfile::tempdir().unwrap();
-    let error = save(&directory.path().join("none/model"), b"x").unwrap_err();
+    let path = directory.path().join("some/new/directories/model");
+    save(&path, b"x").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"x");
+    // Not so where a link leads.
+    let link = directory.path().join("link");
+    symlink("none/model", &link).unwrap();
+    let error = save(&link, b"x").unwrap_err();
     assert!(matches!(error, Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound));
+}
+
+#[test]
+fn nobody_else_can_open_what_replaces_a_private_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model");
+    save(&path, b"old").unwrap();
+    for mode in [0o600, 0o640, 0o644] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        replace_file(&path, Durability::Cached, 3, &(), |file| {
+            file.bytes(b"new")?;
+            file.flush()?;
+            for entry in fs::read_dir(directory.path())? {
+                let entry = entry?;
+                if entry.path() != path {
+                    assert_eq!(entry.metadata()?.permissions().mode() & 0o777, 0o600);
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+        let found = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(found & 0o777, mode);
+    }
+}
+
+/// Stops what it watches after so many checks.
+struct StopAfter(AtomicUsize);
+
+impl Watch for StopAfter {
+    fn check(&self) -> Result<()> {
+        match self.0.fetch_sub(1, Ordering::Relaxed) {
+            0 => Err(Error::Stopped),
+            _ => Ok(()),
+        }
+    }
+
+    fn done(&self, _: usize) -> Result<()> {
+        self.check()
+    }
+}
+
+#[test]
+fn writing_to_a_pipe_can_be_stopped() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&path).status();
+    assert!(made.unwrap().success());
+    // Nobody reads it.
+    let watch = StopAfter(AtomicUsize::new(3));
+    let stopped = replace_file(&path, Durability::Cached, 0, &watch, |file| {
+        file.bytes(b"x")
+    });
+    assert!(matches!(stopped, Err(Error::Stopped)));
+    // Somebody has opened it, and reads nothing.
+    let reader = treepack::mapping::open(&path).unwrap();
+    let watch = StopAfter(AtomicUsize::new(3));
+    let much = vec![0; 1 << 20];
+    let stopped = replace_file(&path, Durability::Cached, 0, &watch, |file| {
+        file.bytes(&much)
+    });
+    assert!(matches!(stopped, Err(Error::Stopped)));
+    drop(reader);
 }

@@ -8,45 +8,113 @@
     clippy::cast_sign_loss
 )]
 
+use std::mem::MaybeUninit;
+
 use proptest::prelude::*;
 use rmpv::Value;
-use treepack::wire::{Cursor, MAX_DEPTH, Token};
+use treepack::events::{Event, Events};
+use treepack::source::Source;
+use treepack::wire::{Cursor, Head, MAX_DEPTH};
 use treepack::{Error, Result};
 
 /// Reads a value with everything in it.
 fn read(cursor: &mut Cursor<'_>, depth: usize) -> Result<Value> {
     let offset = cursor.offset();
     if depth > MAX_DEPTH {
-        return Err(Error::TooDeep { offset });
+        let limit = MAX_DEPTH;
+        return Err(Error::TooDeep { offset, limit });
     }
-    Ok(match cursor.token()? {
-        Token::Nil => Value::Nil,
-        Token::Bool(value) => value.into(),
-        Token::Int(value) => value.into(),
-        Token::Uint(value) => value.into(),
-        Token::Float(value) => value.into(),
-        Token::Str(bytes) => {
+    let bytes = |cursor: &mut Cursor<'_>, len: u32| {
+        let mut bytes = Vec::new();
+        cursor.read(len as usize, &mut bytes).map(|()| bytes)
+    };
+    Ok(match cursor.head()? {
+        Head::Nil => Value::Nil,
+        Head::Bool(value) => value.into(),
+        Head::Int(value) => value.into(),
+        Head::Uint(value) => value.into(),
+        Head::Float(value) => value.into(),
+        Head::Str(len) => {
             // Which also knows strings that are not UTF-8.
             let mut encoded = Vec::new();
-            rmp::encode::write_str_len(&mut encoded, bytes.len() as u32).unwrap();
-            encoded.extend_from_slice(bytes);
+            rmp::encode::write_str_len(&mut encoded, len).unwrap();
+            encoded.extend_from_slice(&bytes(cursor, len)?);
             rmpv::decode::read_value(&mut &encoded[..]).unwrap()
         }
-        Token::Bin(bytes) => bytes.into(),
-        Token::Ext(code, body) => Value::Ext(code, body.to_vec()),
-        Token::Array(count) => {
+        Head::Bin(len) => bytes(cursor, len)?.into(),
+        Head::Ext(code, len) => Value::Ext(code, bytes(cursor, len)?),
+        Head::Array(count) => {
             let items = (0..count)
                 .map(|_| read(cursor, depth + 1))
                 .collect::<Result<_>>()?;
             Value::Array(items)
         }
-        Token::Map(count) => {
+        Head::Map(count) => {
             let pairs = (0..count)
                 .map(|_| Ok((read(cursor, depth + 1)?, read(cursor, depth + 1)?)))
                 .collect::<Result<_>>()?;
             Value::Map(pairs)
         }
     })
+}
+
+/// A source that is no memory, so that it is read in windows.
+struct Windowed<'a>(&'a [u8]);
+
+impl Source for Windowed<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        target.write_copy_of_slice(&self.0[offset..offset + target.len()]);
+        Ok(())
+    }
+}
+
+/// The value that events are, without what means an array, a key or a complex number.
+fn value_of(events: &Events, source: &[u8], next: &mut usize) -> Value {
+    let event = events.as_slice()[*next];
+    *next += 1;
+    match event {
+        Event::Nil => Value::Nil,
+        Event::Bool(value) => value.into(),
+        Event::Int(value) => value.into(),
+        Event::Uint(value) => value.into(),
+        Event::Float(value) => value.into(),
+        Event::Str(text) => events.text(text).into(),
+        Event::Bin(span) => source[span.range()].into(),
+        Event::Ext(code, span) => Value::Ext(code, source[span.range()].to_vec()),
+        Event::List(list) => {
+            let items = (0..list.len).map(|_| value_of(events, source, next));
+            Value::Array(items.collect())
+        }
+        Event::Map(map) => {
+            let pair = |_| {
+                (
+                    value_of(events, source, next),
+                    value_of(events, source, next),
+                )
+            };
+            Value::Map((0..map.len).map(pair).collect())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Whether a value, and all in it, has no meaning of its own and keys that have hashes.
+fn is_plain(value: &Value, is_key: bool) -> bool {
+    match value {
+        Value::Ext(code, _) => !(1..=3).contains(code),
+        Value::Array(items) => !is_key && items.iter().all(|item| is_plain(item, false)),
+        Value::Map(pairs) => {
+            let plain =
+                |(key, value): &(Value, Value)| is_plain(key, true) && is_plain(value, false);
+            !is_key && pairs.iter().all(plain)
+        }
+        Value::String(text) => text.is_str(),
+        _ => true,
+    }
 }
 
 fn values() -> impl Strategy<Value = Value> {
@@ -102,18 +170,38 @@ proptest! {
         let mut cursor = Cursor::new(&encoded);
         prop_assert_eq!(read(&mut cursor, 0).unwrap(), value);
         cursor.finish().unwrap();
-        let mut cursor = Cursor::new(&encoded);
-        cursor.skip().unwrap();
-        cursor.finish().unwrap();
+    }
+
+    #[test]
+    fn events_are_the_value(value in values()) {
+        let encoded = encode(&value);
+        let events = Events::read(&encoded, || Ok(()));
+        if is_plain(&value, false) {
+            let events = events.unwrap();
+            let mut next = 0;
+            prop_assert_eq!(value_of(&events, &encoded, &mut next), value);
+            prop_assert_eq!(next, events.as_slice().len());
+        }
+    }
+
+    #[test]
+    fn windows_show_the_same_as_memory(value in values(), end in any::<prop::sample::Index>()) {
+        let encoded = encode(&Value::Array(vec![value; 40]));
+        let end = end.index(2 * encoded.len()).min(encoded.len());
+        let encoded = encoded[..end].to_vec();
+        let in_memory = Events::read(&encoded, || Ok(()));
+        let in_windows = Events::read(&Windowed(&encoded), || Ok(()));
+        prop_assert_eq!(format!("{in_memory:?}"), format!("{in_windows:?}"));
     }
 
     #[test]
     fn every_truncation_is_noticed_at_an_offset_inside(value in values()) {
         let encoded = encode(&value);
         for end in 0..encoded.len() {
-            let error = read(&mut Cursor::new(&encoded[..end]), 0).unwrap_err();
+            let encoded = encoded[..end].to_vec();
+            let error = read(&mut Cursor::new(&encoded), 0).unwrap_err();
             prop_assert!(error.offset().unwrap() <= end);
-            let error = Cursor::new(&encoded[..end]).skip().unwrap_err();
+            let error = Events::read(&encoded, || Ok(())).unwrap_err();
             prop_assert!(error.offset().unwrap() <= end);
         }
     }
@@ -122,15 +210,18 @@ proptest! {
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let mut cursor = Cursor::new(&bytes);
         let ours = read(&mut cursor, 0);
-        let mut skipping = Cursor::new(&bytes);
-        prop_assert_eq!(skipping.skip().is_ok(), ours.is_ok());
+        let events = Events::read(&bytes, || Ok(()));
         if let Ok(value) = ours {
-            prop_assert_eq!(skipping.offset(), cursor.offset());
             let mut rest = &bytes[..];
             let theirs = rmpv::decode::read_value(&mut rest).unwrap();
             prop_assert_eq!(bytes.len() - rest.len(), cursor.offset());
             // NaN is not equal to itself.
             prop_assert_eq!(format!("{value:?}"), format!("{:?}", widened(theirs)));
+            if is_plain(&value, false) {
+                prop_assert_eq!(events.is_ok(), rest.is_empty());
+            }
+        } else {
+            prop_assert!(events.is_err());
         }
     }
 }
@@ -148,7 +239,8 @@ fn a_declared_length_is_never_believed() {
         b"\x82\x00\x00\x00",
     ];
     for lie in lies {
-        let error = Cursor::new(lie).token().unwrap_err();
+        let lie = lie.to_vec();
+        let error = Cursor::new(&lie).head().unwrap_err();
         assert!(
             matches!(error, Error::Truncated { offset: 0, .. }),
             "{lie:x?}: {error:?}"
@@ -159,16 +251,14 @@ fn a_declared_length_is_never_believed() {
 #[test]
 fn nesting_is_bounded() {
     let nested = |depth: usize| [vec![0x91; depth], vec![0xc0]].concat();
-    Cursor::new(&nested(MAX_DEPTH)).skip().unwrap();
-    let error = Cursor::new(&nested(MAX_DEPTH + 1)).skip().unwrap_err();
-    assert!(matches!(error, Error::TooDeep { offset } if offset == MAX_DEPTH));
+    Events::read(&nested(MAX_DEPTH), || Ok(())).unwrap();
+    let error = Events::read(&nested(MAX_DEPTH + 1), || Ok(())).unwrap_err();
+    assert!(matches!(error.split().0, Error::TooDeep { offset, .. } if offset == MAX_DEPTH));
 }
 
 #[test]
 fn trailing_bytes_are_told_with_their_offset() {
-    let mut cursor = Cursor::new(b"\x01\x02\x03");
-    cursor.token().unwrap();
-    let error = cursor.finish().unwrap_err();
+    let error = Events::read(&b"\x01\x02\x03".to_vec(), || Ok(())).unwrap_err();
     assert_eq!(error.offset(), Some(1));
     assert!(error.to_string().contains("2 trailing bytes"), "{error}");
 }

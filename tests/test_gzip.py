@@ -71,12 +71,23 @@ def _rapidgzip(stream: bytes) -> bytes:
         return file.read()
 
 
+def _size(stream: bytes) -> int:
+    """Returns the size that a stream of ours tells: in its last member, or at its end."""
+    tail = stream[-66:]  # as it is described in src/gzip/index.rs
+    if tail[12:14] == b"TE":
+        return int(struct.unpack("<Q", tail[24:32])[0])
+    return int(struct.unpack("<I", stream[-4:])[0])
+
+
+def _libdeflate(stream: bytes) -> bytes:
+    """Reads the data alone, since this binding stops after the first member."""
+    return bytes(deflate.gzip_decompress(stream, originalsize=_size(stream) or 1))
+
+
 READERS: dict[str, Callable[[bytes], bytes]] = {
     "python": gzip.decompress,
     "isal": isal.igzip.decompress,
-    "libdeflate": lambda stream: bytes(
-        deflate.gzip_decompress(stream, originalsize=struct.unpack("<I", stream[-4:])[0] or 1)
-    ),
+    "libdeflate": _libdeflate,
     "rapidgzip": _rapidgzip,
     "eformer": eformer.decompress_bytes,
     "treepack": treepack.decompress_bytes,
@@ -94,14 +105,27 @@ def test_everybody_reads_it(name: str, level: int | None):
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_it_is_one_member_with_no_time(name: str):
+def test_the_data_are_one_member_with_no_time(name: str):
     data = CORPORA[name]
     stream = treepack.compress_bytes(data)
     assert stream[4:8] == bytes(4)
     member = zlib.decompressobj(wbits=31)
     assert member.decompress(stream) == data
     assert member.eof
-    assert member.unused_data == b""
+    # The index, in members that are empty.
+    assert (member.unused_data == b"") == (len(data) <= 256 << 10)
+    assert gzip.decompress(member.unused_data) == b""
+
+
+def test_the_index_of_any_length_is_read():
+    """One of two members, which is more than 65,536 bytes."""
+    data = bytes(9000 * (256 << 10))
+    stream = treepack.compress_bytes(data)
+    assert len(stream) > 9000 * 8
+    assert treepack.decompress_bytes(stream) == data
+    member = zlib.decompressobj(wbits=31)
+    found = sum(len(member.decompress(stream[i : i + 4096])) for i in range(0, len(stream), 4096))
+    assert found == len(data)
 
 
 @pytest.mark.parametrize("level", [None, 1, 6])
@@ -234,9 +258,9 @@ def test_output_is_bounded():
 def test_claims_are_not_believed():
     """An index that promises a terabyte of a few bytes."""
     stream = bytearray(treepack.compress_bytes(CORPORA["zeros"]))
-    size = len(CORPORA["zeros"]).to_bytes(4, "big")
-    at = stream.index(size)  # in the record of the index
-    stream[at] = 0x7F
+    size = len(CORPORA["zeros"]).to_bytes(8, "little")
+    at = stream.rindex(size)  # in the record of the index
+    stream[at + 5] = 0x7F
     assert treepack.decompress_bytes(stream) == CORPORA["zeros"]  # the index is ignored
     stream[-1] = 0x7F  # the size in the trailer
     with pytest.raises(treepack.CorruptionError):

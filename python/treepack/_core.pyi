@@ -60,7 +60,7 @@ class Layout:
     ) -> None:
         """Writes the encoding to a gzip file, which is replaced whole or not at all."""
 
-def intake(
+def walk(
     tree: Any,
     *,
     state_dict: bool,
@@ -91,25 +91,25 @@ def intake(
       OverflowError: If an integer is out of range.
     """
 
-class Memory:
+class Content:
     """The content of a file, mapped or read."""
 
     @staticmethod
-    def map(path: str | PathLike[str]) -> Memory:
+    def map(path: str | PathLike[str]) -> Content:
         """Maps a file into memory."""
 
     @staticmethod
-    def read(path: str | PathLike[str], *, progress: Progress | None) -> Memory:
+    def read(path: str | PathLike[str], *, progress: Progress | None) -> Content:
         """Reads a file."""
 
     def is_gzip(self) -> bool:
         """Tells whether the content starts as gzip does."""
 
-    def inflate(self, *, threads: int | None, progress: Progress | None) -> bytes:
+    def inflate(self, *, threads: int | None, progress: Progress | None) -> Content:
         """Returns the content, decompressed."""
 
 def restore(
-    data: Buffer | Memory,
+    data: Buffer | Content,
     copy: bool | None,
     threads: int | None,
     *,

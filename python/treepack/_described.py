@@ -152,7 +152,7 @@ def read_metadata(data: Buffer) -> Any:
 
 def described_layout(tree: Any, align: int, metadata: Any = None) -> _core.Layout:
     """Returns a tree with its structure, ready to be written."""
-    return _core.intake(
+    return _core.walk(
         tree,
         state_dict=True,
         sort_keys=False,
@@ -165,7 +165,7 @@ def described_layout(tree: Any, align: int, metadata: Any = None) -> _core.Layou
 
 
 def restore_described(
-    data: Buffer | _core.Memory,
+    data: Buffer | _core.Content,
     target: Any = None,
     *,
     copy: bool | None = None,
@@ -178,7 +178,7 @@ def restore_described(
     _check_unknown(unknown)
     if target is not None and convert is not None:
         raise ValueError("like, device and sharding are for trees without a target")
-    if convert is not None and copy is None and not isinstance(data, (bytes, _core.Memory)):
+    if convert is not None and copy is None and not isinstance(data, (bytes, _core.Content)):
         copy = True  # jax takes memory as its own where it can, and expects it not to change
     state = _core.restore(data, copy, threads)
     if target is not None:

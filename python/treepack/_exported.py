@@ -88,7 +88,7 @@ def load_exported(path: str | os.PathLike[str], *, copy: bool | None = None) -> 
     """
     from jax import export
 
-    tree = restore_described(_core.Memory.map(path), copy=copy)
+    tree = restore_described(_core.Content.map(path), copy=copy)
     if type(tree) is not dict or tree.keys() != {"exported", "params"}:
         raise DecodeError("the file is not from save_exported")
     if type(tree["exported"]) is not bytes:

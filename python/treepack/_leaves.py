@@ -126,23 +126,24 @@ def abstract(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
-def to_host(arrays: list[jax.Array]) -> list[np.ndarray | list[tuple[list[int], np.ndarray]]]:
-    """Returns the content of arrays on devices in host memory, in C order.
+def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
+    """Begins to bring an array to host memory.
 
-    Of an array that is sharded over devices the shards are returned, each with the
-    index of its first element. All transfers are started before the first is waited for.
+    Returns:
+      Its different shards, each with the index of its first element; for `finish_transfer`.
     """
-    on_device = [_shards(array) for array in arrays]
-    for shards in on_device:
-        for _, shard in shards:
-            if shard.platform() != "cpu":
-                shard.copy_to_host_async()
-    return [
-        np.asarray(shards[0][1], order="C")
-        if len(shards) == 1
-        else [(start, np.asarray(shard, order="C")) for start, shard in shards]
-        for shards in on_device
-    ]
+    shards = _shards(array)
+    for _, shard in shards:
+        if shard.platform() != "cpu":
+            shard.copy_to_host_async()
+    return shards
+
+
+def finish_transfer(
+    shards: list[tuple[list[int], jax.Array]],
+) -> list[tuple[list[int], np.ndarray]]:
+    """Returns what `start_transfer` returned in host memory, in C order."""
+    return [(start, np.asarray(shard, order="C")) for start, shard in shards]
 
 
 def _shards(array: jax.Array) -> list[tuple[list[int], jax.Array]]:

@@ -146,7 +146,7 @@ def msgpack_serialize(
       >>> treepack.msgpack_restore(treepack.msgpack_serialize({"b": [1, 2.5], "a": None}))
       {'a': None, 'b': [1, 2.5]}
     """
-    layout = _core.intake(
+    layout = _core.walk(
         pytree,
         state_dict=False,
         sort_keys=not in_place,
@@ -229,7 +229,6 @@ def save_to_file(
       {'w': array([0, 1, 2])}
     """
     layout = state_layout(target, align)
-    Path(filepath).parent.mkdir(parents=True, exist_ok=True)
     with telling(progress, "save") as tell:
         if compress:
             layout.save_gzip(filepath, None, durable=durable, threads=threads, progress=tell)
@@ -274,12 +273,11 @@ def load_from_file(
     mappable = mmap and path.is_file() and path.stat().st_size > 0  # not so in /proc
     with telling(progress, "load") as tell:
         if mappable:
-            memory = _core.Memory.map(filepath)
+            content = _core.Content.map(filepath)
         else:
-            memory = _core.Memory.read(filepath, progress=tell)
-        content: _core.Memory | bytes = memory
-        if memory.is_gzip():
-            content = memory.inflate(threads=threads, progress=tell)
+            content = _core.Content.read(filepath, progress=tell)
+        if content.is_gzip():
+            content = content.inflate(threads=threads, progress=tell)
     return restore_tree(target, _core.restore(content, copy, threads), ".", strict)
 
 
@@ -292,8 +290,9 @@ def compress_bytes(
 ) -> bytes:
     """Returns data compressed with gzip.
 
-    The result is one gzip member that every reader of gzip takes. It is made of blocks
-    that are compressed, and by `decompress_bytes` decompressed, in parallel. Equal data
+    The result is a gzip stream that every reader of gzip takes. It is made of blocks that are
+    compressed, and by `decompress_bytes` decompressed, in parallel; where they are stands after
+    the data, in empty members. Equal data
     give equal results: the time stamp is zero, and the number of threads has no influence.
 
     Args:
@@ -391,7 +390,7 @@ def from_compressed_bytes(
 
 def state_layout(target: Any, align: int) -> _core.Layout:
     """Returns the state of a tree, ready to be written."""
-    return _core.intake(
+    return _core.walk(
         target,
         state_dict=True,
         sort_keys=False,

@@ -35,8 +35,8 @@ pub fn widen(heads: &[Head], extra: usize) -> Option<Vec<usize>> {
 
 /// How many bytes more than its smallest form each width of `head` takes.
 fn extras(head: Head) -> impl Iterator<Item = usize> {
-    let widths = head.widths();
-    widths.iter().map(move |width| width - widths[0])
+    let least = head.width();
+    head.widths().map(move |width| width - least)
 }
 
 #[cfg(test)]

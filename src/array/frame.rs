@@ -24,6 +24,9 @@ use crate::{Error, Result};
 /// Arrays of fewer bytes are never aligned: their headers would outweigh the gain.
 pub const ALIGN_MIN_BYTES: usize = 1024;
 
+/// The headers of an array without its key have no more bytes, in any form.
+pub const HEADERS_MAX_BYTES: usize = 4096;
+
 /// How many leading unit dimensions a lone chunk may be given. With the other
 /// headers widened, every residue modulo 64 needs fewer than that.
 const MAX_UNIT_DIMS: usize = 12;
@@ -72,18 +75,21 @@ impl ChunkLimit {
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss
     )]
-    fn elements(self, array: &Array<'_>) -> Option<usize> {
-        let nbytes = array.nbytes();
-        if array.code != EXT_NDARRAY {
-            None
-        } else if nbytes as f64 > self.0 {
-            // flax: max(1, int(MAX_CHUNK_SIZE / itemsize)), a division of floats.
-            Some(((self.0 / array.itemsize as f64) as usize).max(1))
-        } else if nbytes > u32::MAX as usize - EXT_HEADROOM {
-            Self::DEFAULT.elements(array)
-        } else {
-            None
+    fn elements(self, array: &Array<'_>, nbytes: usize) -> Option<usize> {
+        /// An extension holds no more, less the headers around the payload.
+        const MOST: usize = u32::MAX as usize - EXT_HEADROOM;
+        let above = nbytes as f64 > self.0 || nbytes > MOST;
+        // No chunks at all could not be joined again.
+        if array.code != EXT_NDARRAY || !above || nbytes == 0 {
+            return None;
         }
+        let limit = if self.0 > MOST as f64 || self.0.is_nan() {
+            Self::DEFAULT.0
+        } else {
+            self.0
+        };
+        // flax: max(1, int(MAX_CHUNK_SIZE / itemsize)), a division of floats.
+        Some(((limit / array.itemsize as f64) as usize).max(1))
     }
 }
 
@@ -102,9 +108,17 @@ pub struct Array<'a> {
 
 impl Array<'_> {
     /// Bytes in all elements.
+    ///
+    /// # Panics
+    /// If there are more than there are addresses.
     #[must_use]
     pub fn nbytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * self.itemsize
+        let mut shape = self.shape.iter();
+        let nbytes = shape.try_fold(self.itemsize, |sum, &dim| sum.checked_mul(dim));
+        nbytes.unwrap_or_else(|| {
+            assert!(self.shape.contains(&0), "an array larger than any memory");
+            0
+        })
     }
 }
 
@@ -120,35 +134,48 @@ pub struct Framing {
     pub may_box: bool,
 }
 
+/// A map key that stands at the end of the headers.
+#[derive(Debug, Clone, Copy)]
+pub struct KeyPlace {
+    /// Where it begins in the output.
+    pub start: usize,
+    /// How many bytes its header has.
+    pub head: usize,
+}
+
 /// Appends the headers of `array`, and calls `payload` to append the range of
 /// its bytes that belongs after them (several times, for chunks).
 ///
-/// `key` is the map key that stands before the array, if it has not been written.
+/// `key` is the map key right before the array: its header may be widened, too.
 /// `recent` belongs to this layout.
+#[inline]
 pub fn frame<P: Payload>(
     layout: &mut LayoutBuilder<P>,
     recent: &mut RecentHeaders,
-    key: Option<&str>,
+    key: Option<KeyPlace>,
     array: &Array<'_>,
     framing: &Framing,
-    mut payload: impl FnMut(&mut LayoutBuilder<P>, Range<usize>),
+    mut payload: impl FnMut(&mut LayoutBuilder<P>, Range<usize>) -> Result<()>,
 ) -> Result<()> {
     let nbytes = array.nbytes();
-    let offset = layout.len();
-    let out = layout.headers();
-    if let Some(elements) = framing.chunks.elements(array) {
-        return frame_chunks(layout, key, array, elements, payload);
+    layout.headers().try_reserve(HEADERS_MAX_BYTES)?;
+    if let Some(elements) = framing.chunks.elements(array, nbytes) {
+        return frame_chunks(layout, array, elements, payload);
     }
     if framing.align.0 == 1 || nbytes < ALIGN_MIN_BYTES {
-        if let Some(key) = key {
-            write_str(out, key)?;
-        }
-        recent.write(out, array)?;
+        recent.write(layout.headers(), array)?;
     } else {
-        aligned_headers(offset, key, array, framing)?.write(out);
+        let key = key.map(|key| (layout.take_headers(key.start), key.head));
+        let text = match &key {
+            Some((bytes, head)) => Some(
+                std::str::from_utf8(&bytes[*head..])
+                    .map_err(|_| Error::Option("a key that is not UTF-8".into()))?,
+            ),
+            None => None,
+        };
+        aligned_headers(layout.len(), text, array, framing)?.write(layout.headers());
     }
-    payload(layout, 0..nbytes);
-    Ok(())
+    payload(layout, 0..nbytes)
 }
 
 /// The headers of an array that stays whole, in the form and of the widths that align it.
@@ -178,16 +205,12 @@ fn aligned_headers<'a>(
 /// The chunked form as flax writes it.
 fn frame_chunks<P: Payload>(
     layout: &mut LayoutBuilder<P>,
-    key: Option<&str>,
     array: &Array<'_>,
     elements: usize,
-    mut payload: impl FnMut(&mut LayoutBuilder<P>, Range<usize>),
+    mut payload: impl FnMut(&mut LayoutBuilder<P>, Range<usize>) -> Result<()>,
 ) -> Result<()> {
     let total: usize = array.shape.iter().product();
     let out = layout.headers();
-    if let Some(key) = key {
-        write_str(out, key)?;
-    }
     write_chunks_prefix(out, array.shape)?;
     Head::Map(length("map", total.div_ceil(elements))?).write(out);
     for (index, start) in (0..total).step_by(elements).enumerate() {
@@ -198,9 +221,10 @@ fn frame_chunks<P: Payload>(
             ..*array
         };
         let out = layout.headers();
+        out.try_reserve(HEADERS_MAX_BYTES)?;
         write_str(out, &index.to_string())?;
         write_ext(out, &chunk)?;
-        payload(layout, start * array.itemsize..end * array.itemsize);
+        payload(layout, start * array.itemsize..end * array.itemsize)?;
     }
     Ok(())
 }
@@ -209,7 +233,7 @@ fn frame_chunks<P: Payload>(
 fn write_chunks_prefix(out: &mut Vec<u8>, shape: &[usize]) -> Result<()> {
     Head::Map(3).write(out);
     write_str(out, CHUNKED_MARKER)?;
-    out.push(rmp::Marker::True.to_u8());
+    Head::Bool(true).write(out);
     write_str(out, "shape")?;
     Head::Map(length("map", shape.len())?).write(out);
     for (index, &dim) in shape.iter().enumerate() {
@@ -401,7 +425,7 @@ impl<'a> Headers<'a> {
             let chosen = widths[self.ext];
             self.widths = widths;
             self.set_ext_len(nbytes)?;
-            if self.heads[self.ext].widths().contains(&chosen) {
+            if self.heads[self.ext].widths().any(|width| width == chosen) {
                 return Ok(true);
             }
             self.widths.clear();
@@ -425,12 +449,8 @@ fn single_chunk<'a>(
     let mut headers = Headers::new(key)?;
     headers.head(Head::Map(3));
     headers.string(CHUNKED_MARKER)?;
-    headers
-        .tails
-        .last_mut()
-        .expect("the marker")
-        .to_mut()
-        .push(rmp::Marker::True.to_u8());
+    let marker = headers.tails.last_mut().expect("the marker was pushed");
+    Head::Bool(true).write(marker.to_mut());
     headers.string("shape")?;
     headers.head(Head::Map(length("map", array.shape.len())?));
     for (index, &dim) in array.shape.iter().enumerate() {

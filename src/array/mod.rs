@@ -1,16 +1,18 @@
 //! How an array is written: as one extension, or as a map of chunks.
 //!
 //! [`frame`] decides the headers of an array, at their smallest or widened so
-//! that the payload begins at an aligned offset (see [`align`]); [`parse`]
-//! reads both forms back. [`shards`] is an array that lies in several places.
+//! that the payload begins at an aligned offset (see [`align`]); [`dims`] is its shape as it is
+//! read back. [`shards`] is an array that lies in several places.
 
 mod align;
+mod dims;
 mod frame;
-mod parse;
 mod shards;
 
-pub use frame::{ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Framing, RecentHeaders, frame};
-pub use parse::{ArrayBody, ChunkedArray, Dims};
+pub use dims::{Dims, resolve};
+pub use frame::{
+    ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Framing, KeyPlace, RecentHeaders, frame,
+};
 pub use shards::{Shard, Sharded};
 
 /// The largest number of dimensions that NumPy allows.

@@ -1,9 +1,14 @@
 //! An array whose elements lie in several blocks of memory, each a box of its indices.
 //!
-//! Devices hold shards of an array. Its bytes in C order are read from the shards
-//! run by run, so that it is never put together anywhere but in the output.
+//! Devices hold shards of an array. Its bytes in C order are copied from the shards
+//! row by row, so that it is never put together anywhere but in the output.
 
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use crate::Result;
 use crate::layout::Payload;
+use crate::raw::AsRaw;
 
 /// One block: the elements from `start` on, `shape` many in each dimension, in C order.
 #[derive(Debug)]
@@ -30,7 +35,7 @@ pub struct Sharded<M> {
     inner: usize,
 }
 
-impl<M: AsRef<[u8]>> Sharded<M> {
+impl<M: AsRaw> Sharded<M> {
     /// Puts the shards in order, or returns `None` if they do not form a grid that
     /// covers an array of this shape, each cell once.
     #[must_use]
@@ -71,7 +76,7 @@ impl<M: AsRef<[u8]>> Sharded<M> {
             }
             let nbytes = shard.shape.iter().product::<usize>() * itemsize;
             let place = placed.get_mut(index)?;
-            if place.is_some() || shard.memory.as_ref().len() != nbytes {
+            if place.is_some() || shard.memory.as_raw().len() != nbytes {
                 return None;
             }
             *place = Some(shard.memory);
@@ -95,40 +100,102 @@ impl<M: AsRef<[u8]>> Sharded<M> {
     }
 }
 
-impl<M> Sharded<M> {
-    /// The memory of all shards.
-    pub fn blocks(&self) -> impl Iterator<Item = &M> {
-        self.cells.iter()
-    }
-}
-
-impl<M: AsRef<[u8]>> Payload for Sharded<M> {
-    fn len(&self) -> usize {
-        self.shape[..=self.split].iter().product::<usize>() * self.inner
-    }
-
-    fn run(&self, offset: usize) -> &[u8] {
-        let row_bytes = self.shape[self.split] * self.inner;
-        let (mut row, in_row) = (offset / row_bytes, offset % row_bytes);
-        let bounds = &self.bounds[self.split];
-        let column = cell(bounds, in_row / self.inner);
-        let run_bytes = (bounds[column + 1] - bounds[column]) * self.inner;
+impl<M: AsRaw> Sharded<M> {
+    /// Where row `row` (an index of all dimensions before `split`) begins: the first cell of it,
+    /// the row's number there, and how many rows from there on lie in the same cells.
+    fn locate(&self, mut row: usize) -> (usize, usize, usize) {
         // From the last dimension to the first: which cell, and which of its rows.
-        let (mut index, mut stride) = (column, bounds.len() - 1);
+        let (mut index, mut stride) = (0, self.bounds[self.split].len() - 1);
         let (mut local_row, mut local_stride) = (0, 1);
+        let mut rows = 1;
         for dim in (0..self.split).rev() {
             let bounds = &self.bounds[dim];
             let (rest, at) = (row / self.shape[dim], row % self.shape[dim]);
             let cell = cell(bounds, at);
+            let extent = bounds[cell + 1] - bounds[cell];
+            if dim + 1 == self.split {
+                rows = bounds[cell + 1] - at;
+            }
             index += cell * stride;
             stride *= bounds.len() - 1;
             local_row += (at - bounds[cell]) * local_stride;
-            local_stride *= bounds[cell + 1] - bounds[cell];
+            local_stride *= extent;
             row = rest;
         }
-        let start = local_row * run_bytes;
-        let skipped = in_row - bounds[column] * self.inner;
-        &self.cells[index].as_ref()[start + skipped..start + run_bytes]
+        (index, local_row, rows)
+    }
+
+    /// Copies a range of the bytes of one row.
+    fn copy_in_row(&self, row: usize, range: Range<usize>, mut target: &mut [MaybeUninit<u8>]) {
+        let bounds = &self.bounds[self.split];
+        let (first, local_row, _) = self.locate(row);
+        let mut at = range.start;
+        while at < range.end {
+            let column = cell(bounds, at / self.inner);
+            let (begin, end) = (bounds[column] * self.inner, bounds[column + 1] * self.inner);
+            let len = end.min(range.end) - at;
+            let from = local_row * (end - begin) + at - begin;
+            let (now, later) = target.split_at_mut(len);
+            self.cells[first + column]
+                .as_raw()
+                .slice(from..from + len)
+                .copy_to(now);
+            target = later;
+            at += len;
+        }
+    }
+
+    /// Copies whole rows, in bulk as far as they lie in the same cells.
+    fn copy_rows(&self, rows: Range<usize>, mut target: &mut [MaybeUninit<u8>]) {
+        let bounds = &self.bounds[self.split];
+        let row_bytes = self.shape[self.split] * self.inner;
+        let mut row = rows.start;
+        while row < rows.end {
+            let (first, local_row, together) = self.locate(row);
+            let count = together.min(rows.end - row);
+            let (now, later) = target.split_at_mut(count * row_bytes);
+            for (column, pair) in bounds.windows(2).enumerate() {
+                let (begin, len) = (pair[0] * self.inner, (pair[1] - pair[0]) * self.inner);
+                let from = local_row * len;
+                let memory = self.cells[first + column].as_raw();
+                let memory = memory.slice(from..from + count * len);
+                memory.copy_rows(len, &mut now[begin..], row_bytes);
+            }
+            target = later;
+            row += count;
+        }
+    }
+}
+
+impl<M: AsRaw> Payload for Sharded<M> {
+    fn len(&self) -> usize {
+        self.shape[..=self.split].iter().product::<usize>() * self.inner
+    }
+
+    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        let end = start + target.len();
+        assert!(end <= self.len());
+        if target.is_empty() {
+            return Ok(());
+        }
+        let row_bytes = self.shape[self.split] * self.inner;
+        let rows = start.div_ceil(row_bytes)..end / row_bytes;
+        if rows.start > rows.end {
+            let row = start / row_bytes;
+            let range = start - row * row_bytes..end - row * row_bytes;
+            self.copy_in_row(row, range, target);
+            return Ok(());
+        }
+        let (head, rest) = target.split_at_mut(rows.start * row_bytes - start);
+        let (whole, tail) = rest.split_at_mut(rows.len() * row_bytes);
+        if !head.is_empty() {
+            self.copy_in_row(rows.start - 1, row_bytes - head.len()..row_bytes, head);
+        }
+        if !tail.is_empty() {
+            self.copy_in_row(rows.end, 0..tail.len(), tail);
+        }
+        self.copy_rows(rows, whole);
+        Ok(())
     }
 }
 
@@ -141,6 +208,7 @@ fn cell(bounds: &[usize], at: usize) -> usize {
 #[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
 mod tests {
     use super::*;
+    use crate::raw::append_with;
     use proptest::prelude::*;
 
     /// Cuts an array of consecutive bytes (in elements of `itemsize`) at the bounds.
@@ -195,19 +263,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_from_any_offset_are_the_array((shape, bounds) in grids(), itemsize in 1usize..4) {
+        fn any_range_is_that_of_the_array((shape, bounds) in grids(), itemsize in 1usize..4) {
             let mut shards = cut(&shape, itemsize, &bounds);
             shards.reverse(); // the order in which they come does not matter
             let array = Sharded::new(shape.clone(), itemsize, shards).unwrap();
             let len = shape.iter().product::<usize>() * itemsize;
             prop_assert_eq!(array.len(), len);
-            for start in 0..len {
-                let mut found = Vec::new();
-                while start + found.len() < len {
-                    found.extend_from_slice(array.run(start + found.len()));
+            for start in 0..=len {
+                for end in start..=len {
+                    let mut found = Vec::new();
+                    append_with(&mut found, end - start, |target| array.copy_to(start, target)).unwrap();
+                    let expected: Vec<u8> = (start..end).map(|byte| byte as u8).collect();
+                    prop_assert_eq!(found, expected);
                 }
-                let expected: Vec<u8> = (start..len).map(|byte| byte as u8).collect();
-                prop_assert_eq!(found, expected);
             }
         }
     }

@@ -1,10 +1,8 @@
-//! Compressing a layout: blocks by themselves, joined to one member.
+//! Compressing a layout: blocks by themselves, joined to one member, and their index after it.
 //!
 //! Blocks end at byte boundaries and refer to nothing before them, so that threads can
 //! work on them. The bytes do not depend on how many threads there are.
 
-use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
 use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::sync::Mutex;
@@ -12,8 +10,11 @@ use std::sync::Mutex;
 use crc32fast::Hasher;
 
 use super::block::{self, Coder, Encoded, Method};
-use super::index;
-use crate::layout::{Layout, Payload};
+use super::index::{self, BLOCK_BYTES, END_BYTES, Entries, HEADER};
+use crate::layout::{Caching, Layout, Payload};
+use crate::raw::append_with;
+use crate::sink::Output;
+use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
 /// The method for a `level`, from 0 (stored) to 9 (smallest), or for none.
@@ -28,48 +29,45 @@ pub fn method(level: Option<i64>) -> Result<Method> {
     }
 }
 
-/// How many bytes the member of so many has at most.
+/// How many bytes the stream of so many has at most.
 ///
 /// # Panics
 /// If that is more than there is room for.
 #[must_use]
 pub fn bound(bytes: usize) -> usize {
-    let block_bytes = index::block_bytes(bytes);
-    let count = bytes.div_ceil(block_bytes);
-    let most = index::header_bound(count) + count * block::bound(block_bytes) + END_BYTES;
-    // The last block is shorter.
-    most - (count * block_bytes - bytes)
+    let count = bytes.div_ceil(BLOCK_BYTES);
+    let blocks = count * (block::bound(BLOCK_BYTES) - BLOCK_BYTES) + bytes;
+    HEADER.len() + blocks + END_BYTES + index::index_bytes(count)
 }
 
-/// Where a member goes, in pieces; the first is known for good when all others are.
-pub trait Output {
+/// Where a stream goes, piece by piece.
+pub trait Append {
     /// Adds a piece at the end.
     fn append(&mut self, piece: &[u8]) -> Result<()>;
-
-    /// Puts another piece of the same length in place of the first.
-    fn replace_first(&mut self, piece: &[u8]) -> Result<()>;
 }
 
-impl Output for Vec<u8> {
+impl Append for Vec<u8> {
     fn append(&mut self, piece: &[u8]) -> Result<()> {
+        self.try_reserve(piece.len())?;
         self.extend_from_slice(piece);
         Ok(())
     }
+}
 
-    fn replace_first(&mut self, piece: &[u8]) -> Result<()> {
-        self[..piece.len()].copy_from_slice(piece);
-        Ok(())
+impl Append for Output<'_> {
+    fn append(&mut self, piece: &[u8]) -> Result<()> {
+        self.bytes(piece)
     }
 }
 
-/// Memory with room for [`bound`] bytes, filled from its start.
-pub struct Place<'a> {
+/// Memory that is filled from its start.
+pub struct Filling<'a> {
     memory: &'a mut [MaybeUninit<u8>],
     filled: usize,
 }
 
-impl<'a> Place<'a> {
-    /// Begins at the start.
+impl<'a> Filling<'a> {
+    /// Begins at the start. There must be room for all that is appended.
     pub fn new(memory: &'a mut [MaybeUninit<u8>]) -> Self {
         Self { memory, filled: 0 }
     }
@@ -81,39 +79,23 @@ impl<'a> Place<'a> {
     }
 }
 
-impl Output for Place<'_> {
+impl Append for Filling<'_> {
     fn append(&mut self, piece: &[u8]) -> Result<()> {
         self.memory[self.filled..][..piece.len()].write_copy_of_slice(piece);
         self.filled += piece.len();
         Ok(())
     }
-
-    fn replace_first(&mut self, piece: &[u8]) -> Result<()> {
-        self.memory[..piece.len()].write_copy_of_slice(piece);
-        Ok(())
-    }
 }
 
-/// A file that is empty, and in which one can go back.
-impl Output for File {
-    fn append(&mut self, piece: &[u8]) -> Result<()> {
-        Ok(self.write_all(piece)?)
-    }
-
-    fn replace_first(&mut self, piece: &[u8]) -> Result<()> {
-        let end = self.stream_position()?;
-        self.rewind()?;
-        self.write_all(piece)?;
-        self.seek(SeekFrom::Start(end))?;
-        Ok(())
-    }
+/// How many blocks may be worked on or wait to be handed over.
+fn window(threads: NonZero<usize>) -> usize {
+    /// What blocks that wait may take in all, where there are few threads.
+    const WAITING_BYTES: usize = 32 << 20;
+    threads
+        .get()
+        .saturating_mul(2)
+        .max(WAITING_BYTES / BLOCK_BYTES)
 }
-
-/// What blocks that wait to be handed over may take in all.
-const WAITING_BYTES: usize = 32 << 20;
-
-/// An empty last block, the checksum and the size.
-const END_BYTES: usize = 2 + 4 + 4;
 
 const NO_PANIC: &str = "nothing panics while it holds the lock";
 
@@ -133,9 +115,8 @@ struct Worker {
     block: Vec<u8>,
 }
 
-/// Writes all of `layout` to `out` as one gzip member.
-///
-/// `done` is told how many bytes of the layout have been written, and can stop the work.
+/// Writes all of `layout` to `out` as gzip. `watch` is told how many bytes of the layout have
+/// been written.
 ///
 /// # Panics
 /// If a thread has panicked.
@@ -143,23 +124,21 @@ pub fn compress<P: Payload + Sync>(
     layout: &Layout<P>,
     method: Method,
     threads: NonZero<usize>,
-    out: &mut impl Output,
-    mut done: impl FnMut(usize) -> Result<()>,
+    out: &mut impl Append,
+    watch: &dyn Watch,
 ) -> Result<()> {
     let bytes = layout.len();
-    let block_bytes = index::block_bytes(bytes);
-    let count = bytes.div_ceil(block_bytes);
-    let mut blocks = vec![(0, false); count];
-    out.append(&index::header(bytes, block_bytes, &blocks)?)?;
+    let count = bytes.div_ceil(BLOCK_BYTES);
+    out.append(&HEADER)?;
     // Memory that has been handed over and can be used again.
     let spare = Mutex::new(Vec::new());
-    let mut checksum = Hasher::new();
     let work = |worker: &mut Worker, index: usize| {
-        let begin = index * block_bytes;
+        let begin = index * BLOCK_BYTES;
+        let len = BLOCK_BYTES.min(bytes - begin);
         worker.block.clear();
-        for slice in layout.slices(begin..bytes.min(begin + block_bytes)) {
-            worker.block.extend_from_slice(slice);
-        }
+        append_with(&mut worker.block, len, |target| {
+            layout.copy_to(begin, target, Caching::Usual)
+        })?;
         let mut checksum = Hasher::new();
         checksum.update(&worker.block);
         let mut memory = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
@@ -170,32 +149,105 @@ pub fn compress<P: Payload + Sync>(
             checksum,
         })
     };
+    let mut checksum = Hasher::new();
+    let mut entries = Entries::default();
     parallel::in_order(
         count,
         threads,
-        (WAITING_BYTES / block_bytes).max(2),
+        window(threads),
         work,
         |index, piece: Result<Piece>| {
             let piece = piece?;
             let Encoded { len, literal } = piece.encoded;
-            blocks[index] = (len, literal);
+            entries.push(len, literal, piece.checksum.clone().finalize())?;
             out.append(&piece.memory[..len])?;
             spare.lock().expect(NO_PANIC).push(piece.memory);
             checksum.combine(&piece.checksum);
-            done(bytes.min((index + 1) * block_bytes))
+            watch.done(bytes.min((index + 1) * BLOCK_BYTES))
         },
     )?;
-    if count == 0 {
-        done(0)?;
-    }
     let mut end = Vec::with_capacity(END_BYTES);
     end.extend_from_slice(&[3, 0]); // an empty last block
     end.extend_from_slice(&checksum.finalize().to_le_bytes());
     #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as the format has it
     end.extend_from_slice(&(bytes as u32).to_le_bytes());
     out.append(&end)?;
-    if count > 1 {
-        out.replace_first(&index::header(bytes, block_bytes, &blocks)?)?;
+    out.append(&entries.members(bytes, BLOCK_BYTES)?)?;
+    watch.done(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::layout::LayoutBuilder;
+
+    /// Zeros, of which it is counted how many blocks have been copied from.
+    struct Zeros<'a> {
+        len: usize,
+        blocks: &'a AtomicUsize,
     }
-    Ok(())
+
+    impl Payload for Zeros<'_> {
+        fn len(&self) -> usize {
+            self.len
+        }
+
+        fn copy_to(&self, _: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+            target.fill(MaybeUninit::new(0));
+            self.blocks.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    /// Takes pieces when all threads have done what they may do.
+    struct Slow<'a> {
+        begun: &'a AtomicUsize,
+        most_waiting: usize,
+        taken: usize,
+    }
+
+    impl Append for Slow<'_> {
+        fn append(&mut self, _: &[u8]) -> Result<()> {
+            if self.taken < 3 {
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+            self.taken += 1;
+            let waiting = self
+                .begun
+                .load(Ordering::Relaxed)
+                .saturating_sub(self.taken);
+            self.most_waiting = self.most_waiting.max(waiting);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn there_is_work_for_all_threads_at_every_size() {
+        for threads in [2, 8, 100] {
+            let begun = AtomicUsize::new(0);
+            let mut builder = LayoutBuilder::default();
+            builder
+                .push(Zeros {
+                    len: 300 * BLOCK_BYTES,
+                    blocks: &begun,
+                })
+                .unwrap();
+            let mut out = Slow {
+                begun: &begun,
+                most_waiting: 0,
+                taken: 0,
+            };
+            let threads = NonZero::new(threads).unwrap();
+            compress(&builder.finish(), Method::Adaptive, threads, &mut out, &()).unwrap();
+            let (least, most) = (threads.get(), window(threads));
+            assert!(most >= 2 * threads.get());
+            assert!(
+                (least..=most).contains(&out.most_waiting),
+                "{}",
+                out.most_waiting
+            );
+        }
+    }
 }

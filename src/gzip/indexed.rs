@@ -1,4 +1,4 @@
-//! Inflating a member that has an index: in parallel, or only a range of it.
+//! Inflating a stream that has an index: in parallel, or only a range of it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::mem::{self, MaybeUninit};
@@ -10,41 +10,40 @@ use crc32fast::Hasher;
 use libdeflater::Decompressor;
 
 use super::index::{Block, Index};
-use super::turns::{TURNS, Turns};
+use super::interleaved::{Interleaved, LANES};
+use crate::source::{Source, read_to};
+use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// A stream that is one member with an index.
+/// A stream with an index, as [`compress`](super::compress) writes it. As a [`Source`] it is
+/// what the stream contains.
 pub struct Indexed<'a> {
-    stream: &'a [u8],
+    stream: &'a dyn Source,
     index: Index,
-    checksum: u32,
+    /// The block that was read last, and its number: readers go on where they were.
+    last: Mutex<Option<(usize, Vec<u8>)>>,
 }
 
 /// What a thread keeps.
 #[derive(Default)]
 struct Worker {
-    turns: Box<Turns>,
+    interleaved: Box<Interleaved>,
     other: Decompressor,
+    /// Copies of compressed blocks, where the stream may change.
+    copies: Vec<Vec<u8>>,
     input: Vec<u8>,
     block: Vec<u8>,
 }
 
 impl<'a> Indexed<'a> {
-    /// `None` if the stream is not one member with an index, as `compress` writes it.
-    #[must_use]
-    pub fn open(stream: &'a [u8]) -> Option<Self> {
+    /// `None` if the stream does not end with an index.
+    pub fn open(stream: &'a dyn Source) -> Result<Option<Self>> {
         let index = Index::read(stream)?;
-        let (end, after) = stream[index.end..].split_at_checked(10)?;
-        #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as the format has it
-        let size = (index.bytes as u32).to_le_bytes();
-        if end[..2] != [3, 0] || end[6..] != size || after.iter().any(|&byte| byte != 0) {
-            return None;
-        }
-        Some(Self {
-            checksum: u32::from_le_bytes([end[2], end[3], end[4], end[5]]),
+        Ok(index.map(|index| Self {
             stream,
             index,
-        })
+            last: Mutex::default(),
+        }))
     }
 
     /// How many bytes come out.
@@ -59,20 +58,10 @@ impl<'a> Indexed<'a> {
         self.len() == 0
     }
 
-    /// About how many bytes of the stream have been read for good when so many have come out.
-    #[must_use]
-    pub fn read_for(&self, done: usize) -> usize {
-        let next = done / self.index.block_bytes;
-        self.index
-            .blocks
-            .get(next)
-            .map_or(self.index.end, |block| block.start)
-    }
-
     /// Fills `out`, which must have `len` bytes, with what comes out, and compares the
-    /// checksum. Returns false if the stream is damaged; `out` is of no use then.
+    /// checksums. Returns false if the stream is damaged; `out` is of no use then.
     ///
-    /// `done` is told how many bytes are there, and can stop the work.
+    /// `watch` is told how many bytes are there.
     ///
     /// # Panics
     /// If `out` has another length.
@@ -80,12 +69,12 @@ impl<'a> Indexed<'a> {
         &self,
         out: &mut [MaybeUninit<u8>],
         threads: NonZero<usize>,
-        mut done: impl FnMut(usize) -> Result<()>,
+        watch: &dyn Watch,
     ) -> Result<bool> {
         assert_eq!(out.len(), self.len());
         let count = self.index.blocks.len();
         // So many that all threads have some.
-        let group_blocks = count.div_ceil(threads.get()).clamp(1, TURNS);
+        let group_blocks = count.div_ceil(threads.get()).clamp(1, LANES);
         let group_bytes = group_blocks * self.index.block_bytes;
         let places: Vec<_> = out
             .chunks_mut(group_bytes)
@@ -95,41 +84,37 @@ impl<'a> Indexed<'a> {
             let place = places[group].lock().ok().and_then(|mut place| place.take());
             let place = place.expect("each group is worked on once");
             let mut rests: Vec<_> = place.chunks_mut(self.index.block_bytes).collect();
-            let mut checksums = vec![Hasher::new(); rests.len()];
             let first = group * group_blocks;
-            let whole = self.decode(first..first + rests.len(), worker, |block, piece| {
-                checksums[block].update(piece);
+            let range = first..first + rests.len();
+            self.decode(range, worker, |block, piece| {
                 let rest = mem::take(&mut rests[block]);
                 let (now, later) = rest.split_at_mut(piece.len());
                 now.write_copy_of_slice(piece);
                 rests[block] = later;
-            });
-            let joined = |mut all: Hasher, block: Hasher| {
-                all.combine(&block);
-                all
-            };
-            whole.then(|| checksums.into_iter().fold(Hasher::new(), joined))
+            })
         };
         let mut checksum = Hasher::new();
         let mut damaged = false;
-        let ahead = threads.get().saturating_mul(4); // what waits is only a checksum
+        let ahead = threads.get().saturating_mul(4); // what waits is only checksums
         let inflated = parallel::in_order(places.len(), threads, ahead, work, |group, part| {
-            let Some(part) = part else {
+            let Some(part) = part? else {
                 damaged = true;
                 return Err(Error::Stopped);
             };
-            checksum.combine(&part);
-            done(self.len().min((group + 1) * group_bytes))
+            for block in part {
+                checksum.combine(&block);
+            }
+            watch.done(self.len().min((group + 1) * group_bytes))
         });
         if damaged {
             return Ok(false);
         }
         inflated?;
-        Ok(checksum.finalize() == self.checksum)
+        Ok(checksum.finalize() == self.index.checksum)
     }
 
     /// The bytes of `range` of what comes out; only the blocks that cover it are inflated,
-    /// and no checksum is compared.
+    /// and their checksums compared.
     pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
         if range.start > range.end || range.end > self.len() {
             return Err(Error::Option(format!(
@@ -140,69 +125,130 @@ impl<'a> Indexed<'a> {
             )));
         }
         let block_bytes = self.index.block_bytes;
-        let mut out = Vec::with_capacity(range.len());
-        let mut worker = Worker::default();
-        let mut blocks = vec![Vec::new(); TURNS];
+        let mut out = Vec::new();
+        out.try_reserve_exact(range.len())?;
+        let mut last = self.last.lock().ok();
         let mut first = range.start / block_bytes;
         let end = range.end.div_ceil(block_bytes);
-        while out.len() < range.len() {
-            let last = end.min(first + TURNS);
+        let take = |number: usize, block: &[u8], out: &mut Vec<u8>| {
+            let begin = number * block_bytes;
+            let from = range.start.saturating_sub(begin).min(block.len());
+            let to = (range.end - begin).min(block.len());
+            out.extend_from_slice(&block[from..to]);
+        };
+        if let Some(Some((number, block))) = last.as_deref()
+            && *number == first
+            && first < end
+        {
+            take(first, block, &mut out);
+            first += 1;
+        }
+        let mut worker = Worker::default();
+        let mut blocks = vec![Vec::new(); LANES.min(end.saturating_sub(first))];
+        while first < end {
+            let next = end.min(first + LANES);
             blocks.iter_mut().for_each(Vec::clear);
-            let whole = self.decode(first..last, &mut worker, |block, piece| {
+            let whole = self.decode(first..next, &mut worker, |block, piece| {
                 blocks[block].extend_from_slice(piece);
-            });
-            if !whole {
+            })?;
+            if whole.is_none() {
                 return Err(Error::Gzip(format!(
-                    "one of the compressed blocks {first} to {last} is damaged"
+                    "one of the compressed blocks {first} to {} is damaged",
+                    next - 1
                 )));
             }
-            for (number, block) in (first..last).zip(&blocks) {
-                let begin = number * block_bytes;
-                let from = range.start.saturating_sub(begin).min(block.len());
-                let to = (range.end - begin).min(block.len());
-                out.extend_from_slice(&block[from..to]);
+            for (number, block) in (first..next).zip(&blocks) {
+                take(number, block, &mut out);
             }
-            first = last;
+            if next == end
+                && let Some(last) = &mut last
+            {
+                **last = Some((end - 1, mem::take(&mut blocks[end - 1 - first])));
+            }
+            first = next;
         }
         Ok(out)
     }
 
-    /// Decodes up to `TURNS` blocks, and gives what comes out to `take` piece by piece, with
-    /// the place of the block in the range. Returns whether all are well.
+    /// Decodes up to `LANES` blocks, and gives what comes out to `take` piece by piece, with
+    /// the place of the block in the range. Returns their checksums, or `None` if one is not as
+    /// the index has it.
     fn decode(
         &self,
         range: Range<usize>,
         worker: &mut Worker,
         mut take: impl FnMut(usize, &[u8]),
+    ) -> Result<Option<Vec<Hasher>>> {
+        let blocks = &self.index.blocks[range.clone()];
+        let mut copies = mem::take(&mut worker.copies);
+        copies.resize_with(copies.len().max(blocks.len()), Vec::new);
+        for (block, copy) in blocks.iter().zip(&mut copies) {
+            if self.stream.stable().is_none() {
+                copy.clear();
+                read_to(self.stream, block.start..block.start + block.len, copy)?;
+            }
+        }
+        let input = |place: usize| self.stable(&blocks[place]).unwrap_or(&copies[place]);
+        let mut checksums = vec![Hasher::new(); blocks.len()];
+        let mut take = |place: usize, piece: &[u8]| {
+            checksums[place].update(piece);
+            take(place, piece);
+        };
+        let whole = self.decode_inputs(range, worker, input, &mut take);
+        worker.copies = copies;
+        let same = |(sum, block): (&Hasher, &Block)| sum.clone().finalize() == block.checksum;
+        let whole = whole && checksums.iter().zip(blocks).all(same);
+        Ok(whole.then_some(checksums))
+    }
+
+    /// Whether these inputs are blocks of the lengths that come out.
+    fn decode_inputs<'b>(
+        &self,
+        range: Range<usize>,
+        worker: &mut Worker,
+        input: impl Fn(usize) -> &'b [u8],
+        take: &mut impl FnMut(usize, &[u8]),
     ) -> bool {
         let block_bytes = self.index.block_bytes;
-        let (mut in_turns, mut places) = (Vec::new(), Vec::new());
+        let (mut in_lanes, mut places) = (Vec::new(), Vec::new());
         for (place, number) in range.enumerate() {
             let block = &self.index.blocks[number];
             let len = block_bytes.min(self.len() - number * block_bytes);
-            let input = self.bytes(block);
             if block.literal && len == block_bytes {
-                in_turns.push(input);
+                in_lanes.push(input(place));
                 places.push(place);
             } else if block.literal {
                 // The last of the stream is shorter.
                 let take = |_, piece: &[u8]| take(place, piece);
-                if !worker.turns.decode(&[input], len, take) {
+                if !worker.interleaved.decode(&[input(place)], len, take) {
                     return false;
                 }
             } else {
-                let Some(block) = worker.inflate(input, len) else {
+                let Some(block) = worker.inflate(input(place), len) else {
                     return false;
                 };
                 take(place, block);
             }
         }
-        let take = |turn: usize, piece: &[u8]| take(places[turn], piece);
-        in_turns.is_empty() || worker.turns.decode(&in_turns, block_bytes, take)
+        let take = |lane: usize, piece: &[u8]| take(places[lane], piece);
+        in_lanes.is_empty() || worker.interleaved.decode(&in_lanes, block_bytes, take)
     }
 
-    fn bytes(&self, block: &Block) -> &'a [u8] {
-        &self.stream[block.start..][..block.len]
+    fn stable(&self, block: &Block) -> Option<&'a [u8]> {
+        self.stream
+            .stable()?
+            .get(block.start..block.start + block.len)
+    }
+}
+
+impl Source for Indexed<'_> {
+    fn len(&self) -> usize {
+        self.index.bytes
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        target.write_copy_of_slice(&self.read(offset..offset + target.len())?);
+        Ok(())
     }
 }
 
@@ -240,29 +286,39 @@ mod tests {
 
     use super::*;
     use crate::gzip::bits::BitWriter;
-    use crate::gzip::index::header;
+    use crate::gzip::index::{Entries, HEADER};
 
     const DATA: &[u8; 24] = b"abcdefghijklmnopqrstuvwx";
 
     /// A member of `DATA` in three blocks of eight bytes, which should inflate to it.
     fn member(blocks: [&[u8]; 3]) -> Vec<u8> {
-        let sizes = blocks.map(|block| (block.len(), false));
-        let mut stream = header(DATA.len(), 8, &sizes).unwrap();
-        for block in blocks {
+        let mut stream = HEADER.to_vec();
+        let mut entries = Entries::default();
+        for (block, part) in blocks.iter().zip(DATA.chunks(8)) {
             stream.extend_from_slice(block);
+            entries
+                .push(block.len(), false, crc32fast::hash(part))
+                .unwrap();
         }
         stream.extend_from_slice(&[3, 0]);
         stream.extend_from_slice(&crc32fast::hash(DATA).to_le_bytes());
         stream.extend_from_slice(&24_u32.to_le_bytes());
+        stream.extend(entries.members(DATA.len(), 8).unwrap());
         stream
     }
 
-    fn inflate(stream: &[u8]) -> bool {
-        let indexed = Indexed::open(stream).unwrap();
+    fn inflate(stream: &Vec<u8>) -> bool {
+        let indexed = Indexed::open(stream).unwrap().unwrap();
         let mut out = [MaybeUninit::uninit(); DATA.len()];
-        let whole = indexed.inflate(&mut out, NonZero::<usize>::MIN, |_| Ok(()));
+        let whole = indexed.inflate(&mut out, NonZero::<usize>::MIN, &());
         let whole = whole.unwrap();
         assert_eq!(indexed.read(0..24).is_ok_and(|found| found == DATA), whole);
+        if whole {
+            // Parts, in an order in which some are in the block that was read last.
+            for (from, to) in [(0, 5), (5, 9), (3, 3), (24, 24), (9, 24), (17, 20), (0, 24)] {
+                assert_eq!(indexed.read(from..to).unwrap(), DATA[from..to]);
+            }
+        }
         whole
     }
 

@@ -2,34 +2,31 @@
 //!
 //! | file | what is there |
 //! |---|---|
-//! | `compress.rs` | blocks in parallel, joined to a member |
+//! | `compress.rs` | blocks in parallel, joined to a member, and their index after it |
 //! | `block.rs` | how a block is coded, chosen by its content |
 //! | `literal.rs` | encoding blocks of literals alone |
 //! | `runs.rs` | encoding blocks of literals and runs |
-//! | `turns.rs` | decoding blocks of literals alone, several in turns |
+//! | `interleaved.rs` | decoding blocks of literals alone, several at a time |
 //! | `huffman.rs`, `bits.rs` | the codes and the order of bits of DEFLATE |
-//! | `index.rs` | where the blocks are, told in the header |
-//! | `indexed.rs` | inflating a member that has an index, in parallel or a range of it |
-//! | `single.rs` | inflating any other stream of one member |
-//! | `decompress.rs` | inflating any stream, and telling what is wrong |
+//! | `index.rs` | where the blocks are, told at the end of the stream |
+//! | `indexed.rs` | inflating a stream that has an index, in parallel or a range of it |
+//! | `foreign.rs` | inflating any other stream, and telling what is wrong |
 
 mod bits;
 mod block;
 mod compress;
-mod decompress;
+mod foreign;
 mod huffman;
 mod index;
 mod indexed;
+mod interleaved;
 mod literal;
 mod runs;
-mod single;
-mod turns;
 
 pub use block::Method;
-pub use compress::{Output, Place, bound, compress, method};
-pub use decompress::decompress;
+pub use compress::{Append, Filling, bound, compress, method};
+pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps};
 pub use indexed::Indexed;
-pub use single::{claimed_size, inflate as inflate_single, inflate_at_once};
 
 /// From how many bytes on several threads pay.
 pub const MIN_PARALLEL_BYTES: usize = 1 << 20;

@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
 
 use super::errors;
+use super::failure::{Failure, Walked};
 use super::hooks::Hooks;
 use super::memory::dict_next;
 use super::value;
-use crate::Error;
-use crate::structure::{Kind, Node, Run, Trailer};
+use crate::structure::{Kind, Node, Repeat, Trailer};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
@@ -24,7 +24,7 @@ pub fn assemble<'py>(
     placeholders: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
-    let trailer = Trailer::decode(trailer).map_err(|error| errors::to_py(py, error, None))?;
+    let trailer = Trailer::decode(trailer)?;
     let mut assembly = Assembly {
         py,
         trailer: &trailer,
@@ -33,7 +33,6 @@ pub fn assemble<'py>(
         rebuild: if placeholders { "build" } else { "rebuild" },
         unknown_as_dict,
         leaves: None,
-        path: Vec::new(),
     };
     let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
     let mut found = Vec::new();
@@ -51,67 +50,24 @@ pub fn assemble<'py>(
             assembly.node(state, root)
         }),
     };
-    done.map_err(|failure| failure.into_py(py, &errors::path_to(&assembly.path)))
+    done.map_err(|failure| failure.into_py(py, "loading"))
 }
 
 /// The value in the trailer that a user has added, or `None`; see `_core.pyi`.
 #[pyfunction]
 pub fn trailer_metadata<'py>(py: Python<'py>, trailer: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    let trailer = Trailer::decode(trailer).map_err(|error| errors::to_py(py, error, None))?;
+    let trailer = Trailer::decode(trailer)?;
     match trailer.metadata {
         Some(metadata) => value::decode(py, &metadata),
         None => Ok(py.None().into_bound(py)),
     }
 }
 
-enum Failure {
-    /// The record is not that of the state.
-    Structure(String),
-    /// A type has raised something for what it cannot be made of.
-    Node(String, PyErr),
-    Raised(PyErr),
+fn damaged<T>(what: impl Into<String>) -> Walked<T> {
+    Err(Failure::structure(what))
 }
 
-impl Failure {
-    fn into_py(self, py: Python<'_>, path: &str) -> PyErr {
-        match self {
-            Self::Structure(what) => {
-                let reason = format!("the recorded structure is not that of the tree: {what}");
-                errors::to_py(py, Error::Structure(reason), Some(path))
-            }
-            Self::Node(name, cause) => {
-                let reason = format!("a node of the type {name} cannot be made: {cause}");
-                let error = errors::to_py(py, Error::Structure(reason), Some(path));
-                error.set_cause(py, Some(cause));
-                error
-            }
-            Self::Raised(error) => {
-                // Best effort: the error itself says what is wrong.
-                let note = format!("treepack: while loading {path}");
-                let _ = error.value(py).call_method1("add_note", (note,));
-                error
-            }
-        }
-    }
-}
-
-impl From<PyErr> for Failure {
-    fn from(error: PyErr) -> Self {
-        Self::Raised(error)
-    }
-}
-
-impl From<pyo3::CastIntoError<'_>> for Failure {
-    fn from(error: pyo3::CastIntoError<'_>) -> Self {
-        Self::Raised(error.into())
-    }
-}
-
-fn damaged<T>(what: impl Into<String>) -> Result<T, Failure> {
-    Err(Failure::Structure(what.into()))
-}
-
-type Assembled<'py> = Result<Bound<'py, PyAny>, Failure>;
+type Assembled<'py> = Walked<Bound<'py, PyAny>>;
 
 struct Assembly<'a, 'py> {
     py: Python<'py>,
@@ -125,21 +81,19 @@ struct Assembly<'a, 'py> {
     unknown_as_dict: bool,
     /// What takes the place of the arrays of jax, in order, and how many are used.
     leaves: Option<(Bound<'py, PyList>, usize)>,
-    /// On a failure: the keys from the value up to the root.
-    path: Vec<String>,
 }
 
 impl<'py> Assembly<'_, 'py> {
     /// What a node makes of its state. This and `built` are the recursion, as deep as the
     /// state, which must not need much of the stack: what they call is not inlined.
     fn node(&mut self, state: Bound<'py, PyAny>, node: usize) -> Assembled<'py> {
-        let Node(kind, runs) = &self.trailer.nodes[node];
+        let Node(kind, repeats) = &self.trailer.nodes[node];
         match kind {
             Kind::Plain => Ok(state),
             Kind::Jax | Kind::Bytearray | Kind::Memoryview => self.leaf(kind, state),
             Kind::Dict | Kind::DictWithKeys(_) | Kind::List | Kind::Tuple | Kind::Typed(..) => {
                 let dict = children(&state, &self.trailer.nodes[node])?;
-                let built = self.built(dict, runs)?;
+                let built = self.built(dict, repeats)?;
                 self.container(node, dict, built)
             }
         }
@@ -149,22 +103,17 @@ impl<'py> Assembly<'_, 'py> {
     fn built(
         &mut self,
         dict: &Bound<'py, PyDict>,
-        runs: &[Run],
-    ) -> Result<Vec<Bound<'py, PyAny>>, Failure> {
+        repeats: &[Repeat],
+    ) -> Walked<Vec<Bound<'py, PyAny>>> {
         let mut built = Vec::with_capacity(dict.len());
         let mut position = 0;
-        for Run(count, child) in runs {
+        for Repeat(count, child) in repeats {
             for _ in 0..*count {
                 let Some((key, state)) = dict_next(dict, &mut position) else {
                     return damaged("a dict has lost a key");
                 };
-                match self.node(state, *child as usize) {
-                    Ok(value) => built.push(value),
-                    Err(failure) => {
-                        self.path.push(key.to_string());
-                        return Err(failure);
-                    }
-                }
+                let value = self.node(state, *child as usize);
+                built.push(value.map_err(|failure| failure.below(key.to_string()))?);
             }
         }
         Ok(built)
@@ -221,8 +170,8 @@ impl<'py> Assembly<'_, 'py> {
 
     /// Whether a dict is to take the place of what has failed.
     fn is_unknown(&self, failure: &Failure) -> bool {
-        let unknown = |error| errors::is(self.py, error, "UnregisteredTypeError");
-        self.unknown_as_dict && matches!(failure, Failure::Raised(error) if unknown(error))
+        let unknown = |error: &PyErr| errors::is(self.py, error, "UnregisteredTypeError");
+        self.unknown_as_dict && failure.raised().is_some_and(unknown)
     }
 
     /// The keys of a dict. They do not change, so equal dicts can have the same.
@@ -259,9 +208,9 @@ impl<'py> Assembly<'_, 'py> {
         }
         let of_type = |error: PyErr| {
             if errors::is(py, &error, "TreepackError") || !error.is_instance_of::<PyException>(py) {
-                Failure::Raised(error)
+                error.into()
             } else {
-                Failure::Node(found.name.clone(), error)
+                Failure::node(&found.name, error)
             }
         };
         let data = if let Some(known) = self.decoded.get(&node) {
@@ -284,20 +233,20 @@ impl<'py> Assembly<'_, 'py> {
         state: &Bound<'py, PyAny>,
         node: usize,
         found: &mut Vec<Bound<'py, PyAny>>,
-    ) -> Result<(), Failure> {
+    ) -> Walked {
         let node = &self.trailer.nodes[node];
         if node.0 == Kind::Jax {
             found.push(state.clone());
         } else if !node.1.is_empty() {
             let dict = children(state, node)?;
             let mut position = 0;
-            for Run(count, child) in &node.1 {
+            for Repeat(count, child) in &node.1 {
                 for _ in 0..*count {
                     let Some((key, state)) = dict_next(dict, &mut position) else {
                         return damaged("a dict has lost a key");
                     };
                     self.collect(&state, *child as usize, found)
-                        .inspect_err(|_| self.path.push(key.to_string()))?;
+                        .map_err(|failure| failure.below(key.to_string()))?;
                 }
             }
         }
@@ -331,9 +280,9 @@ fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> As
     for (key, value) in keys.iter().zip(built) {
         dict.set_item(key, value).map_err(|error| {
             if error.is_instance_of::<PyTypeError>(py) {
-                Failure::Structure(format!("a key cannot be hashed: {error}"))
+                Failure::structure(format!("a key cannot be hashed: {error}"))
             } else {
-                Failure::Raised(error)
+                error.into()
             }
         })?;
     }
@@ -344,7 +293,7 @@ fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> As
 }
 
 /// Checks that the keys of a dict are those of a list.
-fn indexed(dict: &Bound<'_, PyDict>) -> Result<(), Failure> {
+fn indexed(dict: &Bound<'_, PyDict>) -> Walked {
     let mut position = 0;
     let mut index = 0;
     while let Some((key, _)) = dict_next(dict, &mut position) {
@@ -361,10 +310,7 @@ fn indexed(dict: &Bound<'_, PyDict>) -> Result<(), Failure> {
 }
 
 /// The state of a container, if it has the children of the node.
-fn children<'a, 'py>(
-    state: &'a Bound<'py, PyAny>,
-    node: &Node,
-) -> Result<&'a Bound<'py, PyDict>, Failure> {
+fn children<'a, 'py>(state: &'a Bound<'py, PyAny>, node: &Node) -> Walked<&'a Bound<'py, PyDict>> {
     match state.cast_exact::<PyDict>() {
         Ok(dict) if dict.len() as u64 == node.count() => Ok(dict),
         Ok(dict) => damaged(format!(
@@ -376,7 +322,7 @@ fn children<'a, 'py>(
     }
 }
 
-fn bytes<'a, 'py>(state: &'a Bound<'py, PyAny>) -> Result<&'a Bound<'py, PyBytes>, Failure> {
+fn bytes<'a, 'py>(state: &'a Bound<'py, PyAny>) -> Walked<&'a Bound<'py, PyBytes>> {
     match state.cast_exact::<PyBytes>() {
         Ok(bytes) => Ok(bytes),
         Err(_) => damaged("there is something else where bytes were saved"),

@@ -1,8 +1,9 @@
 //! Core errors as Python exceptions, each made in one place.
 
+use std::io;
 use std::path::Path;
 
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -36,54 +37,74 @@ pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
     class(py, name).is_ok_and(|class| error.is_instance(py, &class))
 }
 
-/// The exception for `error`; `path` is where in the tree it happened, if known.
+/// The exception for `error`; `path` is where in the tree it happened, if the error does not
+/// know that better.
 pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
+    let (error, known) = error.split();
+    let known = known.map(|path| path.to_string());
+    let path = known.as_deref().or(path);
     let message = error.to_string();
     match error {
         Error::Truncated { offset, .. }
         | Error::Malformed { offset, .. }
-        | Error::TooDeep { offset } => make(py, "DecodeError", (message, offset, path)),
+        | Error::TooDeep { offset, .. } => make(py, "DecodeError", (message, offset, path)),
         Error::Structure(_) => make(py, "DecodeError", (message, None::<usize>, path)),
-        Error::TooLarge { .. } | Error::OutputLimit { .. } => make(py, "TreepackError", (message,)),
-        Error::Stopped | Error::Option(_) => PyValueError::new_err(message),
+        Error::TooLarge { .. } | Error::OutputLimit { .. } | Error::ReservedKey { .. } => {
+            make(py, "TreepackError", (message,))
+        }
         Error::GzipTruncated => make(py, "GzipTruncatedError", (message,)),
         Error::Gzip(_) => make(py, "GzipError", (message,)),
-        Error::Io(error) => os_error(&error, None),
+        Error::OutOfMemory => PyMemoryError::new_err(message),
+        Error::Payload(error) => match error.downcast::<PyErr>() {
+            Ok(raised) => *raised,
+            Err(other) => PyRuntimeError::new_err(other.to_string()),
+        },
+        Error::NotDurable(error) => os_error(&error, Some(&message), None),
+        Error::Io(error) => os_error(&error, None, None),
+        _ => PyValueError::new_err(message),
+    }
+}
+
+/// Lets `?` turn errors of the core into exceptions.
+impl From<Error> for PyErr {
+    fn from(error: Error) -> Self {
+        Python::attach(|py| to_py(py, error, None))
     }
 }
 
 /// The exception for an error in working on the file at `path`.
-pub fn file_error(py: Python<'_>, error: Error, path: &Path) -> PyErr {
+pub fn file_error(error: Error, path: &Path) -> PyErr {
+    let message = error.to_string();
     match error {
-        Error::Io(error) => os_error(&error, Some(path)),
-        other => to_py(py, other, None),
+        Error::Io(error) => os_error(&error, None, Some(path)),
+        Error::NotDurable(error) => os_error(&error, Some(&message), Some(path)),
+        other => other.into(),
     }
 }
 
 /// An `OSError` of the subclass that belongs to the error number, as `open` raises it.
-fn os_error(error: &std::io::Error, path: Option<&Path>) -> PyErr {
+fn os_error(error: &io::Error, text: Option<&str>, path: Option<&Path>) -> PyErr {
     let Some(number) = error.raw_os_error() else {
-        return PyOSError::new_err(error.to_string());
+        // Such as a path with a zero byte in it.
+        return match error.kind() {
+            io::ErrorKind::InvalidInput => PyValueError::new_err(error.to_string()),
+            _ => PyOSError::new_err(error.to_string()),
+        };
     };
     Python::attach(|py| {
-        let text = py
-            .import("os")
-            .and_then(|os| os.call_method1("strerror", (number,)))
-            .and_then(|text| text.extract::<String>())
-            .unwrap_or_else(|_| error.to_string());
+        let known = || {
+            let text = py.import("os")?.call_method1("strerror", (number,))?;
+            text.extract::<String>()
+        };
+        let text = match text {
+            Some(text) => text.to_owned(),
+            None => known().unwrap_or_else(|_| error.to_string()),
+        };
         match path {
             Some(path) => PyOSError::new_err((number, text, path.as_os_str().to_owned())),
             None => PyOSError::new_err((number, text)),
         }
     })
-}
-
-/// The path to a place in a tree, as `current_path` has it, from the keys that were
-/// collected on the way up from there.
-pub fn path_to(keys: &[String]) -> String {
-    let root = std::iter::once(".");
-    let path: Vec<&str> = root.chain(keys.iter().rev().map(String::as_str)).collect();
-    path.join("/")
 }
 
 /// The name of a type, with its module unless that is `builtins`.

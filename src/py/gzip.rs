@@ -1,44 +1,43 @@
 //! Compressing and decompressing.
 
 use std::num::NonZero;
-use std::ops::Range;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::errors;
-use super::memory::{Borrowed, copied, new_bytes, new_bytes_at_most};
-use super::progress::Progress;
+use super::memory::{Borrowed, new_bytes, new_bytes_at_most, new_bytes_elsewhere};
+use super::threads_wanted;
+use super::watch::Watcher;
 use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};
+use crate::mapping::Pages;
+use crate::source::{Source, read_to};
+use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
 /// How many threads should compress or inflate `bytes`.
-pub fn threads(py: Python<'_>, requested: Option<i64>, bytes: usize) -> PyResult<NonZero<usize>> {
+pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
     parallel::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
-        .map_err(|error| errors::to_py(py, error, None))
 }
 
 /// A layout as gzip, in a new `bytes` object.
 pub fn to_bytes<'py>(
     py: Python<'py>,
     layout: &Layout<impl Payload + Sync>,
+    needs_python: bool,
     level: Option<i64>,
     threads: Option<i64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let error = |error| errors::to_py(py, error, None);
-    let method = gzip::method(level).map_err(error)?;
-    let threads = self::threads(py, threads, layout.len())?;
-    let mut progress = Progress::new(progress, layout.len());
-    let made = new_bytes_at_most(py, gzip::bound(layout.len()), |memory| {
-        let mut member = gzip::Place::new(memory);
-        gzip::compress(layout, method, threads, &mut member, |done| {
-            progress.at(done)
-        })?;
-        Ok(member.filled())
+    let method = gzip::method(level)?;
+    let threads = self::threads(threads, layout.len())?;
+    let watcher = Watcher::new(progress, layout.len());
+    let made = new_bytes_at_most(py, gzip::bound(layout.len()), needs_python, |memory| {
+        let mut stream = gzip::Filling::new(memory);
+        gzip::compress(layout, method, threads, &mut stream, &watcher)?;
+        Ok(stream.filled())
     })?;
-    made.map_err(|stopped| progress.explain(stopped, error))
+    made.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
 /// Compresses any bytes-like object; see `_core.pyi`.
@@ -47,13 +46,20 @@ pub fn to_bytes<'py>(
 pub fn compress<'py>(
     data: &Bound<'py, PyAny>,
     level: Option<i64>,
-    threads: Option<i64>,
+    #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let content = Borrowed::buffer(data)?;
     let mut builder = LayoutBuilder::default();
-    builder.push(content);
-    to_bytes(data.py(), &builder.finish(), level, threads, progress)
+    builder.push(content)?;
+    to_bytes(
+        data.py(),
+        &builder.finish(),
+        false,
+        level,
+        threads,
+        progress,
+    )
 }
 
 /// Decompresses any bytes-like object; see `_core.pyi`.
@@ -62,118 +68,169 @@ pub fn compress<'py>(
 pub fn decompress<'py>(
     data: &Bound<'py, PyAny>,
     max_size: Option<usize>,
-    threads: Option<i64>,
+    #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
+    let py = data.py();
     let source = Borrowed::buffer(data)?;
-    inflate(
-        data.py(),
-        source.as_ref(),
-        max_size,
-        threads,
-        progress,
-        |_| (),
-    )
-}
-
-/// After how many bytes of a stream the part that has been read is released.
-const RELEASE_BYTES: usize = 4 << 20;
-
-/// What a gzip stream contains. `release` is told which range of it has been read for good.
-pub fn inflate<'py>(
-    py: Python<'py>,
-    data: &[u8],
-    max_size: Option<usize>,
-    threads: Option<i64>,
-    progress: Option<Py<PyAny>>,
-    release: impl Fn(Range<usize>) + Sync,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let error = |error| errors::to_py(py, error, None);
-    let indexed = Indexed::open(data);
-    let threads = self::threads(py, threads, indexed.as_ref().map_or(0, Indexed::len))?;
+    let indexed = Indexed::open(&source)?;
+    let in_steps = progress.is_some();
     let mut progress = progress;
     if let Some(indexed) = indexed {
-        if let Some(max_size) = max_size
-            && indexed.len() > max_size
-        {
-            return Err(error(Error::OutputLimit { max_size }));
+        check_size(indexed.len(), max_size)?;
+        let threads = self::threads(threads, indexed.len())?;
+        let watcher = Watcher::new(progress.take(), indexed.len());
+        let mut whole = false;
+        let made = new_bytes(py, indexed.len(), false, |out| {
+            whole = indexed.inflate(out, threads, &watcher)?;
+            Ok(())
+        })?;
+        let bytes = made.map_err(|error| watcher.explain(error, PyErr::from))?;
+        if whole {
+            return Ok(bytes);
         }
-        // It is not told of a second attempt, which would begin at nothing again.
-        let told = Progress::new(progress.take(), indexed.len());
-        if let Some(bytes) = inflate_indexed(py, &indexed, threads, told, release)? {
+        // What is wrong is found out below. A second attempt is not told of.
+    }
+    let size = gzip::claimed_size(&source)?;
+    if !in_steps && size > 0 && max_size.is_none_or(|max_size| size <= max_size) {
+        let len = Source::len(&source);
+        if let Some(bytes) = inflate_at_once(py, source.part(py, 0..len), size)? {
             return Ok(bytes);
         }
     }
-    let in_steps = progress.is_some();
-    // How much will come out nobody knows, so what is told is how much has been read.
-    let mut progress = Progress::new(progress, data.len());
-    let size = gzip::claimed_size(data);
-    let single = if size == 0 || max_size.is_some_and(|max_size| size > max_size) {
-        Ok(None)
-    } else if in_steps {
-        inflate_in_steps(py, data, size, &mut progress)
-    } else {
-        Ok(inflate_at_once(py, data, size))
-    };
-    let inflated = match single {
-        // Several members, or something that is wrong, which is found out here.
-        Ok(None) => py
-            .detach(|| gzip::decompress(data, max_size, |done| progress.at(done)))
-            .map(|content| copied(py, &content)),
-        Ok(Some(bytes)) => Ok(Ok(bytes)),
-        Err(stopped) => Err(stopped),
-    };
-    let told = inflated.and_then(|bytes| progress.at(data.len()).map(|()| bytes));
-    told.map_err(|stopped| progress.explain(stopped, error))?
+    inflate_in_steps(py, &source, max_size, progress)
 }
 
-/// What a member with an index contains, inflated in parallel; `None` if it is damaged.
-fn inflate_indexed<'py>(
-    py: Python<'py>,
-    indexed: &Indexed<'_>,
-    threads: NonZero<usize>,
-    mut progress: Progress,
-    release: impl Fn(Range<usize>) + Sync,
-) -> PyResult<Option<Bound<'py, PyBytes>>> {
-    let (bytes, whole) = new_bytes(py, indexed.len(), |out| {
-        let mut released = 0;
-        indexed.inflate(out, threads, |done| {
-            let read = indexed.read_for(done);
-            if read - released > RELEASE_BYTES {
-                release(released..read);
-                released = read;
-            }
-            progress.at(done)
-        })
-    })?;
-    match whole {
-        Ok(whole) => Ok(whole.then_some(bytes)),
-        Err(stopped) => Err(progress.explain(stopped, |error| errors::to_py(py, error, None))),
+fn check_size(size: usize, max_size: Option<usize>) -> Result<()> {
+    match max_size {
+        Some(max_size) if size > max_size => Err(Error::OutputLimit { max_size }),
+        _ => Ok(()),
     }
 }
 
-/// What a stream of one member of so many bytes contains; `None` if it is anything else, or
-/// damaged.
-fn inflate_at_once<'py>(py: Python<'py>, data: &[u8], size: usize) -> Option<Bound<'py, PyBytes>> {
-    let (bytes, whole) = new_bytes(py, size, |out| gzip::inflate_at_once(data, out)).ok()?;
-    whole.then_some(bytes)
-}
-
-/// The same, with progress.
+/// What any stream contains.
 fn inflate_in_steps<'py>(
     py: Python<'py>,
-    data: &[u8],
+    source: &Borrowed,
+    max_size: Option<usize>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    // How much will come out nobody knows, so what is told is how much has been read.
+    let watcher = Watcher::new(progress, Source::len(source));
+    let inflated = py.detach(|| gzip::inflate_in_steps(source, 0, max_size, &watcher));
+    let mut pages = inflated.map_err(|error| watcher.explain(error, PyErr::from))?;
+    let len = pages.len();
+    let made = new_bytes(py, len, false, |target| {
+        // The pages are given back as they have been copied, so that there are never twice
+        // as many.
+        const PART: usize = 16 << 20;
+        for (index, target) in target.chunks_mut(PART).enumerate() {
+            let start = index * PART;
+            target.write_copy_of_slice(&pages.as_slice()[start..start + target.len()]);
+            pages.forget(start + target.len());
+            watcher.check()?;
+        }
+        Ok(())
+    })?;
+    made.map_err(|error| watcher.explain(error, PyErr::from))
+}
+
+/// Up to so many bytes come out before anybody would be tired of waiting.
+const SHORT_BYTES: usize = 16 << 20;
+
+/// What a stream of one member of so many bytes contains; `None` if it is anything else, or may
+/// change, or is damaged, or if there is no memory of the size that it claims.
+fn inflate_at_once(
+    py: Python<'_>,
+    source: Borrowed,
     size: usize,
-    progress: &mut Progress,
-) -> Result<Option<Bound<'py, PyBytes>>> {
-    let made = new_bytes(py, size, |out| {
-        gzip::inflate_single(data, out, |done| progress.at(done))
-    });
-    let Ok((bytes, checksum)) = made else {
-        return Ok(None); // there is no memory of the size that is claimed
+) -> PyResult<Option<Bound<'_, PyBytes>>> {
+    let inflate = move |out: &mut [_]| {
+        let stream = source.as_stable();
+        stream.is_some_and(|stream| gzip::inflate_at_once(stream, out))
     };
-    let checksum = checksum?;
-    let content = bytes.as_bytes();
-    let sound = checksum.is_some_and(|sum| py.detach(|| crc32fast::hash(content)) == sum);
-    Ok(sound.then_some(bytes))
+    if size <= SHORT_BYTES {
+        let mut whole = false;
+        let made = new_bytes(py, size, false, |out| {
+            whole = inflate(out);
+            Ok(())
+        });
+        return Ok(made.ok().and_then(Result::ok).filter(|_| whole));
+    }
+    let watcher = Watcher::signals();
+    match new_bytes_elsewhere(py, size, &watcher, inflate) {
+        Ok(Ok((bytes, whole))) => Ok(whole.then_some(bytes)),
+        Ok(Err(error)) => Err(watcher.explain(error, PyErr::from)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// What a stream contains, aligned to pages.
+pub fn inflate_to_pages(
+    py: Python<'_>,
+    source: &dyn Source,
+    threads: Option<i64>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Pages> {
+    let mut progress = progress;
+    if let Some(indexed) = Indexed::open(source)? {
+        let threads = self::threads(threads, indexed.len())?;
+        let watcher = Watcher::new(progress.take(), indexed.len());
+        let inflated = py.detach(|| {
+            let mut pages = Pages::with_room(indexed.len())?;
+            let mut whole = false;
+            pages.fill(indexed.len(), |out| {
+                whole = indexed.inflate(out, threads, &watcher)?;
+                Ok(())
+            })?;
+            Ok(whole.then_some(pages))
+        });
+        if let Some(pages) = inflated.map_err(|error| watcher.explain(error, PyErr::from))? {
+            return Ok(pages);
+        }
+        // What is wrong is found out below. A second attempt is not told of.
+    }
+    let at_once = progress.is_none();
+    let watcher = Watcher::new(progress, source.len());
+    let inflated = py.detach(|| {
+        let size = gzip::claimed_size(source)?;
+        if at_once
+            && size > 0
+            && let Some(pages) = pages_at_once(source, size, &watcher)?
+        {
+            return Ok(pages);
+        }
+        gzip::inflate_in_steps(source, size, None, &watcher)
+    });
+    inflated.map_err(|error| watcher.explain(error, PyErr::from))
+}
+
+/// What a stream of one member of so many bytes contains, or `None` if it is anything else, or
+/// if there is not enough memory.
+fn pages_at_once(source: &dyn Source, size: usize, watch: &dyn Watch) -> Result<Option<Pages>> {
+    // A copy of the stream, which nobody changes.
+    let mut stream = Vec::new();
+    let Ok(mut pages) = Pages::with_room(size) else {
+        return Ok(None);
+    };
+    if stream.try_reserve_exact(source.len()).is_err() {
+        return Ok(None);
+    }
+    for start in (0..source.len()).step_by(parallel::BLOCK) {
+        let end = source.len().min(start + parallel::BLOCK);
+        read_to(source, start..end, &mut stream)?;
+        watch.check()?;
+    }
+    let inflate = move || {
+        let mut whole = false;
+        let filled = pages.fill(size, |out| {
+            whole = gzip::inflate_at_once(&stream, out);
+            Ok(())
+        });
+        (whole && filled.is_ok()).then_some(pages)
+    };
+    if size <= SHORT_BYTES {
+        return Ok(inflate());
+    }
+    parallel::elsewhere(inflate, watch)
 }

@@ -13,8 +13,10 @@ pub struct Hooks {
     pub explain: Py<PyAny>,
     /// `_leaves.host_view(array) -> numpy.ndarray | None`: a jax array in host memory.
     pub host_view: Py<PyAny>,
-    /// `_leaves.to_host(arrays) -> list[numpy.ndarray | shards]`: the bytes of other jax arrays.
-    pub to_host: Py<PyAny>,
+    /// `_leaves.start_transfer(array) -> shards`: begins to bring another jax array to the host.
+    pub start_transfer: Py<PyAny>,
+    /// `_leaves.finish_transfer(shards) -> list[(start, numpy.ndarray)]`: waits for that.
+    pub finish_transfer: Py<PyAny>,
     /// `_leaves.to_contiguous(array) -> numpy.ndarray`: in C order, in native byte order.
     pub to_contiguous: Py<PyAny>,
     /// `_dtypes.describe(dtype) -> (name, native)`: how is this dtype written?
@@ -59,7 +61,8 @@ impl Hooks {
                 classify: hook("treepack._leaves", "classify")?,
                 explain: hook("treepack._leaves", "explain")?,
                 host_view: hook("treepack._leaves", "host_view")?,
-                to_host: hook("treepack._leaves", "to_host")?,
+                start_transfer: hook("treepack._leaves", "start_transfer")?,
+                finish_transfer: hook("treepack._leaves", "finish_transfer")?,
                 to_contiguous: hook("treepack._leaves", "to_contiguous")?,
                 describe_dtype: hook("treepack._dtypes", "describe")?,
                 resolve_dtype: hook("treepack._dtypes", "resolve")?,

@@ -2,34 +2,50 @@
 //!
 //! | file | what crosses there |
 //! |---|---|
-//! | `layout.rs` | the verbs that save: a tree in, bytes or a file out |
-//! | `restore.rs` | the verbs that load: bytes in, a tree out |
+//! | `save.rs` | the verbs that save: a tree in, bytes or a file out |
+//! | `load.rs` | the verbs that load: bytes in, a tree out |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
-//! | `intake/` | the walk over a Python tree that makes a layout of it |
-//! | `build.rs` | the making of Python objects from tokens |
+//! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
+//! | `objects.rs` | Python objects of events |
 //! | `assemble.rs` | the putting together of a state dict by the record of its structure |
 //! | `value.rs` | typed values (static data, keys, metadata) as Python objects |
 //! | `rebuild.rs` | the fitting of loaded leaves into a template |
 //! | `hooks.rs` | the Python functions that these walks ask |
-//! | `progress.rs` | telling Python how far long work has come |
-//! | `errors.rs` | core errors as Python exceptions |
-//! | `memory.rs` | all `unsafe`: memory that belongs to Python or NumPy |
+//! | `watch.rs` | telling Python how far long work has come, and hearing Ctrl-C |
+//! | `failure.rs`, `errors.rs` | what stops a walk, and errors as Python exceptions |
+//! | `memory/` | all `unsafe`: memory that belongs to Python or NumPy |
 
 mod assemble;
-mod build;
 mod errors;
+mod failure;
 mod gzip;
 mod hooks;
-mod intake;
-mod layout;
+mod load;
 mod memory;
-mod progress;
+mod objects;
 mod rebuild;
-mod restore;
+mod save;
 mod value;
+mod walk;
+mod watch;
 
-/// The native core of treepack; see `_core.pyi`.
-#[pyo3::pymodule]
+use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::prelude::*;
+
+/// A number of threads as somebody asks for it; one that no machine has is none.
+fn threads_wanted(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+    value.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(value.py()) {
+            PyValueError::new_err(format!("threads must be at least 1 and fit, got {value}"))
+        } else {
+            error
+        }
+    })
+}
+
+/// The native core of treepack; see `_core.pyi`. It relies on the GIL: what is shared between
+/// calls (registries of Python, arrays that are being saved) has no locks of its own.
+#[pyo3::pymodule(gil_used = true)]
 mod _core {
     #[pymodule_export]
     const CHUNKED_MARKER: &str = crate::wire::CHUNKED_MARKER;
@@ -44,11 +60,11 @@ mod _core {
     #[pymodule_export]
     use super::gzip::{compress, decompress};
     #[pymodule_export]
-    use super::layout::{Layout, intake};
+    use super::load::{Content, restore};
     #[pymodule_export]
     use super::rebuild::rebuild;
     #[pymodule_export]
-    use super::restore::{Memory, restore};
+    use super::save::{Layout, walk};
     #[pymodule_export]
     use super::value::{decode_value, encode_value};
 }

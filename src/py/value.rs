@@ -31,7 +31,7 @@ pub fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
 
 /// The value of Python that bytes are.
 pub fn decode<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    let value = Value::decode(data).map_err(|error| errors::to_py(py, error, None))?;
+    let value = Value::decode(data)?;
     to_python(py, &value)
 }
 

@@ -1,7 +1,18 @@
-//! Where a [`crate::layout::Layout`] is poured: memory, a file, a gzip stream.
+//! Where a [`crate::layout::Layout`] is poured: memory, or a file. (For gzip see [`crate::gzip`].)
+//!
+//! | file | what is there |
+//! |---|---|
+//! | `buffer.rs` | filling memory, in parallel |
+//! | `replace.rs` | replacing a file whole or not at all |
+//! | `temporary.rs` | the temporary file of that, and those that dead writers left |
+//! | `output.rs` | writing to a file or a pipe, so that the caller can stop it |
 
-mod file;
-mod memory;
+mod buffer;
+mod output;
+mod replace;
+#[cfg(unix)]
+mod temporary;
 
-pub use file::{Durability, write_file, write_layout};
-pub use memory::{Target, pour, pour_range};
+pub use buffer::{Target, pour};
+pub use output::Output;
+pub use replace::{Durability, replace_file};

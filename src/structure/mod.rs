@@ -16,7 +16,7 @@ mod trailer;
 mod value;
 
 pub use recorder::Recorder;
-pub use trailer::{Kind, Node, NodeType, Run, Trailer};
+pub use trailer::{Kind, Node, NodeType, Repeat, Trailer};
 pub use value::Value;
 
 /// The key of the trailer, last in the map at the top.

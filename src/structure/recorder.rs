@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use super::{Kind, Node, NodeType, Run, Trailer};
+use super::{Kind, Node, NodeType, Repeat, Trailer};
 
 /// Takes down the structure of a tree from the inside out.
 #[derive(Debug)]
@@ -11,7 +11,7 @@ pub struct Recorder {
     nodes: Numbered<Node>,
     types: Numbered<NodeType>,
     /// The children so far of each container that is open; the first is around the root.
-    open: Vec<Vec<Run>>,
+    open: Vec<Vec<Repeat>>,
     /// What was not plain last, and its number: most leaves are like the one before.
     last_leaf: Option<(Kind, u32)>,
 }
@@ -62,12 +62,13 @@ impl Recorder {
     /// # Panics
     /// If none has begun.
     pub fn close(&mut self, kind: Kind) {
-        let runs = self.open.pop().expect("a container that is open");
-        let plain = matches!(kind, Kind::Dict) && runs.iter().all(|run| run.1 == Self::PLAIN);
+        let repeats = self.open.pop().expect("a container that is open");
+        let plain =
+            matches!(kind, Kind::Dict) && repeats.iter().all(|repeat| repeat.1 == Self::PLAIN);
         let node = if plain {
             Self::PLAIN
         } else {
-            self.nodes.number(Node(kind, runs))
+            self.nodes.number(Node(kind, repeats))
         };
         self.child(node);
     }
@@ -87,17 +88,17 @@ impl Recorder {
         assert!(self.open.is_empty(), "every container is closed");
         // The root is no part of anything, so it was numbered last.
         debug_assert!(
-            matches!(root[..], [Run(1, root)] if root as usize + 1 == self.nodes.0.len())
+            matches!(root[..], [Repeat(1, root)] if root as usize + 1 == self.nodes.0.len())
         );
         Trailer::new(self.types.in_order(), self.nodes.in_order(), metadata)
     }
 
     #[inline]
     fn child(&mut self, node: u32) {
-        let runs = self.open.last_mut().expect("what is around the root");
-        match runs.last_mut() {
-            Some(run) if run.1 == node => run.0 += 1,
-            _ => runs.push(Run(1, node)),
+        let repeats = self.open.last_mut().expect("what is around the root");
+        match repeats.last_mut() {
+            Some(repeat) if repeat.1 == node => repeat.0 += 1,
+            _ => repeats.push(Repeat(1, node)),
         }
     }
 }
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_siblings_are_one_run() {
+    fn equal_siblings_are_one_repeat() {
         let mut recorder = Recorder::default();
         recorder.open();
         for _ in 0..100 {
@@ -160,8 +161,8 @@ mod tests {
         let expected = [
             Node(Kind::Plain, vec![]),
             Node(Kind::Jax, vec![]),
-            Node(Kind::Tuple, vec![Run(1, 1), Run(2, 0)]),
-            Node(Kind::List, vec![Run(100, 2)]),
+            Node(Kind::Tuple, vec![Repeat(1, 1), Repeat(2, 0)]),
+            Node(Kind::List, vec![Repeat(100, 2)]),
         ];
         assert_eq!(trailer.nodes, expected);
         assert_eq!(Trailer::decode(&trailer.encode()).unwrap(), trailer);

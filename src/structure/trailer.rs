@@ -1,7 +1,7 @@
 //! The record of a structure.
 //!
 //! Nodes are few, however large the tree is: equal subtrees are the same node, equal
-//! siblings are one run, and what reads back as it was (dicts with string keys, numbers,
+//! siblings are one repeat, and what reads back as it was (dicts with string keys, numbers,
 //! arrays of NumPy) is [`Kind::Plain`] as a whole.
 
 use rmp_serde::Deserializer;
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 const VERSION: u32 = 1;
 
 /// How deep the MessagePack values of a record are nested, at most: maps of lists of nodes,
-/// which are pairs of a kind and a list of runs, which are pairs.
+/// which are pairs of a kind and a list of repeats, which are pairs.
 const MAX_NESTING: usize = 16;
 
 /// How the state dict before it is to be put together.
@@ -42,11 +42,11 @@ pub struct NodeType {
 
 /// A part of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Node(pub Kind, pub Vec<Run>);
+pub struct Node(pub Kind, pub Vec<Repeat>);
 
 /// So many children in a row that are equal in structure, and which node they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Run(pub u32, pub u32);
+pub struct Repeat(pub u32, pub u32);
 
 /// What a node is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -85,7 +85,7 @@ impl Node {
     /// How many children there are.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.1.iter().map(|run| u64::from(run.0)).sum()
+        self.1.iter().map(|repeat| u64::from(repeat.0)).sum()
     }
 }
 
@@ -134,14 +134,14 @@ impl Trailer {
     }
 
     fn check(&self) -> std::result::Result<(), String> {
-        for (index, Node(kind, runs)) in self.nodes.iter().enumerate() {
-            if kind.is_leaf() && !runs.is_empty() {
+        for (index, Node(kind, repeats)) in self.nodes.iter().enumerate() {
+            if kind.is_leaf() && !repeats.is_empty() {
                 return Err(format!("node {index} is a leaf with children"));
             }
             // Children come before their parents, so that nothing contains itself.
-            if let Some(Run(count, child)) = runs
+            if let Some(Repeat(count, child)) = repeats
                 .iter()
-                .find(|run| run.0 == 0 || run.1 as usize >= index)
+                .find(|repeat| repeat.0 == 0 || repeat.1 as usize >= index)
             {
                 return Err(format!("node {index} has {count} times the node {child}"));
             }

@@ -1,19 +1,27 @@
-//! Writing the header of a value at any legal width.
+//! The header of a value, written and read by one table.
 //!
 //! MessagePack lets every length and every integer be written wider than it
 //! needs to be. The smallest width is what flax writes; the wider ones are how
-//! [`crate::array`] moves a payload to an aligned offset.
+//! [`crate::array`] moves a payload to an aligned offset. A reader takes them all.
 
 // Most callers know the kind of header, so that little of these functions is left there.
 #![allow(clippy::inline_always)]
 
-use rmp::Marker;
-
 use crate::{Error, Result};
 
 /// The header of one value: everything of it but its bytes or elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Head {
+    /// `nil`.
+    Nil,
+    /// A boolean.
+    Bool(bool),
+    /// A negative integer, or one that is written in a signed format.
+    Int(i64),
+    /// A non-negative integer.
+    Uint(u64),
+    /// A float; one of 32 bits is read as well.
+    Float(f64),
     /// A string of so many bytes.
     Str(u32),
     /// A byte string of so many bytes.
@@ -22,110 +30,307 @@ pub enum Head {
     Array(u32),
     /// A map of so many pairs.
     Map(u32),
-    /// A whole non-negative integer.
-    Uint(u64),
     /// An extension: its type, and how many bytes its body has.
     Ext(i8, u32),
 }
 
+/// A way to write a header: a first byte, and a big-endian field after it.
+#[derive(Clone, Copy)]
+struct Form {
+    /// The first byte; without a field, the value is added to it.
+    first: u8,
+    /// How many bytes the field has.
+    field: u8,
+    /// The largest value that can be written like this.
+    max: u64,
+}
+
+const fn fix(first: u8, max: u64) -> Form {
+    Form {
+        first,
+        field: 0,
+        max,
+    }
+}
+
+const fn field(first: u8, field: u8) -> Form {
+    Form {
+        first,
+        field,
+        max: u64::MAX >> (64 - 8 * field as u32),
+    }
+}
+
+// The table: for each family its forms, from narrow to wide (the format's specification,
+// "Formats"). Those of `INT` hold two's complement, so their limits are looked up elsewhere.
+const STR: &[Form] = &[
+    fix(0xa0, 31),
+    field(0xd9, 1),
+    field(0xda, 2),
+    field(0xdb, 4),
+];
+const BIN: &[Form] = &[field(0xc4, 1), field(0xc5, 2), field(0xc6, 4)];
+const ARRAY: &[Form] = &[fix(0x90, 15), field(0xdc, 2), field(0xdd, 4)];
+const MAP: &[Form] = &[fix(0x80, 15), field(0xde, 2), field(0xdf, 4)];
+const UINT: &[Form] = &[
+    fix(0x00, 0x7f),
+    field(0xcc, 1),
+    field(0xcd, 2),
+    field(0xce, 4),
+    field(0xcf, 8),
+];
+const INT: &[Form] = &[
+    fix(0xe0, 31),
+    field(0xd0, 1),
+    field(0xd1, 2),
+    field(0xd2, 4),
+    field(0xd3, 8),
+];
+const FLOAT: &[Form] = &[field(0xca, 4), field(0xcb, 8)];
+const SIMPLE: &[Form] = &[fix(0xc0, 0), fix(0xc2, 1)];
+const EXT: &[Form] = &[field(0xc7, 1), field(0xc8, 2), field(0xc9, 4)];
+/// Extensions of 1, 2, 4, 8 and 16 bytes have a form without a field, before the others.
+const FIXED_EXT: &[&[Form]] = &[
+    &[fix(0xd4, u64::MAX), EXT[0], EXT[1], EXT[2]],
+    &[fix(0xd5, u64::MAX), EXT[0], EXT[1], EXT[2]],
+    &[fix(0xd6, u64::MAX), EXT[0], EXT[1], EXT[2]],
+    &[fix(0xd7, u64::MAX), EXT[0], EXT[1], EXT[2]],
+    &[fix(0xd8, u64::MAX), EXT[0], EXT[1], EXT[2]],
+];
+
+#[derive(Clone, Copy, PartialEq)]
+enum Family {
+    Never,
+    Nil,
+    Bool,
+    Uint,
+    Int,
+    F32,
+    F64,
+    Str,
+    Bin,
+    Array,
+    Map,
+    Ext,
+    FixedExt,
+}
+
+/// What a first byte tells.
+#[derive(Clone, Copy)]
+struct First {
+    family: Family,
+    /// How many bytes the field after it has.
+    field: u8,
+    /// The value, if there is no field.
+    value: u8,
+}
+
+/// The table the other way round.
+static FIRST: [First; 256] = {
+    let mut all = [First {
+        family: Family::Never,
+        field: 0,
+        value: 0,
+    }; 256];
+    let families = [
+        (Family::Str, STR),
+        (Family::Bin, BIN),
+        (Family::Array, ARRAY),
+        (Family::Map, MAP),
+        (Family::Uint, UINT),
+        (Family::Int, INT),
+        (Family::F32, &[FLOAT[0]]),
+        (Family::F64, &[FLOAT[1]]),
+        (Family::Nil, &[SIMPLE[0]]),
+        (Family::Bool, &[SIMPLE[1]]),
+        (Family::Ext, EXT),
+    ];
+    let mut family = 0;
+    while family < families.len() {
+        let mut form = 0;
+        while form < families[family].1.len() {
+            let Form { first, field, max } = families[family].1[form];
+            let last = if field == 0 { max } else { 0 };
+            let mut value = 0;
+            while value <= last {
+                #[allow(clippy::cast_possible_truncation)] // 127 at most
+                let value_byte = value as u8;
+                all[(first + value_byte) as usize] = First {
+                    family: families[family].0,
+                    field,
+                    value: value_byte,
+                };
+                value += 1;
+            }
+            form += 1;
+        }
+        family += 1;
+    }
+    let mut power = 0;
+    while power < FIXED_EXT.len() {
+        all[FIXED_EXT[power][0].first as usize] = First {
+            family: Family::FixedExt,
+            field: 0,
+            value: 1 << power,
+        };
+        power += 1;
+    }
+    all
+};
+
 impl Head {
+    /// The most bytes that a header has.
+    pub const MAX_BYTES: usize = 9;
+
+    /// The forms that this header can be written in, and the value of their field.
+    #[inline(always)]
+    fn forms(self) -> (&'static [Form], u64) {
+        match self {
+            Self::Nil => (&SIMPLE[..1], 0),
+            Self::Bool(value) => (&SIMPLE[1..], value.into()),
+            Self::Int(value) if value >= 0 => (UINT, value.cast_unsigned()),
+            Self::Int(value) => {
+                let limits = [-32, i8::MIN.into(), i16::MIN.into(), i32::MIN.into()];
+                let narrow = limits.iter().take_while(|&&limit| value < limit).count();
+                let form = &INT[narrow..=narrow];
+                let field = value.cast_unsigned();
+                // Without a field, the five lowest bits are added to the first byte.
+                (form, if narrow == 0 { field & 0x1f } else { field })
+            }
+            Self::Uint(value) => (UINT, value),
+            Self::Float(value) => (&FLOAT[1..], value.to_bits()),
+            Self::Str(len) => (STR, len.into()),
+            Self::Bin(len) => (BIN, len.into()),
+            Self::Array(len) => (ARRAY, len.into()),
+            Self::Map(len) => (MAP, len.into()),
+            Self::Ext(_, len @ (1 | 2 | 4 | 8 | 16)) => {
+                (FIXED_EXT[len.trailing_zeros() as usize], len.into())
+            }
+            Self::Ext(_, len) => (EXT, len.into()),
+        }
+    }
+
+    /// How many bytes there are besides the field.
+    #[inline(always)]
+    fn fixed_bytes(self) -> usize {
+        match self {
+            Self::Ext(..) => 2, // the type stands after the length
+            _ => 1,
+        }
+    }
+
     /// All widths in bytes that this header can be written in, ascending.
     #[inline(always)]
-    #[must_use]
-    pub fn widths(self) -> &'static [usize] {
-        /// The tail of `all` that begins with the first width that is wide enough.
-        fn from(all: &'static [usize], limits: &[u64], value: u64) -> &'static [usize] {
-            let narrow = limits.iter().take_while(|&&limit| value > limit).count();
-            &all[narrow..]
-        }
-        match self {
-            Self::Str(len) => from(&[1, 2, 3, 5], &[31, 0xff, 0xffff], len.into()),
-            Self::Bin(len) => from(&[2, 3, 5], &[0xff, 0xffff], len.into()),
-            Self::Array(len) | Self::Map(len) => from(&[1, 3, 5], &[15, 0xffff], len.into()),
-            Self::Uint(value) => from(&[1, 2, 3, 5, 9], &[0x7f, 0xff, 0xffff, 0xffff_ffff], value),
-            Self::Ext(_, 1 | 2 | 4 | 8 | 16) => &[2, 3, 4, 6],
-            Self::Ext(_, len) => from(&[3, 4, 6], &[0xff, 0xffff], len.into()),
-        }
+    pub fn widths(self) -> impl Iterator<Item = usize> {
+        let (forms, value) = self.forms();
+        let fits = move |form: &&Form| value <= form.max || forms.len() == 1;
+        let fixed = self.fixed_bytes();
+        let width = move |form: &Form| form.field as usize + fixed;
+        forms.iter().filter(fits).map(width)
     }
 
     /// The smallest width: what flax writes.
     #[inline(always)]
     #[must_use]
     pub fn width(self) -> usize {
-        self.widths()[0]
+        self.widths().next().unwrap_or(Self::MAX_BYTES)
     }
 
     /// Appends this header at its smallest width.
     #[inline(always)]
     pub fn write(self, out: &mut Vec<u8>) {
-        self.write_wide(self.width(), out);
+        let (forms, value) = self.forms();
+        for form in forms {
+            if value <= form.max || forms.len() == 1 {
+                return self.write_form(*form, value, out);
+            }
+        }
     }
 
     /// Appends this header at `width`, one of [`Head::widths`].
-    // The casts cannot truncate: a width is only legal when the value fits it.
-    #[allow(clippy::cast_possible_truncation)]
-    #[inline(always)]
     pub fn write_wide(self, width: usize, out: &mut Vec<u8>) {
-        debug_assert!(self.widths().contains(&width), "{self:?} at {width}");
-        let (marker, value) = match self {
-            Self::Str(len) => (
-                match width {
-                    1 => Marker::FixStr(len as u8),
-                    2 => Marker::Str8,
-                    3 => Marker::Str16,
-                    _ => Marker::Str32,
-                },
-                u64::from(len),
-            ),
-            Self::Bin(len) => (
-                match width {
-                    2 => Marker::Bin8,
-                    3 => Marker::Bin16,
-                    _ => Marker::Bin32,
-                },
-                len.into(),
-            ),
-            Self::Array(len) => (
-                match width {
-                    1 => Marker::FixArray(len as u8),
-                    3 => Marker::Array16,
-                    _ => Marker::Array32,
-                },
-                len.into(),
-            ),
-            Self::Map(len) => (
-                match width {
-                    1 => Marker::FixMap(len as u8),
-                    3 => Marker::Map16,
-                    _ => Marker::Map32,
-                },
-                len.into(),
-            ),
-            Self::Uint(value) => (
-                match width {
-                    1 => Marker::FixPos(value as u8),
-                    2 => Marker::U8,
-                    3 => Marker::U16,
-                    5 => Marker::U32,
-                    _ => Marker::U64,
-                },
-                value,
-            ),
-            Self::Ext(code, len) => return write_ext(code, len, width, out),
-        };
-        // Copies of a constant length are a store or two.
-        let first = marker.to_u8();
-        let be = value.to_be_bytes();
-        match width {
-            1 => out.push(first),
-            2 => out.extend_from_slice(&[first, be[7]]),
-            3 => out.extend_from_slice(&[first, be[6], be[7]]),
-            5 => out.extend_from_slice(&[first, be[4], be[5], be[6], be[7]]),
-            _ => {
-                out.push(first);
-                out.extend_from_slice(&be);
+        debug_assert!(self.widths().any(|w| w == width), "{self:?} at {width}");
+        let (forms, value) = self.forms();
+        let field = width - self.fixed_bytes();
+        for form in forms {
+            if form.field as usize == field {
+                return self.write_form(*form, value, out);
             }
         }
+    }
+
+    // Copies of a constant length are a store or two.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // a value that has no field is small
+    fn write_form(self, form: Form, value: u64, out: &mut Vec<u8>) {
+        let first = form.first;
+        let be = value.to_be_bytes();
+        if let Self::Ext(code, _) = self {
+            let code = code.cast_unsigned();
+            return match form.field {
+                0 => out.extend_from_slice(&[first, code]),
+                1 => out.extend_from_slice(&[first, be[7], code]),
+                2 => out.extend_from_slice(&[first, be[6], be[7], code]),
+                _ => out.extend_from_slice(&[first, be[4], be[5], be[6], be[7], code]),
+            };
+        }
+        match form.field {
+            0 => out.push(first + value as u8),
+            1 => out.extend_from_slice(&[first, be[7]]),
+            2 => out.extend_from_slice(&[first, be[6], be[7]]),
+            4 => out.extend_from_slice(&[first, be[4], be[5], be[6], be[7]]),
+            _ => out.extend_from_slice(&[
+                first, be[0], be[1], be[2], be[3], be[4], be[5], be[6], be[7],
+            ]),
+        }
+    }
+
+    /// Reads a header from the first `available` of `bytes`: what it is, and its width.
+    ///
+    /// `Err` is how many bytes it has if those are not enough, or 0 for the byte that starts
+    /// no value. What a length stands for is not looked at.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation)] // a field of four bytes has four bytes
+    pub fn read(bytes: &[u8; 16], available: usize) -> std::result::Result<(Self, usize), usize> {
+        let First {
+            family,
+            field,
+            value,
+        } = FIRST[bytes[0] as usize];
+        let mut width = 1 + field as usize;
+        if matches!(family, Family::Ext | Family::FixedExt) {
+            width += 1;
+        }
+        if available < width {
+            return Err(width);
+        }
+        let wide = u64::from_be_bytes([
+            bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7], bytes[8],
+        ]);
+        // The field, as an unsigned number and with its sign.
+        let (value, signed) = match field {
+            0 => (u64::from(value), i64::from(value) - 32),
+            bytes => {
+                let unused = 64 - 8 * u32::from(bytes);
+                (wide >> unused, wide.cast_signed() >> unused)
+            }
+        };
+        let head = match family {
+            Family::Never => return Err(0),
+            Family::Nil => Self::Nil,
+            Family::Bool => Self::Bool(value != 0),
+            Family::Uint => Self::Uint(value),
+            Family::Int => Self::Int(signed),
+            Family::F32 => Self::Float(f32::from_bits(value as u32).into()),
+            Family::F64 => Self::Float(f64::from_bits(value)),
+            Family::Str => Self::Str(value as u32),
+            Family::Bin => Self::Bin(value as u32),
+            Family::Array => Self::Array(value as u32),
+            Family::Map => Self::Map(value as u32),
+            Family::Ext => Self::Ext(bytes[width - 1].cast_signed(), value as u32),
+            Family::FixedExt => Self::Ext(bytes[1].cast_signed(), value as u32),
+        };
+        Ok((head, width))
     }
 }
 
@@ -135,99 +340,112 @@ pub fn length(what: &'static str, len: usize) -> Result<u32> {
     u32::try_from(len).map_err(|_| Error::TooLarge { what, len })
 }
 
-/// Extension headers carry their type after the length.
-fn write_ext(code: i8, len: u32, width: usize, out: &mut Vec<u8>) {
-    let marker = match (width, len) {
-        (2, 1) => Marker::FixExt1,
-        (2, 2) => Marker::FixExt2,
-        (2, 4) => Marker::FixExt4,
-        (2, 8) => Marker::FixExt8,
-        (2, _) => Marker::FixExt16,
-        (3, _) => Marker::Ext8,
-        (4, _) => Marker::Ext16,
-        _ => Marker::Ext32,
-    };
-    let (first, code) = (marker.to_u8(), code.cast_unsigned());
-    let be = len.to_be_bytes();
-    match width {
-        2 => out.extend_from_slice(&[first, code]),
-        3 => out.extend_from_slice(&[first, be[3], code]),
-        4 => out.extend_from_slice(&[first, be[2], be[3], code]),
-        _ => out.extend_from_slice(&[first, be[0], be[1], be[2], be[3], code]),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Cursor, Token};
+
+    fn read(bytes: &[u8]) -> std::result::Result<(Head, usize), usize> {
+        let mut padded = [0; 16];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        Head::read(&padded, bytes.len())
+    }
+
+    const EDGES: [u64; 16] = [
+        0,
+        1,
+        15,
+        16,
+        17,
+        31,
+        32,
+        127,
+        128,
+        255,
+        256,
+        65535,
+        65536,
+        0xffff_ffff,
+        1 << 32,
+        u64::MAX,
+    ];
 
     #[test]
-    fn every_width_reads_back_as_the_same_value() {
-        let lens = [
-            0, 1, 2, 4, 8, 15, 16, 17, 31, 32, 127, 128, 255, 256, 65535, 65536,
-        ];
-        for len in lens {
-            for head in [Head::Str(len), Head::Bin(len), Head::Ext(7, len)] {
-                for &width in head.widths() {
-                    let mut out = Vec::new();
-                    head.write_wide(width, &mut out);
-                    assert_eq!(out.len(), width);
-                    out.resize(width + len as usize, 0);
-                    let token = Cursor::new(&out).token().unwrap();
-                    let body = &out[width..];
-                    match head {
-                        Head::Str(_) => assert_eq!(token, Token::Str(body)),
-                        Head::Bin(_) => assert_eq!(token, Token::Bin(body)),
-                        _ => assert_eq!(token, Token::Ext(7, body)),
-                    }
+    fn every_width_reads_back_as_the_same_header() {
+        let mut heads = vec![Head::Nil, Head::Bool(true), Head::Bool(false)];
+        heads.extend([0.0, -1.5, f64::MAX].map(Head::Float));
+        for value in EDGES {
+            heads.push(Head::Uint(value));
+            let negative = (value >> 1).cast_signed().wrapping_neg();
+            heads.extend(
+                [negative - 1, negative]
+                    .into_iter()
+                    .filter(|&n| n < 0)
+                    .map(Head::Int),
+            );
+            if let Ok(len) = u32::try_from(value) {
+                heads.extend([
+                    Head::Str(len),
+                    Head::Bin(len),
+                    Head::Array(len),
+                    Head::Map(len),
+                ]);
+                heads.extend([Head::Ext(7, len), Head::Ext(-1, len)]);
+            }
+        }
+        for head in heads {
+            assert!(head.widths().is_sorted());
+            for width in head.widths() {
+                let mut out = Vec::new();
+                head.write_wide(width, &mut out);
+                assert_eq!(out.len(), width);
+                assert_eq!(read(&out), Ok((head, width)));
+                for cut in 1..width {
+                    assert_eq!(read(&out[..cut]), Err(width));
                 }
             }
         }
     }
 
     #[test]
-    fn integers_read_back_at_every_width() {
-        let edges = [
-            0,
-            127,
-            128,
-            255,
-            256,
-            65535,
-            65536,
-            0xffff_ffff,
-            1 << 32,
-            u64::MAX,
-        ];
-        for value in edges {
-            for &width in Head::Uint(value).widths() {
-                let mut out = Vec::new();
-                Head::Uint(value).write_wide(width, &mut out);
-                assert_eq!(out.len(), width);
-                assert_eq!(Cursor::new(&out).token().unwrap(), Token::Uint(value));
-            }
-        }
-    }
-
-    #[test]
     fn the_smallest_width_is_what_the_reference_writes() {
-        for len in [0u32, 15, 16, 31, 32, 255, 256, 65535, 65536, u32::MAX] {
-            let mut ours = Vec::new();
-            let mut theirs = Vec::new();
+        let mut ours = Vec::new();
+        let mut theirs = Vec::new();
+        for value in EDGES {
+            let signed = (value >> 1).cast_signed().wrapping_neg();
+            Head::Uint(value).write(&mut ours);
+            rmp::encode::write_uint(&mut theirs, value).unwrap();
+            for signed in [signed, signed - 1, -signed] {
+                Head::Int(signed).write(&mut ours);
+                rmp::encode::write_sint(&mut theirs, signed).unwrap();
+            }
+            let Ok(len) = u32::try_from(value) else {
+                continue;
+            };
             Head::Str(len).write(&mut ours);
             Head::Bin(len).write(&mut ours);
             Head::Array(len).write(&mut ours);
             Head::Map(len).write(&mut ours);
-            Head::Uint(len.into()).write(&mut ours);
             Head::Ext(1, len).write(&mut ours);
+            Head::Float(f64::from(len)).write(&mut ours);
             rmp::encode::write_str_len(&mut theirs, len).unwrap();
             rmp::encode::write_bin_len(&mut theirs, len).unwrap();
             rmp::encode::write_array_len(&mut theirs, len).unwrap();
             rmp::encode::write_map_len(&mut theirs, len).unwrap();
-            rmp::encode::write_uint(&mut theirs, len.into()).unwrap();
             rmp::encode::write_ext_meta(&mut theirs, len, 1).unwrap();
-            assert_eq!(ours, theirs);
+            rmp::encode::write_f64(&mut theirs, f64::from(len)).unwrap();
+        }
+        assert_eq!(ours, theirs);
+    }
+
+    #[test]
+    fn every_first_byte_is_what_the_reference_says() {
+        for first in 0..=255 {
+            let known = rmp::Marker::from_u8(first) != rmp::Marker::Reserved;
+            let found = read(&[first, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            assert_eq!(found.is_ok(), known, "{first:#x}");
+            if !known {
+                assert_eq!(found, Err(0));
+            }
         }
     }
 }

@@ -1,17 +1,17 @@
 //! The wire format: MessagePack as flax uses it.
 //!
-//! [`Head`] writes the header of a value at its smallest or at a chosen wider
-//! width; [`Cursor`] reads values one by one and never past the end. What is
-//! flax's own (extension codes, reserved keys) is written down here, once.
+//! [`Head`] is the header of a value, written at its smallest or at a chosen wider width, and
+//! read at any; [`Cursor`] reads headers one by one and never past the end. What is flax's own
+//! (extension codes, reserved keys) is written down here, once.
 //!
 //! Format: <https://github.com/msgpack/msgpack/blob/master/spec.md> and the
 //! "on-the-wire" comment in `flax/serialization.py`.
 
+mod cursor;
 mod head;
-mod read;
 
+pub use cursor::Cursor;
 pub use head::{Head, length};
-pub use read::{Cursor, Token};
 
 /// Extension type of an array: `[shape, dtype name, bytes]`.
 pub const EXT_NDARRAY: i8 = 1;
@@ -50,12 +50,12 @@ impl Complex {
         rmp_serde::to_vec(&self).expect("two floats always serialize")
     }
 
-    /// Reads a body that starts at `offset` of the input: two numbers of any
-    /// kind; further elements are ignored, as flax ignores them.
-    pub fn from_body(body: &[u8], offset: usize) -> crate::Result<Self> {
-        let mut cursor = Cursor::nested(body, offset);
-        let count = match cursor.token()? {
-            Token::Array(count) if count >= 2 => count,
+    /// Reads a body of which `cursor` sees nothing else: two numbers of any kind; further
+    /// elements are ignored, as flax ignores them.
+    pub fn read(cursor: &mut Cursor<'_>) -> crate::Result<Self> {
+        let offset = cursor.offset();
+        let count = match cursor.head()? {
+            Head::Array(count) if count >= 2 => count,
             _ => {
                 return Err(crate::Error::malformed(
                     offset,
@@ -63,11 +63,41 @@ impl Complex {
                 ));
             }
         };
-        let parts = (cursor.number()?, cursor.number()?);
-        for _ in 2..count {
-            cursor.skip()?;
+        let parts = (number(cursor)?, number(cursor)?);
+        // How many values are still to be read at each open level.
+        let mut open = vec![u64::from(count - 2)];
+        while let Some(last) = open.last_mut() {
+            if *last == 0 {
+                open.pop();
+                continue;
+            }
+            *last -= 1;
+            let offset = cursor.offset();
+            match cursor.head()? {
+                Head::Array(len) => open.push(len.into()),
+                Head::Map(pairs) => open.push(2 * u64::from(pairs)),
+                Head::Str(len) | Head::Bin(len) | Head::Ext(_, len) => cursor.skip(len as usize),
+                _ => {}
+            }
+            if open.len() > MAX_DEPTH {
+                let limit = MAX_DEPTH;
+                return Err(crate::Error::TooDeep { offset, limit });
+            }
         }
         cursor.finish()?;
         Ok(Self(parts.0, parts.1))
+    }
+}
+
+/// Reads a number of any kind as a float.
+#[allow(clippy::cast_precision_loss)] // what Python's complex() does as well
+fn number(cursor: &mut Cursor<'_>) -> crate::Result<f64> {
+    let offset = cursor.offset();
+    match cursor.head()? {
+        Head::Float(value) => Ok(value),
+        Head::Int(value) => Ok(value as f64),
+        Head::Uint(value) => Ok(value as f64),
+        Head::Bool(value) => Ok(value.into()),
+        _ => Err(crate::Error::malformed(offset, "expected a number")),
     }
 }

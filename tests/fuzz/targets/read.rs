@@ -1,30 +1,55 @@
-//! Any bytes are read token by token, and never beyond their end.
+//! Any bytes are events or an error, in memory and in windows alike.
 #![no_main]
 
+use std::mem::MaybeUninit;
+
 use libfuzzer_sys::fuzz_target;
-use treepack::array::{ArrayBody, ChunkedArray};
-use treepack::wire::{Cursor, Token};
+use treepack::Result;
+use treepack::array::resolve;
+use treepack::events::{Event, Events};
+use treepack::source::Source;
+
+/// A source that is no memory, so that it is read in windows.
+struct Windowed<'a>(&'a [u8]);
+
+impl Source for Windowed<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        target.write_copy_of_slice(&self.0[offset..offset + target.len()]);
+        Ok(())
+    }
+}
 
 fuzz_target!(|data: &[u8]| {
-    let mut cursor = Cursor::new(data);
-    loop {
-        let before = cursor.clone();
-        let offset = cursor.offset();
-        match cursor.token() {
-            Ok(Token::Map(pairs)) => {
-                let _ = ChunkedArray::parse(&mut cursor.clone(), pairs, offset);
+    let events = Events::read(&data.to_vec(), || Ok(()));
+    let windowed = Events::read(&Windowed(data), || Ok(()));
+    assert_eq!(format!("{events:?}"), format!("{windowed:?}"));
+    let Ok(events) = events else {
+        return;
+    };
+    for event in events.as_slice() {
+        match event {
+            Event::Array(number) | Event::Scalar(number) => {
+                let array = events.array(*number);
+                assert!(
+                    array
+                        .spans
+                        .iter()
+                        .all(|span| span.range().end <= data.len())
+                );
+                let _ = resolve(array.dims, array.nbytes(), 4, array.offset);
             }
-            Ok(Token::Ext(_, body)) => {
-                if let Ok(array) = ArrayBody::parse(body, offset) {
-                    let _ = array.dims.resolve(array.payload.len(), 4, offset);
-                }
+            Event::Bin(span) | Event::Ext(_, span) => assert!(span.range().end <= data.len()),
+            Event::Map(it) | Event::List(it) | Event::PrngKey(it) => {
+                assert!(it.end <= events.as_slice().len());
             }
-            Ok(_) => {}
-            Err(_) => break,
+            _ => {}
         }
-        assert!(cursor.offset() > offset);
-        let _ = before.clone().skip();
-        let _ = before.clone().number();
     }
-    assert!(cursor.offset() <= data.len());
+    for leaf in events.leaves().flatten() {
+        assert_eq!(leaf.read(&data.to_vec()).unwrap().len(), leaf.nbytes);
+    }
 });

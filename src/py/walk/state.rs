@@ -1,20 +1,21 @@
-//! The state of a walk: where it is, what it has met, and what stops it.
+//! The state of a walk.
+
+use std::sync::Arc;
 
 use numpy::{PyArrayDescr, PyUntypedArray};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{
     PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType,
 };
-use pyo3::{PyTypeInfo, ffi, intern};
+use pyo3::{PyTypeInfo, ffi};
 
-use super::super::errors;
+use super::super::failure::Walked;
 use super::super::hooks::Hooks;
-use super::source::Source;
+use super::devices::{Devices, WINDOW_BYTES};
+use super::payload::Leaf;
 use crate::Error;
-use crate::array::{Array, Framing, RecentHeaders};
-use crate::layout::LayoutBuilder;
-use crate::structure::Recorder;
+use crate::array::{Array, Framing};
+use crate::encoder::Encoder;
 use crate::wire;
 
 /// How a tree is to be walked.
@@ -33,87 +34,21 @@ pub struct Options<'py> {
     pub overridden: Vec<Bound<'py, PyType>>,
 }
 
-/// What stops a walk; the path is collected while it unwinds.
-pub enum Failure {
-    Core(Error),
-    Raised(PyErr),
-    /// A leaf that cannot be written, and why.
-    Leaf(String),
-    /// A tree that cannot be written, and why.
-    Tree(String),
-}
-
-impl From<Error> for Box<Failure> {
-    fn from(error: Error) -> Self {
-        Self::new(Failure::Core(error))
-    }
-}
-
-impl From<PyErr> for Box<Failure> {
-    fn from(error: PyErr) -> Self {
-        Self::new(Failure::Raised(error))
-    }
-}
-
-impl From<pyo3::CastError<'_, '_>> for Box<Failure> {
-    fn from(error: pyo3::CastError<'_, '_>) -> Self {
-        PyErr::from(error).into()
-    }
-}
-
-#[allow(clippy::unnecessary_box_returns)] // `Walked` says why
-impl Failure {
-    /// A leaf that cannot be written.
-    pub fn leaf(why: impl Into<String>) -> Box<Self> {
-        Box::new(Self::Leaf(why.into()))
-    }
-
-    /// A tree that cannot be written.
-    pub fn tree(why: impl Into<String>) -> Box<Self> {
-        Box::new(Self::Tree(why.into()))
-    }
-
-    pub fn into_py(self, py: Python<'_>, path: &[String]) -> PyErr {
-        let path = errors::path_to(path);
-        match self {
-            Self::Core(error) => errors::to_py(py, error, Some(&path)),
-            Self::Leaf(why) => errors::make(py, "UnserializableLeafError", (why, path)),
-            Self::Tree(why) => errors::make(py, "TreepackError", (format!("at {path}: {why}"),)),
-            Self::Raised(error) => {
-                // Best effort: the error itself says what is wrong.
-                let note = format!("treepack: while serializing {path}");
-                let _ = error
-                    .value(py)
-                    .call_method1(intern!(py, "add_note"), (note,));
-                error
-            }
-        }
-    }
-}
-
-/// Boxed, because results lie on the stack at every level of the tree.
-pub type Walked<T = ()> = Result<T, Box<Failure>>;
-
 /// Where in the tree the walk is.
 #[derive(Clone, Copy)]
 pub struct Place {
     /// Below here lists become maps and keys strings. Not so below the state
     /// that a handler returned: that is final.
     pub state: bool,
-    /// Some container above is written as a msgpack array.
-    pub in_list: bool,
     pub depth: usize,
 }
 
 impl Place {
     /// The place below a container.
     pub fn below(self) -> Walked<Self> {
-        if self.depth >= wire::MAX_DEPTH {
-            return Err(PyValueError::new_err(format!(
-                "the tree is nested more than {} levels deep, or contains itself",
-                wire::MAX_DEPTH
-            ))
-            .into());
+        let limit = wire::MAX_DEPTH;
+        if self.depth >= limit {
+            return Err(Error::TreeTooDeep { limit }.into());
         }
         Ok(Place {
             depth: self.depth + 1,
@@ -203,51 +138,42 @@ impl Dtype<'_> {
     }
 }
 
-/// A jax array whose bytes are fetched at the end.
-pub struct OnDevice<'py> {
-    pub array: Bound<'py, PyAny>,
-    pub shape: Vec<usize>,
-    pub itemsize: usize,
-    /// Its places in the layout, with the range of its bytes that belongs there.
-    pub parts: Vec<(usize, std::ops::Range<usize>)>,
-}
-
 /// One walk.
-pub struct Walk<'a, 'py> {
+pub struct Walk<'py> {
     pub py: Python<'py>,
     pub hooks: &'static Hooks,
     pub types: Types,
-    pub options: &'a Options<'py>,
-    pub out: LayoutBuilder<Source>,
-    pub recent: RecentHeaders,
-    /// Takes down the structure, if that is asked for.
-    pub recorder: Option<Recorder>,
-    /// How many pairs the next map will have besides those of its container.
-    pub more_pairs: u32,
+    pub options: Options<'py>,
+    pub out: Encoder<Leaf>,
     pub dtypes: Vec<Dtype<'py>>,
+    /// Whether every array of jax so far has lent its memory, so that the next one is asked
+    /// before anything else is.
+    pub all_lent: bool,
+    /// By the formats of buffers that arrays of jax have lent: the index of the dtype.
+    pub formats: Vec<(Vec<u8>, usize)>,
     /// The types are held, so that no other one gets the address of one that was met.
     pub classes: Vec<(Bound<'py, PyType>, Class)>,
-    pub on_device: Vec<OnDevice<'py>>,
-    /// On a failure: the keys from the leaf up to the root.
-    pub path: Vec<String>,
+    pub devices: Arc<Devices>,
 }
 
-impl<'a, 'py> Walk<'a, 'py> {
+impl<'py> Walk<'py> {
     /// A walk that has not begun.
-    pub fn new(py: Python<'py>, options: &'a Options<'py>) -> PyResult<Self> {
+    pub fn new(py: Python<'py>, options: Options<'py>) -> PyResult<Self> {
         Ok(Self {
             py,
             hooks: Hooks::get(py)?,
             types: Types::new(py),
+            out: if options.structure {
+                Encoder::described(options.framing)
+            } else {
+                Encoder::new(options.framing)
+            },
             options,
-            out: LayoutBuilder::default(),
-            recent: RecentHeaders::default(),
-            recorder: options.structure.then(Recorder::default),
-            more_pairs: 0,
             dtypes: Vec::new(),
+            all_lent: true,
+            formats: Vec::new(),
             classes: Vec::new(),
-            on_device: Vec::new(),
-            path: Vec::new(),
+            devices: Arc::new(Devices::new(WINDOW_BYTES)),
         })
     }
 }

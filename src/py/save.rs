@@ -1,7 +1,5 @@
 //! The verbs that save: a tree in, bytes or a file out.
 
-use std::fs::File;
-use std::io::Write;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 
@@ -9,14 +7,14 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyType};
 
-use super::intake::{Options, Source};
-use super::memory::{Writable, new_bytes, view};
-use super::progress::Progress;
-use super::{errors, gzip};
+use super::memory::{Owned, Writable, new_bytes, view};
+use super::walk::{Leaf, Options, layout_of};
+use super::watch::Watcher;
+use super::{errors, gzip, threads_wanted};
 use crate::array::{Alignment, ChunkLimit, Framing};
-use crate::gzip::compress;
-use crate::layout::{self, OutputPiece};
-use crate::sink::{Durability, Target, pour, pour_range, write_file, write_layout};
+use crate::layout::{self, Caching, OutputPiece, Payload};
+use crate::raw::RawBytes;
+use crate::sink::{Durability, Output, Target, pour, replace_file};
 use crate::{Result, parallel};
 
 /// Below so many bytes, headers and payloads are joined in `buffers`: to send a piece by
@@ -25,7 +23,11 @@ const JOIN_MAX_BYTES: usize = 4 << 10;
 
 /// A tree that is ready to be written: small headers, and borrowed array memory.
 #[pyclass(frozen, module = "treepack._core")]
-pub struct Layout(layout::Layout<Source>);
+pub struct Layout {
+    layout: layout::Layout<Leaf>,
+    /// Copying it asks Python for some of it, so it must be done detached.
+    needs_python: bool,
+}
 
 /// Walks a tree; see `_core.pyi`.
 #[pyfunction]
@@ -33,7 +35,7 @@ pub struct Layout(layout::Layout<Source>);
     tree, *, state_dict, sort_keys, align, max_chunk_size, overridden, structure=false, metadata=None
 ))]
 #[allow(clippy::too_many_arguments)] // they have names in Python
-pub fn intake(
+pub fn walk(
     tree: &Bound<'_, PyAny>,
     state_dict: bool,
     sort_keys: bool,
@@ -44,7 +46,7 @@ pub fn intake(
     metadata: Option<Vec<u8>>,
 ) -> PyResult<Layout> {
     let framing = Framing {
-        align: Alignment::new(align).map_err(|error| errors::to_py(tree.py(), error, None))?,
+        align: Alignment::new(align)?,
         chunks: ChunkLimit::new(max_chunk_size),
         may_box: true,
     };
@@ -56,27 +58,33 @@ pub fn intake(
         framing,
         overridden,
     };
-    Ok(Layout(super::intake::intake(tree, &options)?))
+    let layout = layout_of(tree, options)?;
+    let needs_python = layout.payloads().any(Leaf::needs_python);
+    Ok(Layout {
+        layout,
+        needs_python,
+    })
 }
 
 #[pymethods]
 impl Layout {
     #[getter]
     fn nbytes(&self) -> usize {
-        self.0.len()
+        self.layout.len()
     }
 
     #[pyo3(signature = (*, threads))]
     fn to_bytes<'py>(
         &self,
         py: Python<'py>,
-        threads: Option<i64>,
+        #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let threads = self.threads(py, threads)?;
-        let (bytes, ()) = new_bytes(py, self.0.len(), |memory| {
-            pour(&self.0, memory, Target::Fresh, threads);
+        let threads = self.threads(threads)?;
+        let watcher = Watcher::signals();
+        let made = new_bytes(py, self.layout.len(), self.needs_python, |memory| {
+            pour(&self.layout, memory, Target::Fresh, threads, &watcher)
         })?;
-        Ok(bytes)
+        made.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
     /// Fills a range of a writable buffer.
@@ -85,13 +93,13 @@ impl Layout {
         &self,
         buffer: &Bound<'_, PyAny>,
         offset: i64,
-        threads: Option<i64>,
+        #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
     ) -> PyResult<usize> {
         let py = buffer.py();
         let wanted = threads;
-        let threads = self.threads(py, wanted)?;
+        let threads = self.threads(wanted)?;
         let mut buffer = Writable::get(buffer)?;
-        let (room, needed) = (buffer.len(), self.0.len());
+        let (room, needed) = (buffer.len(), self.layout.len());
         let start = usize::try_from(offset).ok().filter(|&start| start <= room);
         let Some(start) = start else {
             return Err(PyValueError::new_err(format!(
@@ -106,19 +114,24 @@ impl Layout {
             )));
         }
         let range = start..start + needed;
-        let blocks = self.0.payloads().flat_map(Source::blocks);
-        if blocks.into_iter().any(|block| buffer.overlaps(block)) {
+        let watcher = Watcher::signals();
+        let target = buffer.memory();
+        // Arrays of devices may lie in host memory, too, which is not known yet.
+        let overlaps = |leaf: &Leaf| leaf.memory().is_none_or(|memory| memory.overlaps(target));
+        let filled = if self.layout.payloads().any(overlaps) {
             // Some arrays lie where they would be overwritten before they are read.
             let copy = self.to_bytes(py, wanted)?;
             let copy = copy.as_bytes();
-            buffer.fill(py, range, |memory| {
-                parallel::copy_all(vec![(copy, memory)], threads);
-            });
+            buffer.fill(py, range, false, |memory| {
+                memory.write_copy_of_slice(copy);
+                Ok(())
+            })
         } else {
-            buffer.fill(py, range, |memory| {
-                pour(&self.0, memory, Target::Used, threads);
-            });
-        }
+            buffer.fill(py, range, self.needs_python, |memory| {
+                pour(&self.layout, memory, Target::Used, threads, &watcher)
+            })
+        };
+        filled.map_err(|error| watcher.explain(error, PyErr::from))?;
         Ok(needed)
     }
 
@@ -126,18 +139,22 @@ impl Layout {
     fn buffers<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<Bound<'py, PyMemoryView>>> {
         let py = slf.py();
         let byte = numpy::dtype::<u8>(py);
-        let layout = &slf.get().0;
+        let Self {
+            layout,
+            needs_python,
+        } = slf.get();
         let pieces = py.detach(|| layout.pieces(JOIN_MAX_BYTES));
         let views = pieces.into_iter().map(|piece| match piece {
-            OutputPiece::Run(run) => {
-                let array = view(&byte, &[run.len().cast_signed()], run, slf.as_any())?;
+            OutputPiece::Payload(number) => {
+                let owned = Owned::of(slf, |it| it.memory(number));
+                let array = view(&byte, &[owned.memory().len()], owned, 0)?;
                 PyMemoryView::from(&array)
             }
             OutputPiece::Joined(range) => {
-                let (bytes, ()) = new_bytes(py, range.len(), |memory| {
-                    pour_range(layout, range, memory);
+                let bytes = new_bytes(py, range.len(), *needs_python, |memory| {
+                    layout.copy_to(range.start, memory, Caching::Usual)
                 })?;
-                PyMemoryView::from(bytes.as_any())
+                PyMemoryView::from(bytes?.as_any())
             }
         });
         views.collect()
@@ -148,10 +165,17 @@ impl Layout {
         &self,
         py: Python<'py>,
         level: Option<i64>,
-        threads: Option<i64>,
+        #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        gzip::to_bytes(py, &self.0, level, threads, progress)
+        gzip::to_bytes(
+            py,
+            &self.layout,
+            self.needs_python,
+            level,
+            threads,
+            progress,
+        )
     }
 
     #[pyo3(signature = (path, *, durable, progress))]
@@ -162,9 +186,9 @@ impl Layout {
         durable: bool,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
-        let progress = Progress::new(progress, self.0.len());
-        save(py, &path, durable, self.0.len(), progress, |file, done| {
-            write_layout(&self.0, file, done)
+        let watcher = Watcher::new(progress, self.layout.len());
+        save(py, &path, durable, self.layout.len(), watcher, |file, _| {
+            file.layout(&self.layout)
         })
     }
 
@@ -175,40 +199,39 @@ impl Layout {
         path: PathBuf,
         level: Option<i64>,
         durable: bool,
-        threads: Option<i64>,
+        #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
-        let method = crate::gzip::method(level).map_err(|error| errors::to_py(py, error, None))?;
-        let threads = gzip::threads(py, threads, self.0.len())?;
-        let progress = Progress::new(progress, self.0.len());
+        let method = crate::gzip::method(level)?;
+        let threads = gzip::threads(threads, self.layout.len())?;
+        let watcher = Watcher::new(progress, self.layout.len());
         // The size is not known before; zero reserves nothing.
-        save(py, &path, durable, 0, progress, |file, done| {
-            if file.metadata()?.is_file() {
-                return compress(&self.0, method, threads, file, done);
-            }
-            // A pipe cannot go back to the header.
-            let mut member = Vec::new();
-            compress(&self.0, method, threads, &mut member, done)?;
-            Ok(file.write_all(&member)?)
+        save(py, &path, durable, 0, watcher, |file, watcher| {
+            crate::gzip::compress(&self.layout, method, threads, file, watcher)
         })
     }
 }
 
 impl Layout {
-    fn threads(&self, py: Python<'_>, requested: Option<i64>) -> PyResult<NonZero<usize>> {
-        let threads = parallel::threads(requested, self.0.len(), parallel::MIN_COPY_BYTES);
-        threads.map_err(|error| errors::to_py(py, error, None))
+    /// The memory of a payload that has some.
+    fn memory(&self, number: usize) -> RawBytes<'_> {
+        let memory = self.layout.payload(number).memory();
+        memory.unwrap_or(RawBytes::from(&[][..]))
+    }
+
+    fn threads(&self, requested: Option<i64>) -> Result<NonZero<usize>> {
+        parallel::threads(requested, self.layout.len(), parallel::MIN_COPY_BYTES)
     }
 }
 
-/// Writes a file whole or not at all, detached. `write` tells how far it has come.
+/// Writes a file whole or not at all, detached.
 fn save(
     py: Python<'_>,
     path: &Path,
     durable: bool,
     size: usize,
-    mut progress: Progress,
-    write: impl FnOnce(&mut File, &mut dyn FnMut(usize) -> Result<()>) -> Result<()> + Send,
+    watcher: Watcher,
+    write: impl FnOnce(&mut Output<'_>, &Watcher) -> Result<()> + Send,
 ) -> PyResult<()> {
     let durability = if durable {
         Durability::Synced
@@ -216,9 +239,9 @@ fn save(
         Durability::Cached
     };
     let saved = py.detach(|| {
-        write_file(path, durability, size, |file| {
-            write(file, &mut |done| progress.at(done))
+        replace_file(path, durability, size, &watcher, |file| {
+            write(file, &watcher)
         })
     });
-    saved.map_err(|error| progress.explain(error, |error| errors::file_error(py, error, path)))
+    saved.map_err(|error| watcher.explain(error, |error| errors::file_error(error, path)))
 }

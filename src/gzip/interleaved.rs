@@ -1,4 +1,4 @@
-//! Decoding blocks of literals alone, several in turns.
+//! Decoding blocks of literals alone, several interleaved.
 //!
 //! Where a symbol begins is known only when the one before has been looked up, which takes
 //! several cycles; meanwhile those of other blocks are looked up. What comes out goes through a
@@ -10,8 +10,8 @@ use super::bits::BitReader;
 use super::huffman::{END_OF_BLOCK, LENGTHS_ORDER, LITERALS, codes};
 use super::literal::{MAX_BITS, STEP};
 
-/// How many blocks are decoded in turns, at most.
-pub const TURNS: usize = 8;
+/// How many blocks are decoded interleaved, at most.
+pub const LANES: usize = 8;
 
 /// How many steps of `STEP` literals are staged.
 const STEPS: usize = 128;
@@ -27,23 +27,23 @@ const END: u16 = 0x80;
 type Stage = [[u8; STEP]; STEPS];
 
 /// What is used again and again.
-pub struct Turns {
-    /// `TURNS` of both.
+pub struct Interleaved {
+    /// `LANES` of both.
     tables: Vec<Table>,
     stages: Vec<Stage>,
 }
 
-impl Default for Turns {
+impl Default for Interleaved {
     fn default() -> Self {
         Self {
-            tables: vec![[0; 1 << MAX_BITS]; TURNS],
-            stages: vec![[[0; STEP]; STEPS]; TURNS],
+            tables: vec![[0; 1 << MAX_BITS]; LANES],
+            stages: vec![[[0; STEP]; STEPS]; LANES],
         }
     }
 }
 
-impl Turns {
-    /// Decodes up to `TURNS` blocks that have `len` bytes each. Returns false if one of them is
+impl Interleaved {
+    /// Decodes up to `LANES` blocks that have `len` bytes each. Returns false if one of them is
     /// not as [`Code::encode`](super::literal::Code::encode) writes it.
     ///
     /// `take` is given what comes out piece by piece, with the number of the block.
@@ -57,16 +57,16 @@ impl Turns {
         mut take: impl FnMut(usize, &[u8]),
     ) -> bool {
         // The last block again where there are fewer: still faster than one after the other.
-        let block = |turn: usize| blocks[turn.min(blocks.len() - 1)];
-        let mut take = |turn: usize, piece: &[u8]| {
-            if turn < blocks.len() {
-                take(turn, piece);
+        let block = |lane: usize| blocks[lane.min(blocks.len() - 1)];
+        let mut take = |lane: usize, piece: &[u8]| {
+            if lane < blocks.len() {
+                take(lane, piece);
             }
         };
         match blocks.len() {
             1 => self.decode_all(one, [blocks[0]], len, &mut take),
             2..=4 => self.decode_all(four, std::array::from_fn(block), len, &mut take),
-            5..=TURNS => self.decode_all(eight, std::array::from_fn(block), len, &mut take),
+            5..=LANES => self.decode_all(eight, std::array::from_fn(block), len, &mut take),
             count => panic!("{count} blocks"),
         }
     }
@@ -78,13 +78,13 @@ impl Turns {
         len: usize,
         take: &mut impl FnMut(usize, &[u8]),
     ) -> bool {
-        let tables = self.tables.first_chunk_mut::<N>().expect("N <= TURNS");
-        let staged = self.stages.first_chunk_mut::<N>().expect("N <= TURNS");
+        let tables = self.tables.first_chunk_mut::<N>().expect("N <= LANES");
+        let staged = self.stages.first_chunk_mut::<N>().expect("N <= LANES");
         let mut readers = blocks.map(BitReader::new);
         let mut end_bits = [0; N];
-        for turn in 0..N {
-            match read_header(&mut readers[turn], &mut tables[turn]) {
-                Some(bits) => end_bits[turn] = bits,
+        for lane in 0..N {
+            match read_header(&mut readers[lane], &mut tables[lane]) {
+                Some(bits) => end_bits[lane] = bits,
                 None => return false,
             }
         }
@@ -93,31 +93,31 @@ impl Turns {
         while left > STEP {
             let steps = STEPS.min((left - 1) / STEP);
             let done = stage(tables, &mut readers, staged, steps);
-            for (turn, stage) in staged.iter().enumerate() {
-                take(turn, stage[..done].as_flattened());
+            for (lane, stage) in staged.iter().enumerate() {
+                take(lane, stage[..done].as_flattened());
             }
             left -= done * STEP;
             if done < steps {
                 break;
             }
         }
-        for (turn, reader) in readers.iter_mut().enumerate() {
-            let places = staged[turn].as_flattened_mut();
+        for (lane, reader) in readers.iter_mut().enumerate() {
+            let places = staged[lane].as_flattened_mut();
             let mut left = left;
             while left > 0 {
                 let part = left.min(places.len());
                 for place in &mut places[..part] {
                     reader.refill();
-                    let entry = next_entry(reader, &tables[turn]);
+                    let entry = next_entry(reader, &tables[lane]);
                     if entry == END {
                         return false;
                     }
                     *place = literal(entry);
                 }
-                take(turn, &places[..part]);
+                take(lane, &places[..part]);
                 left -= part;
             }
-            if !ends(reader, &tables[turn], end_bits[turn]) {
+            if !ends(reader, &tables[lane], end_bits[lane]) {
                 return false;
             }
         }
@@ -160,9 +160,9 @@ fn stage<const N: usize>(
             }
         }
         for place in 0..STEP {
-            for turn in 0..N {
-                let entry = next_entry(&mut now[turn], &tables[turn]);
-                staged[turn][step][place] = literal(entry);
+            for lane in 0..N {
+                let entry = next_entry(&mut now[lane], &tables[lane]);
+                staged[lane][step][place] = literal(entry);
             }
         }
     }
@@ -275,8 +275,8 @@ mod tests {
 
     fn decode_all(blocks: &[&[u8]], len: usize) -> Option<Vec<Vec<u8>>> {
         let mut found = vec![Vec::new(); blocks.len()];
-        let mut take = |turn: usize, piece: &[u8]| found[turn].extend_from_slice(piece);
-        let well = Turns::default().decode(blocks, len, &mut take);
+        let mut take = |lane: usize, piece: &[u8]| found[lane].extend_from_slice(piece);
+        let well = Interleaved::default().decode(blocks, len, &mut take);
         well.then_some(found)
     }
 
@@ -312,10 +312,10 @@ mod tests {
         }
 
         #[test]
-        fn several_blocks_are_decoded_in_turns(data in data(), count in 1..=TURNS) {
+        fn several_blocks_are_decoded_in_lanes(data in data(), count in 1..=LANES) {
             let mut parts = vec![data.clone(); count];
-            for (turn, part) in parts.iter_mut().enumerate() {
-                match turn % 4 {
+            for (lane, part) in parts.iter_mut().enumerate() {
+                match lane % 4 {
                     0 => (),
                     1 => part.reverse(),
                     2 => part.sort_unstable(),

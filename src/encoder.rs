@@ -1,0 +1,432 @@
+//! Writing a tree: whoever walks one says what it meets, and gets a layout.
+//!
+//! The grammar is here: widths of headers, alignment, chunks, reserved keys, depth, and the
+//! record of the structure. A walk only says `map(2)`, `key("w")`, `array(…)`, and so on.
+
+use std::mem;
+use std::ops::Range;
+
+use serde_bytes::ByteBuf;
+
+use crate::array::{self, Array, Framing, KeyPlace, RecentHeaders};
+use crate::layout::{Layout, LayoutBuilder, Payload};
+use crate::structure::{Kind, NodeType, ROOT_KEY, Recorder, TRAILER_KEY};
+use crate::wire::{self, Complex, Head, length};
+use crate::{Error, Result};
+
+/// Takes down a tree value by value, in the order of the output.
+///
+/// A container is begun with its number of values, which follow, and ended. In a map each
+/// value comes after its key.
+///
+/// ```
+/// use treepack::array::{Alignment, Array, ChunkLimit, Framing};
+/// use treepack::encoder::Encoder;
+/// use treepack::layout::Caching;
+/// use treepack::structure::Kind;
+/// use treepack::wire::EXT_NDARRAY;
+///
+/// # fn main() -> treepack::Result<()> {
+/// let framing = Framing {
+///     align: Alignment::new(64)?,
+///     chunks: ChunkLimit::DEFAULT,
+///     may_box: true,
+/// };
+/// let mut encoder = Encoder::<Vec<u8>>::new(framing);
+/// encoder.map(2)?;
+/// encoder.key("step")?;
+/// encoder.uint(7)?;
+/// encoder.key("w")?;
+/// let w = Array { code: EXT_NDARRAY, shape: &[2], dtype: "float32", itemsize: 4 };
+/// let bytes = [1.0f32, 2.0].map(f32::to_le_bytes).concat();
+/// encoder.array(&w, Kind::Plain, |out, range| out.push(bytes[range].to_vec()))?;
+/// encoder.end(Kind::Dict)?;
+/// let layout = encoder.finish(None)?;
+/// assert_eq!(layout.len(), 33);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Encoder<P> {
+    layout: LayoutBuilder<P>,
+    framing: Framing,
+    recent: RecentHeaders,
+    open: Vec<Open>,
+    /// How many of the open containers are written as msgpack arrays.
+    lists: usize,
+    /// The key before the next value.
+    key: Option<KeyPlace>,
+    begun: bool,
+    recorder: Option<Recorder>,
+    /// The recorder while something is written that it sees as one leaf.
+    paused: Option<Recorder>,
+}
+
+/// A container that has not ended.
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    /// How many values are still to come; in a map, keys count.
+    left: u64,
+    is_list: bool,
+}
+
+impl<P: Payload> Encoder<P> {
+    /// Writes just the tree, as flax does.
+    #[must_use]
+    pub fn new(framing: Framing) -> Self {
+        Self {
+            layout: LayoutBuilder::default(),
+            framing,
+            recent: RecentHeaders::default(),
+            open: Vec::new(),
+            lists: 0,
+            key: None,
+            begun: false,
+            recorder: None,
+            paused: None,
+        }
+    }
+
+    /// Records the structure as well, and writes it after the tree. The tree must have no lists.
+    #[must_use]
+    pub fn described(framing: Framing) -> Self {
+        Self {
+            recorder: Some(Recorder::default()),
+            ..Self::new(framing)
+        }
+    }
+
+    /// Whether the structure is recorded.
+    #[inline]
+    #[must_use]
+    pub fn is_described(&self) -> bool {
+        self.recorder.is_some()
+    }
+
+    /// Begins a map of so many pairs.
+    pub fn map(&mut self, pairs: usize) -> Result<()> {
+        let is_root = self.open.is_empty();
+        self.begin(true)?;
+        let head = length("map", pairs)?;
+        let more = u32::from(is_root && self.is_described());
+        let head = head.checked_add(more).ok_or(Error::TooLarge {
+            what: "map",
+            len: pairs,
+        })?;
+        Head::Map(head).write(self.layout.headers());
+        self.enter(2 * pairs as u64, false)
+    }
+
+    /// Begins a list of so many elements.
+    pub fn list(&mut self, len: usize) -> Result<()> {
+        if self.is_described() {
+            return Err(misused("a list in a tree whose structure is recorded"));
+        }
+        self.begin(true)?;
+        Head::Array(length("list", len)?).write(self.layout.headers());
+        self.lists += 1;
+        self.enter(len as u64, true)
+    }
+
+    fn enter(&mut self, left: u64, is_list: bool) -> Result<()> {
+        let limit = wire::MAX_DEPTH;
+        if self.open.len() >= limit {
+            return Err(Error::TreeTooDeep { limit });
+        }
+        self.open.push(Open { left, is_list });
+        if let Some(recorder) = &mut self.recorder {
+            recorder.open();
+        }
+        Ok(())
+    }
+
+    /// Ends the container that was begun last; `kind` is what it is recorded as.
+    pub fn end(&mut self, kind: Kind) -> Result<()> {
+        match self.open.pop() {
+            Some(Open { left: 0, is_list }) => self.lists -= usize::from(is_list),
+            Some(_) => return Err(misused("a container ends before all its values")),
+            None => return Err(misused("no container is open")),
+        }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.close(kind);
+        }
+        Ok(())
+    }
+
+    /// The number by which [`Kind::Typed`] refers to a type of nodes.
+    pub fn node_type(&mut self, class: NodeType) -> u32 {
+        self.recorder
+            .as_mut()
+            .map_or(0, |recorder| recorder.node_type(class))
+    }
+
+    /// Writes a string that is the key of the next value.
+    #[inline]
+    pub fn key(&mut self, text: &str) -> Result<()> {
+        if text.starts_with("__") {
+            self.check_key(text)?;
+        }
+        self.begin(true)?;
+        self.write_key(text)
+    }
+
+    #[inline]
+    fn write_key(&mut self, text: &str) -> Result<()> {
+        let head = Head::Str(length("string", text.len())?);
+        self.key = Some(KeyPlace {
+            start: self.layout.len(),
+            head: head.width(),
+        });
+        head.write(self.layout.headers());
+        self.layout.extend(text.as_bytes())
+    }
+
+    /// Refuses keys that have a meaning of their own; all of them begin with `__`.
+    #[inline(never)]
+    fn check_key(&self, text: &str) -> Result<()> {
+        let meaning = match text {
+            wire::CHUNKED_MARKER => "arrays that are stored in chunks",
+            TRAILER_KEY | ROOT_KEY | wire::PRNG_MARKER if self.is_described() => {
+                "what treepack adds to a tree"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::ReservedKey {
+            key: text.into(),
+            meaning,
+        })
+    }
+
+    /// Writes `nil`.
+    pub fn nil(&mut self) -> Result<()> {
+        self.leaf(Head::Nil)
+    }
+
+    /// Writes a boolean.
+    pub fn bool(&mut self, value: bool) -> Result<()> {
+        self.leaf(Head::Bool(value))
+    }
+
+    /// Writes an integer.
+    pub fn int(&mut self, value: i64) -> Result<()> {
+        self.leaf(Head::Int(value))
+    }
+
+    /// Writes a non-negative integer.
+    pub fn uint(&mut self, value: u64) -> Result<()> {
+        self.leaf(Head::Uint(value))
+    }
+
+    /// Writes a float.
+    pub fn float(&mut self, value: f64) -> Result<()> {
+        self.leaf(Head::Float(value))
+    }
+
+    /// Writes a complex number.
+    pub fn complex(&mut self, value: Complex) -> Result<()> {
+        self.ext(wire::EXT_COMPLEX, &value.to_body())
+    }
+
+    /// Writes an extension.
+    pub fn ext(&mut self, code: i8, body: &[u8]) -> Result<()> {
+        self.leaf(Head::Ext(code, length("extension", body.len())?))?;
+        self.layout.extend(body)
+    }
+
+    /// Writes a string of `len` bytes, which `content` appends.
+    #[inline]
+    pub fn str(
+        &mut self,
+        len: usize,
+        content: impl FnOnce(&mut LayoutBuilder<P>) -> Result<()>,
+    ) -> Result<()> {
+        self.leaf(Head::Str(length("string", len)?))?;
+        content(&mut self.layout)
+    }
+
+    /// Writes a byte string of `len` bytes, which `content` appends; `kind` is what it is
+    /// recorded as.
+    pub fn bin(
+        &mut self,
+        len: usize,
+        kind: Kind,
+        content: impl FnOnce(&mut LayoutBuilder<P>) -> Result<()>,
+    ) -> Result<()> {
+        self.begin(false)?;
+        self.record(kind);
+        Head::Bin(length("byte string", len)?).write(self.layout.headers());
+        content(&mut self.layout)
+    }
+
+    /// Writes an array. `content` is called to append ranges of its bytes, one after the other;
+    /// `kind` is what it is recorded as.
+    #[inline]
+    pub fn array(
+        &mut self,
+        array: &Array<'_>,
+        kind: Kind,
+        content: impl FnMut(&mut LayoutBuilder<P>, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        let key = self.key;
+        self.begin(false)?;
+        // The root may have got a key just now.
+        let key = key.or(self.key.take());
+        self.record(kind);
+        let framing = Framing {
+            // flax joins chunks only where all containers above are maps.
+            may_box: self.framing.may_box && self.lists == 0,
+            ..self.framing
+        };
+        array::frame(
+            &mut self.layout,
+            &mut self.recent,
+            key,
+            array,
+            &framing,
+            content,
+        )
+    }
+
+    /// Begins a typed PRNG key of this implementation, whose data are the array that follows.
+    pub fn prng_key(&mut self, name: &str) -> Result<()> {
+        self.begin(false)?;
+        self.record(Kind::Jax);
+        self.paused = self.recorder.take(); // its parts are no children
+        Head::Map(2).write(self.layout.headers());
+        self.enter(4, false)?;
+        self.begin(true)?;
+        self.write_key(wire::PRNG_MARKER)?;
+        self.str(name.len(), |out| out.extend(name.as_bytes()))?;
+        self.key("data")
+    }
+
+    /// Ends the key that `prng_key` has begun.
+    pub fn end_prng_key(&mut self) -> Result<()> {
+        self.end(Kind::Dict)?;
+        self.recorder = self.paused.take();
+        Ok(())
+    }
+
+    /// The layout, when the whole tree has been written. `metadata` is a typed value that is
+    /// recorded with the structure.
+    pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Result<Layout<P>> {
+        if !self.begun || !self.open.is_empty() {
+            return Err(misused("the tree is not whole"));
+        }
+        if let Some(recorder) = self.recorder.take() {
+            let trailer = recorder.finish(metadata).encode();
+            self.write_key(TRAILER_KEY)?;
+            let out = self.layout.headers();
+            Head::Bin(length("structure", trailer.len())?).write(out);
+            self.layout.extend(&trailer)?;
+        }
+        Ok(self.layout.finish())
+    }
+
+    /// Writes a leaf that is nothing but its header, or whose bytes follow.
+    #[inline]
+    fn leaf(&mut self, head: Head) -> Result<()> {
+        self.begin(false)?;
+        self.record(Kind::Plain);
+        head.write(self.layout.headers());
+        Ok(())
+    }
+
+    /// Takes down what a leaf is.
+    #[inline]
+    fn record(&mut self, kind: Kind) {
+        if let Some(recorder) = &mut self.recorder {
+            match kind {
+                Kind::Plain => recorder.plain(),
+                kind => recorder.leaf(kind),
+            }
+        }
+    }
+
+    /// Counts a value of the container that is open.
+    #[inline]
+    fn begin(&mut self, no_leaf: bool) -> Result<()> {
+        self.key = None;
+        self.layout.headers().try_reserve(Head::MAX_BYTES)?;
+        if let Some(open) = self.open.last_mut() {
+            if open.left == 0 {
+                return Err(misused(
+                    "a container has more values than it was begun with",
+                ));
+            }
+            open.left -= 1;
+            return Ok(());
+        }
+        self.begin_root(no_leaf)
+    }
+
+    #[inline(never)]
+    fn begin_root(&mut self, no_leaf: bool) -> Result<()> {
+        if mem::replace(&mut self.begun, true) {
+            return Err(misused("a second tree"));
+        }
+        if self.is_described() && !no_leaf {
+            // A leaf has no place for a key, so it stands in a map of its own.
+            Head::Map(2).write(self.layout.headers());
+            self.write_key(ROOT_KEY)?;
+        }
+        Ok(())
+    }
+}
+
+/// A kind of a dict whose keys are not all strings.
+#[must_use]
+pub fn dict_with_keys(keys: Vec<u8>) -> Kind {
+    Kind::DictWithKeys(ByteBuf::from(keys))
+}
+
+fn misused(what: &str) -> Error {
+    Error::Option(format!("the encoder was misused: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::array::{Alignment, ChunkLimit};
+
+    fn framing() -> Framing {
+        Framing {
+            align: Alignment::new(1).unwrap(),
+            chunks: ChunkLimit::DEFAULT,
+            may_box: true,
+        }
+    }
+
+    #[test]
+    fn misuse_is_an_error() {
+        type Calls = fn(&mut Encoder<Vec<u8>>) -> Result<()>;
+        let wrong: [Calls; 6] = [
+            |it| it.end(Kind::Dict),
+            |it| it.nil().and_then(|()| it.nil()),
+            |it| it.list(1).and_then(|()| it.end(Kind::List)),
+            |it| it.list(0).and_then(|()| it.nil()),
+            |it| {
+                it.map(1)
+                    .and_then(|()| it.key("a"))
+                    .and_then(|()| it.end(Kind::Dict))
+            },
+            |it| it.map(1).and_then(|()| it.key(wire::CHUNKED_MARKER)),
+        ];
+        for calls in wrong {
+            assert!(calls(&mut Encoder::new(framing())).is_err());
+        }
+        assert!(Encoder::<Vec<u8>>::new(framing()).finish(None).is_err());
+        let mut unfinished = Encoder::<Vec<u8>>::new(framing());
+        unfinished.map(1).unwrap();
+        assert!(unfinished.finish(None).is_err());
+        assert!(Encoder::<Vec<u8>>::described(framing()).list(0).is_err());
+    }
+
+    #[test]
+    fn trees_of_a_certain_depth_can_be_written() {
+        let mut encoder = Encoder::<Vec<u8>>::new(framing());
+        for _ in 0..wire::MAX_DEPTH {
+            encoder.list(1).unwrap();
+        }
+        assert!(matches!(encoder.list(1), Err(Error::TreeTooDeep { .. })));
+    }
+}

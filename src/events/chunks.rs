@@ -1,0 +1,95 @@
+//! A map with the marker of an array in chunks becomes that array.
+//!
+//! `{marker: …, "shape": {"0": …}, "chunks": {"0": array, …}}`. The marker counts by its
+//! presence, whatever its value; other keys do not matter; of equal keys the last counts.
+
+use std::collections::HashMap;
+
+use super::{Event, Events, Text};
+use crate::array::Dims;
+use crate::wire::{CHUNKED_MARKER, Head};
+use crate::{Error, Result};
+
+impl Events {
+    /// Puts an array in place of the map whose events are the last, from `map` on. `text` is
+    /// that of all strings, and `offset` where the map begins in the source.
+    pub(super) fn join_chunks(&mut self, text: &[u8], map: usize, offset: usize) -> Result<()> {
+        let fail = |reason: &str| {
+            let reason = format!("a map with the key {CHUNKED_MARKER:?} {reason}");
+            Error::malformed(offset, reason)
+        };
+        let (mut shape, mut chunks) = (None, None);
+        let mut key = map + 1;
+        let end = self.list.len();
+        while key < end {
+            let value = self.after(key);
+            match self.list[key] {
+                Event::Str(key) if bytes(text, key) == b"shape" => shape = Some(value),
+                Event::Str(key) if bytes(text, key) == b"chunks" => chunks = Some(value),
+                Event::Str(_) | Event::Bin(_) => {}
+                _ => return Err(fail("has a key that is not a string")),
+            }
+            key = self.after(value);
+        }
+        let shape = shape.ok_or_else(|| fail("has no 'shape'"))?;
+        let chunks = chunks.ok_or_else(|| fail("has no 'chunks'"))?;
+        let mut dims = Dims::default();
+        for event in self.indexed(text, shape, offset)? {
+            let head = match event {
+                Event::Int(value) => Head::Int(value),
+                Event::Uint(value) => Head::Uint(value),
+                _ => Head::Nil, // which is none that `push` takes
+            };
+            dims.push(head, offset)?;
+        }
+        let mut spans = Vec::new();
+        let mut dtype = None;
+        for event in self.indexed(text, chunks, offset)? {
+            let Event::Array(chunk) = event else {
+                return Err(Error::malformed(offset, "a chunk must be an array"));
+            };
+            let chunk = self.arrays[chunk as usize];
+            if *dtype.get_or_insert(chunk.dtype) != chunk.dtype {
+                return Err(Error::malformed(chunk.offset, "the chunks differ in dtype"));
+            }
+            spans.extend_from_slice(&self.spans[chunk.spans_start..][..chunk.spans as usize]);
+        }
+        let dtype = dtype.ok_or_else(|| fail("has no chunks"))?;
+        let array = self.add_array(dims.as_slice(), dtype, &spans, offset)?;
+        self.list.truncate(map);
+        self.list.push(Event::Array(array));
+        Ok(())
+    }
+
+    /// The values of `{'0': …, '1': …}` in order of the keys.
+    fn indexed(&self, text: &[u8], map: usize, offset: usize) -> Result<Vec<Event>> {
+        let fail = || {
+            Error::malformed(
+                offset,
+                "the shape and the chunks of an array must be maps with the keys '0', '1', …",
+            )
+        };
+        let Event::Map(container) = self.list[map] else {
+            return Err(fail());
+        };
+        let mut found = HashMap::new();
+        let mut key = map + 1;
+        while key < container.end {
+            let value = self.after(key);
+            let Event::Str(name) = self.list[key] else {
+                return Err(fail());
+            };
+            found.try_reserve(1)?;
+            found.insert(bytes(text, name), self.list[value]);
+            key = self.after(value);
+        }
+        let value = |index: usize| found.get(index.to_string().as_bytes()).copied();
+        (0..found.len())
+            .map(|index| value(index).ok_or_else(fail))
+            .collect()
+    }
+}
+
+fn bytes(text: &[u8], part: Text) -> &[u8] {
+    &text[part.start..][..part.len as usize]
+}

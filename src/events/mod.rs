@@ -1,0 +1,219 @@
+//! What encoded bytes contain, as a list of events: the grammar of reading.
+//!
+//! [`Events::read`] goes through the headers of a source once, without a payload being touched.
+//! Everything that the format prescribes is checked or done there: lengths, depth, UTF-8,
+//! arrays in chunks that become one, complex numbers, PRNG keys, which keys a map may have.
+//! What is made of the events – objects of Python, a list of leaves, values of a program – is
+//! up to short drivers, like [`Events::leaves`].
+//!
+//! | file | what is there |
+//! |---|---|
+//! | `read.rs` | from headers to events |
+//! | `chunks.rs` | a map that stands for an array in chunks becomes that array |
+//! | `leaves.rs` | arrays by their paths, and their bytes |
+
+mod chunks;
+mod leaves;
+mod read;
+
+use std::ops::Range;
+
+pub use leaves::{Leaf, Leaves};
+pub use read::no_dtype;
+
+/// One value. Those that are in a container follow it, and in a map each value its key.
+///
+/// There is one for each value of the input, so they are kept small: 16 bytes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Event {
+    /// `nil`.
+    Nil,
+    /// A boolean.
+    Bool(bool),
+    /// A negative integer, or one that was written in a signed format.
+    Int(i64),
+    /// A non-negative integer.
+    Uint(u64),
+    /// A float.
+    Float(f64),
+    /// A complex number; see [`Events::complex`].
+    Complex(u32),
+    /// A string; see [`Events::text`].
+    Str(Text),
+    /// A byte string: where it is in the source.
+    Bin(Span),
+    /// A list of so many elements; its events end before that number.
+    List(Container),
+    /// A map of so many pairs; its events end before that number.
+    Map(Container),
+    /// A map of two pairs that is a typed PRNG key, if its implementation is known.
+    PrngKey(Container),
+    /// An array; see [`Events::array`].
+    Array(u32),
+    /// A scalar of NumPy: the only element of an array.
+    Scalar(u32),
+    /// An extension of another type: where its body is in the source.
+    Ext(i8, Span),
+}
+
+const _: () = assert!(size_of::<Event>() == 16);
+
+/// How many elements or pairs a container has, and where its events end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(Rust, packed(4))] // see `Event`
+pub struct Container {
+    /// Elements or pairs.
+    pub len: u32,
+    /// The number of the first event after the container.
+    pub end: usize,
+}
+
+/// Bytes of the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(Rust, packed(4))] // see `Event`
+pub struct Span {
+    /// How many.
+    pub len: u32,
+    /// The offset of the first.
+    pub start: usize,
+}
+
+impl Span {
+    /// Their offsets.
+    #[inline]
+    #[must_use]
+    pub fn range(self) -> Range<usize> {
+        self.start..self.start + self.len as usize
+    }
+}
+
+/// A string among [`Events::text`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(Rust, packed(4))] // see `Event`
+pub struct Text {
+    len: u32,
+    start: usize,
+}
+
+/// An array whose dtype and shape are as written: neither is checked yet.
+#[derive(Debug, Clone, Copy)]
+pub struct ArrayEvent<'a> {
+    /// Its dimensions; one may be −1. See [`crate::array::resolve`].
+    pub dims: &'a [isize],
+    /// The name of its dtype, or an alias that NumPy knows.
+    pub dtype: &'a [u8],
+    /// The number of that name: equal names have equal numbers.
+    pub dtype_number: usize,
+    /// Where its bytes are in the source, in order: once, or once for each chunk.
+    pub spans: &'a [Span],
+    /// Where the value begins in the source, for errors.
+    pub offset: usize,
+}
+
+impl ArrayEvent<'_> {
+    /// How many bytes the elements have.
+    #[inline]
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        self.spans.iter().map(|span| span.len as usize).sum()
+    }
+}
+
+/// An array in the lists of `Events`.
+#[derive(Debug, Clone, Copy)]
+struct ArrayEntry {
+    offset: usize,
+    dims_start: usize,
+    spans_start: usize,
+    spans: u32,
+    dtype: u32,
+    ndim: u8,
+}
+
+/// The events of a source, and what they refer to.
+#[derive(Debug, Default)]
+pub struct Events {
+    list: Vec<Event>,
+    /// All strings, one after the other: valid UTF-8.
+    text: String,
+    arrays: Vec<ArrayEntry>,
+    dims: Vec<isize>,
+    spans: Vec<Span>,
+    dtypes: Vec<Vec<u8>>,
+    complex: Vec<(f64, f64)>,
+}
+
+impl Events {
+    /// All events in order: at least one.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> &[Event] {
+        &self.list
+    }
+
+    /// What a string is.
+    ///
+    /// # Panics
+    /// If it is not of these events.
+    #[inline]
+    #[must_use]
+    pub fn text(&self, text: Text) -> &str {
+        &self.text[text.start..text.start + text.len as usize]
+    }
+
+    /// What an array is.
+    ///
+    /// # Panics
+    /// If it is not of these events.
+    #[inline]
+    #[must_use]
+    pub fn array(&self, number: u32) -> ArrayEvent<'_> {
+        let entry = &self.arrays[number as usize];
+        ArrayEvent {
+            dims: &self.dims[entry.dims_start..][..entry.ndim.into()],
+            dtype: &self.dtypes[entry.dtype as usize],
+            dtype_number: entry.dtype as usize,
+            spans: &self.spans[entry.spans_start..][..entry.spans as usize],
+            offset: entry.offset,
+        }
+    }
+
+    /// The real and the imaginary part of a complex number.
+    ///
+    /// # Panics
+    /// If it is not of these events.
+    #[must_use]
+    pub fn complex(&self, number: u32) -> (f64, f64) {
+        self.complex[number as usize]
+    }
+
+    /// How many different names of dtypes there are.
+    #[must_use]
+    pub fn dtype_count(&self) -> usize {
+        self.dtypes.len()
+    }
+
+    /// The number of the event after this one and all in it.
+    #[inline]
+    fn after(&self, event: usize) -> usize {
+        match self.list[event] {
+            Event::List(it) | Event::Map(it) | Event::PrngKey(it) => it.end,
+            _ => event + 1,
+        }
+    }
+
+    /// How an event reads as a key in a path.
+    #[must_use]
+    pub fn key_text(&self, event: Event) -> String {
+        match event {
+            Event::Nil => "None".into(),
+            Event::Bool(true) => "True".into(),
+            Event::Bool(false) => "False".into(),
+            Event::Int(value) => value.to_string(),
+            Event::Uint(value) => value.to_string(),
+            Event::Float(value) => value.to_string(),
+            Event::Str(text) => self.text(text).into(),
+            _ => "?".into(),
+        }
+    }
+}

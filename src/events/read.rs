@@ -1,0 +1,478 @@
+//! From headers to events.
+//!
+//! Nothing is read twice, and the work is linear in the bytes of the input, whatever they are.
+//! What is open is kept on a list, not on the stack.
+
+use std::collections::HashMap;
+
+use super::{ArrayEntry, Container, Event, Events, Span, Text};
+use crate::array::Dims;
+use crate::error::Path;
+use crate::source::Source;
+use crate::wire::{
+    self, CHUNKED_MARKER, Complex, Cursor, EXT_COMPLEX, EXT_NDARRAY, EXT_NPSCALAR, Head,
+    PRNG_MARKER,
+};
+use crate::{Error, Result};
+
+/// After so many values the caller is asked whether to go on.
+const CHECK_VALUES: usize = 1 << 14;
+
+/// The longest name that a dtype may have; those that are known have 17 bytes at most.
+const MAX_DTYPE_NAME: usize = 64;
+
+/// How many keys of a map may be of types whose hashes somebody could make equal on purpose.
+/// Each costs a comparison with all others of its hash.
+const MAX_EXT_KEYS: u32 = 1024;
+
+/// Dtypes whose scalars have hashes like numbers, and those are different.
+const PLAIN_SCALARS: [&[u8]; 4] = [b"int", b"uint", b"bool", b"float"];
+
+impl Events {
+    /// Reads all of a source, which has to be one value. `check` is asked now and then whether
+    /// to go on. An error tells the path to where it is.
+    pub fn read(source: &dyn Source, check: impl FnMut() -> Result<()>) -> Result<Self> {
+        let mut reader = Reader {
+            cursor: Cursor::new(source),
+            found: Self::default(),
+            dtype_numbers: HashMap::new(),
+            last_dtype: usize::MAX,
+            text: Vec::new(),
+            open: Vec::new(),
+        };
+        let done = reader.all(check);
+        // What `value` has appended was checked.
+        reader.found.text = String::from_utf8(reader.text).unwrap_or_default();
+        match done {
+            Ok(()) => Ok(reader.found),
+            Err(error) => {
+                let path = path(&reader.found, &reader.open);
+                let error = Box::new(error);
+                Err(Error::At { path, error })
+            }
+        }
+    }
+}
+
+/// A container that is being read.
+#[derive(Debug)]
+struct Open {
+    /// The number of its event.
+    event: usize,
+    /// Where it begins in the source.
+    offset: usize,
+    /// How many values are still to come; in a map, keys count.
+    left: u64,
+    is_map: bool,
+    /// Whether a key was the marker of an array in chunks.
+    is_chunked: bool,
+    /// Where the key of the value that is being read is, or the last element.
+    last: usize,
+    /// How many keys were of types with foreseeable hashes.
+    ext_keys: u32,
+}
+
+struct Reader<'a> {
+    cursor: Cursor<'a>,
+    found: Events,
+    dtype_numbers: HashMap<Vec<u8>, u32>,
+    /// The number that was looked up last.
+    last_dtype: usize,
+    /// What becomes `found.text`: every string was checked when it was appended.
+    text: Vec<u8>,
+    open: Vec<Open>,
+}
+
+impl Reader<'_> {
+    fn all(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+        let mut until_check = CHECK_VALUES;
+        loop {
+            until_check -= 1;
+            if until_check == 0 {
+                check()?;
+                until_check = CHECK_VALUES;
+            }
+            let at = self.found.list.len();
+            let is_key = match self.open.last_mut() {
+                Some(open) => {
+                    open.left -= 1;
+                    let is_key = open.is_map && open.left % 2 == 1;
+                    if is_key || !open.is_map {
+                        open.last = at;
+                    }
+                    is_key
+                }
+                None => false,
+            };
+            self.value(is_key)?;
+            while let Some(open) = self.open.last()
+                && open.left == 0
+            {
+                self.close()?;
+            }
+            if self.open.is_empty() {
+                return self.cursor.finish();
+            }
+        }
+    }
+
+    /// Reads a value, or the header of a container.
+    #[inline]
+    fn value(&mut self, is_key: bool) -> Result<()> {
+        let offset = self.cursor.offset();
+        let event = match self.cursor.head()? {
+            Head::Nil => Event::Nil,
+            Head::Bool(value) => Event::Bool(value),
+            Head::Int(value) => Event::Int(value),
+            Head::Uint(value) => Event::Uint(value),
+            Head::Float(value) => Event::Float(value),
+            Head::Str(len) => Event::Str(self.string(len, offset, is_key)?),
+            Head::Bin(len) => Event::Bin(self.span(len)),
+            Head::Array(len) => return self.enter(len, false, offset, is_key),
+            Head::Map(len) => return self.enter(len, true, offset, is_key),
+            Head::Ext(code, len) => self.ext(code, len, offset, is_key)?,
+        };
+        self.push(event)
+    }
+
+    #[inline]
+    fn push(&mut self, event: Event) -> Result<()> {
+        let events = &mut self.found.list;
+        if events.len() == events.capacity() {
+            events.try_reserve(events.len().max(16))?;
+        }
+        events.push(event);
+        Ok(())
+    }
+
+    #[inline]
+    fn string(&mut self, len: u32, offset: usize, is_key: bool) -> Result<Text> {
+        let start = self.text.len();
+        self.cursor.read(len as usize, &mut self.text)?;
+        let text = &self.text[start..];
+        if !text.is_ascii()
+            && let Err(error) = std::str::from_utf8(text)
+        {
+            self.text.truncate(start);
+            let reason = format!("a string is not UTF-8: {error}");
+            return Err(Error::malformed(offset, reason));
+        }
+        if is_key
+            && text == CHUNKED_MARKER.as_bytes()
+            && let Some(open) = self.open.last_mut()
+        {
+            open.is_chunked = true;
+        }
+        Ok(Text { len, start })
+    }
+
+    #[inline]
+    fn span(&mut self, len: u32) -> Span {
+        let start = self.cursor.offset();
+        self.cursor.skip(len as usize);
+        Span { len, start }
+    }
+
+    fn enter(&mut self, len: u32, is_map: bool, offset: usize, is_key: bool) -> Result<()> {
+        if is_key {
+            let kind = if is_map { "dict" } else { "list" };
+            return Err(unhashable(offset, kind));
+        }
+        let limit = wire::MAX_DEPTH;
+        if self.open.len() >= limit {
+            return Err(Error::TooDeep { offset, limit });
+        }
+        let event = self.found.list.len();
+        let container = Container { len, end: 0 };
+        self.push(if is_map {
+            Event::Map(container)
+        } else {
+            Event::List(container)
+        })?;
+        self.open.push(Open {
+            event,
+            offset,
+            left: u64::from(len) * if is_map { 2 } else { 1 },
+            is_map,
+            is_chunked: false,
+            last: event,
+            ext_keys: 0,
+        });
+        Ok(())
+    }
+
+    /// Ends the container that was begun last.
+    #[inline]
+    fn close(&mut self) -> Result<()> {
+        let Some(open) = self.open.last() else {
+            return Ok(());
+        };
+        let (event, end) = (open.event, self.found.list.len());
+        if open.is_chunked {
+            let offset = open.offset;
+            self.found.join_chunks(&self.text, event, offset)?;
+        } else {
+            let is_key = open.is_map && self.is_prng_key(event);
+            match &mut self.found.list[event] {
+                Event::List(container) => container.end = end,
+                Event::Map(container) => {
+                    container.end = end;
+                    if is_key {
+                        self.found.list[event] = Event::PrngKey(*container);
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.open.pop();
+        Ok(())
+    }
+
+    /// Whether a map, whose events are the last, has the pairs of a PRNG key.
+    #[inline]
+    fn is_prng_key(&self, map: usize) -> bool {
+        let [
+            Event::Str(marker),
+            Event::Str(_),
+            Event::Str(data),
+            Event::Array(_),
+        ] = self.found.list[map + 1..]
+        else {
+            return false;
+        };
+        let is = |text: Text, expected: &str| {
+            self.text[text.start..][..text.len as usize] == *expected.as_bytes()
+        };
+        is(marker, PRNG_MARKER) && is(data, "data")
+    }
+
+    #[inline]
+    fn ext(&mut self, code: i8, len: u32, offset: usize, is_key: bool) -> Result<Event> {
+        if code == EXT_NDARRAY && !is_key {
+            return Ok(Event::Array(self.array(len)?));
+        }
+        self.rare_ext(code, len, offset, is_key)
+    }
+
+    #[inline(never)]
+    fn rare_ext(&mut self, code: i8, len: u32, offset: usize, is_key: bool) -> Result<Event> {
+        let event = match code {
+            EXT_NDARRAY => return Err(unhashable(offset, "numpy.ndarray")),
+            EXT_NPSCALAR => Event::Scalar(self.array(len)?),
+            EXT_COMPLEX => {
+                let end = self.cursor.limit(len as usize);
+                let Complex(real, imaginary) = Complex::read(&mut self.cursor)?;
+                self.cursor.unlimit(end);
+                let number = number(self.found.complex.len())?;
+                self.found.complex.try_reserve(1)?;
+                self.found.complex.push((real, imaginary));
+                Event::Complex(number)
+            }
+            _ => Event::Ext(code, self.span(len)),
+        };
+        let is_plain = |array: u32| {
+            let name = self.found.array(array).dtype;
+            PLAIN_SCALARS.iter().any(|plain| name.starts_with(plain))
+        };
+        if is_key
+            && !matches!(event, Event::Scalar(array) if is_plain(array))
+            && let Some(open) = self.open.last_mut()
+        {
+            open.ext_keys += 1;
+            if open.ext_keys > MAX_EXT_KEYS {
+                let reason = format!(
+                    "a map with more than {MAX_EXT_KEYS} keys that are neither strings nor \
+                     plain numbers"
+                );
+                return Err(Error::malformed(offset, reason));
+            }
+        }
+        Ok(event)
+    }
+
+    /// Reads the body of an array, `[shape, dtype name, bytes]`, leniently as flax does.
+    #[inline]
+    fn array(&mut self, len: u32) -> Result<u32> {
+        let offset = self.cursor.offset();
+        let end = self.cursor.limit(len as usize);
+        let Head::Array(3) = self.cursor.head()? else {
+            let reason = "an array must be [shape, dtype, bytes]";
+            return Err(Error::malformed(offset, reason));
+        };
+        let dims = Dims::read(&mut self.cursor)?;
+        // Old writers knew only one type for strings and bytes.
+        let at = self.cursor.offset();
+        let (Head::Str(name) | Head::Bin(name)) = self.cursor.head()? else {
+            return Err(Error::malformed(at, "an array's dtype must be a string"));
+        };
+        let dtype = self.dtype(name as usize, at)?;
+        let at = self.cursor.offset();
+        let (Head::Str(nbytes) | Head::Bin(nbytes)) = self.cursor.head()? else {
+            return Err(Error::malformed(
+                at,
+                "an array's data must be a byte string",
+            ));
+        };
+        let span = self.span(nbytes);
+        self.cursor.finish()?;
+        self.cursor.unlimit(end);
+        self.found
+            .add_array(dims.as_slice(), dtype, &[span], offset)
+    }
+
+    /// The number of the name of a dtype.
+    #[inline]
+    fn dtype(&mut self, len: usize, offset: usize) -> Result<u32> {
+        if len > MAX_DTYPE_NAME {
+            let mut name = Vec::new();
+            self.cursor.read(MAX_DTYPE_NAME, &mut name)?;
+            return Err(no_dtype(&name, offset));
+        }
+        // Read to where strings go, and taken back from there.
+        let start = self.text.len();
+        self.cursor.read(len, &mut self.text)?;
+        let name = &self.text[start..];
+        let last = self.found.dtypes.get(self.last_dtype);
+        if last.is_none_or(|last| last != name) {
+            self.last_dtype = if let Some(&known) = self.dtype_numbers.get(name) {
+                known as usize
+            } else {
+                let new = self.found.dtypes.len();
+                self.dtype_numbers.insert(name.to_vec(), number(new)?);
+                self.found.dtypes.push(name.to_vec());
+                new
+            };
+        }
+        self.text.truncate(start);
+        number(self.last_dtype)
+    }
+}
+
+impl Events {
+    /// Adds an array to the list.
+    #[inline]
+    pub(super) fn add_array(
+        &mut self,
+        dims: &[isize],
+        dtype: u32,
+        spans: &[Span],
+        offset: usize,
+    ) -> Result<u32> {
+        self.arrays.try_reserve(1)?;
+        self.dims.try_reserve(dims.len())?;
+        self.spans.try_reserve(spans.len())?;
+        let array = number(self.arrays.len())?;
+        self.arrays.push(ArrayEntry {
+            offset,
+            dims_start: self.dims.len(),
+            spans_start: self.spans.len(),
+            spans: number(spans.len())?,
+            dtype,
+            ndim: u8::try_from(dims.len()).map_err(|_| too_many())?,
+        });
+        self.dims.extend_from_slice(dims);
+        self.spans.extend_from_slice(spans);
+        Ok(array)
+    }
+}
+
+/// The error for a dtype that there is not.
+#[must_use]
+pub fn no_dtype(name: &[u8], offset: usize) -> Error {
+    let name = String::from_utf8_lossy(name);
+    Error::malformed(
+        offset,
+        format!("{name:?} is no dtype that an array can have"),
+    )
+}
+
+fn unhashable(offset: usize, kind: &str) -> Error {
+    let reason = format!("a map key cannot be hashed: unhashable type: '{kind}'");
+    Error::malformed(offset, reason)
+}
+
+#[inline]
+fn number(index: usize) -> Result<u32> {
+    u32::try_from(index).map_err(|_| too_many())
+}
+
+#[cold]
+fn too_many() -> Error {
+    Error::malformed(0, "more than 2**32 values of one kind")
+}
+
+/// The path to the value that is being read.
+fn path(found: &Events, open: &[Open]) -> Path {
+    let mut path = Path::default();
+    for open in open.iter().rev() {
+        if open.last == open.event {
+            continue; // nothing in it has begun
+        }
+        if !open.is_map {
+            // Elements are counted from the end, as their number is known there.
+            if let Event::List(list) = found.list[open.event] {
+                path.push_outer((u64::from(list.len) - open.left - 1).to_string());
+            }
+        } else if open.left.is_multiple_of(2)
+            && let Some(key) = found.list.get(open.last)
+        {
+            path.push_outer(found.key_text(*key));
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(bytes: &[u8]) -> String {
+        Events::read(&bytes.to_vec(), || Ok(()))
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn errors_tell_the_path() {
+        // {"a": [0, {"b": <reserved byte>}]}
+        let text = error(b"\x81\xa1a\x92\x00\x81\xa1b\xc1");
+        assert!(text.ends_with("(at ./a/1/b)"), "{text}");
+        // A key itself has no path below its map.
+        let text = error(b"\x81\xa1a\x81\xc1\x00");
+        assert!(text.ends_with("(at ./a)"), "{text}");
+        assert!(error(b"\x91\x90\x00").ends_with("(at .)"));
+    }
+
+    #[test]
+    fn keys_with_foreseeable_hashes_are_few() {
+        let map = |count: u16| {
+            let mut bytes = vec![0xde];
+            bytes.extend_from_slice(&count.to_be_bytes());
+            for index in 0..count {
+                let [high, low] = index.to_be_bytes();
+                // ext 2 of 5 bytes: [high, low]; nil
+                bytes.extend_from_slice(&[0xc7, 5, 2, 0x92, 0xcc, high, 0xcc, low, 0xc0]);
+            }
+            bytes
+        };
+        assert!(Events::read(&map(1024), || Ok(())).is_ok());
+        assert!(error(&map(1025)).contains("more than 1024 keys"));
+    }
+
+    #[test]
+    fn whoever_is_asked_can_stop_the_work() {
+        let mut bytes = vec![0xdd];
+        bytes.extend_from_slice(&100_000_u32.to_be_bytes());
+        bytes.resize(bytes.len() + 100_000, 0xc0);
+        let mut asked = 0;
+        let stopped = Events::read(&bytes, || {
+            asked += 1;
+            if asked == 3 {
+                Err(Error::Stopped)
+            } else {
+                Ok(())
+            }
+        });
+        assert!(matches!(stopped.unwrap_err().split().0, Error::Stopped));
+    }
+}

@@ -1,0 +1,312 @@
+//! Inflating a stream that somebody else has compressed.
+//!
+//! One member of a size that it tells, in memory that nobody changes, is inflated in one go,
+//! which is fastest. Any stream is inflated in steps, with the behaviour of Python's
+//! `gzip.decompress`; that also finds out what is wrong.
+
+use std::io::{self, BufRead, Read};
+use std::mem::MaybeUninit;
+
+use flate2::bufread::GzDecoder;
+use libdeflate_sys as libdeflate;
+
+use super::MAGIC;
+use super::index::MAX_EXPANSION;
+use crate::mapping::Pages;
+use crate::source::{Source, read_to};
+use crate::watch::Watch;
+use crate::{Error, Result};
+
+/// How many bytes the stream says that it has, if that can be so; 0 tells nothing.
+pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
+    let mut size = Vec::new();
+    let Some(start) = stream.len().checked_sub(4) else {
+        return Ok(0);
+    };
+    read_to(stream, start..stream.len(), &mut size)?;
+    let size = size
+        .first_chunk()
+        .map_or(0, |size| u32::from_le_bytes(*size) as usize);
+    if size <= stream.len().saturating_mul(MAX_EXPANSION) {
+        Ok(size)
+    } else {
+        Ok(0)
+    }
+}
+
+/// Fills `out` with what the stream contains, in one go, and compares the checksum. Returns
+/// false, with anything in `out`, if the stream is anything but one member of just this size.
+///
+/// A code of a single symbol is read whatever its bit, which zlib finds damaged if it is 1.
+#[must_use]
+#[allow(unsafe_code)] // the safe binding does not tell how much of the stream has been read
+pub fn inflate_at_once(stream: &[u8], out: &mut [MaybeUninit<u8>]) -> bool {
+    let (mut taken, mut made) = (0, 0);
+    // SAFETY: the decompressor is used here alone and freed once. The function reads no more
+    // than the length of the stream, and writes to `out`, which it does not read before,
+    // no more than its length. Bytes that change meanwhile make it read other symbols;
+    // each is loaded once and checked then.
+    let status = unsafe {
+        let decompressor = libdeflate::libdeflate_alloc_decompressor();
+        if decompressor.is_null() {
+            return false;
+        }
+        let status = libdeflate::libdeflate_gzip_decompress_ex(
+            decompressor,
+            stream.as_ptr().cast(),
+            stream.len(),
+            out.as_mut_ptr().cast(),
+            out.len(),
+            &raw mut taken,
+            &raw mut made,
+        );
+        libdeflate::libdeflate_free_decompressor(decompressor);
+        status
+    };
+    status == libdeflate::libdeflate_result_LIBDEFLATE_SUCCESS
+        && taken == stream.len()
+        && made == out.len()
+}
+
+/// What all members of `stream` contain, one after the other; zero bytes after a member are
+/// ignored. There is room for `expected` bytes at once, and for more as they come out.
+///
+/// `watch` is told how many bytes of the stream have been read.
+pub fn inflate_in_steps(
+    stream: &dyn Source,
+    expected: usize,
+    max_size: Option<usize>,
+    watch: &dyn Watch,
+) -> Result<Pages> {
+    /// The least that is asked for at a time.
+    const STEP_BYTES: usize = 1 << 20;
+    let mut out = Pages::with_room(expected.min(max_size.unwrap_or(usize::MAX)))?;
+    let mut input = Input::new(stream);
+    while !input.fill()?.is_empty() {
+        let start = input.offset();
+        let first = [input.byte()?, input.byte()?];
+        let read = if first[1].is_some() { 2 } else { 1 };
+        let first: Vec<u8> = first.into_iter().flatten().collect();
+        if !MAGIC.starts_with(&first) {
+            return Err(Error::Gzip(format!(
+                "not a gzip stream at byte {start}: it starts with {}",
+                first.escape_ascii()
+            )));
+        }
+        let mut member = GzDecoder::new(first[..read].chain(&mut input));
+        loop {
+            if let Some(max_size) = max_size
+                && out.len() > max_size
+            {
+                return Err(Error::OutputLimit { max_size });
+            }
+            // One byte more than there may be, to notice it.
+            let most = max_size.map_or(usize::MAX, |most| (most - out.len()).saturating_add(1));
+            let room = out.room(STEP_BYTES.min(most))?;
+            let room_bytes = room.len().min(most).min(STEP_BYTES);
+            let made = match member.read(&mut room[..room_bytes]) {
+                Ok(0) => break,
+                Ok(made) => made,
+                Err(error) => return Err(explain(error)),
+            };
+            out.add(made);
+            let done = member.get_ref().get_ref().1.offset();
+            watch.done(done.min(stream.len().saturating_sub(1)))?;
+        }
+        drop(member);
+        while input.fill()?.first() == Some(&0) {
+            input.consume(1);
+        }
+    }
+    watch.done(stream.len())?;
+    Ok(out)
+}
+
+fn explain(error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => Error::GzipTruncated,
+        io::ErrorKind::OutOfMemory => Error::OutOfMemory,
+        _ => match error.downcast::<Error>() {
+            Ok(error) => error,
+            Err(error) => Error::Gzip(error.to_string()),
+        },
+    }
+}
+
+/// A source as a stream of copies of its bytes.
+struct Input<'a> {
+    source: &'a dyn Source,
+    copy: Vec<u8>,
+    used: usize,
+    /// Where the copy ends in the source.
+    end: usize,
+}
+
+impl<'a> Input<'a> {
+    const BYTES: usize = 256 << 10;
+
+    fn new(source: &'a dyn Source) -> Self {
+        Self {
+            source,
+            copy: Vec::new(),
+            used: 0,
+            end: 0,
+        }
+    }
+
+    /// The offset of the next byte.
+    fn offset(&self) -> usize {
+        self.end - (self.copy.len() - self.used)
+    }
+
+    /// The bytes that are ready: some, unless there are no more.
+    fn fill(&mut self) -> Result<&[u8]> {
+        if self.used == self.copy.len() {
+            let end = self.source.len().min(self.end + Self::BYTES);
+            self.copy.clear();
+            self.used = 0;
+            read_to(self.source, self.end..end, &mut self.copy)?;
+            self.end = end;
+        }
+        Ok(&self.copy[self.used..])
+    }
+
+    fn byte(&mut self) -> Result<Option<u8>> {
+        let byte = self.fill()?.first().copied();
+        self.used += usize::from(byte.is_some());
+        Ok(byte)
+    }
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        let ready = self.fill_buf()?;
+        let len = ready.len().min(target.len());
+        target[..len].copy_from_slice(&ready[..len]);
+        self.consume(len);
+        Ok(len)
+    }
+}
+
+impl BufRead for Input<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.fill().map_err(io::Error::other)
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.used += bytes;
+    }
+}
+
+#[cfg(test)]
+#[allow(unsafe_code)]
+mod tests {
+    use super::*;
+    use crate::gzip::oracle::gzip;
+
+    fn at_once(stream: &[u8]) -> Option<Vec<u8>> {
+        let mut out = vec![0; claimed_size(&stream.to_vec()).unwrap()];
+        let mut place: Vec<_> = out.iter().copied().map(MaybeUninit::new).collect();
+        let whole = inflate_at_once(stream, &mut place);
+        for (byte, made) in out.iter_mut().zip(place) {
+            // SAFETY: all of it was made of bytes.
+            *byte = unsafe { made.assume_init() };
+        }
+        whole.then_some(out)
+    }
+
+    fn in_steps(stream: &[u8], max_size: Option<usize>) -> Result<Vec<u8>> {
+        inflate_in_steps(&stream.to_vec(), 0, max_size, &()).map(|out| out.as_slice().to_vec())
+    }
+
+    #[test]
+    fn one_member_is_inflated_at_once_and_nothing_else() {
+        let (data, other) = (
+            b"some text, some text".repeat(9),
+            b"other text, abcd".repeat(9),
+        );
+        let (stream, other) = (gzip(&data), gzip(&other[..data.len().min(other.len())]));
+        assert_eq!(at_once(&stream).unwrap(), data);
+        // Others of the same size, and even of the same checksum, must not get lost.
+        let same_size = gzip(&data.iter().rev().copied().collect::<Vec<_>>());
+        for after in [&stream, &other, &same_size] {
+            assert_eq!(at_once(&[&stream[..], after].concat()), None);
+            let padded = [&stream[..], &[0; 9], after].concat();
+            assert_eq!(at_once(&padded), None);
+            assert_eq!(in_steps(&padded, None).unwrap()[..data.len()], data);
+        }
+        let (before, trailer) = stream.split_at(stream.len() - 8);
+        for inserted in [&b"x"[..], trailer, b"12345678"] {
+            let stream = [before, inserted, trailer].concat();
+            assert_eq!(at_once(&stream), None);
+            assert!(in_steps(&stream, None).is_err());
+        }
+        for after in [&trailer[4..], trailer] {
+            let stream = [&stream[..], after].concat();
+            assert_eq!(at_once(&stream), None);
+            assert!(in_steps(&stream, None).is_err());
+        }
+        let padded = [&stream[..], &[0; 4]].concat();
+        assert_eq!(at_once(&padded), None);
+        assert_eq!(in_steps(&padded, None).unwrap(), data);
+    }
+
+    #[test]
+    fn no_damage_is_overlooked() {
+        let data = b"some text, some text, and more".repeat(3);
+        let stream = gzip(&data);
+        for end in 0..stream.len() {
+            assert_eq!(at_once(&stream[..end]), None, "{end}");
+        }
+        for at in (0..stream.len()).filter(|at| !(4..10).contains(at)) {
+            for flipped in 1..=255 {
+                let mut stream = stream.clone();
+                stream[at] ^= flipped;
+                // Bit 0 of the flags says that this is text, which makes no difference.
+                for out in [at_once(&stream), in_steps(&stream, None).ok()] {
+                    assert!(out.is_none_or(|out| out == data), "{at} {flipped}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn members_are_joined_and_zero_padding_is_ignored() {
+        let stream = [gzip(b"one"), vec![0; 5], gzip(b""), gzip(b" two"), vec![0]].concat();
+        assert_eq!(in_steps(&stream, None).unwrap(), b"one two");
+        assert_eq!(in_steps(b"", None).unwrap(), b"");
+    }
+
+    #[test]
+    fn every_truncation_is_noticed() {
+        let stream = gzip(b"some text, some text");
+        for end in 1..stream.len() {
+            let error = in_steps(&stream[..end], None).unwrap_err();
+            assert!(matches!(error, Error::GzipTruncated), "{end}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        assert!(matches!(in_steps(b"hello", None), Err(Error::Gzip(_))));
+        let stream = [gzip(b"one"), b"junk".to_vec()].concat();
+        let error = in_steps(&stream, None).unwrap_err().to_string();
+        let place = format!("at byte {}: it starts with ju", gzip(b"one").len());
+        assert!(error.contains(&place), "{error}");
+    }
+
+    #[test]
+    fn the_output_is_bounded() {
+        let stream = gzip(&[7; 1000]);
+        assert_eq!(in_steps(&stream, Some(1000)).unwrap().len(), 1000);
+        let error = in_steps(&stream, Some(999)).unwrap_err();
+        assert!(matches!(error, Error::OutputLimit { max_size: 999 }));
+        let two = [gzip(&[7; 600]), gzip(&[7; 600])].concat();
+        assert!(matches!(
+            in_steps(&two, Some(1000)),
+            Err(Error::OutputLimit { .. })
+        ));
+        let large = gzip(&vec![1; 5 << 20]);
+        assert_eq!(in_steps(&large, None).unwrap().len(), 5 << 20);
+    }
+}

@@ -1,0 +1,128 @@
+//! What stops a walk over a tree, and where it was.
+
+use pyo3::prelude::*;
+
+use super::errors;
+use crate::Error;
+use crate::error::Path;
+
+/// A failure at a place of the tree.
+pub struct Failure {
+    cause: Cause,
+    path: Path,
+}
+
+enum Cause {
+    Core(Error),
+    Raised(PyErr),
+    /// A leaf that cannot be written, and why.
+    Leaf(String),
+    /// A tree that cannot be written, and why.
+    Tree(String),
+    /// The record of the structure is not that of the state.
+    Structure(String),
+    /// A type has raised something for what it cannot be made of.
+    Node(String, PyErr),
+}
+
+/// The result of a step of a walk. Boxed, because results lie on the stack at every level of
+/// the tree.
+pub type Walked<T = ()> = Result<T, Box<Failure>>;
+
+#[allow(clippy::unnecessary_box_returns)] // `Walked` says why
+impl Failure {
+    fn new(cause: Cause) -> Box<Self> {
+        let path = Path::default();
+        Box::new(Self { cause, path })
+    }
+
+    /// A leaf that cannot be written.
+    pub fn leaf(why: impl Into<String>) -> Box<Self> {
+        Self::new(Cause::Leaf(why.into()))
+    }
+
+    /// A tree that cannot be written.
+    pub fn tree(why: impl Into<String>) -> Box<Self> {
+        Self::new(Cause::Tree(why.into()))
+    }
+
+    /// A record of a structure that is not that of the state.
+    pub fn structure(what: impl Into<String>) -> Box<Self> {
+        Self::new(Cause::Structure(what.into()))
+    }
+
+    /// A node of a type that cannot be made.
+    pub fn node(name: &str, error: PyErr) -> Box<Self> {
+        Self::new(Cause::Node(name.into(), error))
+    }
+
+    /// Goes one level up: `key` is what leads from there to the failure.
+    pub fn below(mut self: Box<Self>, key: impl Into<String>) -> Box<Self> {
+        self.path.push_outer(key);
+        self
+    }
+
+    /// The exception that was raised, if one was.
+    pub fn raised(&self) -> Option<&PyErr> {
+        match &self.cause {
+            Cause::Raised(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// The exception for it; `doing` is for a note on exceptions of others.
+    pub fn into_py(self, py: Python<'_>, doing: &str) -> PyErr {
+        let path = self.path.to_string();
+        match self.cause {
+            Cause::Core(error) => errors::to_py(py, error, Some(&path)),
+            Cause::Leaf(why) => errors::make(py, "UnserializableLeafError", (why, path)),
+            Cause::Tree(why) => errors::make(py, "TreepackError", (format!("at {path}: {why}"),)),
+            Cause::Structure(what) => {
+                let reason = format!("the recorded structure is not that of the tree: {what}");
+                errors::to_py(py, Error::Structure(reason), Some(&path))
+            }
+            Cause::Node(name, cause) => {
+                let reason = format!("a node of the type {name} cannot be made: {cause}");
+                let error = errors::to_py(py, Error::Structure(reason), Some(&path));
+                error.set_cause(py, Some(cause));
+                error
+            }
+            Cause::Raised(error) => {
+                // Best effort: the error itself says what is wrong.
+                let note = format!("treepack: while {doing} {path}");
+                let _ = error.value(py).call_method1("add_note", (note,));
+                error
+            }
+        }
+    }
+}
+
+impl From<Error> for Box<Failure> {
+    fn from(error: Error) -> Self {
+        let (error, path) = error.split();
+        let cause = match error {
+            Error::ReservedKey { .. } => Cause::Tree(error.to_string()),
+            error => Cause::Core(error),
+        };
+        let path = path.unwrap_or_default();
+        Box::new(Failure { cause, path })
+    }
+}
+
+impl From<PyErr> for Box<Failure> {
+    fn from(error: PyErr) -> Self {
+        Failure::new(Cause::Raised(error))
+    }
+}
+
+impl From<pyo3::CastError<'_, '_>> for Box<Failure> {
+    fn from(error: pyo3::CastError<'_, '_>) -> Self {
+        PyErr::from(error).into()
+    }
+}
+
+impl From<pyo3::CastIntoError<'_>> for Box<Failure> {
+    fn from(error: pyo3::CastIntoError<'_>) -> Self {
+        PyErr::from(error).into()
+    }
+}

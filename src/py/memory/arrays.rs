@@ -1,0 +1,333 @@
+//! Arrays of NumPy: what they consist of, over memory that is there, and fresh ones.
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::slice;
+
+use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::PyMemoryError;
+use pyo3::prelude::*;
+use pyo3::pyclass::boolean_struct::True;
+use pyo3::{PyClass, PyTypeInfo, ffi};
+
+use super::{Borrowed, OwnPages};
+use crate::raw::{AsRaw, RawBytes};
+
+/// A new array whose elements have not been written yet.
+pub struct FreshArray<'py> {
+    array: Bound<'py, PyAny>,
+    start: *mut MaybeUninit<u8>,
+    len: usize,
+}
+
+impl<'py> FreshArray<'py> {
+    /// An array in C order.
+    pub fn new(
+        dtype: &Bound<'py, PyArrayDescr>,
+        shape: &[usize],
+        writable: bool,
+    ) -> PyResult<Self> {
+        let len = nbytes(dtype, shape)?;
+        let array = new_array(dtype, shape, std::ptr::null_mut(), writable)?;
+        // SAFETY: a live array object has valid fields, and nobody else has seen this one.
+        let data = unsafe {
+            let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_ptr().cast());
+            if !writable {
+                (*fields).flags &= !npyffi::NPY_ARRAY_WRITEABLE;
+            }
+            (*fields).data
+        };
+        Ok(Self {
+            array,
+            start: data.cast(),
+            len,
+        })
+    }
+
+    /// An array in C order, which has these pages for itself.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn over(
+        pages: OwnPages,
+        dtype: &Bound<'py, PyArrayDescr>,
+        shape: &[usize],
+        writable: bool,
+    ) -> PyResult<Self> {
+        let len = nbytes(dtype, shape)?;
+        assert!(len <= pages.len());
+        let start = pages.start();
+        let array = new_array(dtype, shape, start.cast(), writable)?;
+        set_base(&array, Bound::new(dtype.py(), pages)?.into_any())?;
+        Ok(Self {
+            array,
+            start: start.cast(),
+            len,
+        })
+    }
+
+    /// The array, which must not be used before it has been filled.
+    pub fn object(&self) -> &Bound<'py, PyAny> {
+        &self.array
+    }
+
+    /// All of its memory, which has not been written yet.
+    pub fn memory(&mut self) -> &mut [MaybeUninit<u8>] {
+        self.part(0..self.len)
+    }
+
+    /// A part that has not been written yet.
+    ///
+    /// # Panics
+    /// If it is not inside the array.
+    fn part(&mut self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: `len` bytes at `start` belong to `self.array`, which lives as long as
+        // `self`: NumPy allocated them, or they are pages that its base object holds. No
+        // other code uses this part: what Python has seen before the whole tree is
+        // returned are other parts (`SmallCopies`).
+        unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+/// Read-only copies of small payloads, many in one block of memory: an array over
+/// memory that is there costs half of an array with memory of its own.
+#[derive(Default)]
+pub struct SmallCopies<'py> {
+    block: Option<FreshArray<'py>>,
+    used: usize,
+}
+
+impl<'py> SmallCopies<'py> {
+    /// The largest payload.
+    pub const MAX_BYTES: usize = 1 << 10;
+
+    /// Blocks double in size, so that a few arrays do not hold on to much.
+    const FIRST_BLOCK: usize = 256;
+    const LAST_BLOCK: usize = 64 << 10;
+
+    /// What NumPy asks for its largest element, a complex of long doubles.
+    const ALIGN: usize = 16;
+
+    /// An array with a copy of bytes that `fill` writes, which keeps its block alive.
+    ///
+    /// # Panics
+    /// If it is larger than `MAX_BYTES`.
+    pub fn array(
+        &mut self,
+        dtype: &Bound<'py, PyArrayDescr>,
+        shape: &[usize],
+        fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> crate::Result<()>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let len = nbytes(dtype, shape)?;
+        assert!(len <= Self::MAX_BYTES);
+        let block = match &mut self.block {
+            Some(block) if self.used + len <= block.len => block,
+            block => {
+                let byte = numpy::dtype::<u8>(dtype.py());
+                let before = block.as_ref().map_or(0, |block| block.len);
+                let room = (2 * before).clamp(Self::FIRST_BLOCK, Self::LAST_BLOCK);
+                let room = room.max(len + Self::ALIGN);
+                let fresh = FreshArray::new(&byte, &[room], false)?;
+                self.used = fresh.start.align_offset(Self::ALIGN);
+                block.insert(fresh)
+            }
+        };
+        let place = block.part(self.used..self.used + len);
+        fill(place)?;
+        let start = place.as_mut_ptr();
+        self.used += len.next_multiple_of(Self::ALIGN);
+        over(dtype, shape, start.cast(), &block.array)
+    }
+}
+
+/// Memory, and the Python object that keeps it: what arrays can be views of.
+#[derive(Clone, Copy)]
+pub struct Owned<'a, 'py> {
+    memory: RawBytes<'a>,
+    owner: &'a Bound<'py, PyAny>,
+}
+
+impl<'a, 'py> Owned<'a, 'py> {
+    /// All borrowed memory.
+    pub fn borrowed(py: Python<'py>, borrowed: &'a Borrowed) -> Self {
+        Self {
+            memory: borrowed.as_raw(),
+            owner: borrowed.owner(py),
+        }
+    }
+
+    /// Memory of an object, which lies there as long as the object lives.
+    pub fn of<T: PyClass<Frozen = True> + Sync>(
+        owner: &'a Bound<'py, T>,
+        memory: impl for<'b> FnOnce(&'b T) -> RawBytes<'b>,
+    ) -> Self {
+        Self {
+            memory: memory(owner.get()),
+            owner: owner.as_any(),
+        }
+    }
+
+    /// All of it.
+    pub fn memory(self) -> RawBytes<'a> {
+        self.memory
+    }
+}
+
+/// A read-only array over the bytes from `start` on.
+///
+/// NumPy takes note if it is not aligned for `dtype`, and such an array is slow but sound.
+///
+/// # Panics
+/// If there are not as many bytes.
+pub fn view<'py>(
+    dtype: &Bound<'py, PyArrayDescr>,
+    shape: &[usize],
+    of: Owned<'_, 'py>,
+    start: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let memory = of.memory.slice(start..start + nbytes(dtype, shape)?);
+    over(dtype, shape, memory.as_ptr().cast_mut(), of.owner)
+}
+
+/// A read-only array over memory of `base`: as many bytes as it has must be there.
+fn over<'py>(
+    dtype: &Bound<'py, PyArrayDescr>,
+    shape: &[usize],
+    start: *mut u8,
+    base: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let array = new_array(dtype, shape, start.cast(), false)?;
+    set_base(&array, base.clone())?;
+    Ok(array)
+}
+
+/// How many bytes an array has.
+#[inline]
+fn nbytes(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
+    let mut shape = shape.iter();
+    let nbytes = shape.try_fold(dtype.itemsize(), |sum, &dim| sum.checked_mul(dim));
+    nbytes.ok_or_else(|| PyMemoryError::new_err("an array larger than any memory"))
+}
+
+/// What NumPy knows of an array, read from it without a call of Python.
+#[derive(Clone, Copy)]
+pub struct ArrayParts<'a> {
+    shape: &'a [usize],
+    data: *const u8,
+    nbytes: usize,
+    dtype: *mut ffi::PyObject,
+    is_contiguous: bool,
+}
+
+impl<'a> ArrayParts<'a> {
+    /// The parts of an array.
+    #[inline]
+    pub fn of(array: &'a Bound<'_, PyUntypedArray>) -> Self {
+        // SAFETY: a live array object has valid fields; its dimensions are not negative, and stay
+        // where they are as long as nobody sets its shape, which is deprecated in NumPy, and
+        // does not happen while this lives: no code of Python runs before they are copied. The
+        // size of its elements is asked of its own dtype.
+        unsafe {
+            let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr());
+            let ndim = usize::try_from((*fields).nd).unwrap_or(0);
+            let shape = if ndim == 0 {
+                &[][..]
+            } else {
+                slice::from_raw_parts((*fields).dimensions.cast::<usize>(), ndim)
+            };
+            let descr = (*fields).descr;
+            let itemsize = npyffi::PyDataType_ELSIZE(array.py(), descr);
+            let itemsize = usize::try_from(itemsize).unwrap_or(0);
+            Self {
+                shape,
+                data: (*fields).data.cast_const().cast(),
+                nbytes: shape.iter().product::<usize>() * itemsize,
+                dtype: descr.cast(),
+                is_contiguous: (*fields).flags & npyffi::NPY_ARRAY_C_CONTIGUOUS != 0,
+            }
+        }
+    }
+
+    /// Its dimensions.
+    #[inline]
+    pub fn shape(self) -> &'a [usize] {
+        self.shape
+    }
+
+    /// Its dtype, to be compared by identity.
+    #[inline]
+    pub fn dtype(self) -> *mut ffi::PyObject {
+        self.dtype
+    }
+
+    /// Whether its elements lie together in C order.
+    #[inline]
+    pub fn is_contiguous(self) -> bool {
+        self.is_contiguous
+    }
+
+    /// Its elements.
+    ///
+    /// # Panics
+    /// If they do not lie together in C order.
+    #[inline]
+    pub fn memory(self) -> RawBytes<'a> {
+        assert!(self.is_contiguous);
+        // SAFETY: NumPy keeps the memory of a contiguous array of `nbytes` bytes there, and
+        // refuses to resize an array while somebody else holds a reference to it (unless the
+        // program passes refcheck=False, which NumPy documents as unsafe for any holder).
+        unsafe { RawBytes::new(self.data, self.nbytes) }
+    }
+}
+
+/// Lets a fresh array keep alive the object whose memory it is over.
+fn set_base(array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
+    let py = array.py();
+    // SAFETY: `array` is a fresh array object without a base; the call takes over the
+    // reference to `base`.
+    let status =
+        unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast(), base.into_ptr()) };
+    match status {
+        0 => Ok(()),
+        _ => Err(PyErr::fetch(py)),
+    }
+}
+
+/// An array over `data`, or with memory of its own, which is writable, if `data` is null.
+fn new_array<'py>(
+    dtype: &Bound<'py, PyArrayDescr>,
+    shape: &[usize],
+    data: *mut c_void,
+    writable: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = dtype.py();
+    let ndim = c_int::try_from(shape.len())?;
+    // Without data, any flag would ask for Fortran order. Whether the array is aligned
+    // NumPy sees for itself.
+    let flags = if writable && !data.is_null() {
+        npyffi::NPY_ARRAY_WRITEABLE
+    } else {
+        0
+    };
+    // SAFETY: the call takes over one reference to the dtype, reads as many
+    // dimensions as it is told (at most MAX_NDIM, checked by `Dims`, and none above what an
+    // `isize` holds, since their product is the number of bytes), and without
+    // strides assumes C order. Errors come back as a null pointer.
+    unsafe {
+        let object = PY_ARRAY_API.PyArray_NewFromDescr(
+            py,
+            PyUntypedArray::type_object_raw(py),
+            dtype.clone().into_dtype_ptr(),
+            ndim,
+            shape.as_ptr().cast_mut().cast::<npy_intp>(), // as large as a usize, and not written
+            std::ptr::null_mut(),
+            data,
+            flags,
+            std::ptr::null_mut(),
+        );
+        Bound::from_owned_ptr_or_err(py, object)
+    }
+}

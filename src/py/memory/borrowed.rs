@@ -1,0 +1,144 @@
+//! Reading memory of Python objects, which are kept alive meanwhile.
+
+use std::ops::Range;
+
+use numpy::PyUntypedArray;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+use super::ArrayParts;
+use crate::raw::{AsRaw, RawBytes};
+
+/// Borrowed bytes, and the Python object that keeps them where they are.
+pub struct Borrowed {
+    owner: Py<PyAny>,
+    start: *const u8,
+    len: usize,
+    /// Whether nobody ever changes them.
+    stable: bool,
+}
+
+// SAFETY: the pointer is only read from, and `owner` is a `Py`, which may be sent
+// to and dropped in any thread.
+unsafe impl Send for Borrowed {}
+// SAFETY: as above; shared access only reads.
+unsafe impl Sync for Borrowed {}
+
+impl AsRaw for Borrowed {
+    #[inline]
+    fn as_raw(&self) -> RawBytes<'_> {
+        // SAFETY: `start` and `len` describe memory of `owner` that stays valid
+        // while `owner` lives (checked where a `Borrowed` is made).
+        unsafe { RawBytes::new(self.start, self.len) }
+    }
+}
+
+impl Borrowed {
+    /// The elements of a NumPy array that is contiguous in C order.
+    ///
+    /// # Panics
+    /// If the array is not contiguous.
+    #[inline]
+    pub fn array(array: &Bound<'_, PyUntypedArray>) -> Self {
+        let parts = ArrayParts::of(array);
+        let memory = parts.memory();
+        Self {
+            owner: array.clone().into_any().unbind(),
+            start: memory.as_ptr(),
+            len: memory.len(),
+            stable: false,
+        }
+    }
+
+    /// The content of a `bytes` object, which never changes.
+    pub fn bytes(bytes: &Bound<'_, PyBytes>) -> Self {
+        Self::stable(bytes.as_any(), bytes.as_bytes())
+    }
+
+    /// The UTF-8 form of a string, which the string keeps and never changes.
+    pub fn string(string: &Bound<'_, PyString>) -> PyResult<Self> {
+        Ok(Self::stable(string.as_any(), string.to_str()?.as_bytes()))
+    }
+
+    fn stable(owner: &Bound<'_, PyAny>, content: &[u8]) -> Self {
+        Self {
+            owner: owner.clone().unbind(),
+            start: content.as_ptr(),
+            len: content.len(),
+            stable: true,
+        }
+    }
+
+    /// The bytes of any object with a contiguous buffer.
+    pub fn buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = object.cast_exact::<PyBytes>() {
+            return Ok(Self::bytes(bytes));
+        }
+        let export = PyUntypedBuffer::get(object)?;
+        if !export.is_c_contiguous() {
+            return Err(PyTypeError::new_err("the buffer must be contiguous"));
+        }
+        Self::export(object.py(), export)
+    }
+
+    /// The bytes of a contiguous buffer, which is exported as long as this lives.
+    ///
+    /// # Panics
+    /// If it is not contiguous.
+    pub fn export(py: Python<'_>, export: PyUntypedBuffer) -> PyResult<Self> {
+        let memory = exported(&export);
+        Ok(Self {
+            start: memory.as_ptr(),
+            len: memory.len(),
+            owner: Py::new(py, Export { _buffer: export })?.into_any(),
+            stable: false,
+        })
+    }
+
+    /// The object that keeps the bytes alive.
+    pub fn owner<'py>(&self, py: Python<'py>) -> &Bound<'py, PyAny> {
+        self.owner.bind(py)
+    }
+
+    /// The bytes, if nobody ever changes them.
+    pub fn as_stable(&self) -> Option<&[u8]> {
+        // SAFETY: as for `as_raw`; and the content of these objects never changes.
+        self.stable
+            .then(|| unsafe { std::slice::from_raw_parts(self.start, self.len) })
+    }
+
+    /// A part of these bytes.
+    ///
+    /// # Panics
+    /// If `range` is not inside them.
+    #[inline]
+    pub fn part(&self, py: Python<'_>, range: Range<usize>) -> Self {
+        let part = self.as_raw().slice(range);
+        Self {
+            start: part.as_ptr(),
+            len: part.len(),
+            owner: self.owner.clone_ref(py),
+            stable: self.stable,
+        }
+    }
+}
+
+/// The bytes of a contiguous buffer.
+///
+/// # Panics
+/// If it is not contiguous.
+pub fn exported(export: &PyUntypedBuffer) -> RawBytes<'_> {
+    assert!(export.is_c_contiguous());
+    // SAFETY: a contiguous buffer has `len_bytes` bytes at `buf_ptr`, which the exporter keeps
+    // valid until the export is released.
+    unsafe { RawBytes::new(export.buf_ptr().cast_const().cast(), export.len_bytes()) }
+}
+
+/// The export of a buffer, which only the end of this object releases: what arrays over the
+/// memory have as their base.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct Export {
+    _buffer: PyUntypedBuffer,
+}

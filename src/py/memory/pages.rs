@@ -1,0 +1,157 @@
+//! Pages that many arrays share, and of which each gives back its own.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::sync::Arc;
+
+use memmap2::MmapRaw;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::mapping::fresh_pages;
+
+/// From so many bytes on, fresh memory is worth asking huge pages for.
+const HUGE_MIN_BYTES: usize = 4 << 20;
+
+/// Asks for huge pages on the interior of fresh memory: one page fault for 2 MiB
+/// instead of 512, which is most of the cost of filling it.
+#[cfg(target_os = "linux")]
+pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
+    const HUGE: usize = 2 << 20;
+    if memory.len() < HUGE_MIN_BYTES {
+        return;
+    }
+    let before = memory.as_ptr().align_offset(HUGE);
+    let Some(interior) = memory.get_mut(before..) else {
+        return;
+    };
+    let len = interior.len() / HUGE * HUGE;
+    // SAFETY: the range is inside our own allocation. The advice changes how it
+    // is backed by pages, never its content. Where it is refused nothing is lost.
+    let _ = unsafe {
+        rustix::mm::madvise(
+            interior.as_mut_ptr().cast(),
+            len,
+            rustix::mm::Advice::LinuxHugepage,
+        )
+    };
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn advise_huge(_memory: &mut [MaybeUninit<u8>]) {}
+
+/// Fresh memory for the large arrays of a large tree: many lie in one mapping, so that
+/// nearly all of it is huge pages. An array that NumPy allocates for itself begins and
+/// ends in small ones, whose page faults cost more than the copying.
+pub struct FreshPages {
+    tree_bytes: usize,
+    mapping: Option<Arc<MmapRaw>>,
+    used: usize,
+}
+
+impl FreshPages {
+    /// In a smaller tree the allocator's used memory is faster than fresh pages.
+    const TREE_MIN_BYTES: usize = 32 << 20;
+
+    /// A smaller array would leave a good part of its last page unused.
+    const ARRAY_MIN_BYTES: usize = 256 << 10;
+
+    /// For a tree of so many bytes.
+    pub fn new(tree_bytes: usize) -> Self {
+        Self {
+            tree_bytes,
+            mapping: None,
+            used: 0,
+        }
+    }
+
+    /// Pages for an array of `nbytes` bytes, if they are worth it and can be had; all
+    /// arrays after it have `later` bytes at most. (What is lost by rounding to pages may
+    /// take another mapping at the end.)
+    pub fn take(&mut self, nbytes: usize, later: usize) -> Option<OwnPages> {
+        if nbytes < Self::ARRAY_MIN_BYTES || self.tree_bytes < Self::TREE_MIN_BYTES {
+            return None;
+        }
+        let len = nbytes.checked_next_multiple_of(page_size())?;
+        let room = self.mapping.as_ref().map_or(0, |mapping| mapping.len());
+        if room - self.used < len {
+            let mapping = fresh_pages(len.checked_add(later)?).ok()?;
+            self.mapping = Some(Arc::new(mapping.into()));
+            self.used = 0;
+        }
+        let start = self.used;
+        self.used += len;
+        Some(OwnPages {
+            mapping: self.mapping.clone()?,
+            range: start..start + len,
+        })
+    }
+}
+
+#[cfg(unix)]
+fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+#[cfg(not(unix))]
+fn page_size() -> usize {
+    64 << 10
+}
+
+/// The pages of one array, which are given back when it goes, whatever becomes of the
+/// others in the mapping. NumPy asks for the buffer to learn whether they may be written.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct OwnPages {
+    mapping: Arc<MmapRaw>,
+    range: Range<usize>,
+}
+
+impl OwnPages {
+    /// How many bytes they have.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Where they begin.
+    pub fn start(&self) -> *mut u8 {
+        // SAFETY: `FreshPages::take` chose a range inside the mapping.
+        unsafe { self.mapping.as_mut_ptr().add(self.range.start) }
+    }
+}
+
+#[pymethods]
+impl OwnPages {
+    unsafe fn __getbuffer__(
+        this: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let pages = this.get();
+        let len = ffi::Py_ssize_t::try_from(pages.range.len())?;
+        // SAFETY: Python passes a buffer to be filled in, which takes a reference to
+        // `this`, and `this` keeps the pages.
+        let status = unsafe {
+            ffi::PyBuffer_FillInfo(view, this.as_ptr(), pages.start().cast(), len, 0, flags)
+        };
+        match status {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(this.py())),
+        }
+    }
+}
+
+impl Drop for OwnPages {
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        // SAFETY: the pages belong to one array alone. It and every view of it hold this
+        // object, so nobody has a pointer to them any more.
+        let _ = unsafe {
+            self.mapping.unchecked_advise_range(
+                memmap2::UncheckedAdvice::DontNeed,
+                self.range.start,
+                self.range.len(),
+            )
+        };
+    }
+}

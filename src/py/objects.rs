@@ -1,0 +1,441 @@
+//! Python objects of events.
+//!
+//! An array becomes a view of the input wherever its payload is aligned for its
+//! dtype. Where it must be copied, a small one is copied at once and a large one
+//! with all others at the end, in parallel and detached.
+
+use numpy::{PyArrayDescr, PyArrayDescrMethods};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyString, PyTuple};
+use smallvec::SmallVec;
+
+use super::failure::{Failure, Walked};
+use super::hooks::Hooks;
+use super::memory::{
+    FreshArray, FreshPages, Owned, SmallCopies, copied, detached, new_bytes, new_complex, new_dict,
+    new_float, new_int, new_list, new_string, new_uint, view,
+};
+use super::watch::Watcher;
+use crate::array::resolve;
+use crate::events::{ArrayEvent, Container, Event, Events, Span, Text, no_dtype};
+use crate::raw::RawBytes;
+use crate::source::{Source, read_to};
+use crate::watch::Watch;
+use crate::{Error, parallel, sniff, wire};
+
+/// Arrays of at least so many bytes are copied together at the end.
+const LATER_MIN_BYTES: usize = 64 << 10;
+
+/// After so many values signals are looked at.
+const CHECK_VALUES: usize = 1 << 12;
+
+/// How many bytes may be parsed without letting others run meanwhile.
+const DETACH_MIN_BYTES: usize = 1 << 20;
+
+/// What becomes of arrays; the first three are what NumPy 2 means by `copy=`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyMode {
+    /// `None`: views where possible.
+    IfNeeded,
+    /// `True`: writable arrays with memory of their own.
+    Always,
+    /// `False`: views, or an error.
+    Never,
+    /// Their shapes and dtypes only.
+    Abstract,
+}
+
+impl From<Option<bool>> for CopyMode {
+    fn from(copy: Option<bool>) -> Self {
+        match copy {
+            None => Self::IfNeeded,
+            Some(true) => Self::Always,
+            Some(false) => Self::Never,
+        }
+    }
+}
+
+/// The tree that a source encodes. Arrays can be views of `memory`, which is all of the source.
+pub fn build<'py>(
+    py: Python<'py>,
+    source: &dyn Source,
+    memory: Owned<'_, 'py>,
+    copy: CopyMode,
+    threads: Option<i64>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let watcher = Watcher::signals();
+    let events = if source.memory().is_some() && source.len() < DETACH_MIN_BYTES {
+        Events::read(source, || watcher.check())
+    } else {
+        py.detach(|| Events::read(source, || watcher.check()))
+    };
+    let events = match events {
+        Ok(events) => events,
+        Err(error) => {
+            return Err(watcher.explain(error, |error| explain(error, source).into()));
+        }
+    };
+    let mut objects = Objects {
+        py,
+        hooks: Hooks::get(py)?,
+        source,
+        memory,
+        copy,
+        dtypes: vec![None; events.dtype_count()],
+        events: &events,
+        next: 0,
+        keys: KeyCache::default(),
+        copies: Vec::new(),
+        small_copies: SmallCopies::default(),
+        fresh_pages: FreshPages::new(source.len()),
+        at_once: false,
+        until_check: CHECK_VALUES,
+    };
+    let tree = objects
+        .value()
+        .map_err(|failure| failure.into_py(py, "restoring"))?;
+    let copies = objects.copies;
+    copy_all(py, source, copies, threads, &watcher)
+        .map_err(|error| watcher.explain(error, PyErr::from))?;
+    Ok(tree)
+}
+
+/// Adds what the data seems to be instead of msgpack.
+fn explain(error: Error, source: &dyn Source) -> Error {
+    let mut start = Vec::new();
+    let len = source.len().min(sniff::ENOUGH_BYTES);
+    if read_to(source, 0..len, &mut start).is_err() {
+        return error;
+    }
+    let (error, path) = error.split();
+    let error = match (error.offset(), sniff::describe(&start)) {
+        (Some(offset), Some(what)) => {
+            Error::malformed(offset, format!("{error}; the data looks like {what}"))
+        }
+        _ => error,
+    };
+    Error::At {
+        path: path.unwrap_or_default(),
+        error: Box::new(error),
+    }
+}
+
+/// Fresh arrays, and where in the source their bytes are.
+type Copies<'py, 'a> = Vec<(FreshArray<'py>, &'a [Span])>;
+
+/// Fills all planned arrays.
+fn copy_all(
+    py: Python<'_>,
+    source: &dyn Source,
+    mut copies: Copies<'_, '_>,
+    threads: Option<i64>,
+    watcher: &Watcher,
+) -> crate::Result<()> {
+    let mut blocks = Vec::new();
+    let mut bytes = 0;
+    for (array, spans) in &mut copies {
+        let mut rest = array.memory();
+        bytes += rest.len();
+        for span in *spans {
+            let (now, later) = rest.split_at_mut(span.len as usize);
+            let starts = (span.start..).step_by(parallel::BLOCK);
+            blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
+            rest = later;
+        }
+        assert!(rest.is_empty(), "the payloads cover the array");
+    }
+    let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
+    if blocks.is_empty() {
+        return Ok(());
+    }
+    detached(py, bytes, false, || {
+        let copy = |(start, target): (usize, &mut [_])| source.read_at(start, target);
+        parallel::for_each(blocks, threads, copy, || watcher.check())
+    })
+}
+
+type Built<'py> = Walked<Bound<'py, PyAny>>;
+
+struct Objects<'a, 'py> {
+    py: Python<'py>,
+    hooks: &'static Hooks,
+    source: &'a dyn Source,
+    memory: Owned<'a, 'py>,
+    copy: CopyMode,
+    events: &'a Events,
+    /// The number of the next event.
+    next: usize,
+    keys: KeyCache<'py>,
+    /// By the numbers of their names.
+    dtypes: Vec<Option<Dtype<'py>>>,
+    copies: Copies<'py, 'a>,
+    small_copies: SmallCopies<'py>,
+    fresh_pages: FreshPages,
+    /// The arrays here are read by Python before the end, so copy them at once.
+    at_once: bool,
+    until_check: usize,
+}
+
+#[derive(Clone)]
+struct Dtype<'py> {
+    object: Bound<'py, PyArrayDescr>,
+    itemsize: usize,
+    alignment: usize,
+}
+
+impl<'a, 'py> Objects<'a, 'py> {
+    /// The next value. This and what it calls for containers is the recursion, which
+    /// must not need much of the stack: what is inlined here counts at every level.
+    fn value(&mut self) -> Built<'py> {
+        let py = self.py;
+        self.until_check -= 1;
+        if self.until_check == 0 {
+            self.until_check = CHECK_VALUES;
+            py.check_signals()?;
+        }
+        let event = self.events.as_slice()[self.next];
+        self.next += 1;
+        Ok(match event {
+            Event::Array(number) => self.array(&self.events.array(number), self.copy)?,
+            Event::Map(map) => self.map(map)?,
+            Event::List(list) => self.list(list)?,
+            Event::Nil => py.None().into_bound(py),
+            Event::Bool(value) => PyBool::new(py, value).to_owned().into_any(),
+            Event::Int(value) => new_int(py, value)?.into_any(),
+            Event::Uint(value) => new_uint(py, value)?.into_any(),
+            Event::Float(value) => new_float(py, value)?.into_any(),
+            Event::Str(text) => new_string(py, self.events.text(text))?.into_any(),
+            _ => self.rare(event)?,
+        })
+    }
+
+    #[inline(never)] // see `value`
+    fn rare(&mut self, event: Event) -> Built<'py> {
+        let py = self.py;
+        Ok(match event {
+            Event::Complex(number) => {
+                let (real, imaginary) = self.events.complex(number);
+                new_complex(py, real, imaginary)?.into_any()
+            }
+            Event::Bin(span) => self.bytes(span)?,
+            Event::PrngKey(map) => self.prng_key(map)?,
+            Event::Scalar(number) => {
+                // The scalar is taken out of its array, so the bytes must be there.
+                let at_once = std::mem::replace(&mut self.at_once, true);
+                let array = self.array(&self.events.array(number), CopyMode::Always);
+                self.at_once = at_once;
+                array?.get_item(PyTuple::empty(py))?
+            }
+            Event::Ext(code, span) => {
+                let body = self.bytes(span)?;
+                let made = self.hooks.make_ext.bind(py).call1((code, body));
+                made.map_err(|error| {
+                    if error.is_instance_of::<PyValueError>(py) {
+                        let reason = format!("extension {code}: {}", error.value(py));
+                        Box::from(Error::malformed(span.start, reason))
+                    } else {
+                        Box::from(error)
+                    }
+                })?
+            }
+            _ => unreachable!("`value` makes the others"),
+        })
+    }
+
+    /// A copy of bytes of the source.
+    fn bytes(&self, span: Span) -> Built<'py> {
+        if let Some(memory) = self.source.stable() {
+            return Ok(copied(self.py, &memory[span.range()])?.into_any());
+        }
+        let made = new_bytes(self.py, span.len as usize, false, |target| {
+            self.source.read_at(span.start, target)
+        })?;
+        Ok(made?.into_any())
+    }
+
+    #[inline(never)] // see `value`
+    fn list(&mut self, list: Container) -> Built<'py> {
+        let made = new_list(self.py)?;
+        for index in 0..list.len {
+            let item = self
+                .value()
+                .map_err(|failure| failure.below(index.to_string()))?;
+            made.append(item)?;
+        }
+        Ok(made.into_any())
+    }
+
+    #[inline(never)] // see `value`
+    fn map(&mut self, map: Container) -> Built<'py> {
+        let dict = new_dict(self.py)?;
+        while self.next < map.end {
+            let key = self.next;
+            self.pair(&dict).map_err(|failure| {
+                failure.below(self.events.key_text(self.events.as_slice()[key]))
+            })?;
+        }
+        Ok(dict.into_any())
+    }
+
+    #[inline]
+    fn pair(&mut self, dict: &Bound<'py, PyDict>) -> Walked {
+        let key = match self.events.as_slice()[self.next] {
+            Event::Str(text) => {
+                self.next += 1;
+                self.keys.get(self.py, self.events, text)?.into_any()
+            }
+            _ => self.value()?,
+        };
+        let value = self.value()?;
+        Ok(dict.set_item(key, value)?)
+    }
+
+    /// A typed PRNG key, or a dict if there is no such implementation.
+    #[inline(never)]
+    fn prng_key(&mut self, map: Container) -> Built<'py> {
+        let at_once = std::mem::replace(&mut self.at_once, true);
+        let dict = self.map(map);
+        self.at_once = at_once;
+        let dict = dict?.cast_into::<PyDict>()?;
+        let name = dict.get_item(wire::PRNG_MARKER)?;
+        if let (Some(name), Some(data)) = (name, dict.get_item("data")?) {
+            let key = self.hooks.wrap_key.bind(self.py).call1((name, data))?;
+            if !key.is_none() {
+                return Ok(key);
+            }
+        }
+        Ok(dict.into_any())
+    }
+
+    /// An array: a view if it may and can be one.
+    #[inline(never)] // see `value`
+    fn array(&mut self, array: &ArrayEvent<'a>, copy: CopyMode) -> Built<'py> {
+        let dtype = self.dtype(array)?;
+        let (itemsize, alignment) = (dtype.itemsize, dtype.alignment);
+        let dtype = dtype.object.clone();
+        let shape = resolve(array.dims, array.nbytes(), itemsize, array.offset)?;
+        if copy == CopyMode::Abstract {
+            let shape = PyTuple::new(self.py, shape)?;
+            let abstract_array = self.hooks.abstract_array.bind(self.py);
+            return Ok(abstract_array.call1((shape, dtype))?);
+        }
+        if let [span] = array.spans
+            && copy != CopyMode::Always
+            && (self.memory.memory().as_ptr().addr() + span.start).is_multiple_of(alignment)
+        {
+            return Ok(view(&dtype, &shape, self.memory, span.start)?);
+        }
+        self.copied_array(array, &dtype, &shape, copy)
+    }
+
+    #[inline(never)]
+    fn copied_array(
+        &mut self,
+        array: &ArrayEvent<'a>,
+        dtype: &Bound<'py, PyArrayDescr>,
+        shape: &[usize],
+        copy: CopyMode,
+    ) -> Built<'py> {
+        let nbytes = array.nbytes();
+        if copy == CopyMode::Never && nbytes > 0 {
+            return Err(Error::malformed(
+                array.offset,
+                "copy=False, but this array can only be had by a copy: its bytes are in \
+                 several chunks, or not aligned for its dtype; pass copy=None",
+            )
+            .into());
+        }
+        if let [span] = array.spans
+            && copy == CopyMode::IfNeeded
+            && nbytes <= SmallCopies::MAX_BYTES
+        {
+            let bytes = self.memory.memory().slice(span.range());
+            let fill = |place: &mut [_]| RawBytes::read_at(&bytes, 0, place);
+            return Ok(self.small_copies.array(dtype, shape, fill)?);
+        }
+        let writable = copy == CopyMode::Always;
+        let later = self.source.len() - array.offset.min(self.source.len());
+        let mut fresh = match self.fresh_pages.take(nbytes, later) {
+            Some(pages) => FreshArray::over(pages, dtype, shape, writable),
+            None => FreshArray::new(dtype, shape, writable),
+        }?;
+        let object = fresh.object().clone();
+        if self.at_once || nbytes < LATER_MIN_BYTES {
+            let mut rest = fresh.memory();
+            for span in array.spans {
+                let (now, later) = rest.split_at_mut(span.len as usize);
+                self.source.read_at(span.start, now)?;
+                rest = later;
+            }
+        } else {
+            self.copies.push((fresh, array.spans));
+        }
+        Ok(object)
+    }
+
+    /// The dtype of an array; looked up once for all of its name.
+    #[inline]
+    fn dtype(&mut self, array: &ArrayEvent<'_>) -> Walked<&Dtype<'py>> {
+        let known = &mut self.dtypes[array.dtype_number];
+        if known.is_none() {
+            let resolve = self.hooks.resolve_dtype.bind(self.py);
+            let found = resolve.call1((copied(self.py, array.dtype)?,))?;
+            if found.is_none() {
+                return Err(no_dtype(array.dtype, array.offset).into());
+            }
+            let object: Bound<'py, PyArrayDescr> = found.cast_into()?;
+            *known = Some(Dtype {
+                itemsize: object.itemsize(),
+                alignment: object.alignment().max(1),
+                object,
+            });
+        }
+        let missing = || Failure::structure("a dtype that was just found");
+        known.as_ref().ok_or_else(missing)
+    }
+}
+
+/// The bytes of a key, and the string they are.
+type CachedKey<'py> = (SmallVec<[u8; 24]>, Bound<'py, PyString>);
+
+/// Recently seen map keys: the same few stand in every layer.
+#[derive(Default)]
+struct KeyCache<'py> {
+    slots: Vec<Option<CachedKey<'py>>>,
+}
+
+impl<'py> KeyCache<'py> {
+    const SLOTS: usize = 256;
+    const MAX_LEN: usize = 64;
+
+    #[inline]
+    fn get(
+        &mut self,
+        py: Python<'py>,
+        events: &Events,
+        text: Text,
+    ) -> PyResult<Bound<'py, PyString>> {
+        let text = events.text(text);
+        if text.len() > Self::MAX_LEN {
+            return new_string(py, text);
+        }
+        if self.slots.is_empty() {
+            self.slots.resize_with(Self::SLOTS, || None);
+        }
+        // FNV-1a, which is short and good enough for a cache. Its low bits depend on all
+        // bytes; the high ones hardly on the last, which is all that differs in `w0`, `w1`.
+        let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
+        let slot = &mut self.slots[hash as usize % Self::SLOTS];
+        if let Some((known, string)) = slot
+            && known[..] == *text.as_bytes()
+        {
+            return Ok(string.clone());
+        }
+        let string = new_string(py, text)?;
+        *slot = Some((SmallVec::from_slice(text.as_bytes()), string.clone()));
+        Ok(string)
+    }
+}

@@ -1,0 +1,223 @@
+//! Leaves with a dtype: arrays of NumPy and of jax.
+
+use numpy::{PyArrayDescr, PyUntypedArray};
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyBufferError;
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use super::super::failure::{Failure, Walked};
+use super::super::memory::{ArrayParts, Borrowed, exported};
+use super::devices::DeviceArray;
+use super::payload::{Leaf, OnDevice};
+use super::state::{Dtype, Walk};
+use crate::array::ALIGN_MIN_BYTES;
+use crate::layout::LayoutBuilder;
+use crate::structure::Kind;
+use crate::wire;
+
+/// How many dtypes are remembered; a tree has a handful, but objects of one may differ.
+const MAX_DTYPES: usize = 64;
+
+/// Arrays of up to so many bytes are copied among the headers: to hold on to them costs more
+/// than the copy. Such arrays are never aligned.
+const INLINE_MAX_BYTES: usize = ALIGN_MIN_BYTES - 1;
+
+/// How often jax may refuse to lend the memory of an array of a dtype before it is no
+/// longer asked.
+const MAX_FAILURES: u8 = 8;
+
+impl<'py> Walk<'py> {
+    /// An array of NumPy, or a scalar in one.
+    pub fn array(&mut self, array: &Bound<'py, PyUntypedArray>, code: i8) -> Walked {
+        self.host_array(array, code, Kind::Plain)
+    }
+
+    fn host_array(&mut self, array: &Bound<'py, PyUntypedArray>, code: i8, kind: Kind) -> Walked {
+        let parts = ArrayParts::of(array);
+        let known = self.dtypes.iter();
+        let mut known = known.map(|known| known.object.as_ptr());
+        let dtype = match known.position(|known| known == parts.dtype()) {
+            Some(dtype) => dtype,
+            None => self.dtype(&numpy::PyUntypedArrayMethods::dtype(array))?,
+        };
+        if parts.is_contiguous() && self.dtypes[dtype].native {
+            return self.contiguous_array(array, parts, dtype, code, kind);
+        }
+        let copy = self.hooks.to_contiguous.bind(self.py).call1((array,))?;
+        let copy = copy.cast::<PyUntypedArray>()?;
+        self.contiguous_array(copy, ArrayParts::of(copy), dtype, code, kind)
+    }
+
+    #[inline]
+    fn contiguous_array(
+        &mut self,
+        array: &Bound<'py, PyUntypedArray>,
+        parts: ArrayParts<'_>,
+        dtype: usize,
+        code: i8,
+        kind: Kind,
+    ) -> Walked {
+        let py = self.py;
+        let header = self.dtypes[dtype].header(code, parts.shape());
+        let memory = parts.memory();
+        if memory.len() <= INLINE_MAX_BYTES {
+            let put =
+                |out: &mut LayoutBuilder<Leaf>, range| memory.slice(range).append_to(out.headers());
+            return Ok(self.out.array(&header, kind, put)?);
+        }
+        let memory = Borrowed::array(array);
+        Ok(self.out.array(&header, kind, |out, range| {
+            out.push(Leaf::Memory(memory.part(py, range)))
+        })?)
+    }
+
+    /// An array of jax: copied or borrowed at once if it is in host memory.
+    pub fn jax_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
+        if self.all_lent {
+            if self.lent_array(array)? {
+                return Ok(());
+            }
+            self.all_lent = false;
+        }
+        let dtype = array.getattr(intern!(self.py, "dtype"))?;
+        let dtype = self.dtype(dtype.cast()?)?;
+        if self.dtypes[dtype].lent > 0 && array.getattr(intern!(self.py, "ndim"))?.is_truthy()? {
+            if self.lent_array(array)? {
+                return Ok(());
+            }
+            self.dtypes[dtype].lent -= 1;
+        }
+        match self.hooks.host_view.bind(self.py).call1((array,)) {
+            Ok(host) => {
+                if let Ok(host) = host.cast::<PyUntypedArray>() {
+                    return self.host_array(host, wire::EXT_NDARRAY, Kind::Jax);
+                }
+            }
+            Err(error) => {
+                self.check_alive(array)?; // which may be the reason
+                return Err(error.into());
+            }
+        }
+        self.device_array(array, dtype)
+    }
+
+    fn check_alive(&self, array: &Bound<'py, PyAny>) -> Walked {
+        let deleted = array.call_method0(intern!(self.py, "is_deleted"))?;
+        if deleted.is_truthy()? {
+            return Err(Failure::tree("the array has been deleted or donated"));
+        }
+        Ok(())
+    }
+
+    /// Writes an array of jax in host memory and returns true, or returns false.
+    ///
+    /// jax lends its memory through the buffer protocol, which costs a fraction of
+    /// asking it for a NumPy array; it waits for the content and keeps it alive meanwhile. It
+    /// lends neither arrays on accelerators, nor sharded ones, nor some dtypes; and those
+    /// without dimensions not in a form that can be used.
+    fn lent_array(&mut self, array: &Bound<'py, PyAny>) -> Walked<bool> {
+        let buffer = match PyUntypedBuffer::get(array) {
+            Ok(buffer) => buffer,
+            Err(error) if error.is_instance_of::<PyBufferError>(self.py) => return Ok(false),
+            Err(error) => {
+                self.check_alive(array)?; // which may be the reason
+                return Err(error.into());
+            }
+        };
+        let format = buffer.format().to_bytes();
+        let known = self.formats.iter().find(|(known, _)| *known == format);
+        let dtype = if let Some((_, dtype)) = known {
+            *dtype
+        } else {
+            let dtype = array.getattr(intern!(self.py, "dtype"))?;
+            let dtype = self.dtype(dtype.cast()?)?;
+            self.formats.push((format.to_vec(), dtype));
+            dtype
+        };
+        let shape = buffer.shape().to_vec();
+        let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
+        if header.nbytes() != buffer.len_bytes() || !buffer.is_c_contiguous() {
+            return Ok(false);
+        }
+        let py = self.py;
+        if header.nbytes() <= INLINE_MAX_BYTES {
+            let memory = exported(&buffer);
+            let put =
+                |out: &mut LayoutBuilder<Leaf>, range| memory.slice(range).append_to(out.headers());
+            self.out.array(&header, Kind::Jax, put)?;
+            buffer.release(py);
+            return Ok(true);
+        }
+        let memory = Borrowed::export(py, buffer)?;
+        self.out.array(&header, Kind::Jax, |out, range| {
+            out.push(Leaf::Memory(memory.part(py, range)))
+        })?;
+        Ok(true)
+    }
+
+    /// Notes an array whose bytes are fetched later.
+    fn device_array(&mut self, array: &Bound<'py, PyAny>, dtype: usize) -> Walked {
+        let py = self.py;
+        let is = |name| array.getattr(name).and_then(|answer| answer.is_truthy());
+        let has_shards_here = || {
+            let sharding = array.getattr(intern!(py, "sharding"))?;
+            let devices = sharding.getattr(intern!(py, "addressable_devices"))?;
+            devices.is_truthy()
+        };
+        let is_whole_here = is(intern!(py, "is_fully_addressable"))?
+            || is(intern!(py, "is_fully_replicated"))? && has_shards_here()?;
+        if !is_whole_here {
+            return Err(Failure::tree(
+                "the array has shards on devices of other processes; gather it to this process \
+                 first, for example with jax.experimental.multihost_utils.process_allgather",
+            ));
+        }
+        self.check_alive(array)?;
+        let shape: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
+        let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
+        let device_array = DeviceArray {
+            array: array.clone().unbind(),
+            itemsize: header.itemsize,
+            shape: shape.clone(),
+        };
+        let devices = &self.devices;
+        let number = devices.add(device_array, header.nbytes());
+        Ok(self.out.array(&header, Kind::Jax, |out, range| {
+            out.push(Leaf::Device(Box::new(OnDevice {
+                devices: devices.clone(),
+                number,
+                range,
+            })))
+        })?)
+    }
+
+    /// The index of the dtype in `self.dtypes`; asked about once a walk.
+    #[inline(never)]
+    fn dtype(&mut self, dtype: &Bound<'py, PyArrayDescr>) -> Walked<usize> {
+        if let Some(known) = self.dtypes.iter().position(|known| known.object.is(dtype)) {
+            return Ok(known);
+        }
+        if self.dtypes.len() == MAX_DTYPES {
+            self.dtypes.clear();
+            self.formats.clear();
+        }
+        let answer = self.hooks.describe_dtype.bind(self.py).call1((dtype,))?;
+        let (name, native): (Option<String>, bool) = answer.extract()?;
+        let Some(name) = name else {
+            return Err(Failure::leaf(format!(
+                "cannot serialize an array of dtype {}: only numeric, boolean and date dtypes \
+                 can be stored",
+                dtype.repr()?
+            )));
+        };
+        self.dtypes.push(Dtype {
+            itemsize: numpy::PyArrayDescrMethods::itemsize(dtype),
+            object: dtype.clone(),
+            name,
+            native,
+            lent: MAX_FAILURES,
+        });
+        Ok(self.dtypes.len() - 1)
+    }
+}

@@ -1,0 +1,361 @@
+//! Containers, and the choice of what a value is.
+
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{
+    PyBool, PyByteArray, PyBytes, PyComplex, PyDict, PyFloat, PyList, PyString, PyTuple,
+};
+use serde_bytes::ByteBuf;
+
+use super::super::errors;
+use super::super::failure::{Failure, Walked};
+use super::super::memory::dict_next;
+use super::super::value;
+use super::state::{Class, Place, Walk};
+use crate::encoder::dict_with_keys;
+use crate::structure::{Kind, NodeType};
+use crate::wire;
+
+impl<'py> Walk<'py> {
+    /// Writes `value`. This and what it calls for containers is the recursion, which must not
+    /// need much of the stack: what is inlined here counts at every level.
+    pub fn value(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+        let class = value.get_type_ptr();
+        let types = &self.types;
+        let overridden = &self.options.overridden;
+        if !overridden.is_empty() && overridden.iter().any(|t| t.as_type_ptr() == class) {
+            return self.node(value, place);
+        }
+        if class == types.dict {
+            return self.dict(value.cast()?, place);
+        } else if class == types.array {
+            return self.array(value.cast()?, wire::EXT_NDARRAY);
+        } else if class == types.list {
+            return self.sequence(value.cast::<PyList>()?.iter(), Kind::List, place);
+        } else if class == types.tuple {
+            return self.sequence(value.cast::<PyTuple>()?.iter(), Kind::Tuple, place);
+        } else if class == types.string {
+            return self.string(value.cast()?);
+        } else if class == types.bool {
+            self.out.bool(value.cast::<PyBool>()?.is_true())?;
+        } else if class == types.int {
+            return self.int(value);
+        } else if class == types.float {
+            self.out.float(value.cast::<PyFloat>()?.value())?;
+        } else if value.is_none() {
+            self.out.nil()?;
+        } else if class == types.bytes {
+            return self.bytes(value.cast()?, Kind::Plain);
+        } else if class == types.complex {
+            let value = value.cast::<PyComplex>()?;
+            self.out
+                .complex(wire::Complex(value.real(), value.imag()))?;
+        } else {
+            return match self.classify(value)? {
+                Class::Ext | Class::Node if self.out.is_described() => {
+                    self.typed_node(value, place)
+                }
+                Class::Ext if !place.state => self.other(Class::Ext, value),
+                Class::Ext | Class::Node if self.options.state_dict => self.node(value, place),
+                class => self.other(class, value),
+            };
+        }
+        Ok(())
+    }
+
+    /// A leaf of a type that only Python knows.
+    #[inline(never)] // see `value`
+    fn other(&mut self, class: Class, value: &Bound<'py, PyAny>) -> Walked {
+        let py = self.py;
+        match class {
+            Class::Array => self.array(value.cast()?, wire::EXT_NDARRAY)?,
+            Class::Scalar => {
+                let array = py
+                    .import(intern!(py, "numpy"))?
+                    .call_method1(intern!(py, "asarray"), (value,))?;
+                self.array(array.cast()?, wire::EXT_NPSCALAR)?;
+            }
+            Class::JaxArray => self.jax_array(value)?,
+            Class::PrngKey => self.prng_key(value)?,
+            Class::BytesLike => {
+                let kind = if value.is_instance_of::<PyByteArray>() {
+                    Kind::Bytearray
+                } else {
+                    Kind::Memoryview
+                };
+                let bytes = py.get_type::<PyBytes>().call1((value,))?;
+                self.bytes(bytes.cast()?, kind)?;
+            }
+            Class::Ext => {
+                let code: i8 = value.getattr(intern!(py, "code"))?.extract()?;
+                let data = value.getattr(intern!(py, "data"))?;
+                self.out.ext(code, data.cast::<PyBytes>()?.as_bytes())?;
+            }
+            Class::Timestamp => {
+                let data = value.call_method0(intern!(py, "to_bytes"))?;
+                let data = data.cast::<PyBytes>()?;
+                self.out.ext(wire::EXT_TIMESTAMP, data.as_bytes())?;
+            }
+            Class::Unsupported => {
+                let why = self.hooks.explain.bind(py).call1((value,))?;
+                return Err(Failure::leaf(why.extract::<String>()?));
+            }
+            Class::Node => {
+                return Err(Failure::leaf(format!(
+                    "cannot serialize a {} here: msgpack_serialize takes dicts, lists, tuples \
+                     and leaves; use to_bytes, or call to_state_dict on the tree first",
+                    errors::type_name(&value.get_type())
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn classify(&mut self, value: &Bound<'py, PyAny>) -> Walked<Class> {
+        let class = value.get_type();
+        if let Some((_, known)) = self.classes.iter().find(|(known, _)| known.is(&class)) {
+            return Ok(*known);
+        }
+        let number: usize = self
+            .hooks
+            .classify
+            .bind(self.py)
+            .call1((value,))?
+            .extract()?;
+        let answer = *Class::ALL
+            .get(number)
+            .ok_or_else(|| PyRuntimeError::new_err(format!("classify returned {number}")))?;
+        self.classes.push((class, answer));
+        Ok(answer)
+    }
+
+    /// A container that Python expands to its state.
+    #[inline(never)] // see `value`
+    fn node(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+        let (state, fixed) = self.expand(value)?;
+        let place = Place {
+            state: !fixed,
+            ..place
+        };
+        match state.cast_exact::<PyDict>() {
+            // A dict here is the state itself, even if dict has a handler.
+            Ok(state) => self.dict(state, place),
+            // This is no level of its own in the output, but one of the recursion.
+            Err(_) => self.value(&state, place.below()?),
+        }
+    }
+
+    /// The state of a container, and whether it is final.
+    #[inline(never)] // see `value`
+    fn expand(&self, value: &Bound<'py, PyAny>) -> Walked<(Bound<'py, PyAny>, bool)> {
+        let answer = self.hooks.expand.bind(self.py).call1((value,))?;
+        let (state, fixed): (Bound<'py, PyAny>, bool) = answer.extract()?;
+        if state.is(value) {
+            return Err(Failure::leaf(format!(
+                "the handler of {} returns the object itself",
+                errors::type_name(&value.get_type())
+            )));
+        }
+        Ok((state, fixed))
+    }
+
+    /// A container that Python takes apart, whose type is recorded.
+    #[inline(never)] // see `value`
+    fn typed_node(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+        let (children, class, data) = self.reduce(value)?;
+        self.pairs(&children, place.below()?)?;
+        Ok(self.out.end(Kind::Typed(class, data))?)
+    }
+
+    /// The children of a container by name, the number of its type, and its static data.
+    #[inline(never)] // see `value`
+    fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<(Bound<'py, PyDict>, u32, ByteBuf)> {
+        let answer = self.hooks.reduce_node.bind(self.py).call1((value,));
+        let answer = answer.map_err(|error| self.unsupported(error))?;
+        let (name, fields, data, children) = answer.extract()?;
+        let data: Bound<'py, PyBytes> = data;
+        let class = self.out.node_type(NodeType { name, fields });
+        Ok((children, class, ByteBuf::from(data.as_bytes())))
+    }
+
+    /// What is raised for something that cannot be written, with its place in the tree.
+    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
+    fn unsupported(&self, error: PyErr) -> Box<Failure> {
+        if error.is_instance_of::<PyTypeError>(self.py) {
+            Failure::leaf(error.value(self.py).to_string())
+        } else {
+            error.into()
+        }
+    }
+
+    fn dict(&mut self, dict: &Bound<'py, PyDict>, place: Place) -> Walked {
+        if self.options.sort_keys {
+            return self.sorted_pairs(dict, place.below()?);
+        }
+        if self.pairs(dict, place.below()?)? {
+            return Ok(self.out.end(Kind::Dict)?);
+        }
+        self.end_with_keys(dict)
+    }
+
+    /// Ends a dict with keys that are no strings.
+    #[inline(never)] // see `value`
+    fn end_with_keys(&mut self, dict: &Bound<'py, PyDict>) -> Walked {
+        let kind = if self.out.is_described() {
+            let keys = value::encode(dict.keys().as_any());
+            dict_with_keys(keys.map_err(|error| self.unsupported(error))?)
+        } else {
+            Kind::Dict
+        };
+        Ok(self.out.end(kind)?)
+    }
+
+    /// Begins a map with the items of a dict; returns whether all keys are strings.
+    fn pairs(&mut self, dict: &Bound<'py, PyDict>, below: Place) -> Walked<bool> {
+        let count = dict.len();
+        self.out.map(count)?;
+        let mut position = 0;
+        let mut seen = 0;
+        let mut all_strings = true;
+        while let Some((key, value)) = dict_next(dict, &mut position) {
+            if below.state && all_strings && key.get_type_ptr() != self.types.string {
+                all_strings = false;
+                self.hooks.check_unique_keys.bind(self.py).call1((dict,))?;
+            }
+            if seen == count {
+                break;
+            }
+            self.pair(&key, &value, below)?;
+            seen += 1;
+        }
+        if seen != count || dict.len() != count {
+            return Err(changed("dictionary").into());
+        }
+        Ok(all_strings)
+    }
+
+    /// The items of a dict in the order of their keys; never with a structure.
+    #[inline(never)] // see `value`
+    fn sorted_pairs(&mut self, dict: &Bound<'py, PyDict>, below: Place) -> Walked {
+        let items = sorted_items(dict)?;
+        self.out.map(items.len())?;
+        for (key, value) in items {
+            self.pair(&key, &value, below)?;
+        }
+        Ok(self.out.end(Kind::Dict)?)
+    }
+
+    fn pair(&mut self, key: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+        if key.get_type_ptr() == self.types.string {
+            let text = key.cast::<PyString>()?.to_str()?;
+            self.out.key(text)?;
+            return self
+                .value(value, place)
+                .map_err(|failure| failure.below(text));
+        }
+        self.pair_with_key(key, value, place)
+    }
+
+    /// A pair whose key is no string.
+    #[inline(never)] // see `value`
+    fn pair_with_key(
+        &mut self,
+        key: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+        place: Place,
+    ) -> Walked {
+        let text = || key.str().map_or_else(|_| "?".into(), |key| key.to_string());
+        if place.state {
+            self.out.key(key.str()?.to_str()?)?;
+        } else if key.is_instance_of::<PyTuple>() {
+            return Err(Failure::leaf(format!(
+                "cannot serialize the key {}: a key that is a tuple cannot be read back",
+                key.repr()?
+            )));
+        } else {
+            self.value(key, place)
+                .map_err(|failure| failure.below(text()))?;
+        }
+        self.value(value, place)
+            .map_err(|failure| failure.below(text()))
+    }
+
+    #[inline(never)] // see `value`
+    fn sequence(
+        &mut self,
+        items: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
+        kind: Kind,
+        place: Place,
+    ) -> Walked {
+        let place = place.below()?;
+        let len = items.len();
+        if place.state {
+            self.out.map(len)?;
+        } else {
+            self.out.list(len)?;
+        }
+        let mut count = 0;
+        for item in items {
+            if count == len {
+                return Err(changed("list").into());
+            }
+            if place.state {
+                self.out.key(&count.to_string())?;
+            }
+            self.value(&item, place)
+                .map_err(|failure| failure.below(count.to_string()))?;
+            count += 1;
+        }
+        if count != len {
+            return Err(changed("list").into());
+        }
+        Ok(self.out.end(kind)?)
+    }
+
+    #[inline(never)] // see `value`
+    fn prng_key(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        let answer = self.hooks.unwrap_key.bind(self.py).call1((value,))?;
+        let (name, data): (Bound<'py, PyString>, Bound<'py, PyAny>) = answer.extract()?;
+        self.out.prng_key(name.to_str()?)?;
+        self.jax_array(&data)?;
+        Ok(self.out.end_prng_key()?)
+    }
+}
+
+fn changed(what: &str) -> PyErr {
+    PyRuntimeError::new_err(format!("{what} changed size during iteration"))
+}
+
+/// The items of a dict in the order of their keys, or as they are if the keys
+/// have no order among each other.
+#[inline(never)] // see `value`
+fn sorted_items<'py>(
+    dict: &Bound<'py, PyDict>,
+) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
+    let mut items: Vec<_> = dict.iter().collect();
+    if items
+        .iter()
+        .all(|(key, _)| key.is_exact_instance_of::<PyString>())
+    {
+        // Python compares strings by code point, which is how their UTF-8 bytes compare.
+        let mut keyed = Vec::with_capacity(items.len());
+        for (key, value) in &items {
+            keyed.push((key.cast::<PyString>()?.to_str()?, key, value));
+        }
+        keyed.sort_unstable_by_key(|(text, ..)| *text);
+        return Ok(keyed
+            .into_iter()
+            .map(|(_, key, value)| (key.clone(), value.clone()))
+            .collect());
+    }
+    let keys = dict.keys();
+    if keys.sort().is_ok() {
+        items.clear();
+        for key in keys {
+            let value = dict.get_item(&key)?.ok_or_else(|| changed("dictionary"))?;
+            items.push((key, value));
+        }
+    }
+    Ok(items)
+}

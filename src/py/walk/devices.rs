@@ -1,0 +1,111 @@
+//! Arrays that are fetched when their bytes are copied: on accelerators, or sharded.
+
+use std::mem::MaybeUninit;
+
+use numpy::{PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use super::super::hooks::Hooks;
+use super::super::memory::{ArrayParts, Borrowed};
+use crate::array::{Shard, Sharded};
+use crate::layout::Payload;
+use crate::window::{Fetch, Window};
+use crate::{Error, Result};
+
+/// How many bytes of arrays may be in host memory, or on their way there, at a time.
+pub const WINDOW_BYTES: usize = 256 << 20;
+
+/// The arrays of a tree that are fetched, in order.
+pub type Devices = Window<DeviceArray>;
+
+/// An array of jax.
+pub struct DeviceArray {
+    pub array: Py<PyAny>,
+    pub shape: Vec<usize>,
+    pub itemsize: usize,
+}
+
+/// Its bytes, when they are here.
+pub enum OnHost {
+    Whole(Borrowed),
+    Sharded(Sharded<Borrowed>),
+}
+
+/// The index of the first element of a shard, and its elements.
+type HostShard<'py> = (Vec<usize>, Bound<'py, PyUntypedArray>);
+
+impl Fetch for DeviceArray {
+    /// What `start_transfer` has returned.
+    type Transfer = Py<PyAny>;
+    type Here = OnHost;
+
+    fn start(&self) -> Result<Py<PyAny>> {
+        Self::with_python(|py| {
+            let start = Hooks::get(py)?.start_transfer.bind(py);
+            Ok(start.call1((&self.array,))?.unbind())
+        })
+    }
+
+    fn finish(&self, transfer: Py<PyAny>) -> Result<OnHost> {
+        Self::with_python(|py| {
+            let finish = Hooks::get(py)?.finish_transfer.bind(py);
+            let found = finish.call1((transfer,))?;
+            let shards: Vec<HostShard<'_>> = found.cast::<PyList>()?.extract()?;
+            if let [(_, whole)] = &shards[..] {
+                return Ok(OnHost::Whole(self.memory(whole, &self.shape)?));
+            }
+            let mut blocks = Vec::with_capacity(shards.len());
+            for (start, shard) in shards {
+                let shape = shard.shape().to_vec();
+                blocks.push(Shard {
+                    memory: self.memory(&shard, &shape)?,
+                    start,
+                    shape,
+                });
+            }
+            Sharded::new(self.shape.clone(), self.itemsize, blocks)
+                .map(OnHost::Sharded)
+                .ok_or_else(|| broken("shards that do not form the array"))
+        })
+    }
+}
+
+impl DeviceArray {
+    fn with_python<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T> {
+        Python::attach(|py| {
+            let done = work(py);
+            done.map_err(|error| Error::Payload(Box::new(error)))
+        })
+    }
+
+    /// The bytes of an array that `finish_transfer` has returned.
+    fn memory(&self, host: &Bound<'_, PyUntypedArray>, shape: &[usize]) -> PyResult<Borrowed> {
+        let same = numpy::PyArrayDescrMethods::itemsize(&host.dtype()) == self.itemsize;
+        if !same || host.shape() != shape || !ArrayParts::of(host).is_contiguous() {
+            return Err(broken("another array"));
+        }
+        Ok(Borrowed::array(host))
+    }
+}
+
+impl Payload for OnHost {
+    fn len(&self) -> usize {
+        match self {
+            Self::Whole(memory) => Payload::len(memory),
+            Self::Sharded(array) => array.len(),
+        }
+    }
+
+    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        match self {
+            Self::Whole(memory) => memory.copy_to(start, target),
+            Self::Sharded(array) => array.copy_to(start, target),
+        }
+    }
+}
+
+fn broken(what: &str) -> PyErr {
+    PyRuntimeError::new_err(format!("finish_transfer returned {what}"))
+}

@@ -1,0 +1,64 @@
+//! Leaves without a dtype: numbers, strings, bytes.
+
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString};
+
+use super::super::failure::Walked;
+use super::super::memory::Borrowed;
+use super::payload::Leaf;
+use super::state::Walk;
+use crate::layout::LayoutBuilder;
+use crate::structure::Kind;
+
+/// Blobs of at most so many bytes are copied among the headers: a piece of their own would
+/// take more room.
+const INLINE_MAX_BYTES: usize = 64;
+
+impl<'py> Walk<'py> {
+    pub fn int(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        if let Ok(value) = value.extract::<u64>() {
+            self.out.uint(value)?;
+        } else if let Ok(value) = value.extract::<i64>() {
+            self.out.int(value)?;
+        } else {
+            return Err(PyOverflowError::new_err(
+                "Integer value out of range: msgpack holds -2**63 to 2**64-1",
+            )
+            .into());
+        }
+        Ok(())
+    }
+
+    pub fn string(&mut self, value: &Bound<'py, PyString>) -> Walked {
+        let text = value.to_str()?.as_bytes();
+        let borrowed = borrow(text, || Borrowed::string(value))?;
+        Ok(self.out.str(text.len(), |out| put(out, text, borrowed))?)
+    }
+
+    pub fn bytes(&mut self, value: &Bound<'py, PyBytes>, kind: Kind) -> Walked {
+        let content = value.as_bytes();
+        let borrowed = borrow(content, || Ok(Borrowed::bytes(value)))?;
+        let put = |out: &mut LayoutBuilder<Leaf>| put(out, content, borrowed);
+        Ok(self.out.bin(content.len(), kind, put)?)
+    }
+}
+
+/// Bytes that never change: a few are copied, many are borrowed.
+fn borrow(
+    content: &[u8],
+    borrow: impl FnOnce() -> PyResult<Borrowed>,
+) -> PyResult<Option<Borrowed>> {
+    (content.len() > INLINE_MAX_BYTES).then(borrow).transpose()
+}
+
+fn put(
+    out: &mut LayoutBuilder<Leaf>,
+    content: &[u8],
+    borrowed: Option<Borrowed>,
+) -> crate::Result<()> {
+    match borrowed {
+        Some(borrowed) => out.push(Leaf::Memory(borrowed)),
+        None => out.extend(content),
+    }
+}

@@ -1,0 +1,43 @@
+//! Filling memory with a layout, in parallel blocks.
+
+use std::mem::MaybeUninit;
+use std::num::NonZero;
+
+use crate::layout::{Caching, Layout, Payload};
+use crate::watch::Watch;
+use crate::{Result, parallel, stream};
+
+/// What is known of the memory that is filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// It comes straight from the system.
+    Fresh,
+    /// It has been used before.
+    Used,
+}
+
+/// Fills `memory`, which must have the layout's length, completely.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn pour<P: Payload + Sync>(
+    layout: &Layout<P>,
+    memory: &mut [MaybeUninit<u8>],
+    target: Target,
+    threads: NonZero<usize>,
+    watch: &dyn Watch,
+) -> Result<()> {
+    assert_eq!(memory.len(), layout.len());
+    let caching = if target == Target::Used && layout.len() >= stream::MIN_BYTES {
+        Caching::Past
+    } else {
+        Caching::Usual
+    };
+    if memory.len() <= parallel::BLOCK {
+        return layout.copy_to(0, memory, caching);
+    }
+    let blocks = memory.chunks_mut(parallel::BLOCK).enumerate().collect();
+    let copy =
+        |(index, block): (usize, &mut [_])| layout.copy_to(index * parallel::BLOCK, block, caching);
+    parallel::for_each(blocks, threads, copy, || watch.check())
+}

@@ -1,0 +1,141 @@
+//! Writing to a file or a pipe, so that the caller can stop it.
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+
+use crate::layout::{Layout, Payload};
+use crate::raw::{RawBytes, append_with};
+use crate::watch::Watch;
+use crate::{Result, system};
+
+/// What is smaller is joined: a call for each would cost more than to copy it.
+const JOIN_BYTES: usize = 64 << 10;
+
+/// So many bytes of what is not in memory are copied together at a time.
+const COPY_BYTES: usize = 1 << 20;
+
+/// So many bytes are written at a time, so that the caller is asked often enough.
+const WRITE_BYTES: usize = 8 << 20;
+
+/// A file that is written from its start.
+pub struct Output<'a> {
+    file: &'a File,
+    /// What is still to be written.
+    joined: Vec<u8>,
+    /// A pipe or the like, which may take nothing for a while.
+    may_block: bool,
+    /// Whether the disk begins to work on what is written at once.
+    write_back: bool,
+    written: u64,
+    watch: &'a dyn Watch,
+}
+
+impl<'a> Output<'a> {
+    /// Writes to a file; with `write_back`, what is written goes on to the disk meanwhile.
+    pub fn new(file: &'a File, may_block: bool, write_back: bool, watch: &'a dyn Watch) -> Self {
+        Self {
+            file,
+            joined: Vec::new(),
+            may_block,
+            write_back,
+            written: 0,
+            watch,
+        }
+    }
+
+    /// Writes a layout, with no copy in between of what lies in memory and is large.
+    pub fn layout<P: Payload>(&mut self, layout: &Layout<P>) -> Result<()> {
+        let mut position = 0;
+        for slice in layout.slices(0..layout.len()) {
+            let len = slice.len();
+            match slice.memory() {
+                Some(memory) if len >= JOIN_BYTES => {
+                    self.flush()?;
+                    let mut done = 0;
+                    while done < len {
+                        let part = WRITE_BYTES.min(len - done);
+                        self.write(memory.slice(done..done + part))?;
+                        done += part;
+                        self.watch.done(position + done)?;
+                    }
+                }
+                _ => {
+                    let mut done = 0;
+                    while done < len {
+                        let part = COPY_BYTES.min(len - done);
+                        self.join(part, |target| slice.copy_to(done, target))?;
+                        done += part;
+                        self.watch.done(position + done)?;
+                    }
+                }
+            }
+            position += len;
+        }
+        self.flush()?;
+        self.watch.done(position)
+    }
+
+    /// Writes bytes, joined with those before and after them.
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.join(bytes.len(), |target| {
+            target.write_copy_of_slice(bytes);
+            Ok(())
+        })
+    }
+
+    fn join(
+        &mut self,
+        len: usize,
+        fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> Result<()>,
+    ) -> Result<()> {
+        append_with(&mut self.joined, len, fill)?;
+        if self.joined.len() >= JOIN_BYTES {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Writes what has been joined.
+    pub fn flush(&mut self) -> Result<()> {
+        let joined = std::mem::take(&mut self.joined);
+        self.write(joined.as_slice().into())?;
+        self.joined = joined;
+        self.joined.clear();
+        Ok(())
+    }
+
+    fn write(&mut self, mut bytes: RawBytes<'_>) -> Result<()> {
+        while !bytes.is_empty() {
+            if self.may_block {
+                wait_until_ready(self.file, self.watch)?;
+            }
+            match system::write(self.file, bytes) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
+                Ok(written) => {
+                    bytes = bytes.slice(written..bytes.len());
+                    if self.write_back {
+                        system::write_back(self.file, self.written, written as u64);
+                    }
+                    self.written += written as u64;
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => self.watch.check()?,
+                    _ => return Err(error.into()),
+                },
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits until a pipe takes more, as long as the caller agrees.
+#[cfg(unix)]
+fn wait_until_ready(file: &File, watch: &dyn Watch) -> Result<()> {
+    system::poll(file, rustix::event::PollFlags::OUT, watch)
+}
+
+#[cfg(not(unix))]
+fn wait_until_ready(_: &File, watch: &dyn Watch) -> Result<()> {
+    watch.check()
+}

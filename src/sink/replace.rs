@@ -1,0 +1,228 @@
+//! Replacing a file so that a crash at any point leaves the old one or the new one, whole.
+//!
+//! The bytes go to a temporary file in the same directory, which is renamed
+//! over the destination once it is complete (and, if asked for, on the disk).
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use super::output::Output;
+use super::temporary;
+use crate::watch::Watch;
+use crate::{Error, Result, parallel, system};
+
+/// What must be on the disk when a save returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// Everything: the save survives a loss of power.
+    Synced,
+    /// Nothing in particular: the save survives a crash of the process.
+    Cached,
+}
+
+/// Writes all that `write` writes to `path`, or leaves `path` as it was.
+///
+/// `size` is how many bytes are expected, to reserve room for; 0 if unknown. Missing
+/// directories are made. A symbolic link is followed. A path that is no regular file (a pipe, a
+/// device) is written to directly, since it cannot be replaced.
+///
+/// The new file has the permissions of the old one, which nobody gets around meanwhile, and its
+/// group where that is allowed; its owner is who saves. Other hard links keep the old content.
+pub fn replace_file(
+    path: &Path,
+    durability: Durability,
+    size: usize,
+    watch: &dyn Watch,
+    write: impl FnOnce(&mut Output<'_>) -> Result<()>,
+) -> Result<()> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        let file = open_pipe(path, watch)?;
+        let mut output = Output::new(&file, true, false, watch);
+        write(&mut output)?;
+        return output.flush();
+    }
+    let synced = durability == Durability::Synced;
+    let made = make_directories(directory_of(path))?;
+    let (path, old) = destination(path)?;
+    let directory = directory_of(&path);
+    let name = path
+        .file_name()
+        .ok_or_else(|| io::Error::from(io::ErrorKind::IsADirectory))?;
+    let temporary = temporary::create(directory, name, old.is_some())?;
+    let file = temporary.as_file();
+    preallocate(file, size, watch)?;
+    let mut output = Output::new(file, false, synced, watch);
+    write(&mut output)?;
+    output.flush()?;
+    if let Some(old) = old {
+        keep_permissions(file, &old)?;
+    }
+    if synced {
+        let file = file.try_clone()?;
+        parallel::elsewhere(move || file.sync_all(), watch)??;
+    }
+    // Some file systems tell only then that there was no room.
+    system::close(file.try_clone()?)?;
+    temporary.persist(&path).map_err(|error| error.error)?;
+    if synced {
+        sync_directory(directory).map_err(Error::NotDurable)?;
+        for made in made {
+            sync_directory(&made).map_err(Error::NotDurable)?;
+        }
+    }
+    Ok(())
+}
+
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Makes a directory and those above it that are missing. Returns the directories in which
+/// there is a new name then, from the inside out.
+fn make_directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut changed = Vec::new();
+    let mut missing = directory;
+    while !missing.as_os_str().is_empty() && !missing.exists() {
+        match missing.parent() {
+            Some(parent) if parent == Path::new("") => changed.push(PathBuf::from(".")),
+            Some(parent) => changed.push(parent.into()),
+            None => break,
+        }
+        missing = missing.parent().unwrap_or(Path::new(""));
+    }
+    if !changed.is_empty() {
+        fs::create_dir_all(directory)?;
+    }
+    Ok(changed)
+}
+
+/// Gives a file the permissions of the one that it will replace, and its group.
+#[cfg(unix)]
+fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let mut mode = old.mode() & 0o7777;
+    if file.metadata()?.gid() != old.gid() {
+        let kept = std::os::unix::fs::fchown(file, None, Some(old.gid()));
+        if kept.is_err() {
+            // What a group was allowed is not for another one.
+            mode = mode & !0o070 | (mode & 0o007) << 3;
+        }
+    }
+    file.set_permissions(fs::Permissions::from_mode(mode))
+}
+
+#[cfg(not(unix))]
+fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
+    file.set_permissions(old.permissions())
+}
+
+/// Opens a pipe or device to write, and waits for who reads it.
+#[cfg(unix)]
+fn open_pipe(path: &Path, watch: &dyn Watch) -> Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    #[allow(clippy::cast_possible_wrap)] // flags are bits
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let mut options = File::options();
+    loop {
+        let opened = options.write(true).custom_flags(nonblocking).open(path);
+        match opened {
+            // A pipe that nobody reads yet.
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
+                let is_pipe = {
+                    use std::os::unix::fs::FileTypeExt;
+                    fs::metadata(path)?.file_type().is_fifo()
+                };
+                if !is_pipe {
+                    return Err(error.into());
+                }
+                watch.check()?;
+                thread::sleep(Duration::from_millis(10));
+            }
+            opened => return Ok(opened?),
+        }
+    }
+}
+
+#[cfg(not(unix))]
+fn open_pipe(path: &Path, _: &dyn Watch) -> Result<File> {
+    Ok(File::options().write(true).open(path)?)
+}
+
+/// Where `path` leads when links are followed, and what is there now.
+fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
+    /// As many links as Linux follows.
+    const MAX_LINKS: usize = 40;
+    let mut path = path.to_path_buf();
+    for _ in 0..MAX_LINKS {
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_symlink() => {
+                let target = fs::read_link(&path)?;
+                path = path.parent().unwrap_or(Path::new("")).join(target);
+            }
+            Ok(found) => return Ok((path, Some(found))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((path, None)),
+            Err(error) => return Err(error),
+        }
+    }
+    // The system's own error for a loop of links.
+    fs::metadata(&path).map(|found| (path, Some(found)))
+}
+
+/// Reserves room, so that a full disk is noticed before anything is written
+/// and the blocks lie together. Systems that cannot are left to grow the file.
+#[cfg(target_os = "linux")]
+fn preallocate(file: &File, size: usize, watch: &dyn Watch) -> Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::io::Errno;
+    /// A program may have a timer that interrupts every attempt.
+    const ATTEMPTS: usize = 10;
+    if size == 0 {
+        return Ok(());
+    }
+    for _ in 0..ATTEMPTS {
+        match fallocate(file, FallocateFlags::empty(), 0, size as u64) {
+            Err(Errno::INTR) => watch.check()?,
+            Err(error @ (Errno::NOSPC | Errno::FBIG | Errno::DQUOT)) => {
+                return Err(io::Error::from(error).into());
+            }
+            Ok(()) | Err(_) => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn preallocate(_: &File, _: usize, _: &dyn Watch) -> Result<()> {
+    Ok(())
+}
+
+/// Puts new names in a directory on the disk.
+#[cfg(unix)]
+fn sync_directory(directory: &Path) -> io::Result<()> {
+    use rustix::io::Errno;
+    let synced = File::open(directory).and_then(|directory| directory.sync_all());
+    match synced {
+        // One may be allowed to write to a directory and not to open it, and some file
+        // systems cannot sync one. Nothing more can be done.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        Err(error)
+            if [Errno::INVAL, Errno::NOTSUP, Errno::NOSYS, Errno::ROFS]
+                .iter()
+                .any(|refused| error.raw_os_error() == Some(refused.raw_os_error())) =>
+        {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+#[cfg(not(unix))]
+fn sync_directory(_: &Path) -> io::Result<()> {
+    Ok(())
+}

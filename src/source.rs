@@ -1,0 +1,72 @@
+//! Where encoded bytes are read from: memory, a file, or a gzip stream with an index.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use crate::Result;
+use crate::raw::{RawBytes, append_with};
+
+/// Encoded bytes that can be read in any order.
+///
+/// A reader copies what it parses. Large payloads are not read at all until somebody asks.
+pub trait Source: Sync {
+    /// How many bytes there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `target` with the bytes from `offset` on, all of which must be there.
+    ///
+    /// On success every byte of `target` has been written.
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()>;
+
+    /// All bytes, if they lie in memory where looking at a few costs nothing.
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        self.stable().map(RawBytes::from)
+    }
+
+    /// All bytes, if they lie in memory that nobody changes.
+    fn stable(&self) -> Option<&[u8]> {
+        None
+    }
+}
+
+impl Source for RawBytes<'_> {
+    fn len(&self) -> usize {
+        RawBytes::len(*self)
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        self.slice(offset..offset + target.len()).copy_to(target);
+        Ok(())
+    }
+
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        Some(*self)
+    }
+}
+
+impl Source for Vec<u8> {
+    fn len(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        target.write_copy_of_slice(&self[offset..offset + target.len()]);
+        Ok(())
+    }
+
+    fn stable(&self) -> Option<&[u8]> {
+        Some(self)
+    }
+}
+
+/// Appends a range of a source to `out`.
+pub fn read_to(source: &dyn Source, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+    append_with(out, range.len(), |target| {
+        source.read_at(range.start, target)
+    })
+}

@@ -1,0 +1,82 @@
+//! Calls of the system that std and rustix do not offer, or not for memory that may change, and
+//! waiting that can be stopped.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+
+use crate::Result;
+use crate::raw::RawBytes;
+use crate::watch::Watch;
+
+/// Writes some of the bytes at the position of a file, as `write(2)` does, and returns how many.
+#[cfg(unix)]
+pub fn write(file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: the system reads so many bytes of memory that is there.
+    let written = unsafe { libc::write(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
+}
+
+/// Writes some of the bytes at the position of a file, and returns how many.
+#[cfg(not(unix))]
+pub fn write(mut file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
+    let mut copy = Vec::new();
+    let part = bytes.slice(0..bytes.len().min(1 << 20));
+    part.append_to(&mut copy)
+        .map_err(|_| io::ErrorKind::OutOfMemory)?;
+    io::Write::write(&mut file, &copy)
+}
+
+/// Lets the disk begin to work on a range of what has been written to a file, and waits for
+/// nothing. Only a hint: what goes wrong is told by fsync.
+pub fn write_back(file: &File, start: u64, len: u64) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        let (start, len) = (start.cast_signed(), len.cast_signed());
+        let flags = libc::SYNC_FILE_RANGE_WRITE;
+        // SAFETY: the file is open, and no memory is involved.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), start, len, flags) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, start, len);
+}
+
+/// Closes a file, and tells what the system says to that.
+#[cfg(unix)]
+pub fn close(file: File) -> io::Result<()> {
+    use std::os::fd::IntoRawFd;
+    // SAFETY: the descriptor is ours, and is not used after this.
+    match unsafe { libc::close(file.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            // It is closed all the same.
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            error => Err(error),
+        },
+    }
+}
+
+/// Closes a file.
+#[cfg(not(unix))]
+pub fn close(_: File) -> io::Result<()> {
+    Ok(())
+}
+
+/// Waits until a file is ready, as long as the caller agrees.
+#[cfg(unix)]
+pub fn poll(file: &File, events: rustix::event::PollFlags, watch: &dyn Watch) -> Result<()> {
+    use rustix::event::{PollFd, Timespec, poll};
+    const OFTEN: Timespec = Timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000_000,
+    };
+    loop {
+        match poll(&mut [PollFd::new(file, events)], Some(&OFTEN)) {
+            Ok(1..) => return Ok(()),
+            Ok(0) | Err(rustix::io::Errno::INTR) => watch.check()?,
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+    }
+}

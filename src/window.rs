@@ -1,0 +1,228 @@
+//! Arrays that are fetched when their bytes are copied, a few of them ahead.
+//!
+//! An array on an accelerator is transferred to the host when the output gets to it. Transfers
+//! of the arrays after it are started before, so that they overlap with writing; but no more
+//! than a window, so that the host never holds the whole model.
+
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::layout::Payload;
+use crate::{Error, Result};
+
+/// An array somewhere else.
+pub trait Fetch {
+    /// What a transfer is waited for with.
+    type Transfer;
+    /// The array when it is here.
+    type Here: Payload;
+
+    /// Starts the transfer.
+    fn start(&self) -> Result<Self::Transfer>;
+
+    /// Waits for its end.
+    fn finish(&self, transfer: Self::Transfer) -> Result<Self::Here>;
+}
+
+/// Arrays in the order in which they will be copied.
+pub struct Window<A: Fetch> {
+    /// How many bytes may be here, or on the way.
+    most: usize,
+    slots: Mutex<Vec<Slot<A>>>,
+}
+
+struct Slot<A: Fetch> {
+    array: A,
+    len: usize,
+    /// How many bytes have been copied.
+    copied: usize,
+    stage: Stage<A>,
+}
+
+enum Stage<A: Fetch> {
+    There,
+    OnTheWay(A::Transfer),
+    Here(Arc<A::Here>),
+}
+
+impl<A: Fetch> Window<A> {
+    /// No arrays yet; at most `most` bytes of them are to be here at a time, or one array.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self {
+            most,
+            slots: Mutex::default(),
+        }
+    }
+
+    /// Adds an array of `len` bytes, and returns its number.
+    pub fn add(&self, array: A, len: usize) -> usize {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.push(Slot {
+            array,
+            len,
+            copied: 0,
+            stage: Stage::There,
+        });
+        slots.len() - 1
+    }
+
+    /// Copies the bytes of an array from `start` on to `target`. When all have been copied, the
+    /// array is forgotten here.
+    ///
+    /// Must not be called while something is held that [`Fetch`] needs.
+    pub fn copy_to(
+        &self,
+        number: usize,
+        start: usize,
+        target: &mut [MaybeUninit<u8>],
+    ) -> Result<()> {
+        self.get(number)?.copy_to(start, target)?;
+        let mut slots = self.slots.lock().map_err(|_| poisoned())?;
+        let slot = &mut slots[number];
+        slot.copied += target.len();
+        if slot.copied >= slot.len {
+            slot.copied = 0;
+            slot.stage = Stage::There;
+        }
+        Ok(())
+    }
+
+    fn get(&self, number: usize) -> Result<Arc<A::Here>> {
+        let mut slots = self.slots.lock().map_err(|_| poisoned())?;
+        if let Stage::Here(here) = &slots[number].stage {
+            return Ok(here.clone());
+        }
+        let counts = |slot: &Slot<A>| !matches!(slot.stage, Stage::There);
+        let mut taken: usize = slots.iter().filter(|it| counts(it)).map(|it| it.len).sum();
+        for (at, slot) in slots.iter_mut().enumerate().skip(number) {
+            if !matches!(slot.stage, Stage::There) {
+                continue;
+            }
+            if at > number && taken.saturating_add(slot.len) > self.most {
+                break;
+            }
+            taken += slot.len;
+            slot.stage = Stage::OnTheWay(slot.array.start()?);
+        }
+        let slot = &mut slots[number];
+        let stage = std::mem::replace(&mut slot.stage, Stage::There);
+        let here = match stage {
+            Stage::OnTheWay(transfer) => Arc::new(slot.array.finish(transfer)?),
+            Stage::Here(here) => here,
+            Stage::There => return Err(poisoned()),
+        };
+        slot.stage = Stage::Here(here.clone());
+        Ok(here)
+    }
+}
+
+#[cold]
+fn poisoned() -> Error {
+    Error::Option("fetching an array has panicked before".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::raw::append_with;
+
+    #[derive(Default)]
+    struct Counts {
+        here: AtomicUsize,
+        most: AtomicUsize,
+        started: AtomicUsize,
+    }
+
+    struct Remote<'a>(Vec<u8>, &'a Counts);
+
+    struct Local<'a>(Vec<u8>, &'a Counts);
+
+    impl Drop for Local<'_> {
+        fn drop(&mut self) {
+            self.1.here.fetch_sub(self.0.len(), Ordering::Relaxed);
+        }
+    }
+
+    impl Payload for Local<'_> {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+
+        fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+            self.0.copy_to(start, target)
+        }
+    }
+
+    impl<'a> Fetch for Remote<'a> {
+        type Transfer = ();
+        type Here = Local<'a>;
+
+        fn start(&self) -> Result<()> {
+            let here = self.1.here.fetch_add(self.0.len(), Ordering::Relaxed) + self.0.len();
+            self.1.most.fetch_max(here, Ordering::Relaxed);
+            self.1.started.fetch_add(1, Ordering::Relaxed);
+            if self.0.is_empty() {
+                return Err(Error::Option("deleted".into()));
+            }
+            Ok(())
+        }
+
+        fn finish(&self, (): ()) -> Result<Local<'a>> {
+            Ok(Local(self.0.clone(), self.1))
+        }
+    }
+
+    #[test]
+    fn no_more_than_a_window_is_here() {
+        let counts = Counts::default();
+        let window = Window::new(100);
+        let arrays: Vec<Vec<u8>> = (0..20).map(|i| vec![i; 30 + usize::from(i)]).collect();
+        for array in &arrays {
+            window.add(Remote(array.clone(), &counts), array.len());
+        }
+        for round in 1..3 {
+            for (number, array) in arrays.iter().enumerate() {
+                let mut found = Vec::new();
+                for range in [0..array.len() / 3, array.len() / 3..array.len()] {
+                    append_with(&mut found, range.len(), |target| {
+                        window.copy_to(number, range.start, target)
+                    })
+                    .unwrap();
+                }
+                assert_eq!(found, *array);
+                if number == 0 {
+                    assert!(counts.started.load(Ordering::Relaxed) > 20 * (round - 1) + 1);
+                }
+            }
+            assert_eq!(counts.started.load(Ordering::Relaxed), 20 * round);
+            assert_eq!(counts.here.load(Ordering::Relaxed), 0);
+        }
+        assert!(counts.most.load(Ordering::Relaxed) <= 100);
+    }
+
+    #[test]
+    fn an_array_that_is_larger_than_the_window_comes_alone() {
+        let counts = Counts::default();
+        let window = Window::new(10);
+        for _ in 0..3 {
+            window.add(Remote(vec![1; 50], &counts), 50);
+        }
+        for number in 0..3 {
+            window
+                .copy_to(number, 0, &mut [MaybeUninit::new(0); 50])
+                .unwrap();
+        }
+        assert_eq!(counts.most.load(Ordering::Relaxed), 50);
+    }
+
+    #[test]
+    fn an_array_that_cannot_be_had_is_an_error() {
+        let counts = Counts::default();
+        let window = Window::new(10);
+        window.add(Remote(Vec::new(), &counts), 0);
+        assert!(window.copy_to(0, 0, &mut []).is_err());
+    }
+}

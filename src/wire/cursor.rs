@@ -1,0 +1,188 @@
+//! Reading headers and short texts one by one from a source, never past its end.
+//!
+//! What is parsed is a copy: of 16 bytes of memory at a time, or of a window of a source that
+//! does not lie in memory. So nothing changes between its check and its use.
+
+use crate::raw::RawBytes;
+use crate::source::{Source, read_to};
+use crate::wire::Head;
+use crate::{Error, Result};
+
+/// The first window after a jump; the page of a disk. Reading on doubles it.
+const MIN_WINDOW: usize = 4 << 10;
+const MAX_WINDOW: usize = 64 << 10;
+
+/// A position in encoded bytes.
+///
+/// Every length is checked against what is left before it is believed, so that
+/// a caller may allocate for it.
+pub struct Cursor<'a> {
+    source: &'a dyn Source,
+    /// All of the source, if it lies in memory.
+    memory: Option<RawBytes<'a>>,
+    /// A copy of a part of it otherwise, and where that begins.
+    window: Vec<u8>,
+    window_start: usize,
+    position: usize,
+    end: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// A cursor at the start of the source.
+    #[must_use]
+    pub fn new(source: &'a dyn Source) -> Self {
+        Self {
+            source,
+            memory: source.memory(),
+            window: Vec::new(),
+            window_start: 0,
+            position: 0,
+            end: source.len(),
+        }
+    }
+
+    /// The offset of the next byte.
+    #[inline]
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.position
+    }
+
+    /// How many bytes are left.
+    #[inline]
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.end - self.position
+    }
+
+    /// Errors unless everything has been read.
+    pub fn finish(&self) -> Result<()> {
+        match self.left() {
+            0 => Ok(()),
+            left => Err(Error::malformed(
+                self.position,
+                format!("{left} trailing bytes after the end of the value"),
+            )),
+        }
+    }
+
+    /// Reads the header of the next value, after which come its bytes or elements, and checks
+    /// that there is room for them.
+    #[inline]
+    pub fn head(&mut self) -> Result<Head> {
+        let bytes = self.peek()?;
+        let left = self.left();
+        let (head, width) = match Head::read(&bytes, left) {
+            Ok(found) => found,
+            Err(width) => return Err(self.no_head(width)),
+        };
+        // An element takes at least one byte, so a count beyond what is left is a lie.
+        let least = match head {
+            Head::Str(len) | Head::Bin(len) | Head::Ext(_, len) | Head::Array(len) => len.into(),
+            Head::Map(pairs) => 2 * u64::from(pairs),
+            _ => 0,
+        };
+        let room = (left - width) as u64;
+        if least > room {
+            return Err(Error::Truncated {
+                offset: self.position,
+                missing: least - room,
+            });
+        }
+        self.position += width;
+        Ok(head)
+    }
+
+    #[cold]
+    fn no_head(&self, width: usize) -> Error {
+        match width {
+            0 => Error::malformed(self.position, "byte 0xc1 starts no msgpack value"),
+            _ => Error::Truncated {
+                offset: self.position,
+                missing: (width - self.left()) as u64,
+            },
+        }
+    }
+
+    /// Goes past the next `len` bytes, which `head` has found to be there.
+    #[inline]
+    pub fn skip(&mut self, len: usize) {
+        debug_assert!(len <= self.left());
+        self.position += len;
+    }
+
+    /// Appends the next `len` bytes, which `head` has found to be there, to `out`.
+    #[inline]
+    pub fn read(&mut self, len: usize, out: &mut Vec<u8>) -> Result<()> {
+        let from = self.position;
+        match self.memory {
+            Some(memory) => memory.slice(from..from + len).append_to(out)?,
+            None if len <= MIN_WINDOW => {
+                self.look(len)?;
+                let at = from - self.window_start;
+                out.try_reserve(len)?;
+                out.extend_from_slice(&self.window[at..at + len]);
+            }
+            None => read_to(self.source, from..from + len, out)?,
+        }
+        self.position += len;
+        Ok(())
+    }
+
+    /// Lets the input end `len` bytes after this position, and returns where it ended before.
+    pub fn limit(&mut self, len: usize) -> usize {
+        debug_assert!(len <= self.left());
+        std::mem::replace(&mut self.end, self.position + len)
+    }
+
+    /// Lets the input end where it did before.
+    pub fn unlimit(&mut self, end: usize) {
+        self.end = end;
+    }
+
+    /// The next 16 bytes, or what there is of them and zeros.
+    #[inline]
+    fn peek(&mut self) -> Result<[u8; 16]> {
+        match self.memory.and_then(|memory| memory.load(self.position)) {
+            Some(bytes) => Ok(bytes),
+            None => self.peek_slowly(),
+        }
+    }
+
+    #[inline(never)]
+    fn peek_slowly(&mut self) -> Result<[u8; 16]> {
+        let mut bytes = [0; 16];
+        let len = (self.source.len() - self.position).min(bytes.len());
+        if let Some(memory) = self.memory {
+            for (at, byte) in bytes[..len].iter_mut().enumerate() {
+                [*byte] = memory.load(self.position + at).unwrap_or_default();
+            }
+        } else {
+            self.look(len)?;
+            bytes[..len].copy_from_slice(&self.window[self.position - self.window_start..][..len]);
+        }
+        Ok(bytes)
+    }
+
+    /// Moves the window, if it does not hold the next `len` bytes.
+    fn look(&mut self, len: usize) -> Result<()> {
+        let window_end = self.window_start + self.window.len();
+        let inside = self.window_start <= self.position && self.position <= window_end;
+        if inside && len <= window_end - self.position {
+            return Ok(());
+        }
+        let size = if inside {
+            (2 * self.window.len()).clamp(MIN_WINDOW, MAX_WINDOW)
+        } else {
+            MIN_WINDOW
+        };
+        let size = size.max(len).min(self.source.len() - self.position);
+        self.window.clear();
+        self.window_start = self.position;
+        read_to(
+            self.source,
+            self.position..self.position + size,
+            &mut self.window,
+        )
+    }
+}
