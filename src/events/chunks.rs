@@ -5,15 +5,15 @@
 
 use std::collections::HashMap;
 
-use super::{Event, Events, Text};
+use super::{Event, Events};
 use crate::array::Dims;
 use crate::wire::{CHUNKED_MARKER, Head};
 use crate::{Error, Result};
 
 impl Events {
-    /// Puts an array in place of the map whose events are the last, from `map` on. `text` is
-    /// that of all strings, and `offset` where the map begins in the source.
-    pub(super) fn join_chunks(&mut self, text: &[u8], map: usize, offset: usize) -> Result<()> {
+    /// Puts an array in place of the map whose events are the last, from `map` on; `offset` is
+    /// where it begins in the source. Returns the number of the array.
+    pub(super) fn join_chunks(&mut self, map: usize, offset: usize) -> Result<u32> {
         let fail = |reason: &str| {
             let reason = format!("a map with the key {CHUNKED_MARKER:?} {reason}");
             Error::malformed(offset, reason)
@@ -24,8 +24,8 @@ impl Events {
         while key < end {
             let value = self.after(key);
             match self.list[key] {
-                Event::Str(key) if bytes(text, key) == b"shape" => shape = Some(value),
-                Event::Str(key) if bytes(text, key) == b"chunks" => chunks = Some(value),
+                Event::Str(key) if self.text_bytes(key) == b"shape" => shape = Some(value),
+                Event::Str(key) if self.text_bytes(key) == b"chunks" => chunks = Some(value),
                 Event::Str(_) | Event::Bin(_) => {}
                 _ => return Err(fail("has a key that is not a string")),
             }
@@ -34,7 +34,7 @@ impl Events {
         let shape = shape.ok_or_else(|| fail("has no 'shape'"))?;
         let chunks = chunks.ok_or_else(|| fail("has no 'chunks'"))?;
         let mut dims = Dims::default();
-        for event in self.indexed(text, shape, offset)? {
+        for event in self.indexed(shape, offset)? {
             let head = match event {
                 Event::Int(value) => Head::Int(value),
                 Event::Uint(value) => Head::Uint(value),
@@ -44,7 +44,7 @@ impl Events {
         }
         let mut spans = Vec::new();
         let mut dtype = None;
-        for event in self.indexed(text, chunks, offset)? {
+        for event in self.indexed(chunks, offset)? {
             let Event::Array(chunk) = event else {
                 return Err(Error::malformed(offset, "a chunk must be an array"));
             };
@@ -58,11 +58,11 @@ impl Events {
         let array = self.add_array(dims.as_slice(), dtype, &spans, offset)?;
         self.list.truncate(map);
         self.list.push(Event::Array(array));
-        Ok(())
+        Ok(array)
     }
 
     /// The values of `{'0': …, '1': …}` in order of the keys.
-    fn indexed(&self, text: &[u8], map: usize, offset: usize) -> Result<Vec<Event>> {
+    fn indexed(&self, map: usize, offset: usize) -> Result<Vec<Event>> {
         let fail = || {
             Error::malformed(
                 offset,
@@ -80,7 +80,7 @@ impl Events {
                 return Err(fail());
             };
             found.try_reserve(1)?;
-            found.insert(bytes(text, name), self.list[value]);
+            found.insert(self.text_bytes(name), self.list[value]);
             key = self.after(value);
         }
         let value = |index: usize| found.get(index.to_string().as_bytes()).copied();
@@ -88,8 +88,4 @@ impl Events {
             .map(|index| value(index).ok_or_else(fail))
             .collect()
     }
-}
-
-fn bytes(text: &[u8], part: Text) -> &[u8] {
-    &text[part.start..][..part.len as usize]
 }

@@ -1,10 +1,11 @@
 //! What encoded bytes contain, as a list of events: the grammar of reading.
 //!
-//! [`Events::read`] goes through the headers of a source once, without a payload being touched.
+//! A [`Reader`] goes through the headers of a source once, without a payload being touched.
 //! Everything that the format prescribes is checked or done there: lengths, depth, UTF-8,
 //! arrays in chunks that become one, complex numbers, PRNG keys, which keys a map may have.
 //! What is made of the events – objects of Python, a list of leaves, values of a program – is
-//! up to short drivers, like [`Events::leaves`].
+//! up to short drivers: they ask the reader for one event after the other, or take all of them
+//! ([`Events::read`]).
 //!
 //! | file | what is there |
 //! |---|---|
@@ -19,7 +20,7 @@ mod read;
 use std::ops::Range;
 
 pub use leaves::{Leaf, Leaves};
-pub use read::no_dtype;
+pub use read::{Closed, Reader, no_dtype};
 
 /// One value. Those that are in a container follow it, and in a map each value its key.
 ///
@@ -100,6 +101,8 @@ pub struct Text {
 pub struct ArrayEvent<'a> {
     /// Its dimensions; one may be −1. See [`crate::array::resolve`].
     pub dims: &'a [isize],
+    /// Where they are among all dimensions: the same for arrays that have the same headers.
+    pub dims_start: usize,
     /// The name of its dtype, or an alias that NumPy knows.
     pub dtype: &'a [u8],
     /// The number of that name: equal names have equal numbers.
@@ -134,8 +137,8 @@ struct ArrayEntry {
 #[derive(Debug, Default)]
 pub struct Events {
     list: Vec<Event>,
-    /// All strings, one after the other: valid UTF-8.
-    text: String,
+    /// All strings, one after the other. Each was found to be UTF-8.
+    text: Vec<u8>,
     arrays: Vec<ArrayEntry>,
     dims: Vec<isize>,
     spans: Vec<Span>,
@@ -158,6 +161,18 @@ impl Events {
     #[inline]
     #[must_use]
     pub fn text(&self, text: Text) -> &str {
+        let bytes = &self.text[text.start..text.start + text.len as usize];
+        // Short strings are checked again, which costs less than a promise.
+        std::str::from_utf8(bytes).unwrap_or_default()
+    }
+
+    /// The bytes of a string.
+    ///
+    /// # Panics
+    /// If it is not of these events.
+    #[inline]
+    #[must_use]
+    pub fn text_bytes(&self, text: Text) -> &[u8] {
         &self.text[text.start..text.start + text.len as usize]
     }
 
@@ -171,6 +186,7 @@ impl Events {
         let entry = &self.arrays[number as usize];
         ArrayEvent {
             dims: &self.dims[entry.dims_start..][..entry.ndim.into()],
+            dims_start: entry.dims_start,
             dtype: &self.dtypes[entry.dtype as usize],
             dtype_number: entry.dtype as usize,
             spans: &self.spans[entry.spans_start..][..entry.spans as usize],

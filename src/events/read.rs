@@ -1,16 +1,19 @@
-//! From headers to events.
+//! From headers to events, one by one.
 //!
-//! Nothing is read twice, and the work is linear in the bytes of the input, whatever they are.
-//! What is open is kept on a list, not on the stack.
+//! Nothing is read twice, and the work is linear in the bytes of the input, whatever they are:
+//! that a map stands for an array in chunks may be known only at its last key, and then what
+//! is needed of it is among the events.
 
 use std::collections::HashMap;
+
+use smallvec::SmallVec;
 
 use super::{ArrayEntry, Container, Event, Events, Span, Text};
 use crate::array::Dims;
 use crate::error::Path;
 use crate::source::Source;
 use crate::wire::{
-    self, CHUNKED_MARKER, Complex, Cursor, EXT_COMPLEX, EXT_NDARRAY, EXT_NPSCALAR, Head,
+    self, AHEAD, CHUNKED_MARKER, Complex, Cursor, EXT_COMPLEX, EXT_NDARRAY, EXT_NPSCALAR, Head,
     PRNG_MARKER,
 };
 use crate::{Error, Result};
@@ -32,18 +35,8 @@ impl Events {
     /// Reads all of a source, which has to be one value. `check` is asked now and then whether
     /// to go on. An error tells the path to where it is.
     pub fn read(source: &dyn Source, check: impl FnMut() -> Result<()>) -> Result<Self> {
-        let mut reader = Reader {
-            cursor: Cursor::new(source),
-            found: Self::default(),
-            dtype_numbers: HashMap::new(),
-            last_dtype: usize::MAX,
-            text: Vec::new(),
-            open: Vec::new(),
-        };
-        let done = reader.all(check);
-        // What `value` has appended was checked.
-        reader.found.text = String::from_utf8(reader.text).unwrap_or_default();
-        match done {
+        let mut reader = Reader::new(source);
+        match reader.all(check) {
             Ok(()) => Ok(reader.found),
             Err(error) => {
                 let path = path(&reader.found, &reader.open);
@@ -52,6 +45,17 @@ impl Events {
             }
         }
     }
+}
+
+/// What a container has turned out to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closed {
+    /// What it was begun as.
+    Same,
+    /// An array in chunks, in place of the map.
+    Array(u32),
+    /// A typed PRNG key, if its implementation is known.
+    PrngKey,
 }
 
 /// A container that is being read.
@@ -72,18 +76,63 @@ struct Open {
     ext_keys: u32,
 }
 
-struct Reader<'a> {
+/// Reads events one by one. Whoever reads a container asks for its values, and closes it then.
+pub struct Reader<'a> {
     cursor: Cursor<'a>,
     found: Events,
     dtype_numbers: HashMap<Vec<u8>, u32>,
     /// The number that was looked up last.
     last_dtype: usize,
-    /// What becomes `found.text`: every string was checked when it was appended.
-    text: Vec<u8>,
+    /// Headers of arrays that were read last, and which of them is replaced next.
+    recent: Vec<RecentHeaders>,
+    oldest: usize,
     open: Vec<Open>,
 }
 
-impl Reader<'_> {
+/// All that stands before the payload in the body of an array. A tree has many arrays of few
+/// shapes, and to compare their headers with these costs less than to read them.
+struct RecentHeaders {
+    bytes: SmallVec<[u8; AHEAD]>,
+    /// How many bytes the body has.
+    len: u32,
+    /// The array that they were read of, in the list.
+    array: usize,
+}
+
+/// How many of them are known.
+const RECENT: usize = 4;
+
+impl<'a> Reader<'a> {
+    /// Begins at the start of a source.
+    #[must_use]
+    pub fn new(source: &'a dyn Source) -> Self {
+        /// Small trees need no more, and it is little for others.
+        const USUAL: usize = 64;
+        Self {
+            cursor: Cursor::new(source),
+            found: Events {
+                list: Vec::with_capacity(2 * USUAL),
+                text: Vec::with_capacity(16 * USUAL),
+                arrays: Vec::with_capacity(USUAL),
+                dims: Vec::with_capacity(USUAL),
+                spans: Vec::with_capacity(USUAL),
+                ..Events::default()
+            },
+            dtype_numbers: HashMap::new(),
+            last_dtype: usize::MAX,
+            recent: Vec::new(),
+            oldest: 0,
+            open: Vec::with_capacity(8),
+        }
+    }
+
+    /// The events so far.
+    #[inline]
+    #[must_use]
+    pub fn events(&self) -> &Events {
+        &self.found
+    }
+
     fn all(&mut self, mut check: impl FnMut() -> Result<()>) -> Result<()> {
         let mut until_check = CHECK_VALUES;
         loop {
@@ -92,35 +141,47 @@ impl Reader<'_> {
                 check()?;
                 until_check = CHECK_VALUES;
             }
-            let at = self.found.list.len();
-            let is_key = match self.open.last_mut() {
-                Some(open) => {
-                    open.left -= 1;
-                    let is_key = open.is_map && open.left % 2 == 1;
-                    if is_key || !open.is_map {
-                        open.last = at;
-                    }
-                    is_key
-                }
-                None => false,
-            };
-            self.value(is_key)?;
+            self.next()?;
             while let Some(open) = self.open.last()
                 && open.left == 0
             {
                 self.close()?;
             }
             if self.open.is_empty() {
-                return self.cursor.finish();
+                return self.finish();
             }
         }
     }
 
+    /// Errors unless the source ends here.
+    pub fn finish(&self) -> Result<()> {
+        self.cursor.finish()
+    }
+
+    /// The next value, or the beginning of a container. In a map, keys are values.
+    #[inline]
+    #[allow(clippy::should_implement_trait)] // an iterator cannot tell errors as simply
+    pub fn next(&mut self) -> Result<Event> {
+        let at = self.found.list.len();
+        let is_key = match self.open.last_mut() {
+            Some(open) => {
+                open.left = open.left.wrapping_sub(1);
+                let is_key = open.is_map && open.left % 2 == 1;
+                if is_key || !open.is_map {
+                    open.last = at;
+                }
+                is_key
+            }
+            None => false,
+        };
+        self.value(is_key)
+    }
+
     /// Reads a value, or the header of a container.
     #[inline]
-    fn value(&mut self, is_key: bool) -> Result<()> {
+    fn value(&mut self, is_key: bool) -> Result<Event> {
         let offset = self.cursor.offset();
-        let event = match self.cursor.head()? {
+        let event = match self.cursor.head_inlined()? {
             Head::Nil => Event::Nil,
             Head::Bool(value) => Event::Bool(value),
             Head::Int(value) => Event::Int(value),
@@ -136,25 +197,26 @@ impl Reader<'_> {
     }
 
     #[inline]
-    fn push(&mut self, event: Event) -> Result<()> {
-        let events = &mut self.found.list;
-        if events.len() == events.capacity() {
-            events.try_reserve(events.len().max(16))?;
+    fn push(&mut self, event: Event) -> Result<Event> {
+        let list = &mut self.found.list;
+        if list.len() == list.capacity() {
+            list.try_reserve(list.len().max(16))?;
         }
-        events.push(event);
-        Ok(())
+        list.push(event);
+        Ok(event)
     }
 
     #[inline]
     fn string(&mut self, len: u32, offset: usize, is_key: bool) -> Result<Text> {
-        let start = self.text.len();
-        self.cursor.read(len as usize, &mut self.text)?;
-        let text = &self.text[start..];
+        let all = &mut self.found.text;
+        let start = all.len();
+        self.cursor.read(len as usize, all)?;
+        let text = &all[start..];
         if !text.is_ascii()
             && let Err(error) = std::str::from_utf8(text)
         {
-            self.text.truncate(start);
             let reason = format!("a string is not UTF-8: {error}");
+            all.truncate(start);
             return Err(Error::malformed(offset, reason));
         }
         if is_key
@@ -173,7 +235,7 @@ impl Reader<'_> {
         Span { len, start }
     }
 
-    fn enter(&mut self, len: u32, is_map: bool, offset: usize, is_key: bool) -> Result<()> {
+    fn enter(&mut self, len: u32, is_map: bool, offset: usize, is_key: bool) -> Result<Event> {
         if is_key {
             let kind = if is_map { "dict" } else { "list" };
             return Err(unhashable(offset, kind));
@@ -184,11 +246,12 @@ impl Reader<'_> {
         }
         let event = self.found.list.len();
         let container = Container { len, end: 0 };
-        self.push(if is_map {
+        let begun = self.push(if is_map {
             Event::Map(container)
         } else {
             Event::List(container)
         })?;
+        self.open.try_reserve(1)?;
         self.open.push(Open {
             event,
             offset,
@@ -198,34 +261,35 @@ impl Reader<'_> {
             last: event,
             ext_keys: 0,
         });
-        Ok(())
+        Ok(begun)
     }
 
-    /// Ends the container that was begun last.
+    /// Ends the container that was begun last, whose values have all been read.
     #[inline]
-    fn close(&mut self) -> Result<()> {
+    pub fn close(&mut self) -> Result<Closed> {
         let Some(open) = self.open.last() else {
-            return Ok(());
+            return Ok(Closed::Same);
         };
+        debug_assert_eq!(open.left, 0);
         let (event, end) = (open.event, self.found.list.len());
-        if open.is_chunked {
-            let offset = open.offset;
-            self.found.join_chunks(&self.text, event, offset)?;
+        let closed = if open.is_chunked {
+            Closed::Array(self.found.join_chunks(event, open.offset)?)
         } else {
             let is_key = open.is_map && self.is_prng_key(event);
             match &mut self.found.list[event] {
-                Event::List(container) => container.end = end,
-                Event::Map(container) => {
-                    container.end = end;
-                    if is_key {
-                        self.found.list[event] = Event::PrngKey(*container);
-                    }
-                }
+                Event::List(container) | Event::Map(container) => container.end = end,
                 _ => {}
             }
-        }
+            match self.found.list[event] {
+                Event::Map(map) if is_key => {
+                    self.found.list[event] = Event::PrngKey(map);
+                    Closed::PrngKey
+                }
+                _ => Closed::Same,
+            }
+        };
         self.open.pop();
-        Ok(())
+        Ok(closed)
     }
 
     /// Whether a map, whose events are the last, has the pairs of a PRNG key.
@@ -240,9 +304,7 @@ impl Reader<'_> {
         else {
             return false;
         };
-        let is = |text: Text, expected: &str| {
-            self.text[text.start..][..text.len as usize] == *expected.as_bytes()
-        };
+        let is = |text: Text, expected: &str| *self.found.text(text) == *expected;
         is(marker, PRNG_MARKER) && is(data, "data")
     }
 
@@ -293,6 +355,31 @@ impl Reader<'_> {
     /// Reads the body of an array, `[shape, dtype name, bytes]`, leniently as flax does.
     #[inline]
     fn array(&mut self, len: u32) -> Result<u32> {
+        // Near the end nobody needs to be fast.
+        let Some(ahead) = self.cursor.ahead() else {
+            return self.other_array(len, None);
+        };
+        let same = |recent: &&RecentHeaders| {
+            recent.len == len && ahead[..recent.bytes.len()] == recent.bytes[..]
+        };
+        let Some(recent) = self.recent.iter().find(same) else {
+            return self.other_array(len, Some(ahead));
+        };
+        let headers = recent.bytes.len();
+        let offset = self.cursor.offset();
+        let span = Span {
+            len: len - u32::try_from(headers).unwrap_or(len),
+            start: offset + headers,
+        };
+        let mut entry = self.found.arrays[recent.array];
+        entry.offset = offset;
+        self.cursor.skip(len as usize);
+        self.found.add_entry(entry, &[span])
+    }
+
+    /// The same, header by header.
+    #[inline(never)]
+    fn other_array(&mut self, len: u32, ahead: Option<[u8; AHEAD]>) -> Result<u32> {
         let offset = self.cursor.offset();
         let end = self.cursor.limit(len as usize);
         let Head::Array(3) = self.cursor.head()? else {
@@ -316,8 +403,27 @@ impl Reader<'_> {
         let span = self.span(nbytes);
         self.cursor.finish()?;
         self.cursor.unlimit(end);
-        self.found
-            .add_array(dims.as_slice(), dtype, &[span], offset)
+        let array = self
+            .found
+            .add_array(dims.as_slice(), dtype, &[span], offset)?;
+        let headers = span.start - offset;
+        if let Some(bytes) = ahead.as_ref().and_then(|ahead| ahead.get(..headers)) {
+            self.remember(RecentHeaders {
+                bytes: SmallVec::from_slice(bytes),
+                len,
+                array: array as usize,
+            });
+        }
+        Ok(array)
+    }
+
+    fn remember(&mut self, headers: RecentHeaders) {
+        if self.recent.len() < RECENT {
+            self.recent.push(headers);
+        } else {
+            self.recent[self.oldest] = headers;
+            self.oldest = (self.oldest + 1) % RECENT;
+        }
     }
 
     /// The number of the name of a dtype.
@@ -329,21 +435,26 @@ impl Reader<'_> {
             return Err(no_dtype(&name, offset));
         }
         // Read to where strings go, and taken back from there.
-        let start = self.text.len();
-        self.cursor.read(len, &mut self.text)?;
-        let name = &self.text[start..];
+        let start = self.found.text.len();
+        self.cursor.read(len, &mut self.found.text)?;
+        let name = &self.found.text[start..];
         let last = self.found.dtypes.get(self.last_dtype);
         if last.is_none_or(|last| last != name) {
-            self.last_dtype = if let Some(&known) = self.dtype_numbers.get(name) {
-                known as usize
-            } else {
-                let new = self.found.dtypes.len();
-                self.dtype_numbers.insert(name.to_vec(), number(new)?);
-                self.found.dtypes.push(name.to_vec());
-                new
-            };
+            // A tree has a handful. More are looked up in a table.
+            const FEW: usize = 8;
+            let dtypes = &mut self.found.dtypes;
+            let known = dtypes.iter().take(FEW).position(|known| known == name);
+            let known = known.or_else(|| self.dtype_numbers.get(name).map(|it| *it as usize));
+            self.last_dtype = known.unwrap_or(dtypes.len());
+            if known.is_none() {
+                if dtypes.len() >= FEW {
+                    self.dtype_numbers
+                        .insert(name.to_vec(), number(dtypes.len())?);
+                }
+                dtypes.push(name.to_vec());
+            }
         }
-        self.text.truncate(start);
+        self.found.text.truncate(start);
         number(self.last_dtype)
     }
 }
@@ -358,19 +469,30 @@ impl Events {
         spans: &[Span],
         offset: usize,
     ) -> Result<u32> {
-        self.arrays.try_reserve(1)?;
         self.dims.try_reserve(dims.len())?;
+        let entry = ArrayEntry {
+            offset,
+            dims_start: self.dims.len(),
+            spans_start: 0,
+            spans: 0,
+            dtype,
+            ndim: u8::try_from(dims.len()).map_err(|_| too_many())?,
+        };
+        self.dims.extend_from_slice(dims);
+        self.add_entry(entry, spans)
+    }
+
+    /// Adds an array with its own spans and the dimensions of another one.
+    #[inline]
+    fn add_entry(&mut self, entry: ArrayEntry, spans: &[Span]) -> Result<u32> {
+        self.arrays.try_reserve(1)?;
         self.spans.try_reserve(spans.len())?;
         let array = number(self.arrays.len())?;
         self.arrays.push(ArrayEntry {
-            offset,
-            dims_start: self.dims.len(),
             spans_start: self.spans.len(),
             spans: number(spans.len())?,
-            dtype,
-            ndim: u8::try_from(dims.len()).map_err(|_| too_many())?,
+            ..entry
         });
-        self.dims.extend_from_slice(dims);
         self.spans.extend_from_slice(spans);
         Ok(array)
     }

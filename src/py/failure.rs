@@ -62,6 +62,15 @@ impl Failure {
         self
     }
 
+    /// Another error of the core in place of one.
+    pub fn map_core(mut self: Box<Self>, other: impl FnOnce(Error) -> Error) -> Box<Self> {
+        self.cause = match self.cause {
+            Cause::Core(error) => Cause::Core(other(error)),
+            cause => cause,
+        };
+        self
+    }
+
     /// The exception that was raised, if one was.
     pub fn raised(&self) -> Option<&PyErr> {
         match &self.cause {

@@ -18,7 +18,7 @@ use super::memory::{
 };
 use super::watch::Watcher;
 use crate::array::resolve;
-use crate::events::{ArrayEvent, Container, Event, Events, Span, Text, no_dtype};
+use crate::events::{Closed, Event, Events, Reader, Span, no_dtype};
 use crate::raw::RawBytes;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
@@ -29,9 +29,6 @@ const LATER_MIN_BYTES: usize = 64 << 10;
 
 /// After so many values signals are looked at.
 const CHECK_VALUES: usize = 1 << 12;
-
-/// How many bytes may be parsed without letting others run meanwhile.
-const DETACH_MIN_BYTES: usize = 1 << 20;
 
 /// What becomes of arrays; the first three are what NumPy 2 means by `copy=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,28 +61,16 @@ pub fn build<'py>(
     copy: CopyMode,
     threads: Option<i64>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let watcher = Watcher::signals();
-    let events = if source.memory().is_some() && source.len() < DETACH_MIN_BYTES {
-        Events::read(source, || watcher.check())
-    } else {
-        py.detach(|| Events::read(source, || watcher.check()))
-    };
-    let events = match events {
-        Ok(events) => events,
-        Err(error) => {
-            return Err(watcher.explain(error, |error| explain(error, source).into()));
-        }
-    };
     let mut objects = Objects {
         py,
         hooks: Hooks::get(py)?,
         source,
         memory,
         copy,
-        dtypes: vec![None; events.dtype_count()],
-        events: &events,
-        next: 0,
+        dtypes: Vec::new(),
+        reader: Reader::new(source),
         keys: KeyCache::default(),
+        resolved: ([usize::MAX; 4], SmallVec::new()),
         copies: Vec::new(),
         small_copies: SmallCopies::default(),
         fresh_pages: FreshPages::new(source.len()),
@@ -94,9 +79,15 @@ pub fn build<'py>(
     };
     let tree = objects
         .value()
-        .map_err(|failure| failure.into_py(py, "restoring"))?;
-    let copies = objects.copies;
-    copy_all(py, source, copies, threads, &watcher)
+        .and_then(|tree| Ok(objects.reader.finish().map(|()| tree)?))
+        .map_err(|failure| {
+            failure
+                .map_core(|error| explain(error, source))
+                .into_py(py, "restoring")
+        })?;
+    let Objects { copies, reader, .. } = objects;
+    let watcher = Watcher::signals();
+    copy_all(py, source, reader.events(), copies, threads, &watcher)
         .map_err(|error| watcher.explain(error, PyErr::from))?;
     Ok(tree)
 }
@@ -108,36 +99,32 @@ fn explain(error: Error, source: &dyn Source) -> Error {
     if read_to(source, 0..len, &mut start).is_err() {
         return error;
     }
-    let (error, path) = error.split();
-    let error = match (error.offset(), sniff::describe(&start)) {
+    match (error.offset(), sniff::describe(&start)) {
         (Some(offset), Some(what)) => {
             Error::malformed(offset, format!("{error}; the data looks like {what}"))
         }
         _ => error,
-    };
-    Error::At {
-        path: path.unwrap_or_default(),
-        error: Box::new(error),
     }
 }
 
-/// Fresh arrays, and where in the source their bytes are.
-type Copies<'py, 'a> = Vec<(FreshArray<'py>, &'a [Span])>;
+/// Fresh arrays, and the numbers of the arrays that they are copies of.
+type Copies<'py> = Vec<(FreshArray<'py>, u32)>;
 
 /// Fills all planned arrays.
 fn copy_all(
     py: Python<'_>,
     source: &dyn Source,
-    mut copies: Copies<'_, '_>,
+    events: &Events,
+    mut copies: Copies<'_>,
     threads: Option<i64>,
     watcher: &Watcher,
 ) -> crate::Result<()> {
     let mut blocks = Vec::new();
     let mut bytes = 0;
-    for (array, spans) in &mut copies {
+    for (array, number) in &mut copies {
         let mut rest = array.memory();
         bytes += rest.len();
-        for span in *spans {
+        for span in events.array(*number).spans {
             let (now, later) = rest.split_at_mut(span.len as usize);
             let starts = (span.start..).step_by(parallel::BLOCK);
             blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
@@ -163,13 +150,14 @@ struct Objects<'a, 'py> {
     source: &'a dyn Source,
     memory: Owned<'a, 'py>,
     copy: CopyMode,
-    events: &'a Events,
-    /// The number of the next event.
-    next: usize,
+    reader: Reader<'a>,
     keys: KeyCache<'py>,
     /// By the numbers of their names.
     dtypes: Vec<Option<Dtype<'py>>>,
-    copies: Copies<'py, 'a>,
+    /// The shape that was resolved last: of which dimensions (their start and number) and dtype,
+    /// and of how many bytes.
+    resolved: ([usize; 4], SmallVec<[usize; 6]>),
+    copies: Copies<'py>,
     small_copies: SmallCopies<'py>,
     fresh_pages: FreshPages,
     /// The arrays here are read by Python before the end, so copy them at once.
@@ -177,35 +165,39 @@ struct Objects<'a, 'py> {
     until_check: usize,
 }
 
-#[derive(Clone)]
 struct Dtype<'py> {
     object: Bound<'py, PyArrayDescr>,
     itemsize: usize,
     alignment: usize,
 }
 
-impl<'a, 'py> Objects<'a, 'py> {
+impl<'py> Objects<'_, 'py> {
     /// The next value. This and what it calls for containers is the recursion, which
     /// must not need much of the stack: what is inlined here counts at every level.
     fn value(&mut self) -> Built<'py> {
-        let py = self.py;
         self.until_check -= 1;
         if self.until_check == 0 {
             self.until_check = CHECK_VALUES;
-            py.check_signals()?;
+            self.py.check_signals()?;
         }
-        let event = self.events.as_slice()[self.next];
-        self.next += 1;
+        let event = self.reader.next()?;
+        self.object(event)
+    }
+
+    /// The object for an event, with all that is in it.
+    #[inline]
+    fn object(&mut self, event: Event) -> Built<'py> {
+        let py = self.py;
         Ok(match event {
-            Event::Array(number) => self.array(&self.events.array(number), self.copy)?,
-            Event::Map(map) => self.map(map)?,
-            Event::List(list) => self.list(list)?,
+            Event::Array(number) => self.array(number, self.copy)?,
+            Event::Map(map) => self.map(map.len)?,
+            Event::List(list) => self.list(list.len)?,
             Event::Nil => py.None().into_bound(py),
             Event::Bool(value) => PyBool::new(py, value).to_owned().into_any(),
             Event::Int(value) => new_int(py, value)?.into_any(),
             Event::Uint(value) => new_uint(py, value)?.into_any(),
             Event::Float(value) => new_float(py, value)?.into_any(),
-            Event::Str(text) => new_string(py, self.events.text(text))?.into_any(),
+            Event::Str(text) => new_string(py, self.reader.events().text_bytes(text))?.into_any(),
             _ => self.rare(event)?,
         })
     }
@@ -215,15 +207,14 @@ impl<'a, 'py> Objects<'a, 'py> {
         let py = self.py;
         Ok(match event {
             Event::Complex(number) => {
-                let (real, imaginary) = self.events.complex(number);
+                let (real, imaginary) = self.reader.events().complex(number);
                 new_complex(py, real, imaginary)?.into_any()
             }
             Event::Bin(span) => self.bytes(span)?,
-            Event::PrngKey(map) => self.prng_key(map)?,
             Event::Scalar(number) => {
                 // The scalar is taken out of its array, so the bytes must be there.
                 let at_once = std::mem::replace(&mut self.at_once, true);
-                let array = self.array(&self.events.array(number), CopyMode::Always);
+                let array = self.array(number, CopyMode::Always);
                 self.at_once = at_once;
                 array?.get_item(PyTuple::empty(py))?
             }
@@ -239,7 +230,7 @@ impl<'a, 'py> Objects<'a, 'py> {
                     }
                 })?
             }
-            _ => unreachable!("`value` makes the others"),
+            _ => return Err(Failure::structure("an event that begins nothing")),
         })
     }
 
@@ -255,49 +246,52 @@ impl<'a, 'py> Objects<'a, 'py> {
     }
 
     #[inline(never)] // see `value`
-    fn list(&mut self, list: Container) -> Built<'py> {
+    fn list(&mut self, len: u32) -> Built<'py> {
         let made = new_list(self.py)?;
-        for index in 0..list.len {
+        for index in 0..len {
             let item = self
                 .value()
                 .map_err(|failure| failure.below(index.to_string()))?;
             made.append(item)?;
         }
+        self.reader.close()?;
         Ok(made.into_any())
     }
 
     #[inline(never)] // see `value`
-    fn map(&mut self, map: Container) -> Built<'py> {
+    fn map(&mut self, pairs: u32) -> Built<'py> {
+        let planned = self.copies.len();
+        let was_at_once = self.at_once;
         let dict = new_dict(self.py)?;
-        while self.next < map.end {
-            let key = self.next;
-            self.pair(&dict).map_err(|failure| {
-                failure.below(self.events.key_text(self.events.as_slice()[key]))
-            })?;
+        for index in 0..pairs {
+            let key = self.reader.next()?;
+            let object = if let Event::Str(text) = key {
+                let text = self.reader.events().text_bytes(text);
+                self.at_once |= index == 0 && text == wire::PRNG_MARKER.as_bytes();
+                self.keys.get(self.py, text)?.into_any()
+            } else {
+                self.object(key)?
+            };
+            let value = self
+                .value()
+                .map_err(|failure| failure.below(self.reader.events().key_text(key)))?;
+            dict.set_item(object, value)?;
         }
-        Ok(dict.into_any())
-    }
-
-    #[inline]
-    fn pair(&mut self, dict: &Bound<'py, PyDict>) -> Walked {
-        let key = match self.events.as_slice()[self.next] {
-            Event::Str(text) => {
-                self.next += 1;
-                self.keys.get(self.py, self.events, text)?.into_any()
+        self.at_once = was_at_once;
+        match self.reader.close()? {
+            Closed::Same => Ok(dict.into_any()),
+            Closed::PrngKey => self.prng_key(dict),
+            Closed::Array(number) => {
+                // What was made of its parts is not needed.
+                self.copies.truncate(planned);
+                self.array(number, self.copy)
             }
-            _ => self.value()?,
-        };
-        let value = self.value()?;
-        Ok(dict.set_item(key, value)?)
+        }
     }
 
-    /// A typed PRNG key, or a dict if there is no such implementation.
+    /// A typed PRNG key, or the dict if there is no such implementation.
     #[inline(never)]
-    fn prng_key(&mut self, map: Container) -> Built<'py> {
-        let at_once = std::mem::replace(&mut self.at_once, true);
-        let dict = self.map(map);
-        self.at_once = at_once;
-        let dict = dict?.cast_into::<PyDict>()?;
+    fn prng_key(&mut self, dict: Bound<'py, PyDict>) -> Built<'py> {
         let name = dict.get_item(wire::PRNG_MARKER)?;
         if let (Some(name), Some(data)) = (name, dict.get_item("data")?) {
             let key = self.hooks.wrap_key.bind(self.py).call1((name, data))?;
@@ -310,52 +304,68 @@ impl<'a, 'py> Objects<'a, 'py> {
 
     /// An array: a view if it may and can be one.
     #[inline(never)] // see `value`
-    fn array(&mut self, array: &ArrayEvent<'a>, copy: CopyMode) -> Built<'py> {
-        let dtype = self.dtype(array)?;
-        let (itemsize, alignment) = (dtype.itemsize, dtype.alignment);
-        let dtype = dtype.object.clone();
-        let shape = resolve(array.dims, array.nbytes(), itemsize, array.offset)?;
+    fn array(&mut self, number: u32, copy: CopyMode) -> Built<'py> {
+        let found = self.reader.events().array(number);
+        let known = self.dtypes.get(found.dtype_number);
+        let Some(Some(dtype)) = known else {
+            self.find_dtype(number)?;
+            return self.array(number, copy);
+        };
+        let nbytes = found.nbytes();
+        let same = [
+            found.dims_start,
+            found.dims.len(),
+            found.dtype_number,
+            nbytes,
+        ];
+        if self.resolved.0 != same {
+            let shape = resolve(found.dims, nbytes, dtype.itemsize, found.offset)?;
+            self.resolved = (same, shape);
+        }
+        let shape = &self.resolved.1;
         if copy == CopyMode::Abstract {
             let shape = PyTuple::new(self.py, shape)?;
             let abstract_array = self.hooks.abstract_array.bind(self.py);
-            return Ok(abstract_array.call1((shape, dtype))?);
+            return Ok(abstract_array.call1((shape, &dtype.object))?);
         }
-        if let [span] = array.spans
+        if let [span] = found.spans
             && copy != CopyMode::Always
-            && (self.memory.memory().as_ptr().addr() + span.start).is_multiple_of(alignment)
         {
-            return Ok(view(&dtype, &shape, self.memory, span.start)?);
+            let start = span.start;
+            let address = self.memory.memory().as_ptr().addr() + start;
+            if address.is_multiple_of(dtype.alignment) {
+                return Ok(view(&dtype.object, shape, self.memory, start)?);
+            }
+            if copy == CopyMode::IfNeeded && nbytes <= SmallCopies::MAX_BYTES {
+                let bytes = self.memory.memory().slice(span.range());
+                let fill = |place: &mut [_]| RawBytes::read_at(&bytes, 0, place);
+                return Ok(self.small_copies.array(&dtype.object, shape, fill)?);
+            }
         }
-        self.copied_array(array, &dtype, &shape, copy)
+        let (dtype, shape) = (dtype.object.clone(), shape.clone());
+        self.copied_array(number, &dtype, &shape, copy)
     }
 
     #[inline(never)]
     fn copied_array(
         &mut self,
-        array: &ArrayEvent<'a>,
+        number: u32,
         dtype: &Bound<'py, PyArrayDescr>,
         shape: &[usize],
         copy: CopyMode,
     ) -> Built<'py> {
-        let nbytes = array.nbytes();
+        let found = self.reader.events().array(number);
+        let nbytes = found.nbytes();
         if copy == CopyMode::Never && nbytes > 0 {
             return Err(Error::malformed(
-                array.offset,
+                found.offset,
                 "copy=False, but this array can only be had by a copy: its bytes are in \
                  several chunks, or not aligned for its dtype; pass copy=None",
             )
             .into());
         }
-        if let [span] = array.spans
-            && copy == CopyMode::IfNeeded
-            && nbytes <= SmallCopies::MAX_BYTES
-        {
-            let bytes = self.memory.memory().slice(span.range());
-            let fill = |place: &mut [_]| RawBytes::read_at(&bytes, 0, place);
-            return Ok(self.small_copies.array(dtype, shape, fill)?);
-        }
         let writable = copy == CopyMode::Always;
-        let later = self.source.len() - array.offset.min(self.source.len());
+        let later = self.source.len().saturating_sub(found.offset);
         let mut fresh = match self.fresh_pages.take(nbytes, later) {
             Some(pages) => FreshArray::over(pages, dtype, shape, writable),
             None => FreshArray::new(dtype, shape, writable),
@@ -363,36 +373,36 @@ impl<'a, 'py> Objects<'a, 'py> {
         let object = fresh.object().clone();
         if self.at_once || nbytes < LATER_MIN_BYTES {
             let mut rest = fresh.memory();
-            for span in array.spans {
+            for span in found.spans {
                 let (now, later) = rest.split_at_mut(span.len as usize);
                 self.source.read_at(span.start, now)?;
                 rest = later;
             }
         } else {
-            self.copies.push((fresh, array.spans));
+            self.copies.push((fresh, number));
         }
         Ok(object)
     }
 
-    /// The dtype of an array; looked up once for all of its name.
-    #[inline]
-    fn dtype(&mut self, array: &ArrayEvent<'_>) -> Walked<&Dtype<'py>> {
-        let known = &mut self.dtypes[array.dtype_number];
-        if known.is_none() {
-            let resolve = self.hooks.resolve_dtype.bind(self.py);
-            let found = resolve.call1((copied(self.py, array.dtype)?,))?;
-            if found.is_none() {
-                return Err(no_dtype(array.dtype, array.offset).into());
-            }
-            let object: Bound<'py, PyArrayDescr> = found.cast_into()?;
-            *known = Some(Dtype {
-                itemsize: object.itemsize(),
-                alignment: object.alignment().max(1),
-                object,
-            });
+    /// Looks up the dtype of an array, once for all of its name.
+    #[inline(never)]
+    fn find_dtype(&mut self, number: u32) -> Walked {
+        let found = self.reader.events().array(number);
+        let resolve = self.hooks.resolve_dtype.bind(self.py);
+        let dtype = resolve.call1((copied(self.py, found.dtype)?,))?;
+        if dtype.is_none() {
+            return Err(no_dtype(found.dtype, found.offset).into());
         }
-        let missing = || Failure::structure("a dtype that was just found");
-        known.as_ref().ok_or_else(missing)
+        let object: Bound<'py, PyArrayDescr> = dtype.cast_into()?;
+        if self.dtypes.len() <= found.dtype_number {
+            self.dtypes.resize_with(found.dtype_number + 1, || None);
+        }
+        self.dtypes[found.dtype_number] = Some(Dtype {
+            itemsize: object.itemsize(),
+            alignment: object.alignment().max(1),
+            object,
+        });
+        Ok(())
     }
 }
 
@@ -410,32 +420,27 @@ impl<'py> KeyCache<'py> {
     const MAX_LEN: usize = 64;
 
     #[inline]
-    fn get(
-        &mut self,
-        py: Python<'py>,
-        events: &Events,
-        text: Text,
-    ) -> PyResult<Bound<'py, PyString>> {
-        let text = events.text(text);
+    fn get(&mut self, py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyString>> {
+        let new = || new_string(py, text);
         if text.len() > Self::MAX_LEN {
-            return new_string(py, text);
+            return new();
         }
         if self.slots.is_empty() {
             self.slots.resize_with(Self::SLOTS, || None);
         }
         // FNV-1a, which is short and good enough for a cache. Its low bits depend on all
         // bytes; the high ones hardly on the last, which is all that differs in `w0`, `w1`.
-        let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
-            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        let hash = text.iter().fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
         });
         let slot = &mut self.slots[hash as usize % Self::SLOTS];
         if let Some((known, string)) = slot
-            && known[..] == *text.as_bytes()
+            && known[..] == *text
         {
             return Ok(string.clone());
         }
-        let string = new_string(py, text)?;
-        *slot = Some((SmallVec::from_slice(text.as_bytes()), string.clone()));
+        let string = new()?;
+        *slot = Some((SmallVec::from_slice(text), string.clone()));
         Ok(string)
     }
 }

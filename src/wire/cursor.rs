@@ -12,6 +12,9 @@ use crate::{Error, Result};
 const MIN_WINDOW: usize = 4 << 10;
 const MAX_WINDOW: usize = 64 << 10;
 
+/// How many bytes [`Cursor::ahead`] shows.
+pub const AHEAD: usize = 32;
+
 /// A position in encoded bytes.
 ///
 /// Every length is checked against what is left before it is believed, so that
@@ -68,8 +71,14 @@ impl<'a> Cursor<'a> {
 
     /// Reads the header of the next value, after which come its bytes or elements, and checks
     /// that there is room for them.
-    #[inline]
     pub fn head(&mut self) -> Result<Head> {
+        self.head_inlined()
+    }
+
+    /// The same, for where it matters that nothing is called.
+    #[inline(always)]
+    #[allow(clippy::inline_always)]
+    pub fn head_inlined(&mut self) -> Result<Head> {
         let bytes = self.peek()?;
         let left = self.left();
         let (head, width) = match Head::read(&bytes, left) {
@@ -127,6 +136,18 @@ impl<'a> Cursor<'a> {
         }
         self.position += len;
         Ok(())
+    }
+
+    /// A copy of the next bytes, unless the end is near, or that of the window.
+    #[inline]
+    #[must_use]
+    pub fn ahead(&self) -> Option<[u8; AHEAD]> {
+        if let Some(memory) = self.memory {
+            return memory.load(self.position);
+        }
+        let window = self.position.checked_sub(self.window_start);
+        let window = window.and_then(|at| self.window.get(at..));
+        window.and_then(<[u8]>::first_chunk).copied()
     }
 
     /// Lets the input end `len` bytes after this position, and returns where it ended before.

@@ -10,7 +10,7 @@
 mod cursor;
 mod head;
 
-pub use cursor::Cursor;
+pub use cursor::{AHEAD, Cursor};
 pub use head::{Head, length};
 
 /// Extension type of an array: `[shape, dtype name, bytes]`.

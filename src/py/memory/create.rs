@@ -25,8 +25,8 @@ create! {
     new_dict() -> PyDict = ffi::PyDict_New();
     /// An empty list.
     new_list() -> PyList = ffi::PyList_New(0);
-    /// A string.
-    new_string(text: &str) -> PyString =
+    /// A string of UTF-8, or the error of Python if it is none.
+    new_string(text: &[u8]) -> PyString =
         ffi::PyUnicode_FromStringAndSize(text.as_ptr().cast(), text.len().cast_signed());
     /// A signed integer.
     new_int(value: i64) -> PyInt = ffi::PyLong_FromLongLong(value);
