@@ -22,6 +22,9 @@ pub const BLOCK: usize = 4 << 20;
 /// The environment variable that sets how many threads work where nobody says.
 pub const NUM_THREADS: &str = "TREEPACK_NUM_THREADS";
 
+/// No machine has more cores, nor a system more threads.
+const MOST_THREADS: usize = 1 << 16;
+
 /// How many threads should work on `bytes`: one if they are fewer than `min_bytes`; otherwise
 /// as many as are requested, or as [`NUM_THREADS`] tells, or as there are cores for this process.
 ///
@@ -31,7 +34,11 @@ pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result
     let requested = match requested {
         Some(count) => Some(
             positive(usize::try_from(count).ok())
-                .ok_or_else(|| Error::Option(format!("threads must be at least 1, got {count}")))?,
+                .filter(|count| count.get() <= MOST_THREADS)
+                .ok_or_else(|| {
+                    let reason = format!("threads must be from 1 to {MOST_THREADS}, got {count}");
+                    Error::Option(reason)
+                })?,
         ),
         None => None,
     };
@@ -367,5 +374,6 @@ mod tests {
         assert_eq!(threads(Some(5), 9, 10).unwrap().get(), 1);
         assert!(threads(Some(0), 0, 10).is_err());
         assert!(threads(Some(-1), 10, 10).is_err());
+        assert!(threads(Some(i64::MAX), 0, 10).is_err());
     }
 }

@@ -238,12 +238,22 @@ def _converter(like: str, device: Any, sharding: Any) -> Any:
     return functools.partial(_to_jax, placement=placement)
 
 
+@functools.cache
+def _jax_has(dtype: np.dtype) -> bool:
+    """Tells whether jax can have arrays of a dtype, in this byte order."""
+    try:
+        jax.device_put(np.zeros(0, dtype))
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return dtype.isnative
+
+
 def _to_jax(arrays: list[Any], placement: Any) -> list[jax.Array]:
     for array in arrays:
         if not isinstance(array, (np.ndarray, jax.Array)):
             raise DecodeError(f"there is a {type(array).__name__} where an array was saved")
-        if isinstance(array, np.ndarray) and array.dtype.kind in "mM":
-            raise DecodeError(f"jax has no arrays of {array.dtype.name}, which was saved as such")
+        if isinstance(array, np.ndarray) and not _jax_has(array.dtype):
+            raise DecodeError(f"jax has no arrays of {array.dtype}, which was saved as such")
     made: list[jax.Array] = jax.device_put(arrays, placement)
     for array, saved in zip(made, arrays, strict=True):
         if array.dtype != saved.dtype:

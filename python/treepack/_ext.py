@@ -6,6 +6,7 @@ Where that package is not installed, a tuple of the same fields stands in.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, NamedTuple
 
@@ -25,13 +26,27 @@ def make(code: int, data: bytes) -> Any:
     Raises:
       ValueError: If msgpack does not allow such a value.
     """
-    try:
-        import msgpack
-    except ImportError:
+    msgpack = _msgpack()
+    if msgpack is None:
         return ExtType(code, data)
     if code == TIMESTAMP_CODE:
         return msgpack.Timestamp.from_bytes(data)
     return msgpack.ExtType(code, data)
+
+
+def _msgpack() -> Any:
+    """Returns the package, or `None` if there is none."""
+    return sys.modules["msgpack"] if "msgpack" in sys.modules else _search()
+
+
+@functools.cache
+def _search() -> Any:
+    """Imports the package: once, since a search that finds nothing is slow."""
+    try:
+        import msgpack
+    except ImportError:
+        return None
+    return msgpack
 
 
 def is_ext(value: object) -> bool:

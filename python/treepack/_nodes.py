@@ -80,6 +80,26 @@ def kind_of(value: Any) -> NodeKind | None:
     return None
 
 
+def fixed_fields(value: Any) -> tuple[list[str], Callable[[Any, list[Any]], Any]] | None:
+    """Returns what the core needs to go through all containers of a type by itself.
+
+    Returns:
+      The names of the children, which are attributes; and a function that takes a template and
+      new children, and returns a new container. `None` for types of which that is not all.
+    """
+    kind = kind_of(value)
+    if kind is _STRUCT:
+        names = _struct_fields(value)
+        return names, lambda target, new: target.replace(**dict(zip(names, new, strict=True)))
+    if kind is _NAMEDTUPLE:
+        names = list(value._fields)
+        return names, lambda target, new: type(target)(**dict(zip(names, new, strict=True)))
+    if kind is _DATACLASS:
+        names = _data_fields(value)
+        return names, lambda target, new: _new_dataclass(target, dict(zip(names, new, strict=True)))
+    return None
+
+
 def is_container_type(ty: type) -> bool:
     """Tells whether objects of a type are containers, as far as the type alone tells."""
     return (
@@ -356,7 +376,10 @@ def _restore_struct(target: Any, state: Any, restore: RestoreChild) -> Any:
 
 
 def _restore_dataclass(target: Any, state: Any, restore: RestoreChild) -> Any:
-    restored = _restore_fields(target, state, restore, _data_fields(target))
+    return _new_dataclass(target, _restore_fields(target, state, restore, _data_fields(target)))
+
+
+def _new_dataclass(target: Any, restored: dict[str, Any]) -> Any:
     # Neither __init__ nor __post_init__ runs: the fields are what was saved, and what
     # else the template holds, such as cached properties, belongs to the template.
     new = object.__new__(type(target))
@@ -396,6 +419,7 @@ _LIST = NodeKind(_list_children, _restore_list)
 _NAMEDTUPLE = NodeKind(_namedtuple_children, _restore_namedtuple)
 _PYTREE = NodeKind(_pytree_children, _restore_pytree)
 _DATACLASS = NodeKind(_dataclass_children, _restore_dataclass)
+_STRUCT = NodeKind(_struct_children, _restore_struct)
 
 _BUILTIN: dict[type, NodeKind] = {
     dict: _DICT,
@@ -409,6 +433,6 @@ _BUILTIN: dict[type, NodeKind] = {
 
 # By the module that defines a handler; see `_registry.is_from`.
 _FROM_FLAX: dict[str, NodeKind] = {
-    "flax.struct": NodeKind(_struct_children, _restore_struct),
+    "flax.struct": _STRUCT,
     "flax.core.frozen_dict": NodeKind(_dict_children, _restore_frozen_dict),
 }

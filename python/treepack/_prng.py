@@ -48,12 +48,24 @@ def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
     """Returns the key array of what `unwrap` gave, or `None` if these are no such parts."""
     if not isinstance(impl, str) or getattr(data, "dtype", None) != np.uint32:
         return None
+    if isinstance(data, jax.ShapeDtypeStruct):
+        return _abstract(impl, data.shape)
+    try:
+        key: jax.Array = jax.random.wrap_key_data(data, impl=impl)
+    except (TypeError, ValueError):
+        return None
+    return key
+
+
+@functools.lru_cache(maxsize=256)
+def _abstract(impl: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | None:
+    """Returns what stands for a key array; JAX takes a while to tell, so it is asked once."""
     wrap_data = functools.partial(jax.random.wrap_key_data, impl=impl)
     try:
-        if isinstance(data, jax.ShapeDtypeStruct):
-            abstract: jax.ShapeDtypeStruct = jax.eval_shape(wrap_data, data)
-            return abstract
-        key: jax.Array = wrap_data(data)
+        key: jax.ShapeDtypeStruct = jax.eval_shape(
+            wrap_data,
+            jax.ShapeDtypeStruct(shape, np.uint32),  # type: ignore[no-untyped-call]
+        )
     except (TypeError, ValueError):
         return None
     return key

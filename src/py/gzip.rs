@@ -5,8 +5,8 @@ use std::num::NonZero;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::integer_or_none;
 use super::memory::{Borrowed, new_bytes, new_bytes_at_most, new_bytes_elsewhere};
-use super::threads_wanted;
 use super::watch::Watcher;
 use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};
@@ -17,6 +17,7 @@ use crate::{Error, Result, parallel};
 
 /// How many threads should compress or inflate `bytes`.
 pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
+    super::memory::keep_reserve();
     parallel::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
 }
 
@@ -45,8 +46,8 @@ pub fn to_bytes<'py>(
 #[pyo3(signature = (data, level, *, threads, progress))]
 pub fn compress<'py>(
     data: &Bound<'py, PyAny>,
-    level: Option<i64>,
-    #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
+    #[pyo3(from_py_with = integer_or_none)] level: Option<i64>,
+    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let content = Borrowed::buffer(data)?;
@@ -67,11 +68,19 @@ pub fn compress<'py>(
 #[pyo3(signature = (data, *, max_size, threads, progress))]
 pub fn decompress<'py>(
     data: &Bound<'py, PyAny>,
-    max_size: Option<usize>,
-    #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
+    #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
+    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let py = data.py();
+    let max_size = match max_size.map(usize::try_from) {
+        Some(Err(_)) => {
+            let reason = "max_size must not be negative";
+            return Err(Error::Option(reason.into()).into());
+        }
+        Some(Ok(max_size)) => Some(max_size),
+        None => None,
+    };
     let source = Borrowed::buffer(data)?;
     let indexed = Indexed::open(&source)?;
     let in_steps = progress.is_some();

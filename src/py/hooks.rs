@@ -31,6 +31,8 @@ pub struct Hooks {
     pub wrap_key: Py<PyAny>,
     /// `_state_dict.expand(node) -> (state, final)`: the state of a container.
     pub expand: Py<PyAny>,
+    /// `_nodes.fixed_fields(node) -> (names, make) | None`: what all nodes of its type consist of.
+    pub fixed_fields: Py<PyAny>,
     /// `_state_dict.restore_child(target, state, name, restore)`: a child of any kind.
     pub restore_child: Py<PyAny>,
     /// `_leaves.ABSTRACT_ARRAYS`: types with a shape and a dtype that are leaves.
@@ -53,6 +55,8 @@ impl Hooks {
     /// The functions, imported on first use.
     pub fn get(py: Python<'_>) -> PyResult<&'static Self> {
         static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
+        // Every walk comes by here before it needs much.
+        super::memory::keep_reserve();
         HOOKS.get_or_try_init(py, || {
             let hook = |module: &str, name: &str| -> PyResult<Py<PyAny>> {
                 Ok(py.import(module)?.getattr(name)?.unbind())
@@ -70,6 +74,7 @@ impl Hooks {
                 unwrap_key: hook("treepack._prng", "unwrap")?,
                 wrap_key: hook("treepack._prng", "wrap")?,
                 expand: hook("treepack._state_dict", "expand")?,
+                fixed_fields: hook("treepack._nodes", "fixed_fields")?,
                 restore_child: hook("treepack._state_dict", "restore_child")?,
                 abstract_arrays: hook("treepack._leaves", "ABSTRACT_ARRAYS")?,
                 check_unique_keys: hook("treepack._state_dict", "check_unique_keys")?,

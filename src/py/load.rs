@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use super::memory::{Borrowed, Owned};
 use super::objects::{CopyMode, build};
 use super::watch::Watcher;
-use super::{errors, gzip};
+use super::{errors, gzip, integer_or_none};
 use crate::Result;
 use crate::gzip::MAGIC;
 use crate::mapping::{self, Mapping, Pages};
@@ -24,7 +24,7 @@ use crate::watch::Watch;
 pub fn restore<'py>(
     data: &Bound<'py, PyAny>,
     copy: Option<bool>,
-    threads: Option<i64>,
+    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
     abstract_arrays: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let copy = if abstract_arrays {
@@ -107,7 +107,7 @@ impl Content {
     fn inflate(
         &self,
         py: Python<'_>,
-        threads: Option<i64>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let pages = gzip::inflate_to_pages(py, self.source(), threads, progress)?;

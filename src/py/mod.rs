@@ -10,6 +10,7 @@
 //! | `assemble.rs` | the putting together of a state dict by the record of its structure |
 //! | `value.rs` | typed values (static data, keys, metadata) as Python objects |
 //! | `rebuild.rs` | the fitting of loaded leaves into a template |
+//! | `fields.rs` | containers whose children are attributes of fixed names |
 //! | `hooks.rs` | the Python functions that these walks ask |
 //! | `watch.rs` | telling Python how far long work has come, and hearing Ctrl-C |
 //! | `failure.rs`, `errors.rs` | what stops a walk, and errors as Python exceptions |
@@ -18,6 +19,7 @@
 mod assemble;
 mod errors;
 mod failure;
+mod fields;
 mod gzip;
 mod hooks;
 mod load;
@@ -29,18 +31,26 @@ mod value;
 mod walk;
 mod watch;
 
-use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
-/// A number of threads as somebody asks for it; one that no machine has is none.
-fn threads_wanted(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
-    value.extract().map_err(|error: PyErr| {
-        if error.is_instance_of::<PyOverflowError>(value.py()) {
-            PyValueError::new_err(format!("threads must be at least 1 and fit, got {value}"))
-        } else {
-            error
+/// An option that is an integer: one beyond all bounds becomes the nearest that there is, which
+/// is then refused with the others that make no sense.
+fn integer(value: &Bound<'_, PyAny>) -> PyResult<i64> {
+    value.extract().or_else(|error: PyErr| {
+        if !error.is_instance_of::<PyOverflowError>(value.py()) {
+            return Err(error);
         }
+        Ok(if value.lt(0)? { i64::MIN } else { i64::MAX })
     })
+}
+
+/// The same, or `None`.
+fn integer_or_none(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    integer(value).map(Some)
 }
 
 /// The native core of treepack; see `_core.pyi`. It relies on the GIL: what is shared between

@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 use pyo3::{PyTypeInfo, ffi, intern};
 
+use super::fields::FieldsByType;
 use super::hooks::Hooks;
 use super::memory::dict_next;
 use crate::wire::MAX_DEPTH;
@@ -33,6 +34,7 @@ pub fn rebuild<'py>(
         path: restore.getattr(intern!(py, "path"))?.cast_into()?,
         array: PyUntypedArray::type_object_raw(py),
         abstract_arrays: RefCell::new(Vec::new()),
+        fields: RefCell::default(),
     };
     rebuild.child(target, state, name)
 }
@@ -47,6 +49,7 @@ struct Rebuild<'a, 'py> {
     array: *mut ffi::PyTypeObject,
     /// Types that were met, and whether they are arrays with a shape and a dtype.
     abstract_arrays: RefCell<Vec<(Bound<'py, PyType>, bool)>>,
+    fields: RefCell<FieldsByType<'py>>,
 }
 
 /// A child of the template, its state and its name.
@@ -83,6 +86,9 @@ impl<'py> Rebuild<'_, 'py> {
             {
                 let values = self.children(&children, name)?;
                 return Ok(PyTuple::new(py, values)?.into_any());
+            } else if let Some((children, make)) = self.pair_fields(target, state)? {
+                let values = self.children(&children, name)?;
+                return make.call1((target, values));
             }
         }
         let restore_child = self.hooks.restore_child.bind(py);
@@ -108,6 +114,31 @@ impl<'py> Rebuild<'_, 'py> {
             .collect();
         self.path.del_slice(depth, self.path.len())?;
         restored
+    }
+
+    /// The children of a container whose fields are fixed, with their state, and what makes
+    /// such a container; unless the state has other children.
+    #[inline(never)]
+    fn pair_fields(
+        &self,
+        target: &Bound<'py, PyAny>,
+        state: &Bound<'py, PyDict>,
+    ) -> PyResult<Option<(Vec<Child<'py>>, Bound<'py, PyAny>)>> {
+        let mut known = self.fields.borrow_mut();
+        let Some(fields) = known.of(target)? else {
+            return Ok(None);
+        };
+        if fields.names.len() != state.len() {
+            return Ok(None);
+        }
+        let mut children = Vec::with_capacity(fields.names.len());
+        for name in &fields.names {
+            let Some(state) = state.get_item(name)? else {
+                return Ok(None);
+            };
+            children.push((target.getattr(name)?, state, name.clone()));
+        }
+        Ok(Some((children, fields.make.clone())))
     }
 
     /// Whether `target` is a leaf that takes `state` without further question.

@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyMemoryView, PyType};
 use super::memory::{Owned, Writable, new_bytes, view};
 use super::walk::{Leaf, Options, layout_of};
 use super::watch::Watcher;
-use super::{errors, gzip, threads_wanted};
+use super::{errors, gzip, integer, integer_or_none};
 use crate::array::{Alignment, ChunkLimit, Framing};
 use crate::layout::{self, Caching, OutputPiece, Payload};
 use crate::raw::RawBytes;
@@ -39,7 +39,7 @@ pub fn walk(
     tree: &Bound<'_, PyAny>,
     state_dict: bool,
     sort_keys: bool,
-    align: i64,
+    #[pyo3(from_py_with = integer)] align: i64,
     max_chunk_size: f64,
     overridden: Vec<Bound<'_, PyType>>,
     structure: bool,
@@ -77,7 +77,7 @@ impl Layout {
     fn to_bytes<'py>(
         &self,
         py: Python<'py>,
-        #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let threads = self.threads(threads)?;
         let watcher = Watcher::signals();
@@ -92,8 +92,8 @@ impl Layout {
     fn pack_into(
         &self,
         buffer: &Bound<'_, PyAny>,
-        offset: i64,
-        #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
+        #[pyo3(from_py_with = integer)] offset: i64,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
     ) -> PyResult<usize> {
         let py = buffer.py();
         let wanted = threads;
@@ -164,8 +164,8 @@ impl Layout {
     fn to_gzip<'py>(
         &self,
         py: Python<'py>,
-        level: Option<i64>,
-        #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
+        #[pyo3(from_py_with = integer_or_none)] level: Option<i64>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         gzip::to_bytes(
@@ -199,7 +199,7 @@ impl Layout {
         path: PathBuf,
         level: Option<i64>,
         durable: bool,
-        #[pyo3(from_py_with = threads_wanted)] threads: Option<i64>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
         let method = crate::gzip::method(level)?;

@@ -43,8 +43,11 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
         )));
     }
     let below = |value: &Bound<'_, PyAny>| to_value(value, depth + 1);
+    // As many as there were at the beginning: what is asked about one may add others.
     let each = |values: &Bound<'_, PyAny>| -> PyResult<Vec<_>> {
-        values.try_iter()?.map(|item| below(&item?)).collect()
+        let len = values.len()?;
+        let items = values.try_iter()?.take(len);
+        items.map(|item| below(&item?)).collect()
     };
     // Subclasses are other types, which the program has to know by name.
     Ok(if value.is_none() {
@@ -68,8 +71,12 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     } else if let Ok(value) = value.cast_exact::<PyList>() {
         Value::List(each(value.as_any())?)
     } else if let Ok(value) = value.cast_exact::<PyDict>() {
-        let pair = |(key, value): (Bound<'_, PyAny>, _)| Ok((below(&key)?, below(&value)?));
-        Value::Dict(value.iter().map(pair).collect::<PyResult<_>>()?)
+        // A copy of the items, since what is asked about one may change the dict.
+        let pair = |item: Bound<'_, PyAny>| {
+            let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+            Ok((below(&key)?, below(&value)?))
+        };
+        Value::Dict(value.items().iter().map(pair).collect::<PyResult<_>>()?)
     } else if let Ok(value) = value.cast_exact::<PyFrozenSet>() {
         Value::frozenset(each(value.as_any())?)
     } else {

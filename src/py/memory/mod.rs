@@ -23,6 +23,7 @@
 //! | `writable.rs` | writing to a buffer of the caller |
 //! | `bytes.rs` | `bytes` objects that are filled after they were made |
 //! | `create.rs` | other objects, without a panic where there is no memory |
+//! | `reserve.rs` | memory for the moment when there is none |
 //! | `pages.rs` | pages that many arrays share |
 //! | `arrays.rs` | arrays of NumPy: over memory that is there, and fresh ones |
 //! | `dict.rs` | going through a dict |
@@ -34,6 +35,7 @@ mod bytes;
 mod create;
 mod dict;
 mod pages;
+mod reserve;
 mod writable;
 
 use pyo3::prelude::*;
@@ -44,6 +46,7 @@ pub use bytes::{copied, new_bytes, new_bytes_at_most, new_bytes_elsewhere};
 pub use create::{new_complex, new_dict, new_float, new_int, new_list, new_string, new_uint};
 pub use dict::dict_next;
 pub use pages::{FreshPages, OwnPages};
+pub use reserve::keep as keep_reserve;
 pub use writable::Writable;
 
 /// Below so many bytes, letting other threads run costs more than the work.

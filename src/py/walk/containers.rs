@@ -133,6 +133,10 @@ impl<'py> Walk<'py> {
     /// A container that Python expands to its state.
     #[inline(never)] // see `value`
     fn node(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+        if let Some(fields) = self.fields.of(value)? {
+            let names = fields.names.clone();
+            return self.attributes(value, &names, place.below()?);
+        }
         let (state, fixed) = self.expand(value)?;
         let place = Place {
             state: !fixed,
@@ -144,6 +148,21 @@ impl<'py> Walk<'py> {
             // This is no level of its own in the output, but one of the recursion.
             Err(_) => self.value(&state, place.below()?),
         }
+    }
+
+    /// A container whose children are attributes.
+    #[inline(never)] // see `value`
+    fn attributes(
+        &mut self,
+        value: &Bound<'py, PyAny>,
+        names: &[Bound<'py, PyString>],
+        below: Place,
+    ) -> Walked {
+        self.out.map(names.len())?;
+        for name in names {
+            self.pair(name.as_any(), &value.getattr(name)?, below)?;
+        }
+        Ok(self.out.end(Kind::Dict)?)
     }
 
     /// The state of a container, and whether it is final.

@@ -10,6 +10,7 @@ use pyo3::types::{
 use pyo3::{PyTypeInfo, ffi};
 
 use super::super::failure::Walked;
+use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
 use super::devices::{Devices, WINDOW_BYTES};
 use super::payload::Leaf;
@@ -153,6 +154,7 @@ pub struct Walk<'py> {
     pub formats: Vec<(Vec<u8>, usize)>,
     /// The types are held, so that no other one gets the address of one that was met.
     pub classes: Vec<(Bound<'py, PyType>, Class)>,
+    pub fields: FieldsByType<'py>,
     pub devices: Arc<Devices>,
 }
 
@@ -173,6 +175,7 @@ impl<'py> Walk<'py> {
             all_lent: true,
             formats: Vec::new(),
             classes: Vec::new(),
+            fields: FieldsByType::default(),
             devices: Arc::new(Devices::new(WINDOW_BYTES)),
         })
     }

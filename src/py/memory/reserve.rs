@@ -1,0 +1,84 @@
+//! Memory for the moment when there is none.
+//!
+//! Large allocations of this crate can fail, and become a `MemoryError`. Small ones end the
+//! program, as everywhere in Rust; and an error is made of small ones. So a little is kept
+//! aside, and given back when the system has nothing left.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Enough for an error and everything on the way out.
+const RESERVE: Layout = match Layout::from_size_align(256 << 10, 16) {
+    Ok(layout) => layout,
+    Err(_) => panic!("a power of two"),
+};
+
+/// Larger allocations are none that must not fail.
+const SMALL_BYTES: usize = 16 << 10;
+
+static KEPT: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+
+/// The system's allocator, with a reserve.
+struct Reserved;
+
+#[global_allocator]
+static ALLOCATOR: Reserved = Reserved;
+
+// SAFETY: all memory comes from the system's allocator and goes back to it, as it is asked for.
+unsafe impl GlobalAlloc for Reserved {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the rules, which are the same.
+        let memory = unsafe { System.alloc(layout) };
+        if memory.is_null() && layout.size() <= SMALL_BYTES && give_up() {
+            // SAFETY: as above.
+            return unsafe { System.alloc(layout) };
+        }
+        memory
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the rules, which are the same.
+        unsafe { System.dealloc(memory, layout) };
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller keeps the rules, which are the same.
+        let new = unsafe { System.realloc(memory, layout, size) };
+        if new.is_null() && size <= SMALL_BYTES && give_up() {
+            // SAFETY: as above; what could not be moved is still there.
+            return unsafe { System.realloc(memory, layout, size) };
+        }
+        new
+    }
+}
+
+/// Gives the reserve back to the system, if it is still there.
+#[cold]
+fn give_up() -> bool {
+    let kept = KEPT.swap(ptr::null_mut(), Ordering::AcqRel);
+    if kept.is_null() {
+        return false;
+    }
+    // SAFETY: `keep` has allocated it with this layout, and nobody else has it now.
+    unsafe { System.dealloc(kept, RESERVE) };
+    true
+}
+
+/// Sees to it that there is a reserve, if that can be.
+#[inline]
+pub fn keep() {
+    if KEPT.load(Ordering::Relaxed).is_null() {
+        // SAFETY: the layout has a size.
+        let memory = unsafe { System.alloc(RESERVE) };
+        let put =
+            KEPT.compare_exchange(ptr::null_mut(), memory, Ordering::AcqRel, Ordering::Relaxed);
+        if put.is_err() && !memory.is_null() {
+            // SAFETY: it was allocated just now, and is not kept.
+            unsafe { System.dealloc(memory, RESERVE) };
+        }
+    }
+}

@@ -1,0 +1,391 @@
+"""Memory that others release or change, files that others could read, work that is hostile."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import mmap
+import os
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+
+import treepack
+from treepack import serialization
+from trees import assert_same
+
+# Memory of others
+
+
+def memory_of_a_bytearray(data: bytes) -> Any:
+    return bytearray(data)
+
+
+def memory_of_a_map(data: bytes) -> Any:
+    memory = mmap.mmap(-1, len(data))
+    memory[:] = data
+    return memory
+
+
+@pytest.mark.parametrize("make", [memory_of_a_bytearray, memory_of_a_map])
+def test_the_base_of_an_array_holds_its_memory(make: Any):
+    tree = {"w": np.arange(1000.0)}
+    memory = make(treepack.to_bytes(tree, align=64))
+    view = treepack.msgpack_restore(memory, copy=False)["w"]
+    base = view.base
+    assert not hasattr(base, "release")  # as a memoryview has, which lets go of it
+    with pytest.raises(BufferError):
+        memory.resize(10) if isinstance(memory, mmap.mmap) else memory.clear()
+    np.testing.assert_array_equal(view, tree["w"])
+    del view, base
+    memory.close() if isinstance(memory, mmap.mmap) else memory.clear()
+
+
+def test_an_array_over_shared_memory_keeps_it_open():
+    tree = {"w": np.arange(1000.0)}
+    memory = shared_memory.SharedMemory(create=True, size=treepack.packed_size(tree))
+    treepack.pack_into(tree, memory.buf)
+    view = treepack.msgpack_restore(memory.buf[: treepack.packed_size(tree)])["w"]
+    with pytest.raises(BufferError):
+        memory.close()
+    np.testing.assert_array_equal(view, tree["w"])
+    del view
+    memory.close()
+    memory.unlink()
+
+
+CHANGING = """
+import mmap, os, random, signal
+import numpy as np, treepack
+
+tree = {"a": {"\u00e4" * 20: [1, "text" * 5, b"bytes"], "n": 2 + 3j}, "w": np.arange(300.0)}
+encoded = treepack.msgpack_serialize(tree)
+memory = mmap.mmap(-1, len(encoded))  # shared with the other process
+memory[:] = encoded
+treepack.msgpack_restore(memory)
+child = os.fork()
+if child == 0:
+    random.seed(0)
+    while True:
+        at = random.randrange(120)
+        memory[at] = random.randrange(256)
+        memory[at] = encoded[at]
+found = set()
+try:
+    for _ in range(200_000):
+        try:
+            treepack.msgpack_restore(memory)
+            found.add("read")
+        except treepack.DecodeError:
+            found.add("refused")
+finally:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+assert found == {"read", "refused"}, found
+"""
+
+
+def test_memory_that_changes_while_it_is_parsed_is_read_or_refused():
+    subprocess.run([sys.executable, "-c", CHANGING], check=True, timeout=200)
+
+
+def test_static_data_that_a_codec_changes_while_it_is_walked():
+    changing: dict[str, Any] = {}
+
+    class Grows:
+        pass
+
+    def encode(_: Grows) -> int:
+        changing[f"more{len(changing)}"] = 1
+        return 1
+
+    treepack.register_auxdata(Grows, "defenses.Grows", encode, lambda _: Grows())
+    changing.update({"a": Grows(), "b": 1})
+    elements = [Grows()]
+    changing["c"] = elements
+    found = treepack.read_metadata(treepack.dumps([], metadata=changing))
+    assert list(found) == ["a", "b", "c"]
+
+
+# Files
+
+
+def test_a_private_file_stays_private_while_it_is_replaced(tmp_path: Path):
+    path = tmp_path / "model"
+    treepack.save_to_file({"w": np.zeros(1_000_000)}, path)
+    path.chmod(0o600)
+    seen, done = set(), threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            for entry in os.scandir(tmp_path):
+                with contextlib.suppress(FileNotFoundError):
+                    seen.add(stat.S_IMODE(entry.stat().st_mode))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for _ in range(50):
+        treepack.save_to_file({"w": np.zeros(1_000_000)}, path, durable=False)
+    done.set()
+    watcher.join()
+    assert seen == {0o600}
+
+
+def test_files_of_killed_writers_are_removed_by_the_next(tmp_path: Path):
+    path = tmp_path / "model"
+    code = (
+        "import sys, numpy, treepack\n"
+        "tree = {'a': numpy.ones(20_000_000)}\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    treepack.save_to_file(tree, sys.argv[1], durable=False)\n"
+    )
+    left = 0
+    for wait in (0.03, 0.06, 0.09, 0.05, 0.07):
+        writer = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(wait)
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+        left = max(left, len(list(tmp_path.iterdir())))
+    assert left <= 2, "one at most, since each writer begins by removing those before"
+    (tmp_path / ".model2.treepack-x.tmp").touch()  # of another file
+    treepack.save_to_file({"a": 1}, path)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"model", ".model2.treepack-x.tmp"}
+
+
+FAULTS = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int wanted(const char *what) {
+    const char *fault = getenv("FAULT");
+    return fault && strcmp(fault, what) == 0;
+}
+
+static int is_directory(int fd) {
+    struct stat found;
+    return fstat(fd, &found) == 0 && S_ISDIR(found.st_mode);
+}
+
+int fsync(int fd) {
+    if (is_directory(fd) && wanted("directory refuses")) { errno = EINVAL; return -1; }
+    if (is_directory(fd) && wanted("directory fails")) { errno = EIO; return -1; }
+    return ((int (*)(int)) dlsym(RTLD_NEXT, "fsync"))(fd);
+}
+
+int close(int fd) {
+    struct stat found;
+    int large = fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_size > 8000000;
+    int done = ((int (*)(int)) dlsym(RTLD_NEXT, "close"))(fd);
+    if (large && wanted("close fails")) { errno = EDQUOT; return -1; }
+    return done;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that lets calls of the system fail."""
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "faults.c").write_text(FAULTS)
+    command = ["cc", "-shared", "-fPIC", "-o", str(folder / "faults.so"), str(folder / "faults.c")]
+    try:
+        subprocess.run([*command, "-ldl"], check=True)
+    except FileNotFoundError:
+        pytest.skip("needs a C compiler")
+    return folder / "faults.so"
+
+
+@pytest.mark.parametrize(
+    ("fault", "durable", "error", "replaced"),
+    [
+        ("directory refuses", True, None, True),
+        ("directory fails", True, "OSError: [Errno 5] the new file is in place, but", True),
+        ("close fails", False, "OSError: [Errno 122]", False),
+        ("close fails", True, "OSError: [Errno 122]", False),
+    ],
+)
+def test_faults_of_the_file_system(
+    faults: Path, tmp_path: Path, fault: str, durable: bool, error: str | None, replaced: bool
+):
+    path = tmp_path / "model"
+    treepack.save_to_file({"a": 1}, path)
+    code = (
+        "import os, sys, numpy, treepack\n"
+        "os.environ['FAULT'] = sys.argv[2]\n"
+        f"treepack.save_to_file({{'w': numpy.zeros(1_000_000)}}, sys.argv[1], align=1,"
+        f" durable={durable})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), fault],
+        env={**os.environ, "LD_PRELOAD": str(faults)},
+        capture_output=True,
+        text=True,
+    )
+    if error is None:
+        assert done.returncode == 0, done.stderr
+    else:
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(error), done.stderr
+        assert last.endswith(repr(str(path)))
+    assert (path.stat().st_size > 1000) == replaced
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_new_directories_are_synced(tmp_path: Path):
+    trace = tmp_path / "trace"
+    try:
+        subprocess.run(["strace", "-V"], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs strace")
+    code = "import sys, treepack; treepack.save_to_file({}, sys.argv[1])"
+    path = tmp_path / "a" / "b" / "model"
+    command = ["strace", "-f", "-y", "-e", "trace=fsync", "-o", str(trace)]
+    subprocess.run([*command, sys.executable, "-c", code, str(path)], check=True)
+    synced = trace.read_text()
+    for directory in (tmp_path, tmp_path / "a", tmp_path / "a" / "b"):
+        assert f"<{directory}>" in synced
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_paths_that_there_cannot_be(compress: bool):
+    with pytest.raises(ValueError, match="NUL"):
+        treepack.save_to_file({}, "a\0b", compress=compress)
+    with pytest.raises(ValueError, match="NUL"):
+        treepack.load_from_file(None, "a\0b")
+
+
+# Options
+
+
+def test_integers_beyond_all_bounds():
+    for call in (
+        lambda: treepack.to_bytes({}, threads=2**70),
+        lambda: treepack.msgpack_restore(b"\xc0", threads=2**70),
+        lambda: treepack.compress_bytes(b"", threads=-(2**70)),
+        lambda: treepack.to_bytes({}, align=2**70),
+        lambda: treepack.compress_bytes(b"", level=2**70),
+        lambda: treepack.decompress_bytes(b"", max_size=-1),
+        lambda: treepack.pack_into({}, bytearray(9), offset=2**70),
+    ):
+        with pytest.raises(ValueError):  # noqa: PT011
+            call()
+    assert treepack.decompress_bytes(b"", max_size=2**70) == b""
+
+
+@pytest.mark.parametrize("limit", [-1, -(2.0**70), 0, 2**33, float("inf"), float("nan")])
+def test_chunk_sizes_that_nobody_means(limit: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", limit)
+    tree = {"a": np.arange(3), "empty": np.zeros((0, 2)), "scalar": np.float32(1)}
+    assert_same(treepack.msgpack_restore(treepack.to_bytes(tree)), tree)
+
+
+# Depth
+
+
+@flax.struct.dataclass
+class Struct:
+    inner: Any
+
+
+Pair = collections.namedtuple("Pair", ["inner"])
+
+
+@pytest.mark.parametrize("kind", [Struct, Pair])
+def test_nodes_may_be_nested_as_deep_as_dicts(kind: Any):
+    tree: Any = np.arange(3)
+    for _ in range(511):
+        tree = kind(tree)
+    found = treepack.from_bytes(tree, treepack.to_bytes(tree))
+    for _ in range(511):
+        found, tree = found.inner, tree.inner
+    assert_same(found, tree)
+    too_deep: Any = 1
+    for _ in range(600):
+        too_deep = kind(too_deep)
+    with pytest.raises(ValueError, match="nested more than 512 levels"):
+        treepack.to_bytes(too_deep)
+
+
+# Hostile input
+
+
+def seconds(data: bytes, read: Any = treepack.msgpack_restore) -> float:
+    start = time.perf_counter()
+    with contextlib.suppress(treepack.DecodeError):
+        read(data)
+    return time.perf_counter() - start
+
+
+def complex_keys(count: int) -> bytes:
+    """A map whose keys are different and have one hash."""
+    modulus = sys.hash_info.modulus
+    pairs = []
+    for imaginary in range(count):
+        real = float((-sys.hash_info.imag * imaginary) % modulus % 2**53)
+        body = struct.pack(">BBdBd", 0x92, 0xCB, real, 0xCB, float(imaginary))
+        pairs.append(struct.pack(">BBb", 0xC7, len(body), 2) + body + b"\xc0")
+    return struct.pack(">BI", 0xDF, count) + b"".join(pairs)
+
+
+def test_keys_of_one_hash_do_not_take_long():
+    assert treepack.msgpack_restore(complex_keys(1000)).keys()
+    with pytest.raises(treepack.DecodeError, match="more than 1024 keys"):
+        treepack.msgpack_restore(complex_keys(40_000))
+
+
+def test_late_chunk_markers_around_much_take_no_longer_than_it_does():
+    much = msgpack.packb([None] * 3_000_000)
+    data = much
+    marker = msgpack.packb("__msgpack_chunked_array__") + b"\xc3"
+    for _ in range(500):
+        data = b"\x82\xa1x" + data + marker
+    # Every level would be as long as all if it was read again.
+    assert seconds(data) < 20 * seconds(much) + 1
+
+
+def test_abstract_keys_are_made_once():
+    key = {"__prng_key__": "threefry2x32", "data": np.zeros(2, np.uint32)}
+    one = treepack.msgpack_serialize(key, in_place=True)
+    many = struct.pack(">BI", 0xDD, 20_000) + one * 20_000
+    assert seconds(many, abstract) < 5  # 300 microseconds each, if JAX was asked for each
+
+
+def abstract(data: bytes) -> Any:
+    return treepack._core.restore(data, None, None, abstract_arrays=True)
+
+
+@pytest.mark.parametrize("name", ["float128", "complex256", ">f4", "float6_e2m3fn", "M8[s]"])
+def test_arrays_that_jax_does_not_have_are_one_clear_error(name: str):
+    saved = treepack.dumps({"w": jnp.zeros(4, jnp.float32)}, align=1)
+    dtype = np.dtype(name)
+    array = msgpack.packb(([4], name, bytes(4 * dtype.itemsize)))
+    plain = treepack.to_bytes({"w": np.zeros(4, np.float32)}, align=1)
+    forged = saved.replace(plain[1:], b"\xa1w" + msgpack.packb(msgpack.ExtType(1, array)))
+    assert forged != saved
+    assert treepack.loads(forged)["w"].dtype == dtype
+    with pytest.raises(treepack.DecodeError, match="jax has no arrays of"):
+        treepack.loads(forged, like="saved")
+    with pytest.raises(treepack.DecodeError, match="jax has no arrays of"):
+        treepack.loads(forged, device=jax.devices()[0])

@@ -1,0 +1,160 @@
+"""Ctrl-C is answered while work goes on, not when it is over, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treepack
+from trees import assert_same
+
+BLOCK = np.random.default_rng(0).integers(0, 255, 64 << 20, np.uint8)
+LARGE = {str(i): BLOCK for i in range(8)}  # 512 MiB
+
+
+def interrupted(work: Callable[[], Any], after: float) -> bool:
+    """Does work, and tells whether it was interrupted after so many seconds."""
+
+    def handler(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after)
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return False
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def ignore(*_: object) -> None:
+    """Makes nothing of progress."""
+
+
+def cases(tmp_path: Path) -> dict[str, Callable[[], Any]]:
+    """Returns work that takes a good part of a second, or more."""
+    path, compressed = tmp_path / "model", tmp_path / "model.gz"
+    treepack.save_to_file(LARGE, path, durable=False)
+    stream = gzip.compress(bytes(300 << 20), 1)
+    compressed.write_bytes(gzip.compress(treepack.to_bytes({"w": np.zeros(50 << 20)}), 1))
+    own = treepack.compress_bytes(np.concatenate([BLOCK // 2] * 8))
+    encoded = treepack.to_bytes(LARGE, align=64)
+    many = treepack.msgpack_serialize(list(range(6_000_000)))
+    buffer = bytearray(len(encoded))
+    return {
+        "to_bytes": lambda: treepack.to_bytes(LARGE, threads=1),
+        "pack_into": lambda: [treepack.pack_into(LARGE, buffer, threads=1) for _ in range(4)],
+        "restore": lambda: treepack.msgpack_restore(many),
+        "copy": lambda: [treepack.msgpack_restore(encoded, copy=True) for _ in range(3)],
+        "compress": lambda: treepack.compress_bytes(BLOCK, level=6),
+        "decompress": lambda: treepack.decompress_bytes(own, threads=1),
+        "decompress a stream of others": lambda: treepack.decompress_bytes(stream),
+        "the same in steps": lambda: treepack.decompress_bytes(stream, progress=ignore),
+        "load": lambda: treepack.load_from_file(None, path, copy=True, mmap=False),
+        "load with progress": lambda: treepack.load_from_file(
+            None, path, copy=True, mmap=False, progress=ignore
+        ),
+        "load gzip": lambda: treepack.load_from_file(None, compressed),
+        "save": lambda: treepack.save_to_file(LARGE, path),
+        "save with progress": lambda: treepack.save_to_file(LARGE, path, progress=ignore),
+    }
+
+
+def test_every_long_call_is_interrupted(tmp_path: Path):
+    for name, work in cases(tmp_path).items():
+        work()
+        whole = min(seconds(work), seconds(work))
+        # Work that is not interrupted takes all of its time, and more where others work as well.
+        interrupt = functools.partial(interrupted, work, whole / 4)
+        waited = min(seconds(interrupt) for _ in range(3))
+        assert waited < max(whole * 3 / 4, whole / 4 + 0.1), name
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("durable", [False, True])
+def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, compress: bool, durable: bool):
+    path = tmp_path / "model"
+    treepack.save_to_file({"a": 1}, path)
+    save = functools.partial(treepack.save_to_file, LARGE, path, compress=compress, durable=durable)
+    assert interrupted(save, 0.02)
+    assert treepack.load_from_file(None, path) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_pipe_without_a_peer_is_interrupted(tmp_path: Path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert interrupted(lambda: treepack.save_to_file({"a": 1}, path), 0.1)
+    assert interrupted(lambda: treepack.load_from_file(None, path), 0.1)
+
+
+def test_a_pipe_whose_peer_is_slow(tmp_path: Path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    tree = {"w": np.arange(1 << 20)}
+    found = []
+
+    def read() -> None:
+        time.sleep(0.1)
+        found.append(treepack.load_from_file(tree, path))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    treepack.save_to_file(tree, path)
+    reader.join()
+    assert_same(found[0], tree)
+    # One that goes away is an error, and one that comes back to nothing is interrupted.
+    peer = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    assert interrupted(lambda: treepack.save_to_file(tree, path), 0.1)
+    threading.Timer(0.1, os.close, [peer]).start()
+    with pytest.raises(BrokenPipeError):
+        treepack.save_to_file(tree, path)
+
+
+def test_a_signal_that_raises_nothing_does_not_stop_the_work():
+    calls = []
+    before = signal.signal(signal.SIGALRM, lambda *_: calls.append(1))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        encoded = treepack.to_bytes(LARGE)
+        while not calls:  # not even one yet
+            pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert treepack.msgpack_restore(encoded).keys() == LARGE.keys()
+
+
+def test_a_timer_does_not_keep_a_file_from_being_saved(tmp_path: Path):
+    """Room is reserved by a call that every signal interrupts."""
+    code = (
+        "import signal, sys, numpy, treepack\n"
+        "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)\n"
+        "treepack.save_to_file({'w': numpy.zeros(30_000_000)}, sys.argv[1], durable=False)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+    )
+    path = tmp_path / "model"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+    assert path.stat().st_size > 240_000_000
