@@ -158,6 +158,8 @@ impl Source for Pages {
 #[derive(Debug)]
 pub struct Mapping {
     file: File,
+    /// The same file, opened once more: what is said of its reads must not hold for others.
+    headers: File,
     pages: Mmap,
 }
 
@@ -167,13 +169,18 @@ impl Mapping {
         let file = File::open(path)?;
         // SAFETY: the pages are only lent as `RawBytes`, whose content may change.
         let pages = unsafe { Mmap::map(&file)? };
-        #[cfg(target_os = "linux")]
-        {
-            // Headers lie apart: what is around them need not be read from the disk. This is
-            // about reads, not about page faults.
-            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
+        let headers = File::open(path)?;
+        if !is_same(&file, &headers)? {
+            return Self::open(path); // it was replaced just now
         }
-        Ok(Self { file, pages })
+        // Headers lie apart: what is around them need not be read from the disk.
+        #[cfg(target_os = "linux")]
+        let _ = rustix::fs::fadvise(&headers, 0, None, rustix::fs::Advice::Random);
+        Ok(Self {
+            file,
+            headers,
+            pages,
+        })
     }
 
     /// Takes pages that have been read off this process's account until they are read again.
@@ -201,8 +208,24 @@ impl Source for Mapping {
     }
 
     fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
-        read_at(&self.file, offset, target)
+        /// What is longer is no header.
+        const MOST: usize = 64 << 10;
+        let is_short = target.len() <= MOST;
+        let file = if is_short { &self.headers } else { &self.file };
+        read_at(file, offset, target)
     }
+}
+
+#[cfg(unix)]
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
+#[cfg(not(unix))]
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    Ok(one.metadata()?.len() == other.metadata()?.len())
 }
 
 /// Opens a file to read it; a pipe without waiting for who writes to it.

@@ -129,6 +129,12 @@ def rebuild(target: Any, state: Any, name: str, restore: Restore) -> Any:
     Dicts, lists, tuples and matching leaves are handled natively.
     """
 
+def rebuild_plain(target: Any, state: Any, strict: bool) -> Any | None:
+    """Returns a template with its state, or `None` where `rebuild` would ask for anything.
+
+    Whatever does not match is left to `rebuild` as well.
+    """
+
 def assemble(
     state: Any,
     trailer: bytes,

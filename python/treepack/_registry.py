@@ -93,7 +93,7 @@ def find(ty: type) -> Handlers | None:
 
 def overridden() -> list[type]:
     """Returns the natively walked types that have handlers nevertheless."""
-    found = _handlers.keys() & _WALKED_NATIVELY
+    found = _handlers.keys() & _WALKED_NATIVELY if _handlers else set()
     for module, registry in _foreign():
         # This is asked at every call, and nearly always the answer is that of the last one.
         containers = registry.get(dict), registry.get(list), registry.get(tuple), len(registry)

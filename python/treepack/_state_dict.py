@@ -93,9 +93,16 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
 
 def restore_tree(target: Any, state: Any, name: str, strict: Strict) -> Any:
     """Returns a tree as `from_state_dict` does, apart from any restore under way."""
-    if target is not None and _core.TRAILER_KEY not in _keys(target):
-        state = without_structure(state)
-    with _context.Restore(strict, _child_restorer(strict)) as restore:
+    if type(state) is dict and _core.TRAILER_KEY in state:
+        if target is not None and _core.TRAILER_KEY not in _keys(target):
+            state = without_structure(state)
+    child = _child_restorer(strict)
+    if child is _core.rebuild and isinstance(strict, bool) and name == ".":
+        # Most trees are plain, and need nothing of what follows.
+        restored = _core.rebuild_plain(target, state, strict)
+        if restored is not None:
+            return restored
+    with _context.Restore(strict, child) as restore:
         return restore.below(target, state, name)
 
 

@@ -1,38 +1,37 @@
-//! A map with the marker of an array in chunks becomes that array.
+//! A map with the marker of an array in chunks stands for that array.
 //!
 //! `{marker: …, "shape": {"0": …}, "chunks": {"0": array, …}}`. The marker counts by its
 //! presence, whatever its value; other keys do not matter; of equal keys the last counts.
 
 use std::collections::HashMap;
 
-use super::{Event, Events};
+use super::{Event, Events, Span};
 use crate::array::Dims;
 use crate::wire::{CHUNKED_MARKER, Head};
 use crate::{Error, Result};
 
+/// An array's shape, the number of its dtype, where its bytes are, and where it begins.
+pub(super) type Joined = (Dims, u32, Vec<Span>, usize);
+
 impl Events {
-    /// Puts an array in place of the map whose events are the last, from `map` on; `offset` is
-    /// where it begins in the source. Returns the number of the array.
-    pub(super) fn join_chunks(&mut self, map: usize, offset: usize) -> Result<u32> {
+    /// The array that a map which begins at `offset` stands for. `shape` and `chunks` are the
+    /// events of these values, if they are maps.
+    pub(super) fn join_chunks(
+        &self,
+        shape: Option<usize>,
+        chunks: Option<usize>,
+        has_other_keys: bool,
+        offset: usize,
+    ) -> Result<Joined> {
         let fail = |reason: &str| {
             let reason = format!("a map with the key {CHUNKED_MARKER:?} {reason}");
             Error::malformed(offset, reason)
         };
-        let (mut shape, mut chunks) = (None, None);
-        let mut key = map + 1;
-        let end = self.list.len();
-        while key < end {
-            let value = self.after(key);
-            match self.list[key] {
-                Event::Str(key) if self.text_bytes(key) == b"shape" => shape = Some(value),
-                Event::Str(key) if self.text_bytes(key) == b"chunks" => chunks = Some(value),
-                Event::Str(_) | Event::Bin(_) => {}
-                _ => return Err(fail("has a key that is not a string")),
-            }
-            key = self.after(value);
+        if has_other_keys {
+            return Err(fail("has a key that is not a string"));
         }
-        let shape = shape.ok_or_else(|| fail("has no 'shape'"))?;
-        let chunks = chunks.ok_or_else(|| fail("has no 'chunks'"))?;
+        let shape = shape.ok_or_else(|| fail("has no map 'shape'"))?;
+        let chunks = chunks.ok_or_else(|| fail("has no map 'chunks'"))?;
         let mut dims = Dims::default();
         for event in self.indexed(shape, offset)? {
             let head = match event {
@@ -52,13 +51,11 @@ impl Events {
             if *dtype.get_or_insert(chunk.dtype) != chunk.dtype {
                 return Err(Error::malformed(chunk.offset, "the chunks differ in dtype"));
             }
+            spans.try_reserve(chunk.spans as usize)?;
             spans.extend_from_slice(&self.spans[chunk.spans_start..][..chunk.spans as usize]);
         }
         let dtype = dtype.ok_or_else(|| fail("has no chunks"))?;
-        let array = self.add_array(dims.as_slice(), dtype, &spans, offset)?;
-        self.list.truncate(map);
-        self.list.push(Event::Array(array));
-        Ok(array)
+        Ok((dims, dtype, spans, offset))
     }
 
     /// The values of `{'0': …, '1': …}` in order of the keys.

@@ -1,8 +1,8 @@
 //! From headers to events, one by one.
 //!
-//! Nothing is read twice, and the work is linear in the bytes of the input, whatever they are:
-//! that a map stands for an array in chunks may be known only at its last key, and then what
-//! is needed of it is among the events.
+//! Nothing is read twice, and the work is linear in the bytes of the input, whatever they are.
+//! That a map stands for an array in chunks may be known only at its last key. So from a key
+//! on that such a map has, the events are kept until the map ends.
 
 use std::collections::HashMap;
 
@@ -36,6 +36,7 @@ impl Events {
     /// to go on. An error tells the path to where it is.
     pub fn read(source: &dyn Source, check: impl FnMut() -> Result<()>) -> Result<Self> {
         let mut reader = Reader::new(source);
+        reader.keep_all = true;
         match reader.all(check) {
             Ok(()) => Ok(reader.found),
             Err(error) => {
@@ -61,19 +62,46 @@ pub enum Closed {
 /// A container that is being read.
 #[derive(Debug)]
 struct Open {
-    /// The number of its event.
+    /// The number of its event, if events are kept.
     event: usize,
     /// Where it begins in the source.
     offset: usize,
     /// How many values are still to come; in a map, keys count.
     left: u64,
     is_map: bool,
-    /// Whether a key was the marker of an array in chunks.
-    is_chunked: bool,
     /// Where the key of the value that is being read is, or the last element.
     last: usize,
+    /// What the last key means for the value after it.
+    key: Key,
+    /// Whether a key was the marker of an array in chunks.
+    is_chunked: bool,
+    /// Whether a key was neither a string nor bytes.
+    has_other_keys: bool,
+    /// The events of the values of these keys, if those are maps.
+    shape: Option<usize>,
+    chunks: Option<usize>,
+    /// What was kept before the first of them.
+    kept: Option<Kept>,
+    /// How far it looks like a typed PRNG key: 4 for entirely.
+    prng: u8,
     /// How many keys were of types with foreseeable hashes.
     ext_keys: u32,
+}
+
+/// Keys that may have a meaning.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Key {
+    Other,
+    Shape,
+    Chunks,
+}
+
+/// The lengths of lists at some time.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    list: usize,
+    arrays: usize,
+    spans: usize,
 }
 
 /// Reads events one by one. Whoever reads a container asks for its values, and closes it then.
@@ -87,6 +115,10 @@ pub struct Reader<'a> {
     recent: Vec<RecentHeaders>,
     oldest: usize,
     open: Vec<Open>,
+    /// Whether all events are kept, and not only those that an open container needs.
+    keep_all: bool,
+    /// How many open containers need events.
+    needing: usize,
 }
 
 /// All that stands before the payload in the body of an array. A tree has many arrays of few
@@ -95,8 +127,8 @@ struct RecentHeaders {
     bytes: SmallVec<[u8; AHEAD]>,
     /// How many bytes the body has.
     len: u32,
-    /// The array that they were read of, in the list.
-    array: usize,
+    /// The array that they were read of.
+    array: ArrayEntry,
 }
 
 /// How many of them are known.
@@ -106,27 +138,24 @@ impl<'a> Reader<'a> {
     /// Begins at the start of a source.
     #[must_use]
     pub fn new(source: &'a dyn Source) -> Self {
-        /// Small trees need no more, and it is little for others.
-        const USUAL: usize = 64;
         Self {
             cursor: Cursor::new(source),
             found: Events {
-                list: Vec::with_capacity(2 * USUAL),
-                text: Vec::with_capacity(16 * USUAL),
-                arrays: Vec::with_capacity(USUAL),
-                dims: Vec::with_capacity(USUAL),
-                spans: Vec::with_capacity(USUAL),
+                // Enough for most small trees.
+                text: Vec::with_capacity(512),
                 ..Events::default()
             },
             dtype_numbers: HashMap::new(),
             last_dtype: usize::MAX,
-            recent: Vec::new(),
+            recent: Vec::with_capacity(RECENT),
             oldest: 0,
             open: Vec::with_capacity(8),
+            keep_all: false,
+            needing: 0,
         }
     }
 
-    /// The events so far.
+    /// What the last event refers to; strings of others are there, too.
     #[inline]
     #[must_use]
     pub fn events(&self) -> &Events {
@@ -162,19 +191,82 @@ impl<'a> Reader<'a> {
     #[inline]
     #[allow(clippy::should_implement_trait)] // an iterator cannot tell errors as simply
     pub fn next(&mut self) -> Result<Event> {
-        let at = self.found.list.len();
-        let is_key = match self.open.last_mut() {
-            Some(open) => {
-                open.left = open.left.wrapping_sub(1);
-                let is_key = open.is_map && open.left % 2 == 1;
-                if is_key || !open.is_map {
-                    open.last = at;
-                }
-                is_key
-            }
-            None => false,
+        let Some(open) = self.open.last_mut() else {
+            return self.value(false);
         };
-        self.value(is_key)
+        open.left = open.left.wrapping_sub(1);
+        if !open.is_map {
+            open.last = self.found.list.len();
+            return self.value(false);
+        }
+        if open.left % 2 == 1 {
+            open.last = self.found.list.len();
+            let key = self.value(true)?;
+            self.note_key(key);
+            return Ok(key);
+        }
+        if open.key != Key::Other || open.prng > 0 {
+            return self.value_of_key();
+        }
+        self.value(false)
+    }
+
+    /// Takes note of what a key may mean.
+    #[inline]
+    fn note_key(&mut self, key: Event) {
+        let Some(open) = self.open.last_mut() else {
+            return;
+        };
+        open.key = Key::Other;
+        match key {
+            Event::Str(text) => match self.found.text_bytes(text) {
+                b"shape" => open.key = Key::Shape,
+                b"chunks" => open.key = Key::Chunks,
+                b"data" if open.prng == 2 => open.prng = 3,
+                text if text.starts_with(b"__") => {
+                    open.is_chunked |= text == CHUNKED_MARKER.as_bytes();
+                    // The first of two pairs, of which three values are still to come.
+                    if text == PRNG_MARKER.as_bytes() && open.left == 3 {
+                        open.prng = 1;
+                    }
+                }
+                _ => {}
+            },
+            Event::Bin(_) => {}
+            _ => open.has_other_keys = true,
+        }
+    }
+
+    /// The value after a key that may have a meaning.
+    #[inline(never)]
+    fn value_of_key(&mut self) -> Result<Event> {
+        let at = self.open.len() - 1;
+        let kept = Kept {
+            list: self.found.list.len(),
+            arrays: self.found.arrays.len(),
+            spans: self.found.spans.len(),
+        };
+        let key = self.open[at].key;
+        if key != Key::Other && self.open[at].kept.is_none() {
+            // From here on, until this container ends.
+            self.open[at].kept = Some(kept);
+            self.needing += 1;
+        }
+        let event = self.value(false)?;
+        let open = &mut self.open[at];
+        let map = matches!(event, Event::Map(_)).then_some(kept.list);
+        match key {
+            Key::Shape => open.shape = map,
+            Key::Chunks => open.chunks = map,
+            Key::Other => {}
+        }
+        open.prng = match (open.prng, event) {
+            (1, Event::Str(_)) => 2,
+            (3, Event::Array(_)) => 4,
+            (0 | 4, _) => open.prng,
+            _ => 0,
+        };
+        Ok(event)
     }
 
     /// Reads a value, or the header of a container.
@@ -187,7 +279,7 @@ impl<'a> Reader<'a> {
             Head::Int(value) => Event::Int(value),
             Head::Uint(value) => Event::Uint(value),
             Head::Float(value) => Event::Float(value),
-            Head::Str(len) => Event::Str(self.string(len, offset, is_key)?),
+            Head::Str(len) => Event::Str(self.string(len, offset)?),
             Head::Bin(len) => Event::Bin(self.span(len)),
             Head::Array(len) => return self.enter(len, false, offset, is_key),
             Head::Map(len) => return self.enter(len, true, offset, is_key),
@@ -198,16 +290,18 @@ impl<'a> Reader<'a> {
 
     #[inline]
     fn push(&mut self, event: Event) -> Result<Event> {
-        let list = &mut self.found.list;
-        if list.len() == list.capacity() {
-            list.try_reserve(list.len().max(16))?;
+        if self.keep_all || self.needing > 0 {
+            let list = &mut self.found.list;
+            if list.len() == list.capacity() {
+                list.try_reserve(list.len().max(16))?;
+            }
+            list.push(event);
         }
-        list.push(event);
         Ok(event)
     }
 
     #[inline]
-    fn string(&mut self, len: u32, offset: usize, is_key: bool) -> Result<Text> {
+    fn string(&mut self, len: u32, offset: usize) -> Result<Text> {
         let all = &mut self.found.text;
         let start = all.len();
         self.cursor.read(len as usize, all)?;
@@ -218,12 +312,6 @@ impl<'a> Reader<'a> {
             let reason = format!("a string is not UTF-8: {error}");
             all.truncate(start);
             return Err(Error::malformed(offset, reason));
-        }
-        if is_key
-            && text == CHUNKED_MARKER.as_bytes()
-            && let Some(open) = self.open.last_mut()
-        {
-            open.is_chunked = true;
         }
         Ok(Text { len, start })
     }
@@ -257,8 +345,14 @@ impl<'a> Reader<'a> {
             offset,
             left: u64::from(len) * if is_map { 2 } else { 1 },
             is_map,
-            is_chunked: false,
             last: event,
+            key: Key::Other,
+            is_chunked: false,
+            has_other_keys: false,
+            shape: None,
+            chunks: None,
+            kept: None,
+            prng: 0,
             ext_keys: 0,
         });
         Ok(begun)
@@ -267,45 +361,78 @@ impl<'a> Reader<'a> {
     /// Ends the container that was begun last, whose values have all been read.
     #[inline]
     pub fn close(&mut self) -> Result<Closed> {
-        let Some(open) = self.open.last() else {
-            return Ok(Closed::Same);
-        };
-        debug_assert_eq!(open.left, 0);
-        let (event, end) = (open.event, self.found.list.len());
-        let closed = if open.is_chunked {
-            Closed::Array(self.found.join_chunks(event, open.offset)?)
-        } else {
-            let is_key = open.is_map && self.is_prng_key(event);
-            match &mut self.found.list[event] {
-                Event::List(container) | Event::Map(container) => container.end = end,
-                _ => {}
+        // What has failed stays open, so that its path is told.
+        let closed = match self.open.last() {
+            None => return Ok(Closed::Same),
+            Some(open) if open.is_chunked || open.kept.is_some() || open.prng == 4 => {
+                self.close_special()?
             }
-            match self.found.list[event] {
-                Event::Map(map) if is_key => {
-                    self.found.list[event] = Event::PrngKey(map);
-                    Closed::PrngKey
+            Some(_) => Closed::Same,
+        };
+        if let Some(open) = self.open.pop()
+            && (self.keep_all || self.needing > 0)
+            && !matches!(closed, Closed::Array(_))
+        {
+            let end = self.found.list.len();
+            if let Some(Event::List(it) | Event::Map(it)) = self.found.list.get_mut(open.event) {
+                it.end = end;
+                if closed == Closed::PrngKey {
+                    self.found.list[open.event] = Event::PrngKey(Container { end, ..*it });
                 }
-                _ => Closed::Same,
             }
-        };
-        self.open.pop();
+        }
         Ok(closed)
     }
 
-    /// Whether a map, whose events are the last, has the pairs of a PRNG key.
-    #[inline]
-    fn is_prng_key(&self, map: usize) -> bool {
-        let [
-            Event::Str(marker),
-            Event::Str(_),
-            Event::Str(data),
-            Event::Array(_),
-        ] = self.found.list[map + 1..]
-        else {
-            return false;
+    /// The same for a map that has keys with a meaning.
+    #[inline(never)]
+    fn close_special(&mut self) -> Result<Closed> {
+        let Some(open) = self.open.last() else {
+            return Ok(Closed::Same);
         };
-        let is = |text: Text, expected: &str| *self.found.text(text) == *expected;
-        is(marker, PRNG_MARKER) && is(data, "data")
+        let array = if open.is_chunked {
+            let (shape, chunks) = (open.shape, open.chunks);
+            let joined = self
+                .found
+                .join_chunks(shape, chunks, open.has_other_keys, open.offset)?;
+            Some(joined)
+        } else {
+            None
+        };
+        let is_key = open.prng == 4 && open.left == 0;
+        let event = open.event;
+        if let Some(kept) = open.kept {
+            self.needing -= 1;
+            if !self.keep_all && self.needing == 0 {
+                self.found.list.truncate(kept.list);
+                self.found.arrays.truncate(kept.arrays);
+                self.found.spans.truncate(kept.spans);
+            }
+        }
+        if let Some((dims, dtype, spans, offset)) = array {
+            let number = self
+                .found
+                .add_array(dims.as_slice(), dtype, &spans, offset)?;
+            if self.keep_all || self.needing > 0 {
+                self.found.list.truncate(event);
+                self.push(Event::Array(number))?;
+            }
+            return Ok(Closed::Array(number));
+        }
+        Ok(if is_key {
+            Closed::PrngKey
+        } else {
+            Closed::Same
+        })
+    }
+
+    /// Forgets arrays that nobody needs any more, before the next one.
+    #[inline]
+    fn forget_arrays(&mut self) {
+        if !self.keep_all && self.needing == 0 {
+            self.found.arrays.clear();
+            self.found.spans.clear();
+        }
     }
 
     #[inline]
@@ -371,9 +498,12 @@ impl<'a> Reader<'a> {
             len: len - u32::try_from(headers).unwrap_or(len),
             start: offset + headers,
         };
-        let mut entry = self.found.arrays[recent.array];
-        entry.offset = offset;
+        let entry = ArrayEntry {
+            offset,
+            ..recent.array
+        };
         self.cursor.skip(len as usize);
+        self.forget_arrays();
         self.found.add_entry(entry, &[span])
     }
 
@@ -403,6 +533,7 @@ impl<'a> Reader<'a> {
         let span = self.span(nbytes);
         self.cursor.finish()?;
         self.cursor.unlimit(end);
+        self.forget_arrays();
         let array = self
             .found
             .add_array(dims.as_slice(), dtype, &[span], offset)?;
@@ -411,7 +542,7 @@ impl<'a> Reader<'a> {
             self.remember(RecentHeaders {
                 bytes: SmallVec::from_slice(bytes),
                 len,
-                array: array as usize,
+                array: self.found.arrays[array as usize],
             });
         }
         Ok(array)

@@ -72,7 +72,7 @@ mod _core {
     #[pymodule_export]
     use super::load::{Content, restore};
     #[pymodule_export]
-    use super::rebuild::rebuild;
+    use super::rebuild::{rebuild, rebuild_plain};
     #[pymodule_export]
     use super::save::{Layout, walk};
     #[pymodule_export]

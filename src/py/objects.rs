@@ -18,7 +18,7 @@ use super::memory::{
 };
 use super::watch::Watcher;
 use crate::array::resolve;
-use crate::events::{Closed, Event, Events, Reader, Span, no_dtype};
+use crate::events::{Closed, Event, Reader, Span, no_dtype};
 use crate::raw::RawBytes;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
@@ -61,6 +61,7 @@ pub fn build<'py>(
     copy: CopyMode,
     threads: Option<i64>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    parallel::threads(threads, 0, 1)?; // a number that makes no sense is always told
     let mut objects = Objects {
         py,
         hooks: Hooks::get(py)?,
@@ -85,9 +86,12 @@ pub fn build<'py>(
                 .map_core(|error| explain(error, source))
                 .into_py(py, "restoring")
         })?;
-    let Objects { copies, reader, .. } = objects;
+    let copies = objects.copies;
+    if copies.is_empty() {
+        return Ok(tree);
+    }
     let watcher = Watcher::signals();
-    copy_all(py, source, reader.events(), copies, threads, &watcher)
+    copy_all(py, source, copies, threads, &watcher)
         .map_err(|error| watcher.explain(error, PyErr::from))?;
     Ok(tree)
 }
@@ -107,24 +111,23 @@ fn explain(error: Error, source: &dyn Source) -> Error {
     }
 }
 
-/// Fresh arrays, and the numbers of the arrays that they are copies of.
-type Copies<'py> = Vec<(FreshArray<'py>, u32)>;
+/// Fresh arrays, and where in the source their bytes are.
+type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;
 
 /// Fills all planned arrays.
 fn copy_all(
     py: Python<'_>,
     source: &dyn Source,
-    events: &Events,
     mut copies: Copies<'_>,
     threads: Option<i64>,
     watcher: &Watcher,
 ) -> crate::Result<()> {
     let mut blocks = Vec::new();
     let mut bytes = 0;
-    for (array, number) in &mut copies {
+    for (array, spans) in &mut copies {
         let mut rest = array.memory();
         bytes += rest.len();
-        for span in events.array(*number).spans {
+        for span in spans {
             let (now, later) = rest.split_at_mut(span.len as usize);
             let starts = (span.start..).step_by(parallel::BLOCK);
             blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
@@ -133,9 +136,6 @@ fn copy_all(
         assert!(rest.is_empty(), "the payloads cover the array");
     }
     let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
-    if blocks.is_empty() {
-        return Ok(());
-    }
     detached(py, bytes, false, || {
         let copy = |(start, target): (usize, &mut [_])| source.read_at(start, target);
         parallel::for_each(blocks, threads, copy, || watcher.check())
@@ -379,7 +379,7 @@ impl<'py> Objects<'_, 'py> {
                 rest = later;
             }
         } else {
-            self.copies.push((fresh, number));
+            self.copies.push((fresh, SmallVec::from_slice(found.spans)));
         }
         Ok(object)
     }

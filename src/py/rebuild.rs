@@ -5,10 +5,10 @@
 //! else, and everything that is wrong, is left to `_state_dict.restore_child`,
 //! which knows all containers and words all errors.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 use pyo3::{PyTypeInfo, ffi, intern};
@@ -27,72 +27,149 @@ pub fn rebuild<'py>(
     restore: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = target.py();
-    let rebuild = Rebuild {
-        hooks: Hooks::get(py)?,
-        restore,
-        strict: restore.getattr(intern!(py, "strict"))?.is_truthy()?,
-        path: restore.getattr(intern!(py, "path"))?.cast_into()?,
-        array: PyUntypedArray::type_object_raw(py),
-        abstract_arrays: RefCell::new(Vec::new()),
-        fields: RefCell::default(),
-    };
-    rebuild.child(target, state, name)
+    let strict = restore.getattr(intern!(py, "strict"))?.is_truthy()?;
+    let path = restore.getattr(intern!(py, "path"))?.cast_into()?;
+    let rebuild = Rebuild::new(py, strict, Some((restore, path)))?;
+    let child = rebuild.child(target, state, name)?;
+    child.ok_or_else(|| PyRuntimeError::new_err("nothing was restored"))
+}
+
+/// Restores a whole template, if all of it can be restored natively; see `_core.pyi`.
+#[pyfunction]
+pub fn rebuild_plain<'py>(
+    target: &Bound<'py, PyAny>,
+    state: &Bound<'py, PyAny>,
+    strict: bool,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = target.py();
+    let rebuild = Rebuild::new(py, strict, None)?;
+    rebuild.child(target, state, intern!(py, "."))
 }
 
 struct Rebuild<'a, 'py> {
     hooks: &'static Hooks,
-    /// The `_context.Restore` that this is part of.
-    restore: &'a Bound<'py, PyAny>,
+    /// The `_context.Restore` that this is part of, and the list that `current_path` joins;
+    /// without, what is not plain is not restored.
+    restore: Option<(&'a Bound<'py, PyAny>, Bound<'py, PyList>)>,
+    depth: Cell<usize>,
     strict: bool,
-    /// The list that `_context.current_path` joins.
-    path: Bound<'py, PyList>,
     array: *mut ffi::PyTypeObject,
     /// Types that were met, and whether they are arrays with a shape and a dtype.
     abstract_arrays: RefCell<Vec<(Bound<'py, PyType>, bool)>>,
     fields: RefCell<FieldsByType<'py>>,
 }
 
+/// What kind of container is made of the restored children.
+enum Container<'py> {
+    Dict,
+    List,
+    Tuple,
+    /// One that this function makes.
+    Made(Bound<'py, PyAny>),
+}
+
+impl<'py> Container<'py> {
+    #[inline(never)] // see `child`
+    fn of(
+        &self,
+        target: &Bound<'py, PyAny>,
+        children: &[Child<'py>],
+        values: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = target.py();
+        Ok(match self {
+            Self::Dict => {
+                let built = PyDict::new(py);
+                for ((_, _, key), value) in children.iter().zip(values) {
+                    built.set_item(key, value)?;
+                }
+                built.into_any()
+            }
+            Self::List => PyList::new(py, values)?.into_any(),
+            Self::Tuple => PyTuple::new(py, values)?.into_any(),
+            Self::Made(make) => make.call1((target, values))?,
+        })
+    }
+}
+
 /// A child of the template, its state and its name.
 type Child<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyString>);
 
-impl<'py> Rebuild<'_, 'py> {
+impl<'a, 'py> Rebuild<'a, 'py> {
+    fn new(
+        py: Python<'py>,
+        strict: bool,
+        restore: Option<(&'a Bound<'py, PyAny>, Bound<'py, PyList>)>,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            hooks: Hooks::get(py)?,
+            depth: Cell::new(restore.as_ref().map_or(0, |(_, path)| path.len())),
+            restore,
+            strict,
+            array: PyUntypedArray::type_object_raw(py),
+            abstract_arrays: RefCell::new(Vec::new()),
+            fields: RefCell::default(),
+        })
+    }
+
+    /// A child with its state; `None` if it is not plain, and there is nobody to ask. This and
+    /// `children` are the recursion, which must not need much of the stack: what they call is
+    /// not inlined.
     fn child(
         &self,
         target: &Bound<'py, PyAny>,
         state: &Bound<'py, PyAny>,
         name: &Bound<'py, PyString>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let py = target.py();
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         if self.is_matching_leaf(target, state)? {
-            return Ok(state.clone());
+            return Ok(Some(state.clone()));
         }
-        if let Ok(state) = state.cast_exact::<PyDict>() {
-            if let Ok(target) = target.cast_exact::<PyDict>() {
-                if let Some(children) = pair_items(target, state)? {
-                    let values = self.children(&children, name)?;
-                    let built = PyDict::new(py);
-                    for ((_, _, key), value) in children.iter().zip(values) {
-                        built.set_item(key, value)?;
-                    }
-                    return Ok(built.into_any());
-                }
-            } else if let Ok(target) = target.cast_exact::<PyList>() {
-                if let Some(children) = pair_elements(target.iter(), state)? {
-                    let values = self.children(&children, name)?;
-                    return Ok(PyList::new(py, values)?.into_any());
-                }
-            } else if let Ok(target) = target.cast_exact::<PyTuple>()
-                && let Some(children) = pair_elements(target.iter(), state)?
-            {
-                let values = self.children(&children, name)?;
-                return Ok(PyTuple::new(py, values)?.into_any());
-            } else if let Some((children, make)) = self.pair_fields(target, state)? {
-                let values = self.children(&children, name)?;
-                return make.call1((target, values));
-            }
+        match self.pairs(target, state)? {
+            Some((children, container)) => match self.children(&children, name)? {
+                Some(values) => container.of(target, &children, values).map(Some),
+                None => Ok(None),
+            },
+            None => self.ask(target, state, name),
         }
-        let restore_child = self.hooks.restore_child.bind(py);
-        restore_child.call1((target, state, name, self.restore))
+    }
+
+    /// What Python makes of a child that is not plain, if it can be asked.
+    #[inline(never)]
+    fn ask(
+        &self,
+        target: &Bound<'py, PyAny>,
+        state: &Bound<'py, PyAny>,
+        name: &Bound<'py, PyString>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some((restore, _)) = &self.restore else {
+            return Ok(None);
+        };
+        let restore_child = self.hooks.restore_child.bind(target.py());
+        restore_child
+            .call1((target, state, name, restore))
+            .map(Some)
+    }
+
+    /// The children of a container with their state, if that has what they need.
+    #[inline(never)]
+    fn pairs(
+        &self,
+        target: &Bound<'py, PyAny>,
+        state: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<(Vec<Child<'py>>, Container<'py>)>> {
+        let Ok(state) = state.cast_exact::<PyDict>() else {
+            return Ok(None);
+        };
+        Ok(if let Ok(target) = target.cast_exact::<PyDict>() {
+            pair_items(target, state)?.map(|children| (children, Container::Dict))
+        } else if let Ok(target) = target.cast_exact::<PyList>() {
+            pair_elements(target.iter(), state)?.map(|children| (children, Container::List))
+        } else if let Ok(target) = target.cast_exact::<PyTuple>() {
+            pair_elements(target.iter(), state)?.map(|children| (children, Container::Tuple))
+        } else {
+            let pairs = self.pair_fields(target, state)?;
+            pairs.map(|(children, make)| (children, Container::Made(make)))
+        })
     }
 
     /// The restored children, with `name` on the path meanwhile.
@@ -100,19 +177,36 @@ impl<'py> Rebuild<'_, 'py> {
         &self,
         children: &[Child<'py>],
         name: &Bound<'py, PyString>,
-    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let depth = self.path.len();
+    ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        let depth = self.depth.get();
         if depth >= MAX_DEPTH {
             return Err(PyValueError::new_err(format!(
                 "the tree is nested more than {MAX_DEPTH} levels deep, or contains itself"
             )));
         }
-        self.path.append(name)?;
-        let restored = children
-            .iter()
-            .map(|(target, state, name)| self.child(target, state, name))
-            .collect();
-        self.path.del_slice(depth, self.path.len())?;
+        if let Some((_, path)) = &self.restore {
+            path.append(name)?;
+        }
+        self.depth.set(depth + 1);
+        let mut restored = Ok(Some(Vec::with_capacity(children.len())));
+        for (target, state, name) in children {
+            match self.child(target, state, name) {
+                Ok(Some(child)) => {
+                    if let Ok(Some(restored)) = &mut restored {
+                        restored.push(child);
+                    }
+                }
+                Ok(None) => restored = Ok(None),
+                Err(error) => restored = Err(error),
+            }
+            if !matches!(restored, Ok(Some(_))) {
+                break;
+            }
+        }
+        self.depth.set(depth);
+        if let Some((_, path)) = &self.restore {
+            path.del_slice(depth, path.len())?;
+        }
         restored
     }
 

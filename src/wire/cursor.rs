@@ -8,8 +8,9 @@ use crate::source::{Source, read_to};
 use crate::wire::Head;
 use crate::{Error, Result};
 
-/// The first window after a jump; the page of a disk. Reading on doubles it.
-const MIN_WINDOW: usize = 4 << 10;
+/// The first window after a jump: enough for a key and the headers of an array, and little to be
+/// read from a disk. Reading on doubles it.
+const MIN_WINDOW: usize = 512;
 const MAX_WINDOW: usize = 64 << 10;
 
 /// How many bytes [`Cursor::ahead`] shows.
