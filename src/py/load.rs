@@ -15,7 +15,7 @@ use crate::Result;
 use crate::gzip::MAGIC;
 use crate::mapping::{self, Mapping, Pages};
 use crate::raw::{AsRaw, RawBytes};
-use crate::source::Source;
+use crate::source::{Source, read_to};
 use crate::watch::Watch;
 
 /// The tree that a bytes-like object or a [`Content`] encodes; see `_core.pyi`.
@@ -98,8 +98,12 @@ impl Content {
     }
 
     /// Whether the content starts as gzip does.
-    fn is_gzip(&self) -> bool {
-        self.memory().load(0) == Some(MAGIC)
+    fn is_gzip(&self) -> PyResult<bool> {
+        // Not by the mapping, whose first page would bring many others from the disk.
+        let mut start = Vec::new();
+        let source = self.source();
+        read_to(source, 0..source.len().min(MAGIC.len()), &mut start)?;
+        Ok(start == MAGIC)
     }
 
     /// What the content is when it is decompressed.

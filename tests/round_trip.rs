@@ -1,0 +1,223 @@
+//! What the encoder writes is what the events tell, and the arrays are found by their paths.
+
+use std::mem::MaybeUninit;
+
+use proptest::prelude::*;
+use treepack::Result;
+use treepack::array::{Alignment, Array, ChunkLimit, Framing};
+use treepack::encoder::Encoder;
+use treepack::events::{Event, Events};
+use treepack::layout::{Caching, Layout};
+use treepack::structure::{Kind, Trailer};
+use treepack::wire::{Complex, EXT_NDARRAY};
+
+#[derive(Debug, Clone, PartialEq)]
+enum Tree {
+    Nil,
+    Bool(bool),
+    Int(i64),
+    Uint(u64),
+    Float(f64),
+    Complex(f64, f64),
+    Str(String),
+    Bin(Vec<u8>),
+    Array(Vec<f32>),
+    List(Vec<Tree>),
+    Map(Vec<(String, Tree)>),
+}
+
+fn trees() -> impl Strategy<Value = Tree> {
+    let leaf = prop_oneof![
+        Just(Tree::Nil),
+        any::<bool>().prop_map(Tree::Bool),
+        (i64::MIN..0).prop_map(Tree::Int),
+        any::<u64>().prop_map(Tree::Uint),
+        (-1e9..1e9).prop_map(Tree::Float),
+        (-1e9..1e9, -1e9..1e9).prop_map(|(re, im)| Tree::Complex(re, im)),
+        "\\PC{0,40}".prop_map(Tree::Str),
+        prop::collection::vec(any::<u8>(), 0..300).prop_map(Tree::Bin),
+        // Of those of a few kilobytes some are aligned.
+        prop::collection::vec(-1e9_f32..1e9, 0..900).prop_map(Tree::Array),
+    ];
+    leaf.prop_recursive(4, 30, 6, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..6).prop_map(Tree::List),
+            prop::collection::vec(("[a-z/]{0,9}", inner), 0..6).prop_map(Tree::Map),
+        ]
+    })
+}
+
+fn write(tree: &Tree, out: &mut Encoder<Vec<u8>>) -> Result<()> {
+    match tree {
+        Tree::Nil => out.nil(),
+        Tree::Bool(value) => out.bool(*value),
+        Tree::Int(value) => out.int(*value),
+        Tree::Uint(value) => out.uint(*value),
+        Tree::Float(value) => out.float(*value),
+        Tree::Complex(re, im) => out.complex(Complex(*re, *im)),
+        Tree::Str(text) => out.str(text.len(), |out| out.extend(text.as_bytes())),
+        Tree::Bin(bytes) => out.bin(bytes.len(), Kind::Plain, |out| out.push(bytes.clone())),
+        Tree::Array(values) => {
+            let bytes: Vec<u8> = values.iter().flat_map(|it| it.to_le_bytes()).collect();
+            let array = Array {
+                code: EXT_NDARRAY,
+                shape: &[values.len()],
+                dtype: "float32",
+                itemsize: 4,
+            };
+            out.array(&array, Kind::Plain, |out, range| {
+                out.push(bytes[range].to_vec())
+            })
+        }
+        Tree::List(items) => {
+            out.list(items.len())?;
+            items.iter().try_for_each(|item| write(item, out))?;
+            out.end(Kind::List)
+        }
+        Tree::Map(pairs) => {
+            out.map(pairs.len())?;
+            for (key, value) in pairs {
+                out.key(key)?;
+                write(value, out)?;
+            }
+            out.end(Kind::Dict)
+        }
+    }
+}
+
+fn bytes(layout: &Layout<Vec<u8>>) -> Vec<u8> {
+    let mut memory = vec![MaybeUninit::new(0); layout.len()];
+    layout.copy_to(0, &mut memory, Caching::Usual).unwrap();
+    let mut out = Vec::new();
+    for slice in layout.slices(0..layout.len()) {
+        slice.memory().unwrap().append_to(&mut out).unwrap();
+    }
+    out
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let (floats, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty());
+    floats.iter().map(|it| f32::from_le_bytes(*it)).collect()
+}
+
+fn read(events: &Events, source: &[u8], next: &mut usize) -> Tree {
+    let event = events.as_slice()[*next];
+    *next += 1;
+    match event {
+        Event::Nil => Tree::Nil,
+        Event::Bool(value) => Tree::Bool(value),
+        Event::Int(value) => Tree::Int(value),
+        Event::Uint(value) => Tree::Uint(value),
+        Event::Float(value) => Tree::Float(value),
+        Event::Complex(number) => {
+            let (re, im) = events.complex(number);
+            Tree::Complex(re, im)
+        }
+        Event::Str(text) => Tree::Str(events.text(text).into()),
+        Event::Bin(span) => Tree::Bin(source[span.range()].to_vec()),
+        Event::Array(number) => {
+            let array = events.array(number);
+            assert_eq!(array.dtype, b"float32");
+            let parts = array.spans.iter().map(|span| &source[span.range()]);
+            Tree::Array(floats(&parts.collect::<Vec<_>>().concat()))
+        }
+        Event::List(list) => {
+            Tree::List((0..list.len).map(|_| read(events, source, next)).collect())
+        }
+        Event::Map(map) => {
+            let pairs = (0..map.len).map(|_| match read(events, source, next) {
+                Tree::Str(key) => (key, read(events, source, next)),
+                other => panic!("{other:?} for a key"),
+            });
+            Tree::Map(pairs.collect())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The paths of all arrays, and what they contain.
+fn arrays(tree: &Tree, path: &str, found: &mut Vec<(String, Vec<f32>)>) {
+    match tree {
+        Tree::Array(values) => found.push((path.into(), values.clone())),
+        Tree::List(items) => {
+            for (index, item) in items.iter().enumerate() {
+                arrays(item, &format!("{path}/{index}"), found);
+            }
+        }
+        Tree::Map(pairs) => {
+            for (key, value) in pairs {
+                arrays(value, &format!("{path}/{key}"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn framing(align: i64, limit: f64) -> Framing {
+    Framing {
+        align: Alignment::new(align).unwrap(),
+        chunks: ChunkLimit::new(limit),
+        may_box: true,
+    }
+}
+
+proptest! {
+    #[test]
+    fn trees_come_back(
+        tree in trees(),
+        align in prop_oneof![Just(1), Just(16), Just(64)],
+        limit in prop_oneof![Just(1e9), Just(1000.0), Just(90.0)],
+    ) {
+        let mut encoder = Encoder::new(framing(align, limit));
+        write(&tree, &mut encoder).unwrap();
+        let source = bytes(&encoder.finish(None).unwrap());
+        let events = Events::read(&source, || Ok(())).unwrap();
+        let mut next = 0;
+        prop_assert_eq!(&read(&events, &source, &mut next), &tree);
+        prop_assert_eq!(next, events.as_slice().len());
+        let mut expected = Vec::new();
+        arrays(&tree, ".", &mut expected);
+        let mut found = Vec::new();
+        for leaf in events.leaves() {
+            let leaf = leaf.unwrap();
+            prop_assert_eq!(leaf.shape.iter().product::<usize>() * 4, leaf.nbytes);
+            found.push((leaf.path.to_string(), floats(&leaf.read(&source).unwrap())));
+        }
+        prop_assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn a_described_tree_ends_with_its_record() {
+    for is_leaf in [false, true] {
+        let mut encoder = Encoder::<Vec<u8>>::described(framing(1, 1e9));
+        if is_leaf {
+            encoder.uint(7).unwrap();
+        } else {
+            encoder.map(1).unwrap();
+            encoder.key("a").unwrap();
+            encoder.uint(7).unwrap();
+            encoder.end(Kind::Tuple).unwrap();
+        }
+        let source = bytes(&encoder.finish(Some(vec![0xc0])).unwrap());
+        let events = Events::read(&source, || Ok(())).unwrap();
+        let [
+            Event::Map(map),
+            Event::Str(key),
+            Event::Uint(7),
+            Event::Str(last),
+            Event::Bin(span),
+        ] = *events.as_slice()
+        else {
+            panic!("{events:?}");
+        };
+        assert_eq!((map.len, map.end), (2, 5));
+        let expected = if is_leaf { "__treepack_root__" } else { "a" };
+        assert_eq!(events.text(key), expected);
+        assert_eq!(events.text(last), "__treepack__");
+        let trailer = Trailer::decode(&source[span.range()]).unwrap();
+        assert_eq!(trailer.nodes.last().unwrap().0 == Kind::Tuple, !is_leaf);
+        assert_eq!(trailer.metadata.unwrap().into_vec(), [0xc0]);
+    }
+}
