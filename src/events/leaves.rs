@@ -94,7 +94,7 @@ impl<'a> Leaves<'a> {
         }
         let dtype = std::str::from_utf8(array.dtype).unwrap_or("?");
         let itemsize = itemsize(dtype);
-        let itemsize = itemsize.ok_or_else(|| super::read::no_dtype(array.dtype, array.offset));
+        let itemsize = itemsize.ok_or_else(|| super::no_dtype(array.dtype, array.offset));
         let shape = itemsize.and_then(|it| resolve(array.dims, array.nbytes(), it, array.offset));
         match shape {
             Ok(shape) => Ok(Leaf {

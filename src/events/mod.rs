@@ -9,18 +9,23 @@
 //!
 //! | file | what is there |
 //! |---|---|
-//! | `read.rs` | from headers to events |
+//! | `read.rs` | from headers to events, one by one |
+//! | `open.rs` | the containers around a value |
+//! | `extensions.rs` | arrays, scalars of NumPy, complex numbers |
 //! | `chunks.rs` | a map that stands for an array in chunks becomes that array |
 //! | `leaves.rs` | arrays by their paths, and their bytes |
 
 mod chunks;
+mod extensions;
 mod leaves;
+mod open;
 mod read;
 
 use std::ops::Range;
 
+pub use extensions::no_dtype;
 pub use leaves::{Leaf, Leaves};
-pub use read::{Closed, Reader, no_dtype};
+pub use read::{Closed, Reader};
 
 /// One value. Those that are in a container follow it, and in a map each value its key.
 ///

@@ -19,6 +19,25 @@ pub enum Method {
 /// The level that finds matches where there are some.
 const MATCHING_LEVEL: u32 = 2;
 
+/// By which part of itself a way to code has to be smaller than another one to be taken.
+mod gains {
+    /// Matches, than runs in samples: to search for them takes long.
+    pub const MATCHES: usize = 16;
+    /// Parts with codes of their own, than one block of literals, which is read faster.
+    pub const PARTS: usize = 128;
+}
+
+/// Samples whose runs take so small a part of them have nothing that matches could find.
+const HARDLY_ANYTHING: usize = 32;
+
+/// A block of which so large a part is left is not like its samples, if those were like that.
+const NOT_AS_SAMPLED: usize = 16;
+
+/// Whether something is smaller than another by a part of that.
+fn gains(size: usize, than: usize, part: usize) -> bool {
+    size < than - than / part
+}
+
 /// What has been written of a block.
 pub struct Encoded {
     /// How many bytes it takes.
@@ -80,36 +99,47 @@ impl Coder {
             .map(|data| Part::new(data, distance, self.runs.pop()))
             .collect();
         let in_parts = parts.iter().map(Part::size).sum();
-        // Samples can be less than typical.
-        let matches_pay = matches_pay || part_bytes == data.len() && in_parts > data.len() / 16;
+        let not_as_sampled = part_bytes == data.len() && in_parts > data.len() / NOT_AS_SAMPLED;
+        let matches_pay = matches_pay || not_as_sampled;
         let mut counts = [0; 256];
         for part in &parts {
             let sums = counts.iter_mut().zip(part.runs.counts);
             sums.for_each(|(sum, count)| *sum += count);
         }
         let whole = Code::new(&counts);
-        let encoded = 'encoded: {
-            if matches_pay {
-                self.matches(data, MATCHING_LEVEL, out)?;
-                if out.len() <= whole.size().min(in_parts).min(data.len()) {
-                    break 'encoded Encoded::other(out.len());
-                }
-            }
-            // One block of literals is read faster.
-            if in_parts < whole.size() - whole.size() / 128 {
-                out.clear();
-                for part in &parts {
-                    let len = part.encode(&mut self.part);
-                    out.extend_from_slice(&self.part[..len]);
-                }
-                if out.len() < data.len() {
-                    break 'encoded Encoded::other(out.len());
-                }
-            }
-            literals(&whole, data, out)
-        };
+        let encoded = self.smallest(data, &parts, in_parts, &whole, matches_pay, out)?;
         self.runs.extend(parts.into_iter().map(|part| part.runs));
         Ok(encoded)
+    }
+
+    /// Writes data in the first way of these that is small enough: with matches, in parts, as
+    /// literals, stored.
+    fn smallest(
+        &mut self,
+        data: &[u8],
+        parts: &[Part<'_>],
+        in_parts: usize,
+        whole: &Code,
+        matches_pay: bool,
+        out: &mut Vec<u8>,
+    ) -> Result<Encoded> {
+        if matches_pay {
+            self.matches(data, MATCHING_LEVEL, out)?;
+            if out.len() <= whole.size().min(in_parts).min(data.len()) {
+                return Ok(Encoded::other(out.len()));
+            }
+        }
+        if gains(in_parts, whole.size(), gains::PARTS) {
+            out.clear();
+            for part in parts {
+                let len = part.encode(&mut self.part);
+                out.extend_from_slice(&self.part[..len]);
+            }
+            if out.len() < data.len() {
+                return Ok(Encoded::other(out.len()));
+            }
+        }
+        Ok(literals(whole, data, out))
     }
 
     /// What a few samples tell about data.
@@ -123,8 +153,7 @@ impl Coder {
             self.runs.push(runs);
         }
         let (size, distance) = best;
-        if size < samples.len() / 32 {
-            // Hardly more than a header, and matches could not be longer.
+        if size < samples.len() / HARDLY_ANYTHING {
             return Ok(Outlook {
                 distance,
                 part_bytes: data.len(),
@@ -135,7 +164,7 @@ impl Coder {
         Ok(Outlook {
             distance,
             part_bytes: PART_BYTES,
-            matches_pay: out.len() < size - size / 16,
+            matches_pay: gains(out.len(), size, gains::MATCHES),
         })
     }
 

@@ -10,7 +10,6 @@
 mod buffer;
 mod output;
 mod replace;
-#[cfg(unix)]
 mod temporary;
 
 pub use buffer::{Target, pour};

@@ -1,0 +1,283 @@
+//! Extensions: arrays, scalars of NumPy, complex numbers, and what others mean.
+
+use smallvec::SmallVec;
+
+use super::read::Reader;
+use super::{ArrayEntry, Event, Events, Span};
+use crate::array::Dims;
+use crate::wire::{AHEAD, Complex, EXT_COMPLEX, EXT_NDARRAY, EXT_NPSCALAR, Head};
+use crate::{Error, Result};
+
+/// The longest name that a dtype may have; those that are known have 17 bytes at most.
+const MAX_DTYPE_NAME: usize = 64;
+
+/// How many keys of a map may be of types whose hashes somebody could make equal on purpose.
+/// Each costs a comparison with all others of its hash.
+const MAX_EXT_KEYS: u32 = 1024;
+
+/// Dtypes whose scalars have hashes like numbers, and those are different.
+const PLAIN_SCALARS: [&[u8]; 4] = [b"int", b"uint", b"bool", b"float"];
+
+/// All that stands before the payload in the body of an array. A tree has many arrays of few
+/// shapes, and to compare their headers with these costs less than to read them.
+pub(super) struct RecentHeaders {
+    bytes: SmallVec<[u8; AHEAD]>,
+    /// How many bytes the body has.
+    len: u32,
+    /// The array that they were read of.
+    array: ArrayEntry,
+}
+
+/// How many of them are known.
+pub(super) const RECENT: usize = 4;
+
+impl Reader<'_> {
+    /// Forgets arrays that nobody needs any more, before the next one.
+    #[inline]
+    fn forget_arrays(&mut self) {
+        if !self.keep_all && self.needing == 0 {
+            self.found.arrays.clear();
+            self.found.spans.clear();
+        }
+    }
+
+    #[inline]
+    pub(super) fn ext(&mut self, code: i8, len: u32, offset: usize, is_key: bool) -> Result<Event> {
+        if code == EXT_NDARRAY && !is_key {
+            return Ok(Event::Array(self.array(len)?));
+        }
+        self.rare_ext(code, len, offset, is_key)
+    }
+
+    #[inline(never)]
+    fn rare_ext(&mut self, code: i8, len: u32, offset: usize, is_key: bool) -> Result<Event> {
+        let event = match code {
+            EXT_NDARRAY => return Err(unhashable(offset, "numpy.ndarray")),
+            EXT_NPSCALAR => Event::Scalar(self.array(len)?),
+            EXT_COMPLEX => {
+                let end = self.cursor.limit(len as usize);
+                let Complex(real, imaginary) = Complex::read(&mut self.cursor)?;
+                self.cursor.unlimit(end);
+                let number = number(self.found.complex.len())?;
+                self.found.complex.try_reserve(1)?;
+                self.found.complex.push((real, imaginary));
+                Event::Complex(number)
+            }
+            _ => Event::Ext(code, self.span(len)),
+        };
+        let is_plain = |array: u32| {
+            let name = self.found.array(array).dtype;
+            PLAIN_SCALARS.iter().any(|plain| name.starts_with(plain))
+        };
+        if is_key
+            && !matches!(event, Event::Scalar(array) if is_plain(array))
+            && let Some(open) = self.open.last_mut()
+        {
+            open.ext_keys += 1;
+            if open.ext_keys > MAX_EXT_KEYS {
+                let reason = format!(
+                    "a map with more than {MAX_EXT_KEYS} keys that are neither strings nor \
+                     plain numbers"
+                );
+                return Err(Error::malformed(offset, reason));
+            }
+        }
+        Ok(event)
+    }
+
+    /// Reads the body of an array, `[shape, dtype name, bytes]`, leniently as flax does.
+    #[inline]
+    fn array(&mut self, len: u32) -> Result<u32> {
+        // Near the end nobody needs to be fast.
+        let Some(ahead) = self.cursor.ahead() else {
+            return self.other_array(len, None);
+        };
+        let same = |recent: &&RecentHeaders| {
+            recent.len == len && ahead[..recent.bytes.len()] == recent.bytes[..]
+        };
+        let Some(recent) = self.recent.iter().find(same) else {
+            return self.other_array(len, Some(ahead));
+        };
+        let headers = recent.bytes.len();
+        let offset = self.cursor.offset();
+        let span = Span {
+            len: len - u32::try_from(headers).unwrap_or(len),
+            start: offset + headers,
+        };
+        let entry = ArrayEntry {
+            offset,
+            ..recent.array
+        };
+        self.cursor.skip(len as usize);
+        self.forget_arrays();
+        self.found.add_entry(entry, &[span])
+    }
+
+    /// The same, header by header.
+    #[inline(never)]
+    fn other_array(&mut self, len: u32, ahead: Option<[u8; AHEAD]>) -> Result<u32> {
+        let offset = self.cursor.offset();
+        let end = self.cursor.limit(len as usize);
+        let Head::Array(3) = self.cursor.head()? else {
+            let reason = "an array must be [shape, dtype, bytes]";
+            return Err(Error::malformed(offset, reason));
+        };
+        let dims = Dims::read(&mut self.cursor)?;
+        // Old writers knew only one type for strings and bytes.
+        let at = self.cursor.offset();
+        let (Head::Str(name) | Head::Bin(name)) = self.cursor.head()? else {
+            return Err(Error::malformed(at, "an array's dtype must be a string"));
+        };
+        let dtype = self.dtype(name as usize, at)?;
+        let at = self.cursor.offset();
+        let (Head::Str(nbytes) | Head::Bin(nbytes)) = self.cursor.head()? else {
+            return Err(Error::malformed(
+                at,
+                "an array's data must be a byte string",
+            ));
+        };
+        let span = self.span(nbytes);
+        self.cursor.finish()?;
+        self.cursor.unlimit(end);
+        self.forget_arrays();
+        let array = self
+            .found
+            .add_array(dims.as_slice(), dtype, &[span], offset)?;
+        let headers = span.start - offset;
+        if let Some(bytes) = ahead.as_ref().and_then(|ahead| ahead.get(..headers)) {
+            self.remember(RecentHeaders {
+                bytes: SmallVec::from_slice(bytes),
+                len,
+                array: self.found.arrays[array as usize],
+            });
+        }
+        Ok(array)
+    }
+
+    fn remember(&mut self, headers: RecentHeaders) {
+        if self.recent.len() < RECENT {
+            self.recent.push(headers);
+        } else {
+            self.recent[self.oldest] = headers;
+            self.oldest = (self.oldest + 1) % RECENT;
+        }
+    }
+
+    /// The number of the name of a dtype.
+    #[inline]
+    fn dtype(&mut self, len: usize, offset: usize) -> Result<u32> {
+        if len > MAX_DTYPE_NAME {
+            let mut name = Vec::new();
+            self.cursor.read(MAX_DTYPE_NAME, &mut name)?;
+            return Err(no_dtype(&name, offset));
+        }
+        // Read to where strings go, and taken back from there.
+        let start = self.found.text.len();
+        self.cursor.read(len, &mut self.found.text)?;
+        let name = &self.found.text[start..];
+        let last = self.found.dtypes.get(self.last_dtype);
+        if last.is_none_or(|last| last != name) {
+            // A tree has a handful. More are looked up in a table.
+            const FEW: usize = 8;
+            let dtypes = &mut self.found.dtypes;
+            let known = dtypes.iter().take(FEW).position(|known| known == name);
+            let known = known.or_else(|| self.dtype_numbers.get(name).map(|it| *it as usize));
+            self.last_dtype = known.unwrap_or(dtypes.len());
+            if known.is_none() {
+                if dtypes.len() >= FEW {
+                    self.dtype_numbers
+                        .insert(name.to_vec(), number(dtypes.len())?);
+                }
+                dtypes.push(name.to_vec());
+            }
+        }
+        self.found.text.truncate(start);
+        number(self.last_dtype)
+    }
+}
+
+impl Events {
+    /// Adds an array to the list.
+    #[inline]
+    pub(super) fn add_array(
+        &mut self,
+        dims: &[isize],
+        dtype: u32,
+        spans: &[Span],
+        offset: usize,
+    ) -> Result<u32> {
+        self.dims.try_reserve(dims.len())?;
+        let entry = ArrayEntry {
+            offset,
+            dims_start: self.dims.len(),
+            spans_start: 0,
+            spans: 0,
+            dtype,
+            ndim: u8::try_from(dims.len()).map_err(|_| too_many())?,
+        };
+        self.dims.extend_from_slice(dims);
+        self.add_entry(entry, spans)
+    }
+
+    /// Adds an array with its own spans and the dimensions of another one.
+    #[inline]
+    fn add_entry(&mut self, entry: ArrayEntry, spans: &[Span]) -> Result<u32> {
+        self.arrays.try_reserve(1)?;
+        self.spans.try_reserve(spans.len())?;
+        let array = number(self.arrays.len())?;
+        self.arrays.push(ArrayEntry {
+            spans_start: self.spans.len(),
+            spans: number(spans.len())?,
+            ..entry
+        });
+        self.spans.extend_from_slice(spans);
+        Ok(array)
+    }
+}
+
+/// The error for a dtype that there is not.
+#[must_use]
+pub fn no_dtype(name: &[u8], offset: usize) -> Error {
+    let name = String::from_utf8_lossy(name);
+    Error::malformed(
+        offset,
+        format!("{name:?} is no dtype that an array can have"),
+    )
+}
+
+pub(super) fn unhashable(offset: usize, kind: &str) -> Error {
+    let reason = format!("a map key cannot be hashed: unhashable type: '{kind}'");
+    Error::malformed(offset, reason)
+}
+
+#[inline]
+fn number(index: usize) -> Result<u32> {
+    u32::try_from(index).map_err(|_| too_many())
+}
+
+#[cold]
+fn too_many() -> Error {
+    Error::malformed(0, "more than 2**32 values of one kind")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_with_foreseeable_hashes_are_few() {
+        let map = |count: u16| {
+            let mut bytes = vec![0xde];
+            bytes.extend_from_slice(&count.to_be_bytes());
+            for index in 0..count {
+                let [high, low] = index.to_be_bytes();
+                // ext 2 of 5 bytes: [high, low]; nil
+                bytes.extend_from_slice(&[0xc7, 5, 2, 0x92, 0xcc, high, 0xcc, low, 0xc0]);
+            }
+            bytes
+        };
+        assert!(Events::read(&map(1024), || Ok(())).is_ok());
+        let error = Events::read(&map(1025), || Ok(())).unwrap_err();
+        assert!(error.to_string().contains("more than 1024 keys"));
+    }
+}

@@ -1,0 +1,70 @@
+//! The containers around the value that is being read.
+
+use super::{Event, Events};
+use crate::error::Path;
+
+/// A container that is being read.
+#[derive(Debug)]
+pub(super) struct Open {
+    /// The number of its event, if events are kept.
+    pub(super) event: usize,
+    /// Where it begins in the source.
+    pub(super) offset: usize,
+    /// How many values are still to come; in a map, keys count.
+    pub(super) left: u64,
+    pub(super) is_map: bool,
+    /// Where the key of the value that is being read is, or the last element.
+    pub(super) last: usize,
+    /// What the last key means for the value after it.
+    pub(super) key: Key,
+    /// Whether a key was the marker of an array in chunks.
+    pub(super) is_chunked: bool,
+    /// Whether a key was neither a string nor bytes.
+    pub(super) has_other_keys: bool,
+    /// The events of the values of these keys, if those are maps.
+    pub(super) shape: Option<usize>,
+    pub(super) chunks: Option<usize>,
+    /// What was kept before the first of them.
+    pub(super) kept: Option<Kept>,
+    /// How far it looks like a typed PRNG key: 4 for entirely.
+    pub(super) prng: u8,
+    /// How many keys were of types with foreseeable hashes.
+    pub(super) ext_keys: u32,
+}
+
+/// Keys that may have a meaning.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Key {
+    Other,
+    Shape,
+    Chunks,
+}
+
+/// The lengths of lists at some time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub(super) list: usize,
+    pub(super) arrays: usize,
+    pub(super) spans: usize,
+}
+
+/// The path to the value that is being read.
+pub(super) fn path(found: &Events, open: &[Open]) -> Path {
+    let mut path = Path::default();
+    for open in open.iter().rev() {
+        if open.last == open.event {
+            continue; // nothing in it has begun
+        }
+        if !open.is_map {
+            // Elements are counted from the end, as their number is known there.
+            if let Event::List(list) = found.list[open.event] {
+                path.push_outer((u64::from(list.len) - open.left - 1).to_string());
+            }
+        } else if open.left.is_multiple_of(2)
+            && let Some(key) = found.list.get(open.last)
+        {
+            path.push_outer(found.key_text(*key));
+        }
+    }
+    path
+}
