@@ -93,9 +93,9 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
 
 def restore_tree(target: Any, state: Any, name: str, strict: Strict) -> Any:
     """Returns a tree as `from_state_dict` does, apart from any restore under way."""
-    if type(state) is dict and _core.TRAILER_KEY in state:
-        if target is not None and _core.TRAILER_KEY not in _keys(target):
-            state = without_structure(state)
+    described = type(state) is dict and _core.TRAILER_KEY in state
+    if described and target is not None and _core.TRAILER_KEY not in _keys(target):
+        state = without_structure(state)
     child = _child_restorer(strict)
     if child is _core.rebuild and isinstance(strict, bool) and name == ".":
         # Most trees are plain, and need nothing of what follows.
