@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast export-model test test-rust test-python lint types fuzz format bench bench-full bench-gzip bench-core clean
+.PHONY: help demo rl-broadcast export-model test test-rust test-python lint types fuzz sanitize format bench bench-full bench-gzip bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -64,6 +64,16 @@ fuzz:
 	    -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -verbosity=0 || exit 1; \
 	  echo "$$name: no input breaks it"; \
 	done
+
+# Modules whose tests Miri can run: no files, no threads that take long, no C.
+MIRI_TESTS := raw:: layout:: array:: wire:: events:: encoder:: stream:: window:: structure::recorder
+
+## make sanitize     undefined behaviour and memory errors in the core; needs nightly Rust with Miri
+sanitize:
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 \
+	  cargo +nightly miri test --quiet --lib -- $(MIRI_TESTS)
+	RUSTFLAGS=-Zsanitizer=address \
+	  cargo +nightly test --quiet --tests --target $(FUZZ_TARGET) --target-dir target/address
 
 ## make format       formats both languages
 format: $(VENV)/.built

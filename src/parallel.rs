@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
-use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, mpsc};
 use std::time::Duration;
 use std::{env, thread};
 
@@ -189,8 +189,17 @@ pub fn elsewhere<T: Send + 'static>(
 ) -> Result<T> {
     const OFTEN: Duration = Duration::from_millis(30);
     let (sender, receiver) = mpsc::sync_channel(1);
-    // If there is no thread to be had, neither is there a reason to go on.
-    thread::Builder::new().spawn(move || drop(sender.send(work())))?;
+    let work = Arc::new(Mutex::new(Some(work)));
+    let take = {
+        let work = work.clone();
+        move || work.lock().expect(NO_PANIC).take()
+    };
+    let run = move || drop(take().map(|work| sender.send(work())));
+    if thread::Builder::new().spawn(run).is_err()
+        && let Some(work) = work.lock().expect(NO_PANIC).take()
+    {
+        return Ok(work()); // there is no other thread to be had
+    }
     loop {
         match receiver.recv_timeout(OFTEN) {
             Ok(done) => return Ok(done),

@@ -71,7 +71,7 @@ def walk(
     structure: bool = False,
     metadata: bytes | None = None,
 ) -> Layout:
-    """Walks a tree, which copies only small arrays, and fetches those on accelerators.
+    """Walks a tree, which copies only small arrays. Those on accelerators are fetched later.
 
     Args:
       tree: The tree.

@@ -14,8 +14,8 @@ def packed_size(tree: Any, *, align: int = 64) -> int:
     """Returns how many bytes `pack_into` writes for a tree.
 
     It is also the length of what `to_bytes` returns with the same alignment. It depends on
-    shapes and dtypes alone, so keep it where they do not change: to find it out, the tree
-    is walked as for packing, and arrays on accelerators are fetched.
+    shapes and dtypes alone, so keep it where they do not change: to find it out, the tree is
+    walked as for packing. Arrays on accelerators stay there.
 
     Args:
       tree: Any tree; see `to_state_dict`.

@@ -269,8 +269,9 @@ mod tests {
             let array = Sharded::new(shape.clone(), itemsize, shards).unwrap();
             let len = shape.iter().product::<usize>() * itemsize;
             prop_assert_eq!(array.len(), len);
-            for start in 0..=len {
-                for end in start..=len {
+            let step = if cfg!(miri) { 11 } else { 1 }; // which takes a thousand times as long
+            for start in (0..=len).step_by(step) {
+                for end in (start..=len).step_by(step) {
                     let mut found = Vec::new();
                     append_with(&mut found, end - start, |target| array.copy_to(start, target)).unwrap();
                     let expected: Vec<u8> = (start..end).map(|byte| byte as u8).collect();
