@@ -1,7 +1,5 @@
 //! Extensions: arrays, scalars of NumPy, complex numbers, and what others mean.
 
-use smallvec::SmallVec;
-
 use super::read::Reader;
 use super::{ArrayEntry, Event, Events, Span};
 use crate::array::Dims;
@@ -21,7 +19,12 @@ const PLAIN_SCALARS: [&[u8]; 4] = [b"int", b"uint", b"bool", b"float"];
 /// All that stands before the payload in the body of an array. A tree has many arrays of few
 /// shapes, and to compare their headers with these costs less than to read them.
 pub(super) struct RecentHeaders {
-    bytes: SmallVec<[u8; AHEAD]>,
+    /// Two words, in which what comes after the headers is zero.
+    bytes: [u128; 2],
+    /// All bits of the headers, and none after them.
+    mask: [u128; 2],
+    /// How many bytes they have.
+    headers: usize,
     /// How many bytes the body has.
     len: u32,
     /// The array that they were read of.
@@ -30,6 +33,11 @@ pub(super) struct RecentHeaders {
 
 /// How many of them are known.
 pub(super) const RECENT: usize = 4;
+
+fn words(bytes: [u8; AHEAD]) -> [u128; 2] {
+    let (halves, _) = bytes.as_chunks::<16>();
+    [halves[0], halves[1]].map(u128::from_ne_bytes)
+}
 
 impl Reader<'_> {
     /// Forgets arrays that nobody needs any more, before the next one.
@@ -92,13 +100,15 @@ impl Reader<'_> {
         let Some(ahead) = self.cursor.ahead() else {
             return self.other_array(len, None);
         };
+        let words = words(ahead);
         let same = |recent: &&RecentHeaders| {
-            recent.len == len && ahead[..recent.bytes.len()] == recent.bytes[..]
+            let differs = |word: usize| (words[word] & recent.mask[word]) ^ recent.bytes[word];
+            recent.len == len && differs(0) | differs(1) == 0
         };
         let Some(recent) = self.recent.iter().find(same) else {
             return self.other_array(len, Some(ahead));
         };
-        let headers = recent.bytes.len();
+        let headers = recent.headers;
         let offset = self.cursor.offset();
         let span = Span {
             len: len - u32::try_from(headers).unwrap_or(len),
@@ -144,9 +154,16 @@ impl Reader<'_> {
             .found
             .add_array(dims.as_slice(), dtype, &[span], offset)?;
         let headers = span.start - offset;
-        if let Some(bytes) = ahead.as_ref().and_then(|ahead| ahead.get(..headers)) {
+        if let Some(mut bytes) = ahead
+            && headers <= AHEAD
+        {
+            let mut mask = [0; AHEAD];
+            mask[..headers].fill(0xff);
+            bytes[headers..].fill(0);
             self.remember(RecentHeaders {
-                bytes: SmallVec::from_slice(bytes),
+                bytes: words(bytes),
+                mask: words(mask),
+                headers,
                 len,
                 array: self.found.arrays[array as usize],
             });

@@ -268,7 +268,12 @@ impl<'py> Objects<'_, 'py> {
             let object = if let Event::Str(text) = key {
                 let text = self.reader.events().text_bytes(text);
                 self.at_once |= index == 0 && text == wire::PRNG_MARKER.as_bytes();
-                self.keys.get(self.py, text)?.into_any()
+                // Keys of one map differ: a large one would only drive out all others.
+                if pairs > KeyCache::SLOTS {
+                    new_string(self.py, text)?.into_any()
+                } else {
+                    self.keys.get(self.py, text)?.into_any()
+                }
             } else {
                 self.object(key)?
             };
@@ -416,7 +421,7 @@ struct KeyCache<'py> {
 }
 
 impl<'py> KeyCache<'py> {
-    const SLOTS: usize = 256;
+    const SLOTS: u32 = 256;
     const MAX_LEN: usize = 64;
 
     #[inline]
@@ -426,14 +431,14 @@ impl<'py> KeyCache<'py> {
             return new();
         }
         if self.slots.is_empty() {
-            self.slots.resize_with(Self::SLOTS, || None);
+            self.slots.resize_with(Self::SLOTS as usize, || None);
         }
         // FNV-1a, which is short and good enough for a cache. Its low bits depend on all
         // bytes; the high ones hardly on the last, which is all that differs in `w0`, `w1`.
         let hash = text.iter().fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
         });
-        let slot = &mut self.slots[hash as usize % Self::SLOTS];
+        let slot = &mut self.slots[(hash % Self::SLOTS) as usize];
         if let Some((known, string)) = slot
             && known[..] == *text
         {
