@@ -252,7 +252,8 @@ def test_other_threads_run_during_long_work(tmp_path: Path):
             lambda: treepack.save_to_file(tree, path, durable=False),
             lambda: treepack.compress_bytes(tree["b"], level=1),
         ):
-            assert _progress_during(work) > 0
+            # A busy machine may not let it run at once.
+            assert any(_progress_during(work) > 0 for _ in range(5))
     finally:
         sys.setswitchinterval(sys_interval)
 
