@@ -328,6 +328,24 @@ def test_nodes_may_be_nested_as_deep_as_dicts(kind: Any):
         treepack.to_bytes(too_deep)
 
 
+class Box:
+    def __init__(self, inner: Any):
+        self.inner = inner
+
+
+def test_nodes_with_handlers_count_one_level():
+    serialization.register_serialization_state(
+        Box, lambda box: {"inner": box.inner}, lambda _, state: Box(state["inner"]), override=True
+    )
+    tree: Any = 1
+    for _ in range(500):
+        tree = Box(tree)
+    state = treepack.msgpack_restore(treepack.to_bytes(tree))
+    for _ in range(500):
+        state = state["inner"]
+    assert state == 1
+
+
 # Hostile input
 
 

@@ -57,15 +57,23 @@ def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
     return key
 
 
-@functools.lru_cache(maxsize=256)
 def _abstract(impl: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | None:
-    """Returns what stands for a key array; JAX takes a while to tell, so it is asked once."""
-    wrap_data = functools.partial(jax.random.wrap_key_data, impl=impl)
+    """Returns what stands for a key array whose data has a shape."""
+    known = _implementation(impl)
+    if known is None:
+        return None
+    dtype, one = known
+    dims = len(shape) - len(one)
+    if dims < 0 or shape[dims:] != one:
+        return None
+    return jax.ShapeDtypeStruct(shape[:dims], dtype)  # type: ignore[no-untyped-call]
+
+
+@functools.lru_cache(maxsize=256)
+def _implementation(impl: str) -> tuple[Any, tuple[int, ...]] | None:
+    """Returns the dtype of keys, and the shape of the data of one; JAX takes a while to tell."""
     try:
-        key: jax.ShapeDtypeStruct = jax.eval_shape(
-            wrap_data,
-            jax.ShapeDtypeStruct(shape, np.uint32),  # type: ignore[no-untyped-call]
-        )
+        key = jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0)
+        return key.dtype, jax.eval_shape(jax.random.key_data, key).shape
     except (TypeError, ValueError):
         return None
-    return key
