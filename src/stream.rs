@@ -40,7 +40,7 @@ pub fn copy(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
 const LINE: usize = 64;
 
 /// Copies whole lines; `target` begins with one.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[allow(clippy::cast_ptr_alignment)] // the loads need none, and the stores have it
 fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -66,7 +66,7 @@ fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
 fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
     source.copy_to(target);
 }
