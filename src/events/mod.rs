@@ -208,12 +208,6 @@ impl Events {
         self.complex[number as usize]
     }
 
-    /// How many different names of dtypes there are.
-    #[must_use]
-    pub fn dtype_count(&self) -> usize {
-        self.dtypes.len()
-    }
-
     /// The number of the event after this one and all in it.
     #[inline]
     fn after(&self, event: usize) -> usize {
