@@ -70,7 +70,7 @@ class Run(NamedTuple):
 def _large(run: Run) -> list[Row]:
     tree = workloads.layers(run.size, count=24)
     encode, decode = _in_memory(run, tree)
-    ours = treepack.to_bytes(tree)
+    ours = treepack.serialization.to_bytes(tree)
     limit = functools.partial(measure.copy_fresh, np.frombuffer(ours, np.uint8))
     reused = bytearray(treepack.packed_size(tree))
     encode.calls["copy"] = limit
@@ -81,7 +81,7 @@ def _large(run: Run) -> list[Row]:
             "decode, copy=True",
             {
                 "flax": decode.calls["flax"],
-                "treepack": lambda: treepack.msgpack_restore(ours, copy=True),
+                "treepack": lambda: treepack.serialization.msgpack_restore(ours, copy=True),
                 "copy": limit,
             },
             decode.memory,
@@ -140,7 +140,7 @@ def _with_structure(tree: Any) -> list[Row]:
     jax.tree.map(np.testing.assert_array_equal, treepack.loads(ours), tree)
     memory = 2 * len(ours)
     calls: dict[str, tuple[Call, Call]] = {
-        "to_bytes": (lambda: flax.to_bytes(tree), lambda: treepack.to_bytes(tree)),
+        "to_bytes": (lambda: flax.to_bytes(tree), lambda: treepack.serialization.to_bytes(tree)),
         "dumps": (lambda: flax.to_bytes(tree), lambda: treepack.dumps(tree)),
         "loads": (lambda: flax.from_bytes(tree, flax_bytes), lambda: treepack.loads(ours)),
     }
@@ -155,21 +155,27 @@ def _small_jax_leaves(run: Run) -> list[Row]:
 
 def _train_state(run: Run) -> list[Row]:
     state = workloads.train_state(run.size)
-    ours, theirs = treepack.to_bytes(state), flax.to_bytes(state)
-    for restored in (flax.from_bytes(state, ours), treepack.from_bytes(state, theirs)):
+    ours, theirs = treepack.serialization.to_bytes(state), flax.to_bytes(state)
+    for restored in (
+        flax.from_bytes(state, ours),
+        treepack.serialization.from_bytes(state, theirs),
+    ):
         jax.tree.map(np.testing.assert_array_equal, restored, state)
     memory = 2 * len(ours)
     return [
         Row(
             "to_bytes",
-            {"flax": lambda: flax.to_bytes(state), "treepack": lambda: treepack.to_bytes(state)},
+            {
+                "flax": lambda: flax.to_bytes(state),
+                "treepack": lambda: treepack.serialization.to_bytes(state),
+            },
             memory,
         ),
         Row(
             "from_bytes",
             {
                 "flax": lambda: flax.from_bytes(state, theirs),
-                "treepack": lambda: treepack.from_bytes(state, ours),
+                "treepack": lambda: treepack.serialization.from_bytes(state, ours),
             },
             memory,
         ),
@@ -237,8 +243,8 @@ def _in_memory(run: Run, tree: Any) -> list[Row]:
             continue
         encodes[name] = functools.partial(library.encode, tree)
         decodes[name] = functools.partial(library.decode, data)
-    check(tree, flax.msgpack_restore(treepack.to_bytes(tree)))
-    check(tree, treepack.msgpack_restore(flax.to_bytes(tree)))
+    check(tree, flax.msgpack_restore(treepack.serialization.to_bytes(tree)))
+    check(tree, treepack.serialization.msgpack_restore(flax.to_bytes(tree)))
     memory = 2 * workloads.nbytes(tree)
     return [Row("encode", encodes, memory), Row("decode", decodes, memory)]
 

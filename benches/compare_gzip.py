@@ -49,7 +49,9 @@ def corpora(size: int) -> dict[str, bytes]:
         "bfloat16 weights": weights.astype(jnp.bfloat16).tobytes(),
         "float32 weights": weights[: size // 4].tobytes(),
         "mixed (int8, masks, zeros)": b"".join(part.tobytes() for part in mixed),
-        "the trained model of the demo": treepack.to_bytes(demo.train(demo.new_state(), 0, 60)[0]),
+        "the trained model of the demo": treepack.serialization.to_bytes(
+            demo.train(demo.new_state(), 0, 60)[0]
+        ),
     }
 
 
@@ -69,8 +71,8 @@ def _rapidgzip(stream: bytes) -> bytes:
 
 
 COMPRESS: dict[str, Callable[[bytes], Any]] = {
-    "treepack": treepack.compress_bytes,
-    "treepack, level 6": lambda data: treepack.compress_bytes(data, level=6),
+    "treepack": treepack.serialization.compress_bytes,
+    "treepack, level 6": lambda data: treepack.serialization.compress_bytes(data, level=6),
     "Python gzip 6 (eformer)": lambda data: gzip.compress(data, 6),
     "ISA-L 1": lambda data: isal.igzip.compress(data, 1),
     "libdeflate 1": lambda data: bytes(deflate.gzip_compress(data, 1)),
@@ -78,7 +80,7 @@ COMPRESS: dict[str, Callable[[bytes], Any]] = {
 }
 
 DECOMPRESS: dict[str, Callable[[Any], bytes]] = {
-    "treepack": treepack.decompress_bytes,
+    "treepack": treepack.serialization.decompress_bytes,
     "Python gzip (eformer)": gzip.decompress,
     "ISA-L": isal.igzip.decompress,
     "libdeflate": _libdeflate,
@@ -110,7 +112,7 @@ def main() -> None:
 
 def measure_corpus(data: bytes, rounds: int) -> dict[str, Any]:
     """Returns speeds in MB of data per second, and ratios."""
-    ours, theirs = treepack.compress_bytes(data), gzip.compress(data, 6)
+    ours, theirs = treepack.serialization.compress_bytes(data), gzip.compress(data, 6)
     streams = {"ours": ours, "Python's": theirs}
     for stream in streams.values():
         for who, decompress in DECOMPRESS.items():

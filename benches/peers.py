@@ -86,10 +86,10 @@ def _map(path: Path) -> memoryview:
 
 def _treepack() -> Library:
     return Library(
-        treepack.to_bytes,
-        treepack.msgpack_restore,
-        lambda tree, path: treepack.save_to_file(tree, path, durable=False),
-        lambda path: treepack.load_from_file(None, path),
+        treepack.serialization.to_bytes,
+        treepack.serialization.msgpack_restore,
+        lambda tree, path: treepack.serialization.save_to_file(tree, path, durable=False),
+        lambda path: treepack.serialization.load_from_file(None, path),
     )
 
 

@@ -115,19 +115,21 @@ def trained_model(directory: Path) -> None:
 
     by_flax, by_treepack = directory / "flax.msgpack", directory / "treepack.msgpack"
     by_flax.write_bytes(flax.to_bytes(halfway))
-    treepack.save_to_file(halfway, by_treepack)
-    ours = treepack.load_from_file(new_state(), by_flax)
+    treepack.serialization.save_to_file(halfway, by_treepack)
+    ours = treepack.serialization.load_from_file(new_state(), by_flax)
     theirs = flax.from_bytes(new_state(), by_treepack.read_bytes())
     show("saved by flax, restored by treepack, every bit the same", expect(same(ours, halfway)))
     show("saved by treepack, restored by flax, every bit the same", expect(same(theirs, halfway)))
-    identical = treepack.to_bytes(halfway, align=1) == by_flax.read_bytes()
-    show("treepack.to_bytes(align=1) is byte for byte flax.to_bytes", expect(identical))
+    identical = treepack.serialization.to_bytes(halfway, align=1) == by_flax.read_bytes()
+    show(
+        "treepack.serialization.to_bytes(align=1) is byte for byte flax.to_bytes", expect(identical)
+    )
     _, resumed = train(ours, STEPS // 2, STEPS)
     show("losses after resuming equal the uninterrupted ones exactly", expect(resumed == rest))
 
     print("\n2. A template with another input width is refused")
     try:
-        treepack.load_from_file(new_state(width=100), by_flax)
+        treepack.serialization.load_from_file(new_state(width=100), by_flax)
     except treepack.MismatchError as error:
         print("  " + str(error).replace("\n", "\n  "))
     else:
@@ -165,12 +167,12 @@ def measure_one(library: str, op: str, directory: Path) -> tuple[float, int]:
 
     def load() -> Any:
         if library == "treepack":
-            return treepack.load_from_file(None, path)
+            return treepack.serialization.load_from_file(None, path)
         return flax.msgpack_restore(path.read_bytes())
 
     def save() -> None:
         if library == "treepack":
-            treepack.save_to_file(tree, path, durable=False)
+            treepack.serialization.save_to_file(tree, path, durable=False)
         else:
             path.write_bytes(flax.to_bytes(tree))
 
@@ -178,7 +180,9 @@ def measure_one(library: str, op: str, directory: Path) -> tuple[float, int]:
         return sum(float(array.sum()) for array in workloads.arrays(load()))
 
     call: Callable[[], Any] = {"save": save, "load": load}.get(op, total)
-    treepack.from_bytes(None, treepack.to_bytes({"a": np.zeros(1)}))  # what is done only once
+    treepack.serialization.from_bytes(
+        None, treepack.serialization.to_bytes({"a": np.zeros(1)})
+    )  # what is done only once
     measure.touch(3 * 475 * MIB)
     peak = measure.peak_memory(call)
     seconds = []

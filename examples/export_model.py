@@ -100,7 +100,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model, inputs, outputs = (Path(folder) / name for name in ("model", "x.npy", "y.npy"))
         treepack.save_exported(model, exported, params, metadata={"data": "digits", "steps": 200})
-        found = treepack.structure(model.read_bytes())["params"]["layers"][0]
+        found = treepack.abstract(model.read_bytes())["params"]["layers"][0]
         print(f"saved {model.stat().st_size} bytes; the first layer has {found.kernel}")
         np.save(inputs, test_images)
         print("another process, with the types alone:", flush=True)

@@ -48,7 +48,9 @@ def shared_memory_actor(connection: Connection, name: str) -> None:
     policy = None
     while (message := connection.recv()) is not None:
         offset, size = message
-        policy = treepack.msgpack_restore(memory.buf[offset : offset + size], copy=False)
+        policy = treepack.serialization.msgpack_restore(
+            memory.buf[offset : offset + size], copy=False
+        )
         connection.send(float(policy["layer_3"]["bias"][0]))
     del policy  # views hold on to the memory
     memory.close()

@@ -167,9 +167,23 @@ impl Path {
     }
 }
 
+/// `params/encoder/0/kernel`, and `.` for the root. In a key, `~` is written `~0` and `/` is
+/// written `~1`, as in JSON Pointer (RFC 6901).
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(".")?;
-        self.keys().try_for_each(|key| write!(f, "/{key}"))
+        if self.0.is_empty() {
+            return f.write_str(".");
+        }
+        for (index, key) in self.keys().enumerate() {
+            if index > 0 {
+                f.write_str("/")?;
+            }
+            if key.contains(['~', '/']) {
+                f.write_str(&key.replace('~', "~0").replace('/', "~1"))?;
+            } else {
+                f.write_str(key)?;
+            }
+        }
+        Ok(())
     }
 }

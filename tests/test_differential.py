@@ -29,19 +29,19 @@ ALIGNMENTS = [1, 2, 4, 8, 16, 32, 64]
 
 @given(state_trees())
 def test_to_bytes_without_alignment_is_what_flax_writes(tree: Any):
-    assert treepack.to_bytes(tree, align=1) == flax.to_bytes(tree)
+    assert treepack.serialization.to_bytes(tree, align=1) == flax.to_bytes(tree)
 
 
 @given(raw_trees(), st.booleans())
 def test_msgpack_serialize_without_alignment_is_what_flax_writes(tree: Any, in_place: bool):
     expected = flax.msgpack_serialize(tree, in_place=in_place)
-    assert treepack.msgpack_serialize(tree, in_place, align=1) == expected
+    assert treepack.serialization.msgpack_serialize(tree, in_place, align=1) == expected
 
 
 @given(state_trees(), st.sampled_from(ALIGNMENTS))
 def test_flax_and_eformer_read_what_treepack_writes(tree: Any, align: int):
     expected = flax.msgpack_restore(flax.to_bytes(tree))
-    encoded = treepack.to_bytes(tree, align=align)
+    encoded = treepack.serialization.to_bytes(tree, align=align)
     assert_same_values(flax.msgpack_restore(encoded), expected)
     assert_same_values(eformer.msgpack_restore(encoded), expected)
 
@@ -49,23 +49,25 @@ def test_flax_and_eformer_read_what_treepack_writes(tree: Any, align: int):
 @given(raw_trees(), st.sampled_from([None, True]))
 def test_treepack_reads_what_flax_writes(tree: Any, copy: bool | None):
     encoded = flax.msgpack_serialize(tree, in_place=True)
-    assert_same(treepack.msgpack_restore(encoded, copy=copy), native(tree))
+    assert_same(treepack.serialization.msgpack_restore(encoded, copy=copy), native(tree))
 
 
 @given(state_trees(), st.sampled_from(ALIGNMENTS), st.sampled_from([None, True]))
 def test_a_tree_comes_back_into_its_template(tree: Any, align: int, copy: bool | None):
-    restored = treepack.from_bytes(tree, treepack.to_bytes(tree, align=align), copy=copy)
+    restored = treepack.serialization.from_bytes(
+        tree, treepack.serialization.to_bytes(tree, align=align), copy=copy
+    )
     assert_same(restored, native(tree))
 
 
 @given(state_trees())
 def test_to_state_dict_is_that_of_flax(tree: Any):
-    assert_same_values(treepack.to_state_dict(tree), flax.to_state_dict(tree))
+    assert_same_values(treepack.serialization.to_state_dict(tree), flax.to_state_dict(tree))
 
 
 @given(raw_trees())
 def test_other_msgpack_libraries_read_the_containers(tree: Any):
-    encoded = treepack.msgpack_serialize(tree, align=64)
+    encoded = treepack.serialization.msgpack_serialize(tree, align=64)
 
     def bodies(code: int, data: Any) -> Any:
         return (code, len(data))
@@ -78,11 +80,14 @@ def test_other_msgpack_libraries_read_the_containers(tree: Any):
 @given(arrays(), st.sampled_from(ALIGNMENTS), st.integers(0, 70), st.booleans())
 def test_arrays_are_aligned_wherever_they_stand(array: Any, align: int, before: int, boxed: bool):
     tree = {"x" * before: {"w": array}} if boxed else {"w": array, "v": [array]}
-    encoded = treepack.msgpack_serialize(tree, in_place=True, align=align)
-    for restored in (treepack.msgpack_restore(encoded), flax.msgpack_restore(encoded)):
+    encoded = treepack.serialization.msgpack_serialize(tree, in_place=True, align=align)
+    for restored in (
+        treepack.serialization.msgpack_restore(encoded),
+        flax.msgpack_restore(encoded),
+    ):
         assert_same_values(restored, tree)
     if boxed and array.nbytes >= 1024:
-        found = treepack.msgpack_restore(encoded, copy=False if align >= 16 else None)
+        found = treepack.serialization.msgpack_restore(encoded, copy=False if align >= 16 else None)
         offset = found["x" * before]["w"].ctypes.data - np.frombuffer(encoded, "u1").ctypes.data
         assert offset % align == 0 or align < array.dtype.alignment
 
@@ -93,11 +98,11 @@ def test_every_dtype(dtype: np.dtype, shape: tuple[int, ...]):
     tree = {"a": example_array(dtype, shape)}
     if dtype in SCALAR_DTYPES:
         tree["s"] = example_array(dtype, (2,))[1]
-    assert treepack.to_bytes(tree, align=1) == flax.to_bytes(tree)
+    assert treepack.serialization.to_bytes(tree, align=1) == flax.to_bytes(tree)
     tree["s"] = example_array(dtype, (2,))[1]
     for align, copy in itertools.product((1, 16, 64), (None, True)):
-        encoded = treepack.to_bytes(tree, align=align)
-        assert_same(treepack.msgpack_restore(encoded, copy=copy), tree)
+        encoded = treepack.serialization.to_bytes(tree, align=align)
+        assert_same(treepack.serialization.msgpack_restore(encoded, copy=copy), tree)
         assert_same(flax.msgpack_restore(encoded), tree)
 
 
@@ -119,9 +124,9 @@ def test_header_widths(size: int):
     for less in range(24):
         if size > less:
             tree[f"ext{less}"] = np.zeros(size - less, np.uint8)
-    encoded = treepack.msgpack_serialize(tree, in_place=True, align=1)
+    encoded = treepack.serialization.msgpack_serialize(tree, in_place=True, align=1)
     assert encoded == flax.msgpack_serialize(tree, in_place=True)
-    assert_same(treepack.msgpack_restore(encoded), tree)
+    assert_same(treepack.serialization.msgpack_restore(encoded), tree)
 
 
 @pytest.mark.parametrize("power", [7, 8, 15, 16, 31, 32, 63, 64])
@@ -129,11 +134,13 @@ def test_integer_widths(power: int):
     values = [2**power + offset for offset in (-2, -1, 0, 1)]
     values += [-value for value in values]
     values = [value for value in values if -(2**63) <= value < 2**64]
-    encoded = treepack.msgpack_serialize(values)
+    encoded = treepack.serialization.msgpack_serialize(values)
     assert encoded == flax.msgpack_serialize(values)
-    assert treepack.msgpack_restore(encoded) == values
+    assert treepack.serialization.msgpack_restore(encoded) == values
     shape = np.zeros((2**power % 2**62, 0), np.uint8)
-    assert_same(treepack.from_bytes(None, treepack.to_bytes(shape)), shape)
+    assert_same(
+        treepack.serialization.from_bytes(None, treepack.serialization.to_bytes(shape)), shape
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 64, 100, 1000, 7.9, 1e9, 2**62])
@@ -144,21 +151,21 @@ def test_chunks_of_any_size(size: float, chunk_size: Any):
         "n": {"b": jnp.arange(9, dtype=jnp.bfloat16), "zero": np.float32(3), "e": np.zeros((0, 3))},
         "t": (np.arange(3), np.array(5)),
     }
-    assert treepack.to_bytes(tree, align=1) == flax.to_bytes(tree)
+    assert treepack.serialization.to_bytes(tree, align=1) == flax.to_bytes(tree)
     for align in ALIGNMENTS:
-        encoded = treepack.to_bytes(tree, align=align)
-        assert_same(treepack.from_bytes(tree, encoded), native(tree))
-        assert_same(treepack.from_bytes(tree, encoded, copy=True), native(tree))
+        encoded = treepack.serialization.to_bytes(tree, align=align)
+        assert_same(treepack.serialization.from_bytes(tree, encoded), native(tree))
+        assert_same(treepack.serialization.from_bytes(tree, encoded, copy=True), native(tree))
         assert_same(eformer.from_bytes(tree, encoded), native(tree))
     top = np.arange(100.0)
-    assert treepack.to_bytes(top, align=1) == flax.to_bytes(top)
-    assert_same(treepack.msgpack_restore(treepack.to_bytes(top)), top)
+    assert treepack.serialization.to_bytes(top, align=1) == flax.to_bytes(top)
+    assert_same(treepack.serialization.msgpack_restore(treepack.serialization.to_bytes(top)), top)
 
 
 def test_an_array_over_one_gib():
     array = np.arange(2**27 + 1000, dtype=np.float64)  # 1 GiB and 8 kB
-    encoded = treepack.to_bytes({"big": array})
-    restored = treepack.msgpack_restore(encoded)["big"]
+    encoded = treepack.serialization.to_bytes({"big": array})
+    restored = treepack.serialization.msgpack_restore(encoded)["big"]
     assert np.array_equal(restored, array)
     del restored
     theirs = flax.msgpack_restore(encoded)["big"]
@@ -213,10 +220,10 @@ def test_optimizer_states(name: str):
     optimizer = OPTIMIZERS[name]
     state = TrainState.create(apply_fn=Model().apply, params=params, tx=optimizer)
     expected = flax.to_bytes(state)
-    assert treepack.to_bytes(state, align=1) == expected
+    assert treepack.serialization.to_bytes(state, align=1) == expected
     template = jax.tree.map(jnp.zeros_like, state)
-    for encoded in (expected, treepack.to_bytes(state, align=64)):
-        ours = treepack.from_bytes(template, encoded)
+    for encoded in (expected, treepack.serialization.to_bytes(state, align=64)):
+        ours = treepack.serialization.from_bytes(template, encoded)
         theirs = flax.from_bytes(template, encoded)
         assert jax.tree.structure(ours) == jax.tree.structure(theirs) == jax.tree.structure(state)
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
@@ -229,13 +236,13 @@ def test_arrays_over_several_devices(spec: PartitionSpec):
     array = jnp.arange(8 * 300, dtype=jnp.bfloat16).reshape(8, 300)
     sharded = jax.device_put(array, NamedSharding(mesh, spec))
     assert len(sharded.sharding.device_set) == 4
-    assert treepack.to_bytes({"w": sharded}, align=1) == flax.to_bytes({"w": array})
+    assert treepack.serialization.to_bytes({"w": sharded}, align=1) == flax.to_bytes({"w": array})
 
 
 def test_jax_arrays_of_any_layout():
     base = jnp.arange(24.0).reshape(2, 3, 4)
     tree = {"t": base.transpose(2, 0, 1), "s": base[:, ::2], "0": jnp.float32(3), "e": base[:0]}
-    assert treepack.to_bytes(tree, align=1) == flax.to_bytes(tree)
+    assert treepack.serialization.to_bytes(tree, align=1) == flax.to_bytes(tree)
 
 
 def native(tree: Any) -> Any:

@@ -94,6 +94,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(treepack.dumps({"exported": function, "params": None}))
         with pytest.raises(treepack.DecodeError, match="the f"):
             treepack.load_exported(path)
-    path.write_bytes(treepack.to_bytes({"a": 1}))
+    path.write_bytes(treepack.serialization.to_bytes({"a": 1}))
     with pytest.raises(treepack.DecodeError, match="structure of the tree was not saved"):
         treepack.load_exported(path)

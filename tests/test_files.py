@@ -35,11 +35,11 @@ EXPECTED = {**TREE, "jax": np.asarray(TREE["jax"])}
 @pytest.mark.parametrize("durable", [False, True])
 def test_round_trip(tmp_path: Path, mmap: bool, copy: bool | None, compress: bool, durable: bool):
     path = tmp_path / "new" / "directory" / "model.msgpack"
-    treepack.save_to_file(TREE, str(path), compress=compress, durable=durable)
+    treepack.serialization.save_to_file(TREE, str(path), compress=compress, durable=durable)
     assert os.listdir(path.parent) == ["model.msgpack"]  # noqa: PTH208
     content = gzip.decompress(path.read_bytes()) if compress else path.read_bytes()
-    assert content == treepack.to_bytes(TREE, align=64)
-    found = treepack.load_from_file(TREE, path, mmap=mmap, copy=copy)
+    assert content == treepack.serialization.to_bytes(TREE, align=64)
+    found = treepack.serialization.load_from_file(TREE, path, mmap=mmap, copy=copy)
     assert_same(found, EXPECTED)
     assert found["large"].flags.writeable is (copy is True)
 
@@ -47,21 +47,24 @@ def test_round_trip(tmp_path: Path, mmap: bool, copy: bool | None, compress: boo
 def test_files_of_others(tmp_path: Path):
     path = tmp_path / "model"
     eformer.save_to_file(TREE, str(path))
-    assert_same(treepack.load_from_file(TREE, path), EXPECTED)
-    treepack.save_to_file(TREE, path)
+    assert_same(treepack.serialization.load_from_file(TREE, path), EXPECTED)
+    treepack.serialization.save_to_file(TREE, path)
     assert_same(eformer.load_from_file(TREE, str(path)), EXPECTED)
     assert_same(flax.from_bytes(TREE, path.read_bytes()), EXPECTED)
     path.write_bytes(eformer.to_compressed_bytes(TREE))
-    assert_same(treepack.load_from_file(TREE, path), EXPECTED)
-    assert_same(treepack.from_compressed_bytes(TREE, path.read_bytes()), EXPECTED)
-    assert_same(eformer.from_compressed_bytes(TREE, treepack.to_compressed_bytes(TREE)), EXPECTED)
+    assert_same(treepack.serialization.load_from_file(TREE, path), EXPECTED)
+    assert_same(treepack.serialization.from_compressed_bytes(TREE, path.read_bytes()), EXPECTED)
+    assert_same(
+        eformer.from_compressed_bytes(TREE, treepack.serialization.to_compressed_bytes(TREE)),
+        EXPECTED,
+    )
 
 
 def test_large_arrays_of_a_mapped_file_are_aligned_and_aliased_by_jax(tmp_path: Path):
     path = tmp_path / "model"
     tree = {f"{'k' * i}{i}": np.arange(1000.0 + i) for i in range(70)}
-    treepack.save_to_file(tree, path)
-    for array in treepack.load_from_file(None, path, copy=False).values():
+    treepack.serialization.save_to_file(tree, path)
+    for array in treepack.serialization.load_from_file(None, path, copy=False).values():
         assert array.ctypes.data % 64 == 0
         on_device = jax.device_put(array)
         if array.dtype == on_device.dtype:
@@ -70,9 +73,9 @@ def test_large_arrays_of_a_mapped_file_are_aligned_and_aliased_by_jax(tmp_path: 
 
 def test_a_loaded_tree_survives_the_replacement_of_its_file(tmp_path: Path):
     path = tmp_path / "model"
-    treepack.save_to_file(TREE, path)
-    found = treepack.load_from_file(TREE, path)
-    treepack.save_to_file({"large": np.zeros((100, 1000))}, path)
+    treepack.serialization.save_to_file(TREE, path)
+    found = treepack.serialization.load_from_file(TREE, path)
+    treepack.serialization.save_to_file({"large": np.zeros((100, 1000))}, path)
     assert_same(found, EXPECTED)
     path.unlink()
     assert_same(found, EXPECTED)
@@ -80,26 +83,27 @@ def test_a_loaded_tree_survives_the_replacement_of_its_file(tmp_path: Path):
 
 def test_a_file_can_be_loaded_changed_and_saved_in_place(tmp_path: Path):
     path = tmp_path / "model"
-    treepack.save_to_file({"a": np.arange(10_000), "b": 1}, path)
-    tree = treepack.load_from_file(None, path)
+    treepack.serialization.save_to_file({"a": np.arange(10_000), "b": 1}, path)
+    tree = treepack.serialization.load_from_file(None, path)
     tree["b"] = 2
-    treepack.save_to_file(tree, path)
-    assert_same(treepack.load_from_file(None, path), {"a": np.arange(10_000), "b": 2})
+    treepack.serialization.save_to_file(tree, path)
+    assert_same(treepack.serialization.load_from_file(None, path), {"a": np.arange(10_000), "b": 2})
 
 
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path: Path, compress: bool):
     path = tmp_path / "model"
-    treepack.save_to_file({"a": 1}, path)
+    treepack.serialization.save_to_file({"a": 1}, path)
     with pytest.raises(TypeError):
-        treepack.save_to_file({"a": object()}, path, compress=compress)
+        treepack.serialization.save_to_file({"a": object()}, path, compress=compress)
     limited = (
         "import resource, signal, sys, numpy, treepack\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "noise = numpy.random.default_rng(0).bytes(300_000)\n"
         "try:\n"
-        f"    treepack.save_to_file({{'a': noise}}, sys.argv[1], compress={compress})\n"
+        "    save = treepack.serialization.save_to_file\n"
+        f"    save({{'a': noise}}, sys.argv[1], compress={compress})\n"
         "except OSError as error:\n"
         "    assert error.filename == sys.argv[1], error.filename\n"
         "    assert 'large' in str(error), error\n"
@@ -107,19 +111,19 @@ def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path: Path, compress: b
         "    raise AssertionError('no error')\n"
     )
     subprocess.run([sys.executable, "-c", limited, str(path)], check=True)
-    assert treepack.load_from_file(None, path) == {"a": 1}
+    assert treepack.serialization.load_from_file(None, path) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_process_that_is_killed_while_it_saves_leaves_the_old_file(tmp_path: Path):
     path = tmp_path / "model"
-    treepack.save_to_file({"a": np.zeros(10)}, path)
+    treepack.serialization.save_to_file({"a": np.zeros(10)}, path)
     code = (
         "import sys, numpy, treepack\n"
         "tree = {'a': numpy.ones(20_000_000)}\n"
         "print('ready', flush=True)\n"
         "while True:\n"
-        "    treepack.save_to_file(tree, sys.argv[1])\n"
+        "    treepack.serialization.save_to_file(tree, sys.argv[1])\n"
     )
     for _ in range(3):
         with subprocess.Popen(
@@ -128,7 +132,7 @@ def test_a_process_that_is_killed_while_it_saves_leaves_the_old_file(tmp_path: P
             process.stdout.readline()
             threading.Event().wait(0.15)
             process.kill()
-        found = treepack.load_from_file(None, path)["a"]
+        found = treepack.serialization.load_from_file(None, path)["a"]
         assert (found.size, found.sum()) in ((10, 0), (20_000_000, 20_000_000))
 
 
@@ -136,121 +140,121 @@ def test_modes(tmp_path: Path):
     path = tmp_path / "model"
     old = os.umask(0o027)
     try:
-        treepack.save_to_file({}, path)
+        treepack.serialization.save_to_file({}, path)
     finally:
         os.umask(old)
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     path.chmod(0o604)
-    treepack.save_to_file({"a": 1}, path)
+    treepack.serialization.save_to_file({"a": 1}, path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o604
 
 
 def test_links_and_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    treepack.save_to_file({"a": 1}, "model")
+    treepack.serialization.save_to_file({"a": 1}, "model")
     Path("link").symlink_to("model")
-    treepack.save_to_file({"a": 2}, "link")
+    treepack.serialization.save_to_file({"a": 2}, "link")
     assert Path("link").is_symlink()
-    assert treepack.load_from_file(None, "model") == {"a": 2}
-    assert treepack.load_from_file({"a": 0}, Path("link")) == {"a": 2}
+    assert treepack.serialization.load_from_file(None, "model") == {"a": 2}
+    assert treepack.serialization.load_from_file({"a": 0}, Path("link")) == {"a": 2}
 
 
 def test_errors_of_the_system(tmp_path: Path):
     with pytest.raises(FileNotFoundError) as caught:
-        treepack.load_from_file(None, tmp_path / "none")
+        treepack.serialization.load_from_file(None, tmp_path / "none")
     assert caught.value.filename == str(tmp_path / "none")
     for mmap in (True, False):
         with pytest.raises(IsADirectoryError):
-            treepack.load_from_file(None, tmp_path, mmap=mmap)
+            treepack.serialization.load_from_file(None, tmp_path, mmap=mmap)
     with pytest.raises(IsADirectoryError):
-        treepack.save_to_file({}, tmp_path)
+        treepack.serialization.save_to_file({}, tmp_path)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError, match="file"):
-        treepack.save_to_file({}, tmp_path / "file" / "model")
+        treepack.serialization.save_to_file({}, tmp_path / "file" / "model")
 
 
 def test_errors_of_the_temporary_file(tmp_path: Path):
     with pytest.raises(FileNotFoundError) as caught:
-        treepack.save_to_file({}, "/proc/none")
+        treepack.serialization.save_to_file({}, "/proc/none")
     assert caught.value.filename == "/proc/none"
     (tmp_path / "link").symlink_to("none/model")
     with pytest.raises(FileNotFoundError):
-        treepack.save_to_file({}, tmp_path / "link")
+        treepack.serialization.save_to_file({}, tmp_path / "link")
 
 
 def test_long_names(tmp_path: Path):
     path = tmp_path / ("x" * 255)
-    treepack.save_to_file({"a": 1}, path)
-    assert treepack.load_from_file(None, path) == {"a": 1}
+    treepack.serialization.save_to_file({"a": 1}, path)
+    assert treepack.serialization.load_from_file(None, path) == {"a": 1}
 
 
 def test_files_of_the_system():
     with pytest.raises(treepack.DecodeError):
-        treepack.load_from_file(None, "/proc/version")
+        treepack.serialization.load_from_file(None, "/proc/version")
 
 
 def test_pipes_and_devices(tmp_path: Path):
-    treepack.save_to_file(TREE, "/dev/null")
+    treepack.serialization.save_to_file(TREE, "/dev/null")
     with pytest.raises(OSError, match="space"):
-        treepack.save_to_file(TREE, "/dev/full", compress=True)
+        treepack.serialization.save_to_file(TREE, "/dev/full", compress=True)
     reader, writing = os.pipe()
-    treepack.save_to_file({"a": 1}, f"/dev/fd/{writing}")
-    assert treepack.from_bytes(None, os.read(reader, 100)) == {"a": 1}
+    treepack.serialization.save_to_file({"a": 1}, f"/dev/fd/{writing}")
+    assert treepack.serialization.from_bytes(None, os.read(reader, 100)) == {"a": 1}
     os.close(reader)
     os.close(writing)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=treepack.save_to_file, args=(TREE, pipe))
+    writer = threading.Thread(target=treepack.serialization.save_to_file, args=(TREE, pipe))
     writer.start()
-    assert_same(treepack.load_from_file(TREE, pipe), EXPECTED)
+    assert_same(treepack.serialization.load_from_file(TREE, pipe), EXPECTED)
     writer.join()
 
 
 def test_gzip_functions():
     data = np.random.default_rng(0).integers(0, 9, 100_000, np.uint8).tobytes()
     for level in (None, 0, 1, 6, 9):
-        compressed = treepack.compress_bytes(data, level=level)
+        compressed = treepack.serialization.compress_bytes(data, level=level)
         assert gzip.decompress(compressed) == data
-        assert treepack.decompress_bytes(compressed) == data
-        assert compressed == treepack.compress_bytes(bytearray(data), level=level)
+        assert treepack.serialization.decompress_bytes(compressed) == data
+        assert compressed == treepack.serialization.compress_bytes(bytearray(data), level=level)
     for level in (10, -1):
         with pytest.raises(ValueError, match=f"level must be from 0 to 9, got {level}"):
-            treepack.compress_bytes(data, level=level)
+            treepack.serialization.compress_bytes(data, level=level)
     theirs = gzip.compress(data)
     many = theirs + bytes(7) + gzip.compress(b"more") + b"\0"
     for stream in (b"", theirs, many, memoryview(many)):
-        assert treepack.decompress_bytes(stream) == gzip.decompress(stream)
+        assert treepack.serialization.decompress_bytes(stream) == gzip.decompress(stream)
     for end in range(2, len(theirs), 97):
         with pytest.raises(EOFError):
             gzip.decompress(theirs[:end])
         with pytest.raises(EOFError):
-            treepack.decompress_bytes(theirs[:end])
+            treepack.serialization.decompress_bytes(theirs[:end])
     for stream in (b"hello", theirs + b"junk"):
         with pytest.raises(OSError, match="gzip"):
-            treepack.decompress_bytes(stream)
+            treepack.serialization.decompress_bytes(stream)
     damaged = bytearray(theirs)
     damaged[-5] ^= 1
     with pytest.raises(treepack.CorruptionError):
-        treepack.decompress_bytes(damaged)
+        treepack.serialization.decompress_bytes(damaged)
     for max_size in (len(data), 2**63, 2**64 - 1):
-        assert treepack.decompress_bytes(theirs, max_size=max_size) == data
+        assert treepack.serialization.decompress_bytes(theirs, max_size=max_size) == data
     with pytest.raises(treepack.TreepackError, match="max_size"):
-        treepack.decompress_bytes(theirs, max_size=len(data) - 1)
+        treepack.serialization.decompress_bytes(theirs, max_size=len(data) - 1)
 
 
 def test_other_threads_run_during_long_work(tmp_path: Path):
     """A thread counts; while everything else is detached it gets on."""
     tree = {"a": np.ones(2**26, np.float32), "b": np.ones(2**22, np.float16)}
-    encoded = treepack.to_bytes(tree, align=1)
+    encoded = treepack.serialization.to_bytes(tree, align=1)
     path = tmp_path / "model"
     sys_interval = sys.getswitchinterval()
     sys.setswitchinterval(10)  # so that only what is detached lets others run
     try:
         for work in (
-            lambda: treepack.to_bytes(tree),
-            lambda: treepack.msgpack_restore(encoded, copy=True),
-            lambda: treepack.save_to_file(tree, path, durable=False),
-            lambda: treepack.compress_bytes(tree["b"], level=1),
+            lambda: treepack.serialization.to_bytes(tree),
+            lambda: treepack.serialization.msgpack_restore(encoded, copy=True),
+            lambda: treepack.serialization.save_to_file(tree, path, durable=False),
+            lambda: treepack.serialization.compress_bytes(tree["b"], level=1),
         ):
             # A busy machine may not let it run at once.
             assert any(_progress_during(work) > 0 for _ in range(5))

@@ -90,7 +90,7 @@ READERS: dict[str, Callable[[bytes], bytes]] = {
     "libdeflate": _libdeflate,
     "rapidgzip": _rapidgzip,
     "eformer": eformer.decompress_bytes,
-    "treepack": treepack.decompress_bytes,
+    "treepack": treepack.serialization.decompress_bytes,
     **{name: _command(name) for name in ("gunzip", "pigz") if shutil.which(name)},
 }
 
@@ -99,7 +99,7 @@ READERS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("name", CORPORA)
 def test_everybody_reads_it(name: str, level: int | None):
     data = CORPORA[name]
-    stream = treepack.compress_bytes(data, level=level)
+    stream = treepack.serialization.compress_bytes(data, level=level)
     for reader, read in READERS.items():
         assert read(stream) == data, reader
 
@@ -107,7 +107,7 @@ def test_everybody_reads_it(name: str, level: int | None):
 @pytest.mark.parametrize("name", CORPORA)
 def test_the_data_are_one_member_with_no_time(name: str):
     data = CORPORA[name]
-    stream = treepack.compress_bytes(data)
+    stream = treepack.serialization.compress_bytes(data)
     assert stream[4:8] == bytes(4)
     member = zlib.decompressobj(wbits=31)
     assert member.decompress(stream) == data
@@ -120,9 +120,9 @@ def test_the_data_are_one_member_with_no_time(name: str):
 def test_the_index_of_any_length_is_read():
     """One of two members, which is more than 65,536 bytes."""
     data = bytes(9000 * (256 << 10))
-    stream = treepack.compress_bytes(data)
+    stream = treepack.serialization.compress_bytes(data)
     assert len(stream) > 9000 * 8
-    assert treepack.decompress_bytes(stream) == data
+    assert treepack.serialization.decompress_bytes(stream) == data
     member = zlib.decompressobj(wbits=31)
     found = sum(len(member.decompress(stream[i : i + 4096])) for i in range(0, len(stream), 4096))
     assert found == len(data)
@@ -131,12 +131,12 @@ def test_the_index_of_any_length_is_read():
 @pytest.mark.parametrize("level", [None, 1, 6])
 def test_the_bytes_do_not_depend_on_threads(level: int | None, monkeypatch: pytest.MonkeyPatch):
     data = CORPORA["mixed"]
-    expected = treepack.compress_bytes(data, level=level, threads=1)
+    expected = treepack.serialization.compress_bytes(data, level=level, threads=1)
     for threads in (2, 3, 8, None):
-        assert treepack.compress_bytes(data, level=level, threads=threads) == expected
-        assert treepack.decompress_bytes(expected, threads=threads) == data
+        assert treepack.serialization.compress_bytes(data, level=level, threads=threads) == expected
+        assert treepack.serialization.decompress_bytes(expected, threads=threads) == data
     monkeypatch.setenv("TREEPACK_NUM_THREADS", "5")
-    assert treepack.compress_bytes(data, level=level) == expected
+    assert treepack.serialization.compress_bytes(data, level=level) == expected
 
 
 SHRUNK = """
@@ -147,7 +147,7 @@ for scale in (1, 20, 60, 255):  # from a copy of what is left to hardly any room
     data = np.random.default_rng(0).integers(0, scale, 3 << 20, dtype=np.uint8).tobytes()
     for size in (len(data), 2 << 20, 100_000, 0):
         data = data[:size]
-        stream = treepack.compress_bytes(data)
+        stream = treepack.serialization.compress_bytes(data)
         copy = bytes(memoryview(stream))
         assert type(stream) is bytes and len(stream) == len(copy) == memoryview(stream).nbytes
         assert stream == copy and hash(stream) == hash(copy) and {stream: 1}[copy] == 1
@@ -156,7 +156,7 @@ for scale in (1, 20, 60, 255):  # from a copy of what is left to hardly any room
         assert hashlib.sha256(stream).digest() == hashlib.sha256(copy).digest()
         assert stream.find(b"not there, certainly") == -1 and int(b"%d" % len(stream)) == len(copy)
         assert sys.getrefcount(stream) == 2 and gc.collect() >= 0
-        assert treepack.decompress_bytes(stream) == data
+        assert treepack.serialization.decompress_bytes(stream) == data
         del stream, copy
 """
 
@@ -169,7 +169,7 @@ def test_what_is_returned_is_like_any_bytes(allocator: str):
 
 def test_the_ratio_is_that_of_the_content():
     def ratio(name: str) -> float:
-        return len(CORPORA[name]) / len(treepack.compress_bytes(CORPORA[name]))
+        return len(CORPORA[name]) / len(treepack.serialization.compress_bytes(CORPORA[name]))
 
     def ratio_of_zlib(name: str) -> float:
         return len(CORPORA[name]) / len(gzip.compress(CORPORA[name], 6))
@@ -178,8 +178,10 @@ def test_the_ratio_is_that_of_the_content():
         assert ratio(name) > 0.99 * ratio_of_zlib(name), name
     assert ratio("indices") > 0.95 * ratio_of_zlib("indices")
     for name, data in CORPORA.items():  # samples decide, so a few percent can be missed
-        matched = len(treepack.compress_bytes(data, level=2))
-        assert len(treepack.compress_bytes(data)) <= matched + matched / 16 + 100, name
+        matched = len(treepack.serialization.compress_bytes(data, level=2))
+        assert len(treepack.serialization.compress_bytes(data)) <= matched + matched / 16 + 100, (
+            name
+        )
     assert ratio("noise") > 0.999
     assert ratio("zeros") > 100
 
@@ -188,8 +190,8 @@ def test_the_ratio_is_that_of_the_content():
 def test_no_level_is_worse_than_literals(level: int):
     for name in ("bfloat16", "float32", "noise"):
         data = CORPORA[name]
-        stream = treepack.compress_bytes(data, level=level)
-        assert len(stream) <= len(treepack.compress_bytes(data)) * 1.0001, name
+        stream = treepack.serialization.compress_bytes(data, level=level)
+        assert len(stream) <= len(treepack.serialization.compress_bytes(data)) * 1.0001, name
 
 
 def test_trees_go_straight_to_gzip_and_back(tmp_path: Path):
@@ -197,16 +199,16 @@ def test_trees_go_straight_to_gzip_and_back(tmp_path: Path):
         "w": RNG.standard_normal((1000, 1000)).astype(np.float32),
         "layers": [{"mask": RNG.random(10**6) < 0.5, "step": 3} for _ in range(3)],
     }
-    encoded = treepack.to_bytes(tree)
-    stream = treepack.to_compressed_bytes(tree)
-    assert stream == treepack.compress_bytes(encoded)
-    assert_same(treepack.from_compressed_bytes(tree, stream), tree)
-    assert_same(treepack.from_compressed_bytes(tree, gzip.compress(encoded)), tree)
+    encoded = treepack.serialization.to_bytes(tree)
+    stream = treepack.serialization.to_compressed_bytes(tree)
+    assert stream == treepack.serialization.compress_bytes(encoded)
+    assert_same(treepack.serialization.from_compressed_bytes(tree, stream), tree)
+    assert_same(treepack.serialization.from_compressed_bytes(tree, gzip.compress(encoded)), tree)
     path = tmp_path / "tree"
-    treepack.save_to_file(tree, path, compress=True)
-    assert gzip.decompress(path.read_bytes()) == treepack.to_bytes(tree, align=64)
+    treepack.serialization.save_to_file(tree, path, compress=True)
+    assert gzip.decompress(path.read_bytes()) == treepack.serialization.to_bytes(tree, align=64)
     for mmap in (True, False):
-        assert_same(treepack.load_from_file(tree, path, mmap=mmap), tree)
+        assert_same(treepack.serialization.load_from_file(tree, path, mmap=mmap), tree)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
@@ -216,55 +218,57 @@ def test_compressing_into_a_pipe(tmp_path: Path):
     tree = {"w": RNG.standard_normal(BLOCK)}
     copy = tmp_path / "copy"
     with copy.open("wb") as file, subprocess.Popen(["cat", str(pipe)], stdout=file) as reader:
-        treepack.save_to_file(tree, pipe, compress=True)
+        treepack.serialization.save_to_file(tree, pipe, compress=True)
         assert reader.wait(timeout=60) == 0
-    assert gzip.decompress(copy.read_bytes()) == treepack.to_bytes(tree, align=64)
+    assert gzip.decompress(copy.read_bytes()) == treepack.serialization.to_bytes(tree, align=64)
 
 
 @pytest.mark.parametrize("name", ["mixed", "short"])
 def test_every_damage_is_an_error(name: str):
-    check_damages(treepack.compress_bytes(CORPORA[name]))
+    check_damages(treepack.serialization.compress_bytes(CORPORA[name]))
     check_damages(gzip.compress(CORPORA[name]))
 
 
 def check_damages(stream: bytes) -> None:
     for end in sorted({*range(0, len(stream), len(stream) // 50 + 1)} - {0}):
         with pytest.raises(EOFError):
-            treepack.decompress_bytes(stream[:end])
+            treepack.serialization.decompress_bytes(stream[:end])
     for at in range(0, len(stream), len(stream) // 50 + 1):
         if 4 <= at < 10:
             continue  # time stamp and system, which mean nothing
         damaged = bytearray(stream)
         damaged[at] ^= 0x55
         with pytest.raises(treepack.CorruptionError):
-            treepack.decompress_bytes(damaged)
+            treepack.serialization.decompress_bytes(damaged)
 
 
 @given(st.binary(max_size=3000), st.sampled_from(LEVELS))
 def test_any_bytes_come_back(data: bytes, level: int | None):
-    stream = treepack.compress_bytes(data, level=level)
+    stream = treepack.serialization.compress_bytes(data, level=level)
     assert gzip.decompress(stream) == data
-    assert treepack.decompress_bytes(stream) == data
+    assert treepack.serialization.decompress_bytes(stream) == data
 
 
 def test_output_is_bounded():
     data = CORPORA["zeros"]
-    for stream in (treepack.compress_bytes(data), gzip.compress(data)):
-        assert treepack.decompress_bytes(stream, max_size=len(data)) == data
+    for stream in (treepack.serialization.compress_bytes(data), gzip.compress(data)):
+        assert treepack.serialization.decompress_bytes(stream, max_size=len(data)) == data
         with pytest.raises(ValueError, match=f"max_size={len(data) - 1}"):
-            treepack.decompress_bytes(stream, max_size=len(data) - 1)
+            treepack.serialization.decompress_bytes(stream, max_size=len(data) - 1)
 
 
 def test_claims_are_not_believed():
     """An index that promises a terabyte of a few bytes."""
-    stream = bytearray(treepack.compress_bytes(CORPORA["zeros"]))
+    stream = bytearray(treepack.serialization.compress_bytes(CORPORA["zeros"]))
     size = len(CORPORA["zeros"]).to_bytes(8, "little")
     at = stream.rindex(size)  # in the record of the index
     stream[at + 5] = 0x7F
-    assert treepack.decompress_bytes(stream) == CORPORA["zeros"]  # the index is ignored
+    assert (
+        treepack.serialization.decompress_bytes(stream) == CORPORA["zeros"]
+    )  # the index is ignored
     stream[-1] = 0x7F  # the size in the trailer
     with pytest.raises(treepack.CorruptionError):
-        treepack.decompress_bytes(stream)
+        treepack.serialization.decompress_bytes(stream)
 
 
 MEMORY = """
@@ -273,8 +277,8 @@ import numpy as np, treepack
 from pathlib import Path
 path = Path(sys.argv[1])
 data = np.random.default_rng(0).integers(0, 100, 128 << 20, dtype=np.uint8)
-treepack.save_to_file({"w": data[:4 << 20]}, path, compress=True)
-treepack.load_from_file(None, path)
+treepack.serialization.save_to_file({"w": data[:4 << 20]}, path, compress=True)
+treepack.serialization.load_from_file(None, path)
 
 def peak(work):
     Path("/proc/self/clear_refs").write_text("5")
@@ -283,15 +287,15 @@ def peak(work):
     result = work()
     return (status("VmHWM") - before) // 1024
 
-print(peak(lambda: treepack.save_to_file({"w": data}, path, compress=True)))
-print(peak(lambda: treepack.load_from_file(None, path)))
+print(peak(lambda: treepack.serialization.save_to_file({"w": data}, path, compress=True)))
+print(peak(lambda: treepack.serialization.load_from_file(None, path)))
 stream = path.read_bytes()
-print(peak(lambda: treepack.decompress_bytes(stream)))
-print(peak(lambda: treepack.compress_bytes(data)) - len(stream) // 2**20)
+print(peak(lambda: treepack.serialization.decompress_bytes(stream)))
+print(peak(lambda: treepack.serialization.compress_bytes(data)) - len(stream) // 2**20)
 
 def refuse(stream):
     try:
-        treepack.decompress_bytes(stream)
+        treepack.serialization.decompress_bytes(stream)
     except EOFError:
         return None
     raise AssertionError("a stream without its end was taken")
@@ -317,7 +321,10 @@ def test_memory_is_that_of_the_output(tmp_path: Path):
 
 def test_the_largest_bound() -> None:
     for bound in (2**64 - 1, 2**63):
-        assert treepack.decompress_bytes(2 * gzip.compress(b"abc"), max_size=bound) == b"abcabc"
+        assert (
+            treepack.serialization.decompress_bytes(2 * gzip.compress(b"abc"), max_size=bound)
+            == b"abcabc"
+        )
 
 
 def told(work: Callable[..., Any]) -> list[tuple[int, int]]:
@@ -329,28 +336,47 @@ def told(work: Callable[..., Any]) -> list[tuple[int, int]]:
 def test_progress_is_told(tmp_path: Path):
     data = bytes(40 << 20)
     tree = {"w": np.zeros(40 << 20, np.uint8)}
-    stream, path, plain = treepack.compress_bytes(data), tmp_path / "gz", tmp_path / "plain"
+    stream, path, plain = (
+        treepack.serialization.compress_bytes(data),
+        tmp_path / "gz",
+        tmp_path / "plain",
+    )
     theirs = gzip.compress(RNG.bytes(20 << 20), 1)
-    encoded = treepack.to_bytes(tree, align=64)
-    treepack.save_to_file(tree, plain)
-    treepack.save_to_file(tree, path, compress=True)
+    encoded = treepack.serialization.to_bytes(tree, align=64)
+    treepack.serialization.save_to_file(tree, plain)
+    treepack.serialization.save_to_file(tree, path, compress=True)
     works = {
-        "compress_bytes": (lambda **kw: treepack.compress_bytes(data, **kw), len(data)),
-        "decompress_bytes": (lambda **kw: treepack.decompress_bytes(stream, **kw), len(data)),
+        "compress_bytes": (
+            lambda **kw: treepack.serialization.compress_bytes(data, **kw),
+            len(data),
+        ),
+        "decompress_bytes": (
+            lambda **kw: treepack.serialization.decompress_bytes(stream, **kw),
+            len(data),
+        ),
         # How much comes out of streams of others is not known, but how long they are.
-        "gzip": (lambda **kw: treepack.decompress_bytes(theirs, **kw), len(theirs)),
-        "members": (lambda **kw: treepack.decompress_bytes(2 * theirs, **kw), 2 * len(theirs)),
+        "gzip": (lambda **kw: treepack.serialization.decompress_bytes(theirs, **kw), len(theirs)),
+        "members": (
+            lambda **kw: treepack.serialization.decompress_bytes(2 * theirs, **kw),
+            2 * len(theirs),
+        ),
         "to_compressed": (
-            lambda **kw: treepack.to_compressed_bytes(tree, align=64, **kw),
+            lambda **kw: treepack.serialization.to_compressed_bytes(tree, align=64, **kw),
             len(encoded),
         ),
-        "save": (lambda **kw: treepack.save_to_file(tree, plain, **kw), len(encoded)),
+        "save": (lambda **kw: treepack.serialization.save_to_file(tree, plain, **kw), len(encoded)),
         "save gzip": (
-            lambda **kw: treepack.save_to_file(tree, path, compress=True, **kw),
+            lambda **kw: treepack.serialization.save_to_file(tree, path, compress=True, **kw),
             len(encoded),
         ),
-        "read": (lambda **kw: treepack.load_from_file(None, plain, mmap=False, **kw), len(encoded)),
-        "load gzip": (lambda **kw: treepack.load_from_file(None, path, **kw), len(encoded)),
+        "read": (
+            lambda **kw: treepack.serialization.load_from_file(None, plain, mmap=False, **kw),
+            len(encoded),
+        ),
+        "load gzip": (
+            lambda **kw: treepack.serialization.load_from_file(None, path, **kw),
+            len(encoded),
+        ),
     }
     for name, (work, total) in works.items():
         calls = told(work)
@@ -369,26 +395,26 @@ def test_an_exception_in_progress_ends_the_work(tmp_path: Path):
 
     tree = {"w": RNG.bytes(40 << 20)}
     path = tmp_path / "tree"
-    treepack.save_to_file({"old": 1}, path)
+    treepack.serialization.save_to_file({"old": 1}, path)
     for compress in (False, True):
         with pytest.raises(StopError):
-            treepack.save_to_file(tree, path, compress=compress, progress=stop)
+            treepack.serialization.save_to_file(tree, path, compress=compress, progress=stop)
         assert list(tmp_path.iterdir()) == [path]
-        assert treepack.load_from_file(None, path) == {"old": 1}
+        assert treepack.serialization.load_from_file(None, path) == {"old": 1}
     theirs = gzip.compress(tree["w"][: 10 << 20], 0)
-    for stream in (treepack.compress_bytes(tree["w"]), theirs, 2 * theirs):
+    for stream in (treepack.serialization.compress_bytes(tree["w"]), theirs, 2 * theirs):
         with pytest.raises(StopError):
-            treepack.decompress_bytes(stream, progress=stop)
+            treepack.serialization.decompress_bytes(stream, progress=stop)
     with pytest.raises(StopError):
-        treepack.compress_bytes(tree["w"], progress=stop)
+        treepack.serialization.compress_bytes(tree["w"], progress=stop)
 
 
 def test_a_bar_is_shown_if_tqdm_is_there(capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("tqdm")
-    treepack.compress_bytes(bytes(10 << 20), progress=True)
+    treepack.serialization.compress_bytes(bytes(10 << 20), progress=True)
     assert "compress: 100%" in capsys.readouterr().err
     with pytest.raises(TypeError, match="progress must be a callable or True"):
-        treepack.compress_bytes(b"", progress=3)  # type: ignore[arg-type]
+        treepack.serialization.compress_bytes(b"", progress=3)  # type: ignore[arg-type]
 
 
 def test_data_that_change_meanwhile_give_a_sound_stream():
@@ -407,7 +433,7 @@ def test_data_that_change_meanwhile_give_a_sound_stream():
     thread.start()
     try:
         for level in (None, 1):
-            stream = treepack.compress_bytes(data, level=level)
+            stream = treepack.serialization.compress_bytes(data, level=level)
             assert len(gzip.decompress(stream)) == data.size
     finally:
         done.set()

@@ -55,29 +55,37 @@ def ignore(*_: object) -> None:
 def cases(tmp_path: Path) -> dict[str, Callable[[], Any]]:
     """Returns work that takes a good part of a second, or more."""
     path, compressed = tmp_path / "model", tmp_path / "model.gz"
-    treepack.save_to_file(LARGE, path, durable=False)
+    treepack.serialization.save_to_file(LARGE, path, durable=False)
     stream = gzip.compress(bytes(300 << 20), 1)
-    compressed.write_bytes(gzip.compress(treepack.to_bytes({"w": np.zeros(50 << 20)}), 1))
-    own = treepack.compress_bytes(np.concatenate([BLOCK // 2] * 8))
-    encoded = treepack.to_bytes(LARGE, align=64)
-    many = treepack.msgpack_serialize(list(range(6_000_000)))
+    compressed.write_bytes(
+        gzip.compress(treepack.serialization.to_bytes({"w": np.zeros(50 << 20)}), 1)
+    )
+    own = treepack.serialization.compress_bytes(np.concatenate([BLOCK // 2] * 8))
+    encoded = treepack.serialization.to_bytes(LARGE, align=64)
+    many = treepack.serialization.msgpack_serialize(list(range(6_000_000)))
     buffer = bytearray(len(encoded))
     return {
-        "to_bytes": lambda: treepack.to_bytes(LARGE, threads=1),
+        "to_bytes": lambda: treepack.serialization.to_bytes(LARGE, threads=1),
         "pack_into": lambda: [treepack.pack_into(LARGE, buffer, threads=1) for _ in range(4)],
-        "restore": lambda: treepack.msgpack_restore(many),
-        "copy": lambda: [treepack.msgpack_restore(encoded, copy=True) for _ in range(3)],
-        "compress": lambda: treepack.compress_bytes(BLOCK, level=6),
-        "decompress": lambda: treepack.decompress_bytes(own, threads=1),
-        "decompress a stream of others": lambda: treepack.decompress_bytes(stream),
-        "the same in steps": lambda: treepack.decompress_bytes(stream, progress=ignore),
-        "load": lambda: treepack.load_from_file(None, path, copy=True, mmap=False),
-        "load with progress": lambda: treepack.load_from_file(
+        "restore": lambda: treepack.serialization.msgpack_restore(many),
+        "copy": lambda: [
+            treepack.serialization.msgpack_restore(encoded, copy=True) for _ in range(3)
+        ],
+        "compress": lambda: treepack.serialization.compress_bytes(BLOCK, level=6),
+        "decompress": lambda: treepack.serialization.decompress_bytes(own, threads=1),
+        "decompress a stream of others": lambda: treepack.serialization.decompress_bytes(stream),
+        "the same in steps": lambda: treepack.serialization.decompress_bytes(
+            stream, progress=ignore
+        ),
+        "load": lambda: treepack.serialization.load_from_file(None, path, copy=True, mmap=False),
+        "load with progress": lambda: treepack.serialization.load_from_file(
             None, path, copy=True, mmap=False, progress=ignore
         ),
-        "load gzip": lambda: treepack.load_from_file(None, compressed),
-        "save": lambda: treepack.save_to_file(LARGE, path),
-        "save with progress": lambda: treepack.save_to_file(LARGE, path, progress=ignore),
+        "load gzip": lambda: treepack.serialization.load_from_file(None, compressed),
+        "save": lambda: treepack.serialization.save_to_file(LARGE, path),
+        "save with progress": lambda: treepack.serialization.save_to_file(
+            LARGE, path, progress=ignore
+        ),
     }
 
 
@@ -95,18 +103,20 @@ def test_every_long_call_is_interrupted(tmp_path: Path):
 @pytest.mark.parametrize("durable", [False, True])
 def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, compress: bool, durable: bool):
     path = tmp_path / "model"
-    treepack.save_to_file({"a": 1}, path)
-    save = functools.partial(treepack.save_to_file, LARGE, path, compress=compress, durable=durable)
+    treepack.serialization.save_to_file({"a": 1}, path)
+    save = functools.partial(
+        treepack.serialization.save_to_file, LARGE, path, compress=compress, durable=durable
+    )
     assert interrupted(save, 0.02)
-    assert treepack.load_from_file(None, path) == {"a": 1}
+    assert treepack.serialization.load_from_file(None, path) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_pipe_without_a_peer_is_interrupted(tmp_path: Path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    assert interrupted(lambda: treepack.save_to_file({"a": 1}, path), 0.1)
-    assert interrupted(lambda: treepack.load_from_file(None, path), 0.1)
+    assert interrupted(lambda: treepack.serialization.save_to_file({"a": 1}, path), 0.1)
+    assert interrupted(lambda: treepack.serialization.load_from_file(None, path), 0.1)
 
 
 def test_a_pipe_whose_peer_is_slow(tmp_path: Path):
@@ -117,19 +127,19 @@ def test_a_pipe_whose_peer_is_slow(tmp_path: Path):
 
     def read() -> None:
         time.sleep(0.1)
-        found.append(treepack.load_from_file(tree, path))
+        found.append(treepack.serialization.load_from_file(tree, path))
 
     reader = threading.Thread(target=read)
     reader.start()
-    treepack.save_to_file(tree, path)
+    treepack.serialization.save_to_file(tree, path)
     reader.join()
     assert_same(found[0], tree)
     # One that goes away is an error, and one that comes back to nothing is interrupted.
     peer = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    assert interrupted(lambda: treepack.save_to_file(tree, path), 0.1)
+    assert interrupted(lambda: treepack.serialization.save_to_file(tree, path), 0.1)
     threading.Timer(0.1, os.close, [peer]).start()
     with pytest.raises(BrokenPipeError):
-        treepack.save_to_file(tree, path)
+        treepack.serialization.save_to_file(tree, path)
 
 
 def test_a_signal_that_raises_nothing_does_not_stop_the_work():
@@ -137,13 +147,13 @@ def test_a_signal_that_raises_nothing_does_not_stop_the_work():
     before = signal.signal(signal.SIGALRM, lambda *_: calls.append(1))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-        encoded = treepack.to_bytes(LARGE)
+        encoded = treepack.serialization.to_bytes(LARGE)
         while not calls:  # not even one yet
             pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert treepack.msgpack_restore(encoded).keys() == LARGE.keys()
+    assert treepack.serialization.msgpack_restore(encoded).keys() == LARGE.keys()
 
 
 def test_a_timer_does_not_keep_a_file_from_being_saved(tmp_path: Path):
@@ -152,7 +162,8 @@ def test_a_timer_does_not_keep_a_file_from_being_saved(tmp_path: Path):
         "import signal, sys, numpy, treepack\n"
         "signal.signal(signal.SIGALRM, lambda *_: None)\n"
         "signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)\n"
-        "treepack.save_to_file({'w': numpy.zeros(30_000_000)}, sys.argv[1], durable=False)\n"
+        "tree = {'w': numpy.zeros(30_000_000)}\n"
+        "treepack.serialization.save_to_file(tree, sys.argv[1], durable=False)\n"
         "signal.setitimer(signal.ITIMER_REAL, 0)\n"
     )
     path = tmp_path / "model"

@@ -24,16 +24,16 @@ def array(spec):
 
 replicated, sharded = array(PartitionSpec()), array(PartitionSpec("x"))
 assert not replicated.is_fully_addressable
-assert treepack.to_bytes({"w": replicated}, align=1) == flax.to_bytes({"w": value})
-assert treepack.validate_serializable({"w": replicated}) == (True, [])
-for save in (treepack.to_bytes, treepack.msgpack_serialize):
+assert treepack.serialization.to_bytes({"w": replicated}, align=1) == flax.to_bytes({"w": value})
+assert treepack.serialization.validate_serializable({"w": replicated}) == (True, [])
+for save in (treepack.serialization.to_bytes, treepack.serialization.msgpack_serialize):
     try:
         save({"a": {"w": sharded}})
     except ValueError as error:
-        assert "./a/w" in str(error) and "other processes" in str(error), error
+        assert "a/w" in str(error) and "other processes" in str(error), error
     else:
         raise AssertionError("no error")
-valid, issues = treepack.validate_serializable({"a": {"w": sharded}})
+valid, issues = treepack.serialization.validate_serializable({"a": {"w": sharded}})
 assert not valid and issues[0].startswith("a/w: Non-addressable array"), issues
 print("done")
 """

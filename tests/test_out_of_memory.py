@@ -11,7 +11,7 @@ import msgpack, numpy as np, treepack
 from treepack import serialization
 
 warnings.simplefilter("ignore")  # of the threads of jax, which do nothing here
-treepack.msgpack_restore(treepack.to_bytes({"a": np.zeros(9)}))
+treepack.serialization.msgpack_restore(treepack.serialization.to_bytes({"a": np.zeros(9)}))
 ZEROS = bytes(100 << 20)
 NOISE = np.random.default_rng(0).bytes(100 << 20)
 
@@ -45,19 +45,19 @@ def chunks(count):
     return msgpack.packb({"__msgpack_chunked_array__": 1, "shape": {"0": count}, "chunks": parts})
 
 def read(data, **options):
-    return lambda: treepack.msgpack_restore(data, **options)
+    return lambda: treepack.serialization.msgpack_restore(data, **options)
 
 def inflate(stream, **options):
-    return lambda: treepack.decompress_bytes(stream, **options)
+    return lambda: treepack.serialization.decompress_bytes(stream, **options)
 
-def write(tree, save=treepack.to_bytes):
+def write(tree, save=treepack.serialization.to_bytes):
     return lambda: save(tree)
 
 def leaves(count):
     return {f"k{index}": np.zeros(64, np.float32) for index in range(count)}
 
 CASES = {
-    "own gzip": lambda: inflate(treepack.compress_bytes(ZEROS)),
+    "own gzip": lambda: inflate(treepack.serialization.compress_bytes(ZEROS)),
     "gzip of others": lambda: inflate(gzip.compress(ZEROS, 1)),
     "gzip of others, in steps": lambda: inflate(gzip.compress(ZEROS, 1), progress=ignore),
     "members": lambda: inflate(gzip.compress(ZEROS[: 25 << 20], 1) * 4),
@@ -76,13 +76,13 @@ CASES = {
     "an extension": lambda: read(long(0xC9, 100 << 20, 0x50)),
     "scalars": lambda: read(many(2_000_000, SCALAR)),
     "chunks": lambda: read(chunks(300_000)),
-    "a copy": lambda: read(treepack.to_bytes({"a": np.zeros(25 << 20)}), copy=True),
+    "a copy": lambda: read(treepack.serialization.to_bytes({"a": np.zeros(25 << 20)}), copy=True),
     "one array": lambda: write({"a": np.zeros(25 << 20)}),
     "many leaves": lambda: write(leaves(150_000)),
     "many larger leaves": lambda: write([np.zeros(300)] * 1_000_000),
-    "many integers": lambda: write([2**40] * 8_000_000, treepack.msgpack_serialize),
+    "many integers": lambda: write([2**40] * 8_000_000, treepack.serialization.msgpack_serialize),
     "with structure": lambda: write(leaves(150_000), treepack.dumps),
-    "compressing": lambda: write(NOISE, treepack.compress_bytes),
+    "compressing": lambda: write(NOISE, treepack.serialization.compress_bytes),
 }
 
 def size():

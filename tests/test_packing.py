@@ -40,7 +40,7 @@ def large(nbytes: int = 40 << 20) -> dict[str, np.ndarray]:
 @given(state_trees())
 def test_all_ways_to_encode_agree(tree: Any):
     for align in (1, 16, 64):
-        expected = treepack.to_bytes(tree, align=align)
+        expected = treepack.serialization.to_bytes(tree, align=align)
         assert treepack.packed_size(tree, align=align) == len(expected)
         buffer = bytearray(b"\xaa" * (len(expected) + 10))
         assert treepack.pack_into(tree, buffer, offset=3, align=align) == len(expected)
@@ -50,17 +50,19 @@ def test_all_ways_to_encode_agree(tree: Any):
 
 def test_all_ways_to_encode_agree_on_large_trees():
     tree = large()
-    expected = treepack.to_bytes(tree, align=64, threads=1)
+    expected = treepack.serialization.to_bytes(tree, align=64, threads=1)
     buffer = bytearray(len(expected) + 100)
     for threads in (1, 2, 5, None):
-        assert treepack.to_bytes(tree, align=64, threads=threads) == expected
+        assert treepack.serialization.to_bytes(tree, align=64, threads=threads) == expected
         for offset in (0, 1, 64):
             buffer[:] = bytes(len(buffer))
             size = treepack.pack_into(tree, buffer, offset=offset, threads=threads)
             assert memoryview(buffer)[offset : offset + size] == expected
             assert not any(buffer[:offset])
             assert not any(buffer[offset + size :])
-        assert_same(treepack.from_bytes(tree, expected, copy=True, threads=threads), tree)
+        assert_same(
+            treepack.serialization.from_bytes(tree, expected, copy=True, threads=threads), tree
+        )
     assert b"".join(treepack.buffers(tree, align=64)) == expected
 
 
@@ -68,7 +70,7 @@ def test_packed_arrays_are_views_of_the_buffer():
     tree = {f"w{i}": np.arange(1000.0) + i for i in range(5)}
     memory = mmap.mmap(-1, treepack.packed_size(tree))
     size = treepack.pack_into(tree, memory)
-    views = treepack.msgpack_restore(memoryview(memory)[:size], copy=False)
+    views = treepack.serialization.msgpack_restore(memoryview(memory)[:size], copy=False)
     assert_same(views, tree)
     for view in views.values():
         assert np.shares_memory(view, np.frombuffer(memory, np.uint8))
@@ -77,7 +79,7 @@ def test_packed_arrays_are_views_of_the_buffer():
 
 def test_a_buffer_of_any_type_is_filled():
     tree = {"w": np.arange(100.0)}
-    expected = treepack.to_bytes(tree, align=64)
+    expected = treepack.serialization.to_bytes(tree, align=64)
     floats = np.zeros((len(expected) + 7) // 8)
     size = treepack.pack_into(tree, floats)
     assert floats.tobytes()[:size] == expected
@@ -111,28 +113,28 @@ def test_arrays_that_lie_in_the_buffer_are_packed_as_they_were():
     tree = {"a": np.arange(1000.0), "b": np.arange(2000.0)}
     buffer = bytearray(2 * treepack.packed_size(tree))
     size = treepack.pack_into(tree, buffer)
-    views = treepack.msgpack_restore(memoryview(buffer)[:size], copy=False)
+    views = treepack.serialization.msgpack_restore(memoryview(buffer)[:size], copy=False)
     swapped = {"x": views["b"], "y": views["a"]}
     size = treepack.pack_into(swapped, buffer, offset=1024)
     packed = memoryview(buffer)[1024 : 1024 + size]
-    assert_same(treepack.msgpack_restore(packed), {"x": tree["b"], "y": tree["a"]})
+    assert_same(treepack.serialization.msgpack_restore(packed), {"x": tree["b"], "y": tree["a"]})
 
 
 def test_arrays_of_jax_that_lie_in_the_buffer_are_packed_as_they_were():
     memory = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
     tree = {"w": np.arange(4096, dtype=np.float32)}
     size = treepack.pack_into(tree, memory)
-    view = treepack.msgpack_restore(memoryview(memory)[:size], copy=False)["w"]
+    view = treepack.serialization.msgpack_restore(memoryview(memory)[:size], copy=False)["w"]
     array = jax.device_put(view, jax.devices()[0], may_alias=True)
     assert array.unsafe_buffer_pointer() == view.ctypes.data
     size = treepack.pack_into({"before": np.ones(100), "w": array}, memory)
-    packed = treepack.msgpack_restore(memoryview(memory)[:size])
+    packed = treepack.serialization.msgpack_restore(memoryview(memory)[:size])
     np.testing.assert_array_equal(packed["w"], tree["w"])
 
 
 def test_small_restored_arrays_hold_on_to_little():
-    message = treepack.to_bytes({"obs": np.zeros(4, np.float32), "reward": 1.0})
-    restored = treepack.msgpack_restore(message)
+    message = treepack.serialization.to_bytes({"obs": np.zeros(4, np.float32), "reward": 1.0})
+    restored = treepack.serialization.msgpack_restore(message)
     base = restored["obs"].base
     assert base is None or isinstance(base, bytes) or base.nbytes <= 256
 
@@ -143,41 +145,43 @@ def test_arrays_of_jax_of_any_kind(dtype: str, shape: tuple[int, ...]):
     values = np.arange(np.prod(shape)).reshape(shape).astype(jnp.dtype(dtype))
     arrays = [jnp.asarray(values), jax.device_put(values, jax.devices()[2])]
     tree, host = {"a": arrays, "b": arrays}, {"a": [values, values], "b": [values, values]}
-    assert treepack.to_bytes(tree, align=1) == flax.to_bytes(host)
-    assert treepack.msgpack_serialize(tree) == treepack.msgpack_serialize(host)
+    assert treepack.serialization.to_bytes(tree, align=1) == flax.to_bytes(host)
+    assert treepack.serialization.msgpack_serialize(
+        tree
+    ) == treepack.serialization.msgpack_serialize(host)
     assert all(array._npy_value is None for array in arrays), "jax has cached a copy"
 
 
 def test_what_stops_jax_is_raised_with_the_path(monkeypatch: pytest.MonkeyPatch):
     deleted = jnp.ones(300, jnp.bfloat16)
     deleted.delete()
-    with pytest.raises(ValueError, match=r"\./a/0: the array has been deleted or donated"):
-        treepack.to_bytes({"a": [deleted]})
+    with pytest.raises(ValueError, match=r"a/0: the array has been deleted or donated"):
+        treepack.serialization.to_bytes({"a": [deleted]})
 
     def interrupt(self: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(type(deleted), "__array__", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        treepack.to_bytes({"a": [jnp.ones(300, jnp.bfloat16)]})
+        treepack.serialization.to_bytes({"a": [jnp.ones(300, jnp.bfloat16)]})
 
 
 def test_large_arrays_are_not_copied_into_the_pieces():
     tree = {"w": np.arange(10_000.0), "small": np.ones(3), "j": jnp.arange(5_000)}
-    pieces = treepack.buffers(tree)
+    pieces = treepack.buffers(tree, align=16)
     arrays = [np.frombuffer(piece, np.uint8) for piece in pieces]
     assert any(np.shares_memory(array, tree["w"]) for array in arrays)
     assert any(np.shares_memory(array, np.asarray(tree["j"])) for array in arrays)
     assert all(piece.readonly for piece in pieces)
     assert len(pieces) == 4  # headers, w, what is small, j
-    expected = treepack.to_bytes(tree)
+    expected = treepack.serialization.to_bytes(tree)
     del tree, arrays
     assert b"".join(pieces) == expected  # they keep the arrays alive
 
 
 def test_the_pieces_are_what_a_socket_sends():
     tree = large(1 << 20)
-    pieces = treepack.buffers(tree)
+    pieces = treepack.buffers(tree, align=16)
     ours, theirs = socket.socketpair()
     received = bytearray()
 
@@ -196,23 +200,23 @@ def test_the_pieces_are_what_a_socket_sends():
     ours.close()
     thread.join()
     theirs.close()
-    assert received == treepack.to_bytes(tree)
+    assert received == treepack.serialization.to_bytes(tree)
 
 
 def test_wrong_numbers_of_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
     tree = large()
     for threads in (0, -1):
         with pytest.raises(ValueError, match=f"threads must be from 1 to 65536, got {threads}"):
-            treepack.to_bytes({}, threads=threads)
+            treepack.serialization.to_bytes({}, threads=threads)
         with pytest.raises(ValueError, match=f"threads must be from 1 to 65536, got {threads}"):
-            treepack.msgpack_restore(b"\x80", copy=True, threads=threads)
+            treepack.serialization.msgpack_restore(b"\x80", copy=True, threads=threads)
     for text in ("x", "0", "-2"):
         monkeypatch.setenv("TREEPACK_NUM_THREADS", text)
         with pytest.raises(
             ValueError, match=f"TREEPACK_NUM_THREADS must be .* got {text!r}".replace("'", '"')
         ):
-            treepack.to_bytes(tree)
-    assert treepack.to_bytes(tree, threads=1)  # which is not asked then
+            treepack.serialization.to_bytes(tree)
+    assert treepack.serialization.to_bytes(tree, threads=1)  # which is not asked then
 
 
 COUNT_THREADS = """
@@ -228,7 +232,7 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-treepack.to_bytes(tree, threads=eval(sys.argv[1]))
+treepack.serialization.to_bytes(tree, threads=eval(sys.argv[1]))
 done.set()
 watcher.join()
 print(most - idle)
@@ -253,14 +257,14 @@ FORK = """
 import os, sys, warnings, numpy as np, treepack
 warnings.simplefilter("ignore")  # jax warns of any fork
 tree = {"w": np.arange(4 << 20, dtype=np.float64)}
-encoded = treepack.to_bytes(tree, threads=3)
+encoded = treepack.serialization.to_bytes(tree, threads=3)
 child = os.fork()
 if child == 0:
-    same = treepack.to_bytes(tree, threads=3) == encoded
-    copied = treepack.msgpack_restore(encoded, copy=True, threads=3)
+    same = treepack.serialization.to_bytes(tree, threads=3) == encoded
+    copied = treepack.serialization.msgpack_restore(encoded, copy=True, threads=3)
     os._exit(0 if same and (copied["w"] == tree["w"]).all() else 1)
 assert os.waitpid(child, 0)[1] == 0
-assert treepack.to_bytes(tree, threads=3) == encoded
+assert treepack.serialization.to_bytes(tree, threads=3) == encoded
 print("done")
 """
 
@@ -273,15 +277,19 @@ def test_a_forked_process_goes_on_working():
 
 def _operations(path: Path) -> dict[str, Callable[[], Any]]:
     tree = large(200 << 20)
-    encoded = treepack.to_bytes(tree)
+    encoded = treepack.serialization.to_bytes(tree)
     buffer = bytearray(treepack.packed_size(tree))
-    treepack.save_to_file(tree, path, durable=False)
+    treepack.serialization.save_to_file(tree, path, durable=False)
     return {
-        "to_bytes": lambda: treepack.to_bytes(tree, threads=1),
+        "to_bytes": lambda: treepack.serialization.to_bytes(tree, threads=1),
         "pack_into": lambda: treepack.pack_into(tree, buffer, threads=1),
-        "from_bytes": lambda: treepack.from_bytes(tree, encoded, copy=True, threads=1),
-        "save_to_file": lambda: treepack.save_to_file(tree, path, durable=False),
-        "load_from_file": lambda: treepack.load_from_file(tree, path, copy=True, threads=1),
+        "from_bytes": lambda: treepack.serialization.from_bytes(
+            tree, encoded, copy=True, threads=1
+        ),
+        "save_to_file": lambda: treepack.serialization.save_to_file(tree, path, durable=False),
+        "load_from_file": lambda: treepack.serialization.load_from_file(
+            tree, path, copy=True, threads=1
+        ),
     }
 
 
@@ -344,9 +352,11 @@ def test_sharded_arrays_are_gathered_from_their_shards(
     host = {"w": values, "b": values}
     for limit in (2**30, 100):
         chunk_size(limit)
-        assert treepack.to_bytes(tree, align=1) == flax.to_bytes(host)
-        assert treepack.to_bytes(tree, align=64) == treepack.to_bytes(host, align=64)
-        assert b"".join(treepack.buffers(tree)) == treepack.to_bytes(host)
+        assert treepack.serialization.to_bytes(tree, align=1) == flax.to_bytes(host)
+        assert treepack.serialization.to_bytes(tree, align=64) == treepack.serialization.to_bytes(
+            host, align=64
+        )
+        assert b"".join(treepack.buffers(tree, align=16)) == treepack.serialization.to_bytes(host)
     assert array._npy_value is None, "jax has cached the whole array"
 
 
@@ -361,13 +371,16 @@ from pathlib import Path
 mesh = jax.sharding.Mesh(np.array(jax.devices()), "x")
 sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "x"))
 array = jax.device_put(np.ones((4096, 16384), np.float32), sharding).block_until_ready()
-treepack.save_to_file({{"w": np.ones(9)}}, {str(tmp_path / "small")!r})
+treepack.serialization.save_to_file({{"w": np.ones(9)}}, {str(tmp_path / "small")!r})
 Path("/proc/self/clear_refs").write_text("5")
 status = lambda field: int(Path("/proc/self/status").read_text().split(field)[1].split()[1])
 before = status("VmRSS")
-treepack.save_to_file({{"w": array}}, {str(tmp_path / "sharded")!r})
+treepack.serialization.save_to_file({{"w": array}}, {str(tmp_path / "sharded")!r})
 print(status("VmHWM") - before)
 """
     extra = int(subprocess.check_output([sys.executable, "-c", program]))
     assert extra < 32 << 10, f"{extra} KiB more"  # the array has 256 MiB
-    assert treepack.load_from_file(None, tmp_path / "sharded")["w"].shape == (4096, 16384)
+    assert treepack.serialization.load_from_file(None, tmp_path / "sharded")["w"].shape == (
+        4096,
+        16384,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import pathlib
 import sys
 import threading
 import types
@@ -27,10 +28,12 @@ def field(**options: Any) -> Any:
 
 
 def test_bare_and_with_arguments() -> None:
-    @treepack.register_dataclass
-    @dataclasses.dataclass
-    class Bare:
-        w: Any
+    with pytest.warns(UserWarning, match="Bare' is no lasting name"):
+
+        @treepack.register_dataclass
+        @dataclasses.dataclass
+        class Bare:
+            w: Any
 
     @treepack.register_dataclass(serialized_name="my.Layer")
     @dataclasses.dataclass
@@ -41,8 +44,8 @@ def test_bare_and_with_arguments() -> None:
     assert types["my.Layer"] is Named
     assert types[f"{__name__}.test_bare_and_with_arguments.<locals>.Bare"] is Bare
     assert jax.tree.leaves([Bare(1), Named(2)]) == [1, 2]
-    assert treepack.is_serializable(Bare)
-    assert treepack.validate_serializable([Bare(1)]) == (True, [])
+    assert treepack.serialization.is_serializable(Bare)
+    assert treepack.serialization.validate_serializable([Bare(1)]) == (True, [])
 
 
 def test_to_register_twice_does_nothing() -> None:
@@ -71,7 +74,7 @@ def test_every_kind_may_be_registered_again(name: str) -> None:
 
 
 def test_fields_that_init_does_not_take() -> None:
-    @treepack.register_dataclass(drop_fields=["cache"])
+    @treepack.register_dataclass(drop_fields=["cache"], serialized_name="tests.Made")
     @dataclasses.dataclass
     class Made:
         w: Any
@@ -200,9 +203,7 @@ def test_fields_that_changed_since_it_was_saved() -> None:
 
     data = treepack.dumps({"layer": define("a", "b")(np.ones(2), 3)})
     define("a", "c")
-    message = (
-        r"saved with the fields \['a', 'b'\], and has the fields \['a', 'c'\] now.*\n.*\./layer"
-    )
+    message = r"saved with the field 'b', and has it no more(.*\n)*.*layer"
     with pytest.raises(treepack.UnregisteredTypeError, match=message):
         treepack.loads(data)
     assert treepack.loads(data, unknown="dict")["layer"]["b"] == 3
@@ -219,7 +220,9 @@ def test_a_field_that_became_static_since_it_was_saved() -> None:
     for before, after in (({}, static), (static, {})):
         data = treepack.dumps(define(**before)(np.ones(2), 3))
         define(**after)
-        with pytest.raises(treepack.UnregisteredTypeError, match="static fields"):
+        with pytest.raises(
+            treepack.UnregisteredTypeError, match=r"as a (child|static) field, and has it as a"
+        ):
             treepack.loads(data)
 
 
@@ -285,9 +288,9 @@ def test_arguments_are_those_of_jax() -> None:
     with pytest.raises(TypeError, match="both be given"):
         treepack.register_dataclass(Known, ["w"])
     with pytest.raises(ValueError, match=r"registered with JAX already, with the fields \['w'\]"):
-        treepack.register_dataclass(Known, ["w"], [], ["w"])
+        treepack.register_dataclass(Known, ["w"], [], ["w"], serialized_name="tests.Known")
     with pytest.raises(ValueError, match="'x', which is no field"):
-        treepack.register_dataclass(Known, drop_fields=["x"])
+        treepack.register_dataclass(Known, drop_fields=["x"], serialized_name="tests.Known")
 
 
 def test_a_class_with_properties() -> None:
@@ -377,9 +380,9 @@ def test_a_whole_tree() -> None:
 
 def test_is_serializable_knows_types_of_jax_by_the_class() -> None:
     for node in NODES.values():
-        assert treepack.is_serializable(type(node))
-    assert not treepack.is_serializable(np.ndarray)
-    assert not treepack.is_serializable(type(None))
+        assert treepack.serialization.is_serializable(type(node))
+    assert not treepack.serialization.is_serializable(np.ndarray)
+    assert not treepack.serialization.is_serializable(type(None))
 
 
 # Static data
@@ -392,6 +395,10 @@ class Color(enum.IntFlag):
 
 treepack.register_auxdata(Color, "tests.Color")
 
+SHARDING = jax.sharding.NamedSharding(
+    jax.sharding.Mesh(np.asarray(jax.devices()[:2]), ("data",)), PartitionSpec("data")
+)
+
 VALUES: list[Any] = [
     *(None, True, 0, -(2**63), 2**63 - 1, 2**63, -(2**200), 1.5, float("inf"), -0.0, 1 - 2j),
     *("", "text", b"", b"bytes", (), [], {}, frozenset(), (1, (2, [3])), [1, (2,)]),
@@ -403,6 +410,8 @@ VALUES: list[Any] = [
     PartitionSpec(),
     PartitionSpec("a", unreduced={"b"}),
     *(Point(1, (2,)), [Frozen(1, Mode.EVAL)]),
+    *({1, 2}, set(), bytearray(b"abc"), range(1, 9, 2), slice(None, 3), pathlib.Path("a/b")),
+    *(jax.lax.Precision.HIGHEST, SHARDING),
 ]
 
 
@@ -412,7 +421,7 @@ def test_static_data_come_back(value: Any) -> None:
     found = _core.decode_value(encoded)
     assert found == value
     assert type(found) is type(value)
-    if type(value) is not frozenset:  # which has no order
+    if type(value) not in (frozenset, set):  # which has no order
         assert repr(found) == repr(value)
     assert _core.encode_value(found) == encoded
 
@@ -437,7 +446,7 @@ class Unregistered(enum.IntEnum):
 
 
 @pytest.mark.parametrize(
-    "value", [object(), Unregistered.A, {1, 2}, lambda: None, bytearray(), np.str_("a"), object]
+    "value", [object(), Unregistered.A, lambda: None, np.str_("a"), object, iter([])]
 )
 def test_other_static_data_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be saved"):
@@ -473,7 +482,7 @@ def test_functions() -> None:
         treepack.register_function(lambda: None)
     with pytest.raises(ValueError, match="not 'other'"):
         treepack.register_function(scale, serialized_name="other")
-    with pytest.raises(ValueError, match="already registered for <function scale"):
+    with pytest.raises(ValueError, match=r"already registered for node_types\.scale"):
         treepack.register_function(np.sum, serialized_name="node_types.scale")
 
 

@@ -26,52 +26,56 @@ from trees import assert_same
 
 def refused(tree: Any, path: str, *words: str) -> None:
     """Checks that a tree cannot be saved, and that the error tells where and why."""
-    for save in (treepack.to_bytes, treepack.msgpack_serialize):
+    for save in (treepack.serialization.to_bytes, treepack.serialization.msgpack_serialize):
         with pytest.raises(TypeError) as caught:
             save(tree)
         assert isinstance(caught.value, treepack.UnserializableLeafError)
         assert caught.value.path == path
         for word in (path, *words):
             assert word in str(caught.value)
-    valid, issues = treepack.validate_serializable(tree)
+    valid, issues = treepack.serialization.validate_serializable(tree)
     assert not valid
-    assert issues[0].startswith(path.removeprefix("./") + ": ")
+    assert issues[0].startswith(path + ": ")
 
 
 def test_wrong_shape_or_dtype_against_the_template():
     target = {"a": {"w": np.zeros((2, 3), np.float32)}, "b": [jnp.zeros(4), 1], "n": 3}
     right = {"a": {"w": np.ones((2, 3), np.float32)}, "b": [np.ones(4, np.float32), 2.5], "n": "x"}
-    assert_same(treepack.from_bytes(target, treepack.to_bytes(right)), right)
+    assert_same(
+        treepack.serialization.from_bytes(target, treepack.serialization.to_bytes(right)), right
+    )
     wrong = {"a": {"w": np.ones((3, 2), np.float32)}, "b": [np.ones(4, np.float16), 2], "n": 3}
-    encoded = treepack.to_bytes(wrong)
+    encoded = treepack.serialization.to_bytes(wrong)
     for call in (
-        lambda **options: treepack.from_bytes(target, encoded, **options),
-        lambda **options: treepack.from_state_dict(
-            target, treepack.to_state_dict(wrong), **options
+        lambda **options: treepack.serialization.from_bytes(target, encoded, **options),
+        lambda **options: treepack.serialization.from_state_dict(
+            target, treepack.serialization.to_state_dict(wrong), **options
         ),
-        lambda **options: treepack.from_compressed_bytes(
-            target, treepack.to_compressed_bytes(wrong), **options
+        lambda **options: treepack.serialization.from_compressed_bytes(
+            target, treepack.serialization.to_compressed_bytes(wrong), **options
         ),
     ):
         with pytest.raises(treepack.MismatchError) as caught:
             call()
         assert caught.value.mismatches == [
-            errors.Mismatch("./a/w", "float32[2,3]", "float32[3,2]"),
-            errors.Mismatch("./b/0", "float32[4]", "float16[4]"),
+            errors.Mismatch("a/w", "float32[2,3]", "float32[3,2]"),
+            errors.Mismatch("b/0", "float32[4]", "float16[4]"),
         ]
-        for line in ("./a/w: expected float32[2,3], found float32[3,2]", "./b/0", "strict=False"):
+        for line in ("a/w: expected float32[2,3], found float32[3,2]", "b/0", "strict=False"):
             assert line in str(caught.value)
         assert_same(call(strict=False), flax.from_bytes(target, encoded))
 
 
 def test_a_template_may_be_abstract():
     params = {"w": jnp.ones((2, 3), jnp.bfloat16), "b": [np.float32(2)]}
-    encoded = treepack.to_bytes(params)
+    encoded = treepack.serialization.to_bytes(params)
     shapes = jax.eval_shape(lambda: params)
-    assert_same(treepack.from_bytes(shapes, encoded)["w"], np.ones((2, 3), ml_dtypes.bfloat16))
+    assert_same(
+        treepack.serialization.from_bytes(shapes, encoded)["w"], np.ones((2, 3), ml_dtypes.bfloat16)
+    )
     wrong = jax.eval_shape(lambda: {"w": jnp.ones((2, 4), jnp.bfloat16), "b": [jnp.float32(2)]})
-    with pytest.raises(treepack.MismatchError, match=r"\./w: expected bfloat16\[2,4\]"):
-        treepack.from_bytes(wrong, encoded)
+    with pytest.raises(treepack.MismatchError, match=r"w: expected bfloat16\[2,4\]"):
+        treepack.serialization.from_bytes(wrong, encoded)
 
 
 def test_mismatches_inside_handlers_of_others():
@@ -83,7 +87,7 @@ def test_mismatches_inside_handlers_of_others():
         def __init__(self, value: Any):
             self.value = value
 
-    treepack.register_serialization_state(
+    treepack.serialization.register_serialization_state(
         Outer,
         lambda x: {"v": flax.to_state_dict(x.value)},
         lambda x, state: Outer(flax.from_state_dict(x.value, state["v"])),
@@ -91,46 +95,61 @@ def test_mismatches_inside_handlers_of_others():
     target = {"o": Outer({"k": np.zeros(2)}), "i": Inner(np.zeros(3))}
     wrong = {"o": {"v": {"k": np.zeros(5)}}, "i": {"w": np.zeros(7)}}
     with pytest.raises(treepack.MismatchError) as caught:
-        treepack.from_state_dict(target, wrong)
+        treepack.serialization.from_state_dict(target, wrong)
     paths = [mismatch.path for mismatch in caught.value.mismatches]
-    assert sorted(paths) == ["./i/w", "./o/v/k"]
-    assert treepack.from_state_dict(target, wrong, strict=False)["o"].value["k"].shape == (5,)
+    assert sorted(paths) == ["i/w", "o/v/k"]
+    assert treepack.serialization.from_state_dict(target, wrong, strict=False)["o"].value[
+        "k"
+    ].shape == (5,)
 
 
 def test_extra_keys_in_the_file():
     target = {"a": {"w": np.zeros(2)}}
-    encoded = treepack.to_bytes({"a": {"w": np.ones(2), "old": 1}, "more": 2})
+    encoded = treepack.serialization.to_bytes({"a": {"w": np.ones(2), "old": 1}, "more": 2})
     for strict in (True, False):
-        assert_same(treepack.from_bytes(target, encoded, strict=strict), {"a": {"w": np.ones(2)}})
+        assert_same(
+            treepack.serialization.from_bytes(target, encoded, strict=strict),
+            {"a": {"w": np.ones(2)}},
+        )
     with pytest.raises(treepack.MismatchError) as caught:
-        treepack.from_bytes(target, encoded, strict="exact")
-    assert sorted(m.path for m in caught.value.mismatches) == ["./a/old", "./more"]
-    exact = treepack.to_bytes({"a": {"w": np.ones(2)}})
-    assert_same(treepack.from_bytes(target, exact, strict="exact"), {"a": {"w": np.ones(2)}})
+        treepack.serialization.from_bytes(target, encoded, strict="exact")
+    assert sorted(m.path for m in caught.value.mismatches) == ["a/old", "more"]
+    exact = treepack.serialization.to_bytes({"a": {"w": np.ones(2)}})
+    assert_same(
+        treepack.serialization.from_bytes(target, exact, strict="exact"), {"a": {"w": np.ones(2)}}
+    )
     with pytest.raises(ValueError, match="strict must be"):
-        treepack.from_bytes(target, exact, strict="yes")
+        treepack.serialization.from_bytes(target, exact, strict="yes")
 
 
 def test_array_against_subtree():
     array, subtree = {"a": {"w": np.zeros(2)}}, {"a": {"w": {"x": np.zeros(2)}}}
     for strict in (True, False, "exact"):
         with pytest.raises(ValueError, match=r"subtree .* at path \./a/w"):
-            treepack.from_bytes(subtree, treepack.to_bytes(array), strict=strict)
+            treepack.serialization.from_bytes(
+                subtree, treepack.serialization.to_bytes(array), strict=strict
+            )
     for target in (subtree, {"a": {"w": [1]}}, {"a": {"w": collections.OrderedDict(x=1)}}):
-        with pytest.raises(treepack.MismatchError, match=r"\./a/w"):
-            treepack.from_state_dict(target, array)
-    with pytest.raises(treepack.MismatchError, match=r"\./a/w: expected float64\[2\], found a sub"):
-        treepack.from_bytes(array, treepack.to_bytes(subtree))
-    found = treepack.from_bytes(array, treepack.to_bytes(subtree), strict=False)
+        with pytest.raises(treepack.MismatchError, match=r"a/w"):
+            treepack.serialization.from_state_dict(target, array)
+    with pytest.raises(treepack.MismatchError, match=r"a/w: expected float64\[2\], found a sub"):
+        treepack.serialization.from_bytes(array, treepack.serialization.to_bytes(subtree))
+    found = treepack.serialization.from_bytes(
+        array, treepack.serialization.to_bytes(subtree), strict=False
+    )
     assert_same(found, subtree)
 
 
 def test_big_endian_arrays():
     for array in (np.arange(3, dtype=">i4"), np.arange(4, dtype=">f8")[::2], np.array(7, ">u2")):
-        found = treepack.from_bytes(None, treepack.to_bytes({"a": array}))["a"]
+        found = treepack.serialization.from_bytes(
+            None, treepack.serialization.to_bytes({"a": array})
+        )["a"]
         assert found.dtype == array.dtype.newbyteorder("=")
         np.testing.assert_array_equal(found, array)
-        assert treepack.to_bytes(array, align=1) == flax.to_bytes(array.astype(found.dtype))
+        assert treepack.serialization.to_bytes(array, align=1) == flax.to_bytes(
+            array.astype(found.dtype)
+        )
 
 
 @pytest.mark.parametrize(
@@ -148,27 +167,27 @@ def test_big_endian_arrays():
     ids=repr,
 )
 def test_str_void_bytes_and_structured_arrays(value: Any):
-    refused({"a": [{"b": value}]}, "./a/0/b", "dtype")
+    refused({"a": [{"b": value}]}, "a/0/b", "dtype")
 
 
 def test_object_and_masked_arrays():
-    refused({"a": np.array([None, 1])}, "./a", "dtype")
-    refused({"a": np.ma.masked_array([1, 2], [True, False])}, "./a", "mask")
+    refused({"a": np.array([None, 1])}, "a", "dtype")
+    refused({"a": np.ma.masked_array([1, 2], [True, False])}, "a", "mask")
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_typed_prng_keys(impl: str):
     keys = {"one": jax.random.key(3, impl=impl), "many": jax.random.split(jax.random.key(4), 3)}
-    encoded = treepack.to_bytes(keys)
+    encoded = treepack.serialization.to_bytes(keys)
     plain = flax.msgpack_restore(encoded)
     assert plain["one"]["__prng_key__"] == impl
     assert_same(plain["one"]["data"], np.asarray(jax.random.key_data(keys["one"])))
     for found in (
-        treepack.from_bytes(keys, encoded),
-        treepack.msgpack_restore(encoded, copy=True),
-        treepack.from_state_dict(keys, plain),
-        treepack.msgpack_restore(treepack.msgpack_serialize(keys)),
-        treepack.msgpack_restore(treepack.msgpack_serialize(plain)),
+        treepack.serialization.from_bytes(keys, encoded),
+        treepack.serialization.msgpack_restore(encoded, copy=True),
+        treepack.serialization.from_state_dict(keys, plain),
+        treepack.serialization.msgpack_restore(treepack.serialization.msgpack_serialize(keys)),
+        treepack.serialization.msgpack_restore(treepack.serialization.msgpack_serialize(plain)),
     ):
         for name, key in keys.items():
             assert found[name].dtype == key.dtype
@@ -178,14 +197,14 @@ def test_typed_prng_keys(impl: str):
             actual = jax.random.normal(again) if again.shape == () else jax.random.key_data(again)
             np.testing.assert_array_equal(actual, expected)
     shapes = jax.eval_shape(lambda: keys)
-    assert treepack.from_state_dict(shapes, plain)["one"].dtype == keys["one"].dtype
+    assert treepack.serialization.from_state_dict(shapes, plain)["one"].dtype == keys["one"].dtype
     with pytest.raises(treepack.MismatchError, match=r"key<fry>\[2\]"):
-        treepack.from_bytes({"many": jax.random.split(jax.random.key(0), 2)}, encoded)
+        treepack.serialization.from_bytes({"many": jax.random.split(jax.random.key(0), 2)}, encoded)
 
 
 def test_many_prng_keys():
     keys = jax.random.split(jax.random.key(0), 20_000)  # 160 kB of key data
-    found = treepack.msgpack_restore(treepack.to_bytes([keys]))["0"]
+    found = treepack.serialization.msgpack_restore(treepack.serialization.to_bytes([keys]))["0"]
     np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(keys))
 
 
@@ -198,7 +217,10 @@ def test_what_only_looks_like_a_prng_key_stays_a_dict():
         {"__prng_key__": "threefry2x32", "data": np.zeros(2, np.uint32), "x": 1},
         {"__prng_key__": "x"},
     ):
-        assert_same(treepack.msgpack_restore(treepack.msgpack_serialize(value)), value)
+        assert_same(
+            treepack.serialization.msgpack_restore(treepack.serialization.msgpack_serialize(value)),
+            value,
+        )
 
 
 class Config(dict):
@@ -253,13 +275,13 @@ def containers() -> dict[str, Any]:
 @pytest.mark.parametrize("name", containers())
 def test_containers_that_flax_does_not_know(name: str):
     target = {"tree": containers()[name]}
-    encoded = treepack.to_bytes(target)
-    state = treepack.to_state_dict(target)
+    encoded = treepack.serialization.to_bytes(target)
+    state = treepack.serialization.to_state_dict(target)
     # Without a template: plain dicts, for flax as well.
-    plain = treepack.msgpack_restore(encoded)
+    plain = treepack.serialization.msgpack_restore(encoded)
     assert_same(flax.msgpack_restore(encoded), plain)
     assert plain.keys() == state.keys()
-    found = treepack.from_bytes(target, encoded)["tree"]
+    found = treepack.serialization.from_bytes(target, encoded)["tree"]
     expected = target["tree"]
     assert type(found) is type(expected)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
@@ -285,26 +307,28 @@ def test_containers_inside_flax_types():
         extra: Any
 
     target = State({"w": jnp.ones(2)}, collections.OrderedDict(a=[Slots(jnp.ones(3))]))
-    found = treepack.from_bytes(target, treepack.to_bytes(target))
+    found = treepack.serialization.from_bytes(target, treepack.serialization.to_bytes(target))
     assert type(found.extra) is collections.OrderedDict
     assert type(found.extra["a"][0]) is Slots
     np.testing.assert_array_equal(found.extra["a"][0].w, np.ones(3))
 
 
 def test_tuple_in_msgpack_serialize():
-    assert treepack.msgpack_serialize((1, (2, [3]))) == flax.msgpack_serialize([1, [2, [3]]])
+    assert treepack.serialization.msgpack_serialize((1, (2, [3]))) == flax.msgpack_serialize(
+        [1, [2, [3]]]
+    )
 
 
 def test_large_arrays_inside_a_raw_list(chunk_size: Any):
     chunk_size(64)
     tree = [np.arange(100), {"a": [np.arange(50.0), 1]}]
-    found = treepack.msgpack_restore(treepack.msgpack_serialize(tree))
+    found = treepack.serialization.msgpack_restore(treepack.serialization.msgpack_serialize(tree))
     assert_same(found, tree)
 
 
 def test_the_chunk_marker_as_a_key():
-    for save in (treepack.to_bytes, treepack.msgpack_serialize):
-        with pytest.raises(ValueError, match=r"\./a.*__msgpack_chunked_array__.*reserved"):
+    for save in (treepack.serialization.to_bytes, treepack.serialization.msgpack_serialize):
+        with pytest.raises(ValueError, match=r"a.*__msgpack_chunked_array__.*reserved"):
             save({"a": {"__msgpack_chunked_array__": 1}})
 
 
@@ -327,24 +351,24 @@ class Text(str):
     ],
 )
 def test_unserialisable_leaf(value: Any, hint: str):
-    refused({"a": [1, {"b": value}]}, "./a/1/b", hint)
+    refused({"a": [1, {"b": value}]}, "a/1/b", hint)
     refused(value, ".", hint)
 
 
 def test_traced_values():
     def save(x: jax.Array) -> jax.Array:
-        treepack.to_bytes({"x": x})
+        treepack.serialization.to_bytes({"x": x})
         return x
 
-    with pytest.raises(TypeError, match=r"\./x: .*traced.*outside of jit"):
+    with pytest.raises(TypeError, match=r"x: .*traced.*outside of jit"):
         jax.jit(save)(1.0)
 
 
 def test_restored_arrays():
     tree = {"aligned": np.arange(1000.0), "odd": np.arange(3.0), "empty": np.zeros(0)}
-    encoded = treepack.to_bytes(tree)
-    views = treepack.msgpack_restore(encoded)
-    copies = treepack.msgpack_restore(encoded, copy=True)
+    encoded = treepack.serialization.to_bytes(tree)
+    views = treepack.serialization.msgpack_restore(encoded)
+    copies = treepack.serialization.msgpack_restore(encoded, copy=True)
     for name in tree:
         assert not views[name].flags.writeable
         assert copies[name].flags.writeable
@@ -352,95 +376,102 @@ def test_restored_arrays():
         copies[name][...] = 7
     assert not views["aligned"].flags.owndata
     assert np.shares_memory(views["aligned"], np.frombuffer(encoded, np.uint8))
-    assert_same(treepack.msgpack_restore(encoded), tree)
+    assert_same(treepack.serialization.msgpack_restore(encoded), tree)
     failures = 0
     for before in range(8):  # one of them is aligned by chance
-        encoded = treepack.to_bytes({"x": "x" * before, "odd": tree["odd"]})
+        encoded = treepack.serialization.to_bytes({"x": "x" * before, "odd": tree["odd"]})
         try:
-            treepack.msgpack_restore(encoded, copy=False)
+            treepack.serialization.msgpack_restore(encoded, copy=False)
         except treepack.DecodeError as error:
             assert "copy=False" in str(error)  # noqa: PT017
-            assert error.path == "./odd"  # noqa: PT017
+            assert error.path == "odd"  # noqa: PT017
             failures += 1
     assert failures == 7
-    only = treepack.msgpack_restore(treepack.to_bytes({"a": tree["aligned"]}), copy=False)
+    only = treepack.serialization.msgpack_restore(
+        treepack.serialization.to_bytes({"a": tree["aligned"]}), copy=False
+    )
     assert_same(only, {"a": tree["aligned"]})
 
 
 def test_arrays_keep_their_source_alive_and_in_place():
-    source = bytearray(treepack.to_bytes({"a": np.arange(1000.0)}))
-    array = treepack.msgpack_restore(source)["a"]
+    source = bytearray(treepack.serialization.to_bytes({"a": np.arange(1000.0)}))
+    array = treepack.serialization.msgpack_restore(source)["a"]
     if np.shares_memory(array, np.frombuffer(source, np.uint8)):
         with pytest.raises(BufferError):
             source.extend(b"x")
-    encoded = treepack.to_bytes({"a": np.arange(1000.0)})
-    array = treepack.msgpack_restore(encoded)["a"]
+    encoded = treepack.serialization.to_bytes({"a": np.arange(1000.0)})
+    array = treepack.serialization.msgpack_restore(encoded)["a"]
     del encoded, source
     np.testing.assert_array_equal(array, np.arange(1000.0))
 
 
 def test_gzip_header_time_stamp(monkeypatch: pytest.MonkeyPatch):
-    first = treepack.to_compressed_bytes({"a": np.arange(100)})
+    first = treepack.serialization.to_compressed_bytes({"a": np.arange(100)})
     monkeypatch.setattr(time, "time", lambda: 1e9)
-    assert treepack.to_compressed_bytes({"a": np.arange(100)}) == first
+    assert treepack.serialization.to_compressed_bytes({"a": np.arange(100)}) == first
     assert first[4:8] == bytes(4)
-    assert gzip.decompress(first) == treepack.to_bytes({"a": np.arange(100)})
+    assert gzip.decompress(first) == treepack.serialization.to_bytes({"a": np.arange(100)})
 
 
 def test_get_serialization_info():
     tree = {"w": jnp.zeros((2, 3), jnp.bfloat16), "n": 1, "f": 2.5, "b": np.ones(2, np.int8)}
-    info = treepack.get_serialization_info(tree)
+    info = treepack.serialization.get_serialization_info(tree)
     assert info["num_leaves"] == 4
     assert info["total_elements"] == 6 + 1 + 1 + 2
     assert info["memory_bytes"] == 12 + 8 + 8 + 2
     assert info["dtypes"] == ["bfloat16", "int8"]
     assert info["is_serializable"] is True
     arrays = {"w": np.zeros((2, 3), np.float32), "b": [np.zeros(3)]}
-    ours, theirs = (m.get_serialization_info(arrays) for m in (treepack, eformer))
+    ours, theirs = (m.get_serialization_info(arrays) for m in (treepack.serialization, eformer))
     assert sorted(theirs.pop("dtypes")) == ours.pop("dtypes")
     assert ours == theirs
 
 
 def test_validate_serializable():
-    assert treepack.validate_serializable({"a": [1, jnp.ones(2), None, "x"]}) == (True, [])
-    valid, issues = treepack.validate_serializable({"a": object(), "b": [np.array(["x"])], "c": 1})
+    assert treepack.serialization.validate_serializable({"a": [1, jnp.ones(2), None, "x"]}) == (
+        True,
+        [],
+    )
+    valid, issues = treepack.serialization.validate_serializable(
+        {"a": object(), "b": [np.array(["x"])], "c": 1}
+    )
     assert not valid
     assert [issue.split(": ")[0] for issue in issues] == ["a", "b/0"]
-    valid, issues = treepack.validate_serializable({"x": {1: 1, "1": 2}, "n": 2**64})
+    valid, issues = treepack.serialization.validate_serializable({"x": {1: 1, "1": 2}, "n": 2**64})
     assert [issue.split(": ")[0] for issue in issues] == ["x", "n"]
     assert not valid
 
     class Broken:
         pass
 
-    treepack.register_serialization_state(Broken, lambda x: 1 / 0, lambda x, s: x)
+    treepack.serialization.register_serialization_state(Broken, lambda x: 1 / 0, lambda x, s: x)
     deleted = jnp.ones(2)
     deleted.delete()
     cycle: list[Any] = []
     cycle.append(cycle)
     for value in (Broken(), {"__msgpack_chunked_array__": 1}, "\ud800", deleted, cycle):
-        assert treepack.validate_serializable({"a": value})[0] is False
+        assert treepack.serialization.validate_serializable({"a": value})[0] is False
         with pytest.raises((ValueError, ArithmeticError)):
-            treepack.to_bytes({"a": value})
+            treepack.serialization.to_bytes({"a": value})
 
 
 def test_deep_nesting_and_cycles():
     tree: Any = np.arange(3)
     for _ in range(255):
         tree = {"a": [tree]}
-    encoded = treepack.msgpack_serialize(tree)
-    found = treepack.msgpack_restore(encoded)
+    encoded = treepack.serialization.msgpack_serialize(tree)
+    found = treepack.serialization.msgpack_restore(encoded)
     for _ in range(255):
         found = found["a"][0]
     assert_same(found, np.arange(3))
     cycle: dict[str, Any] = {}
     cycle["self"] = [cycle]
-    for save in (treepack.to_bytes, treepack.msgpack_serialize):
+    for save in (treepack.serialization.to_bytes, treepack.serialization.msgpack_serialize):
         with pytest.raises(ValueError, match=r"nested .* or contains itself"):
             save(cycle)
     with pytest.raises((ValueError, RecursionError)):
-        treepack.from_state_dict(cycle, cycle)
-    assert treepack.current_path() == ""
+        treepack.serialization.from_state_dict(cycle, cycle)
+    assert treepack.serialization.current_path() == ""
 
 
 def test_a_dict_that_changes_while_it_is_walked():
@@ -454,6 +485,6 @@ def test_a_dict_that_changes_while_it_is_walked():
             target[f"new{i}"] = i
         return {}
 
-    treepack.register_serialization_state(Evil, grow, lambda x, s: x)
+    treepack.serialization.register_serialization_state(Evil, grow, lambda x, s: x)
     with pytest.raises(RuntimeError, match="changed size"):
-        treepack.to_bytes(target)
+        treepack.serialization.to_bytes(target)

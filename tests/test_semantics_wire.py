@@ -20,7 +20,7 @@ from trees import assert_same
 
 def wire(value: Any, **options: Any) -> Any:
     """Returns what msgpack sees in an encoding, extensions as they are."""
-    encoded = treepack.msgpack_serialize(value, align=1, **options)
+    encoded = treepack.serialization.msgpack_serialize(value, align=1, **options)
     return msgpack.unpackb(encoded, strict_map_key=False)
 
 
@@ -30,7 +30,7 @@ def ext(code: int, *body: Any) -> msgpack.ExtType:
 
 def restored(value: Any) -> Any:
     """Returns what is restored from a value that msgpack has encoded."""
-    return treepack.msgpack_restore(msgpack.packb(value))
+    return treepack.serialization.msgpack_restore(msgpack.packb(value))
 
 
 def test_ext_codes():
@@ -64,7 +64,7 @@ def test_complex_body():
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9, 16, 17, 255, 256, 65535, 65536])
 def test_ext_header(size: int):
     value = msgpack.ExtType(7, b"x" * size)
-    assert treepack.msgpack_serialize(value) == msgpack.packb(value)
+    assert treepack.serialization.msgpack_serialize(value) == msgpack.packb(value)
     assert restored(value) == value
 
 
@@ -90,26 +90,33 @@ def test_chunking(chunk_size: Any):
 
 def test_chunk_size_is_read_at_call_time_from_either_module():
     array = {"a": np.zeros(100)}
-    whole = treepack.to_bytes(array)
+    whole = treepack.serialization.to_bytes(array)
     try:
-        treepack.MAX_CHUNK_SIZE = 100
+        treepack.serialization.MAX_CHUNK_SIZE = 100
         assert treepack.serialization.MAX_CHUNK_SIZE == 100
-        assert treepack.to_bytes(array) != whole
+        assert treepack.serialization.to_bytes(array) != whole
         treepack.serialization.MAX_CHUNK_SIZE = 2**30
-        assert treepack.MAX_CHUNK_SIZE == 2**30
-        assert treepack.to_bytes(array) == whole
+        assert treepack.serialization.MAX_CHUNK_SIZE == 2**30
+        assert treepack.serialization.to_bytes(array) == whole
     finally:
         treepack.serialization.MAX_CHUNK_SIZE = 2**30
 
 
 def test_byte_identity():
     tree = {"b": [1, {"c": np.ones((2, 3))}], "a": (jnp.ones(3), None, True, 1.5, "x", b"y", 2j)}
-    assert treepack.to_bytes(tree, align=1) == flax.to_bytes(tree) == eformer.to_bytes(tree)
+    assert (
+        treepack.serialization.to_bytes(tree, align=1)
+        == flax.to_bytes(tree)
+        == eformer.to_bytes(tree)
+    )
 
 
 def test_key_order():
     tree = {"b": 1, "a": {"d": 1, "c": 2}}
-    assert list(treepack.msgpack_restore(treepack.to_bytes(tree))) == ["b", "a"]
+    assert list(treepack.serialization.msgpack_restore(treepack.serialization.to_bytes(tree))) == [
+        "b",
+        "a",
+    ]
     assert list(wire(tree)) == ["a", "b"]
     assert list(wire(tree)["a"]) == ["c", "d"]
     assert list(wire(tree, in_place=True)) == ["b", "a"]
@@ -120,28 +127,28 @@ def test_key_order():
 
 def test_wide_headers():
     for encoded in (b"\xd9\x01a", b"\xda\x00\x01a", b"\xdb\x00\x00\x00\x01a"):
-        assert treepack.msgpack_restore(encoded) == "a"
+        assert treepack.serialization.msgpack_restore(encoded) == "a"
     for encoded in (b"\xc4\x01a", b"\xc5\x00\x01a", b"\xc6\x00\x00\x00\x01a"):
-        assert treepack.msgpack_restore(encoded) == b"a"
+        assert treepack.serialization.msgpack_restore(encoded) == b"a"
     for encoded in (b"\xdc\x00\x01\x05", b"\xdd\x00\x00\x00\x01\x05"):
-        assert treepack.msgpack_restore(encoded) == [5]
+        assert treepack.serialization.msgpack_restore(encoded) == [5]
     for encoded in (b"\xde\x00\x01\xa1a\x05", b"\xdf\x00\x00\x00\x01\xa1a\x05"):
-        assert treepack.msgpack_restore(encoded) == {"a": 5}
+        assert treepack.serialization.msgpack_restore(encoded) == {"a": 5}
     for encoded in (b"\xcc\x05", b"\xcd\0\5", b"\xce\0\0\0\5", b"\xcf\0\0\0\0\0\0\0\5"):
-        assert treepack.msgpack_restore(encoded) == 5
+        assert treepack.serialization.msgpack_restore(encoded) == 5
     for encoded in (b"\xd0\xfb", b"\xd1\xff\xfb", b"\xd2" + b"\xff" * 3 + b"\xfb"):
-        assert treepack.msgpack_restore(encoded) == -5
-    assert treepack.msgpack_restore(b"\xd3" + b"\xff" * 7 + b"\xfb") == -5
-    assert treepack.msgpack_restore(b"\xca" + struct.pack(">f", 1.5)) == 1.5
+        assert treepack.serialization.msgpack_restore(encoded) == -5
+    assert treepack.serialization.msgpack_restore(b"\xd3" + b"\xff" * 7 + b"\xfb") == -5
+    assert treepack.serialization.msgpack_restore(b"\xca" + struct.pack(">f", 1.5)) == 1.5
     body = msgpack.packb(([2], "uint8", b"ab"))
     for header in (b"\xc7", b"\xc8\0", b"\xc9\0\0\0"):
-        found = treepack.msgpack_restore(header + bytes([len(body), 1]) + body)
+        found = treepack.serialization.msgpack_restore(header + bytes([len(body), 1]) + body)
         assert_same(found, np.frombuffer(b"ab", np.uint8))
 
 
 def test_reader_leniency():
     tree = {"a": np.arange(1000), "b": [1]}
-    encoded = treepack.msgpack_serialize(tree)
+    encoded = treepack.serialization.msgpack_serialize(tree)
     pages = mmap.mmap(-1, len(encoded))
     pages.write(encoded)
     for source in (
@@ -152,7 +159,7 @@ def test_reader_leniency():
         np.frombuffer(encoded, np.uint8),
         memoryview(b"xx" + encoded)[2:],
     ):
-        assert_same(treepack.msgpack_restore(source), tree)
+        assert_same(treepack.serialization.msgpack_restore(source), tree)
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     payload = array.tobytes()
     for shape, dtype in (([2, -1], "float32"), ([2, 3], "<f4"), ([-1, 3], "f4"), ([2, 3], "f")):
@@ -161,11 +168,11 @@ def test_reader_leniency():
     assert_same(restored(ext(1, 6, "<f4", payload)), array.reshape(6))
     assert_same(restored(ext(1, [3], "i1", "abc")), np.frombuffer(b"abc", np.int8))
     assert_same(restored(ext(1, [1], ">i2", b"\1\2")), np.array([258], ">i2"))
-    assert treepack.msgpack_restore(b"\x82\xa1a\x01\xa1a\x02") == {"a": 2}
+    assert treepack.serialization.msgpack_restore(b"\x82\xa1a\x01\xa1a\x02") == {"a": 2}
     assert restored(msgpack.ExtType(42, b"data")) == msgpack.ExtType(42, b"data")
     stamp = msgpack.Timestamp(1_600_000_000, 7)
     assert restored(stamp) == stamp
-    assert treepack.msgpack_serialize(stamp) == msgpack.packb(stamp)
+    assert treepack.serialization.msgpack_serialize(stamp) == msgpack.packb(stamp)
     keys = {1: "a", None: "b", 2.5: "c", False: "d", b"x": "e"}
     assert restored(keys) == keys
 
@@ -174,30 +181,35 @@ def test_extensions_without_msgpack(monkeypatch: pytest.MonkeyPatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "msgpack", None)
-    found = treepack.msgpack_restore(b"\xc7\x03\x2aabc")
+    found = treepack.serialization.msgpack_restore(b"\xc7\x03\x2aabc")
     assert found == (42, b"abc")
-    assert treepack.msgpack_serialize(found) == b"\xc7\x03\x2aabc"
+    assert treepack.serialization.msgpack_serialize(found) == b"\xc7\x03\x2aabc"
 
 
 def test_integers():
     for value in (-(2**63), 2**64 - 1):
-        assert treepack.msgpack_restore(treepack.msgpack_serialize(value)) == value
+        assert (
+            treepack.serialization.msgpack_restore(treepack.serialization.msgpack_serialize(value))
+            == value
+        )
     for value in (-(2**63) - 1, 2**64, 10**100):
         with pytest.raises(OverflowError):
             flax.msgpack_serialize(value)
         with pytest.raises(OverflowError, match="out of range"):
-            treepack.msgpack_serialize({"a": [value]})
+            treepack.serialization.msgpack_serialize({"a": [value]})
         with pytest.raises(OverflowError):
-            treepack.to_bytes(value)
+            treepack.serialization.to_bytes(value)
 
 
 def test_bytes_likes():
     for value in (bytearray(b"abc"), memoryview(b"abc"), memoryview(b"axbxc")[::2]):
-        assert treepack.msgpack_serialize({"a": value}) == msgpack.packb({"a": b"abc"})
-        assert treepack.to_bytes({"a": value}) == msgpack.packb({"a": b"abc"})
+        assert treepack.serialization.msgpack_serialize({"a": value}) == msgpack.packb(
+            {"a": b"abc"}
+        )
+        assert treepack.serialization.to_bytes({"a": value}) == msgpack.packb({"a": b"abc"})
 
 
 def test_large_strings_and_bytes_are_not_changed():
     tree = {"s": "ü" * 100_000, "b": b"\0\1" * 100_000}
-    assert treepack.to_bytes(tree) == flax.to_bytes(tree)
-    assert treepack.msgpack_restore(treepack.to_bytes(tree)) == tree
+    assert treepack.serialization.to_bytes(tree) == flax.to_bytes(tree)
+    assert treepack.serialization.msgpack_restore(treepack.serialization.to_bytes(tree)) == tree

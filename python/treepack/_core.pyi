@@ -6,7 +6,8 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from treepack._context import Restore
+from treepack._options import Strict
+from treepack._restore import Restore
 
 Progress = Callable[[int, int], object]
 
@@ -124,37 +125,44 @@ def restore(
     """
 
 def rebuild(target: Any, state: Any, name: str, restore: Restore) -> Any:
-    """Returns a template's child with its state, as `_state_dict.restore_child` does.
+    """Returns a template's child with its state, as `_restore.restore_child` does.
 
     Dicts, lists, tuples and matching leaves are handled natively.
     """
 
-def rebuild_plain(target: Any, state: Any, strict: bool) -> Any | None:
+def rebuild_plain(target: Any, state: Any, strict: Strict, converts: bool) -> Any | None:
     """Returns a template with its state, or `None` where `rebuild` would ask for anything.
 
-    Whatever does not match is left to `rebuild` as well.
+    Whatever does not match is left to `rebuild` as well, and, with `converts`, all arrays that
+    are not plainly what the template has.
     """
 
 def assemble(
     state: Any,
     trailer: bytes,
     *,
-    convert: Callable[[list[Any]], list[Any]] | None,
+    convert: Callable[[list[tuple[str, Any, Any]]], list[Any]] | None,
     unknown_as_dict: bool,
     placeholders: bool,
+    static: Any,
 ) -> Any:
     """Returns the tree that a state dict was made of.
 
     Args:
       state: The state. Its dicts may become part of the tree.
       trailer: The record of the structure.
-      convert: Takes all leaves that were arrays of jax, returns what takes their places.
+      convert: Takes all leaves that were arrays of jax, each with its path and `None`; returns
+        what takes their places.
       unknown_as_dict: Whether nodes of types that are not known become dicts.
       placeholders: Whether the leaves are none that the code of types could work with.
+      static: What fills the holes of static data; see `_holes`.
 
     Raises:
       DecodeError: A ValueError. If the record is damaged, or is not that of the state.
     """
+
+def read_trailer(data: Buffer | Content) -> bytes | None:
+    """Returns the record of the structure in encoded data, without reading any array."""
 
 def trailer_metadata(trailer: bytes) -> Any:
     """Returns the metadata in the record of a structure, or `None`."""

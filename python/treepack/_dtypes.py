@@ -1,7 +1,7 @@
 """How dtypes are named in the encoding, and found again by name.
 
 A dtype is written as its NumPy name (`float32`, `bfloat16`, `int4`). Those of
-ml_dtypes are known to NumPy by name once jax is imported.
+ml_dtypes are known to NumPy by name once that is imported.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 
-import jax  # noqa: F401  (registers the dtypes of ml_dtypes with NumPy)
+import ml_dtypes  # noqa: F401  (registers its dtypes with NumPy)
 import numpy as np
 
 # Objects and strings.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from treepack import _core
-from treepack._described import described_layout, restore_described
+from treepack import _paths
+from treepack._content import open_content
+from treepack._described import restore_described
+from treepack._files import save
+from treepack._options import Progress
+from treepack._placement import Arrays
 from treepack.errors import DecodeError
 
 if TYPE_CHECKING:
+    import jax
     from jax.export import Exported
 
 
@@ -19,7 +23,7 @@ class LoadedExported(NamedTuple):
 
     Attributes:
       exported: The function; call it with `exported.call`.
-      params: The tree that was saved with it, with arrays that view the file.
+      params: The tree that was saved with it.
     """
 
     exported: Exported
@@ -32,7 +36,12 @@ def save_exported(
     params: Any = None,
     *,
     metadata: Any = None,
+    compress: bool = False,
+    level: int | None = None,
+    align: int = 64,
     durable: bool = True,
+    threads: int | None = None,
+    progress: Progress = None,
 ) -> None:
     """Saves an exported function and its parameters to one file, replaced whole or not at all.
 
@@ -42,14 +51,19 @@ def save_exported(
       path: The file. Missing directories are made.
       exported: What `jax.export.export` returned. The types of nodes among its arguments and
         results must be registered, here and where it is loaded.
-      params: Any tree; see `dumps`.
-      metadata: See `dumps`.
-      durable: See `save_to_file`.
+      params: Any tree; see `save`.
+      metadata: See `save`.
+      compress: See `save`.
+      level: See `save`.
+      align: See `save`.
+      durable: See `save`.
+      threads: See `save`.
+      progress: See `save`.
 
     Raises:
       OSError: If the file cannot be written.
       ValueError: If a type of nodes is not registered.
-      UnserializableLeafError: See `dumps`, as for other errors.
+      UnserializableLeafError: See `save`, as for other errors.
 
     Example:
       >>> import jax, jax.numpy as jnp, tempfile, treepack
@@ -61,13 +75,30 @@ def save_exported(
       >>> loaded.exported.call(loaded.params, jnp.ones(3))
       Array([2., 2., 2.], dtype=float32)
     """
-    tree = {"exported": bytes(exported.serialize()), "params": params}
-    layout = described_layout(tree, 64, metadata)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    layout.save(path, durable=durable, progress=None)
+    save(
+        path,
+        {"exported": bytes(exported.serialize()), "params": params},
+        metadata=metadata,
+        compress=compress,
+        level=level,
+        align=align,
+        durable=durable,
+        threads=threads,
+        progress=progress,
+    )
 
 
-def load_exported(path: str | os.PathLike[str], *, copy: bool | None = None) -> LoadedExported:
+def load_exported(
+    path: str | os.PathLike[str],
+    *,
+    arrays: Arrays = "saved",
+    device: jax.Device | None = None,
+    sharding: Any = None,
+    copy: bool | None = None,
+    mmap: bool = True,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> LoadedExported:
     """Returns the function and the parameters that `save_exported` saved.
 
     The types of nodes among them must be registered, which importing their modules does where
@@ -75,8 +106,14 @@ def load_exported(path: str | os.PathLike[str], *, copy: bool | None = None) -> 
     are used.
 
     Args:
-      path: The file. See `load_from_file` for what must not become of it meanwhile.
-      copy: See `msgpack_restore`.
+      path: The file. See `load` for what must not become of it meanwhile.
+      arrays: See `load`.
+      device: See `load`.
+      sharding: See `load`; for the parameters.
+      copy: See `load`.
+      mmap: See `load`.
+      threads: See `load`.
+      progress: See `load`.
 
     Raises:
       OSError: If the file cannot be read.
@@ -87,8 +124,18 @@ def load_exported(path: str | os.PathLike[str], *, copy: bool | None = None) -> 
       ImportError: If there is no `flatbuffers`.
     """
     from jax import export
+    from jax.sharding import Sharding
 
-    tree = restore_described(_core.Content.map(path), copy=copy)
+    if sharding is not None and not isinstance(sharding, Sharding):
+        sharding = _of_params(sharding)
+    tree = restore_described(
+        open_content(path, mmap=mmap, threads=threads, progress=progress),
+        arrays=arrays,
+        device=device,
+        sharding=sharding,
+        copy=copy,
+        threads=threads,
+    )
     if type(tree) is not dict or tree.keys() != {"exported", "params"}:
         raise DecodeError("the file is not from save_exported")
     if type(tree["exported"]) is not bytes:
@@ -100,3 +147,10 @@ def load_exported(path: str | os.PathLike[str], *, copy: bool | None = None) -> 
     except Exception as error:  # jax raises all kinds for what it cannot read
         raise DecodeError(f"the function in the file cannot be read: {error}") from error
     return LoadedExported(exported, tree["params"])
+
+
+def _of_params(sharding: Any) -> Any:
+    """Returns what says of the file's whole tree what `sharding` says of the parameters."""
+    if not callable(sharding):
+        return {"params": sharding}
+    return lambda path, leaf: sharding(_paths.text(_paths.parts(path)[1:]), leaf)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from treepack._auxdata import with_attributes
-from treepack._nodes import flatten
+from treepack._nodes.pytree import flatten
 
 
 class Fields(NamedTuple):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
-from treepack import _core, _leaves
+from treepack import _core, _leaves, _paths
 from treepack._nodes import kind_of
 from treepack._state_dict import is_serializable
 
@@ -23,7 +22,7 @@ def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
 
     Example:
       >>> import treepack
-      >>> valid, issues = treepack.validate_serializable({"a": object()})
+      >>> valid, issues = treepack.serialization.validate_serializable({"a": object()})
       >>> valid, issues[0][:34]
       (False, 'a: cannot serialize a leaf of type')
     """
@@ -44,7 +43,7 @@ def _collect_issues(value: Any, path: list[str], issues: list[str], depth: int =
     except Exception as error:  # whatever a handler of the program raises
         reason = f"{type(error).__name__}: {error}"
     if reason is not None:
-        issues.append(f"{'/'.join(path) or '.'}: {reason}")
+        issues.append(f"{_paths.text(path)}: {reason}")
     elif isinstance(children, dict):
         for name, child in children.items():
             _collect_issues(child, [*path, str(name)], issues, depth + 1)
@@ -76,10 +75,13 @@ def get_serialization_info(pytree: Any) -> dict[str, Any]:
 
     Example:
       >>> import numpy as np, treepack
-      >>> info = treepack.get_serialization_info({"w": np.zeros((2, 3), np.float32), "n": 1})
+      >>> tree = {"w": np.zeros((2, 3), np.float32), "n": 1}
+      >>> info = treepack.serialization.get_serialization_info(tree)
       >>> info["num_leaves"], info["total_elements"], info["dtypes"]
       (2, 7, ['float32'])
     """
+    import jax
+
     leaves, structure = jax.tree_util.tree_flatten(pytree)
     elements = memory = 0
     dtypes = set()

@@ -6,14 +6,20 @@ other type it asks `classify`, once per call.
 
 from __future__ import annotations
 
+import datetime
 import enum
-from typing import Any
+import pathlib
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-from treepack import _dtypes, _ext, _prng
+from treepack import _dtypes, _prng
+from treepack._libraries import flax, msgpack
+from treepack._libraries import jax as _jax
 from treepack._nodes import kind_of
+
+if TYPE_CHECKING:
+    import jax
 
 
 class Class(enum.IntEnum):
@@ -30,17 +36,14 @@ class Class(enum.IntEnum):
     NODE = 8
 
 
-# What stands for an array in a template: a leaf with a shape and a dtype.
-ABSTRACT_ARRAYS = (jax.Array, jax.ShapeDtypeStruct)
-
 _PLAIN = (str, bytes, int, float, bool, complex, type(None))
 
 
 def classify(value: Any) -> Class:
     """Returns what a value is; the answer depends on its type alone."""
-    if _ext.is_ext(value):
+    if msgpack.is_ext(value):
         return Class.EXT
-    if _ext.is_timestamp(value):
+    if msgpack.is_timestamp(value):
         return Class.TIMESTAMP
     if kind_of(value) is not None:
         return Class.NODE
@@ -52,7 +55,7 @@ def classify(value: Any) -> Class:
         return Class.SCALAR
     if _prng.is_key(value):
         return Class.PRNG_KEY
-    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+    if _jax.is_array(value) and not _jax.is_tracer(value):
         return Class.JAX_ARRAY
     if isinstance(value, (bytearray, memoryview)):
         return Class.BYTES_LIKE
@@ -64,12 +67,19 @@ def explain(value: Any) -> str:
     ty = type(value)
     name = ty.__qualname__ if ty.__module__ == "builtins" else f"{ty.__module__}.{ty.__qualname__}"
     text = f"cannot serialize a leaf of type {name}"
-    if isinstance(value, jax.core.Tracer):
+    if _jax.is_tracer(value):
         return f"{text}: this is a traced value; serialize outside of jit, grad and vmap"
     if isinstance(value, np.ma.MaskedArray):
         return f"{text}: the mask would be lost; save data and mask as two arrays"
     if isinstance(value, enum.Enum):
         return f"{text}: save its .value"
+    if flax.is_linen_module(value):
+        return f"{text}: a linen Module is configuration; save its variables"
+    if flax.is_graph_definition(value):
+        return f"{text}: this is the definition of a model, not its state; save nnx.state(model)"
+    hint = _hint(value)
+    if hint is not None:
+        return f"{text}: {hint}"
     if isinstance(value, _PLAIN):
         plain = next(plain for plain in _PLAIN if isinstance(value, plain))
         return f"{text}: convert it to {plain.__name__}"
@@ -77,6 +87,26 @@ def explain(value: Any) -> str:
         f"{text}; if it is a container, register its type with treepack.register_dataclass, or "
         "with jax.tree_util.register_pytree_node"
     )
+
+
+def _hint(value: Any) -> str | None:
+    """Returns what to do with a value of a kind that is often found among leaves."""
+    if isinstance(value, (np.dtype, type)):
+        return "a dtype or class is no leaf; save its name"
+    if isinstance(value, (datetime.datetime, datetime.date)):
+        return "save its .isoformat()"
+    if isinstance(value, datetime.timedelta):
+        return "save its .total_seconds()"
+    if isinstance(value, pathlib.PurePath):
+        return "save str(path)"
+    if _jax.is_treedef(value):
+        return "a PyTreeDef is structure; save the tree itself"
+    if callable(value) and hasattr(value, "__name__"):
+        return (
+            "functions are code; keep it in a static field, or a jax.tree_util.Partial, and call "
+            "treepack.register_function on it"
+        )
+    return None
 
 
 def problem(value: Any) -> str | None:
@@ -123,6 +153,8 @@ def host_view(array: jax.Array) -> np.ndarray | None:
 
 def abstract(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
     """Returns what stands for an array whose bytes are not read."""
+    import jax
+
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
@@ -163,6 +195,8 @@ def _unshared(array: jax.Array) -> jax.Array:
     jax caches the host copy of an array in its object, for as long as that lives. This
     one is forgotten after use, and the copy with it.
     """
+    import jax
+
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 

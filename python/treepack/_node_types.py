@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import jax
-
-from treepack import _auxdata, _core
-from treepack._auxdata import default_name
-from treepack._nodes import check_unique_keys
+from treepack import _auxdata, _core, _evolution
+from treepack._auxdata import of_main
+from treepack._libraries import imported
+from treepack._libraries import jax as _jax
+from treepack._names import Names, default_name
+from treepack._nodes.builtin import check_unique_keys, is_namedtuple
 from treepack.errors import UnregisteredTypeError
 
 # The names of children and of static data.
 FieldNames = tuple[list[str], list[str]]
+
+# Static data and children by name, and their version, to both in today's.
+Upgrade = Callable[[dict[str, Any], dict[str, Any], int], tuple[dict[str, Any], dict[str, Any]]]
 
 
 class NodeType(NamedTuple):
@@ -34,6 +36,9 @@ class NodeType(NamedTuple):
       name: What it is written as.
       fields: The names of its children and of its static data, if all nodes have the same:
         nodes that were saved with others cannot be made.
+      version: Counts the definitions of the type, as the program does.
+      upgrade: Takes static data and children by name, and the version they were saved in;
+        returns both as they are in this version. `None` if there is nothing to do.
       checked: Whether nodes have exactly these children and static data; otherwise these are
         just the fields of a dataclass.
       reduce: Takes a node, returns its encoded static data and its children by name.
@@ -45,6 +50,8 @@ class NodeType(NamedTuple):
     ty: type
     name: str
     fields: FieldNames | None
+    version: int
+    upgrade: Upgrade | None
     checked: bool
     reduce: Callable[[Any], tuple[bytes, dict[str, Any]]]
     decode: Callable[[bytes], Any]
@@ -52,8 +59,7 @@ class NodeType(NamedTuple):
     build: Callable[[Any, list[str], list[Any]], Any]
 
 
-_by_name: dict[str, NodeType] = {}
-_names: dict[type, str] = {}
+_types: Names[NodeType] = Names("node type")
 
 
 def registered_types() -> dict[str, type]:
@@ -68,35 +74,32 @@ def registered_types() -> dict[str, type]:
       >>> treepack.registered_types()["doc.Point"] is Point
       True
     """
-    return {name: found.ty for name, found in _by_name.copy().items()}
+    return _types.things()
 
 
-def add(found: NodeType) -> None:
+def add(found: NodeType, aliases: Iterable[str] = ()) -> None:
     """Adds a type, or puts it in the place of its older self."""
-    known = _by_name.get(found.name)
-    _by_name[found.name] = found
-    _auxdata.rename(found.ty, found.name, _names, None if known is None else known.ty)
+    _types.add(found.ty, found.name, found, aliases)
 
 
 def registered(ty: type) -> NodeType | None:
     """Returns a type that the program has registered."""
-    return _by_name.get(_names.get(ty, ""))
+    return _types.entry_of(ty)
 
 
-def check_claim(ty: type, name: str) -> None:
+def name_of(ty: type) -> str | None:
+    """Returns the name by which the program has registered a type."""
+    return _types.name_of(ty)
+
+
+def check(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
     """Raises a ValueError if a type cannot have a name."""
     if ty in BY_JAX:
         raise ValueError(f"{default_name(ty)} is known by itself")
-    own_name = name in _OWN_NAMES and _OWN_NAMES[name]() is not ty
-    if own_name or _auxdata.is_own_name(name):
-        raise ValueError(f"the node type name {name!r} is treepack's own")
-    known = _by_name.get(name)
-    _auxdata.check_claim(ty, name, _names, None if known is None else known.ty, "node type")
-
-
-def is_namedtuple(ty: type) -> bool:
-    """Tells whether a type is a namedtuple."""
-    return issubclass(ty, tuple) and hasattr(ty, "_fields")
+    for claimed in (name, *aliases):
+        if (_own_by_name(claimed) or ty) is not ty or _auxdata.is_own_name(claimed):
+            raise ValueError(f"the node type name {claimed!r} is treepack's own")
+    _types.check(ty, name, aliases)
 
 
 def check_children(expected: list[str], names: list[str]) -> None:
@@ -105,18 +108,11 @@ def check_children(expected: list[str], names: list[str]) -> None:
         raise ValueError(f"it has the children {expected}, not {names}")
 
 
-def fields_text(fields: FieldNames | None) -> str:
-    """Returns what fields a type has, in words."""
-    if fields is None:
-        return "no fixed fields"
-    return f"the fields {fields[0]}" + (f" and the static fields {fields[1]}" if fields[1] else "")
-
-
 # What the core calls
 
 
-def reduce(node: Any) -> tuple[str, FieldNames | None, bytes, dict[str, Any]]:
-    """Returns the name of the type of a node, its fields, its static data and its children.
+def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any]]:
+    """Returns the name, fields and version of a node's type, its static data and its children.
 
     Raises:
       TypeError: If the type has no name, or the static data cannot be written.
@@ -124,45 +120,49 @@ def reduce(node: Any) -> tuple[str, FieldNames | None, bytes, dict[str, Any]]:
     ty = type(node)
     found = registered(ty) or own(ty)
     if found is None:
+        newer = _types.newer(ty)
+        if newer is not None:
+            raise TypeError(
+                f"it is of an older definition of {newer!r}: its class was defined again since; "
+                "make it anew"
+            )
         raise TypeError(
             f"the type {default_name(ty)} is not registered, so it could not be found again in "
             f"a file; call {_how_to_register(ty, node)}"
         )
     data, children = found.reduce(node)
-    return found.name, found.fields, data, children
+    return found.name, found.fields, found.version, data, children
 
 
-def find(name: str, fields: FieldNames | None, or_none: bool) -> NodeType | None:
-    """Returns the type with a name.
+def find(name: str, fields: FieldNames | None, version: int, or_none: bool) -> NodeType | None:
+    """Returns the type with a name, which makes nodes that were saved with these fields.
 
     Raises:
-      UnregisteredTypeError: If there is none, or it has other fields now; unless `or_none`.
+      UnregisteredTypeError: If there is none, or nodes with these fields cannot become nodes of
+        it; unless `or_none`.
     """
-    found = _by_name.get(name)
-    if found is None and name in _OWN_NAMES:
-        found = own(_OWN_NAMES[name]())
-    if found is not None and found.fields == fields:
+    found = _types.by_name(name) or own(_own_by_name(name))
+    if found is not None and found.fields == fields and found.version == version:
         return found
-    if or_none:
-        return None
-    if found is None:
-        raise UnregisteredTypeError(
-            f"no type is registered with the name {name!r}; import or register it (see "
-            'treepack.register_dataclass), or pass unknown="dict" to get dicts in its place',
-            name,
-        )
-    raise UnregisteredTypeError(
-        f"the type {name!r} was saved with {fields_text(fields)}, and has "
-        f"{fields_text(found.fields)} now; "
-        'restore it into a template with loads(data, target), or pass unknown="dict"',
-        name,
-    )
+    try:
+        if found is None:
+            raise UnregisteredTypeError(
+                f"no type is registered with the name {name!r}; import or register it (see "
+                f'treepack.register_dataclass){of_main(name)}, or pass unknown="dict" to get '
+                "dicts in its place",
+                name,
+            )
+        return _evolution.evolved(found, fields, version)
+    except UnregisteredTypeError:
+        if or_none:
+            return None
+        raise
 
 
 def _how_to_register(ty: type, node: Any) -> str:
     if is_namedtuple(ty):
         return "treepack.register_namedtuple, or treepack.register_tree on the tree"
-    if not jax.tree_util.all_leaves([node]):
+    if _jax.is_node(node):
         return "treepack.register_node, or treepack.register_tree on the tree"
     if dataclasses.is_dataclass(ty):
         return "treepack.register_dataclass"
@@ -193,7 +193,11 @@ def _mapping(
             raise ValueError("a key occurs twice")
         return make(more, items)
 
-    return NodeType(ty, name, None, False, reduce, _core.decode_value, rebuild, rebuild)
+    return _own_type(ty, name, reduce, rebuild)
+
+
+def _own_type(ty: type, name: str, reduce: Any, rebuild: Any) -> NodeType:
+    return NodeType(ty, name, None, 0, None, False, reduce, _core.decode_value, rebuild, rebuild)
 
 
 def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
@@ -201,17 +205,14 @@ def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
 
 
 def _rebuild_partial(function: Any, names: list[str], children: list[Any]) -> Any:
+    from jax.tree_util import Partial
+
     check_children(["args", "keywords"], names)
     args, keywords = children
-    return jax.tree_util.Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
+    return Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
 
 
-def _frozen_dict() -> Any:
-    flax = sys.modules.get("flax.core")
-    return None if flax is None else flax.FrozenDict
-
-
-_OWN: dict[type, NodeType] = {
+_own: dict[type, NodeType] = {
     collections.OrderedDict: _mapping(
         collections.OrderedDict,
         "collections.OrderedDict",
@@ -224,28 +225,34 @@ _OWN: dict[type, NodeType] = {
         collections.defaultdict,
         lambda mapping: mapping.default_factory,
     ),
-    jax.tree_util.Partial: NodeType(
-        jax.tree_util.Partial,
-        "jax.tree_util.Partial",
-        None,
-        False,
-        _reduce_partial,
-        _core.decode_value,
-        _rebuild_partial,
-        _rebuild_partial,
-    ),
 }
 
-_OWN_NAMES: dict[str, Callable[[], Any]] = {
-    **{known.name: functools.partial(lambda ty: ty, ty) for ty, known in _OWN.items()},
-    "flax.core.FrozenDict": _frozen_dict,
-}
+
+def _own_by_name(name: str) -> type | None:
+    """Returns the type that has a name by itself; of other libraries only if it is imported."""
+    for ty, found in _own.items():
+        if found.name == name:
+            return ty
+    if name == "jax.tree_util.Partial":
+        from jax.tree_util import Partial
+
+        return Partial
+    flax = imported("flax.core")
+    return flax.FrozenDict if flax is not None and name == "flax.core.FrozenDict" else None
 
 
 def own(ty: Any) -> NodeType | None:
-    """Returns what is known of a type by itself; of flax's only if flax is imported."""
-    if ty is not None and ty is _frozen_dict():
-        _OWN.setdefault(
-            ty, _mapping(ty, "flax.core.FrozenDict", lambda _, items: ty(items), lambda _: None)
-        )
-    return _OWN.get(ty)
+    """Returns what is known of a type by itself."""
+    if ty in _own:
+        return _own[ty]
+    if ty is None:
+        return None
+    jax, flax = imported("jax"), imported("flax.core")
+    if jax is not None and ty is jax.tree_util.Partial:
+        found = _own_type(ty, "jax.tree_util.Partial", _reduce_partial, _rebuild_partial)
+        return _own.setdefault(ty, found)
+    if flax is not None and ty is flax.FrozenDict:
+        name = "flax.core.FrozenDict"
+        found = _mapping(ty, name, lambda _, items: ty(items), lambda _: None)
+        return _own.setdefault(ty, found)
+    return None

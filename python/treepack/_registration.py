@@ -7,13 +7,15 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
-import jax
-
-from treepack import _auxdata, _core, _jax_export, _node_types
-from treepack._auxdata import default_name
+from treepack import _auxdata, _core, _holes, _jax_export, _node_types
+from treepack._evolution import fields_text
 from treepack._fields import Fields, dataclass_fields
-from treepack._node_types import FieldNames, NodeType, check_children, check_claim, is_namedtuple
-from treepack._nodes import flatten, is_code, is_known_to_jax, unflatten
+from treepack._libraries.jax import is_node, is_node_type, is_partial, unflatten
+from treepack._names import default_name, registering, warn_if_unstable
+from treepack._node_types import FieldNames, NodeType, Upgrade, check_children
+from treepack._nodes import is_plain_namedtuple
+from treepack._nodes.builtin import is_namedtuple
+from treepack._nodes.pytree import flatten, is_code
 
 T = TypeVar("T", bound=type)
 
@@ -26,6 +28,9 @@ def register_dataclass(
     drop_fields: Sequence[str] = (),
     *,
     serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
 ) -> T: ...
 
 
@@ -37,6 +42,9 @@ def register_dataclass(
     drop_fields: Sequence[str] = (),
     *,
     serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
 ) -> Callable[[T], T]: ...
 
 
@@ -47,6 +55,9 @@ def register_dataclass(
     drop_fields: Sequence[str] = (),
     *,
     serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
 ) -> Any:
     """Registers a dataclass as a pytree node, with `jax.export`, and by name for `dumps`.
 
@@ -62,7 +73,12 @@ def register_dataclass(
       meta_fields: The fields that are static data; given together with `data_fields`.
       drop_fields: Fields that are neither, and take their defaults when a node is made.
       serialized_name: What it is written as in files; by default its module and qualified
-        name. Give one to be free to move the class.
+        name, or the shortest public path to it. Give one to be free to move the class.
+      aliases: Other names, which files of before may have.
+      version: Counts the definitions of the class. Fields may be reordered, and new ones have
+        defaults, without another version.
+      upgrade: Takes the static fields and the children of a node by name, and the older version
+        that it was saved in; returns both as they are in this version.
 
     Returns:
       The class.
@@ -88,6 +104,9 @@ def register_dataclass(
             meta_fields=meta_fields,
             drop_fields=drop_fields,
             serialized_name=serialized_name,
+            aliases=aliases,
+            version=version,
+            upgrade=upgrade,
         )
     _check_is_type(nodetype)
     if is_namedtuple(nodetype):
@@ -97,26 +116,45 @@ def register_dataclass(
     if (data_fields is None) != (meta_fields is None):
         raise TypeError("data_fields and meta_fields must both be given, or none of them")
     _check_dropped(nodetype, drop_fields)
-    name = serialized_name or default_name(nodetype)
-    with _auxdata.registering:
-        check_claim(nodetype, name)
+    with registering:
+        name = _chosen_name(nodetype, serialized_name)
+        _check_claims(nodetype, name, aliases)
         given = None
         if data_fields is not None and meta_fields is not None:
             given = Fields(nodetype, list(data_fields), list(meta_fields))
-        if is_known_to_jax(nodetype):
+        if is_node_type(nodetype):
             fields = _adopted(nodetype, given, drop_fields)
         else:
+            from jax.tree_util import register_dataclass as register_with_jax
+
             if given is None and dataclasses.is_dataclass(nodetype):
                 given = Fields.marked(nodetype, drop_fields)
             data, meta = (None, None) if given is None else (given.data, given.meta)
-            jax.tree_util.register_dataclass(nodetype, data, meta, drop_fields=list(drop_fields))
+            register_with_jax(nodetype, data, meta, drop_fields=list(drop_fields))
             fields = given
         build = None if fields is None else fields.build
         _jax_export.register(nodetype, name, _encode_auxdata, _core.decode_value, build)
-        _register(nodetype, name, fields)
+        _register(nodetype, name, fields, aliases=aliases, version=version, upgrade=upgrade)
         if dataclasses.is_dataclass(nodetype):
             _register_as_auxdata(nodetype, name)
     return nodetype
+
+
+def _chosen_name(ty: type, given: str | None) -> str:
+    """Returns the name that a type is to have: the given one, its own, or a default."""
+    if given is not None:
+        return given
+    known = _node_types.name_of(ty)
+    if known is None:
+        known = default_name(ty)
+        warn_if_unstable(ty, known)
+    return known
+
+
+def _check_claims(nodetype: type, name: str, aliases: Sequence[str]) -> None:
+    """Raises if a name cannot be had, before anything is told of it."""
+    _node_types.check(nodetype, name, aliases)
+    _jax_export.check(nodetype, name)
 
 
 def register_node(
@@ -126,6 +164,9 @@ def register_node(
     serialize_auxdata: Callable[[Any], bytes] | None = None,
     deserialize_auxdata: Callable[[bytes], Any] | None = None,
     from_children: Callable[[Any, Sequence[Any]], Any] | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Callable[[Any, dict[str, Any], int], tuple[Any, dict[str, Any]]] | None = None,
 ) -> T:
     """Registers a type that JAX knows as a pytree node by name, for `dumps` and `jax.export`.
 
@@ -141,6 +182,10 @@ def register_node(
       deserialize_auxdata: The reverse.
       from_children: Takes auxdata and children, returns a node. Only `jax.export` uses it,
         with placeholders as children, to find out the structure.
+      aliases: See `register_dataclass`.
+      version: See `register_dataclass`.
+      upgrade: See `register_dataclass`. Static data are by name if JAX takes the type apart by
+        its fields, and the auxdata otherwise.
 
     Returns:
       The type.
@@ -164,13 +209,13 @@ def register_node(
     _check_is_type(nodetype)
     if (serialize_auxdata is None) != (deserialize_auxdata is None):
         raise TypeError("serialize_auxdata and deserialize_auxdata must both be given, or none")
-    with _auxdata.registering:
-        check_claim(nodetype, serialized_name)
-        if is_namedtuple(nodetype):
+    with registering:
+        _check_claims(nodetype, serialized_name, aliases)
+        if is_plain_namedtuple(nodetype):
             raise ValueError(
                 f"{default_name(nodetype)} is a namedtuple: call treepack.register_namedtuple"
             )
-        if not is_known_to_jax(nodetype):
+        if not is_node_type(nodetype):
             raise ValueError(
                 f"{default_name(nodetype)} is not registered with JAX: call "
                 "jax.tree_util.register_pytree_node before, or treepack.register_dataclass"
@@ -183,8 +228,9 @@ def register_node(
         _jax_export.register(nodetype, serialized_name, encode, decode, from_children)
         if _node_types.own(nodetype) is not None:
             return nodetype  # known by itself
+        more: dict[str, Any] = {"aliases": aliases, "version": version, "upgrade": upgrade}
         if serialize_auxdata is None:
-            _register(nodetype, serialized_name, fields)
+            _register(nodetype, serialized_name, fields, **more)
         else:
             _register(
                 nodetype,
@@ -192,21 +238,41 @@ def register_node(
                 fields,
                 lambda aux: _core.encode_value(encode(aux)),
                 lambda data: decode(_core.decode_value(data)),
+                **more,
             )
     return nodetype
 
 
 @overload
-def register_namedtuple(nodetype: T, *, serialized_name: str | None = None) -> T: ...
+def register_namedtuple(
+    nodetype: T,
+    *,
+    serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
+) -> T: ...
 
 
 @overload
 def register_namedtuple(
-    nodetype: None = None, *, serialized_name: str | None = None
+    nodetype: None = None,
+    *,
+    serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
 ) -> Callable[[T], T]: ...
 
 
-def register_namedtuple(nodetype: Any = None, *, serialized_name: str | None = None) -> Any:
+def register_namedtuple(
+    nodetype: Any = None,
+    *,
+    serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
+) -> Any:
     """Registers a namedtuple by name, for `dumps` and `jax.export`.
 
     It can be used as a decorator, with or without arguments.
@@ -214,6 +280,9 @@ def register_namedtuple(nodetype: Any = None, *, serialized_name: str | None = N
     Args:
       nodetype: The type. JAX knows namedtuples by themselves.
       serialized_name: What it is written as; by default its module and qualified name.
+      aliases: See `register_dataclass`.
+      version: See `register_dataclass`.
+      upgrade: See `register_dataclass`.
 
     Returns:
       The type.
@@ -232,15 +301,25 @@ def register_namedtuple(nodetype: Any = None, *, serialized_name: str | None = N
       State(step=3)
     """
     if nodetype is None:
-        return functools.partial(register_namedtuple, serialized_name=serialized_name)
+        return functools.partial(
+            register_namedtuple,
+            serialized_name=serialized_name,
+            aliases=aliases,
+            version=version,
+            upgrade=upgrade,
+        )
     _check_is_type(nodetype)
     if not is_namedtuple(nodetype):
         raise ValueError(f"{default_name(nodetype)} is no namedtuple: call treepack.register_node")
-    name = serialized_name or default_name(nodetype)
+    if not is_plain_namedtuple(nodetype):
+        name = _chosen_name(nodetype, serialized_name)
+        return register_node(
+            nodetype, serialized_name=name, aliases=aliases, version=version, upgrade=upgrade
+        )
     fields: FieldNames = (list(nodetype._fields), [])
 
     def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
-        return _core.encode_value(None), dict(zip(fields[0], node, strict=True))
+        return _core.encode_value(()), dict(zip(fields[0], node, strict=True))
 
     def rebuild(_: Any, names: list[str], children: list[Any]) -> Any:
         check_children(fields[0], names)
@@ -249,11 +328,15 @@ def register_namedtuple(nodetype: Any = None, *, serialized_name: str | None = N
     def from_children(_: Any, children: Iterable[Any]) -> Any:
         return nodetype._make(children)
 
-    with _auxdata.registering:
-        check_claim(nodetype, name)
-        _jax_export.register(nodetype, name, _encode_auxdata, _core.decode_value, from_children)
+    with registering:
+        name = _chosen_name(nodetype, serialized_name)
+        _check_claims(nodetype, name, aliases)
         decode = _core.decode_value
-        _node_types.add(NodeType(nodetype, name, fields, True, reduce, decode, rebuild, rebuild))
+        _jax_export.register(nodetype, name, _encode_auxdata, decode, from_children)
+        added = NodeType(
+            nodetype, name, fields, version, upgrade, True, reduce, decode, rebuild, rebuild
+        )
+        _node_types.add(added, aliases)
         _auxdata.register_fields(nodetype, name, tuple, nodetype._make)
     return nodetype
 
@@ -290,14 +373,14 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
             raise ValueError(
                 f"two types in the tree have the name {name!r}: register one of them by another"
             )
-        if is_namedtuple(ty):
+        if is_plain_namedtuple(ty):
             register_namedtuple(ty, serialized_name=name)
         else:
             register_node(ty, serialized_name=name)
         added[name] = ty
 
     def visit(node: Any) -> None:
-        if jax.tree_util.all_leaves([node]) and node is not None:
+        if not is_node(node):
             return
         ty = type(node)
         own = _node_types.own(ty)
@@ -305,7 +388,7 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
             _jax_export.register(ty, own.name, _encode_auxdata, _core.decode_value, None)
         elif _node_types.registered(ty) is None and ty not in _node_types.BY_JAX:
             register(ty)
-        if isinstance(node, jax.tree_util.Partial):
+        if is_partial(node):
             _register_named(node.func)
         children, _ = flatten(node)
         for child in children.values():
@@ -351,9 +434,7 @@ def _adopted(nodetype: type, given: Fields | None, dropped: Sequence[str]) -> Fi
     if (given is not None and given != found) or (
         found is not None and {*dropped} & {*found.data, *found.meta}
     ):
-        fields = (
-            "unknown fields" if found is None else _node_types.fields_text((found.data, found.meta))
-        )
+        fields = "unknown fields" if found is None else fields_text((found.data, found.meta))
         raise ValueError(f"{default_name(nodetype)} is registered with JAX already, with {fields}")
     return found
 
@@ -364,6 +445,10 @@ def _register(
     fields: Fields | None,
     encode: Callable[[Any], bytes] | None = None,
     decode: Callable[[bytes], Any] = _core.decode_value,
+    *,
+    aliases: Sequence[str],
+    version: int,
+    upgrade: Any,
 ) -> None:
     """Adds a type that JAX knows."""
     meta = None if fields is None else fields.meta
@@ -413,9 +498,10 @@ def _register(
     elif dataclasses.is_dataclass(nodetype):
         field_names = [field.name for field in dataclass_fields(nodetype)], []
     checked = fields is not None
-    _node_types.add(
-        NodeType(nodetype, name, field_names, checked, reduce, decode_all, rebuild, build)
+    added = NodeType(
+        nodetype, name, field_names, version, upgrade, checked, reduce, decode_all, rebuild, build
     )
+    _node_types.add(added, aliases)
 
 
 # Marks static data of a node that has functions among its children, which are no state.
@@ -440,6 +526,10 @@ def _add_functions(
     nodetype: type, data: bytes, names: list[str], functions: dict[str, Any]
 ) -> bytes:
     """Returns static data with the functions among the children of these names."""
+    if _holes.allowed():
+        names_of_functions = list(functions)
+        values = _holes.dug(tuple(functions.values()), names_of_functions)
+        functions = dict(zip(names_of_functions, values, strict=True))
     for name, function in functions.items():
         _check_field(name, function, f"{default_name(nodetype)}: ")
     return _core.encode_value((_FUNCTIONS, data, names, functions))
@@ -473,6 +563,8 @@ def _encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None
     try:
         return _core.encode_value(auxdata)
     except (TypeError, ValueError) as error:
+        if _holes.allowed():
+            return _core.encode_value(_holes.dug(auxdata, meta))
         where = "" if nodetype is None else f"{default_name(nodetype)}: "
         if meta and isinstance(auxdata, tuple) and len(auxdata) == len(meta):
             for field, value in zip(meta, auxdata, strict=True):

@@ -6,6 +6,7 @@ what flax raises for the same mistakes.
 
 from __future__ import annotations
 
+import gzip
 from typing import Any, NamedTuple
 
 
@@ -18,7 +19,7 @@ class DecodeError(TreepackError):
 
     Attributes:
       offset: Where the offending value begins, in bytes from the start.
-      path: The place in the tree, such as `./params/Dense_0/kernel`.
+      path: The place in the tree, such as `params/Dense_0/kernel`.
     """
 
     def __init__(self, message: str, offset: int | None = None, path: str | None = None):
@@ -37,14 +38,16 @@ class Mismatch(NamedTuple):
     """One difference between a template and what was found in its place.
 
     Attributes:
-      path: The place in the tree, such as `./params/Dense_0/kernel`.
-      expected: What the template has there.
-      found: What the state has there.
+      path: The place in the tree, such as `params/Dense_0/kernel`.
+      expected: What the template has there, or `nothing`.
+      found: What the state has there, or `nothing`.
+      similar: The path of something that nobody expected, and that is named nearly so.
     """
 
     path: str
     expected: str
     found: str
+    similar: str = ""
 
 
 class MismatchError(TreepackError):
@@ -66,8 +69,8 @@ class CorruptionError(TreepackError):
     """Stored data is damaged."""
 
 
-class GzipError(CorruptionError, OSError):
-    """A gzip stream is damaged, or is none. Python's own `gzip` raises an `OSError`."""
+class GzipError(CorruptionError, gzip.BadGzipFile):
+    """A gzip stream is damaged, or is none. Python's own `gzip` raises a `BadGzipFile`."""
 
 
 class GzipTruncatedError(CorruptionError, EOFError):
@@ -78,7 +81,7 @@ class UnserializableLeafError(TypeError):
     """A leaf has a type that cannot be saved.
 
     Attributes:
-      path: The place in the tree, such as `./params/Dense_0/kernel`.
+      path: The place in the tree, such as `params/Dense_0/kernel`.
     """
 
     def __init__(self, message: str, path: str):

@@ -12,20 +12,17 @@ many bytes an array is split into chunks.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treepack import _core, _registry
-from treepack._context import Strict, current_path
+from treepack import _core
+from treepack._content import open_content, save_layout
 from treepack._inspect import get_serialization_info, validate_serializable
-from treepack._progress import Progress, telling
-from treepack._registry import register_serialization_state
-from treepack._state_dict import (
-    from_state_dict,
-    is_serializable,
-    restore_tree,
-    to_state_dict,
-)
+from treepack._libraries.flax import Patch
+from treepack._nodes import handlers
+from treepack._nodes.handlers import register_serialization_state
+from treepack._options import Progress, Strict, telling
+from treepack._restore import current_path, from_state_dict, restore_tree, without_structure
+from treepack._state_dict import is_serializable, to_state_dict
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -43,6 +40,7 @@ __all__ = [
     "load_from_file",
     "msgpack_restore",
     "msgpack_serialize",
+    "patch",
     "register_serialization_state",
     "save_to_file",
     "to_bytes",
@@ -78,7 +76,7 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
     Example:
       >>> import numpy as np, treepack
       >>> params = {"w": np.arange(3.0)}
-      >>> treepack.from_bytes(params, treepack.to_bytes(params))
+      >>> treepack.serialization.from_bytes(params, treepack.serialization.to_bytes(params))
       {'w': array([0., 1., 2.])}
     """
     return state_layout(target, align).to_bytes(threads=threads)
@@ -110,8 +108,8 @@ def from_bytes(
 
     Example:
       >>> import numpy as np, treepack
-      >>> encoded = treepack.to_bytes({"w": np.zeros((2, 3))})
-      >>> treepack.from_bytes({"w": np.zeros((3, 2))}, encoded)
+      >>> encoded = treepack.serialization.to_bytes({"w": np.zeros((2, 3))})
+      >>> treepack.serialization.from_bytes({"w": np.zeros((3, 2))}, encoded)
       Traceback (most recent call last):
         ...
       treepack.errors.MismatchError: 1 leaf does not match the template:
@@ -142,8 +140,9 @@ def msgpack_serialize(
       UnserializableLeafError: A TypeError, with the path. If there is anything else.
 
     Example:
-      >>> import treepack
-      >>> treepack.msgpack_restore(treepack.msgpack_serialize({"b": [1, 2.5], "a": None}))
+      >>> from treepack import serialization
+      >>> serialization.msgpack_restore(
+      ...     serialization.msgpack_serialize({"b": [1, 2.5], "a": None}))
       {'a': None, 'b': [1, 2.5]}
     """
     layout = _core.walk(
@@ -179,13 +178,13 @@ def msgpack_restore(
 
     Example:
       >>> import numpy as np, treepack
-      >>> encoded = treepack.msgpack_serialize({"w": np.zeros(1000)})
-      >>> treepack.msgpack_restore(encoded)["w"].flags.writeable
+      >>> encoded = treepack.serialization.msgpack_serialize({"w": np.zeros(1000)})
+      >>> treepack.serialization.msgpack_restore(encoded)["w"].flags.writeable
       False
-      >>> treepack.msgpack_restore(encoded, copy=True)["w"].flags.writeable
+      >>> treepack.serialization.msgpack_restore(encoded, copy=True)["w"].flags.writeable
       True
     """
-    return _core.restore(encoded_pytree, copy, threads)
+    return without_structure(_core.restore(encoded_pytree, copy, threads))
 
 
 def save_to_file(
@@ -194,6 +193,7 @@ def save_to_file(
     *,
     align: int = 64,
     compress: bool = False,
+    level: int | None = None,
     durable: bool = True,
     threads: int | None = None,
     progress: Progress = None,
@@ -210,6 +210,7 @@ def save_to_file(
         follow the umask.
       align: See `to_bytes`. At 64 JAX on CPU can use the arrays of a mapped file in place.
       compress: Whether to compress with gzip.
+      level: See `compress_bytes`.
       durable: Whether the file is on the disk when this returns, so that it survives
         a loss of power. Without, it survives a crash of the program.
       threads: See `to_bytes`; for compressing.
@@ -224,16 +225,20 @@ def save_to_file(
     Example:
       >>> import numpy as np, tempfile, treepack
       >>> path = f"{tempfile.mkdtemp()}/model.msgpack"
-      >>> treepack.save_to_file({"w": np.arange(3)}, path)
-      >>> treepack.load_from_file(None, path)
+      >>> treepack.serialization.save_to_file({"w": np.arange(3)}, path)
+      >>> treepack.serialization.load_from_file(None, path)
       {'w': array([0, 1, 2])}
     """
     layout = state_layout(target, align)
-    with telling(progress, "save") as tell:
-        if compress:
-            layout.save_gzip(filepath, None, durable=durable, threads=threads, progress=tell)
-        else:
-            layout.save(filepath, durable=durable, progress=tell)
+    save_layout(
+        layout,
+        filepath,
+        compress=compress,
+        level=level,
+        durable=durable,
+        threads=threads,
+        progress=progress,
+    )
 
 
 def load_from_file(
@@ -269,15 +274,7 @@ def load_from_file(
       MismatchError: A ValueError. If it does not fit the template.
       CorruptionError: A ValueError. If it is a damaged gzip file.
     """
-    path = Path(filepath)
-    mappable = mmap and path.is_file() and path.stat().st_size > 0  # not so in /proc
-    with telling(progress, "load") as tell:
-        if mappable:
-            content = _core.Content.map(filepath)
-        else:
-            content = _core.Content.read(filepath, progress=tell)
-        if content.is_gzip():
-            content = content.inflate(threads=threads, progress=tell)
+    content = open_content(filepath, mmap=mmap, threads=threads, progress=progress)
     return restore_tree(target, _core.restore(content, copy, threads), ".", strict)
 
 
@@ -308,7 +305,7 @@ def compress_bytes(
 
     Example:
       >>> import gzip, treepack
-      >>> gzip.decompress(treepack.compress_bytes(b"abc"))
+      >>> gzip.decompress(treepack.serialization.compress_bytes(b"abc"))
       b'abc'
     """
     with telling(progress, "compress") as tell:
@@ -339,7 +336,7 @@ def decompress_bytes(
 
     Example:
       >>> import gzip, treepack
-      >>> treepack.decompress_bytes(gzip.compress(b"abc"))
+      >>> treepack.serialization.decompress_bytes(gzip.compress(b"abc"))
       b'abc'
     """
     with telling(progress, "decompress") as tell:
@@ -364,8 +361,8 @@ def to_compressed_bytes(
       progress: See `save_to_file`.
 
     Example:
-      >>> import treepack
-      >>> treepack.from_compressed_bytes([0, 0], treepack.to_compressed_bytes([1, 2]))
+      >>> from treepack import serialization
+      >>> serialization.from_compressed_bytes([0, 0], serialization.to_compressed_bytes([1, 2]))
       [1, 2]
     """
     with telling(progress, "compress") as tell:
@@ -378,14 +375,48 @@ def from_compressed_bytes(
     *,
     copy: bool | None = None,
     strict: Strict = True,
+    max_size: int | None = None,
     threads: int | None = None,
+    progress: Progress = None,
 ) -> Any:
     """Returns a tree like the target, with leaves from `to_compressed_bytes`.
 
     Args and errors are those of `from_bytes` and `decompress_bytes`.
     """
-    content = _core.decompress(compressed_data, max_size=None, threads=threads, progress=None)
+    content = decompress_bytes(
+        compressed_data, max_size=max_size, threads=threads, progress=progress
+    )
     return restore_tree(target, _core.restore(content, copy, threads), ".", strict)
+
+
+def patch() -> Patch:
+    """Puts the byte functions here in the place of flax's, for code of others that calls those.
+
+    `to_bytes`, `from_bytes`, `msgpack_serialize` and `msgpack_restore` of
+    `flax.serialization` are swapped, and stay so unless the result is used as a context manager.
+    Call it before modules are imported that import the functions by name. `to_state_dict` and
+    `from_state_dict` stay flax's: its own modules call them for their own purposes.
+
+    Returns:
+      A context manager that puts back what was there; its method `undo` does so, too.
+
+    Raises:
+      ImportError: If there is no flax.
+
+    Example:
+      >>> import flax, treepack
+      >>> with treepack.serialization.patch():
+      ...     flax.serialization.to_bytes is treepack.serialization.to_bytes
+      True
+    """
+    return Patch(
+        {
+            "to_bytes": to_bytes,
+            "from_bytes": from_bytes,
+            "msgpack_serialize": msgpack_serialize,
+            "msgpack_restore": msgpack_restore,
+        }
+    )
 
 
 def state_layout(target: Any, align: int) -> _core.Layout:
@@ -396,5 +427,5 @@ def state_layout(target: Any, align: int) -> _core.Layout:
         sort_keys=False,
         align=align,
         max_chunk_size=MAX_CHUNK_SIZE,
-        overridden=_registry.overridden(),
+        overridden=handlers.overridden(),
     )

@@ -6,22 +6,28 @@ use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
 
-use super::errors;
 use super::failure::{Failure, Walked};
 use super::hooks::Hooks;
+use super::load::with_source;
 use super::memory::dict_next;
-use super::value;
-use crate::structure::{Kind, Node, Repeat, Trailer};
+use super::watch::Watcher;
+use super::{errors, value};
+use crate::error::Path;
+use crate::events::{Event, Events};
+use crate::source::{Source, read_to};
+use crate::structure::{Kind, Node, Repeat, TRAILER_KEY, Trailer};
+use crate::watch::Watch;
 
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (state, trailer, *, convert, unknown_as_dict, placeholders))]
+#[pyo3(signature = (state, trailer, *, convert, unknown_as_dict, placeholders, r#static))]
 pub fn assemble<'py>(
     state: Bound<'py, PyAny>,
     trailer: &[u8],
     convert: Option<Bound<'py, PyAny>>,
     unknown_as_dict: bool,
     placeholders: bool,
+    r#static: Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
     let trailer = Trailer::decode(trailer)?;
@@ -32,6 +38,8 @@ pub fn assemble<'py>(
         decoded: HashMap::new(),
         rebuild: if placeholders { "build" } else { "rebuild" },
         unknown_as_dict,
+        fillings: r#static,
+        path: Vec::new(),
         leaves: None,
     };
     let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
@@ -39,6 +47,9 @@ pub fn assemble<'py>(
     let done = match convert {
         None => assembly.node(state, root),
         Some(convert) => assembly.collect(&state, root, &mut found).and_then(|()| {
+            if found.is_empty() {
+                return assembly.node(state, root);
+            }
             let found = PyList::new(py, found)?;
             let converted = convert.call1((&found,))?.cast_into::<PyList>()?;
             if converted.len() != found.len() {
@@ -51,6 +62,33 @@ pub fn assemble<'py>(
         }),
     };
     done.map_err(|failure| failure.into_py(py, "loading"))
+}
+
+/// The record of the structure in encoded data, or `None`; see `_core.pyi`.
+#[pyfunction]
+pub fn read_trailer<'py>(data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let py = data.py();
+    let found = with_source(data, |source| {
+        let watcher = Watcher::signals();
+        let read = py.detach(|| find_trailer(source, &watcher));
+        read.map_err(|error| watcher.explain(error, PyErr::from))
+    })?;
+    Ok(found.map(|found| PyBytes::new(py, &found)))
+}
+
+/// The last value of the map at the top, if its key is that of the record.
+fn find_trailer(source: &dyn Source, watch: &dyn Watch) -> crate::Result<Option<Vec<u8>>> {
+    let events = Events::read(source, || watch.check())?;
+    let [first, .., key, Event::Bin(span)] = *events.as_slice() else {
+        return Ok(None);
+    };
+    let is_record = matches!(key, Event::Str(key) if events.text(key) == TRAILER_KEY);
+    if !matches!(first, Event::Map(_)) || !is_record {
+        return Ok(None);
+    }
+    let mut record = Vec::new();
+    read_to(source, span.range(), &mut record)?;
+    Ok(Some(record))
 }
 
 /// The value in the trailer that a user has added, or `None`; see `_core.pyi`.
@@ -79,6 +117,10 @@ struct Assembly<'a, 'py> {
     /// The method of a type that makes nodes.
     rebuild: &'static str,
     unknown_as_dict: bool,
+    /// What fills the holes of static data.
+    fillings: Bound<'py, PyAny>,
+    /// The keys that lead to the node that is being put together.
+    path: Vec<Bound<'py, PyAny>>,
     /// What takes the place of the arrays of jax, in order, and how many are used.
     leaves: Option<(Bound<'py, PyList>, usize)>,
 }
@@ -112,8 +154,10 @@ impl<'py> Assembly<'_, 'py> {
                 let Some((key, state)) = dict_next(dict, &mut position) else {
                     return damaged("a dict has lost a key");
                 };
+                self.path.push(key);
                 let value = self.node(state, *child as usize);
-                built.push(value.map_err(|failure| failure.below(key.to_string()))?);
+                let key = self.path.pop();
+                built.push(value.map_err(|failure| failure.below(text(key)))?);
             }
         }
         Ok(built)
@@ -199,7 +243,12 @@ impl<'py> Assembly<'_, 'py> {
             known.clone()
         } else {
             let find = Hooks::get(py)?.find_node_type.bind(py);
-            let known = find.call1((&found.name, &found.fields, self.unknown_as_dict))?;
+            let known = find.call1((
+                &found.name,
+                &found.fields,
+                found.version,
+                self.unknown_as_dict,
+            ))?;
             self.types[class].insert(known).clone()
         };
         if class.is_none() {
@@ -213,6 +262,7 @@ impl<'py> Assembly<'_, 'py> {
                 Failure::node(&found.name, error)
             }
         };
+        let has_holes = contains(data, HOLE);
         let data = if let Some(known) = self.decoded.get(&node) {
             known.clone()
         } else {
@@ -223,11 +273,29 @@ impl<'py> Assembly<'_, 'py> {
             }
             data
         };
+        let data = if has_holes { self.filled(data)? } else { data };
         let made = class.call_method1(self.rebuild, (data, dict.keys(), built));
         made.map_err(of_type)
     }
 
-    /// Collects the states of all arrays of jax, in the order in which `node` comes by them.
+    /// Static data of the node at `path` with its holes filled.
+    #[inline(never)]
+    fn filled(&self, data: Bound<'py, PyAny>) -> Assembled<'py> {
+        let path = self.path_text();
+        let fill = Hooks::get(self.py)?.fill_holes.bind(self.py);
+        Ok(fill.call1((data, path, &self.fillings))?)
+    }
+
+    fn path_text(&self) -> String {
+        let mut path = Path::default();
+        for key in self.path.iter().rev() {
+            path.push_outer(key.to_string());
+        }
+        path.to_string()
+    }
+
+    /// Collects all arrays of jax in the order in which `node` comes by them: their paths,
+    /// nothing for the template that there is not, and their states.
     fn collect(
         &mut self,
         state: &Bound<'py, PyAny>,
@@ -236,7 +304,8 @@ impl<'py> Assembly<'_, 'py> {
     ) -> Walked {
         let node = &self.trailer.nodes[node];
         if node.0 == Kind::Jax {
-            found.push(state.clone());
+            let leaf = (self.path_text(), self.py.None(), state);
+            found.push(leaf.into_pyobject(self.py)?.into_any());
         } else if !node.1.is_empty() {
             let dict = children(state, node)?;
             let mut position = 0;
@@ -245,13 +314,27 @@ impl<'py> Assembly<'_, 'py> {
                     let Some((key, state)) = dict_next(dict, &mut position) else {
                         return damaged("a dict has lost a key");
                     };
-                    self.collect(&state, *child as usize, found)
-                        .map_err(|failure| failure.below(key.to_string()))?;
+                    self.path.push(key);
+                    let done = self.collect(&state, *child as usize, found);
+                    let key = self.path.pop();
+                    done.map_err(|failure| failure.below(text(key)))?;
                 }
             }
         }
         Ok(())
     }
+}
+
+/// A key, for a path.
+fn text(key: Option<Bound<'_, PyAny>>) -> String {
+    key.map_or_else(String::new, |key| key.to_string())
+}
+
+/// What encoded static data with a hole contain; see `_holes.py`.
+const HOLE: &[u8] = b"treepack.hole";
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
 }
 
 /// A dict of the state, with its children in their places.

@@ -97,9 +97,11 @@ impl Failure {
                 error
             }
             Cause::Raised(error) => {
-                // Best effort: the error itself says what is wrong.
-                let note = format!("treepack: while {doing} {path}");
-                let _ = error.value(py).call_method1("add_note", (note,));
+                if path != "." {
+                    // Best effort: the error itself says what is wrong.
+                    let note = format!("treepack: while {doing} {path}");
+                    let _ = error.value(py).call_method1("add_note", (note,));
+                }
                 error
             }
         }

@@ -1,53 +1,55 @@
 //! The Python functions that the native walks ask about meaning.
 //!
-//! They are looked up once. Each is documented where it is defined.
+//! They are looked up once. `_hooks.py` lists them; each is documented where it is defined.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 /// The functions, by what they answer.
 pub struct Hooks {
-    /// `_leaves.classify(value) -> int`: what kind of thing is this?
+    /// `classify(value) -> int`: what kind of thing is this?
     pub classify: Py<PyAny>,
-    /// `_leaves.explain(value) -> str`: why can this not be a leaf?
+    /// `explain(value) -> str`: why can this not be a leaf?
     pub explain: Py<PyAny>,
-    /// `_leaves.host_view(array) -> numpy.ndarray | None`: a jax array in host memory.
+    /// `host_view(array) -> numpy.ndarray | None`: a jax array in host memory.
     pub host_view: Py<PyAny>,
-    /// `_leaves.start_transfer(array) -> shards`: begins to bring another jax array to the host.
+    /// `start_transfer(array) -> shards`: begins to bring another jax array to the host.
     pub start_transfer: Py<PyAny>,
-    /// `_leaves.finish_transfer(shards) -> list[(start, numpy.ndarray)]`: waits for that.
+    /// `finish_transfer(shards) -> list[(start, numpy.ndarray)]`: waits for that.
     pub finish_transfer: Py<PyAny>,
-    /// `_leaves.to_contiguous(array) -> numpy.ndarray`: in C order, in native byte order.
+    /// `to_contiguous(array) -> numpy.ndarray`: in C order, in native byte order.
     pub to_contiguous: Py<PyAny>,
-    /// `_dtypes.describe(dtype) -> (name, native)`: how is this dtype written?
+    /// `describe_dtype(dtype) -> (name, native)`: how is this dtype written?
     pub describe_dtype: Py<PyAny>,
-    /// `_dtypes.resolve(name) -> dtype`: which dtype has this name?
+    /// `resolve_dtype(name) -> dtype`: which dtype has this name?
     pub resolve_dtype: Py<PyAny>,
-    /// `_leaves.abstract(shape, dtype) -> jax.ShapeDtypeStruct`: an array without its bytes.
+    /// `abstract_array(shape, dtype) -> jax.ShapeDtypeStruct`: an array without its bytes.
     pub abstract_array: Py<PyAny>,
-    /// `_prng.unwrap(key) -> (impl, data)`: what is inside a typed PRNG key?
+    /// `unwrap_key(key) -> (impl, data)`: what is inside a typed PRNG key?
     pub unwrap_key: Py<PyAny>,
-    /// `_prng.wrap(impl, data) -> key`: the reverse.
+    /// `wrap_key(impl, data) -> key`: the reverse.
     pub wrap_key: Py<PyAny>,
-    /// `_state_dict.expand(node) -> (state, final)`: the state of a container.
+    /// `expand(node) -> (state, final)`: the state of a container.
     pub expand: Py<PyAny>,
-    /// `_nodes.fixed_fields(node) -> (names, make) | None`: what all nodes of its type consist of.
+    /// `fixed_fields(node) -> (names, make) | None`: what all nodes of its type consist of.
     pub fixed_fields: Py<PyAny>,
-    /// `_state_dict.restore_child(target, state, name, restore)`: a child of any kind.
+    /// `restore_child(target, state, name, restore)`: a child of any kind.
     pub restore_child: Py<PyAny>,
-    /// `_leaves.ABSTRACT_ARRAYS`: types with a shape and a dtype that are leaves.
-    pub abstract_arrays: Py<PyAny>,
-    /// `_state_dict.check_unique_keys(mapping)`: raises unless `str` keeps the keys apart.
+    /// `is_abstract_array(value) -> bool`: is this a leaf of jax with a shape and a dtype?
+    pub is_abstract_array: Py<PyAny>,
+    /// `check_unique_keys(mapping)`: raises unless `str` keeps the keys apart.
     pub check_unique_keys: Py<PyAny>,
-    /// `_node_types.reduce(node) -> (name, fields, data, children)`: a container and its type.
+    /// `reduce_node(node) -> (name, fields, version, data, children)`: a container and its type.
     pub reduce_node: Py<PyAny>,
-    /// `_node_types.find(name, fields, or_none) -> NodeType | None`: which type has this name?
+    /// `find_node_type(name, fields, version, or_none) -> NodeType | None`: which type has this name?
     pub find_node_type: Py<PyAny>,
-    /// `_auxdata.reduce(value) -> (name, value)`: what is a value made of?
+    /// `fill_holes(data, path, static) -> data`: static data with what was not saved.
+    pub fill_holes: Py<PyAny>,
+    /// `reduce_value(value) -> (name, value)`: what is a value made of?
     pub reduce_value: Py<PyAny>,
-    /// `_auxdata.rebuild(name, value) -> value`: the reverse.
+    /// `rebuild_value(name, value) -> value`: the reverse.
     pub rebuild_value: Py<PyAny>,
-    /// `_ext.make(code, data)`: the object for an extension that is not ours.
+    /// `make_ext(code, data)`: the object for an extension that is not ours.
     pub make_ext: Py<PyAny>,
 }
 
@@ -58,31 +60,31 @@ impl Hooks {
         // Every walk comes by here before it needs much.
         super::memory::keep_reserve();
         HOOKS.get_or_try_init(py, || {
-            let hook = |module: &str, name: &str| -> PyResult<Py<PyAny>> {
-                Ok(py.import(module)?.getattr(name)?.unbind())
-            };
+            let hooks = py.import("treepack._hooks")?;
+            let hook = |name: &str| -> PyResult<Py<PyAny>> { Ok(hooks.getattr(name)?.unbind()) };
             Ok(Self {
-                classify: hook("treepack._leaves", "classify")?,
-                explain: hook("treepack._leaves", "explain")?,
-                host_view: hook("treepack._leaves", "host_view")?,
-                start_transfer: hook("treepack._leaves", "start_transfer")?,
-                finish_transfer: hook("treepack._leaves", "finish_transfer")?,
-                to_contiguous: hook("treepack._leaves", "to_contiguous")?,
-                describe_dtype: hook("treepack._dtypes", "describe")?,
-                resolve_dtype: hook("treepack._dtypes", "resolve")?,
-                abstract_array: hook("treepack._leaves", "abstract")?,
-                unwrap_key: hook("treepack._prng", "unwrap")?,
-                wrap_key: hook("treepack._prng", "wrap")?,
-                expand: hook("treepack._state_dict", "expand")?,
-                fixed_fields: hook("treepack._nodes", "fixed_fields")?,
-                restore_child: hook("treepack._state_dict", "restore_child")?,
-                abstract_arrays: hook("treepack._leaves", "ABSTRACT_ARRAYS")?,
-                check_unique_keys: hook("treepack._state_dict", "check_unique_keys")?,
-                reduce_node: hook("treepack._node_types", "reduce")?,
-                find_node_type: hook("treepack._node_types", "find")?,
-                reduce_value: hook("treepack._auxdata", "reduce")?,
-                rebuild_value: hook("treepack._auxdata", "rebuild")?,
-                make_ext: hook("treepack._ext", "make")?,
+                classify: hook("classify")?,
+                explain: hook("explain")?,
+                host_view: hook("host_view")?,
+                start_transfer: hook("start_transfer")?,
+                finish_transfer: hook("finish_transfer")?,
+                to_contiguous: hook("to_contiguous")?,
+                describe_dtype: hook("describe_dtype")?,
+                resolve_dtype: hook("resolve_dtype")?,
+                abstract_array: hook("abstract_array")?,
+                unwrap_key: hook("unwrap_key")?,
+                wrap_key: hook("wrap_key")?,
+                expand: hook("expand")?,
+                fixed_fields: hook("fixed_fields")?,
+                restore_child: hook("restore_child")?,
+                is_abstract_array: hook("is_abstract_array")?,
+                check_unique_keys: hook("check_unique_keys")?,
+                reduce_node: hook("reduce_node")?,
+                find_node_type: hook("find_node_type")?,
+                fill_holes: hook("fill_holes")?,
+                reduce_value: hook("reduce_value")?,
+                rebuild_value: hook("rebuild_value")?,
+                make_ext: hook("make_ext")?,
             })
         })
     }

@@ -45,6 +45,17 @@ pub fn restore<'py>(
     build(data.py(), &borrowed, memory, copy, threads)
 }
 
+/// Does something with what a bytes-like object or a [`Content`] holds.
+pub fn with_source<T>(
+    data: &Bound<'_, PyAny>,
+    work: impl FnOnce(&dyn Source) -> PyResult<T>,
+) -> PyResult<T> {
+    match data.cast_exact::<Content>() {
+        Ok(content) => work(content.get().source()),
+        Err(_) => work(&Borrowed::buffer(data)?),
+    }
+}
+
 impl Source for Borrowed {
     fn len(&self) -> usize {
         self.as_raw().len()

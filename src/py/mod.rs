@@ -66,7 +66,7 @@ mod _core {
     #[pymodule_export]
     const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
     #[pymodule_export]
-    use super::assemble::{assemble, trailer_metadata};
+    use super::assemble::{assemble, read_trailer, trailer_metadata};
     #[pymodule_export]
     use super::gzip::{compress, decompress};
     #[pymodule_export]

@@ -1,9 +1,9 @@
 //! The restoring of a template's containers around leaves that were loaded.
 //!
-//! This is the fast path of `_state_dict.from_state_dict`: exact dicts, lists and
+//! This is the fast path of `_restore.restore_tree`: exact dicts, lists and
 //! tuples whose state has what they need, and leaves that plainly match. Anything
-//! else, and everything that is wrong, is left to `_state_dict.restore_child`,
-//! which knows all containers and words all errors.
+//! else, and everything that is wrong, is left to `_restore.restore_child`,
+//! which knows all containers, decides what matches, and words all errors.
 
 use std::cell::{Cell, RefCell};
 
@@ -27,9 +27,10 @@ pub fn rebuild<'py>(
     restore: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = target.py();
-    let strict = restore.getattr(intern!(py, "strict"))?.is_truthy()?;
     let path = restore.getattr(intern!(py, "path"))?.cast_into()?;
-    let rebuild = Rebuild::new(py, strict, Some((restore, path)))?;
+    let strict = restore.getattr(intern!(py, "strict"))?;
+    let mut rebuild = Rebuild::new(py, &strict, Some((restore, path)))?;
+    rebuild.converts = restore.getattr(intern!(py, "converts"))?.is_truthy()?;
     let child = rebuild.child(target, state, name)?;
     child.ok_or_else(|| PyRuntimeError::new_err("nothing was restored"))
 }
@@ -39,20 +40,27 @@ pub fn rebuild<'py>(
 pub fn rebuild_plain<'py>(
     target: &Bound<'py, PyAny>,
     state: &Bound<'py, PyAny>,
-    strict: bool,
+    strict: &Bound<'py, PyAny>,
+    converts: bool,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = target.py();
-    let rebuild = Rebuild::new(py, strict, None)?;
+    let mut rebuild = Rebuild::new(py, strict, None)?;
+    rebuild.converts = converts;
     rebuild.child(target, state, intern!(py, "."))
 }
 
 struct Rebuild<'a, 'py> {
     hooks: &'static Hooks,
-    /// The `_context.Restore` that this is part of, and the list that `current_path` joins;
+    /// The `_restore.Restore` that this is part of, and the list that `current_path` joins;
     /// without, what is not plain is not restored.
     restore: Option<(&'a Bound<'py, PyAny>, Bound<'py, PyList>)>,
     depth: Cell<usize>,
+    /// Whether leaves are compared.
     strict: bool,
+    /// Whether a state may have nothing else than the template.
+    exact: bool,
+    /// Whether Python converts arrays that are not plainly what the template has.
+    converts: bool,
     array: *mut ffi::PyTypeObject,
     /// Types that were met, and whether they are arrays with a shape and a dtype.
     abstract_arrays: RefCell<Vec<(Bound<'py, PyType>, bool)>>,
@@ -98,14 +106,16 @@ type Child<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyString>);
 impl<'a, 'py> Rebuild<'a, 'py> {
     fn new(
         py: Python<'py>,
-        strict: bool,
+        strict: &Bound<'py, PyAny>,
         restore: Option<(&'a Bound<'py, PyAny>, Bound<'py, PyList>)>,
     ) -> PyResult<Self> {
         Ok(Self {
+            strict: strict.is_truthy()?,
+            exact: strict.is_instance_of::<PyString>(),
+            converts: false,
             hooks: Hooks::get(py)?,
             depth: Cell::new(restore.as_ref().map_or(0, |(_, path)| path.len())),
             restore,
-            strict,
             array: PyUntypedArray::type_object_raw(py),
             abstract_arrays: RefCell::new(Vec::new()),
             fields: RefCell::default(),
@@ -126,11 +136,30 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         }
         match self.pairs(target, state)? {
             Some((children, container)) => match self.children(&children, name)? {
-                Some(values) => container.of(target, &children, values).map(Some),
+                Some(values) => self.made(&container, target, &children, values).map(Some),
                 None => Ok(None),
             },
             None => self.ask(target, state, name),
         }
+    }
+
+    /// A container of the restored children.
+    #[inline(never)]
+    fn made(
+        &self,
+        container: &Container<'py>,
+        target: &Bound<'py, PyAny>,
+        children: &[Child<'py>],
+        values: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if let (Container::Made(_), Some((restore, _))) = (container, &self.restore) {
+            // Code of the type might not like children that do not fit; an error follows anyway.
+            let mismatches = restore.getattr(intern!(target.py(), "mismatches"))?;
+            if mismatches.is_truthy()? {
+                return Ok(target.clone());
+            }
+        }
+        container.of(target, children, values)
     }
 
     /// What Python makes of a child that is not plain, if it can be asked.
@@ -161,6 +190,9 @@ impl<'a, 'py> Rebuild<'a, 'py> {
             return Ok(None);
         };
         Ok(if let Ok(target) = target.cast_exact::<PyDict>() {
+            if self.exact && target.len() != state.len() {
+                return Ok(None);
+            }
             pair_items(target, state)?.map(|children| (children, Container::Dict))
         } else if let Ok(target) = target.cast_exact::<PyList>() {
             pair_elements(target.iter(), state)?.map(|children| (children, Container::List))
@@ -244,16 +276,17 @@ impl<'a, 'py> Rebuild<'a, 'py> {
     ) -> PyResult<bool> {
         let is_array = target.get_type_ptr() == self.array;
         if !is_array && !self.is_abstract_array(target)? {
-            return Ok(target.is_none()
+            let plain = target.is_none()
                 || target.is_exact_instance_of::<PyInt>()
                 || target.is_exact_instance_of::<PyFloat>()
                 || target.is_exact_instance_of::<PyBool>()
-                || target.is_exact_instance_of::<PyString>());
+                || target.is_exact_instance_of::<PyString>();
+            return Ok(plain && (!self.strict || target.get_type_ptr() == state.get_type_ptr()));
         }
-        if state.get_type_ptr() != self.array {
+        if state.get_type_ptr() != self.array || (self.converts && !is_array) {
             return Ok(false);
         }
-        if !self.strict {
+        if !self.strict && !self.converts {
             return Ok(true);
         }
         let py = target.py();
@@ -277,7 +310,8 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         if let Some((_, answer)) = known.iter().find(|(known, _)| known.is(&class)) {
             return Ok(*answer);
         }
-        let answer = value.is_instance(self.hooks.abstract_arrays.bind(value.py()))?;
+        let is_abstract = self.hooks.is_abstract_array.bind(value.py());
+        let answer = is_abstract.call1((value,))?.is_truthy()?;
         known.push((class, answer));
         Ok(answer)
     }

@@ -53,19 +53,25 @@ pub fn replace_file(
         .ok_or_else(|| io::Error::from(io::ErrorKind::IsADirectory))?;
     let temporary = temporary::create(directory, name, old.is_some())?;
     let file = temporary.as_file();
-    preallocate(file, size, watch)?;
-    let mut output = Output::new(file, false, synced, watch);
-    write(&mut output)?;
-    output.flush()?;
-    if let Some(old) = old {
-        keep_permissions(file, &old)?;
+    let complete = || {
+        preallocate(file, size, watch)?;
+        let mut output = Output::new(file, false, synced, watch);
+        write(&mut output)?;
+        output.flush()?;
+        if let Some(old) = old {
+            keep_permissions(file, &old)?;
+        }
+        if synced {
+            let file = file.try_clone()?;
+            parallel::elsewhere(move || file.sync_all(), watch)??;
+        }
+        // Some file systems tell only then that there was no room.
+        Ok(system::close(file.try_clone()?)?)
+    };
+    if let Err(error) = complete() {
+        temporary::discard(temporary);
+        return Err(error);
     }
-    if synced {
-        let file = file.try_clone()?;
-        parallel::elsewhere(move || file.sync_all(), watch)??;
-    }
-    // Some file systems tell only then that there was no room.
-    system::close(file.try_clone()?)?;
     temporary.persist(&path).map_err(|error| error.error)?;
     if synced {
         sync_directory(directory).map_err(Error::NotDurable)?;

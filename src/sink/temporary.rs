@@ -3,8 +3,23 @@
 //! Its writer holds a lock on it, which ends with the process. So whoever saves to the same path
 //! next can tell the files of dead writers, and removes them.
 
+use std::thread;
+
+use tempfile::NamedTempFile;
+
 #[cfg(unix)]
 pub use unix::create;
+
+/// Removes a temporary file that has not been completed.
+///
+/// Who closes a file last waits until the system has written what it began to write of it, so
+/// that is done in another thread.
+pub fn discard(temporary: NamedTempFile) {
+    let (file, path) = temporary.into_parts();
+    drop(path); // this removes it
+    // Where there is no other thread to be had, the file is closed here.
+    drop(thread::Builder::new().spawn(move || drop(file)));
+}
 
 /// Where files cannot be locked or private like that: one that goes when it is dropped.
 #[cfg(not(unix))]

@@ -38,6 +38,14 @@ pub struct NodeType {
     /// The names of its children and of its static data, if they are the same for all nodes
     /// of the type, to notice when they have changed.
     pub fields: Option<(Vec<String>, Vec<String>)>,
+    /// The version of its definition, which the program counts.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub version: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_zero(version: &u32) -> bool {
+    *version == 0
 }
 
 /// A part of a tree.

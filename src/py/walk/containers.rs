@@ -192,9 +192,13 @@ impl<'py> Walk<'py> {
     fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<(Bound<'py, PyDict>, u32, ByteBuf)> {
         let answer = self.hooks.reduce_node.bind(self.py).call1((value,));
         let answer = answer.map_err(|error| self.unsupported(error))?;
-        let (name, fields, data, children) = answer.extract()?;
+        let (name, fields, version, data, children) = answer.extract()?;
         let data: Bound<'py, PyBytes> = data;
-        let class = self.out.node_type(NodeType { name, fields });
+        let class = self.out.node_type(NodeType {
+            name,
+            fields,
+            version,
+        });
         Ok((children, class, ByteBuf::from(data.as_bytes())))
     }
 

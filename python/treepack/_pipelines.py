@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from treepack import _core
+from treepack._described import described_layout
 from treepack.serialization import state_layout
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-def packed_size(tree: Any, *, align: int = 64) -> int:
+def packed_size(tree: Any, *, align: int = 64, described: bool = False) -> int:
     """Returns how many bytes `pack_into` writes for a tree.
 
-    It is also the length of what `to_bytes` returns with the same alignment. It depends on
+    It is also the length of what `to_bytes` returns with the same alignment, or, if `described`,
+    of what `dumps` returns. It depends on
     shapes and dtypes alone, so keep it where they do not change: to find it out, the tree is
     walked as for packing. Arrays on accelerators stay there.
 
     Args:
       tree: Any tree; see `to_state_dict`.
-      align: See `to_bytes`. The default is that of `pack_into`.
+      align: See `pack_into`.
+      described: See `pack_into`.
 
     Raises:
       UnserializableLeafError: See `to_bytes`, as for other errors.
@@ -29,11 +33,21 @@ def packed_size(tree: Any, *, align: int = 64) -> int:
       >>> treepack.packed_size({"w": np.zeros(1000)}, align=1)
       8023
     """
-    return state_layout(tree, align).nbytes
+    return _layout(tree, align, described).nbytes
+
+
+def _layout(tree: Any, align: int, described: bool) -> _core.Layout:
+    return described_layout(tree, align) if described else state_layout(tree, align)
 
 
 def pack_into(
-    tree: Any, buffer: Buffer, *, offset: int = 0, align: int = 64, threads: int | None = None
+    tree: Any,
+    buffer: Buffer,
+    *,
+    offset: int = 0,
+    align: int = 64,
+    described: bool = False,
+    threads: int | None = None,
 ) -> int:
     """Encodes a tree into a buffer, such as shared memory or a mapped file.
 
@@ -50,6 +64,7 @@ def pack_into(
       offset: Where in the buffer to begin, in bytes. With a multiple of `align`, in a
         buffer that is itself aligned (shared memory is), arrays are aligned in memory.
       align: See `to_bytes`. With 64, jax on CPU can use the arrays in place.
+      described: Whether to write what `dumps` returns, for `loads`.
       threads: See `to_bytes`.
 
     Returns:
@@ -65,13 +80,13 @@ def pack_into(
       >>> params = {"w": np.arange(3.0)}
       >>> buffer = bytearray(treepack.packed_size(params))
       >>> size = treepack.pack_into(params, buffer)
-      >>> treepack.msgpack_restore(memoryview(buffer)[:size])
+      >>> treepack.serialization.msgpack_restore(memoryview(buffer)[:size])
       {'w': array([0., 1., 2.])}
     """
-    return state_layout(tree, align).pack_into(buffer, offset=offset, threads=threads)
+    return _layout(tree, align, described).pack_into(buffer, offset=offset, threads=threads)
 
 
-def buffers(tree: Any, *, align: int = 16) -> list[memoryview]:
+def buffers(tree: Any, *, align: int = 64, described: bool = False) -> list[memoryview]:
     """Returns the encoding of a tree in pieces, without copying large arrays.
 
     Joined, the pieces are what `to_bytes` returns. Send them one by one, as a ZeroMQ
@@ -83,6 +98,7 @@ def buffers(tree: Any, *, align: int = 16) -> list[memoryview]:
     Args:
       tree: Any tree; see `to_state_dict`.
       align: See `to_bytes`.
+      described: See `pack_into`.
 
     Returns:
       Read-only memoryviews of bytes, which keep the arrays alive.
@@ -95,7 +111,7 @@ def buffers(tree: Any, *, align: int = 16) -> list[memoryview]:
       >>> tree = {"w": np.zeros(1000), "b": np.zeros(10)}
       >>> [piece.nbytes for piece in treepack.buffers(tree, align=1)]
       [23, 8000, 98]
-      >>> b"".join(treepack.buffers(tree)) == treepack.to_bytes(tree)
+      >>> b"".join(treepack.buffers(tree, align=16)) == treepack.serialization.to_bytes(tree)
       True
     """
-    return state_layout(tree, align).buffers()
+    return _layout(tree, align, described).buffers()

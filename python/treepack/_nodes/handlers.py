@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
+
+from treepack._libraries import imported
 
 
 class Handlers(NamedTuple):
@@ -27,9 +28,7 @@ class Handlers(NamedTuple):
     from_state: Callable[[Any, Any], Any]
 
 
-# Types that need no handler, because the walk knows them. Registering another
-# one for them takes `override=True`, as in flax.
-BUILTIN: frozenset[type] = frozenset({dict, list, tuple, jax.tree_util.Partial})
+_CONTAINERS: frozenset[type] = frozenset({dict, list, tuple})
 
 # Types that the native walk takes for granted unless they have a handler.
 _WALKED_NATIVELY: frozenset[type] = frozenset(
@@ -69,14 +68,25 @@ def register_serialization_state(
       >>> import treepack
       >>> class Point:
       ...     def __init__(self, x): self.x = x
-      >>> treepack.register_serialization_state(
+      >>> treepack.serialization.register_serialization_state(
       ...     Point, lambda p: {"x": p.x}, lambda p, state: Point(state["x"]))
-      >>> treepack.from_bytes(Point(0), treepack.to_bytes(Point(3))).x
+      >>> treepack.serialization.from_bytes(Point(0), treepack.serialization.to_bytes(Point(3))).x
       3
     """
-    if (ty in _handlers or ty in BUILTIN) and not override:
+    if not isinstance(ty, type):
+        raise TypeError(f"expected a class, got {ty!r:.100}")
+    if (ty in _handlers or is_builtin(ty)) and not override:
         raise ValueError(f'a serialization handler for "{ty.__name__}" is already registered')
     _handlers[ty] = Handlers(ty_to_state_dict, ty_from_state_dict)
+
+
+def is_builtin(ty: type) -> bool:
+    """Tells whether a type needs no handler, because the walk knows it.
+
+    Registering one nevertheless takes `override=True`, as in flax.
+    """
+    jax = imported("jax")
+    return ty in _CONTAINERS or (jax is not None and ty is jax.tree_util.Partial)
 
 
 def find(ty: type) -> Handlers | None:
@@ -86,7 +96,7 @@ def find(ty: type) -> Handlers | None:
         return own
     for module, registry in _foreign():
         found = registry.get(ty)
-        if found is not None and not (ty in BUILTIN and is_from(found[0], module)):
+        if found is not None and not (is_builtin(ty) and is_from(found[0], module)):
             return Handlers(*found)
     return None
 
@@ -110,7 +120,7 @@ def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
     return {
         ty
         for ty in registry.keys() & _WALKED_NATIVELY
-        if not (ty in BUILTIN and is_from(registry[ty][0], module))
+        if not (is_builtin(ty) and is_from(registry[ty][0], module))
     }
 
 

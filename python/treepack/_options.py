@@ -1,13 +1,23 @@
-"""Telling how far long work has come."""
+"""Options that many functions have."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
+
+Strict = bool | Literal["exact"]
+"""How strict a template is; see `_compare`."""
 
 Progress = Callable[[int, int], object] | bool | None
-"""What the public functions take: a callable, `True` for a bar, or nothing."""
+"""Who is told of long work: a callable of bytes done and in all, `True` for a bar, or nobody."""
+
+
+def check_strict(strict: Strict) -> Strict:
+    """Returns the option, if it is one."""
+    if strict not in (True, False, "exact"):
+        raise ValueError(f"strict must be True, False or 'exact', got {strict!r}")
+    return strict
 
 
 @contextlib.contextmanager

@@ -1,0 +1,224 @@
+"""How static data of types that are not the program's are written, by name.
+
+`encode` finds the name of a value and what it is made of; `DECODERS` has the way back for each
+name. They are known to every program, so a file may have them without any registration.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from treepack import _dtypes
+from treepack._holes import Hole
+from treepack._libraries import equinox, imported
+from treepack._names import default_name
+
+# Static data are compared and hashed by JAX; more than this belongs into leaves.
+MAX_ARRAY_BYTES = 64 << 10
+
+# How a value is written: its name, and what it is made of.
+Parts = tuple[str, Any]
+
+
+def encode(value: Any) -> Parts | None:
+    """Returns the name of a value and what it is made of, or `None` if it has no name here.
+
+    Raises:
+      TypeError: If it is of a type that has one, and cannot be written.
+    """
+    ty = type(value)
+    if ty is Hole:
+        return "treepack.hole", tuple(value)
+    if ty in _PLAIN:
+        return _PLAIN[ty](value)
+    if isinstance(value, pathlib.PurePath):
+        return "pathlib.Path", str(value)
+    if isinstance(value, np.dtype):
+        return "numpy.dtype", _dtype_name(value)
+    if isinstance(value, np.generic):
+        return "numpy.generic", _array_parts(np.asarray(value))
+    if isinstance(value, np.ndarray):
+        return "numpy.ndarray", _array_parts(value)
+    if isinstance(value, type):
+        return "type", _type_parts(value)
+    return _encode_of_jax(value)
+
+
+def _encode_of_jax(value: Any) -> Parts | None:
+    jax = imported("jax")
+    if jax is None:
+        return None
+    if isinstance(value, jax.sharding.PartitionSpec):
+        return "jax.sharding.PartitionSpec", _spec_parts(value)
+    if isinstance(value, jax.sharding.NamedSharding):
+        mesh = value.mesh
+        axes = tuple(mesh.axis_names), tuple(mesh.axis_sizes)
+        return "jax.sharding.NamedSharding", (*axes, value.spec, value.memory_kind)
+    if isinstance(value, jax.lax.Precision):
+        return "jax.lax.Precision", value.name
+    name = getattr(value, "__name__", None)
+    if isinstance(name, str) and callable(value) and getattr(jax.nn, name, None) is value:
+        return "jax.nn", name
+    missing = equinox.missing()
+    return ("equinox.Missing", None) if missing is not None and missing is value else None
+
+
+def _partial_parts(value: functools.partial[Any]) -> Parts:
+    return "functools.partial", (value.func, value.args, dict(value.keywords))
+
+
+_PLAIN: dict[type, Callable[[Any], Parts]] = {
+    int: lambda value: ("int", str(value)),  # one that 64 bits cannot hold
+    set: lambda value: ("set", frozenset(value)),
+    bytearray: lambda value: ("bytearray", bytes(value)),
+    range: lambda value: ("range", (value.start, value.stop, value.step)),
+    slice: lambda value: ("slice", (value.start, value.stop, value.step)),
+    functools.partial: _partial_parts,
+}
+
+
+# dtypes and arrays
+
+
+def _dtype(name: str) -> np.dtype:
+    dtype = _dtypes.resolve(name.encode())
+    if dtype is None:
+        raise ValueError(f"{name!r} is no dtype that an array can have")
+    return dtype
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    name, native = _dtypes.describe(dtype)
+    if name is None or not native:
+        raise TypeError(f"the dtype {dtype!r} cannot be saved as static data")
+    return name
+
+
+def _array_parts(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+    if array.nbytes > MAX_ARRAY_BYTES or type(array) is not np.ndarray:
+        raise TypeError(refusal(array))
+    return _dtype_name(array.dtype), array.shape, array.tobytes()
+
+
+def _array(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
+    name, shape, content = parts
+    return np.frombuffer(content, _dtype(name)).reshape(shape).copy()
+
+
+# types
+
+_TYPES = {
+    ty.__name__: ty
+    for ty in (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
+}
+
+
+def _type_parts(ty: type) -> tuple[str, str]:
+    if _TYPES.get(ty.__name__) is ty:
+        return "builtins", ty.__name__
+    jax = imported("jax")
+    # jnp.float32 and the like are types of their own.
+    if jax is not None and getattr(jax.numpy, ty.__name__, None) is ty:
+        return "jax.numpy", ty.__name__
+    if issubclass(ty, np.generic) and np.dtype(ty).type is ty:
+        return "numpy", _dtype_name(np.dtype(ty))
+    raise TypeError(refusal(ty))
+
+
+def _type(parts: tuple[str, str]) -> Any:
+    module, name = parts
+    if module == "builtins":
+        return _TYPES[name]
+    if module == "numpy":
+        return _dtype(name).type
+    if module == "jax.numpy" and not name.startswith("_"):
+        import jax.numpy as jnp
+
+        found = getattr(jnp, name)
+        if isinstance(found, type):
+            return found
+    raise ValueError(f"{module}.{name} is no type that static data may have")
+
+
+# jax
+
+
+def _spec_parts(spec: Any) -> tuple[Any, ...]:
+    # Older versions of JAX have tuples, and nothing besides.
+    axes = tuple(getattr(spec, "partitions", spec))
+    return axes, *(frozenset(getattr(spec, kind, ())) for kind in ("unreduced", "reduced"))
+
+
+def _spec(parts: tuple[Any, ...]) -> Any:
+    from jax.sharding import PartitionSpec
+
+    axes, unreduced, reduced = parts
+    more = {"unreduced": unreduced, "reduced": reduced}
+    more = {kind: names for kind, names in more.items() if names}
+    return PartitionSpec(*axes, **more)  # type: ignore[no-untyped-call]
+
+
+def _named_sharding(parts: tuple[Any, ...]) -> Any:
+    """Makes a mesh with these axes of the devices that are here, or of none in particular."""
+    import math
+
+    import jax
+    from jax.sharding import AbstractMesh, NamedSharding
+
+    names, sizes, spec, memory_kind = parts
+    mesh: Any = AbstractMesh(sizes, names)
+    if math.prod(sizes) <= jax.device_count():
+        devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
+        mesh = jax.sharding.Mesh(devices, names)
+    return NamedSharding(mesh, spec, memory_kind=memory_kind)
+
+
+def _precision(name: str) -> Any:
+    from jax.lax import Precision
+
+    return Precision[name]
+
+
+def _jax_nn(name: str) -> Any:
+    import jax
+
+    function = None if name.startswith("_") else getattr(jax.nn, name, None)
+    if not callable(function):
+        raise ValueError(f"jax.nn has no function {name!r}")
+    return function
+
+
+DECODERS: dict[str, Callable[[Any], Any]] = {
+    "treepack.hole": lambda parts: Hole(*parts),
+    "int": int,
+    "set": set,
+    "bytearray": bytearray,
+    "range": lambda parts: range(*parts),
+    "slice": lambda parts: slice(*parts),
+    "functools.partial": lambda parts: functools.partial(parts[0], *parts[1], **parts[2]),
+    "pathlib.Path": pathlib.Path,
+    "numpy.dtype": _dtype,
+    "numpy.generic": lambda parts: _array(parts)[()],
+    "numpy.ndarray": _array,
+    "type": _type,
+    "jax.sharding.PartitionSpec": _spec,
+    "jax.sharding.NamedSharding": _named_sharding,
+    "jax.lax.Precision": _precision,
+    "jax.nn": _jax_nn,
+    "equinox.Missing": lambda _: equinox.missing(),
+}
+
+
+def refusal(value: Any) -> str:
+    """Returns why a value cannot be saved, and what to do about it."""
+    text = f"static data of type {default_name(type(value))} cannot be saved: {value!r:.100}"
+    if type(value) is np.ndarray:
+        return f"{text}; arrays among static data may have {MAX_ARRAY_BYTES} bytes"
+    if callable(value):
+        return f"{text}; call treepack.register_function on it, if it is defined once"
+    return f"{text}; call treepack.register_auxdata on its type"

@@ -1,0 +1,175 @@
+"""Trees in files: `save` and `load`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from treepack._content import open_content, save_layout
+from treepack._described import Unknown, described_layout, restore_described
+from treepack._options import Progress, Strict
+from treepack._placement import Arrays
+
+if TYPE_CHECKING:
+    import jax
+
+
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    metadata: Any = None,
+    holes: bool = False,
+    compress: bool = False,
+    level: int | None = None,
+    align: int = 64,
+    durable: bool = True,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> None:
+    """Saves a tree to a file, which is replaced whole or not at all.
+
+    `load` gives all of it back without a template: containers and the order of their keys,
+    keys that are no strings, nodes of registered types with their static data, and leaves. flax
+    reads the file as well: it is msgpack with one more key, `__treepack__`, which flax ignores
+    when it restores a dict template.
+
+    The bytes go straight from the arrays to a temporary file in the same directory, which then
+    takes the name. Whatever goes wrong, the file is the old one or the new one. Missing
+    directories are made.
+
+    Args:
+      path: The file. Its permissions are those of the file that it replaces, or follow the umask.
+      tree: Any tree of dicts, lists, tuples, registered nodes and leaves.
+      metadata: Anything to be kept with the tree, such as a step or a configuration: values
+        of the plain types of Python, or of types that `register_auxdata` knows. See
+        `read_metadata`.
+      holes: Whether static data that have no name, such as the optimizer in a `TrainState` or a
+        lambda, are left out; `load(static=...)` has to fill them in. Otherwise they are errors.
+      compress: Whether to compress with gzip.
+      level: From 0 (stored) to 9 (smallest); `None` chooses by the content. For `compress`.
+      align: A power of two from 1 to 64. Arrays of at least 1 KiB are placed at
+        multiples of so many bytes. At 64 JAX on CPU can use those of a mapped file in place.
+      durable: Whether the file is on the disk when this returns, so that it survives
+        a loss of power. Without, it survives a crash of the program.
+      threads: By how many threads is compressed, at most. `None` is the environment variable
+        `TREEPACK_NUM_THREADS`, or else as many as there are cores.
+      progress: A callable that is called now and then with how many bytes of the
+        encoding are done and how many there are, or `True` for a bar of tqdm. An
+        exception in it ends the work, and the file is the old one.
+
+    Raises:
+      OSError: If the file cannot be written.
+      UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored, or a
+        node has a type that is not registered, or static data or keys that cannot be written.
+      ValueError: If keys of a dict are the same as strings, or reserved; or for a URL.
+      TypeError: If metadata cannot be written.
+
+    Example:
+      >>> import jax.numpy as jnp, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> treepack.save(path, {"layers": [(jnp.zeros(2), "relu")]}, metadata={"step": 3})
+      >>> treepack.load(path)
+      {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
+    """
+    save_layout(
+        described_layout(tree, align, metadata, holes=holes),
+        path,
+        compress=compress,
+        level=level,
+        durable=durable,
+        threads=threads,
+        progress=progress,
+    )
+
+
+def load(
+    path: str | os.PathLike[str],
+    target: Any = None,
+    *,
+    strict: Strict = True,
+    cast: bool = False,
+    arrays: Arrays = "saved",
+    device: jax.Device | None = None,
+    sharding: Any = None,
+    copy: bool | None = None,
+    mmap: bool = True,
+    unknown: Unknown = "error",
+    static: Any = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Any:
+    """Returns the tree in a file: as it was saved, or in the shape of a target.
+
+    Args:
+      path: A file of `save`. With a target also one of flax, or of `treepack.serialization`. Gzip
+        is recognised by its first bytes.
+      target: A template. Its containers are what the result is made of; of its leaves only shape,
+        dtype and sharding matter, so `jax.ShapeDtypeStruct`s will do (`jax.eval_shape` of what
+        makes the tree, or `abstract`). Leaves where it has arrays of jax or
+        `ShapeDtypeStruct`s become arrays of jax, and go where it has them; others become
+        arrays of NumPy.
+      strict: How the leaves are compared with the template's. `True`: equal shapes, and dtypes
+        that are equal to JAX, so that 64 bits count as 32 unless `jax_enable_x64` is set.
+        `"exact"`: equal dtypes, and no keys that a dict of the template lacks. `False`: not at all.
+      cast: Whether floats of another dtype become those of the template.
+      arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
+      device: Where to put all arrays of jax; by default where the target has them, or else the
+        default device.
+      sharding: How to put them: a `jax.sharding.Sharding`; a pytree of them, of which each is for
+        all below its place; or a callable of the path and a `ShapeDtypeStruct`, which returns one.
+        Each device reads its part of the file.
+      copy: For arrays of NumPy, as in NumPy 2. `None` returns read-only views of the file
+        wherever they are aligned for their dtype, copies elsewhere. `True` returns
+        writable arrays with memory of their own. `False` returns views only.
+      mmap: Whether the file is mapped, so that its arrays are read from the disk when they
+        are used. The file may be replaced or deleted meanwhile, as `save` does
+        it, but must not be truncated or overwritten in place. `False` reads all of it now.
+      unknown: What becomes of nodes of types that are not registered here, or had other
+        fields when they were saved: an error, or dicts of their children.
+      static: What fills static data that were not saved (see `holes` of `save`): a dict by path,
+        such as `{"tx": optimizer}`, or a tree like the one that was saved.
+      threads: See `save`; for decompressing, casting, and arrays that are copied.
+      progress: See `save`; for reading and decompressing. There is nothing to tell
+        of a file that is mapped.
+
+    Returns:
+      The tree. Typed PRNG keys are always arrays of jax.
+
+    Raises:
+      OSError: If the file cannot be read.
+      DecodeError: A ValueError, with the byte offset. If it is no such file.
+      MismatchError: A ValueError. If it does not fit the target; it lists all differences.
+      UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
+      CorruptionError: A ValueError. If it is a damaged gzip file.
+      TreepackError: A ValueError. If jax would not keep the dtype of an array, or static data
+        were not saved.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> treepack.save(path, {"w": jnp.ones((2, 2), jnp.float32)})
+      >>> template = {"w": jax.ShapeDtypeStruct((2, 2), jnp.bfloat16)}
+      >>> treepack.load(path, template, cast=True)["w"].dtype
+      dtype(bfloat16)
+      >>> treepack.load(path, template)
+      Traceback (most recent call last):
+        ...
+      treepack.errors.MismatchError: 1 leaf does not match the template:
+        w: expected bfloat16[2,2], found float32[2,2]
+      Pass strict=False to restore what is found regardless.
+    """
+    content = open_content(path, mmap=mmap, threads=threads, progress=progress)
+    return restore_described(
+        content,
+        target,
+        copy=copy,
+        strict=strict,
+        cast=cast,
+        arrays=arrays,
+        device=device,
+        sharding=sharding,
+        unknown=unknown,
+        static=static,
+        threads=threads,
+    )

@@ -1,0 +1,119 @@
+"""Static data that have no name for files: left out when saved, filled in when loaded.
+
+A `TrainState` holds its optimizer, a module a lambda: objects that only the program can make.
+With `holes=True` a mark takes the place of each, and `load(static=...)` has to fill it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from treepack import _core, _paths
+from treepack._nodes import kind_of
+from treepack.errors import TreepackError
+
+
+class Hole(NamedTuple):
+    """What stands for a value that was not saved.
+
+    Attributes:
+      field: The field that has it, or nothing if it is all static data of a node.
+      what: What it was, in words.
+    """
+
+    field: str
+    what: str
+
+
+class _Local(threading.local):
+    allowed: bool = False
+
+
+_local = _Local()
+
+
+@contextlib.contextmanager
+def allowing(holes: bool) -> Iterator[None]:
+    """Lets this thread leave out what cannot be written, or not."""
+    outer, _local.allowed = _local.allowed, holes
+    try:
+        yield
+    finally:
+        _local.allowed = outer
+
+
+def allowed() -> bool:
+    """Tells whether this thread leaves out what cannot be written."""
+    return _local.allowed
+
+
+def dug(value: Any, fields: Sequence[str] | None) -> Any:
+    """Returns static data with holes for what cannot be written; of a tuple of fields, in them."""
+    if fields and isinstance(value, tuple) and len(value) == len(fields):
+        return tuple(_dug(part, field) for part, field in zip(value, fields, strict=True))
+    return _dug(value, "")
+
+
+def _dug(value: Any, field: str) -> Any:
+    try:
+        _core.encode_value(value)
+    except (TypeError, ValueError):
+        return Hole(field, f"{type(value).__name__}: {value!r:.60}")
+    return value
+
+
+def filled(value: Any, path: str, static: Any) -> Any:
+    """Returns static data of a node with its holes filled.
+
+    Args:
+      value: The data; holes are the whole of it, or parts of a tuple or dict.
+      path: The path of the node.
+      static: What the holes are filled with, by path; or a tree like the one that was saved.
+
+    Raises:
+      TreepackError: If there is nothing for a hole.
+    """
+    if type(value) is Hole:
+        return _filling(value, path, static)
+    if isinstance(value, tuple):
+        parts = [filled(part, path, static) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if type(value) is dict:
+        return {key: filled(part, path, static) for key, part in value.items()}
+    return value
+
+
+def _filling(hole: Hole, path: str, static: Any) -> Any:
+    parts = _paths.parts(path)
+    whole = [*parts, hole.field] if hole.field else parts
+    place = _paths.text(whole)
+    if isinstance(static, Mapping):
+        for key, value in static.items():
+            if _paths.parts(key) == whole:
+                return value
+    elif static is not None:
+        found, value = _in_template(static, parts, hole)
+        if found:
+            return value
+    raise TreepackError(
+        f"at {place}: the static data here were not saved ({hole.what}); fill them with "
+        f"static={{{place!r}: ...}}, or static= a tree that has them"
+    )
+
+
+def _in_template(node: Any, parts: list[str], hole: Hole) -> tuple[bool, Any]:
+    """Looks for what fills a hole in a tree like the one that was saved."""
+    for part in parts:
+        kind = kind_of(node)
+        children = kind.children(node) if kind is not None else {}
+        if part not in children:
+            return False, None
+        node = children[part]
+    if hole.field:
+        return hasattr(node, hole.field), getattr(node, hole.field, None)
+    from treepack._nodes.pytree import flatten
+
+    return True, flatten(node)[1].node_data()[1]

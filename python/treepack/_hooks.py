@@ -1,0 +1,56 @@
+"""What the core calls: functions about meaning, under the names that it knows them by.
+
+`src/py/hooks.rs` looks each of them up once, and says what it is asked.
+"""
+
+from __future__ import annotations
+
+from treepack._auxdata import rebuild as rebuild_value
+from treepack._auxdata import reduce as reduce_value
+from treepack._dtypes import describe as describe_dtype
+from treepack._dtypes import resolve as resolve_dtype
+from treepack._holes import filled as fill_holes
+from treepack._leaves import abstract as abstract_array
+from treepack._leaves import (
+    classify,
+    explain,
+    finish_transfer,
+    host_view,
+    start_transfer,
+    to_contiguous,
+)
+from treepack._libraries.jax import is_abstract as is_abstract_array
+from treepack._libraries.msgpack import make as make_ext
+from treepack._node_types import find as find_node_type
+from treepack._node_types import reduce as reduce_node
+from treepack._nodes import fixed_fields
+from treepack._nodes.builtin import check_unique_keys
+from treepack._prng import unwrap as unwrap_key
+from treepack._prng import wrap as wrap_key
+from treepack._restore import restore_child
+from treepack._state_dict import expand
+
+__all__ = [
+    "abstract_array",
+    "check_unique_keys",
+    "classify",
+    "describe_dtype",
+    "expand",
+    "explain",
+    "fill_holes",
+    "find_node_type",
+    "finish_transfer",
+    "fixed_fields",
+    "host_view",
+    "is_abstract_array",
+    "make_ext",
+    "rebuild_value",
+    "reduce_node",
+    "reduce_value",
+    "resolve_dtype",
+    "restore_child",
+    "start_transfer",
+    "to_contiguous",
+    "unwrap_key",
+    "wrap_key",
+]

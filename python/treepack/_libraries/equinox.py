@@ -1,0 +1,25 @@
+"""Equinox: the functions in its modules, such as an activation, are code and no state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treepack._libraries import imported
+
+
+def is_module(value: object) -> bool:
+    """Tells whether a value is an equinox module."""
+    equinox = imported("equinox")
+    return equinox is not None and isinstance(value, equinox.Module)
+
+
+def missing() -> Any:
+    """Returns the object in the static data of its modules that stands for nothing, or `None`."""
+    equinox = imported("equinox")
+    if equinox is None:
+        return None
+    import jax
+
+    treedef: Any = jax.tree_util.tree_structure(equinox.nn.Identity())
+    found = [value for value in treedef.node_data()[1] if repr(value) == "Missing"]
+    return found[0] if found else None

@@ -1,0 +1,114 @@
+"""JAX, which takes half a second and 100 MB to import.
+
+A program that has NumPy's arrays alone does not pay for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from treepack._libraries import imported
+
+if TYPE_CHECKING:
+    import jax
+
+
+def is_array(value: object) -> bool:
+    """Tells whether a value is an array of jax, a traced one as well."""
+    jax = imported("jax")
+    return jax is not None and isinstance(value, jax.Array)
+
+
+def is_tracer(value: object) -> bool:
+    """Tells whether a value is traced."""
+    jax = imported("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def is_abstract(value: object) -> bool:
+    """Tells whether a value is a leaf of jax with a shape and a dtype."""
+    jax = imported("jax")
+    return jax is not None and isinstance(value, (jax.Array, jax.ShapeDtypeStruct))
+
+
+def is_extended(dtype: object) -> bool:
+    """Tells whether a dtype is one that only jax has, such as that of PRNG keys."""
+    jax = imported("jax")
+    return jax is not None and bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
+
+
+def is_node(value: object) -> bool:
+    """Tells whether jax takes a value apart; `None` does not count."""
+    jax = imported("jax")
+    return jax is not None and value is not None and not jax.tree_util.all_leaves([value])
+
+
+def is_partial(value: object) -> bool:
+    """Tells whether a value is a `jax.tree_util.Partial`."""
+    jax = imported("jax")
+    return jax is not None and isinstance(value, jax.tree_util.Partial)
+
+
+def is_treedef(value: object) -> bool:
+    """Tells whether a value is the structure of a pytree."""
+    jax = imported("jax")
+    return jax is not None and isinstance(value, jax.tree_util.PyTreeDef)
+
+
+def is_node_type(ty: type) -> bool:
+    """Tells whether jax has a type in its registry of pytree nodes."""
+    if imported("jax") is None:
+        return False
+    from jax.tree_util import default_registry
+
+    try:
+        _treedef_maker()(default_registry, (ty, None), [])
+    except (RuntimeError, ValueError, TypeError):
+        return False
+    return True
+
+
+def is_plain_namedtuple(ty: Any) -> bool:
+    """Tells whether jax takes objects of a namedtuple apart by their fields, as it does by itself.
+
+    Some are registered as nodes of another form.
+    """
+    if imported("jax") is None:
+        return True
+    from jax.tree_util import tree_flatten
+
+    fields = [object() for _ in ty._fields]
+    node: Any = tuple.__new__(ty, fields)
+    try:
+        found, treedef = tree_flatten(node, is_leaf=lambda part: part is not node)
+    except Exception:  # whatever a flatten function does with what it does not expect
+        return False
+    same = len(found) == len(fields) and all(map(operator.is_, found, fields))
+    definition: Any = treedef
+    return same and definition.node_data()[1] is None
+
+
+def treedef_of(ty: type, auxdata: Any, count: int) -> jax.tree_util.PyTreeDef:
+    """Returns the treedef of a node with so many leaves as children."""
+    from jax.tree_util import default_registry, tree_structure
+
+    children = [tree_structure(0)] * count
+    treedef: jax.tree_util.PyTreeDef = _treedef_maker()(default_registry, (ty, auxdata), children)
+    return treedef
+
+
+def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
+    """Returns a node with these children, as JAX makes it."""
+    return treedef_of(ty, auxdata, len(children)).unflatten(children)
+
+
+@functools.cache
+def _treedef_maker() -> Any:
+    from jax.tree_util import PyTreeDef
+
+    # Older versions of JAX call it by another name.
+    name = "from_node_data_and_children"
+    return getattr(PyTreeDef, name, None) or getattr(PyTreeDef, f"make_{name}")

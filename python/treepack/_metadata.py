@@ -1,0 +1,70 @@
+"""What is known of a saved tree without its arrays: `abstract` and `read_metadata`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from treepack import _core
+from treepack._content import content_of
+from treepack._described import Unknown, check_unknown, present, split
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def abstract(
+    path_or_data: str | os.PathLike[str] | Buffer,
+    *,
+    unknown: Unknown = "error",
+    static: Any = None,
+) -> Any:
+    """Returns a saved tree with its arrays as shapes and dtypes only.
+
+    No array is read, however large. The result is a template for `load`, and what
+    `jax.eval_shape` returns for a function that makes such a tree.
+
+    Args:
+      path_or_data: A file of `save`, or what `dumps` returned.
+      unknown: See `load`.
+      static: See `load`.
+
+    Returns:
+      The tree, with `jax.ShapeDtypeStruct`s as arrays.
+
+    Raises:
+      DecodeError: See `load`, as for other errors.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> treepack.abstract(treepack.dumps([np.zeros((2, 3)), "text"]))
+      [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
+    """
+    check_unknown(unknown)
+    state = _core.restore(content_of(path_or_data), None, None, abstract_arrays=True)
+    state, trailer = split(state)
+    return _core.assemble(
+        state,
+        present(trailer),
+        convert=None,
+        unknown_as_dict=unknown == "dict",
+        placeholders=True,
+        static=static,
+    )
+
+
+def read_metadata(path_or_data: str | os.PathLike[str] | Buffer) -> Any:
+    """Returns what was given to `save` as metadata, or `None`. No array is read.
+
+    Args:
+      path_or_data: A file of `save`, or what `dumps` returned.
+
+    Raises:
+      DecodeError: See `load`, as for other errors.
+
+    Example:
+      >>> import treepack
+      >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
+      {'step': 3, 'shape': (1, 2)}
+    """
+    return _core.trailer_metadata(present(_core.read_trailer(content_of(path_or_data))))

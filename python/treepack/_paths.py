@@ -1,0 +1,45 @@
+"""How a place in a tree is written: `params/encoder/0/kernel`, and `.` for the whole tree.
+
+The parts are the keys of dicts, the numbers of elements, the names of fields. In a part, `~` is
+written `~0` and `/` is written `~1`, as in JSON Pointer (RFC 6901).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+ROOT = "."
+
+
+def text(parts: Iterable[str]) -> str:
+    """Returns the path of these parts."""
+    return "/".join(_escaped(part) for part in parts) or ROOT
+
+
+def _escaped(part: str) -> str:
+    return part.replace("~", "~0").replace("/", "~1")
+
+
+def parts(path: Any) -> list[str]:
+    """Returns the parts of a path: its text, or a key path of JAX.
+
+    Raises:
+      TypeError: If it is neither.
+    """
+    if isinstance(path, str):
+        path = path.removeprefix("./")
+        if path in ("", ROOT):
+            return []
+        return [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")]
+    if isinstance(path, (tuple, list)):
+        return [entry if isinstance(entry, str) else key_name(entry) for entry in path]
+    raise TypeError(f"a path is a string or a key path of JAX, not {path!r:.100}")
+
+
+def key_name(entry: Any) -> str:
+    """Returns the name in an entry of a key path, whatever its kind."""
+    for attribute in ("key", "name", "idx"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)

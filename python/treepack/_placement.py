@@ -1,0 +1,248 @@
+"""Where arrays go when a tree is loaded: to host memory, or to the devices of jax."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from treepack import _paths
+from treepack._compare import signature
+from treepack._libraries import jax as _jax
+from treepack.errors import DecodeError, TreepackError
+
+if TYPE_CHECKING:
+    import jax
+
+Arrays = Literal["saved", "numpy"]
+"""What becomes of arrays: those of jax again what they were, or all of them NumPy's."""
+
+# The most bytes on their way to devices at a time.
+_WINDOW = 1 << 30
+
+# Arrays are cast in parts of so many elements.
+_CAST_ELEMENTS = 1 << 20
+
+# Leaves: their paths, those of the template (or `None`), and those that were found.
+Leaves = list[tuple[str, Any, Any]]
+
+
+def converter(
+    arrays: Arrays,
+    device: Any,
+    sharding: Any,
+    *,
+    cast: bool = False,
+    threads: int | None = None,
+    may_change: bool = False,
+) -> Callable[[Leaves], list[Any]] | None:
+    """Returns what makes of the leaves that were found what the caller asked for.
+
+    Args:
+      arrays: What becomes of arrays.
+      device: Where to put all that become arrays of jax.
+      sharding: How to put them: a sharding, a pytree of shardings whose leaves stand for all
+        below them, or a callable that takes a path and a `jax.ShapeDtypeStruct`.
+      cast: Whether floats become those of the template.
+      threads: How many threads cast, at most.
+      may_change: Whether arrays that are found lie in memory that others may change.
+
+    Returns:
+      A function of all leaves, or `None` if there is nothing to do.
+    """
+    if arrays not in ("saved", "numpy"):
+        raise ValueError(f"arrays must be 'saved' or 'numpy', got {arrays!r}")
+    if device is not None and sharding is not None:
+        raise ValueError("device and sharding exclude each other")
+    placed = arrays == "saved"
+    if not placed and (device is not None or sharding is not None):
+        raise ValueError("device and sharding are for arrays of jax: pass arrays='saved'")
+    if not placed and not cast:
+        return None
+
+    def convert(leaves: Leaves) -> list[Any]:
+        found = _cast(leaves, threads) if cast else [found for _, _, found in leaves]
+        return _place(leaves, found, _where(device, sharding), may_change) if placed else found
+
+    return convert
+
+
+# Casting
+
+
+def _cast(leaves: Leaves, threads: int | None) -> list[Any]:
+    """Returns what was found, with floats in the dtypes of the template."""
+    results: list[Any] = []
+    work: list[tuple[np.ndarray, np.ndarray]] = []
+    for _, target, found in leaves:
+        expected, actual = signature(target), signature(found)
+        if (
+            expected is None
+            or actual is None
+            or expected.dtype == actual.dtype
+            or not expected.kind == actual.kind == "float"
+        ):
+            results.append(found)
+            continue
+        source = np.asarray(found)
+        made = np.empty(source.shape, expected.dtype)
+        starts = range(0, source.size, _CAST_ELEMENTS)
+        parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]
+        flat = source.reshape(-1), made.reshape(-1)
+        work.extend((flat[0][part], flat[1][part]) for part in parts)
+        results.append(made)
+    with concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+        for _ in pool.map(_cast_part, work):
+            pass
+    return results
+
+
+def _cast_part(part: tuple[np.ndarray, np.ndarray]) -> None:
+    source, target = part
+    with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
+        np.copyto(target, source, casting="unsafe")
+
+
+# Placing
+
+# Takes a path and a `jax.ShapeDtypeStruct`, returns a device or a sharding, or nothing.
+Where = Callable[[str, Any], Any]
+
+
+def _where(device: Any, sharding: Any) -> Where | None:
+    """Returns what tells where a leaf goes, or `None` if nobody said."""
+    if device is not None:
+        return lambda *_: device
+    if sharding is None:
+        return None
+    import jax
+
+    if isinstance(sharding, jax.sharding.Sharding):
+        return lambda *_: sharding
+    if callable(sharding):
+        where: Where = sharding
+        return where
+    return _by_prefix(sharding)
+
+
+def _by_prefix(tree: Any) -> Where:
+    """Returns what looks up a leaf in a tree of shardings, each of which is for all below it."""
+    import jax
+
+    kinds = (jax.sharding.Sharding, jax.Device)
+    flat = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, kinds))
+    prefixes = {tuple(_paths.parts(path)): sharding for path, sharding in flat}
+
+    def where(path: str, _: Any) -> Any:
+        parts = tuple(_paths.parts(path))
+        for count in range(len(parts), -1, -1):
+            if parts[:count] in prefixes:
+                return prefixes[parts[:count]]
+        raise ValueError(f"at {path}: the tree of shardings has none for it")
+
+    return where
+
+
+def _place(leaves: Leaves, found: list[Any], where: Where | None, may_change: bool) -> list[Any]:
+    """Returns arrays of jax in place of those that are to be some."""
+    results = list(found)
+    groups: dict[Any, list[int]] = {}
+    for index, ((path, target, _), array) in enumerate(zip(leaves, found, strict=True)):
+        if target is None:
+            _check_array(path, array)
+        elif not (_jax.is_abstract(target) and _is_array(array) and _can_be(target, array)):
+            continue
+        groups.setdefault(_place_of(path, target, array, where), []).append(index)
+    for place, indices in groups.items():
+        group = [found[index] for index in indices]
+        if may_change:
+            group = [np.array(it) if isinstance(it, np.ndarray) else it for it in group]
+        for index, made in zip(indices, _put(group, place), strict=True):
+            path, target, _ = leaves[index]
+            if target is None and made.dtype != found[index].dtype:
+                raise TreepackError(
+                    f"at {path}: an array of {found[index].dtype.name} was saved, which jax makes "
+                    f"{made.dtype.name} here; set jax_enable_x64, or load with arrays='numpy'"
+                )
+            results[index] = made
+    return results
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or _jax.is_array(value)
+
+
+def _check_array(path: str, value: Any) -> None:
+    if not _is_array(value):
+        hint = " (perhaps a PRNG key of an implementation that is not known here)"
+        raise DecodeError(
+            f"there is a {type(value).__name__} where an array was saved"
+            + hint * isinstance(value, dict),
+            path=path,
+        )
+    if isinstance(value, np.ndarray) and not _jax_has(value.dtype):
+        raise DecodeError(f"jax has no arrays of {value.dtype}, which was saved as such", path=path)
+
+
+def _can_be(target: Any, value: Any) -> bool:
+    """Tells whether jax can have what the template asks for, which may be an array of NumPy's."""
+    import jax
+
+    if _jax.is_extended(target.dtype) or not isinstance(value, np.ndarray):
+        return True
+    canonical = jax.dtypes.canonicalize_dtype
+    return _jax_has(value.dtype) and bool(canonical(target.dtype) == target.dtype)
+
+
+@functools.cache
+def _jax_has(dtype: np.dtype) -> bool:
+    """Tells whether jax can have arrays of a dtype, in this byte order."""
+    import jax
+
+    try:
+        jax.device_put(np.zeros(0, dtype))
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return dtype.isnative
+
+
+def _place_of(path: str, target: Any, array: Any, where: Where | None) -> Any:
+    """Returns the device or sharding for a leaf; `None` is the default device."""
+    if where is not None:
+        import jax
+
+        return where(path, jax.ShapeDtypeStruct(array.shape, array.dtype))  # type: ignore[no-untyped-call]
+    if _jax.is_array(target) and not getattr(target, "committed", True):
+        return None
+    return getattr(target, "sharding", None)
+
+
+def _put(arrays: Sequence[Any], place: Any) -> Iterable[jax.Array]:
+    """Puts arrays on devices, a window of them at a time."""
+    import jax
+
+    if isinstance(place, jax.sharding.Sharding) and len(place.device_set) > 1:
+        for array in arrays:
+            if _jax.is_array(array):  # typed PRNG keys
+                yield jax.device_put(array, place)
+            else:
+                yield jax.make_array_from_callback(array.shape, place, array.__getitem__)
+        return
+    before: list[jax.Array] = []
+    for batch in _batches(arrays):
+        made = jax.device_put(batch, place)
+        jax.block_until_ready(before)  # type: ignore[no-untyped-call]
+        before = made
+        yield from made
+
+
+def _batches(arrays: Sequence[Any]) -> Iterable[list[Any]]:
+    sizes = itertools.accumulate(getattr(array, "nbytes", 0) for array in arrays)
+    numbered = zip((size // _WINDOW for size in sizes), arrays, strict=True)
+    for _, group in itertools.groupby(numbered, key=lambda item: item[0]):
+        yield [array for _, array in group]

@@ -1,0 +1,409 @@
+"""A template and a state become a tree; what does not fit is told all at once.
+
+    restore_tree ──▶ Restore.below ──▶ _core.rebuild ──▶ restore_child
+                                       plain containers,   everything else,
+                                       equal leaves        and all that is wrong
+
+The core goes through what is plain by itself, and asks here about the rest. A `Restore` is where
+it all meets: the path, and the mismatches so far. It belongs to the thread that restores. Handlers
+of the program call `from_state_dict` in the middle of it, and take part in the same restore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from treepack import _core, _paths, _prng
+from treepack._compare import described, difference, signature
+from treepack._nodes import NodeKind, handlers, kind_of
+from treepack._nodes.kind import Difference
+from treepack._options import Strict, check_strict
+from treepack.errors import Mismatch, MismatchError
+
+# Takes a child of the template, its state, its name and the restore it is part of.
+RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
+
+# What becomes of leaves: takes their paths, those of the template, and those that were found.
+Convert = Callable[[list[tuple[str, Any, Any]]], list[Any]]
+
+
+class Restore:
+    """One restore, from the outermost call to its end, as a context manager.
+
+    While it is entered, it is what this thread restores; another one that was under
+    way is set aside meanwhile. Leaving it raises an error for what it found wrong.
+
+    Attributes:
+      strict: How strict it is; inner calls inherit it.
+      cast: Whether floats may have another dtype than the template's.
+      in_words: Whether its error says first what flax says.
+      child: The function that restores a child of the template.
+      path: The names from the root to where it is.
+      mismatches: The differences so far by path, so that none is told twice.
+      sentence: What flax says of the first difference in structure.
+      found: The leaves so far that are to be converted, if any are.
+      converted: What takes their places, in the same order.
+    """
+
+    def __init__(self, strict: Strict, *, cast: bool = False, in_words: bool = True):
+        self.strict = check_strict(strict)
+        self.cast = cast
+        self.in_words = in_words
+        self.child = _child_restorer()
+        self.path: list[str] = []
+        self.mismatches: dict[str, Mismatch] = {}
+        self.sentence: str | None = None
+        self.found: list[tuple[str, Any, Any]] | None = None
+        self.converted: Iterator[Any] | None = None
+        self._outer: Restore | None = None
+
+    def __enter__(self) -> Restore:
+        self._outer, _local.restore = _local.restore, self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        _local.restore = self._outer
+        if kind is None and self.mismatches:
+            raise self.error()
+
+    def error(self) -> MismatchError:
+        """Returns the error that tells all differences so far."""
+        found = list(self.mismatches.values())
+        singular, plural = ("leaf", "leaves") if self.sentence is None else ("place", "places")
+        count = f"1 {singular} does" if len(found) == 1 else f"{len(found)} {plural} do"
+        lines = [f"\n  {_line(mismatch)}" for mismatch in found[:_MOST_LINES]]
+        if len(found) > _MOST_LINES:
+            lines.append(f"\n  and {len(found) - _MOST_LINES} more, in the error's mismatches")
+        text = f"{count} not match the template:{''.join(lines)}"
+        if self.sentence is None:
+            return MismatchError(
+                f"{text}\nPass strict=False to restore what is found regardless.", found
+            )
+        if not self.in_words:
+            return MismatchError(text, found)
+        error = MismatchError(self.sentence, found)
+        error.add_note(text)
+        return error
+
+    def below(self, child: Any, state: Any, name: str) -> Any:
+        """Returns a child of the template with its state."""
+        return self.child(child, state, name, self)
+
+    @property
+    def converts(self) -> bool:
+        """Whether leaves are converted, so that none may be missed."""
+        return self.found is not None or self.converted is not None
+
+    @contextlib.contextmanager
+    def part(self, strict: Strict) -> Iterator[None]:
+        """Is more or less strict for a part of the tree.
+
+        What a part found wrong is forgotten if it ends in an error: whoever catches
+        that may go another way.
+        """
+        outer = self.strict, self.sentence
+        found = dict(self.mismatches)
+        self.strict = check_strict(strict)
+        try:
+            yield
+        except BaseException:
+            self.mismatches, self.sentence = found, outer[1]
+            raise
+        finally:
+            self.strict = outer[0]
+
+    def path_of(self, name: str) -> str:
+        """Returns how the child `name` of the current place is written."""
+        # Handlers pass no name for a part that is theirs.
+        return _paths.text(part for part in [*self.path, name] if part != _paths.ROOT)
+
+    def note(self, name: str, expected: str, found: str, similar: str = "") -> None:
+        """Notes a difference at the child `name` of the current place."""
+        path = self.path_of(name)
+        self.mismatches.setdefault(path, Mismatch(path, expected, found, similar))
+
+    def leaf(self, target: Any, state: Any, name: str) -> Any:
+        """Returns a leaf, or what it is converted to, or keeps it for that."""
+        if self.found is not None:
+            self.found.append((self.path_of(name), target, state))
+        elif self.converted is not None:
+            return next(self.converted)
+        return state
+
+
+class _Local(threading.local):
+    restore: Restore | None = None
+
+
+_local = _Local()
+
+
+def current_path() -> str:
+    """Returns the path in the state dict during a restore, for error messages.
+
+    Example:
+      >>> import treepack
+      >>> treepack.serialization.current_path()
+      ''
+    """
+    return "" if _local.restore is None else "/".join(_local.restore.path)
+
+
+def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict = True) -> Any:
+    """Returns a tree like the target, with leaves from a state dict.
+
+    Args:
+      target: The template. Its containers are what the result is made of; of its
+        leaves only shape and dtype matter, so `jax.ShapeDtypeStruct`s will do.
+        `None` as the target, and classes in it, take any state as it is.
+      state: What `to_state_dict` or `msgpack_restore` returned.
+      name: The name of this part of the tree, for error messages.
+      strict: `True` compares the shape and dtype of each leaf with the template's, where both
+        have them: against arrays of jax as JAX sees them, so that 64 bits count as 32 unless
+        `jax_enable_x64` is set. `False` compares nothing, as flax. `"exact"` takes equal
+        dtypes only, and reports keys of the state that a dict of the template lacks.
+
+    Returns:
+      The new tree. Its leaves are those of the state.
+
+    Raises:
+      MismatchError: A ValueError. If containers do not match, or leaves do not. All
+        differences are in its `mismatches`.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> template = {"w": np.zeros(2), "n": (0, 0)}
+      >>> state = {"w": np.ones(2), "n": {"0": 1, "1": 2}}
+      >>> treepack.serialization.from_state_dict(template, state)
+      {'w': array([1., 1.]), 'n': (1, 2)}
+    """
+    restore = _local.restore
+    if restore is None:
+        return restore_tree(target, state, name, strict)
+    if target is None:
+        return state
+    # A handler calls in the midst of a restore, which it takes part in.
+    with restore.part(restore.strict if strict is True else strict):
+        outer, restore.sentence = restore.sentence, None
+        restored = restore.below(target, state, name)
+        if restore.sentence is not None:
+            # Raised at once, since the handler may know what to do.
+            raise restore.error()
+        restore.sentence = outer
+        return restored
+
+
+def restore_tree(
+    target: Any,
+    state: Any,
+    name: str,
+    strict: Strict,
+    *,
+    cast: bool = False,
+    convert: Convert | None = None,
+    in_words: bool = True,
+) -> Any:
+    """Returns a tree as `from_state_dict` does, apart from any restore under way.
+
+    Args:
+      target: The template.
+      state: Its state; the record of its structure may be in it.
+      name: The name of the whole.
+      strict: See `from_state_dict`.
+      cast: Whether floats may have another dtype than the template's.
+      convert: Takes all leaves that were found where the template has arrays, and returns what
+        takes their places. It is called once everything fits.
+      in_words: Whether an error says first what flax says.
+    """
+    if target is None or _core.TRAILER_KEY not in _keys(target):
+        state = without_structure(state)
+    if target is None:
+        check_strict(strict)
+        return state
+    if name == "." and not handlers.overridden():
+        # Most trees are plain, and need nothing of what follows.
+        restored = _core.rebuild_plain(target, state, check_strict(strict), convert is not None)
+        if restored is not None:
+            return restored
+    with Restore(strict, cast=cast, in_words=in_words) as restore:
+        if convert is not None:
+            restore.found = []
+        restored = restore.below(target, state, name)
+    if convert is None or not restore.found:
+        return restored
+    # Once more, with other leaves.
+    converted = convert(restore.found)
+    with Restore(strict, cast=cast, in_words=in_words) as restore:
+        restore.converted = iter(converted)
+        return restore.below(target, state, name)
+
+
+def without_structure(state: Any) -> Any:
+    """Returns the state of a tree that was saved with its structure, without that."""
+    if type(state) is not dict or _core.TRAILER_KEY not in state:
+        return state
+    if state.keys() == {_core.ROOT_KEY, _core.TRAILER_KEY}:
+        return state[_core.ROOT_KEY]
+    return {key: value for key, value in state.items() if key != _core.TRAILER_KEY}
+
+
+def _keys(target: Any) -> Any:
+    return target.keys() if isinstance(target, Mapping) else ()
+
+
+def _child_restorer() -> RestoreChild:
+    """Returns what restores children: the native function, unless it knows too little."""
+    return restore_child if handlers.overridden() else _core.rebuild
+
+
+def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
+    """Returns a part of the template with its state: any container or leaf."""
+    kind = kind_of(target)
+    if kind is None:
+        return _restore_leaf(target, state, name, restore)
+    if kind.final:
+        return _restore_by_handler(kind, target, state, name, restore)
+    if not isinstance(state, Mapping):
+        restore.note(name, f"a subtree ({type(target).__name__})", described(state))
+        _say(
+            restore,
+            f"The target has a subtree ({type(target).__name__}) where the state has a leaf "
+            f"({type(state).__name__}) at path {'/'.join([*restore.path, name])}",
+        )
+        return target
+    restore.path.append(name)
+    try:
+        return _restore_node(kind, target, state, restore)
+    finally:
+        restore.path.pop()
+
+
+def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> Any:
+    if kind.upgrade is not None:
+        state = kind.upgrade(state)
+    children = kind.children(target)
+    missing = [name for name in children if name not in state]
+    more = [] if len(state) == len(children) - len(missing) else state.keys() - children.keys()
+    if missing or (more and not (kind.more_allowed and restore.strict != "exact")):
+        _note_names(kind, target, state, children, restore)
+    found = {
+        name: restore.below(child, state[name], name)
+        for name, child in children.items()
+        if name in state
+    }
+    # Code of the type might not like children that do not fit; an error follows anyway.
+    return target if restore.mismatches else kind.make(target, found)
+
+
+def _note_names(
+    kind: NodeKind, target: Any, state: Any, children: dict[str, Any], restore: Restore
+) -> None:
+    """Notes which children are missing, and which nobody expects."""
+    missing = [name for name in children if name not in state]
+    more = [name for name in state if name not in children]
+    if missing or not kind.more_allowed:
+        found = Difference(target, state, list(children), "/".join(restore.path))
+        _say(restore, kind.in_words(found))
+    if isinstance(target, (list, tuple)) and not hasattr(target, "_fields"):
+        counts = f"{len(children)} elements", f"{len(state)} elements"
+        if counts[0] != counts[1]:
+            name = restore.path.pop()
+            restore.note(name, *counts)
+            restore.path.append(name)
+            return
+    names = [str(name) for name in more]
+    for name in missing:
+        child = children[name]
+        subtree = f"a subtree ({type(child).__name__})"
+        expected = described(child) if kind_of(child) is None else subtree
+        near = difflib.get_close_matches(name, names, n=1) if len(names) <= _MOST_NAMES else []
+        restore.note(name, expected, NOTHING, restore.path_of(near[0]) if near else "")
+    for name in more:
+        restore.note(str(name), NOTHING, described(state[name]))
+
+
+NOTHING = "nothing"
+
+# Among more names than these, similar ones take long to find.
+_MOST_NAMES = 1000
+
+
+def _say(restore: Restore, sentence: str) -> None:
+    restore.sentence = restore.sentence or sentence
+
+
+def _restore_by_handler(
+    kind: NodeKind, target: Any, state: Any, name: str, restore: Restore
+) -> Any:
+    """Returns what a registered handler makes of a state.
+
+    The handler compares nothing, so the state is compared with that of the template
+    before, if the handler can tell it: templates are not always complete.
+    """
+    strict = restore.strict
+    if strict:
+        try:
+            expected = kind.children(target)
+        except Exception:  # whatever a handler raises
+            pass
+        else:
+            _compare(expected, state, name, restore)
+            strict = False  # all of it has been compared
+    restore.path.append(name)
+    try:
+        with restore.part(strict), handlers.foreign_path(restore.path):
+            return kind.make(target, state)
+    except MismatchError as error:
+        for mismatch in error.mismatches:
+            restore.mismatches.setdefault(mismatch.path, mismatch)
+        _say(restore, str(error))
+        return target
+    finally:
+        restore.path.pop()
+
+
+def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
+    if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
+        key = _prng.wrap(state[_prng.MARKER], state.get("data"))
+        state = state if key is None else key
+    if restore.strict:
+        _compare_leaf(target, state, name, restore)
+    if restore.converts and signature(target) is not None:
+        return restore.leaf(target, state, name)
+    return state
+
+
+def _compare(template: Any, state: Any, name: str, restore: Restore) -> None:
+    """Compares what a handler will restore, since it will not do so itself."""
+    if not isinstance(template, Mapping) or not isinstance(state, Mapping):
+        return _compare_leaf(template, state, name, restore)
+    restore.path.append(name)
+    try:
+        for key in template:
+            if key in state:
+                _compare(template[key], state[key], key, restore)
+    finally:
+        restore.path.pop()
+
+
+def _compare_leaf(target: Any, state: Any, name: str, restore: Restore) -> None:
+    found = difference(target, state, restore.strict, cast=restore.cast)
+    if found is not None:
+        restore.note(name, *found)
+
+
+# The most lines of differences that a message has; all are in its `mismatches`.
+_MOST_LINES = 50
+
+
+def _line(found: Mismatch) -> str:
+    if found.found == NOTHING:
+        hint = f"; is it {found.similar}?" if found.similar else ""
+        return f"{found.path}: missing (expected {found.expected}){hint}"
+    if found.expected == NOTHING:
+        return f"{found.path}: unexpected (found {found.found})"
+    return f"{found.path}: expected {found.expected}, found {found.found}"
