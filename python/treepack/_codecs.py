@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from treepack import _dtypes
 from treepack._holes import Hole
-from treepack._libraries import equinox, imported
+from treepack._libraries import equinox, flax, imported
 from treepack._names import default_name
 
 # Static data are compared and hashed by JAX; more than this belongs into leaves.
@@ -59,13 +60,69 @@ def _encode_of_jax(value: Any) -> Parts | None:
         mesh = value.mesh
         axes = tuple(mesh.axis_names), tuple(mesh.axis_sizes)
         return "jax.sharding.NamedSharding", (*axes, value.spec, value.memory_kind)
+    if type(value) is jax.tree_util.Partial:
+        function = getattr(value.func, "fun", value.func)  # see `_node_types`
+        return "jax.tree_util.Partial", (function, value.args, dict(value.keywords))
+    if isinstance(value, jax.tree_util.PyTreeDef):
+        return "jax.tree_util.PyTreeDef", _treedef_parts(value)
     if isinstance(value, jax.lax.Precision):
         return "jax.lax.Precision", value.name
     name = getattr(value, "__name__", None)
     if isinstance(name, str) and callable(value) and getattr(jax.nn, name, None) is value:
         return "jax.nn", name
+    if value.__class__ is flax.hashable_mapping():
+        return "flax.typing.HashableMapping", dict(value)
     missing = equinox.missing()
     return ("equinox.Missing", None) if missing is not None and missing is value else None
+
+
+def _treedef_parts(treedef: Any) -> Any:
+    """Returns a treedef as a tree of its type, its auxdata and its children; `None` for a leaf."""
+    node = treedef.node_data()
+    if node is None:
+        return None
+    ty, auxdata = node
+    from treepack import _node_types
+
+    name = _TREEDEFS.get(ty) or _node_types.name_of(ty)
+    if name is None:
+        raise TypeError(
+            f"a PyTreeDef with nodes of the type {default_name(ty)}, which is not registered, "
+            "cannot be saved"
+        )
+    return name, auxdata, [_treedef_parts(child) for child in treedef.children()]
+
+
+def _treedef(parts: Any) -> Any:
+    import jax
+
+    from treepack import _node_types
+    from treepack._libraries.jax import treedef_with
+
+    if parts is None:
+        return jax.tree_util.tree_structure(0)
+    name, auxdata, children = parts
+    types = {known: ty for ty, known in _TREEDEFS.items()}
+    ty = types.get(name) or _node_types.registered_types().get(name)
+    if ty is None:
+        raise ValueError(f"no type is registered with the name {name!r}")
+    # JAX reads beyond the end of what is too short.
+    found = _node_types.registered(ty)
+    if ty is type(None):
+        return jax.tree_util.tree_structure(None)
+    if ty is dict:
+        fits = type(auxdata) is list and len(auxdata) == len(children)
+    elif found is not None and found.fields is not None and found.checked:
+        data, meta = found.fields
+        fits = len(data) == len(children) and (not meta or len(auxdata) == len(meta))
+    else:
+        fits = ty not in (list, tuple) or auxdata is None
+    if not fits:
+        raise ValueError(f"a node of the type {name} has other children or static data")
+    return treedef_with(ty, auxdata, [_treedef(child) for child in children])
+
+
+_TREEDEFS: dict[type, str] = {type(None): "none", dict: "dict", list: "list", tuple: "tuple"}
 
 
 def _partial_parts(value: functools.partial[Any]) -> Parts:
@@ -77,6 +134,7 @@ _PLAIN: dict[type, Callable[[Any], Parts]] = {
     set: lambda value: ("set", frozenset(value)),
     bytearray: lambda value: ("bytearray", bytes(value)),
     range: lambda value: ("range", (value.start, value.stop, value.step)),
+    types.MappingProxyType: lambda value: ("types.MappingProxyType", dict(value)),
     slice: lambda value: ("slice", (value.start, value.stop, value.step)),
     functools.partial: _partial_parts,
 }
@@ -178,6 +236,13 @@ def _named_sharding(parts: tuple[Any, ...]) -> Any:
     return NamedSharding(mesh, spec, memory_kind=memory_kind)
 
 
+def _partial(parts: tuple[Any, ...]) -> Any:
+    from jax.tree_util import Partial
+
+    function, args, keywords = parts
+    return Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
+
+
 def _precision(name: str) -> Any:
     from jax.lax import Precision
 
@@ -209,6 +274,10 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
     "jax.sharding.PartitionSpec": _spec,
     "jax.sharding.NamedSharding": _named_sharding,
     "jax.lax.Precision": _precision,
+    "jax.tree_util.Partial": _partial,
+    "jax.tree_util.PyTreeDef": _treedef,
+    "types.MappingProxyType": lambda items: types.MappingProxyType(dict(items)),
+    "flax.typing.HashableMapping": lambda items: flax.hashable_mapping()(items),
     "jax.nn": _jax_nn,
     "equinox.Missing": lambda _: equinox.missing(),
 }

@@ -20,11 +20,12 @@ class Hole(NamedTuple):
     """What stands for a value that was not saved.
 
     Attributes:
-      field: The field that has it, or nothing if it is all static data of a node.
+      field: The field that has it; nothing if it is all static data of a node, and `None` if it
+        is the node itself, but for its children.
       what: What it was, in words.
     """
 
-    field: str
+    field: str | None
     what: str
 
 
@@ -92,9 +93,9 @@ def _filling(hole: Hole, path: str, static: Any) -> Any:
     place = _paths.text(whole)
     if isinstance(static, Mapping):
         for key, value in static.items():
-            if _paths.parts(key) == whole:
+            if isinstance(key, str) and _paths.parts(key) == whole:
                 return value
-    elif static is not None:
+    if static is not None:
         found, value = _in_template(static, parts, hole)
         if found:
             return value
@@ -112,6 +113,8 @@ def _in_template(node: Any, parts: list[str], hole: Hole) -> tuple[bool, Any]:
         if part not in children:
             return False, None
         node = children[part]
+    if hole.field is None:
+        return True, node
     if hole.field:
         return hasattr(node, hole.field), getattr(node, hole.field, None)
     from treepack._nodes.pytree import flatten

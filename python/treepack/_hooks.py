@@ -19,7 +19,6 @@ from treepack._leaves import (
     start_transfer,
     to_contiguous,
 )
-from treepack._libraries.jax import is_abstract as is_abstract_array
 from treepack._libraries.msgpack import make as make_ext
 from treepack._node_types import find as find_node_type
 from treepack._node_types import reduce as reduce_node
@@ -27,7 +26,7 @@ from treepack._nodes import fixed_fields
 from treepack._nodes.builtin import check_unique_keys
 from treepack._prng import unwrap as unwrap_key
 from treepack._prng import wrap as wrap_key
-from treepack._restore import restore_child
+from treepack._restore import is_abstract_array, restore_child
 from treepack._state_dict import expand
 
 __all__ = [

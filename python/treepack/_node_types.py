@@ -13,12 +13,14 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from treepack import _auxdata, _core, _evolution
+from treepack import _auxdata, _core, _evolution, _holes
 from treepack._auxdata import of_main
 from treepack._libraries import imported
 from treepack._libraries import jax as _jax
 from treepack._names import Names, default_name
+from treepack._nodes import NodeKind, kind_of
 from treepack._nodes.builtin import check_unique_keys, is_namedtuple
+from treepack._nodes.code import Pruned, joined
 from treepack.errors import UnregisteredTypeError
 
 # The names of children and of static data.
@@ -119,6 +121,10 @@ def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any
     """
     ty = type(node)
     found = registered(ty) or own(ty)
+    if found is None and _holes.allowed():
+        kind = kind_of(node)
+        if kind is not None:
+            return _UNNAMED, None, 0, *_reduce_unnamed(node, kind)
     if found is None:
         newer = _types.newer(ty)
         if newer is not None:
@@ -128,7 +134,8 @@ def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any
             )
         raise TypeError(
             f"the type {default_name(ty)} is not registered, so it could not be found again in "
-            f"a file; call {_how_to_register(ty, node)}"
+            f"a file; call {_how_to_register(ty, node)}, or pass holes=True and fill it in when "
+            "loading"
         )
     data, children = found.reduce(node)
     return found.name, found.fields, found.version, data, children
@@ -201,7 +208,55 @@ def _own_type(ty: type, name: str, reduce: Any, rebuild: Any) -> NodeType:
 
 
 def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
-    return _core.encode_value(partial.func), {"args": partial.args, "keywords": partial.keywords}
+    # JAX wraps the function of a partial of a partial.
+    function = getattr(partial.func, "fun", partial.func)
+    data = _encode(function, "func")
+    return data, {"args": partial.args, "keywords": partial.keywords}
+
+
+def _encode(value: Any, field: str) -> bytes:
+    if _holes.allowed():
+        value = _holes.dug((value,), [field])[0]
+    return _core.encode_value(value)
+
+
+def _reduce_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
+    functions = pruned.functions()
+    if _holes.allowed():
+        values = _holes.dug(tuple(functions.values()), list(functions))
+        functions = dict(zip(functions, values, strict=True))
+    kind = type(pruned.container).__name__
+    return _core.encode_value((kind, pruned.keys(), functions)), pruned.children()
+
+
+def _rebuild_pruned(static: Any, names: list[str], children: list[Any]) -> Any:
+    kind, keys, functions = static
+    found = functions | dict(zip(names, children, strict=True))
+    if kind not in _PRUNED or [str(key) for key in keys] != [
+        name for name in map(str, keys) if name in found
+    ]:
+        raise ValueError("it is no container with functions in it")
+    return joined(_PRUNED[kind], keys, [found[str(key)] for key in keys])
+
+
+_PRUNED: dict[str, type] = {"list": list, "tuple": tuple, "dict": dict}
+
+
+# What has no name: its children are saved, and it is filled in when it is loaded.
+
+
+def _reduce_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
+    children = kind.children(node)
+    if type(children) is not dict:
+        raise TypeError(f"the handler of {default_name(type(node))} returns no dict")
+    return _core.encode_value(_holes.Hole(None, default_name(type(node)))), children
+
+
+def _rebuild_unnamed(template: Any, names: list[str], children: list[Any]) -> Any:
+    kind = kind_of(template)
+    if kind is None:
+        return template
+    return kind.make(template, dict(zip(names, children, strict=True)))
 
 
 def _rebuild_partial(function: Any, names: list[str], children: list[Any]) -> Any:
@@ -212,7 +267,12 @@ def _rebuild_partial(function: Any, names: list[str], children: list[Any]) -> An
     return Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
 
 
+_UNNAMED = "treepack.unnamed"
+
 _own: dict[type, NodeType] = {
+    Pruned: _own_type(Pruned, "treepack.pruned", _reduce_pruned, _rebuild_pruned),
+    # A type that no node has.
+    NodeKind: _own_type(NodeKind, _UNNAMED, None, _rebuild_unnamed),
     collections.OrderedDict: _mapping(
         collections.OrderedDict,
         "collections.OrderedDict",

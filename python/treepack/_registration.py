@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 from treepack import _auxdata, _core, _holes, _jax_export, _node_types
@@ -13,9 +15,9 @@ from treepack._fields import Fields, dataclass_fields
 from treepack._libraries.jax import is_node, is_node_type, is_partial, unflatten
 from treepack._names import default_name, registering, warn_if_unstable
 from treepack._node_types import FieldNames, NodeType, Upgrade, check_children
-from treepack._nodes import is_plain_namedtuple
+from treepack._nodes import code, is_plain_namedtuple
 from treepack._nodes.builtin import is_namedtuple
-from treepack._nodes.pytree import flatten, is_code
+from treepack._nodes.pytree import flatten
 
 T = TypeVar("T", bound=type)
 
@@ -345,8 +347,9 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
     """Registers every type of nodes in a tree that is not registered yet.
 
     So everything in a tree of types that others have made, such as an optimizer state, can be
-    saved: namedtuples, nodes that JAX knows, and the functions in `Partial`s and equinox
-    modules that have a name. The program that loads calls it with a tree of the same types.
+    saved: namedtuples, nodes that JAX knows, and what is in their static data: enums,
+    dataclasses, functions that have a name or are the default of a parameter. The program that
+    loads calls it with a tree of the same types.
 
     Args:
       tree: Any tree; its leaves do not matter.
@@ -380,25 +383,73 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
         added[name] = ty
 
     def visit(node: Any) -> None:
-        if not is_node(node):
-            return
         ty = type(node)
-        own = _node_types.own(ty)
-        if own is not None:
-            _jax_export.register(ty, own.name, _encode_auxdata, _core.decode_value, None)
-        elif _node_types.registered(ty) is None and ty not in _node_types.BY_JAX:
-            register(ty)
-        if is_partial(node):
-            _register_named(node.func)
-        children, _ = flatten(node)
-        for child in children.values():
-            if is_code(node, child):
-                _register_named(child)
-            else:
-                visit(child)
+        if ty is code.Pruned:
+            state, functions = node.children(), node.functions()
+        elif is_node(node):
+            own = _node_types.own(ty)
+            if own is not None:
+                _jax_export.register(ty, own.name, _encode_auxdata, _core.decode_value, None)
+            elif _node_types.registered(ty) is None and ty not in _node_types.BY_JAX:
+                register(ty)
+            children, treedef = flatten(node)
+            state, functions = code.split(node, children)
+            if is_partial(node):
+                _register_static(node.func, ty)
+            elif ty not in _node_types.BY_JAX:
+                _register_static(treedef.node_data()[1], ty)
+        else:
+            return
+        for function in functions.values():
+            _register_static(function, ty)
+        for child in state.values():
+            visit(child)
 
-    visit(tree)
+    with registering:
+        visit(tree)
     return added
+
+
+def _register_static(value: Any, owner: type) -> None:
+    """Registers what is in static data of a type, and has a name that will last."""
+    try:
+        _core.encode_value(value)
+        return
+    except (TypeError, ValueError):
+        pass
+    if isinstance(value, (tuple, list, set, frozenset)):
+        for part in value:
+            _register_static(part, owner)
+    elif isinstance(value, Mapping):
+        for part in (*value.keys(), *value.values()):
+            _register_static(part, owner)
+    elif isinstance(value, functools.partial):
+        for part in (value.func, value.args, value.keywords):
+            _register_static(part, owner)
+    elif isinstance(value, enum.Enum):
+        _auxdata.register_auxdata(type(value), default_name(type(value)))
+    elif callable(value):
+        name = _auxdata.function_name(value)
+        if name is None or "<locals>" in name:
+            name = _name_of_default(value, owner)
+        if name is not None:
+            _auxdata.register_function(value, serialized_name=name)
+    elif dataclasses.is_dataclass(value):
+        _auxdata.register_auxdata(type(value), default_name(type(value)))
+        _register_static(tuple(_auxdata.fields_of(value).values()), owner)
+
+
+def _name_of_default(value: Any, owner: type) -> str | None:
+    """Returns a name for what is the default of a parameter or field of a type, such as a lambda."""
+    try:
+        initializer: Any = owner.__init__  # type: ignore[misc]
+        parameters = list(inspect.signature(initializer).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    for parameter in parameters:
+        if parameter.default is value:
+            return f"{default_name(owner)}.__init__.{parameter.name}"
+    return None
 
 
 def _check_is_type(nodetype: Any) -> None:
@@ -461,12 +512,11 @@ def _register(
                 f"a {default_name(nodetype)} has the children {list(children)}, and others have "
                 f"{fields.data}"
             )
-        functions = {name: child for name, child in children.items() if is_code(node, child)}
+        state, functions = code.split(node, children)
         data = encode(treedef.node_data()[1])
         if functions:
             data = _add_functions(nodetype, data, list(children), functions)
-            children = {name: child for name, child in children.items() if name not in functions}
-        return data, children
+        return data, state
 
     def decode_all(data: bytes) -> Any:
         functions = _take_functions(data)
@@ -555,7 +605,11 @@ def _check_field(field: str, value: Any, where: str) -> None:
     try:
         _core.encode_value(value)
     except (TypeError, ValueError) as reason:
-        raise TypeError(f"{where}the field {field!r}: {reason}") from None
+        raise TypeError(f"{where}the field {field!r}: {reason}{_OR_HOLES}") from None
+
+
+# What to do about static data that have no name.
+_OR_HOLES = "; or leave it out with holes=True, and fill it in with static= when loading"
 
 
 def _encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None) -> bytes:
@@ -569,14 +623,4 @@ def _encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None
         if meta and isinstance(auxdata, tuple) and len(auxdata) == len(meta):
             for field, value in zip(meta, auxdata, strict=True):
                 _check_field(field, value, where)
-        raise TypeError(f"{where}{error}") from None
-
-
-def _register_named(function: Any) -> None:
-    """Registers a function that has a name and is not known yet."""
-    name = _auxdata.function_name(function)
-    try:
-        _core.encode_value(function)
-    except TypeError:
-        if name is not None and "<locals>" not in name:
-            _auxdata.register_function(function, serialized_name=name)
+        raise TypeError(f"{where}{error}{_OR_HOLES}") from None

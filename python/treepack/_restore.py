@@ -19,6 +19,7 @@ from typing import Any
 
 from treepack import _core, _paths, _prng
 from treepack._compare import described, difference, signature
+from treepack._libraries import jax as _jax
 from treepack._nodes import NodeKind, handlers, kind_of
 from treepack._nodes.kind import Difference
 from treepack._options import Strict, check_strict
@@ -258,6 +259,11 @@ def _keys(target: Any) -> Any:
 def _child_restorer() -> RestoreChild:
     """Returns what restores children: the native function, unless it knows too little."""
     return restore_child if handlers.overridden() else _core.rebuild
+
+
+def is_abstract_array(target: object) -> bool:
+    """Tells whether a leaf of a template is an array of jax, or stands for one."""
+    return _jax.is_abstract(target) and handlers.find(type(target)) is None
 
 
 def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:

@@ -7,7 +7,7 @@
 use std::io::{self, BufRead, Read};
 use std::mem::MaybeUninit;
 
-use flate2::bufread::GzDecoder;
+use flate2::bufread::DeflateDecoder;
 use libdeflate_sys as libdeflate;
 
 use super::MAGIC;
@@ -83,17 +83,9 @@ pub fn inflate_in_steps(
     let mut out = Pages::with_room(expected.min(max_size.unwrap_or(usize::MAX)))?;
     let mut input = Input::new(stream);
     while !input.fill()?.is_empty() {
-        let start = input.offset();
-        let first = [input.byte()?, input.byte()?];
-        let read = if first[1].is_some() { 2 } else { 1 };
-        let first: Vec<u8> = first.into_iter().flatten().collect();
-        if !MAGIC.starts_with(&first) {
-            return Err(Error::Gzip(format!(
-                "not a gzip stream at byte {start}: it starts with {}",
-                first.escape_ascii()
-            )));
-        }
-        let mut member = GzDecoder::new(first[..read].chain(&mut input));
+        skip_header(&mut input)?;
+        let mut member = DeflateDecoder::new(&mut input);
+        let (begin, mut checksum) = (out.len(), crc32fast::Hasher::new());
         loop {
             if let Some(max_size) = max_size
                 && out.len() > max_size
@@ -110,16 +102,63 @@ pub fn inflate_in_steps(
                 Err(error) => return Err(explain(error)),
             };
             out.add(made);
-            let done = member.get_ref().get_ref().1.offset();
+            checksum.update(&out.as_slice()[out.len() - made..]);
+            let done = member.get_ref().offset();
             watch.done(done.min(stream.len().saturating_sub(1)))?;
         }
         drop(member);
+        let claimed = [input.word()?, input.word()?];
+        if claimed[0] != checksum.finalize() {
+            return Err(Error::Gzip(
+                "the checksum of the data does not match".into(),
+            ));
+        }
+        #[allow(clippy::cast_possible_truncation)] // it is written like that
+        if claimed[1] != (out.len() - begin) as u32 {
+            return Err(Error::Gzip("the size of the data does not match".into()));
+        }
         while input.fill()?.first() == Some(&0) {
             input.consume(1);
         }
     }
     watch.done(stream.len())?;
     Ok(out)
+}
+
+/// Goes past the header of a member. Like Python, it does not look at the checksum of the header.
+fn skip_header(input: &mut Input<'_>) -> Result<()> {
+    let start = input.offset();
+    let first = [input.byte()?, input.byte()?];
+    let first: Vec<u8> = first.into_iter().flatten().collect();
+    if !MAGIC.starts_with(&first) {
+        return Err(Error::Gzip(format!(
+            "not a gzip stream at byte {start}: it starts with {}",
+            first.escape_ascii()
+        )));
+    }
+    let [method, flags] = [input.next()?, input.next()?];
+    if method != 8 {
+        return Err(Error::Gzip(format!(
+            "the compression method {method} at byte {start} is not known"
+        )));
+    }
+    for _ in 0..6 {
+        input.next()?; // the time, and what wrote it
+    }
+    if flags & 4 != 0 {
+        let len = u16::from_le_bytes([input.next()?, input.next()?]);
+        for _ in 0..len {
+            input.next()?;
+        }
+    }
+    for text in [8, 16] {
+        while flags & text != 0 && input.next()? != 0 {}
+    }
+    if flags & 2 != 0 {
+        input.next()?;
+        input.next()?;
+    }
+    Ok(())
 }
 
 fn explain(error: io::Error) -> Error {
@@ -169,6 +208,16 @@ impl<'a> Input<'a> {
             self.end = end;
         }
         Ok(&self.copy[self.used..])
+    }
+
+    /// A byte that must be there.
+    fn next(&mut self) -> Result<u8> {
+        self.byte()?.ok_or(Error::GzipTruncated)
+    }
+
+    fn word(&mut self) -> Result<u32> {
+        let bytes = [self.next()?, self.next()?, self.next()?, self.next()?];
+        Ok(u32::from_le_bytes(bytes))
     }
 
     fn byte(&mut self) -> Result<Option<u8>> {

@@ -21,6 +21,11 @@ def is_graph_definition(value: object) -> bool:
     return nnx is not None and isinstance(value, nnx.GraphDef)
 
 
+def hashable_mapping() -> Any:
+    """Returns the type of mappings in the static data of nnx modules, or `None`."""
+    return getattr(imported("flax.typing"), "HashableMapping", None)
+
+
 class Patch:
     """Functions in `flax.serialization` that take the place of its own.
 

@@ -91,18 +91,20 @@ def is_plain_namedtuple(ty: Any) -> bool:
     return same and definition.node_data()[1] is None
 
 
-def treedef_of(ty: type, auxdata: Any, count: int) -> jax.tree_util.PyTreeDef:
-    """Returns the treedef of a node with so many leaves as children."""
-    from jax.tree_util import default_registry, tree_structure
+def treedef_with(ty: type, auxdata: Any, children: Sequence[Any]) -> jax.tree_util.PyTreeDef:
+    """Returns the treedef of a node with children of these treedefs."""
+    from jax.tree_util import default_registry
 
-    children = [tree_structure(0)] * count
     treedef: jax.tree_util.PyTreeDef = _treedef_maker()(default_registry, (ty, auxdata), children)
     return treedef
 
 
 def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
     """Returns a node with these children, as JAX makes it."""
-    return treedef_of(ty, auxdata, len(children)).unflatten(children)
+    from jax.tree_util import tree_structure
+
+    leaves = [tree_structure(0)] * len(children)
+    return treedef_with(ty, auxdata, leaves).unflatten(children)
 
 
 @functools.cache

@@ -35,6 +35,7 @@ from treepack._nodes.builtin import (
     dict_in_words,
     is_namedtuple,
 )
+from treepack._nodes.code import PRUNED, Pruned
 from treepack._nodes.dataclass import DATACLASS, STRUCT
 from treepack._nodes.kind import NodeKind
 from treepack._nodes.pytree import PARTIAL, PYTREE
@@ -65,6 +66,8 @@ def kind_of(value: Any) -> NodeKind | None:
     if found is not None:
         return _by_handlers(found)
     known = BUILTIN.get(ty) or _known.get(ty)
+    if ty is Pruned:
+        return PRUNED
     if known is not None:
         return known
     kind = _without_handlers(value)

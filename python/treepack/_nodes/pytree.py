@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from treepack import _paths
-from treepack._libraries import equinox
+from treepack._nodes import code
 from treepack._nodes.builtin import children_in_words
 from treepack._nodes.kind import NodeKind
 
@@ -28,22 +28,7 @@ def flatten(value: Any) -> tuple[dict[str, Any], jax.tree_util.PyTreeDef]:
 
 
 def _children(value: Any) -> dict[str, Any]:
-    children, _ = flatten(value)
-    if not equinox.is_module(value):
-        return children
-    return {name: child for name, child in children.items() if not is_code(value, child)}
-
-
-def is_code(node: Any, child: Any) -> bool:
-    """Tells whether a child of a node is code, and no state: it comes from the template."""
-    from treepack._nodes import kind_of
-
-    return (
-        equinox.is_module(node)
-        and callable(child)
-        and kind_of(child) is None
-        and not hasattr(child, "shape")
-    )
+    return code.split(value, flatten(value)[0])[0]
 
 
 def _make(target: Any, new: dict[str, Any]) -> Any:
