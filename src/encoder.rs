@@ -61,6 +61,10 @@ pub struct Encoder<P> {
     paused: Option<Recorder>,
 }
 
+/// A place for a value.
+#[derive(Debug, Clone, Copy)]
+pub struct Mark(usize, u64);
+
 /// A container that has not ended.
 #[derive(Debug, Clone, Copy)]
 struct Open {
@@ -150,6 +154,24 @@ impl<P: Payload> Encoder<P> {
             recorder.close(kind);
         }
         Ok(())
+    }
+
+    /// Where the next value goes, for [`Encoder::skip`].
+    #[must_use]
+    pub fn mark(&self) -> Mark {
+        let left = self.open.last().map_or(0, |open| open.left);
+        Mark(self.open.len(), left)
+    }
+
+    /// Counts one value at `mark`, whatever of it has been written: what comes out is of no use
+    /// any more, but other values can be tried.
+    pub fn skip(&mut self, mark: Mark) {
+        self.open.truncate(mark.0);
+        self.lists = self.open.iter().filter(|open| open.is_list).count();
+        if let Some(open) = self.open.last_mut() {
+            open.left = mark.1.saturating_sub(1);
+        }
+        self.key = None;
     }
 
     /// The number by which [`Kind::Typed`] refers to a type of nodes.

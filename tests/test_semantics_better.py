@@ -488,3 +488,45 @@ def test_a_dict_that_changes_while_it_is_walked():
     treepack.serialization.register_serialization_state(Evil, grow, lambda x, s: x)
     with pytest.raises(RuntimeError, match="changed size"):
         treepack.serialization.to_bytes(target)
+
+
+def test_every_problem_of_a_tree_is_told():
+    class Broken:
+        x = property(lambda _: 1 / 0)
+
+    treepack.serialization.register_serialization_state(
+        Broken, lambda it: {"x": it.x}, lambda it, _: it, override=True
+    )
+    tree = {
+        "a": [object(), 1, np.array(["text"]), {"b": len}],
+        "broken": Broken(),
+        "keys": {1: 0, "1": 0},
+        "large": 2**70,
+        "odd": "\ud800",
+        "reserved": {"__msgpack_chunked_array__": 1},
+        "fine": (np.zeros(3), jnp.zeros(2), None),
+    }
+    valid, issues = treepack.serialization.validate_serializable(tree)
+    assert not valid
+    found = dict(issue.split(": ", 1) for issue in issues)
+    assert list(found) == ["a/0", "a/2", "a/3/b", "broken", "keys", "large", "odd", "reserved"]
+    assert found["broken"].startswith("ZeroDivisionError")
+    # What is told first is what saving raises.
+    for name in ("a", "broken", "keys", "large", "odd", "reserved"):
+        assert not treepack.serialization.validate_serializable(tree[name])[0]
+        with pytest.raises((TypeError, ValueError, OverflowError, ZeroDivisionError)):
+            treepack.serialization.to_bytes(tree[name])
+    endless: dict[str, Any] = {}
+    endless.update(a=endless, b=endless, c=[endless])
+    valid, issues = treepack.serialization.validate_serializable(endless)
+    assert len(issues) == 1000
+    assert all("nested" in issue for issue in issues)
+
+
+def test_every_error_has_a_path():
+    with pytest.raises(OverflowError, match=r"^at a/0: Integer value out of range"):
+        treepack.serialization.to_bytes({"a": [2**64]})
+    with pytest.raises(UnicodeEncodeError, match=r"surrogates not allowed \(at a/b\)"):
+        treepack.serialization.to_bytes({"a": {"b": "\ud800"}})
+    with pytest.raises(UnicodeEncodeError, match=r"surrogates not allowed \(at a\)"):
+        treepack.serialization.to_bytes({"a": {"\ud800": 1}})

@@ -92,6 +92,9 @@ def walk(
       OverflowError: If an integer is out of range.
     """
 
+def problems(tree: Any, *, overridden: list[type]) -> list[tuple[str, str]]:
+    """Returns all that keeps a tree from being written as its state: paths and reasons."""
+
 class Content:
     """The content of a file, mapped or read."""
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from treepack import _core, _leaves, _paths
-from treepack._nodes import kind_of
+from treepack import _core
+from treepack._nodes import handlers
 from treepack._state_dict import is_serializable
 
 
@@ -26,40 +26,8 @@ def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
       >>> valid, issues[0][:34]
       (False, 'a: cannot serialize a leaf of type')
     """
-    issues: list[str] = []
-    _collect_issues(pytree, [], issues)
-    return not issues, issues
-
-
-def _collect_issues(value: Any, path: list[str], issues: list[str], depth: int = 0) -> None:
-    children = None
-    try:
-        kind = kind_of(value)
-        if kind is not None:
-            children = kind.children(value)
-            reason = _problem_of_node(value, children, depth)
-        else:
-            reason = _leaves.problem(value)
-    except Exception as error:  # whatever a handler of the program raises
-        reason = f"{type(error).__name__}: {error}"
-    if reason is not None:
-        issues.append(f"{_paths.text(path)}: {reason}")
-    elif isinstance(children, dict):
-        for name, child in children.items():
-            _collect_issues(child, [*path, str(name)], issues, depth + 1)
-    elif children is not None:
-        _collect_issues(children, path, issues, depth + 1)
-
-
-def _problem_of_node(value: Any, children: Any, depth: int) -> str | None:
-    """Returns why a container cannot be saved, whatever is in it."""
-    if depth >= _core.MAX_DEPTH:
-        return f"nested more than {_core.MAX_DEPTH} levels deep, or contains itself"
-    if children is value and not isinstance(value, dict):
-        return f"the handler of {type(value).__name__} returns the object itself"
-    if isinstance(children, dict) and _core.CHUNKED_MARKER in children:
-        return f"the key {_core.CHUNKED_MARKER!r} is reserved"
-    return None
+    found = _core.problems(pytree, overridden=handlers.overridden())
+    return not found, [f"{path}: {reason}" for path, reason in found]
 
 
 def get_serialization_info(pytree: Any) -> dict[str, Any]:

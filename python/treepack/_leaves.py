@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treepack import _dtypes, _prng
+from treepack import _holes, _prng
 from treepack._libraries import flax, msgpack
 from treepack._libraries import jax as _jax
 from treepack._nodes import kind_of
@@ -45,6 +45,8 @@ def classify(value: Any) -> Class:
         return Class.EXT
     if msgpack.is_timestamp(value):
         return Class.TIMESTAMP
+    if flax.is_graph_definition(value) and not _holes.allowed():
+        return Class.UNSUPPORTED  # it has no leaves, so nothing of it would be saved
     if kind_of(value) is not None:
         return Class.NODE
     if isinstance(value, np.ma.MaskedArray):
@@ -76,7 +78,7 @@ def explain(value: Any) -> str:
     if flax.is_linen_module(value):
         return f"{text}: a linen Module is configuration; save its variables"
     if flax.is_graph_definition(value):
-        return f"{text}: this is the definition of a model, not its state; save nnx.state(model)"
+        return f"{text}: it defines a model; save nnx.state(model), or leave it out with holes=True"
     hint = _hint(value)
     if hint is not None:
         return f"{text}: {hint}"
@@ -106,33 +108,6 @@ def _hint(value: Any) -> str | None:
             "functions are code; keep it in a static field, or a jax.tree_util.Partial, and call "
             "treepack.register_function on it"
         )
-    return None
-
-
-def problem(value: Any) -> str | None:
-    """Returns why a leaf cannot be saved, or `None` if it can."""
-    if type(value) in _PLAIN:
-        if type(value) is int and not -(2**63) <= value < 2**64:
-            return "Integer value out of range: msgpack holds -2**63 to 2**64-1"
-        if type(value) is str and not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                return str(error)
-        return None
-    kind = classify(value)
-    if kind == Class.UNSUPPORTED:
-        return explain(value)
-    if kind == Class.JAX_ARRAY and not (
-        value.is_fully_addressable
-        or (value.is_fully_replicated and value.sharding.addressable_devices)
-    ):
-        return "Non-addressable array: it has shards on devices of other processes"
-    if kind == Class.JAX_ARRAY and value.is_deleted():
-        return "the array has been deleted or donated"
-    if kind in (Class.ARRAY, Class.SCALAR, Class.JAX_ARRAY):
-        name, _ = _dtypes.describe(value.dtype)
-        return None if name else f"cannot serialize an array of dtype {value.dtype!r}"
     return None
 
 

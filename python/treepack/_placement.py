@@ -178,6 +178,13 @@ def _is_array(value: Any) -> bool:
 
 
 def _check_array(path: str, value: Any) -> None:
+    try:
+        import jax  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"at {path}: an array of jax was saved, and jax is not installed here: pass "
+            "arrays='numpy'"
+        ) from error
     if not _is_array(value):
         hint = " (perhaps a PRNG key of an implementation that is not known here)"
         raise DecodeError(

@@ -440,7 +440,7 @@ def _register_static(value: Any, owner: type) -> None:
 
 
 def _name_of_default(value: Any, owner: type) -> str | None:
-    """Returns a name for what is the default of a parameter or field of a type, such as a lambda."""
+    """Returns a name for what is the default of a parameter of a type, such as a lambda."""
     try:
         initializer: Any = owner.__init__  # type: ignore[misc]
         parameters = list(inspect.signature(initializer).parameters.values())

@@ -1,5 +1,6 @@
 //! What stops a walk over a tree, and where it was.
 
+use pyo3::exceptions::{PyException, PyOverflowError, PyUnicodeEncodeError};
 use pyo3::prelude::*;
 
 use super::errors;
@@ -21,6 +22,8 @@ enum Cause {
     Tree(String),
     /// The record of the structure is not that of the state.
     Structure(String),
+    /// An integer that cannot be written, and why.
+    Overflow(&'static str),
     /// A type has raised something for what it cannot be made of.
     Node(String, PyErr),
 }
@@ -51,6 +54,11 @@ impl Failure {
         Self::new(Cause::Structure(what.into()))
     }
 
+    /// An integer that cannot be written.
+    pub fn overflow(why: &'static str) -> Box<Self> {
+        Self::new(Cause::Overflow(why))
+    }
+
     /// A node of a type that cannot be made.
     pub fn node(name: &str, error: PyErr) -> Box<Self> {
         Self::new(Cause::Node(name.into(), error))
@@ -60,6 +68,32 @@ impl Failure {
     pub fn below(mut self: Box<Self>, key: impl Into<String>) -> Box<Self> {
         self.path.push_outer(key);
         self
+    }
+
+    /// Goes one level up, as `below` does.
+    pub fn push_outer(&mut self, key: String) {
+        self.path.push_outer(key);
+    }
+
+    /// Whether it is nothing that is wrong with a tree, such as Ctrl-C.
+    pub fn must_be_raised(&self, py: Python<'_>) -> bool {
+        self.raised()
+            .is_some_and(|error| !error.is_instance_of::<PyException>(py))
+    }
+
+    /// Where it is and why, in words.
+    pub fn told(&self, py: Python<'_>) -> (String, String) {
+        let why = match &self.cause {
+            Cause::Core(error) => error.to_string(),
+            Cause::Leaf(why) | Cause::Tree(why) | Cause::Structure(why) => why.clone(),
+            Cause::Node(name, error) => format!("{name}: {error}"),
+            Cause::Overflow(why) => (*why).into(),
+            Cause::Raised(error) => {
+                let class = errors::type_name(&error.get_type(py));
+                format!("{class}: {}", error.value(py))
+            }
+        };
+        (self.path.to_string(), why)
     }
 
     /// Another error of the core in place of one.
@@ -96,8 +130,15 @@ impl Failure {
                 error.set_cause(py, Some(cause));
                 error
             }
+            Cause::Overflow(why) => PyOverflowError::new_err(format!("at {path}: {why}")),
             Cause::Raised(error) => {
-                if path != "." {
+                if error.is_instance_of::<PyUnicodeEncodeError>(py) {
+                    // Best effort, as below.
+                    let value = error.value(py);
+                    let _ = value
+                        .getattr("reason")
+                        .and_then(|why| value.setattr("reason", format!("{why} (at {path})")));
+                } else if path != "." {
                     // Best effort: the error itself says what is wrong.
                     let note = format!("treepack: while {doing} {path}");
                     let _ = error.value(py).call_method1("add_note", (note,));

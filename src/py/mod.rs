@@ -74,7 +74,7 @@ mod _core {
     #[pymodule_export]
     use super::rebuild::{rebuild, rebuild_plain};
     #[pymodule_export]
-    use super::save::{Layout, walk};
+    use super::save::{Layout, problems, walk};
     #[pymodule_export]
     use super::value::{decode_value, encode_value};
 }

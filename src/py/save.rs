@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyType};
 
 use super::memory::{Owned, Writable, new_bytes, view};
-use super::walk::{Leaf, Options, layout_of};
+use super::walk::{Leaf, Options, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip, integer, integer_or_none};
 use crate::array::{Alignment, ChunkLimit, Framing};
@@ -64,6 +64,29 @@ pub fn walk(
         layout,
         needs_python,
     })
+}
+
+/// What keeps a tree from being written; see `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (tree, *, overridden))]
+pub fn problems(
+    tree: &Bound<'_, PyAny>,
+    overridden: Vec<Bound<'_, PyType>>,
+) -> PyResult<Vec<(String, String)>> {
+    let framing = Framing {
+        align: Alignment::new(1)?,
+        chunks: ChunkLimit::new(f64::INFINITY),
+        may_box: true,
+    };
+    let options = Options {
+        state_dict: true,
+        sort_keys: false,
+        structure: false,
+        metadata: None,
+        framing,
+        overridden,
+    };
+    problems_of(tree, options)
 }
 
 #[pymethods]

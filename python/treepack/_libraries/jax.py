@@ -103,8 +103,23 @@ def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
     """Returns a node with these children, as JAX makes it."""
     from jax.tree_util import tree_structure
 
+    if hasattr(ty, "_fields") and not is_plain_namedtuple(ty):
+        return _registered_unflatten(ty)(auxdata, children)
     leaves = [tree_structure(0)] * len(children)
     return treedef_with(ty, auxdata, leaves).unflatten(children)
+
+
+def _registered_unflatten(ty: type) -> Any:
+    """Returns what a program has told jax for a namedtuple, which no treedef can be made for."""
+    try:
+        from jax._src.tree_util import _registry
+
+        return _registry[ty].from_iter
+    except (ImportError, AttributeError, KeyError):
+        raise TypeError(
+            f"{ty.__qualname__} is a namedtuple that is registered with JAX, and this version of "
+            "JAX does not tell how to make one"
+        ) from None
 
 
 @functools.cache

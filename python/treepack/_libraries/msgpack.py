@@ -8,9 +8,25 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from typing import Any, NamedTuple
 
+from treepack import _core
+from treepack.errors import TreepackError
+
 TIMESTAMP_CODE = -1
+
+# How Orbax writes tuples: a list, encoded by itself.
+ORBAX_TUPLE_CODE = 4
+
+_MAX_NESTING = 16
+
+
+class _Local(threading.local):
+    nesting: int = 0
+
+
+_local = _Local()
 
 
 class ExtType(NamedTuple):
@@ -26,12 +42,30 @@ def make(code: int, data: bytes) -> Any:
     Raises:
       ValueError: If msgpack does not allow such a value.
     """
+    if code == ORBAX_TUPLE_CODE:
+        found = _tuple(data)
+        if found is not None:
+            return found
     msgpack = _msgpack()
     if msgpack is None:
         return ExtType(code, data)
     if code == TIMESTAMP_CODE:
         return msgpack.Timestamp.from_bytes(data)
     return msgpack.ExtType(code, data)
+
+
+def _tuple(data: bytes) -> tuple[Any, ...] | None:
+    """Returns a tuple that Orbax has written, or `None` if it is something else."""
+    if _local.nesting >= _MAX_NESTING:
+        raise ValueError(f"tuples of Orbax are nested more than {_MAX_NESTING} levels deep")
+    _local.nesting += 1
+    try:
+        found = _core.restore(data, None, 1)
+    except TreepackError:
+        return None
+    finally:
+        _local.nesting -= 1
+    return tuple(found) if type(found) is list else None
 
 
 def _msgpack() -> Any:

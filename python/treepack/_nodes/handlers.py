@@ -59,7 +59,7 @@ def register_serialization_state(
         keys. It may call `to_state_dict` on parts of it.
       ty_from_state_dict: Takes an instance as the template and a state, and
         returns a new instance. It may call `from_state_dict` on parts of it.
-      override: Whether a handler that is already there is replaced.
+      override: Whether a handler that is already there, flax's as well, is replaced.
 
     Raises:
       ValueError: If there is one and `override` is false.
@@ -75,7 +75,8 @@ def register_serialization_state(
     """
     if not isinstance(ty, type):
         raise TypeError(f"expected a class, got {ty!r:.100}")
-    if (ty in _handlers or is_builtin(ty)) and not override:
+    known = ty in _handlers or is_builtin(ty) or ty in _registry_of("flax.serialization")
+    if known and not override:
         raise ValueError(f'a serialization handler for "{ty.__name__}" is already registered')
     _handlers[ty] = Handlers(ty_to_state_dict, ty_from_state_dict)
 
@@ -152,6 +153,12 @@ def foreign_path(path: list[str]) -> Iterator[None]:
 def _foreign() -> Iterator[tuple[str, dict[Any, Any]]]:
     """Yields the registries of other libraries that are imported, by module name."""
     for module in _FOREIGN:
-        registry = getattr(sys.modules.get(module), "_STATE_DICT_REGISTRY", None)
+        registry = _registry_of(module)
         if registry:
             yield module, registry
+
+
+def _registry_of(module: str) -> dict[Any, Any]:
+    """Returns the registry of a module that is imported; an empty one where it has none."""
+    registry: dict[Any, Any] = getattr(sys.modules.get(module), "_STATE_DICT_REGISTRY", {})
+    return registry

@@ -273,9 +273,7 @@ impl<'py> Walk<'py> {
         if key.get_type_ptr() == self.types.string {
             let text = key.cast::<PyString>()?.to_str()?;
             self.out.key(text)?;
-            return self
-                .value(value, place)
-                .map_err(|failure| failure.below(text));
+            return self.child(value, place, || text.into());
         }
         self.pair_with_key(key, value, place)
     }
@@ -300,8 +298,47 @@ impl<'py> Walk<'py> {
             self.value(key, place)
                 .map_err(|failure| failure.below(text()))?;
         }
+        self.child(value, place, text)
+    }
+
+    /// A child of a container; `key` leads to it.
+    #[inline]
+    fn child(
+        &mut self,
+        value: &Bound<'py, PyAny>,
+        place: Place,
+        key: impl Fn() -> String,
+    ) -> Walked {
+        if self.problems.is_some() {
+            return self.examined(value, place, key());
+        }
         self.value(value, place)
-            .map_err(|failure| failure.below(text()))
+            .map_err(|failure| failure.below(key()))
+    }
+
+    /// A child whose failures are collected.
+    #[inline(never)] // see `value`
+    fn examined(&mut self, value: &Bound<'py, PyAny>, place: Place, key: String) -> Walked {
+        let before = self.problems.as_ref().map_or(0, Vec::len);
+        let mark = self.out.mark();
+        if before >= Self::MAX_PROBLEMS {
+            self.out.skip(mark);
+            return Ok(()); // a tree that contains itself several times has no end of them
+        }
+        let done = self.value(value, place);
+        if done.is_err() {
+            self.out.skip(mark);
+        }
+        let problems = self.problems.get_or_insert_default();
+        match done {
+            Err(failure) if failure.must_be_raised(self.py) => return Err(failure.below(key)),
+            Err(failure) => problems.push(*failure),
+            Ok(()) => {}
+        }
+        for failure in &mut problems[before..] {
+            failure.push_outer(key.clone());
+        }
+        Ok(())
     }
 
     #[inline(never)] // see `value`
@@ -326,8 +363,7 @@ impl<'py> Walk<'py> {
             if place.state {
                 self.out.key(&count.to_string())?;
             }
-            self.value(&item, place)
-                .map_err(|failure| failure.below(count.to_string()))?;
+            self.child(&item, place, || count.to_string())?;
             count += 1;
         }
         if count != len {

@@ -1,10 +1,9 @@
 //! Leaves without a dtype: numbers, strings, bytes.
 
-use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-use super::super::failure::Walked;
+use super::super::failure::{Failure, Walked};
 use super::super::memory::Borrowed;
 use super::payload::Leaf;
 use super::state::Walk;
@@ -22,10 +21,9 @@ impl<'py> Walk<'py> {
         } else if let Ok(value) = value.extract::<i64>() {
             self.out.int(value)?;
         } else {
-            return Err(PyOverflowError::new_err(
+            return Err(Failure::overflow(
                 "Integer value out of range: msgpack holds -2**63 to 2**64-1",
-            )
-            .into());
+            ));
         }
         Ok(())
     }

@@ -25,21 +25,36 @@ use pyo3::prelude::*;
 
 pub use self::payload::Leaf;
 pub use self::state::Options;
-use self::state::{Place, Walk};
+use self::state::Walk;
 use crate::layout::Layout;
 
 /// The layout of `tree`.
 pub fn layout_of(tree: &Bound<'_, PyAny>, options: Options<'_>) -> PyResult<Layout<Leaf>> {
-    let py = tree.py();
     let metadata = options.metadata.clone();
-    let mut walk = Walk::new(py, options)?;
-    let place = Place {
-        state: walk.options.state_dict,
-        depth: 0,
-    };
-    let done = walk.value(tree, place);
-    match done {
+    let mut walk = Walk::new(tree.py(), options)?;
+    let place = walk.root();
+    match walk.value(tree, place) {
         Ok(()) => Ok(walk.out.finish(metadata)?),
-        Err(failure) => Err(failure.into_py(py, "serializing")),
+        Err(failure) => Err(failure.into_py(tree.py(), "serializing")),
     }
+}
+
+/// All that keeps `tree` from being written: where, and why.
+pub fn problems_of(
+    tree: &Bound<'_, PyAny>,
+    options: Options<'_>,
+) -> PyResult<Vec<(String, String)>> {
+    let py = tree.py();
+    let mut walk = Walk::new(py, options)?;
+    walk.problems = Some(Vec::new());
+    let place = walk.root();
+    let done = walk.value(tree, place);
+    let mut problems = walk.problems.take().unwrap_or_default();
+    if let Err(failure) = done {
+        if failure.must_be_raised(py) {
+            return Err(failure.into_py(py, "looking at"));
+        }
+        problems.push(*failure);
+    }
+    Ok(problems.iter().map(|failure| failure.told(py)).collect())
 }

@@ -9,7 +9,7 @@ use pyo3::types::{
 };
 use pyo3::{PyTypeInfo, ffi};
 
-use super::super::failure::Walked;
+use super::super::failure::{Failure, Walked};
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
 use super::devices::{Devices, WINDOW_BYTES};
@@ -156,9 +156,23 @@ pub struct Walk<'py> {
     pub classes: Vec<(Bound<'py, PyType>, Class)>,
     pub fields: FieldsByType<'py>,
     pub devices: Arc<Devices>,
+    /// All failures so far, if the walk is only to find out what cannot be written. What has
+    /// been put out is of no use then.
+    pub problems: Option<Vec<Failure>>,
 }
 
 impl<'py> Walk<'py> {
+    /// The most problems that are collected.
+    pub const MAX_PROBLEMS: usize = 1000;
+
+    /// Where a walk begins.
+    pub fn root(&self) -> Place {
+        Place {
+            state: self.options.state_dict,
+            depth: 0,
+        }
+    }
+
     /// A walk that has not begun.
     pub fn new(py: Python<'py>, options: Options<'py>) -> PyResult<Self> {
         Ok(Self {
@@ -177,6 +191,7 @@ impl<'py> Walk<'py> {
             classes: Vec::new(),
             fields: FieldsByType::default(),
             devices: Arc::new(Devices::new(WINDOW_BYTES)),
+            problems: None,
         })
     }
 }

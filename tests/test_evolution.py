@@ -1,0 +1,289 @@
+"""Types that change between saving and loading, and the names that they have."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import importlib
+import sys
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import treepack
+
+STATIC: dict[str, Any] = {"metadata": {"static": True}}
+
+
+def define(*fields: Any, **options: Any) -> Any:
+    """Registers a dataclass by the name tests.Evolving, in place of its older self."""
+    made = dataclasses.make_dataclass("Evolving", fields, namespace={"__module__": "evolving"})
+    return treepack.register_dataclass(made, serialized_name="tests.Evolving", **options)
+
+
+def static(name: str, **options: Any) -> Any:
+    return name, Any, dataclasses.field(**STATIC, **options)
+
+
+def test_fields_in_another_order() -> None:
+    old = define("a", "b", static("c"), static("d"))
+    data = treepack.dumps([old(1, np.ones(2), "c", "d")])
+    new = define("b", "a", static("d"), static("c"))
+    found = treepack.loads(data)[0]
+    assert type(found) is new
+    assert (found.a, found.c, found.d) == (1, "c", "d")
+    assert treepack.abstract(data)[0].b.shape == (2,)
+
+
+def test_new_fields_get_their_defaults() -> None:
+    data = treepack.dumps(define("a")(1))
+    define(
+        "a",
+        ("b", Any, dataclasses.field(default=2)),
+        ("c", Any, dataclasses.field(default_factory=list)),
+        static("d", default="new"),
+    )
+    found = treepack.loads(data)
+    assert (found.a, found.b, found.c, found.d) == (1, 2, [], "new")
+    define("a", "b")
+    with pytest.raises(treepack.UnregisteredTypeError, match=r"without the field 'b'.*no default"):
+        treepack.loads(data)
+    define("a", static("b"))
+    with pytest.raises(treepack.UnregisteredTypeError, match=r"without the field 'b'.*no default"):
+        treepack.loads(data)
+
+
+def test_removed_fields_are_told() -> None:
+    data = treepack.dumps(define("a", "b")(1, 2))
+    define("a")
+    with pytest.raises(treepack.UnregisteredTypeError, match="the field 'b', and has it no more"):
+        treepack.loads(data)
+    assert treepack.loads(data, unknown="dict") == {"a": 1, "b": 2}
+
+
+def test_upgrades() -> None:
+    data = treepack.dumps({"x": define("w", "bias", static("act"))(np.ones(2), 3, "relu")})
+
+    def upgrade(fields: Any, children: Any, version: int) -> Any:
+        assert version == 0
+        children["kernel"] = children.pop("w")
+        del children["bias"]
+        return {"activation": fields["act"].upper()}, children
+
+    new = define("kernel", static("activation"), version=2, upgrade=upgrade)
+    found = treepack.loads(data)["x"]
+    assert type(found) is new
+    assert found.activation == "RELU"
+    assert found.kernel.sum() == 2
+    # What is saved now is read as it is, and not by what is older.
+    data = treepack.dumps(found)
+    assert treepack.loads(data).activation == "RELU"
+    define("kernel", static("activation"), version=1, upgrade=upgrade)
+    with pytest.raises(treepack.UnregisteredTypeError, match=r"in version 2, and is .* version 1"):
+        treepack.loads(data)
+    define("kernel", static("activation"), version=3)
+    with pytest.raises(treepack.UnregisteredTypeError, match="without upgrade="):
+        treepack.loads(data)
+
+
+def test_upgrades_of_namedtuples_and_other_nodes() -> None:
+    def define_tuple(fields: list[str], **options: Any) -> Any:
+        made = collections.namedtuple("Made", fields)
+        return treepack.register_namedtuple(made, serialized_name="tests.evolution.Made", **options)
+
+    data = treepack.dumps(define_tuple(["a", "b"])(1, 2))
+    new = define_tuple(
+        ["sum"], version=1, upgrade=lambda _, children, __: ({}, {"sum": sum(children.values())})
+    )
+    assert treepack.loads(data) == new(3)
+
+    def define_node(**options: Any) -> Any:
+        class Node:
+            def __init__(self, value: Any, unit: str):
+                self.value, self.unit = value, unit
+
+        jax.tree_util.register_pytree_with_keys(
+            Node,
+            lambda node: ([(jax.tree_util.DictKey("v"), node.value)], node.unit),
+            lambda unit, children: Node(*children, unit),
+        )
+        return treepack.register_node(Node, serialized_name="tests.evolution.Node", **options)
+
+    data = treepack.dumps(define_node()(2.0, "m"))
+    define_node(version=1, upgrade=lambda unit, children, _: ("cm", {"v": children["v"] * 100}))
+    found = treepack.loads(data)
+    assert (found.value, found.unit) == (200.0, "cm")
+
+
+def test_aliases() -> None:
+    data = treepack.dumps(define("a")(1))
+
+    @dataclasses.dataclass
+    class Renamed:
+        a: Any
+
+    with pytest.raises(ValueError, match=r"'tests\.Evolving' is already registered for"):
+        treepack.register_dataclass(
+            Renamed, serialized_name="tests.evolution.Renamed", aliases=["tests.Evolving"]
+        )
+    older = data.replace(b"tests.Evolving", b"tests.Ancestry")
+    treepack.register_dataclass(
+        Renamed, serialized_name="tests.evolution.Renamed", aliases=["tests.Ancestry"]
+    )
+    assert type(treepack.loads(older)) is Renamed
+    assert b"tests.evolution.Renamed" in treepack.dumps(Renamed(1))
+
+    @treepack.register_auxdata(
+        serialized_name="tests.evolution.Color", aliases=["tests.evolution.Shade"]
+    )
+    class Color(enum.Enum):
+        RED = 1
+
+    data = treepack.dumps({Color.RED: 0}).replace(
+        b"tests.evolution.Color", b"tests.evolution.Shade"
+    )
+    assert treepack.loads(data) == {Color.RED: 0}
+
+
+def test_an_older_instance_says_so() -> None:
+    old = define("a")(1)
+    define("a")
+    with pytest.raises(TypeError, match=r"older definition of 'tests\.Evolving'.*make it anew"):
+        treepack.dumps([old])
+
+
+def test_redefinition_replaces_both_ways_in_jax_export_too() -> None:
+    def define_node(mark: bytes) -> Any:
+        class Node:
+            def __init__(self, value: Any):
+                self.value = value
+
+        Node.__module__, Node.__qualname__ = "evolving", "Node"
+        jax.tree_util.register_pytree_node(
+            Node, lambda node: ((node.value,), mark), lambda _, children: Node(*children)
+        )
+
+        def read(data: bytes) -> bytes:
+            assert data == mark + b"!"
+            return mark
+
+        return treepack.register_node(
+            Node,
+            serialized_name="tests.evolution.Coded",
+            serialize_auxdata=lambda aux: aux + b"!",
+            deserialize_auxdata=read,
+        )
+
+    for mark in (b"one", b"two"):
+        node = define_node(mark)
+        assert treepack.loads(treepack.dumps(node(3))).value == 3
+        exported = jax.export.export(jax.jit(lambda it: it))(node(jnp.ones(2)))
+        again = jax.export.deserialize(bytearray(exported.serialize()))
+        assert type(again.call(node(jnp.ones(2)))) is node
+
+
+MODULE = """
+import dataclasses, treepack
+from typing import Any
+
+@treepack.register_dataclass(serialized_name="tests.reloaded.Layer")
+@dataclasses.dataclass
+class Layer:
+    w: Any
+
+@treepack.register_function
+def scale(x):
+    return x * {factor}
+"""
+
+
+def test_a_module_that_is_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "reloaded_layers.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file.write_text(MODULE.format(factor=2))
+    module = importlib.import_module("reloaded_layers")
+    data = treepack.dumps([module.Layer(1), jax.tree_util.Partial(module.scale)])
+    file.write_text(MODULE.format(factor=33))
+    importlib.reload(module)
+    layer, function = treepack.loads(data)
+    assert type(layer) is module.Layer
+    assert function(1) == 33
+
+
+def test_two_living_things_of_one_name_are_a_conflict() -> None:
+    module = types.ModuleType("two_things")
+    sys.modules["two_things"] = module
+
+    def make() -> Any:
+        return dataclasses.make_dataclass("Thing", ["w"], namespace={"__module__": "two_things"})
+
+    module.Thing = first = make()  # type: ignore[attr-defined]
+    treepack.register_dataclass(first)
+    with pytest.raises(ValueError, match=r"already registered for two_things\.Thing"):
+        treepack.register_dataclass(make())
+    # Its module holds another one now.
+    module.Thing = second = make()  # type: ignore[attr-defined]
+    treepack.register_dataclass(second)
+    assert treepack.registered_types()["two_things.Thing"] is second
+
+
+def test_a_registration_that_fails_leaves_nothing_behind() -> None:
+    @dataclasses.dataclass
+    class First:
+        w: Any
+
+    jax.tree_util.register_dataclass(First)
+    jax.export.register_pytree_node_serialization(
+        First,
+        serialized_name="tests.evolution.Taken",
+        serialize_auxdata=lambda _: b"",
+        deserialize_auxdata=lambda _: (),
+    )
+
+    @dataclasses.dataclass
+    class Second:
+        w: Any
+
+    with pytest.raises(ValueError, match="another type with that name"):
+        treepack.register_dataclass(Second, serialized_name="tests.evolution.Taken")
+    assert jax.tree.leaves(Second(1)) != [1]
+    assert "tests.evolution.Taken" not in treepack.registered_types()
+    treepack.register_dataclass(Second, serialized_name="tests.evolution.Free")
+    assert treepack.loads(treepack.dumps(Second(1))) == Second(1)
+
+
+def test_default_names() -> None:
+    state = optax.adamw(1e-3).init({"w": jnp.zeros(2)})
+    added = treepack.register_tree(state)
+    known = treepack.registered_types()
+    assert {*added} <= known.keys()
+    assert known["optax.ScaleByAdamState"] is optax.ScaleByAdamState
+    assert known["optax.EmptyState"] is optax.EmptyState
+    for name in ("", None):
+        if name is not None:
+            with pytest.raises(ValueError, match="needs a name"):
+                treepack.register_namedtuple(NamedTuple("Empty", []), serialized_name=name)
+    with pytest.warns(UserWarning, match="is no lasting name"):
+
+        @treepack.register_function
+        def local() -> None:
+            """Does nothing."""
+
+
+def test_names_of_another_main_module() -> None:
+    data = treepack.dumps(define("a")(1)).replace(b"tests.Evolving", b"__main__.Layer")
+    with pytest.raises(treepack.DecodeError):  # the length is not that of the name
+        treepack.loads(data)
+    define_main = dataclasses.make_dataclass("Lay", ["a"], namespace={"__module__": "__main__"})
+    treepack.register_dataclass(define_main, serialized_name="__main__.Lay")
+    data = treepack.dumps(define_main(1)).replace(b"__main__.Lay", b"__main__.Lax")
+    with pytest.raises(treepack.UnregisteredTypeError, match="another program's main module"):
+        treepack.loads(data)

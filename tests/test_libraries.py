@@ -1,0 +1,318 @@
+"""What others make: states of flax, nnx and optax, modules of equinox, pickles of all kinds."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import types
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import flax.linen as nn
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from jax.example_libraries import optimizers
+
+import treepack
+from treepack import serialization
+
+
+class Network(nn.Module):
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        return nn.Dense(3)(nn.relu(nn.Dense(4)(x)))
+
+
+def train_state() -> TrainState:
+    model = Network()
+    params = model.init(jax.random.key(0), jnp.ones((1, 2)))
+    return TrainState.create(apply_fn=model.apply, params=params, tx=optax.adamw(1e-3))
+
+
+def same_leaves(one: Any, other: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for found, expected in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        if jnp.issubdtype(getattr(expected, "dtype", int), jax.dtypes.prng_key):
+            found, expected = jax.random.key_data(found), jax.random.key_data(expected)
+        np.testing.assert_array_equal(found, expected)
+
+
+# What has no name
+
+
+def test_a_train_state_whole() -> None:
+    state = train_state()
+    treepack.register_tree(state)
+    with pytest.raises(TypeError, match=r"the field 'apply_fn'.*holes=True"):
+        treepack.dumps({"state": state})
+    data = treepack.dumps({"state": [state]}, holes=True)
+    with pytest.raises(treepack.TreepackError, match=r"at state/0/apply_fn: .*static=") as caught:
+        treepack.loads(data)
+    assert "Network" in str(caught.value)
+    with pytest.raises(treepack.TreepackError, match=r"at state/0/tx"):
+        treepack.loads(data, static={"state/0/apply_fn": state.apply_fn})
+    by_path = {"state/0/apply_fn": state.apply_fn, "state/0/tx": state.tx}
+    for static in (by_path, {"state": [state]}):
+        found = treepack.loads(data, static=static)["state"][0]
+        same_leaves(found, state)
+        grads = jax.tree.map(jnp.ones_like, state.params)
+        same_leaves(found.apply_gradients(grads=grads), state.apply_gradients(grads=grads))
+        assert treepack.abstract(data, static=static)["state"][0].step == 0
+    # With a target nothing is missing, and flax reads it as well.
+    same_leaves(treepack.loads(data, {"state": [state]}), {"state": [state]})
+    restored = flax.serialization.from_bytes({"state": {"0": state}}, data)
+    same_leaves(restored["state"]["0"], state)
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.linear = nnx.Linear(2, 3, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs)])
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.norm(self.layers[0](self.linear(x)))
+
+
+def test_an_nnx_module_whole() -> None:
+    model = Model(nnx.Rngs(0))
+    treepack.register_tree(model)
+    found = treepack.loads(treepack.dumps(model))
+    assert type(found) is Model
+    x = jnp.ones((4, 2))
+    np.testing.assert_array_equal(found(x), model(x))
+    # It can be trained on.
+    found.linear.kernel.value = found.linear.kernel.value + 1
+    assert not np.array_equal(found.linear.kernel.value, model.linear.kernel.value)
+    definition, state = nnx.split(model)
+    with pytest.raises(TypeError, match=r"GraphDef.*holes=True"):
+        treepack.dumps([definition, state])
+    treepack.register_tree(state)
+    data = treepack.dumps([definition, state], holes=True)
+    merged = nnx.merge(*treepack.loads(data, static={"0": definition}))
+    np.testing.assert_array_equal(merged(x), model(x))
+    with pytest.raises(TypeError, match=r"save nnx\.state\(model\)"):
+        serialization.msgpack_serialize({"a": definition})
+
+
+class Holder:
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def test_types_with_a_handler() -> None:
+    serialization.register_serialization_state(
+        Holder, lambda it: {"v": it.value}, lambda _, state: Holder(state["v"]), override=True
+    )
+    tree = {"a": [Holder(np.arange(3))], "b": Holder(1)}
+    with pytest.raises(TypeError, match=r"at a/0: the type .*Holder is not registered"):
+        treepack.dumps(tree)
+    data = treepack.dumps(tree, holes=True)
+    plain = serialization.to_bytes(tree)
+    assert repr(serialization.msgpack_restore(data)) == repr(serialization.msgpack_restore(plain))
+    with pytest.raises(treepack.TreepackError, match=r"at a/0: .*Holder"):
+        treepack.loads(data)
+    template = Holder(0)
+    for static in ({"a/0": template, "b": template}, {"a": [template], "b": template}):
+        found = treepack.loads(data, static=static)
+        np.testing.assert_array_equal(found["a"][0].value, np.arange(3))
+        assert found["b"].value == 1
+
+
+def test_a_handler_of_jax_arrays() -> None:
+    ty = type(jnp.zeros(1))
+    serialization.register_serialization_state(
+        ty, lambda array: np.asarray(array), lambda _, state: np.array(state)
+    )
+    try:
+        tree = {"a": jnp.arange(3)}
+        found = serialization.from_bytes(tree, serialization.to_bytes(tree))["a"]
+        assert type(found) is np.ndarray
+        assert found.flags.writeable
+    finally:
+        from treepack._nodes import handlers
+
+        del handlers._handlers[ty]
+
+
+# Modules of equinox
+
+
+class Net(eqx.Module):
+    layers: list[Any]
+    table: dict[Any, Any]
+
+
+def test_functions_anywhere_in_a_module_are_code() -> None:
+    treepack.register_dataclass(Net, serialized_name="tests.libraries.Net")
+    linear = eqx.nn.Linear(2, 3, key=jax.random.key(0))
+    net = Net([linear, jax.nn.relu, (jnp.ones(2), [jax.nn.gelu])], {1: jnp.zeros(3), 2: jnp.tanh})
+    treepack.register_tree(net)
+    same_leaves(treepack.loads(treepack.dumps(net)), net)
+    encoded = serialization.to_bytes(net)
+    state = serialization.msgpack_restore(encoded)
+    assert list(state["layers"]) == ["0", "2"]
+    same_leaves(serialization.from_bytes(net, encoded), net)
+    same_leaves(treepack.loads(treepack.dumps(net), net), net)
+    assert serialization.validate_serializable(net) == (True, [])
+    lambdas = Net([lambda x: x], {})
+    with pytest.raises(TypeError, match="layers"):
+        treepack.dumps(lambdas)
+    data = treepack.dumps(lambdas, holes=True)
+    assert treepack.loads(data, static={"layers/0": abs}).layers == [abs]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda key: eqx.nn.MLP(2, 2, 4, 2, key=key),
+        lambda key: eqx.nn.Sequential([eqx.nn.Linear(2, 2, key=key), eqx.nn.Lambda(jax.nn.relu)]),
+        lambda key: eqx.nn.GRUCell(2, 2, key=key),
+        lambda key: eqx.nn.LayerNorm(2),
+    ],
+)
+def test_modules_as_they_come(make: Any) -> None:
+    module = make(jax.random.key(0))
+    treepack.register_tree(module)
+    found = treepack.loads(treepack.dumps(module))
+    same_leaves(found, module)
+    arguments = (jnp.ones(2), jnp.ones(2)) if isinstance(module, eqx.nn.GRUCell) else (jnp.ones(2),)
+    np.testing.assert_array_equal(found(*arguments), module(*arguments))
+
+
+# Others
+
+
+def test_namedtuples_that_jax_takes_apart_in_another_way() -> None:
+    init, update, params_of = optimizers.adam(1e-2)
+    state = init({"w": jnp.ones(3), "b": (jnp.zeros(2),)})
+    treepack.register_tree(state)
+    found = treepack.loads(treepack.dumps(state))
+    assert type(found) is type(state)
+    same_leaves(params_of(found), params_of(state))
+    grads = params_of(state)
+    same_leaves(params_of(update(0, grads, found)), params_of(update(0, grads, state)))
+    same_leaves(serialization.from_bytes(state, serialization.to_bytes(state)), state)
+
+
+@treepack.register_function(serialized_name="tests.libraries.add")
+def add(*numbers: Any) -> Any:
+    return sum(numbers)
+
+
+def test_partials_of_partials() -> None:
+    partial = jax.tree_util.Partial(jax.tree_util.Partial(add, 1), jnp.ones(2))
+    found = treepack.loads(treepack.dumps([partial]))[0]
+    np.testing.assert_array_equal(found(3), [5, 5])
+    restored = serialization.from_bytes(partial, serialization.to_bytes(partial))
+    np.testing.assert_array_equal(restored(3), [5, 5])
+
+
+def test_static_data_of_libraries() -> None:
+    class Config(NamedTuple):
+        value: Any
+
+    values = [
+        types.MappingProxyType({"a": (1, 2)}),
+        functools.partial(add, 1, key=2),
+        jax.tree.structure({"a": [1, (2, None)], "b": {}}),
+    ]
+    for value in values:
+        found = treepack.read_metadata(treepack.dumps([], metadata=value))
+        if isinstance(value, functools.partial):
+            assert (found.func, found.args, found.keywords) == (add, (1,), {"key": 2})
+        else:
+            assert found == value
+    with pytest.raises(TypeError, match="which is not registered"):
+        treepack.dumps([], metadata=jax.tree.structure(Config(1)))
+
+
+def test_linen_modules_are_no_state() -> None:
+    module = Network()
+    assert serialization.to_state_dict(module) is module
+    assert serialization.from_state_dict(module, 3) == 3
+    assert not serialization.is_serializable(module)
+    with pytest.raises(TypeError, match="save its variables"):
+        serialization.to_bytes({"model": module})
+    # Its own functions swapped for ours do not disturb flax.
+    before = flax.serialization.to_state_dict, flax.serialization.from_state_dict
+    flax.serialization.to_state_dict = serialization.to_state_dict
+    flax.serialization.from_state_dict = serialization.from_state_dict
+    try:
+        same_leaves(train_state().params, train_state().params)
+    finally:
+        flax.serialization.to_state_dict, flax.serialization.from_state_dict = before
+
+
+def test_patching_flax() -> None:
+    theirs = flax.serialization.to_bytes
+    with serialization.patch():
+        assert flax.serialization.to_bytes is serialization.to_bytes
+        assert flax.serialization.msgpack_restore is serialization.msgpack_restore
+        assert flax.serialization.to_state_dict is not serialization.to_state_dict
+    assert flax.serialization.to_bytes is theirs
+    patch = serialization.patch()
+    assert flax.serialization.from_bytes is serialization.from_bytes
+    patch.undo()
+    assert flax.serialization.to_bytes is theirs
+
+
+def test_the_ext_type_of_orbax_is_a_tuple() -> None:
+    encoded = msgpack.packb({"a": msgpack.ExtType(4, msgpack.packb([1, [2, b"x"]]))})
+    assert serialization.msgpack_restore(encoded) == {"a": (1, [2, b"x"])}
+
+
+HINTS = [
+    (np.dtype("f4"), "dtype"),
+    (len, "functions are code"),
+    (jax.tree.structure(1), "PyTreeDef"),
+]
+
+
+@pytest.mark.parametrize(("value", "hint"), HINTS)
+def test_hints_by_kind(value: Any, hint: str) -> None:
+    with pytest.raises(treepack.UnserializableLeafError, match=hint) as caught:
+        treepack.dumps({"a": value})
+    assert caught.value.path == "a"
+
+
+# Pickles
+
+
+def test_the_package_can_be_pickled_by_value() -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+    code = (
+        "import cloudpickle, sys, numpy as np, treepack\n"
+        "from treepack import serialization\n"
+        "def work(tree):\n"
+        "    return serialization.from_bytes(tree, treepack.dumps(tree))\n"
+        "sys.stdout.buffer.write(cloudpickle.dumps(work))\n"
+    )
+    pickled = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    work = cloudpickle.loads(pickled)
+    assert work({"a": 1}) == {"a": 1}
+    for thing in (treepack, serialization, treepack.save, treepack.errors.DecodeError):
+        assert cloudpickle.loads(cloudpickle.dumps(thing)) is thing
+
+
+def test_joblib_and_dask_can_send_it() -> None:
+    joblib = pytest.importorskip("joblib")
+    tree = {"a": np.arange(3)}
+
+    def work(index: int) -> int:
+        return len(treepack.dumps([tree, index]))
+
+    found = joblib.Parallel(n_jobs=2, backend="loky")(joblib.delayed(work)(i) for i in range(2))
+    assert found == [work(0), work(1)]
+    protocol = pytest.importorskip("distributed.protocol")
+    again = protocol.deserialize(*protocol.serialize(work, serializers=("pickle",)))
+    assert again(1) == work(1)

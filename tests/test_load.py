@@ -1,0 +1,288 @@
+"""`save` and `load`: files that keep types, and arrays that go where they should."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import treepack
+from treepack import serialization
+
+MESH = jax.sharding.Mesh(np.asarray(jax.devices()[:2]), ("data",))
+ROWS = NamedSharding(MESH, PartitionSpec("data"))
+WHOLE = NamedSharding(MESH, PartitionSpec())
+
+TREE = {
+    "jax": jnp.arange(4096.0).reshape(64, 64),
+    "numpy": np.arange(4096.0).reshape(64, 64),
+    "list": [jnp.arange(4, dtype=jnp.bfloat16), (1, "text")],
+}
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "model"
+    treepack.save(path, TREE, metadata={"step": 3})
+    found = treepack.load(path)
+    assert isinstance(found["jax"], jax.Array)
+    assert type(found["numpy"]) is np.ndarray
+    assert found["list"][1] == (1, "text")
+    jax.tree.map(np.testing.assert_array_equal, found, TREE)
+    assert treepack.read_metadata(path) == {"step": 3}
+    assert treepack.abstract(path)["jax"].shape == (64, 64)
+    assert path.read_bytes() == treepack.dumps(TREE, metadata={"step": 3}, align=64)
+    numpy = treepack.load(path, arrays="numpy")
+    assert type(numpy["jax"]) is np.ndarray
+    assert not numpy["jax"].flags.writeable
+    assert treepack.load(path, arrays="numpy", copy=True)["jax"].flags.writeable
+    template = {"jax": np.zeros(0), "numpy": 0, "list": {"0": 0, "1": {"0": 0, "1": 0}}}
+    assert flax.serialization.from_bytes(template, path.read_bytes())["list"]["1"]["1"] == "text"
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_options_of_save(tmp_path: Path, compress: bool) -> None:
+    path = tmp_path / "model"
+    told: list[tuple[int, int]] = []
+    treepack.save(
+        path,
+        TREE,
+        compress=compress,
+        level=6 if compress else None,
+        durable=False,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told[-1][0] == told[-1][1] == len(treepack.dumps(TREE, align=64))
+    content = path.read_bytes()
+    assert (content[:2] == b"\x1f\x8b") is compress
+    if compress:
+        assert gzip.decompress(content) == treepack.dumps(TREE, align=64)
+        assert content == treepack.dumps(TREE, align=64, compress=True, level=6)
+        with pytest.raises(treepack.TreepackError, match="exceeds max_size=100"):
+            treepack.loads(content, max_size=100)
+    for mmap in (True, False):
+        jax.tree.map(np.testing.assert_array_equal, treepack.load(path, mmap=mmap), TREE)
+    jax.tree.map(np.testing.assert_array_equal, treepack.loads(content), TREE)
+    assert treepack.abstract(path)["list"][0].dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match="level is for compress=True"):
+        treepack.save(path, TREE, level=3)
+    with pytest.raises(ValueError, match="level is for compress=True"):
+        treepack.dumps(TREE, level=3)
+
+
+def test_urls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for verb in (
+        lambda path: treepack.save(path, {}),
+        lambda path: serialization.save_to_file({}, path),
+        treepack.load,
+        treepack.abstract,
+        treepack.load_exported,
+    ):
+        with pytest.raises(ValueError, match="is a URL"):
+            verb("gs://bucket/model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_packing_with_the_structure() -> None:
+    for align in (1, 16, 64):
+        size = treepack.packed_size(TREE, align=align, described=True)
+        expected = treepack.dumps(TREE, align=align)
+        assert size == len(expected)
+        buffer = bytearray(size)
+        assert treepack.pack_into(TREE, buffer, align=align, described=True) == size
+        assert buffer == expected
+        assert b"".join(treepack.buffers(TREE, align=align, described=True)) == expected
+        plain = serialization.to_bytes(TREE, align=align)
+        assert treepack.packed_size(TREE, align=align) == len(plain)
+
+
+# Where arrays go
+
+
+def test_on_cpu_a_mapped_file_is_used_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    treepack.save(path, {"w": jnp.arange(1 << 16, dtype=jnp.float32)})
+    content = path.read_bytes()
+    found = treepack.load(path, device=jax.devices()[0])["w"]
+    address = found.unsafe_buffer_pointer()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line for line in maps if line.endswith(str(path))]
+    bounds = [[int(part, 16) for part in line.split()[0].split("-")] for line in mapped]
+    assert any(start <= address < end for start, end in bounds)
+    # What a program does to it never reaches the file.
+    donated = jax.jit(lambda x: x * 2, donate_argnums=0)(found)
+    np.testing.assert_array_equal(donated, np.arange(1 << 16, dtype=np.float32) * 2)
+    again = treepack.load(path)["w"].at[0].set(-1.0)
+    assert again[0] == -1
+    assert path.read_bytes() == content
+    np.testing.assert_array_equal(treepack.load(path)["w"], np.arange(1 << 16))
+
+
+def test_memory_that_may_change_is_not_taken() -> None:
+    values = np.arange(1 << 12, dtype=np.float32)
+    for target in (None, [jax.ShapeDtypeStruct(values.shape, values.dtype)]):
+        buffer = bytearray(treepack.dumps([jnp.asarray(values)], align=64))
+        found = treepack.loads(buffer, target)[0]
+        buffer[:] = bytes(len(buffer))
+        np.testing.assert_array_equal(found, values)
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+treepack.register_namedtuple(Pair, serialized_name="tests.load.Pair")
+
+PLACED = {"p": Pair(jnp.ones((4, 2)), jnp.zeros((4, 3))), "l": [jnp.ones((4, 2)), np.ones(4)]}
+
+
+@pytest.mark.parametrize("with_target", [False, True])
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        ROWS,
+        {"p": ROWS, "l": ROWS},
+        {"p": Pair(ROWS, ROWS), "l": [ROWS, None]},
+        lambda path, leaf: ROWS if leaf.shape[0] == 4 and path else WHOLE,
+    ],
+)
+def test_shardings(with_target: bool, sharding: Any) -> None:
+    data = treepack.dumps(PLACED)
+    target = treepack.abstract(data) if with_target else None
+    if target is not None:
+        target["l"][1] = np.zeros(4)
+    found = treepack.loads(data, target, sharding=sharding)
+    for leaf in (*found["p"], found["l"][0]):
+        assert leaf.sharding == ROWS
+        assert leaf.addressable_shards[0].data.shape[0] == 2
+    assert type(found["l"][1]) is np.ndarray
+    jax.tree.map(np.testing.assert_array_equal, found, PLACED)
+
+
+def test_a_sharding_for_each_path() -> None:
+    seen = []
+
+    def where(path: str, leaf: jax.ShapeDtypeStruct) -> Any:
+        seen.append((path, leaf.shape, leaf.dtype))
+        return jax.devices()[1]
+
+    found = treepack.loads(treepack.dumps(PLACED), sharding=where)
+    assert [path for path, *_ in seen] == ["p/a", "p/b", "l/0"]
+    assert found["p"].a.devices() == {jax.devices()[1]}
+    with pytest.raises(ValueError, match="at l/0: the tree of shardings has none"):
+        treepack.loads(treepack.dumps(PLACED), sharding={"p": ROWS})
+    with pytest.raises(ValueError, match="exclude each other"):
+        treepack.loads(treepack.dumps(PLACED), sharding=ROWS, device=jax.devices()[0])
+    with pytest.raises(ValueError, match="for arrays of jax"):
+        treepack.loads(treepack.dumps(PLACED), device=jax.devices()[0], arrays="numpy")
+
+
+def test_arrays_go_where_those_of_the_target_are() -> None:
+    device = jax.devices()[3]
+    target = {
+        "rows": jax.device_put(jnp.zeros((4, 2)), ROWS),
+        "abstract": jax.ShapeDtypeStruct((4, 2), jnp.float32, sharding=ROWS),
+        "device": jax.device_put(jnp.zeros((4, 2)), device),
+        "default": jnp.zeros((4, 2)),
+        "free": jax.ShapeDtypeStruct((4, 2), jnp.float32),
+        "numpy": np.zeros((4, 2), np.float32),
+        "wide": jax.ShapeDtypeStruct((4, 2), np.float64),
+        "number": 1.5,
+        "key": jax.device_put(jax.random.key(1), device),
+    }
+    value = np.arange(8, dtype=np.float32).reshape(4, 2)
+    tree = {**dict.fromkeys(target, value), "number": 2.5, "key": jax.random.key(7)}
+    tree["wide"] = value.astype(np.float64)
+    for data in (treepack.dumps(tree), serialization.to_bytes(tree)):
+        found = treepack.loads(data, target)
+        assert found["rows"].sharding == found["abstract"].sharding == ROWS
+        assert found["device"].devices() == {device}
+        for name in ("default", "free"):
+            assert isinstance(found[name], jax.Array)
+            assert not found[name].committed
+        assert type(found["numpy"]) is type(found["wide"]) is np.ndarray
+        assert found["number"] == 2.5
+        assert found["key"].devices() == {device}
+        assert jax.random.key_data(found["key"])[1] == 7
+        for name in ("rows", "abstract", "device", "default", "free", "numpy", "wide"):
+            np.testing.assert_array_equal(found[name], value)
+        everything = treepack.loads(data, target, arrays="numpy")
+        assert type(everything["rows"]) is np.ndarray
+
+
+def test_64_bits_into_a_template_of_32() -> None:
+    values = np.arange(3.0)
+    found = treepack.loads(treepack.dumps([values]), [jnp.zeros(3)])[0]
+    assert isinstance(found, jax.Array)
+    assert found.dtype == jnp.float32
+
+
+def test_handlers_take_part_in_placing() -> None:
+    class Holder:
+        def __init__(self, value: Any):
+            self.value = value
+
+    serialization.register_serialization_state(
+        Holder,
+        lambda it: {"v": serialization.to_state_dict(it.value)},
+        lambda it, state: Holder(serialization.from_state_dict(it.value, state["v"], "v")),
+    )
+    target = [Holder({"w": jnp.zeros(3)}), jnp.zeros(2), np.zeros(1)]
+    tree = [Holder({"w": np.ones(3, "f4")}), np.full(2, 2, "f4"), np.full(1, 3.0)]
+    found = treepack.loads(serialization.to_bytes(tree), target)
+    assert isinstance(found[0].value["w"], jax.Array)
+    assert found[0].value["w"].sum() == 3
+    assert isinstance(found[1], jax.Array)
+    assert found[1].sum() == 4
+    assert type(found[2]) is np.ndarray
+
+
+# Casting
+
+
+def test_casting() -> None:
+    large = np.linspace(-3, 3, (1 << 20) * 3 + 17, dtype=np.float32).reshape(-1, 1)
+    tree = {
+        "large": large,
+        "jax": jnp.ones(3),
+        "half": np.ones(3, np.float16),
+        "int": np.arange(3),
+        "same": np.ones(3),
+        "scalar": np.zeros((), np.float32),
+        "big": np.full(2, 1e300),
+    }
+    template = {
+        "large": np.zeros(large.shape, ml_dtypes.bfloat16),
+        "jax": jax.ShapeDtypeStruct((3,), jnp.bfloat16),
+        "half": np.zeros(3, np.float64),
+        "int": np.arange(3),
+        "same": np.zeros(3),
+        "scalar": jnp.zeros((), jnp.float16),
+        "big": np.zeros(2, np.float32),
+    }
+    data = treepack.dumps(tree)
+    for threads in (None, 1, 3):
+        found = treepack.loads(data, template, cast=True, threads=threads)
+        with np.errstate(over="ignore"):
+            expected = jax.tree.map(lambda leaf, like: np.asarray(leaf, like.dtype), tree, template)
+        for name, leaf in expected.items():
+            assert found[name].dtype == leaf.dtype, name
+            np.testing.assert_array_equal(np.asarray(found[name]), leaf)
+            assert isinstance(found[name], jax.Array) == (name in ("jax", "scalar"))
+    assert np.isinf(found["big"]).all()
+    with pytest.raises(treepack.MismatchError, match="large: expected bfloat16"):
+        treepack.loads(data, template)
+    with pytest.raises(treepack.MismatchError, match="int: expected float32"):
+        treepack.loads(data, {**template, "int": np.zeros(3, np.float32)}, cast=True)
+    wrong = {**template, "jax": jax.ShapeDtypeStruct((4,), jnp.bfloat16)}
+    with pytest.raises(treepack.MismatchError, match=r"jax: expected bfloat16\[4\]"):
+        treepack.loads(data, wrong, cast=True)
