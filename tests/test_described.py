@@ -563,3 +563,23 @@ def test_plain_encodings_say_what_they_lack() -> None:
     for verb in (treepack.loads, treepack.abstract, treepack.read_metadata):
         with pytest.raises(treepack.DecodeError, match="structure of the tree was not saved"):
             verb(treepack.serialization.to_bytes({"a": 1}))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("set", range(10**12)),
+        ("bytearray", 10**13),
+        ("range", range(10**12)),
+        ("slice", range(10**12)),
+        ("functools.partial", (len, range(10**12), {})),
+        ("treepack.hole", (5, "x")),
+        ("jax.sharding.NamedSharding", (("a",), range(10**12), None, None)),
+    ],
+)
+def test_hostile_parts_of_static_data(name: str, parts: Any) -> None:
+    """What they would be made of takes for ever, or all memory."""
+    from treepack import _auxdata
+
+    with pytest.raises(treepack.DecodeError, match="cannot be restored"):
+        _auxdata.rebuild(name, parts)

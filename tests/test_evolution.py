@@ -287,3 +287,56 @@ def test_names_of_another_main_module() -> None:
     data = treepack.dumps(define_main(1)).replace(b"__main__.Lay", b"__main__.Lax")
     with pytest.raises(treepack.UnregisteredTypeError, match="another program's main module"):
         treepack.loads(data)
+
+
+def test_namedtuples_among_static_data_are_written_by_name() -> None:
+    @treepack.register_dataclass(serialized_name="tests.evolution.Holder")
+    @dataclasses.dataclass
+    class Holder:
+        w: Any
+        config: Any = dataclasses.field(**STATIC)
+
+    def define_config(*fields: str, **defaults: Any) -> Any:
+        made = collections.namedtuple("Config", fields, **defaults)
+        return treepack.register_namedtuple(made, serialized_name="tests.evolution.Config")
+
+    data = treepack.dumps(Holder(1, define_config("rows", "cols")(rows=1, cols=2)))
+    define_config("cols", "rows", "depth", defaults=[3])
+    assert treepack.loads(data).config._asdict() == {"cols": 2, "rows": 1, "depth": 3}
+
+
+def test_dataclasses_among_static_data_change_as_nodes_do() -> None:
+    def define_config(*fields: Any, name: str, **options: Any) -> Any:
+        made = dataclasses.make_dataclass("Settings", fields, namespace={"__module__": "settings"})
+        return treepack.register_auxdata(made, name, **options)
+
+    data = treepack.dumps([], metadata=define_config("a", name="tests.Settings")(1))
+    define_config("a", ("b", int, dataclasses.field(default=5)), name="tests.Settings")
+    found = treepack.read_metadata(data)
+    assert (found.a, found.b) == (1, 5)
+
+
+def test_a_name_is_more_than_an_alias() -> None:
+    def make(name: str, aliases: Any = ()) -> Any:
+        made = dataclasses.make_dataclass("Back", ["a"], namespace={"__module__": "back"})
+        return treepack.register_dataclass(made, serialized_name=name, aliases=aliases)
+
+    make("tests.back.A")
+    make("tests.back.B", ["tests.back.A"])
+    again = make("tests.back.A")
+    assert type(treepack.loads(treepack.dumps(again(1)))) is again
+
+
+def test_two_lambdas_are_a_conflict() -> None:
+    treepack.register_function(lambda x: x + 1, serialized_name="tests.evolution.lambda")
+    with pytest.raises(ValueError, match="already registered for"):
+        treepack.register_function(lambda x: x * 2, serialized_name="tests.evolution.lambda")
+
+
+def test_options_are_checked_when_a_type_is_registered() -> None:
+    made = dataclasses.make_dataclass("Checked", ["a"])
+    for version in (-1, "2", 2**32):
+        with pytest.raises(ValueError, match="version must be"):
+            treepack.register_dataclass(made, serialized_name="tests.Checked", version=version)
+    with pytest.raises(TypeError, match="aliases is a list"):
+        treepack.register_dataclass(made, serialized_name="tests.Checked", aliases="old")

@@ -316,3 +316,92 @@ def test_joblib_and_dask_can_send_it() -> None:
     protocol = pytest.importorskip("distributed.protocol")
     again = protocol.deserialize(*protocol.serialize(work, serializers=("pickle",)))
     assert again(1) == work(1)
+
+
+def test_partials_of_functions_with_rules_of_their_own() -> None:
+    relu = jax.tree_util.Partial(jax.nn.relu)
+    assert treepack.loads(treepack.dumps(relu)).func is jax.nn.relu
+
+    @jax.custom_vjp
+    def hundredfold(x: Any) -> Any:
+        return x
+
+    hundredfold.defvjp(lambda x: (x, None), lambda _, cotangent: (cotangent * 100,))
+    treepack.register_function(hundredfold, serialized_name="tests.libraries.hundredfold")
+    found = treepack.loads(treepack.dumps(jax.tree_util.Partial(hundredfold)))
+    assert jax.grad(lambda x: found(x))(1.0) == 100
+
+
+def test_what_fills_a_hole_has_the_same_children() -> None:
+    import dataclasses
+
+    one = dataclasses.make_dataclass("One", ["w", "b"])
+    other = dataclasses.make_dataclass("Other", ["w", "c"])
+    data = treepack.dumps({"m": one(1, 2)}, holes=True)
+    assert treepack.loads(data, static={"m": one(0, 0)})["m"] == one(1, 2)
+    for wrong in (other(7, 8), 5):
+        with pytest.raises(treepack.DecodeError, match=r"filled in with has the children"):
+            treepack.loads(data, static={"m": wrong})
+
+
+def test_both_families_write_the_same_tree() -> None:
+    class Node:
+        def __init__(self, w: Any, b: Any):
+            self.w, self.b = w, b
+
+    jax.tree_util.register_pytree_node(
+        Node, lambda it: ((it.w, it.b), None), lambda _, children: Node(*children)
+    )
+    treepack.register_node(Node, serialized_name="tests.libraries.Node")
+    node = Node(1, 2)
+    assert list(serialization.msgpack_restore(treepack.dumps(node))) == ["0", "1"]
+    serialization.register_serialization_state(
+        Node, lambda it: {"w": it.w, "b": it.b}, lambda _, state: Node(state["w"], state["b"])
+    )
+    with pytest.raises(TypeError, match=r"the handler of .*Node makes another state"):
+        treepack.dumps(node)
+    data = treepack.dumps(node, holes=True)
+    assert serialization.msgpack_restore(data) == {"w": 1, "b": 2}
+    assert treepack.loads(data, node).b == 2
+    assert treepack.loads(data, static=node).b == 2
+
+
+def test_exactness_reaches_into_handlers() -> None:
+    kind = type("Exact", (Holder,), {})
+    serialization.register_serialization_state(
+        kind,
+        lambda it: {"v": it.value},
+        lambda it, state: kind(serialization.from_state_dict(it.value, state["v"])),
+    )
+    saved = serialization.to_bytes(kind({"w": np.zeros(3), "extra": np.zeros(4)}))
+    template = kind({"w": np.zeros(3)})
+    assert list(serialization.from_bytes(template, saved).value) == ["w"]
+    with pytest.raises(treepack.MismatchError, match="v/extra: unexpected"):
+        serialization.from_bytes(template, saved, strict="exact")
+
+
+def test_leaving_out_is_reproducible() -> None:
+    data = [treepack.dumps(train_state(), holes=True) for _ in range(2)]
+    assert data[0] == data[1]
+
+
+def test_an_array_of_jax_with_a_handler_is_still_one() -> None:
+    ty = type(jnp.zeros(1))
+    serialization.register_serialization_state(ty, np.asarray, lambda _, state: np.array(state))
+    try:
+        assert isinstance(treepack.loads(treepack.dumps([jnp.ones(2)]))[0], jax.Array)
+    finally:
+        from treepack._nodes import handlers
+
+        del handlers._handlers[ty]
+
+
+def test_errors_of_templates_can_be_pickled() -> None:
+    import pickle
+
+    with pytest.raises(treepack.MismatchError) as caught:
+        serialization.from_bytes({"a": 1, "b": 2}, serialization.to_bytes({"a": 1, "c": 2}))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert again.__notes__ == caught.value.__notes__
+    assert again.mismatches == caught.value.mismatches

@@ -286,3 +286,116 @@ def test_casting() -> None:
     wrong = {**template, "jax": jax.ShapeDtypeStruct((4,), jnp.bfloat16)}
     with pytest.raises(treepack.MismatchError, match=r"jax: expected bfloat16\[4\]"):
         treepack.loads(data, wrong, cast=True)
+
+
+def test_keys_do_not_change_with_the_buffer() -> None:
+    keys = jax.random.split(jax.random.key(1), 5000)
+    expected = np.asarray(jax.random.key_data(keys))
+    encoded = treepack.dumps({"k": keys}, align=64)
+    for shift in range(0, 64, 4):
+        buffer = bytearray(shift) + encoded
+        view = memoryview(buffer)[shift:]
+        found = [
+            treepack.loads(view)["k"],
+            treepack.loads(view, {"k": keys})["k"],
+            serialization.msgpack_restore(view)["k"],
+        ]
+        buffer[:] = bytes(len(buffer))
+        for key in found:
+            np.testing.assert_array_equal(jax.random.key_data(key), expected)
+
+
+def test_integers_that_do_not_fit_32_bits() -> None:
+    data = treepack.dumps({"n": np.array([2**40 + 5])})
+    with pytest.raises(treepack.TreepackError, match="at n: integers of int64 do not fit int32"):
+        treepack.loads(data, {"n": jnp.zeros(1, jnp.int32)})
+    assert treepack.loads(data, {"n": jnp.zeros(1, jnp.int32)}, arrays="numpy")["n"][0] > 2**40
+    assert treepack.loads(treepack.dumps([np.array([7])]), [jnp.zeros(1, jnp.int32)])[0][0] == 7
+
+
+class Handled:
+    def __init__(self, parts: Any):
+        self.parts = parts
+
+
+def in_flax(value: Any) -> Any:
+    return flax.serialization.to_state_dict(value)
+
+
+@pytest.mark.parametrize("library", ["ours", "flax", "odd", "destructive"])
+def test_leaves_in_handlers_go_where_they_should(library: str) -> None:
+    kind = type("Kind", (Handled,), {})
+
+    def odd(template: Any, state: Any) -> Any:
+        w = serialization.from_state_dict(template.parts["w"], state["w"])
+        v = state["v"]
+        if isinstance(w, np.ndarray):  # not so the second time
+            v = serialization.from_state_dict(template.parts["v"], v)
+        return kind({"w": w, "v": v})
+
+    restore = {
+        "ours": lambda it, state: kind(serialization.from_state_dict(it.parts, state)),
+        "flax": lambda it, state: kind(flax.serialization.from_state_dict(it.parts, state)),
+        "odd": odd,
+        "destructive": lambda _, state: kind({"w": state.pop("w"), "v": state.pop("v")}),
+    }[library]
+    serialization.register_serialization_state(kind, lambda it: in_flax(it.parts), restore)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+    template = [kind({"w": jnp.ones(2), "v": jnp.zeros(2)}), jnp.zeros(2)]
+    tree = [kind({"w": jnp.full(2, 3.0), "v": jnp.full(2, 5.0)}), jnp.full(2, 7.0)]
+    found = treepack.loads(serialization.to_bytes(tree), template, sharding=device)
+    values = [found[0].parts["w"], found[0].parts["v"], found[1]]
+    assert [float(value[0]) for value in values] == [3, 5, 7]
+    assert all(isinstance(value, jax.Array) for value in values)
+    assert all(value.sharding == device for value in values)
+
+
+def test_trees_of_shardings_that_can_be_called() -> None:
+    import equinox as eqx
+
+    linear = eqx.nn.Linear(4, 4, key=jax.random.key(0))
+    treepack.register_tree(linear)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+    shardings = jax.tree.map(lambda _: device, linear)
+    assert treepack.loads(treepack.dumps(linear), sharding=shardings).weight.sharding == device
+    treepack.register_function(len, serialized_name="tests.load.len")
+    partial = {"p": jax.tree_util.Partial(len, jnp.zeros(3))}
+    shardings = jax.tree.map(lambda _: device, partial)
+    found = treepack.loads(treepack.dumps(partial), sharding=shardings)
+    assert found["p"].args[0].sharding == device
+
+
+def test_keys_that_look_like_paths() -> None:
+    one, other = (jax.sharding.SingleDeviceSharding(device) for device in jax.devices()[:2])
+    tree = {".": {"x": jnp.ones(1)}, "x": jnp.ones(1), "": jnp.ones(1)}
+    found = treepack.loads(treepack.dumps(tree), sharding={".": {"x": one}, "x": other, "": other})
+    assert found["."]["x"].sharding == one
+    assert found["x"].sharding == found[""].sharding == other
+    template = {".": {"w": np.zeros(2)}, "w": np.zeros(3)}
+    wrong = serialization.to_bytes({".": {"w": np.zeros(5)}, "w": np.zeros(6)})
+    with pytest.raises(treepack.MismatchError) as caught:
+        serialization.from_bytes(template, wrong)
+    assert [mismatch.path for mismatch in caught.value.mismatches] == ["./w", "w"]
+
+
+def test_shardings_that_do_not_fit() -> None:
+    data = treepack.dumps({"a": {"w": jnp.zeros(3)}})
+    columns = NamedSharding(MESH, PartitionSpec(None, "data"))
+    for sharding in (ROWS, columns):
+        with pytest.raises(treepack.TreepackError, match=r"at a/w: .* cannot be put as"):
+            treepack.loads(data, sharding=sharding)
+    with pytest.raises(ValueError, match="at a/w: a sharding or device is needed"):
+        treepack.loads(data, sharding=lambda *_: [])
+
+
+def test_a_template_of_an_abstract_mesh() -> None:
+    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    template = [jax.ShapeDtypeStruct((4,), jnp.float32, sharding=sharding)]
+    found = treepack.loads(treepack.dumps([jnp.ones(4)]), template)
+    np.testing.assert_array_equal(found[0], np.ones(4))
+
+
+def test_paths_that_were_urls() -> None:
+    with pytest.raises(ValueError, match="is a URL"):
+        treepack.save(Path("gs://bucket/model"), {})

@@ -149,31 +149,37 @@ def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
     )
 
 
-def register_fields(
-    ty: type, name: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]
-) -> None:
-    """Registers a type of nodes as one of static data, too, unless the program has done so."""
+def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
+    """Registers a type of nodes as one of static data, too, unless the program has done so.
+
+    It is a dataclass or namedtuple, whose fields are written by name.
+    """
     known = _types.entry_of(ty)
     if known is not None and known.by_program:
         return
     try:
-        _types.check(ty, name)
+        _types.check(ty, name, aliases)
     except ValueError:  # the name is that of another type of static data
         return
-    _types.add(ty, name, Codec(encode, decode, by_program=False))
-
-
-@overload
-def register_function(function: F, *, serialized_name: str | None = None) -> F: ...
+    codec = Codec(fields_of, functools.partial(from_fields, ty), by_program=False)
+    _types.add(ty, name, codec, aliases)
 
 
 @overload
 def register_function(
-    function: None = None, *, serialized_name: str | None = None
+    function: F, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
+) -> F: ...
+
+
+@overload
+def register_function(
+    function: None = None, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
 ) -> Callable[[F], F]: ...
 
 
-def register_function(function: Any = None, *, serialized_name: str | None = None) -> Any:
+def register_function(
+    function: Any = None, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
+) -> Any:
     """Registers a function by name, so that static data and `Partial`s that hold it can be saved.
 
     Functions of `jax.nn` are known without. It can be used as a decorator, with or without
@@ -182,6 +188,7 @@ def register_function(function: Any = None, *, serialized_name: str | None = Non
     Args:
       function: Any callable that is defined once, such as a function of a module.
       serialized_name: What it is written as; by default its module and qualified name.
+      aliases: Other names, which files of before may have.
 
     Returns:
       The function.
@@ -200,13 +207,15 @@ def register_function(function: Any = None, *, serialized_name: str | None = Non
       6.0
     """
     if function is None:
-        return functools.partial(register_function, serialized_name=serialized_name)
+        return functools.partial(
+            register_function, serialized_name=serialized_name, aliases=aliases
+        )
     if serialized_name is None and function_name(function) is None:
         raise TypeError(f"serialized_name is needed for {function!r}, which has no name of its own")
     name = _chosen(_functions, function, serialized_name)
     with registering:
-        _functions.check(function, name)
-        _functions.add(function, name, function)
+        _functions.check(function, name, aliases)
+        _functions.add(function, name, function, aliases)
     return function
 
 
@@ -274,7 +283,7 @@ def rebuild(name: str, value: Any) -> Any:
         )
     try:
         return decode(value)
-    except TreepackError:
+    except (TreepackError, MemoryError):
         raise
     except Exception as error:  # whatever a codec raises for what it cannot read
         raise DecodeError(f"static data of type {name} cannot be restored: {error}") from error
@@ -322,16 +331,36 @@ def _member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass, by name."""
+    """Returns the fields of a dataclass or namedtuple, by name."""
+    if isinstance(value, tuple):
+        return {name: getattr(value, name) for name in value._fields}  # type: ignore[attr-defined]
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def from_fields(ty: type, fields: dict[str, Any]) -> Any:
-    """Returns a dataclass with these fields, which must be all."""
-    names = {field.name for field in dataclasses.fields(ty)}
-    if set(fields) != names:
+def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
+    """Returns a dataclass or namedtuple with these fields; those that are new have defaults."""
+    is_tuple = issubclass(ty, tuple)
+    names = ty._fields if is_tuple else [field.name for field in dataclasses.fields(ty)]
+    defaults = {name: default_of(ty, name) for name in names if name not in fields}
+    if not fields.keys() <= set(names) or not all(defaults.values()):
         raise ValueError(f"it has the fields {sorted(names)}, not {sorted(fields)}")
-    return with_attributes(ty, fields)
+    found = {name: fields[name] if name in fields else defaults[name][0]() for name in names}
+    return ty._make(found.values()) if is_tuple else with_attributes(ty, found)
+
+
+def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:
+    """Returns what makes the default of a field of a dataclass or namedtuple, if it has one."""
+    named: dict[str, Any] = getattr(ty, "_field_defaults", {})
+    if name in named:
+        return [lambda: named[name]]
+    for field in dataclasses.fields(ty) if dataclasses.is_dataclass(ty) else ():
+        if field.name != name:
+            continue
+        if field.default_factory is not dataclasses.MISSING:
+            return [field.default_factory]
+        if field.default is not dataclasses.MISSING:
+            return [functools.partial(getattr, field, "default")]
+    return []
 
 
 def with_attributes(ty: type, attributes: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from treepack import _dtypes
 from treepack._holes import Hole
 from treepack._libraries import equinox, flax, imported
+from treepack._libraries.jax import partial_function, treedef_with
 from treepack._names import default_name
 
 # Static data are compared and hashed by JAX; more than this belongs into leaves.
@@ -61,8 +62,8 @@ def _encode_of_jax(value: Any) -> Parts | None:
         axes = tuple(mesh.axis_names), tuple(mesh.axis_sizes)
         return "jax.sharding.NamedSharding", (*axes, value.spec, value.memory_kind)
     if type(value) is jax.tree_util.Partial:
-        function = getattr(value.func, "fun", value.func)  # see `_node_types`
-        return "jax.tree_util.Partial", (function, value.args, dict(value.keywords))
+        parts = partial_function(value), value.args, dict(value.keywords)
+        return "jax.tree_util.Partial", parts
     if isinstance(value, jax.tree_util.PyTreeDef):
         return "jax.tree_util.PyTreeDef", _treedef_parts(value)
     if isinstance(value, jax.lax.Precision):
@@ -97,7 +98,6 @@ def _treedef(parts: Any) -> Any:
     import jax
 
     from treepack import _node_types
-    from treepack._libraries.jax import treedef_with
 
     if parts is None:
         return jax.tree_util.tree_structure(0)
@@ -228,7 +228,8 @@ def _named_sharding(parts: tuple[Any, ...]) -> Any:
     import jax
     from jax.sharding import AbstractMesh, NamedSharding
 
-    names, sizes, spec, memory_kind = parts
+    names, sizes, spec, memory_kind = _one(tuple, parts)
+    _of((int,), sizes)
     mesh: Any = AbstractMesh(sizes, names)
     if math.prod(sizes) <= jax.device_count():
         devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
@@ -240,6 +241,7 @@ def _partial(parts: tuple[Any, ...]) -> Any:
     from jax.tree_util import Partial
 
     function, args, keywords = parts
+    args, keywords = _one(tuple, args), _one(dict, keywords)
     return Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
 
 
@@ -258,14 +260,30 @@ def _jax_nn(name: str) -> Any:
     return function
 
 
+def _one(ty: type, value: Any) -> Any:
+    """Returns a value of a type; others might take forever to be made something of."""
+    if type(value) is not ty:
+        raise ValueError(f"a {ty.__name__} is needed, not a {type(value).__name__}")
+    return value
+
+
+def _of(types_of_parts: tuple[type, ...], parts: Any) -> Any:
+    for part in _one(tuple, parts):
+        if type(part) not in types_of_parts:
+            raise ValueError(f"a {type(part).__name__} is no part of it")
+    return parts
+
+
 DECODERS: dict[str, Callable[[Any], Any]] = {
-    "treepack.hole": lambda parts: Hole(*parts),
-    "int": int,
-    "set": set,
-    "bytearray": bytearray,
-    "range": lambda parts: range(*parts),
-    "slice": lambda parts: slice(*parts),
-    "functools.partial": lambda parts: functools.partial(parts[0], *parts[1], **parts[2]),
+    "treepack.hole": lambda parts: Hole(*_of((str, type(None)), parts)),
+    "int": lambda text: int(_one(str, text)),
+    "set": lambda items: set(_one(frozenset, items)),
+    "bytearray": lambda data: bytearray(_one(bytes, data)),
+    "range": lambda parts: range(*_of((int,), parts)),
+    "slice": lambda parts: slice(*_of((int, type(None), str), parts)),
+    "functools.partial": lambda parts: functools.partial(
+        parts[0], *_one(tuple, parts[1]), **_one(dict, parts[2])
+    ),
     "pathlib.Path": pathlib.Path,
     "numpy.dtype": _dtype,
     "numpy.generic": lambda parts: _array(parts)[()],

@@ -20,6 +20,9 @@ from treepack._libraries import imported
 from treepack._libraries import jax as _jax
 from treepack._options import Strict
 
+# The most keys that a message has.
+_MOST_KEYS = 10
+
 _NUMBERS = (bool, int, float, complex)
 _PLAIN = (str, bytes, *_NUMBERS)
 
@@ -75,7 +78,9 @@ def described(value: Any) -> str:
     if found is not None:
         return str(found)
     if isinstance(value, Mapping):
-        return f"a subtree with the keys {sorted(map(str, value))}"
+        keys = sorted(map(str, value))
+        more = "" if len(keys) <= _MOST_KEYS else f" and {len(keys) - _MOST_KEYS} more"
+        return f"a subtree with the keys {keys[:_MOST_KEYS]}{more}"
     return "None" if value is None else type(value).__name__
 
 

@@ -13,7 +13,7 @@ from treepack._options import Progress, telling
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
 
 def save_layout(
@@ -73,8 +73,8 @@ def inflated(
     progress: Progress = None,
 ) -> Buffer:
     """Returns data, decompressed if they are gzip."""
-    start = memoryview(data)[:2]
-    if start.nbytes != 2 or bytes(start) != b"\x1f\x8b":
+    view = memoryview(data)
+    if not view.contiguous or bytes(view.cast("B")[:2]) != b"\x1f\x8b":
         return data
     with telling(progress, "load") as tell:
         return _core.decompress(data, max_size=max_size, threads=threads, progress=tell)

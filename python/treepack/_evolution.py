@@ -10,10 +10,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from typing import TYPE_CHECKING, Any
 
+from treepack._auxdata import default_of
 from treepack.errors import UnregisteredTypeError
 
 if TYPE_CHECKING:
@@ -77,7 +76,11 @@ def _check_fields(found: NodeType, saved: FieldNames) -> None:
             if name not in now[index]:
                 raise _refusal(found, f"was saved with the field {name!r}, and has it no more")
         for name in now[index]:
-            if name not in saved[index] and name not in saved[other] and not _defaults(found, name):
+            if (
+                name not in saved[index]
+                and name not in saved[other]
+                and not default_of(found.ty, name)
+            ):
                 raise _refusal(
                     found,
                     f"was saved without the field {name!r}, which has no default",
@@ -87,26 +90,10 @@ def _check_fields(found: NodeType, saved: FieldNames) -> None:
 def _value(found: NodeType, name: str, values: dict[str, Any]) -> Any:
     if name in values:
         return values[name]
-    default = _defaults(found, name)
+    default = default_of(found.ty, name)
     if not default:
         raise ValueError(f"there is no field {name!r}, which has no default")
     return default[0]()
-
-
-def _defaults(found: NodeType, name: str) -> list[Any]:
-    """Returns what makes the default of a field, if it has one."""
-    named: dict[str, Any] = getattr(found.ty, "_field_defaults", {})
-    if name in named:
-        return [lambda: named[name]]
-    fields = dataclasses.fields(found.ty) if dataclasses.is_dataclass(found.ty) else ()
-    for field in fields:
-        if field.name != name:
-            continue
-        if field.default_factory is not dataclasses.MISSING:
-            return [field.default_factory]
-        if field.default is not dataclasses.MISSING:
-            return [functools.partial(getattr, field, "default")]
-    return []
 
 
 def _refusal(found: NodeType, what: str) -> UnregisteredTypeError:

@@ -9,6 +9,7 @@ from treepack import _paths
 from treepack._content import open_content
 from treepack._described import restore_described
 from treepack._files import save
+from treepack._nodes import kind_of
 from treepack._options import Progress
 from treepack._placement import Arrays
 from treepack.errors import DecodeError
@@ -151,6 +152,6 @@ def load_exported(
 
 def _of_params(sharding: Any) -> Any:
     """Returns what says of the file's whole tree what `sharding` says of the parameters."""
-    if not callable(sharding):
+    if kind_of(sharding) is not None or not callable(sharding):
         return {"params": sharding}
     return lambda path, leaf: sharding(_paths.text(_paths.parts(path)[1:]), leaf)

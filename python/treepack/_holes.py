@@ -7,12 +7,14 @@ With `holes=True` a mark takes the place of each, and `load(static=...)` has to 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from treepack import _core, _paths
 from treepack._nodes import kind_of
+from treepack._nodes.code import Pruned
 from treepack.errors import TreepackError
 
 
@@ -62,8 +64,17 @@ def _dug(value: Any, field: str) -> Any:
     try:
         _core.encode_value(value)
     except (TypeError, ValueError):
-        return Hole(field, f"{type(value).__name__}: {value!r:.60}")
+        return Hole(field, _described(value))
     return value
+
+
+def _described(value: Any) -> str:
+    """Returns what a value is: the same whenever the same program runs."""
+    try:
+        text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    except Exception:  # whatever code of the program raises
+        text = "?"
+    return f"{type(value).__name__}: {text:.60}"
 
 
 def filled(value: Any, path: str, static: Any) -> Any:
@@ -82,6 +93,8 @@ def filled(value: Any, path: str, static: Any) -> Any:
     if isinstance(value, tuple):
         parts = [filled(part, path, static) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if type(value) is list:
+        return [filled(part, path, static) for part in value]
     if type(value) is dict:
         return {key: filled(part, path, static) for key, part in value.items()}
     return value
@@ -93,7 +106,7 @@ def _filling(hole: Hole, path: str, static: Any) -> Any:
     place = _paths.text(whole)
     if isinstance(static, Mapping):
         for key, value in static.items():
-            if isinstance(key, str) and _paths.parts(key) == whole:
+            if isinstance(key, (str, tuple)) and _paths.parts(key) == whole:
                 return value
     if static is not None:
         found, value = _in_template(static, parts, hole)
@@ -115,6 +128,9 @@ def _in_template(node: Any, parts: list[str], hole: Hole) -> tuple[bool, Any]:
         node = children[part]
     if hole.field is None:
         return True, node
+    if isinstance(node, Pruned):
+        functions = node.functions()
+        return hole.field in functions, functions.get(hole.field)
     if hole.field:
         return hasattr(node, hole.field), getattr(node, hole.field, None)
     from treepack._nodes.pytree import flatten

@@ -46,8 +46,10 @@ def register(
     from_children: Callable[[Any, Sequence[Any]], Any] | None,
 ) -> None:
     """Registers a type with `jax.export`, unless somebody else has."""
-    from jax import export
-
+    try:
+        from jax import export
+    except ImportError:
+        return  # then nothing is exported, either
     known = _exported.get(name)
     now = _Exported(nodetype, nodetype, encode, decode, from_children)
     if known is not None:

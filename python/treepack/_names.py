@@ -42,6 +42,8 @@ class Names(Generic[T]):
         A thing that was defined again, because its module or cell ran again, may take the name
         of its older self.
         """
+        if isinstance(aliases, str):
+            raise TypeError(f"aliases is a list of names, not {aliases!r}")
         for claimed in (name, *aliases):
             if not isinstance(claimed, str) or not claimed:
                 raise ValueError(f"a {self._sort} needs a name, not {claimed!r}")
@@ -62,6 +64,7 @@ class Names(Generic[T]):
     def add(self, thing: Any, name: str, entry: T, aliases: Iterable[str] = ()) -> None:
         """Gives a thing its name, which the older self of the thing loses."""
         older = self._by_name.get(name)
+        self._aliases.pop(name, None)
         self._by_name[name] = _Named(thing, entry)
         self._names[id(thing)] = name
         for alias in aliases:
@@ -89,7 +92,7 @@ class Names(Generic[T]):
     def newer(self, thing: Any) -> str | None:
         """Returns the name that a thing has lost because it was defined again."""
         place = _place(thing)
-        for name, found in self._by_name.items():
+        for name, found in self._by_name.copy().items():
             if found.thing is not thing and place is not None and _place(found.thing) == place:
                 return name
         return None
@@ -150,6 +153,8 @@ def _replaces(old: Any, new: Any) -> bool:
     place = _place(old)
     if place is None or place != _place(new):
         return False
+    if "<lambda>" in place[1]:
+        return _is_running(place[0])
     return _held(*place) is not old or _is_running(place[0])
 
 

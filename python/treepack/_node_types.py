@@ -113,12 +113,16 @@ def check_children(expected: list[str], names: list[str]) -> None:
 # What the core calls
 
 
-def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any]]:
+def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any]] | None:
     """Returns the name, fields and version of a node's type, its static data and its children.
+
+    `None` for an array of jax, which is one even if the program has a handler for it.
 
     Raises:
       TypeError: If the type has no name, or the static data cannot be written.
     """
+    if _jax.is_array(node):
+        return None
     ty = type(node)
     found = registered(ty) or own(ty)
     if found is None and _holes.allowed():
@@ -138,6 +142,18 @@ def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any
             "loading"
         )
     data, children = found.reduce(node)
+    kind = kind_of(node)
+    if kind is not None and kind.final:
+        # As `to_bytes` writes it, so that the same template takes both.
+        state = kind.children(node)
+        if type(state) is not dict or state.keys() != children.keys():
+            if _holes.allowed():
+                return _UNNAMED, None, 0, *_reduce_unnamed(node, kind)
+            raise TypeError(
+                f"the handler of {default_name(ty)} makes another state of it than JAX, and takes "
+                "a template to restore it: pass holes=True and fill it in when loading, or use "
+                "serialization.to_bytes"
+            )
     return found.name, found.fields, found.version, data, children
 
 
@@ -191,7 +207,10 @@ def _mapping(
         check_unique_keys(mapping)
         keys = None if all(type(key) is str for key in mapping) else list(mapping)
         children = {str(key): value for key, value in mapping.items()}
-        return _core.encode_value((keys, extra(mapping))), children
+        parts = keys, extra(mapping)
+        if _holes.allowed():
+            parts = _holes.dug(parts, ["keys", "default_factory"])
+        return _core.encode_value(parts), children
 
     def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
         keys, more = static
@@ -208,9 +227,7 @@ def _own_type(ty: type, name: str, reduce: Any, rebuild: Any) -> NodeType:
 
 
 def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
-    # JAX wraps the function of a partial of a partial.
-    function = getattr(partial.func, "fun", partial.func)
-    data = _encode(function, "func")
+    data = _encode(_jax.partial_function(partial), "func")
     return data, {"args": partial.args, "keywords": partial.keywords}
 
 
@@ -254,6 +271,11 @@ def _reduce_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
 
 def _rebuild_unnamed(template: Any, names: list[str], children: list[Any]) -> Any:
     kind = kind_of(template)
+    expected = {} if kind is None else kind.children(template)
+    if (kind is None or not kind.final) and expected.keys() != set(names):
+        raise ValueError(
+            f"what it is filled in with has the children {list(expected)}, not {names}"
+        )
     if kind is None:
         return template
     return kind.make(template, dict(zip(names, children, strict=True)))
@@ -294,8 +316,10 @@ def _own_by_name(name: str) -> type | None:
         if found.name == name:
             return ty
     if name == "jax.tree_util.Partial":
-        from jax.tree_util import Partial
-
+        try:
+            from jax.tree_util import Partial
+        except ImportError:
+            return None
         return Partial
     flax = imported("flax.core")
     return flax.FrozenDict if flax is not None and name == "flax.core.FrozenDict" else None

@@ -14,7 +14,8 @@ ROOT = "."
 
 def text(parts: Iterable[str]) -> str:
     """Returns the path of these parts."""
-    return "/".join(_escaped(part) for part in parts) or ROOT
+    escaped = [_escaped(part) for part in parts]
+    return "/".join(escaped) if escaped else ROOT
 
 
 def _escaped(part: str) -> str:
@@ -28,8 +29,7 @@ def parts(path: Any) -> list[str]:
       TypeError: If it is neither.
     """
     if isinstance(path, str):
-        path = path.removeprefix("./")
-        if path in ("", ROOT):
+        if path == ROOT:
             return []
         return [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")]
     if isinstance(path, (tuple, list)):

@@ -6,7 +6,7 @@ import concurrent.futures
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from treepack import _paths
 from treepack._compare import signature
 from treepack._libraries import jax as _jax
+from treepack._nodes import kind_of
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:
@@ -122,9 +123,10 @@ def _where(device: Any, sharding: Any) -> Where | None:
         return None
     import jax
 
-    if isinstance(sharding, jax.sharding.Sharding):
+    if isinstance(sharding, (jax.sharding.Sharding, jax.Device)):
         return lambda *_: sharding
-    if callable(sharding):
+    # Modules and structs may be callable as well, and are trees.
+    if callable(sharding) and (kind_of(sharding) is None or _jax.is_partial(sharding)):
         where: Where = sharding
         return where
     return _by_prefix(sharding)
@@ -132,11 +134,7 @@ def _where(device: Any, sharding: Any) -> Where | None:
 
 def _by_prefix(tree: Any) -> Where:
     """Returns what looks up a leaf in a tree of shardings, each of which is for all below it."""
-    import jax
-
-    kinds = (jax.sharding.Sharding, jax.Device)
-    flat = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, kinds))
-    prefixes = {tuple(_paths.parts(path)): sharding for path, sharding in flat}
+    prefixes = dict(_leaves_of(tree, ()))
 
     def where(path: str, _: Any) -> Any:
         parts = tuple(_paths.parts(path))
@@ -146,6 +144,16 @@ def _by_prefix(tree: Any) -> Where:
         raise ValueError(f"at {path}: the tree of shardings has none for it")
 
     return where
+
+
+def _leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the leaves of a tree with the paths that they have in a state dict."""
+    kind = kind_of(node)
+    if kind is None:
+        yield path, node
+        return
+    for name, child in kind.children(node).items():
+        yield from _leaves_of(child, (*path, name))
 
 
 def _place(leaves: Leaves, found: list[Any], where: Where | None, may_change: bool) -> list[Any]:
@@ -162,8 +170,17 @@ def _place(leaves: Leaves, found: list[Any], where: Where | None, may_change: bo
         group = [found[index] for index in indices]
         if may_change:
             group = [np.array(it) if isinstance(it, np.ndarray) else it for it in group]
-        for index, made in zip(indices, _put(group, place), strict=True):
+        placed = _put(group, place)
+        for index in indices:
             path, target, _ = leaves[index]
+            try:
+                made = next(placed)
+            except Exception as error:  # jax raises all kinds for what does not fit
+                raise TreepackError(
+                    f"at {path}: an array with the shape {found[index].shape} cannot be put as "
+                    f"{place}: {type(error).__name__}: {error}"
+                ) from error
+            _check_integers(path, found[index], made)
             if target is None and made.dtype != found[index].dtype:
                 raise TreepackError(
                     f"at {path}: an array of {found[index].dtype.name} was saved, which jax makes "
@@ -171,6 +188,18 @@ def _place(leaves: Leaves, found: list[Any], where: Where | None, may_change: bo
                 )
             results[index] = made
     return results
+
+
+def _check_integers(path: str, found: Any, made: Any) -> None:
+    """Raises if integers of 64 bits have become others of 32."""
+    if found.dtype == made.dtype or found.dtype.kind not in "iu" or found.size == 0:
+        return
+    limits = np.iinfo(made.dtype)
+    if found.min() < limits.min or found.max() > limits.max:
+        raise TreepackError(
+            f"at {path}: integers of {found.dtype.name} do not fit {made.dtype.name}; set "
+            "jax_enable_x64, or load with arrays='numpy'"
+        )
 
 
 def _is_array(value: Any) -> bool:
@@ -220,16 +249,34 @@ def _jax_has(dtype: np.dtype) -> bool:
 
 def _place_of(path: str, target: Any, array: Any, where: Where | None) -> Any:
     """Returns the device or sharding for a leaf; `None` is the default device."""
-    if where is not None:
-        import jax
+    import jax
 
-        return where(path, jax.ShapeDtypeStruct(array.shape, array.dtype))  # type: ignore[no-untyped-call]
+    if where is not None:
+        place = where(path, jax.ShapeDtypeStruct(array.shape, array.dtype))  # type: ignore[no-untyped-call]
+        if place is None or isinstance(place, (jax.sharding.Sharding, jax.Device)):
+            return place
+        raise ValueError(f"at {path}: a sharding or device is needed, not {place!r:.100}")
+    if _jax.is_tracer(target):
+        return None
     if _jax.is_array(target) and not getattr(target, "committed", True):
         return None
-    return getattr(target, "sharding", None)
+    return _concrete(getattr(target, "sharding", None))
 
 
-def _put(arrays: Sequence[Any], place: Any) -> Iterable[jax.Array]:
+def _concrete(sharding: Any) -> Any:
+    """Returns a sharding of devices; one of a mesh without any is of the current mesh."""
+    import jax
+
+    if not isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
+        return sharding
+    get_mesh = getattr(jax.sharding, "get_mesh", None)
+    mesh = None if get_mesh is None else get_mesh()
+    if mesh is None or mesh.empty or mesh.axis_names != sharding.mesh.axis_names:
+        return None
+    return jax.sharding.NamedSharding(mesh, sharding.spec)
+
+
+def _put(arrays: Sequence[Any], place: Any) -> Iterator[jax.Array]:
     """Puts arrays on devices, a window of them at a time."""
     import jax
 

@@ -61,7 +61,8 @@ def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
     if isinstance(data, jax.ShapeDtypeStruct):
         return _abstract(impl, data.shape)
     try:
-        key: jax.Array = jax.random.wrap_key_data(data, impl=impl)
+        # A copy, because jax may take the memory as its own, and it may be somebody's buffer.
+        key: jax.Array = jax.random.wrap_key_data(np.array(data), impl=impl)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
     return key

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 from treepack import _auxdata, _core, _holes, _jax_export, _node_types
 from treepack._evolution import fields_text
 from treepack._fields import Fields, dataclass_fields
-from treepack._libraries.jax import is_node, is_node_type, is_partial, unflatten
+from treepack._libraries.jax import is_node, is_node_type, is_partial, partial_function, unflatten
 from treepack._names import default_name, registering, warn_if_unstable
 from treepack._node_types import FieldNames, NodeType, Upgrade, check_children
 from treepack._nodes import code, is_plain_namedtuple
@@ -120,7 +120,7 @@ def register_dataclass(
     _check_dropped(nodetype, drop_fields)
     with registering:
         name = _chosen_name(nodetype, serialized_name)
-        _check_claims(nodetype, name, aliases)
+        _check_claims(nodetype, name, aliases, version)
         given = None
         if data_fields is not None and meta_fields is not None:
             given = Fields(nodetype, list(data_fields), list(meta_fields))
@@ -138,7 +138,7 @@ def register_dataclass(
         _jax_export.register(nodetype, name, _encode_auxdata, _core.decode_value, build)
         _register(nodetype, name, fields, aliases=aliases, version=version, upgrade=upgrade)
         if dataclasses.is_dataclass(nodetype):
-            _register_as_auxdata(nodetype, name)
+            _auxdata.register_fields(nodetype, name, aliases)
     return nodetype
 
 
@@ -153,8 +153,10 @@ def _chosen_name(ty: type, given: str | None) -> str:
     return known
 
 
-def _check_claims(nodetype: type, name: str, aliases: Sequence[str]) -> None:
+def _check_claims(nodetype: type, name: str, aliases: Sequence[str], version: int) -> None:
     """Raises if a name cannot be had, before anything is told of it."""
+    if not isinstance(version, int) or not 0 <= version < 2**32:
+        raise ValueError(f"version must be an integer from 0 to 2**32-1, got {version!r}")
     _node_types.check(nodetype, name, aliases)
     _jax_export.check(nodetype, name)
 
@@ -212,7 +214,7 @@ def register_node(
     if (serialize_auxdata is None) != (deserialize_auxdata is None):
         raise TypeError("serialize_auxdata and deserialize_auxdata must both be given, or none")
     with registering:
-        _check_claims(nodetype, serialized_name, aliases)
+        _check_claims(nodetype, serialized_name, aliases, version)
         if is_plain_namedtuple(nodetype):
             raise ValueError(
                 f"{default_name(nodetype)} is a namedtuple: call treepack.register_namedtuple"
@@ -332,14 +334,14 @@ def register_namedtuple(
 
     with registering:
         name = _chosen_name(nodetype, serialized_name)
-        _check_claims(nodetype, name, aliases)
+        _check_claims(nodetype, name, aliases, version)
         decode = _core.decode_value
         _jax_export.register(nodetype, name, _encode_auxdata, decode, from_children)
         added = NodeType(
             nodetype, name, fields, version, upgrade, True, reduce, decode, rebuild, rebuild
         )
         _node_types.add(added, aliases)
-        _auxdata.register_fields(nodetype, name, tuple, nodetype._make)
+        _auxdata.register_fields(nodetype, name, aliases)
     return nodetype
 
 
@@ -392,12 +394,14 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
                 _jax_export.register(ty, own.name, _encode_auxdata, _core.decode_value, None)
             elif _node_types.registered(ty) is None and ty not in _node_types.BY_JAX:
                 register(ty)
+            if ty in _node_types.BY_JAX:
+                for child in node.values() if ty is dict else node or ():
+                    visit(child)
+                return
             children, treedef = flatten(node)
             state, functions = code.split(node, children)
-            if is_partial(node):
-                _register_static(node.func, ty)
-            elif ty not in _node_types.BY_JAX:
-                _register_static(treedef.node_data()[1], ty)
+            static = partial_function(node) if is_partial(node) else treedef.node_data()[1]
+            _register_static(static, ty)
         else:
             return
         for function in functions.values():
@@ -593,11 +597,6 @@ def _take_functions(data: bytes) -> _WithFunctions | None:
         case (mark, bytes(static), list(names), dict(functions)) if mark == _FUNCTIONS:
             return _WithFunctions(static, names, functions)
     return None
-
-
-def _register_as_auxdata(nodetype: Any, name: str) -> None:
-    from_fields = functools.partial(_auxdata.from_fields, nodetype)
-    _auxdata.register_fields(nodetype, name, _auxdata.fields_of, from_fields)
 
 
 def _check_field(field: str, value: Any, where: str) -> None:

@@ -21,6 +21,7 @@ from treepack import _core, _paths, _prng
 from treepack._compare import described, difference, signature
 from treepack._libraries import jax as _jax
 from treepack._nodes import NodeKind, handlers, kind_of
+from treepack._nodes.code import Pruned
 from treepack._nodes.kind import Difference
 from treepack._options import Strict, check_strict
 from treepack.errors import Mismatch, MismatchError
@@ -47,7 +48,7 @@ class Restore:
       mismatches: The differences so far by path, so that none is told twice.
       sentence: What flax says of the first difference in structure.
       found: The leaves so far that are to be converted, if any are.
-      converted: What takes their places, in the same order.
+      converted: By path, what was found and what takes its place.
     """
 
     def __init__(self, strict: Strict, *, cast: bool = False, in_words: bool = True):
@@ -59,7 +60,7 @@ class Restore:
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
         self.found: list[tuple[str, Any, Any]] | None = None
-        self.converted: Iterator[Any] | None = None
+        self.converted: dict[str, list[tuple[Any, Any]]] | None = None
         self._outer: Restore | None = None
 
     def __enter__(self) -> Restore:
@@ -119,8 +120,7 @@ class Restore:
 
     def path_of(self, name: str) -> str:
         """Returns how the child `name` of the current place is written."""
-        # Handlers pass no name for a part that is theirs.
-        return _paths.text(part for part in [*self.path, name] if part != _paths.ROOT)
+        return _paths.text(part for part in [*self.path, name] if part is not _HERE)
 
     def note(self, name: str, expected: str, found: str, similar: str = "") -> None:
         """Notes a difference at the child `name` of the current place."""
@@ -129,11 +129,31 @@ class Restore:
 
     def leaf(self, target: Any, state: Any, name: str) -> Any:
         """Returns a leaf, or what it is converted to, or keeps it for that."""
+        path = self.path_of(name)
         if self.found is not None:
-            self.found.append((self.path_of(name), target, state))
+            self.found.append((path, target, state))
         elif self.converted is not None:
-            return next(self.converted)
+            for found, made in self.converted.get(path, ()):
+                if found is state:
+                    return made
         return state
+
+    @contextlib.contextmanager
+    def as_found(self) -> Iterator[None]:
+        """Leaves all leaves below as they are."""
+        outer, self.found, self.converted = (self.found, self.converted), None, None
+        try:
+            yield
+        finally:
+            self.found, self.converted = outer
+
+
+class _Name(str):
+    """A name that is told from an equal key of a dict."""
+
+
+# What `name="."` is inside: the place where it is said, and no child of it.
+_HERE = _Name(_paths.ROOT)
 
 
 class _Local(threading.local):
@@ -190,7 +210,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
     # A handler calls in the midst of a restore, which it takes part in.
     with restore.part(restore.strict if strict is True else strict):
         outer, restore.sentence = restore.sentence, None
-        restored = restore.below(target, state, name)
+        restored = restore.below(target, state, _HERE if name == _HERE else name)
         if restore.sentence is not None:
             # Raised at once, since the handler may know what to do.
             raise restore.error()
@@ -225,7 +245,9 @@ def restore_tree(
     if target is None:
         check_strict(strict)
         return state
-    if name == "." and not handlers.overridden():
+    if name == _HERE:
+        name = _HERE
+    if name is _HERE and not handlers.overridden():
         # Most trees are plain, and need nothing of what follows.
         restored = _core.rebuild_plain(target, state, check_strict(strict), convert is not None)
         if restored is not None:
@@ -237,9 +259,12 @@ def restore_tree(
     if convert is None or not restore.found:
         return restored
     # Once more, with other leaves.
-    converted = convert(restore.found)
+    found = restore.found
+    converted: dict[str, list[tuple[Any, Any]]] = {}
+    for (path, _, leaf), made in zip(found, convert(found), strict=True):
+        converted.setdefault(path, []).append((leaf, made))
     with Restore(strict, cast=cast, in_words=in_words) as restore:
-        restore.converted = iter(converted)
+        restore.converted = converted
         return restore.below(target, state, name)
 
 
@@ -324,7 +349,8 @@ def _note_names(
     names = [str(name) for name in more]
     for name in missing:
         child = children[name]
-        subtree = f"a subtree ({type(child).__name__})"
+        container = child.container if isinstance(child, Pruned) else child
+        subtree = f"a subtree ({type(container).__name__})"
         expected = described(child) if kind_of(child) is None else subtree
         near = difflib.get_close_matches(name, names, n=1) if len(names) <= _MOST_NAMES else []
         restore.note(name, expected, NOTHING, restore.path_of(near[0]) if near else "")
@@ -350,18 +376,24 @@ def _restore_by_handler(
     The handler compares nothing, so the state is compared with that of the template
     before, if the handler can tell it: templates are not always complete.
     """
-    strict = restore.strict
-    if strict:
+    strict, known = restore.strict, False
+    if strict or restore.converts:
         try:
             expected = kind.children(target)
         except Exception:  # whatever a handler raises
             pass
         else:
-            _compare(expected, state, name, restore)
+            known = True
+            # The handler may take it apart, and it may be needed once more.
+            state = _compared(expected, state, name, restore)
             strict = False  # all of it has been compared
     restore.path.append(name)
     try:
-        with restore.part(strict), handlers.foreign_path(restore.path):
+        with (
+            restore.part(strict),
+            restore.as_found() if known else contextlib.nullcontext(),
+            handlers.foreign_path(restore.path),
+        ):
             return kind.make(target, state)
     except MismatchError as error:
         for mismatch in error.mismatches:
@@ -376,30 +408,38 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
         key = _prng.wrap(state[_prng.MARKER], state.get("data"))
         state = state if key is None else key
-    if restore.strict:
-        _compare_leaf(target, state, name, restore)
+    found = difference(target, state, restore.strict, cast=restore.cast)
+    if found is not None:
+        restore.note(name, *found)
     if restore.converts and signature(target) is not None:
         return restore.leaf(target, state, name)
     return state
 
 
-def _compare(template: Any, state: Any, name: str, restore: Restore) -> None:
-    """Compares what a handler will restore, since it will not do so itself."""
+def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
+    """Compares what a handler will restore, since it will not do so itself.
+
+    Returns:
+      The state, with other leaves where they are converted.
+    """
     if not isinstance(template, Mapping) or not isinstance(state, Mapping):
-        return _compare_leaf(template, state, name, restore)
+        # What is a container in the template's state has no leaf in its place.
+        if kind_of(template) is not None and isinstance(state, Mapping):
+            return state
+        return _restore_leaf(template, state, name, restore)
     restore.path.append(name)
     try:
-        for key in template:
-            if key in state:
-                _compare(template[key], state[key], key, restore)
+        if restore.strict == "exact":
+            for key in state.keys() - template.keys():
+                restore.note(str(key), NOTHING, described(state[key]))
+            for key in template.keys() - state.keys():
+                restore.note(str(key), described(template[key]), NOTHING)
+        return {
+            key: _compared(template[key], value, key, restore) if key in template else value
+            for key, value in state.items()
+        }
     finally:
         restore.path.pop()
-
-
-def _compare_leaf(target: Any, state: Any, name: str, restore: Restore) -> None:
-    found = difference(target, state, restore.strict, cast=restore.cast)
-    if found is not None:
-        restore.note(name, *found)
 
 
 # The most lines of differences that a message has; all are in its `mismatches`.

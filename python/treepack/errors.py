@@ -62,7 +62,8 @@ class MismatchError(TreepackError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.mismatches)
+        notes = {"__notes__": self.__notes__} if hasattr(self, "__notes__") else {}
+        return type(self), (str(self), self.mismatches), notes
 
 
 class CorruptionError(TreepackError):

@@ -113,7 +113,7 @@ def from_bytes(
       Traceback (most recent call last):
         ...
       treepack.errors.MismatchError: 1 leaf does not match the template:
-        ./w: expected float64[3,2], found float64[2,3]
+        w: expected float64[3,2], found float64[2,3]
       Pass strict=False to restore what is found regardless.
     """
     return restore_tree(target, _core.restore(encoded_bytes, copy, threads), ".", strict)

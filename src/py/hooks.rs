@@ -39,7 +39,7 @@ pub struct Hooks {
     pub is_abstract_array: Py<PyAny>,
     /// `check_unique_keys(mapping)`: raises unless `str` keeps the keys apart.
     pub check_unique_keys: Py<PyAny>,
-    /// `reduce_node(node) -> (name, fields, version, data, children)`: a container and its type.
+    /// `reduce_node(node) -> (name, fields, version, data, children) | None`: a container and its type.
     pub reduce_node: Py<PyAny>,
     /// `find_node_type(name, fields, version, or_none) -> NodeType | None`: which type has this name?
     pub find_node_type: Py<PyAny>,

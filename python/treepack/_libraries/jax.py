@@ -52,6 +52,12 @@ def is_partial(value: object) -> bool:
     return jax is not None and isinstance(value, jax.tree_util.Partial)
 
 
+def partial_function(partial: Any) -> Any:
+    """Returns the function of a `Partial`; that of a partial of a partial is in a wrapper."""
+    function = partial.func
+    return function.fun if type(function).__name__ == "_HashableCallableShim" else function
+
+
 def is_treedef(value: object) -> bool:
     """Tells whether a value is the structure of a pytree."""
     jax = imported("jax")

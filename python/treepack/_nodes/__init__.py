@@ -71,7 +71,7 @@ def kind_of(value: Any) -> NodeKind | None:
     if known is not None:
         return known
     kind = _without_handlers(value)
-    if kind is not None and kind is not DATACLASS:  # JAX may be told of a dataclass later
+    if kind in (PARTIAL, NAMEDTUPLE, PYTREE):  # JAX may be told of others later
         _known[ty] = kind
     return kind
 

@@ -116,7 +116,7 @@ LIST = NodeKind(_list_children, _make_list, _list_in_words)
 TUPLE = NodeKind(_list_children, lambda _, new: tuple(new.values()), _list_in_words)
 NAMEDTUPLE = NodeKind(
     _namedtuple_children,
-    lambda target, new: type(target)(**new),
+    lambda target, new: type(target)._make(new[name] for name in target._fields),
     _namedtuple_in_words,
     upgrade=_upgrade_namedtuple,
 )

@@ -17,6 +17,9 @@ use crate::encoder::dict_with_keys;
 use crate::structure::{Kind, NodeType};
 use crate::wire;
 
+/// What a container consists of.
+type Reduced<'py> = (Bound<'py, PyDict>, u32, ByteBuf);
+
 impl<'py> Walk<'py> {
     /// Writes `value`. This and what it calls for containers is the recursion, which must not
     /// need much of the stack: what is inlined here counts at every level.
@@ -182,16 +185,22 @@ impl<'py> Walk<'py> {
     /// A container that Python takes apart, whose type is recorded.
     #[inline(never)] // see `value`
     fn typed_node(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
-        let (children, class, data) = self.reduce(value)?;
+        let Some((children, class, data)) = self.reduce(value)? else {
+            return self.jax_array(value);
+        };
         self.pairs(&children, place.below()?)?;
         Ok(self.out.end(Kind::Typed(class, data))?)
     }
 
-    /// The children of a container by name, the number of its type, and its static data.
+    /// The children of a container by name, the number of its type, and its static data; nothing
+    /// for an array of jax that is taken for one because it has a handler.
     #[inline(never)] // see `value`
-    fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<(Bound<'py, PyDict>, u32, ByteBuf)> {
+    fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Reduced<'py>>> {
         let answer = self.hooks.reduce_node.bind(self.py).call1((value,));
         let answer = answer.map_err(|error| self.unsupported(error))?;
+        if answer.is_none() {
+            return Ok(None);
+        }
         let (name, fields, version, data, children) = answer.extract()?;
         let data: Bound<'py, PyBytes> = data;
         let class = self.out.node_type(NodeType {
@@ -199,7 +208,7 @@ impl<'py> Walk<'py> {
             fields,
             version,
         });
-        Ok((children, class, ByteBuf::from(data.as_bytes())))
+        Ok(Some((children, class, ByteBuf::from(data.as_bytes()))))
     }
 
     /// What is raised for something that cannot be written, with its place in the tree.
