@@ -45,9 +45,17 @@ lint: $(VENV)/.built
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-## make types        the type checker, over the package
+## make types        the type checkers: over the package, its stub, and a script that uses all of it
 types: $(VENV)/.built
 	$(BIN)/mypy
+	$(BIN)/mypy --strict tests/typed_api.py
+	$(BIN)/stubtest treepack._core --ignore-disjoint-bases
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	mkdir -p $(TYPED) && ln -sfn $(CURDIR)/python/treepack $(TYPED)/treepack
+	PYTHONPATH=$(TYPED) $(BIN)/basedpyright --pythonpath $(BIN)/python --verifytypes treepack --ignoreexternal
+
+# Where the checker finds an installed package: it does not look at editable ones.
+TYPED := $(CURDIR)/$(VENV)/typed/site-packages
 
 # What cargo-fuzz passes, but for the sanitizers, which need a nightly compiler.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from treepack._content import inflated
 from treepack._described import Unknown, described_layout, restore_described
@@ -53,6 +53,47 @@ def dumps(
         return layout.to_bytes(threads=threads)
     with telling(progress, "compress") as tell:
         return layout.to_gzip(level, threads=threads, progress=tell)
+
+
+T = TypeVar("T")
+
+
+@overload
+def loads(
+    data: Buffer,
+    target: None = None,
+    *,
+    strict: Strict = True,
+    cast: bool = False,
+    arrays: Arrays = "saved",
+    device: jax.Device | None = None,
+    sharding: Any = None,
+    copy: bool | None = None,
+    unknown: Unknown = "error",
+    static: Any = None,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Any: ...
+
+
+@overload
+def loads(
+    data: Buffer,
+    target: T,
+    *,
+    strict: Strict = True,
+    cast: bool = False,
+    arrays: Arrays = "saved",
+    device: jax.Device | None = None,
+    sharding: Any = None,
+    copy: bool | None = None,
+    unknown: Unknown = "error",
+    static: Any = None,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> T: ...
 
 
 def loads(

@@ -2,14 +2,35 @@
 
 from collections.abc import Callable
 from os import PathLike
-from typing import Any
+from typing import Any, final
 
 from typing_extensions import Buffer
 
 from treepack._options import Strict
 from treepack._restore import Restore
 
-Progress = Callable[[int, int], object]
+__all__ = [
+    "CHUNKED_MARKER",
+    "Content",
+    "Layout",
+    "MAX_DEPTH",
+    "ROOT_KEY",
+    "TRAILER_KEY",
+    "assemble",
+    "compress",
+    "decode_value",
+    "decompress",
+    "encode_value",
+    "problems",
+    "read_trailer",
+    "rebuild",
+    "rebuild_plain",
+    "restore",
+    "trailer_metadata",
+    "walk",
+]
+
+_Progress = Callable[[int, int], object]
 
 MAX_DEPTH: int
 """How deep containers may be nested."""
@@ -23,6 +44,7 @@ ROOT_KEY: str
 CHUNKED_MARKER: str
 """The key that marks a map as an array in chunks."""
 
+@final
 class Layout:
     """A tree that is ready to be written.
 
@@ -43,11 +65,11 @@ class Layout:
         """Returns the encoding in pieces, of which the large ones are array memory."""
 
     def to_gzip(
-        self, level: int | None, *, threads: int | None, progress: Progress | None
+        self, level: int | None, *, threads: int | None, progress: _Progress | None
     ) -> bytes:
         """Returns the encoding as one gzip member; `None` lets the content decide."""
 
-    def save(self, path: str | PathLike[str], *, durable: bool, progress: Progress | None) -> None:
+    def save(self, path: str | PathLike[str], *, durable: bool, progress: _Progress | None) -> None:
         """Writes the encoding to a file, which is replaced whole or not at all."""
 
     def save_gzip(
@@ -57,7 +79,7 @@ class Layout:
         *,
         durable: bool,
         threads: int | None,
-        progress: Progress | None,
+        progress: _Progress | None,
     ) -> None:
         """Writes the encoding to a gzip file, which is replaced whole or not at all."""
 
@@ -95,6 +117,7 @@ def walk(
 def problems(tree: Any, *, overridden: list[type]) -> list[tuple[str, str]]:
     """Returns all that keeps a tree from being written as its state: paths and reasons."""
 
+@final
 class Content:
     """The content of a file, mapped or read."""
 
@@ -103,13 +126,13 @@ class Content:
         """Maps a file into memory."""
 
     @staticmethod
-    def read(path: str | PathLike[str], *, progress: Progress | None) -> Content:
+    def read(path: str | PathLike[str], *, progress: _Progress | None) -> Content:
         """Reads a file."""
 
     def is_gzip(self) -> bool:
         """Tells whether the content starts as gzip does."""
 
-    def inflate(self, *, threads: int | None, progress: Progress | None) -> Content:
+    def inflate(self, *, threads: int | None, progress: _Progress | None) -> Content:
         """Returns the content, decompressed."""
 
 def restore(
@@ -181,11 +204,11 @@ def decode_value(data: bytes) -> Any:
     """
 
 def compress(
-    data: Buffer, level: int | None, *, threads: int | None, progress: Progress | None
+    data: Buffer, level: int | None, *, threads: int | None, progress: _Progress | None
 ) -> bytes:
     """Returns data as one gzip member; `None` lets the content decide."""
 
 def decompress(
-    data: Buffer, *, max_size: int | None, threads: int | None, progress: Progress | None
+    data: Buffer, *, max_size: int | None, threads: int | None, progress: _Progress | None
 ) -> bytes:
     """Returns what all members of a gzip stream contain."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from treepack._content import open_content, save_layout
 from treepack._described import Unknown, described_layout, restore_described
@@ -81,6 +81,47 @@ def save(
         threads=threads,
         progress=progress,
     )
+
+
+T = TypeVar("T")
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    target: None = None,
+    *,
+    strict: Strict = True,
+    cast: bool = False,
+    arrays: Arrays = "saved",
+    device: jax.Device | None = None,
+    sharding: Any = None,
+    copy: bool | None = None,
+    mmap: bool = True,
+    unknown: Unknown = "error",
+    static: Any = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Any: ...
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    target: T,
+    *,
+    strict: Strict = True,
+    cast: bool = False,
+    arrays: Arrays = "saved",
+    device: jax.Device | None = None,
+    sharding: Any = None,
+    copy: bool | None = None,
+    mmap: bool = True,
+    unknown: Unknown = "error",
+    static: Any = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> T: ...
 
 
 def load(

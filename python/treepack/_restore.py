@@ -15,7 +15,7 @@ import contextlib
 import difflib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from treepack import _core, _paths, _prng
 from treepack._compare import described, difference, signature
@@ -172,6 +172,17 @@ def current_path() -> str:
       ''
     """
     return "" if _local.restore is None else "/".join(_local.restore.path)
+
+
+T = TypeVar("T")
+
+
+@overload
+def from_state_dict(target: None, state: Any, name: str = ".", *, strict: Strict = True) -> Any: ...
+
+
+@overload
+def from_state_dict(target: T, state: Any, name: str = ".", *, strict: Strict = True) -> T: ...
 
 
 def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict = True) -> Any:

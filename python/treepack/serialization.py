@@ -12,7 +12,7 @@ many bytes an array is split into chunks.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from treepack import _core
 from treepack._content import open_content, save_layout
@@ -80,6 +80,31 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
       {'w': array([0., 1., 2.])}
     """
     return state_layout(target, align).to_bytes(threads=threads)
+
+
+T = TypeVar("T")
+
+
+@overload
+def from_bytes(
+    target: None,
+    encoded_bytes: Buffer,
+    *,
+    copy: bool | None = None,
+    strict: Strict = True,
+    threads: int | None = None,
+) -> Any: ...
+
+
+@overload
+def from_bytes(
+    target: T,
+    encoded_bytes: Buffer,
+    *,
+    copy: bool | None = None,
+    strict: Strict = True,
+    threads: int | None = None,
+) -> T: ...
 
 
 def from_bytes(
@@ -241,6 +266,32 @@ def save_to_file(
     )
 
 
+@overload
+def load_from_file(
+    target: None,
+    filepath: str | os.PathLike[str],
+    *,
+    copy: bool | None = None,
+    mmap: bool = True,
+    strict: Strict = True,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Any: ...
+
+
+@overload
+def load_from_file(
+    target: T,
+    filepath: str | os.PathLike[str],
+    *,
+    copy: bool | None = None,
+    mmap: bool = True,
+    strict: Strict = True,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> T: ...
+
+
 def load_from_file(
     target: Any,
     filepath: str | os.PathLike[str],
@@ -367,6 +418,32 @@ def to_compressed_bytes(
     """
     with telling(progress, "compress") as tell:
         return state_layout(target, align).to_gzip(level, threads=threads, progress=tell)
+
+
+@overload
+def from_compressed_bytes(
+    target: None,
+    compressed_data: Buffer,
+    *,
+    copy: bool | None = None,
+    strict: Strict = True,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Any: ...
+
+
+@overload
+def from_compressed_bytes(
+    target: T,
+    compressed_data: Buffer,
+    *,
+    copy: bool | None = None,
+    strict: Strict = True,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> T: ...
 
 
 def from_compressed_bytes(

@@ -1,0 +1,181 @@
+"""Uses every public function, for the type checkers (`make types`) and as a test of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import treepack
+from treepack import errors, serialization
+
+
+@treepack.register_dataclass(serialized_name="typed.Layer")
+@dataclasses.dataclass
+class Layer:
+    w: jax.Array
+    act: str = dataclasses.field(default="relu", metadata={"static": True})
+
+
+@treepack.register_namedtuple(serialized_name="typed.Point")
+class Point(NamedTuple):
+    x: float
+    y: float = 0.0
+
+
+@treepack.register_auxdata(serialized_name="typed.Mode")
+class Mode(enum.Enum):
+    TRAIN = 1
+
+
+@treepack.register_function(serialized_name="typed.double")
+def double(x: float) -> float:
+    return 2 * x
+
+
+class Box:
+    def __init__(self, value: float):
+        self.value = value
+
+
+def to_state(box: Box) -> dict[str, float]:
+    return {"value": box.value}
+
+
+def from_state(_: Box, state: dict[str, float]) -> Box:
+    return Box(state["value"])
+
+
+class Node:
+    def __init__(self, value: float):
+        self.value = value
+
+
+def upgrade(
+    static: dict[str, object], children: dict[str, object], version: int
+) -> tuple[dict[str, object], dict[str, object]]:
+    return static, children
+
+
+def register() -> dict[str, type]:
+    jax.tree_util.register_pytree_node(
+        Node, lambda node: ((node.value,), None), lambda _, children: Node(*children)
+    )
+    treepack.register_node(Node, serialized_name="typed.Node")
+    treepack.register_pytree_node_serialization(Node, serialized_name="typed.Node")
+    layer: type[Layer] = treepack.register_dataclass(Layer, serialized_name="typed.Layer")
+    # Decorators keep the type.
+    made: Layer = layer(jnp.ones(2))
+    twice: Callable[[float], float] = double
+    assert made.act == "relu"
+    assert twice(1.0) == 2.0
+    treepack.register_tree([Point(1.0), {"a": Layer(jnp.ones(1))}])
+    return treepack.registered_types()
+
+
+def files(folder: Path) -> None:
+    path = folder / "model"
+    tree: dict[str, Layer | Point] = {"layer": Layer(jnp.ones((4, 2))), "point": Point(1.0)}
+    told: list[int] = []
+    progress: treepack.Progress = lambda done, total: told.append(done)  # noqa: E731
+    strict: treepack.Strict = "exact"
+    arrays: treepack.Arrays = "numpy"
+    treepack.save(path, tree, metadata={"step": 1}, compress=True, level=1, progress=progress)
+    # With a target the result has its type.
+    found: dict[str, Layer | Point] = treepack.load(path, tree, strict=strict)
+    assert isinstance(found["layer"], Layer)
+    assert treepack.load(path, arrays=arrays)["point"] == Point(1.0)
+    assert treepack.abstract(path)["layer"].w.shape == (4, 2)
+    assert treepack.read_metadata(path)["step"] == 1
+
+
+def data() -> None:
+    tree = (Layer(jnp.ones(2)), [1, 2.0])
+    encoded: bytes = treepack.dumps(tree, holes=True, align=16, threads=1)
+    same: tuple[Layer, list[float]] = treepack.loads(encoded, tree)
+    layer: Layer = treepack.loads(treepack.dumps(tree[0]), tree[0])
+    assert layer.act == "relu"
+    assert same[0].act == "relu"
+    assert treepack.loads(encoded, cast=False, unknown="dict", static={})[1] == [1, 2.0]
+    size: int = treepack.packed_size(tree, described=True)
+    buffer = bytearray(size)
+    assert treepack.pack_into(tree, buffer, described=True) == size
+    pieces: list[memoryview] = treepack.buffers(tree)
+    assert sum(piece.nbytes for piece in pieces) == treepack.packed_size(tree)
+
+
+def exported(folder: Path) -> None:
+    function = jax.export.export(jax.jit(jnp.sin))(jnp.ones(3))
+    treepack.save_exported(folder / "function", function, {"w": jnp.ones(3)}, durable=False)
+    loaded: treepack.LoadedExported = treepack.load_exported(folder / "function")
+    assert loaded.params["w"].shape == (3,)
+
+
+def drop_in(folder: Path) -> None:
+    tree = {"a": np.ones(3), "b": [1, 2]}
+    serialization.register_serialization_state(Box, to_state, from_state, override=True)
+    encoded: bytes = serialization.to_bytes(tree)
+    same = serialization.from_bytes(tree, encoded)
+    assert list(same) == ["a", "b"]
+    state = serialization.to_state_dict(Box(1.0))
+    box: Box = serialization.from_state_dict(Box(0.0), state)
+    assert box.value == 1.0
+    assert serialization.msgpack_restore(serialization.msgpack_serialize(tree))["b"] == [1, 2]
+    serialization.save_to_file(tree, folder / "file", compress=True, level=1)
+    loaded = serialization.load_from_file(tree, folder / "file")
+    assert list(loaded) == ["a", "b"]
+    packed: bytes = serialization.to_compressed_bytes(tree)
+    assert list(serialization.from_compressed_bytes(tree, packed)) == ["a", "b"]
+    assert serialization.decompress_bytes(serialization.compress_bytes(b"abc")) == b"abc"
+    assert serialization.is_serializable(tree)
+    valid, issues = serialization.validate_serializable(tree)
+    assert valid
+    assert not issues
+    assert serialization.get_serialization_info(tree)["num_leaves"] == 3
+    assert serialization.current_path() == ""
+    assert serialization.MAX_CHUNK_SIZE == 2**30
+    with serialization.patch():
+        pass
+
+
+def failures() -> None:
+    kinds: list[type[Exception]] = [
+        treepack.TreepackError,
+        treepack.DecodeError,
+        treepack.MismatchError,
+        treepack.CorruptionError,
+        treepack.UnregisteredTypeError,
+        treepack.UnserializableLeafError,
+        errors.GzipError,
+        errors.GzipTruncatedError,
+        errors.StateDictKeyError,
+    ]
+    assert all(issubclass(kind, Exception) for kind in kinds)
+    try:
+        treepack.loads(treepack.dumps({"a": 1}), {"b": 1})
+    except treepack.MismatchError as error:
+        found: list[errors.Mismatch] = error.mismatches
+        assert found[0].path == "b"
+        assert found[0].similar == ""
+
+
+def main() -> None:
+    assert treepack.__version__
+    assert register()["typed.Layer"] is Layer
+    with tempfile.TemporaryDirectory() as folder:
+        files(Path(folder))
+        exported(Path(folder))
+        drop_in(Path(folder))
+    data()
+    failures()
+
+
+if __name__ == "__main__":
+    main()
