@@ -6,8 +6,6 @@
 use std::mem;
 use std::ops::Range;
 
-use serde_bytes::ByteBuf;
-
 use crate::array::{self, Array, Framing, KeyPlace, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::structure::{Kind, NodeType, ROOT_KEY, Recorder, TRAILER_KEY};
@@ -395,12 +393,6 @@ impl<P: Payload> Encoder<P> {
     }
 }
 
-/// A kind of a dict whose keys are not all strings.
-#[must_use]
-pub fn dict_with_keys(keys: Vec<u8>) -> Kind {
-    Kind::DictWithKeys(ByteBuf::from(keys))
-}
-
 fn misused(what: &str) -> Error {
     Error::Option(format!("the encoder was misused: {what}"))
 }
@@ -441,6 +433,18 @@ mod tests {
         unfinished.map(1).unwrap();
         assert!(unfinished.finish(None).is_err());
         assert!(Encoder::<Vec<u8>>::described(framing()).list(0).is_err());
+    }
+
+    #[test]
+    fn after_a_failure_other_values_can_be_tried() {
+        let mut encoder = Encoder::<Vec<u8>>::new(framing());
+        encoder.list(2).unwrap();
+        let mark = encoder.mark();
+        encoder.map(3).unwrap();
+        encoder.key("a").unwrap();
+        encoder.skip(mark);
+        encoder.nil().unwrap();
+        encoder.end(Kind::List).unwrap();
     }
 
     #[test]

@@ -137,17 +137,21 @@ fn read(events: &Events, source: &[u8], next: &mut usize) -> Tree {
 }
 
 /// The paths of all arrays, and what they contain.
-fn arrays(tree: &Tree, path: &str, found: &mut Vec<(String, Vec<f32>)>) {
+fn arrays(tree: &Tree, path: Option<&str>, found: &mut Vec<(String, Vec<f32>)>) {
+    let below = |key: &str| {
+        let key = key.replace('~', "~0").replace('/', "~1");
+        path.map_or_else(|| key.clone(), |path| format!("{path}/{key}"))
+    };
     match tree {
-        Tree::Array(values) => found.push((path.into(), values.clone())),
+        Tree::Array(values) => found.push((path.unwrap_or(".").into(), values.clone())),
         Tree::List(items) => {
             for (index, item) in items.iter().enumerate() {
-                arrays(item, &format!("{path}/{index}"), found);
+                arrays(item, Some(&below(&index.to_string())), found);
             }
         }
         Tree::Map(pairs) => {
             for (key, value) in pairs {
-                arrays(value, &format!("{path}/{key}"), found);
+                arrays(value, Some(&below(key)), found);
             }
         }
         _ => {}
@@ -177,7 +181,7 @@ proptest! {
         prop_assert_eq!(&read(&events, &source, &mut next), &tree);
         prop_assert_eq!(next, events.as_slice().len());
         let mut expected = Vec::new();
-        arrays(&tree, ".", &mut expected);
+        arrays(&tree, None, &mut expected);
         let mut found = Vec::new();
         for leaf in events.leaves() {
             let leaf = leaf.unwrap();

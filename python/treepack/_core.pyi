@@ -11,11 +11,11 @@ from treepack._restore import Restore
 
 __all__ = [
     "CHUNKED_MARKER",
-    "Content",
-    "Layout",
     "MAX_DEPTH",
     "ROOT_KEY",
     "TRAILER_KEY",
+    "Content",
+    "Layout",
     "assemble",
     "compress",
     "decode_value",

@@ -147,16 +147,16 @@ def load(
         is recognised by its first bytes.
       target: A template. Its containers are what the result is made of; of its leaves only shape,
         dtype and sharding matter, so `jax.ShapeDtypeStruct`s will do (`jax.eval_shape` of what
-        makes the tree, or `abstract`). Leaves where it has arrays of jax or
-        `ShapeDtypeStruct`s become arrays of jax, and go where it has them; others become
-        arrays of NumPy.
+        makes the tree, or `abstract`). Arrays become arrays of jax, and go where it has them,
+        where it has arrays of jax or `ShapeDtypeStruct`s (of a dtype that jax has here: without
+        `jax_enable_x64`, not of 64 bits); elsewhere they become arrays of NumPy.
       strict: How the leaves are compared with the template's. `True`: equal shapes, and dtypes
         that are equal to JAX, so that 64 bits count as 32 unless `jax_enable_x64` is set.
         `"exact"`: equal dtypes, and no keys that a dict of the template lacks. `False`: not at all.
       cast: Whether floats of another dtype become those of the template.
       arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
-      device: Where to put all arrays of jax; by default where the target has them, or else the
-        default device.
+      device: Where to put all that become arrays of jax; by default where the target has them,
+        or else the default device.
       sharding: How to put them: a `jax.sharding.Sharding`; a pytree of them, of which each is for
         all below its place; or a callable of the path and a `ShapeDtypeStruct`, which returns one.
         Each device reads its part of the file.
@@ -167,9 +167,10 @@ def load(
         are used. The file may be replaced or deleted meanwhile, as `save` does
         it, but must not be truncated or overwritten in place. `False` reads all of it now.
       unknown: What becomes of nodes of types that are not registered here, or had other
-        fields when they were saved: an error, or dicts of their children.
+        fields when they were saved: an error, or dicts of their children. With a target it does
+        not matter.
       static: What fills static data that were not saved (see `holes` of `save`): a dict by path,
-        such as `{"tx": optimizer}`, or a tree like the one that was saved.
+        such as `{"tx": optimizer}`, or a tree like the one that was saved. A target has them.
       threads: See `save`; for decompressing, casting, and arrays that are copied.
       progress: See `save`; for reading and decompressing. There is nothing to tell
         of a file that is mapped.
@@ -183,8 +184,9 @@ def load(
       MismatchError: A ValueError. If it does not fit the target; it lists all differences.
       UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
       CorruptionError: A ValueError. If it is a damaged gzip file.
-      TreepackError: A ValueError. If jax would not keep the dtype of an array, or static data
-        were not saved.
+      TreepackError: A ValueError. If jax would not keep the dtype of an array or the value of an
+        integer, an array cannot be put where it should go, or static data were not saved.
+      ImportError: If arrays of jax were saved and jax is not installed; see `arrays`.
 
     Example:
       >>> import jax, jax.numpy as jnp, tempfile, treepack

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 from treepack import _auxdata, _core, _holes, _jax_export, _node_types
@@ -132,7 +132,7 @@ def register_dataclass(
             if given is None and dataclasses.is_dataclass(nodetype):
                 given = Fields.marked(nodetype, drop_fields)
             data, meta = (None, None) if given is None else (given.data, given.meta)
-            register_with_jax(nodetype, data, meta, drop_fields=list(drop_fields))
+            register_with_jax(nodetype, data, meta, drop_fields=[*map(_Whole, drop_fields)])
             fields = given
         build = None if fields is None else fields.build
         _jax_export.register(nodetype, name, _encode_auxdata, _core.decode_value, build)
@@ -140,6 +140,15 @@ def register_dataclass(
         if dataclasses.is_dataclass(nodetype):
             _auxdata.register_fields(nodetype, name, aliases)
     return nodetype
+
+
+class _Whole(str):
+    """The name of a field to drop, which JAX before 0.10 takes for several names."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        yield str(self)
 
 
 def _chosen_name(ty: type, given: str | None) -> str:

@@ -327,7 +327,7 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
 def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> Any:
     if kind.upgrade is not None:
         state = kind.upgrade(state)
-    children = kind.children(target)
+    children, make = kind.opened(target)
     missing = [name for name in children if name not in state]
     more = [] if len(state) == len(children) - len(missing) else state.keys() - children.keys()
     if missing or (more and not (kind.more_allowed and restore.strict != "exact")):
@@ -338,7 +338,7 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
         if name in state
     }
     # Code of the type might not like children that do not fit; an error follows anyway.
-    return target if restore.mismatches else kind.make(target, found)
+    return target if restore.mismatches else make(found)
 
 
 def _note_names(

@@ -81,6 +81,12 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// A dict whose keys, as encoded here, are not all strings.
+    #[must_use]
+    pub fn dict_with_keys(keys: Vec<u8>) -> Self {
+        Self::DictWithKeys(ByteBuf::from(keys))
+    }
+
     fn is_leaf(&self) -> bool {
         matches!(
             self,

@@ -21,5 +21,8 @@ def missing() -> Any:
     import jax
 
     treedef: Any = jax.tree_util.tree_structure(equinox.nn.Identity())
-    found = [value for value in treedef.node_data()[1] if repr(value) == "Missing"]
+    auxdata = treedef.node_data()[1]
+    if type(auxdata) is not tuple:  # as before version 0.13.3
+        return None
+    found = [value for value in auxdata if type(value).__name__ == "_Missing"]
     return found[0] if found else None

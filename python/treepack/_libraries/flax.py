@@ -23,7 +23,11 @@ def is_graph_definition(value: object) -> bool:
 
 def hashable_mapping() -> Any:
     """Returns the type of mappings in the static data of nnx modules, or `None`."""
-    return getattr(imported("flax.typing"), "HashableMapping", None)
+    for name in ("flax.typing", "flax.nnx.graph"):  # the latter before 0.12.3
+        found = getattr(imported(name), "HashableMapping", None)
+        if found is not None:
+            return found
+    return None
 
 
 class Patch:

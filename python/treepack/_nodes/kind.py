@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ class NodeKind(NamedTuple):
       upgrade: Takes a state that may be of an older form, returns it in today's.
       final: Whether handlers of the program do the whole subtree by themselves; `make` takes
         the state then.
+      open: `children` and `make` of one container at once, where that saves work.
     """
 
     children: Callable[[Any], Any]
@@ -42,3 +44,10 @@ class NodeKind(NamedTuple):
     more_allowed: bool = False
     upgrade: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     final: bool = False
+    open: Callable[[Any], tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] | None = None
+
+    def opened(self, value: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]:
+        """Returns the children of a template, and what makes a container of new ones."""
+        if self.open is not None:
+            return self.open(value)
+        return self.children(value), functools.partial(self.make, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from treepack import _paths
@@ -32,11 +33,19 @@ def _children(value: Any) -> dict[str, Any]:
 
 
 def _make(target: Any, new: dict[str, Any]) -> Any:
+    return _open(target)[1](new)
+
+
+def _open(target: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]:
     children, treedef = flatten(target)
-    return treedef.unflatten(new.get(name, child) for name, child in children.items())
+
+    def make(new: dict[str, Any]) -> Any:
+        return treedef.unflatten([new.get(name, child) for name, child in children.items()])
+
+    return code.split(target, children)[0], make
 
 
-PYTREE = NodeKind(_children, _make, children_in_words)
+PYTREE = NodeKind(_children, _make, children_in_words, open=_open)
 
 # `jax.tree_util.Partial`, as flax names its children.
 PARTIAL = NodeKind(

@@ -13,7 +13,6 @@ use super::super::failure::{Failure, Walked};
 use super::super::memory::dict_next;
 use super::super::value;
 use super::state::{Class, Place, Walk};
-use crate::encoder::dict_with_keys;
 use crate::structure::{Kind, NodeType};
 use crate::wire;
 
@@ -236,7 +235,7 @@ impl<'py> Walk<'py> {
     fn end_with_keys(&mut self, dict: &Bound<'py, PyDict>) -> Walked {
         let kind = if self.out.is_described() {
             let keys = value::encode(dict.keys().as_any());
-            dict_with_keys(keys.map_err(|error| self.unsupported(error))?)
+            Kind::dict_with_keys(keys.map_err(|error| self.unsupported(error))?)
         } else {
             Kind::Dict
         };
