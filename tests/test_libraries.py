@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -23,6 +25,8 @@ from jax.example_libraries import optimizers
 
 import treepack
 from treepack import serialization
+
+ROOT = Path(__file__).parent.parent
 
 
 class Network(nn.Module):
@@ -405,3 +409,37 @@ def test_errors_of_templates_can_be_pickled() -> None:
     assert str(again) == str(caught.value)
     assert again.__notes__ == caught.value.__notes__
     assert again.mismatches == caught.value.mismatches
+
+
+def test_private_names_of_others_may_go() -> None:
+    """Each is looked up in one place, and where it is missing, what needs it is left out."""
+    code = (
+        "import sys\n"
+        "import flax.serialization, flax.typing, equinox, jax, numpy as np, optax, treepack\n"
+        "import jax.export, jax._src.export as internals\n"
+        "from treepack import serialization\n"
+        "del flax.serialization._STATE_DICT_REGISTRY, flax.serialization._error_context\n"
+        "del flax.typing.HashableMapping, internals._export\n"
+        "sys.modules['jax._src.export._export'] = None\n"
+        "equinox.nn.Identity = lambda: ()\n"
+        "tree = {'a': [np.ones(3)], 'b': flax.core.freeze({'c': 1})}\n"
+        "again = serialization.from_bytes(tree, serialization.to_bytes(tree))\n"
+        "assert again['b']['c'] == 1, again\n"
+        "state = optax.adam(0.1).init({'w': jax.numpy.ones(2)})\n"
+        "treepack.register_tree(state)\n"
+        "assert type(treepack.loads(treepack.dumps(state))) is type(state)\n"
+        "try:\n"
+        "    treepack.dumps([], metadata=object())\n"
+        "except TypeError as error:\n"
+        "    assert 'cannot be saved' in str(error), error\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_core_finds_what_it_calls() -> None:
+    from treepack import _hooks
+
+    names = re.findall(r'hook\("(\w+)"\)', (ROOT / "src/py/hooks.rs").read_text())
+    assert sorted(names) == sorted(_hooks.__all__)
+    assert all(callable(getattr(_hooks, name)) for name in names)

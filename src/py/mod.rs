@@ -7,16 +7,15 @@
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
 //! | `objects.rs` | Python objects of events |
-//! | `assemble.rs` | the putting together of a state dict by the record of its structure |
+//! | `build/` | the putting together of containers: as a template, or as a record of the structure says |
 //! | `value.rs` | typed values (static data, keys, metadata) as Python objects |
-//! | `rebuild.rs` | the fitting of loaded leaves into a template |
 //! | `fields.rs` | containers whose children are attributes of fixed names |
 //! | `hooks.rs` | the Python functions that these walks ask |
 //! | `watch.rs` | telling Python how far long work has come, and hearing Ctrl-C |
 //! | `failure.rs`, `errors.rs` | what stops a walk, and errors as Python exceptions |
 //! | `memory/` | all `unsafe`: memory that belongs to Python or NumPy |
 
-mod assemble;
+mod build;
 mod errors;
 mod failure;
 mod fields;
@@ -25,7 +24,6 @@ mod hooks;
 mod load;
 mod memory;
 mod objects;
-mod rebuild;
 mod save;
 mod value;
 mod walk;
@@ -66,13 +64,11 @@ mod _core {
     #[pymodule_export]
     const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
     #[pymodule_export]
-    use super::assemble::{assemble, read_trailer, trailer_metadata};
+    use super::build::{assemble, read_trailer, rebuild, rebuild_plain, trailer_metadata};
     #[pymodule_export]
     use super::gzip::{compress, decompress};
     #[pymodule_export]
     use super::load::{Content, restore};
-    #[pymodule_export]
-    use super::rebuild::{rebuild, rebuild_plain};
     #[pymodule_export]
     use super::save::{Layout, problems, walk};
     #[pymodule_export]

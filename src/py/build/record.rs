@@ -4,14 +4,15 @@ use std::collections::HashMap;
 
 use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
 
-use super::failure::{Failure, Walked};
-use super::hooks::Hooks;
-use super::load::with_source;
-use super::memory::dict_next;
-use super::watch::Watcher;
-use super::{errors, value};
+use super::super::failure::{Failure, Walked};
+use super::super::hooks::Hooks;
+use super::super::load::with_source;
+use super::super::memory::dict_next;
+use super::super::watch::Watcher;
+use super::super::{errors, value};
+use super::Plain;
 use crate::error::Path;
 use crate::events::{Event, Events};
 use crate::source::{Source, read_to};
@@ -193,11 +194,11 @@ impl<'py> Assembly<'_, 'py> {
         Ok(match &self.trailer.nodes[node].0 {
             Kind::List => {
                 indexed(dict)?;
-                PyList::new(self.py, built)?.into_any()
+                Plain::List::<[_; 0]>.make(self.py, built)?
             }
             Kind::Tuple => {
                 indexed(dict)?;
-                PyTuple::new(self.py, built)?.into_any()
+                Plain::Tuple::<[_; 0]>.make(self.py, built)?
             }
             Kind::Typed(class, data) => match self.typed(node, *class as usize, data, dict, &built)
             {
@@ -359,16 +360,15 @@ fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> As
         Ok(_) => return damaged("there is another number of keys"),
         Err(_) => return damaged("the keys of a dict are no list"),
     };
-    let (dict, count) = (PyDict::new(py), built.len());
-    for (key, value) in keys.iter().zip(built) {
-        dict.set_item(key, value).map_err(|error| {
-            if error.is_instance_of::<PyTypeError>(py) {
-                Failure::structure(format!("a key cannot be hashed: {error}"))
-            } else {
-                error.into()
-            }
-        })?;
-    }
+    let count = built.len();
+    let dict = Plain::Dict(keys.iter()).make(py, built).map_err(|error| {
+        if error.is_instance_of::<PyTypeError>(py) {
+            Failure::structure(format!("a key cannot be hashed: {error}"))
+        } else {
+            error.into()
+        }
+    })?;
+    let dict = dict.cast_into::<PyDict>()?;
     if dict.len() != count {
         return damaged("a key occurs twice");
     }

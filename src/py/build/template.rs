@@ -13,9 +13,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 use pyo3::{PyTypeInfo, ffi, intern};
 
-use super::fields::FieldsByType;
-use super::hooks::Hooks;
-use super::memory::dict_next;
+use super::super::fields::FieldsByType;
+use super::super::hooks::Hooks;
+use super::super::memory::dict_next;
+use super::Plain;
 use crate::wire::MAX_DEPTH;
 
 /// Restores one child of a template, natively where that is possible; see `_core.pyi`.
@@ -67,37 +68,13 @@ struct Rebuild<'a, 'py> {
     fields: RefCell<FieldsByType<'py>>,
 }
 
-/// What kind of container is made of the restored children.
+/// What is made of the restored children.
 enum Container<'py> {
     Dict,
     List,
     Tuple,
-    /// One that this function makes.
+    /// What this function makes of them.
     Made(Bound<'py, PyAny>),
-}
-
-impl<'py> Container<'py> {
-    #[inline(never)] // see `child`
-    fn of(
-        &self,
-        target: &Bound<'py, PyAny>,
-        children: &[Child<'py>],
-        values: Vec<Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let py = target.py();
-        Ok(match self {
-            Self::Dict => {
-                let built = PyDict::new(py);
-                for ((_, _, key), value) in children.iter().zip(values) {
-                    built.set_item(key, value)?;
-                }
-                built.into_any()
-            }
-            Self::List => PyList::new(py, values)?.into_any(),
-            Self::Tuple => PyTuple::new(py, values)?.into_any(),
-            Self::Made(make) => make.call1((target, values))?,
-        })
-    }
 }
 
 /// A child of the template, its state and its name.
@@ -159,7 +136,14 @@ impl<'a, 'py> Rebuild<'a, 'py> {
                 return Ok(target.clone());
             }
         }
-        container.of(target, children, values)
+        let py = target.py();
+        let keys = || children.iter().map(|(_, _, key)| key.clone().into_any());
+        match container {
+            Container::Dict => Plain::Dict(keys()).make(py, values),
+            Container::List => Plain::List::<[_; 0]>.make(py, values),
+            Container::Tuple => Plain::Tuple::<[_; 0]>.make(py, values),
+            Container::Made(make) => make.call1((target, values)),
+        }
     }
 
     /// What Python makes of a child that is not plain, if it can be asked.
