@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import itertools
 import os
@@ -97,7 +96,9 @@ def _cast(leaves: Leaves, threads: int | None) -> list[Any]:
         flat = source.reshape(-1), made.reshape(-1)
         work.extend((flat[0][part], flat[1][part]) for part in parts)
         results.append(made)
-    with concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         for _ in pool.map(_cast_part, work):
             pass
     return results
