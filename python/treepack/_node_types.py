@@ -170,7 +170,7 @@ def find(name: str, fields: FieldNames | None, version: int, or_none: bool) -> N
     try:
         if found is None:
             raise UnregisteredTypeError(
-                f"no type is registered with the name {name!r}; import or register it (see "
+                f"no type is registered with the name {name!r}; {_how_to_find(name)} (see "
                 f'treepack.register_dataclass){of_main(name)}, or pass unknown="dict" to get '
                 "dicts in its place",
                 name,
@@ -180,6 +180,10 @@ def find(name: str, fields: FieldNames | None, version: int, or_none: bool) -> N
         if or_none:
             return None
         raise
+
+
+def _how_to_find(name: str) -> str:
+    return "import flax" if name == "flax.core.FrozenDict" else "import or register it"
 
 
 def _how_to_register(ty: type, node: Any) -> str:

@@ -281,16 +281,21 @@ def _put(arrays: Sequence[Any], place: Any) -> Iterator[jax.Array]:
     """Puts arrays on devices, a window of them at a time."""
     import jax
 
-    if isinstance(place, jax.sharding.Sharding) and len(place.device_set) > 1:
-        for array in arrays:
-            if _jax.is_array(array):  # typed PRNG keys
-                yield jax.device_put(array, place)
-            else:
-                yield jax.make_array_from_callback(array.shape, place, array.__getitem__)
-        return
+    def put(batch: list[Any]) -> list[jax.Array]:
+        if not isinstance(place, jax.sharding.Sharding) or len(place.device_set) == 1:
+            made: list[jax.Array] = jax.device_put(batch, place)
+            return made
+        return [
+            # Each device reads its part; typed PRNG keys are arrays of jax already.
+            jax.device_put(array, place)
+            if _jax.is_array(array)
+            else jax.make_array_from_callback(array.shape, place, array.__getitem__)
+            for array in batch
+        ]
+
     before: list[jax.Array] = []
     for batch in _batches(arrays):
-        made = jax.device_put(batch, place)
+        made = put(batch)
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
         before = made
         yield from made

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple, TypeVar, overload
 from treepack import _auxdata, _core, _holes, _jax_export, _node_types
 from treepack._evolution import fields_text
 from treepack._fields import Fields, dataclass_fields
-from treepack._libraries.jax import is_node, is_node_type, is_partial, partial_function, unflatten
+from treepack._libraries.jax import (
+    is_node,
+    is_node_type,
+    is_partial,
+    partial_function,
+    registered_unflatten,
+    unflatten,
+)
 from treepack._names import default_name, registering, warn_if_unstable
 from treepack._node_types import FieldNames, NodeType, Upgrade, check_children
 from treepack._nodes import code, is_plain_namedtuple
@@ -520,18 +527,18 @@ def _register(
 
     def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
         children, treedef = flatten(node)
-        if fields is not None and list(children) != fields.data:
-            raise TypeError(
-                f"a {default_name(nodetype)} has the children {list(children)}, and others have "
-                f"{fields.data}"
-            )
         state, functions = code.split(node, children)
         data = encode(treedef.node_data()[1])
+        if fields is not None and list(children) != fields.data:
+            return _core.encode_value((_VARIABLE, data, list(children))), children
         if functions:
             data = _add_functions(nodetype, data, list(children), functions)
         return data, state
 
     def decode_all(data: bytes) -> Any:
+        variable = _take_variable(data)
+        if variable is not None:
+            return variable._replace(static=decode(variable.static))
         functions = _take_functions(data)
         if functions is None:
             return decode(data)
@@ -548,9 +555,13 @@ def _register(
         return static, children
 
     def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
+        if isinstance(static, _Variable):
+            return static.make(nodetype, names, children)
         return unflatten(nodetype, *completed(static, names, children))
 
     def build(static: Any, names: list[str], children: list[Any]) -> Any:
+        if isinstance(static, _Variable):
+            return static.make(nodetype, names, children)
         static, children = completed(static, names, children)
         make = functools.partial(unflatten, nodetype) if fields is None else fields.build
         return make(static, children)
@@ -565,6 +576,31 @@ def _register(
         nodetype, name, field_names, version, upgrade, checked, reduce, decode_all, rebuild, build
     )
     _node_types.add(added, aliases)
+
+
+# Marks static data of a node that has other children than most of its type.
+_VARIABLE = "treepack.variable"
+
+
+class _Variable(NamedTuple):
+    """Static data of a node whose type has children only on conditions, and their names."""
+
+    static: Any
+    names: list[str]
+
+    def make(self, nodetype: type, names: list[str], children: list[Any]) -> Any:
+        """Makes the node by the function that the program gave to JAX."""
+        check_children(self.names, names)
+        return registered_unflatten(nodetype)(self.static, children)
+
+
+def _take_variable(data: bytes) -> _Variable | None:
+    if _VARIABLE.encode() not in data:  # nearly always, and cheap
+        return None
+    match _core.decode_value(data):
+        case (mark, bytes(static), list(names)) if mark == _VARIABLE:
+            return _Variable(static, names)
+    return None
 
 
 # Marks static data of a node that has functions among its children, which are no state.

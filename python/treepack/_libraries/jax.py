@@ -110,21 +110,25 @@ def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
     from jax.tree_util import tree_structure
 
     if hasattr(ty, "_fields") and not is_plain_namedtuple(ty):
-        return _registered_unflatten(ty)(auxdata, children)
+        return registered_unflatten(ty)(auxdata, children)
     leaves = [tree_structure(0)] * len(children)
     return treedef_with(ty, auxdata, leaves).unflatten(children)
 
 
-def _registered_unflatten(ty: type) -> Any:
-    """Returns what a program has told jax for a namedtuple, which no treedef can be made for."""
+def registered_unflatten(ty: type) -> Any:
+    """Returns the function that makes nodes of a type, as a program has given it to jax.
+
+    It is for nodes that no treedef can be made for: namedtuples, and those whose number of
+    children varies, which jax does not compare with what is there.
+    """
     try:
         from jax._src.tree_util import _registry
 
         return _registry[ty].from_iter
     except (ImportError, AttributeError, KeyError):
         raise TypeError(
-            f"{ty.__qualname__} is a namedtuple that is registered with JAX, and this version of "
-            "JAX does not tell how to make one"
+            f"this version of JAX does not tell how to make a {ty.__qualname__}, which is a "
+            "namedtuple with a registration of its own, or has children only on conditions"
         ) from None
 
 
