@@ -331,7 +331,7 @@ def test_functions_in_equinox_modules() -> None:
         treepack.dumps(model)
     added = treepack.register_tree(model, prefix="eqx")
     assert added.keys() <= {"eqx.MLP", "eqx.Linear"}
-    assert {eqx.nn.MLP, eqx.nn.Linear} <= {*treepack.registered_types().values()}
+    assert {equinox.nn.MLP, equinox.nn.Linear} <= {*treepack.registered_types().values()}
     assert treepack.register_tree(model, prefix="eqx") == {}
     assert_equal_trees(treepack.loads(treepack.dumps(model)), model)
     found = treepack.loads(treepack.dumps(model))
