@@ -326,9 +326,12 @@ def test_static_data_that_cannot_be_saved_name_type_and_field() -> None:
 
 
 def test_functions_in_equinox_modules() -> None:
-    model = equinox.nn.MLP(2, 2, 4, 1, final_activation=jnp.tanh, key=jax.random.key(0))
+    class Unknown(equinox.Module):
+        w: Any
+
     with pytest.raises(TypeError, match="not registered"):
-        treepack.dumps(model)
+        treepack.dumps(Unknown(1))
+    model = equinox.nn.MLP(2, 2, 4, 1, final_activation=jnp.tanh, key=jax.random.key(0))
     added = treepack.register_tree(model, prefix="eqx")
     assert added.keys() <= {"eqx.MLP", "eqx.Linear"}
     assert {equinox.nn.MLP, equinox.nn.Linear} <= {*treepack.registered_types().values()}

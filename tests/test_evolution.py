@@ -333,6 +333,21 @@ def test_two_lambdas_are_a_conflict() -> None:
         treepack.register_function(lambda x: x * 2, serialized_name="tests.evolution.lambda")
 
 
+def test_two_functions_of_one_function_are_a_conflict() -> None:
+    def make(factor: int) -> Any:
+        def scale(x: int) -> int:
+            return factor * x
+
+        return scale
+
+    first = make(2)
+    treepack.register_function(first, serialized_name="tests.evolution.scale")
+    data = treepack.dumps(jax.tree_util.Partial(first))
+    with pytest.raises(ValueError, match="already registered for"):
+        treepack.register_function(make(3), serialized_name="tests.evolution.scale")
+    assert treepack.loads(data)(1) == 2
+
+
 def test_options_are_checked_when_a_type_is_registered() -> None:
     made = dataclasses.make_dataclass("Checked", ["a"])
     for version in (-1, "2", 2**32):
