@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 from treepack import _codecs
-from treepack._names import Names, default_name, registering, warn_if_unstable
+from treepack._names import Names, default_name, registering
 from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
 
 T = TypeVar("T", bound=type)
@@ -117,24 +117,13 @@ def register_auxdata(
         raise TypeError("encode and decode must both be given, or none of them")
     if encode is None or decode is None:
         encode, decode = _by_definition(ty)
-    name = _chosen(_types, ty, serialized_name)
+    name = _types.chosen(ty, serialized_name)
     if is_own_name(name):
         raise ValueError(f"the auxdata name {name!r} is treepack's own")
     with registering:
         _types.check(ty, name, aliases)
         _types.add(ty, name, Codec(encode, decode), aliases)
     return ty
-
-
-def _chosen(names: Names[Any], thing: Any, given: str | None) -> str:
-    """Returns the name that a thing is to have: the given one, its own, or a default."""
-    if given is not None:
-        return given
-    known = names.name_of(thing)
-    if known is None:
-        known = default_name(thing)
-        warn_if_unstable(thing, known)
-    return known
 
 
 def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -212,7 +201,7 @@ def register_function(
         )
     if serialized_name is None and function_name(function) is None:
         raise TypeError(f"serialized_name is needed for {function!r}, which has no name of its own")
-    name = _chosen(_functions, function, serialized_name)
+    name = _functions.chosen(function, serialized_name)
     with registering:
         _functions.check(function, name, aliases)
         _functions.add(function, name, function, aliases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from treepack._content import inflated
+from treepack._content import check_level, inflated
 from treepack._described import Unknown, described_layout, restore_described
 from treepack._options import Progress, Strict, telling
 from treepack._placement import Arrays
@@ -47,9 +47,8 @@ def dumps(
       {'layers': [(array([0., 0.]), 1), None], 7: 'seven'}
     """
     layout = described_layout(tree, align, metadata, holes=holes)
+    check_level(level, compress)
     if not compress:
-        if level is not None:
-            raise ValueError("level is for compress=True")
         return layout.to_bytes(threads=threads)
     with telling(progress, "compress") as tell:
         return layout.to_gzip(level, threads=threads, progress=tell)

@@ -31,13 +31,18 @@ def save_layout(
     Missing directories are made.
     """
     _check_path(path)
-    if level is not None and not compress:
-        raise ValueError("level is for compress=True")
+    check_level(level, compress)
     with telling(progress, "save") as tell:
         if compress:
             layout.save_gzip(path, level, durable=durable, threads=threads, progress=tell)
         else:
             layout.save(path, durable=durable, progress=tell)
+
+
+def check_level(level: int | None, compress: bool) -> None:
+    """Raises if there is a level for nothing."""
+    if level is not None and not compress:
+        raise ValueError("level is for compress=True")
 
 
 def open_content(

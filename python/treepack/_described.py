@@ -61,18 +61,28 @@ def restore_described(
     state = _core.restore(data, copy, threads)
     if target is not None:
         return restore_tree(target, state, ".", strict, cast=cast, convert=convert, in_words=False)
-    state, trailer = split(state)
+    return assembled(state, convert=convert, unknown=unknown, static=static)
+
+
+def assembled(
+    state: Any, *, convert: Any = None, unknown: Unknown, static: Any, placeholders: bool = False
+) -> Any:
+    """Returns the tree that a state with the record of its structure was made of.
+
+    With `placeholders` its leaves are none that the code of types could work with.
+    """
+    state, trailer = _split(state)
     return _core.assemble(
         state,
         present(trailer),
         convert=convert,
         unknown_as_dict=unknown == "dict",
-        placeholders=False,
+        placeholders=placeholders,
         static=static,
     )
 
 
-def split(state: Any) -> tuple[Any, bytes | None]:
+def _split(state: Any) -> tuple[Any, bytes | None]:
     """Returns the state of a tree and the record of its structure, if there is one."""
     trailer = state.get(_core.TRAILER_KEY) if type(state) is dict else None
     if trailer is not None and type(trailer) is not bytes:

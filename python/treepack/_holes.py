@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from treepack import _core, _paths
 from treepack._nodes import kind_of
 from treepack._nodes.code import Pruned
+from treepack._nodes.pytree import flatten
 from treepack.errors import TreepackError
 
 
@@ -51,6 +52,13 @@ def allowing(holes: bool) -> Iterator[None]:
 def allowed() -> bool:
     """Tells whether this thread leaves out what cannot be written."""
     return _local.allowed
+
+
+def left_out(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns values by field, with holes for what cannot be written if that is allowed."""
+    if not allowed():
+        return values
+    return {field: _dug(value, field) for field, value in values.items()}
 
 
 def dug(value: Any, fields: Sequence[str] | None) -> Any:
@@ -133,6 +141,4 @@ def _in_template(node: Any, parts: list[str], hole: Hole) -> tuple[bool, Any]:
         return hole.field in functions, functions.get(hole.field)
     if hole.field:
         return hasattr(node, hole.field), getattr(node, hole.field, None)
-    from treepack._nodes.pytree import flatten
-
     return True, flatten(node)[1].node_data()[1]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treepack import _core
 from treepack._content import content_of
-from treepack._described import Unknown, check_unknown, present, split
+from treepack._described import Unknown, assembled, check_unknown, present
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -42,15 +42,7 @@ def abstract(
     """
     check_unknown(unknown)
     state = _core.restore(content_of(path_or_data), None, None, abstract_arrays=True)
-    state, trailer = split(state)
-    return _core.assemble(
-        state,
-        present(trailer),
-        convert=None,
-        unknown_as_dict=unknown == "dict",
-        placeholders=True,
-        static=static,
-    )
+    return assembled(state, unknown=unknown, static=static, placeholders=True)
 
 
 def read_metadata(path_or_data: str | os.PathLike[str] | Buffer) -> Any:

@@ -72,6 +72,16 @@ class Names(Generic[T]):
         if older is not None and older.thing is not thing:
             self._names.pop(id(older.thing), None)
 
+    def chosen(self, thing: Any, given: str | None) -> str:
+        """Returns the name that a thing is to have: the given one, its own, or a default."""
+        if given is not None:
+            return given
+        known = self.name_of(thing)
+        if known is None:
+            known = default_name(thing)
+            _warn_if_unstable(thing, known)
+        return known
+
     def name_of(self, thing: Any) -> str | None:
         """Returns the name of a thing."""
         name = self._names.get(id(thing))
@@ -120,7 +130,7 @@ def default_name(thing: Any) -> str:
     return f"{module}.{name}"
 
 
-def warn_if_unstable(thing: Any, name: str) -> None:
+def _warn_if_unstable(thing: Any, name: str) -> None:
     """Warns of a default name that another program may have as well, for another thing."""
     if thing.__module__ == "__main__" or "<locals>" in thing.__qualname__:
         warnings.warn(

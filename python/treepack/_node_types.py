@@ -18,7 +18,7 @@ from treepack._auxdata import of_main
 from treepack._libraries import imported
 from treepack._libraries import jax as _jax
 from treepack._names import Names, default_name
-from treepack._nodes import NodeKind, kind_of
+from treepack._nodes import NodeKind, handlers, kind_of
 from treepack._nodes.builtin import check_unique_keys, is_namedtuple
 from treepack._nodes.code import Pruned, joined
 from treepack.errors import UnregisteredTypeError
@@ -94,6 +94,11 @@ def name_of(ty: type) -> str | None:
     return _types.name_of(ty)
 
 
+# The name that a type is to have: the given one, its own, or a default. (No function of its own,
+# since a warning tells who called the one that calls this.)
+chosen_name = _types.chosen
+
+
 def check(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
     """Raises a ValueError if a type cannot have a name."""
     if ty in BY_JAX:
@@ -121,10 +126,10 @@ def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any
     Raises:
       TypeError: If the type has no name, or the static data cannot be written.
     """
-    if _jax.is_array(node):
-        return None
     ty = type(node)
     found = registered(ty) or own(ty)
+    if found is None and _jax.is_array(node):
+        return None
     if found is None and _holes.allowed():
         kind = kind_of(node)
         if kind is not None:
@@ -142,7 +147,7 @@ def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any
             "loading"
         )
     data, children = found.reduce(node)
-    kind = kind_of(node)
+    kind = None if handlers.find(ty) is None else kind_of(node)
     if kind is not None and kind.final:
         # As `to_bytes` writes it, so that the same template takes both.
         state = kind.children(node)
@@ -211,10 +216,8 @@ def _mapping(
         check_unique_keys(mapping)
         keys = None if all(type(key) is str for key in mapping) else list(mapping)
         children = {str(key): value for key, value in mapping.items()}
-        parts = keys, extra(mapping)
-        if _holes.allowed():
-            parts = _holes.dug(parts, ["keys", "default_factory"])
-        return _core.encode_value(parts), children
+        parts = _holes.left_out({"keys": keys, "default_factory": extra(mapping)})
+        return _core.encode_value(tuple(parts.values())), children
 
     def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
         keys, more = static
@@ -231,21 +234,12 @@ def _own_type(ty: type, name: str, reduce: Any, rebuild: Any) -> NodeType:
 
 
 def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
-    data = _encode(_jax.partial_function(partial), "func")
-    return data, {"args": partial.args, "keywords": partial.keywords}
-
-
-def _encode(value: Any, field: str) -> bytes:
-    if _holes.allowed():
-        value = _holes.dug((value,), [field])[0]
-    return _core.encode_value(value)
+    function = _holes.left_out({"func": _jax.partial_function(partial)})["func"]
+    return _core.encode_value(function), {"args": partial.args, "keywords": partial.keywords}
 
 
 def _reduce_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
-    functions = pruned.functions()
-    if _holes.allowed():
-        values = _holes.dug(tuple(functions.values()), list(functions))
-        functions = dict(zip(functions, values, strict=True))
+    functions = _holes.left_out(pruned.functions())
     kind = type(pruned.container).__name__
     return _core.encode_value((kind, pruned.keys(), functions)), pruned.children()
 
@@ -335,8 +329,8 @@ def own(ty: Any) -> NodeType | None:
         return _own[ty]
     if ty is None:
         return None
-    jax, flax = imported("jax"), imported("flax.core")
-    if jax is not None and ty is jax.tree_util.Partial:
+    flax = imported("flax.core")
+    if _jax.is_partial_type(ty):
         found = _own_type(ty, "jax.tree_util.Partial", _reduce_partial, _rebuild_partial)
         return _own.setdefault(ty, found)
     if flax is not None and ty is flax.FrozenDict:

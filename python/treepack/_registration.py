@@ -20,7 +20,7 @@ from treepack._libraries.jax import (
     registered_unflatten,
     unflatten,
 )
-from treepack._names import default_name, registering, warn_if_unstable
+from treepack._names import default_name, registering
 from treepack._node_types import FieldNames, NodeType, Upgrade, check_children
 from treepack._nodes import code, is_plain_namedtuple
 from treepack._nodes.builtin import is_namedtuple
@@ -126,7 +126,7 @@ def register_dataclass(
         raise TypeError("data_fields and meta_fields must both be given, or none of them")
     _check_dropped(nodetype, drop_fields)
     with registering:
-        name = _chosen_name(nodetype, serialized_name)
+        name = _node_types.chosen_name(nodetype, serialized_name)
         _check_claims(nodetype, name, aliases, version)
         given = None
         if data_fields is not None and meta_fields is not None:
@@ -156,17 +156,6 @@ class _Whole(str):
 
     def __iter__(self) -> Iterator[str]:
         yield str(self)
-
-
-def _chosen_name(ty: type, given: str | None) -> str:
-    """Returns the name that a type is to have: the given one, its own, or a default."""
-    if given is not None:
-        return given
-    known = _node_types.name_of(ty)
-    if known is None:
-        known = default_name(ty)
-        warn_if_unstable(ty, known)
-    return known
 
 
 def _check_claims(nodetype: type, name: str, aliases: Sequence[str], version: int) -> None:
@@ -332,7 +321,7 @@ def register_namedtuple(
     if not is_namedtuple(nodetype):
         raise ValueError(f"{default_name(nodetype)} is no namedtuple: call treepack.register_node")
     if not is_plain_namedtuple(nodetype):
-        name = _chosen_name(nodetype, serialized_name)
+        name = _node_types.chosen_name(nodetype, serialized_name)
         return register_node(
             nodetype, serialized_name=name, aliases=aliases, version=version, upgrade=upgrade
         )
@@ -349,7 +338,7 @@ def register_namedtuple(
         return nodetype._make(children)
 
     with registering:
-        name = _chosen_name(nodetype, serialized_name)
+        name = _node_types.chosen_name(nodetype, serialized_name)
         _check_claims(nodetype, name, aliases, version)
         decode = _core.decode_value
         _jax_export.register(nodetype, name, _encode_auxdata, decode, from_children)
@@ -536,13 +525,8 @@ def _register(
         return data, state
 
     def decode_all(data: bytes) -> Any:
-        variable = _take_variable(data)
-        if variable is not None:
-            return variable._replace(static=decode(variable.static))
-        functions = _take_functions(data)
-        if functions is None:
-            return decode(data)
-        return functions._replace(static=decode(functions.static))
+        found = _taken(data)
+        return decode(data) if found is None else found._replace(static=decode(found.static))
 
     def completed(static: Any, names: list[str], children: list[Any]) -> tuple[Any, list[Any]]:
         """Returns auxdata and children as JAX has them, which it does not check itself."""
@@ -554,17 +538,16 @@ def _register(
                 raise ValueError(f"its static data should be {fields.meta}, not {static!r:.100}")
         return static, children
 
-    def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
-        if isinstance(static, _Variable):
-            return static.make(nodetype, names, children)
-        return unflatten(nodetype, *completed(static, names, children))
+    def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
+        def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
+            if isinstance(static, _Variable):
+                return static.make(nodetype, names, children)
+            return make(*completed(static, names, children))
 
-    def build(static: Any, names: list[str], children: list[Any]) -> Any:
-        if isinstance(static, _Variable):
-            return static.make(nodetype, names, children)
-        static, children = completed(static, names, children)
-        make = functools.partial(unflatten, nodetype) if fields is None else fields.build
-        return make(static, children)
+        return rebuild
+
+    rebuild = made_by(functools.partial(unflatten, nodetype))
+    build = rebuild if fields is None else made_by(fields.build)
 
     field_names: FieldNames | None = None
     if fields is not None:
@@ -594,15 +577,6 @@ class _Variable(NamedTuple):
         return registered_unflatten(nodetype)(self.static, children)
 
 
-def _take_variable(data: bytes) -> _Variable | None:
-    if _VARIABLE.encode() not in data:  # nearly always, and cheap
-        return None
-    match _core.decode_value(data):
-        case (mark, bytes(static), list(names)) if mark == _VARIABLE:
-            return _Variable(static, names)
-    return None
-
-
 # Marks static data of a node that has functions among its children, which are no state.
 _FUNCTIONS = "treepack.functions"
 
@@ -625,20 +599,19 @@ def _add_functions(
     nodetype: type, data: bytes, names: list[str], functions: dict[str, Any]
 ) -> bytes:
     """Returns static data with the functions among the children of these names."""
-    if _holes.allowed():
-        names_of_functions = list(functions)
-        values = _holes.dug(tuple(functions.values()), names_of_functions)
-        functions = dict(zip(names_of_functions, values, strict=True))
+    functions = _holes.left_out(functions)
     for name, function in functions.items():
         _check_field(name, function, f"{default_name(nodetype)}: ")
     return _core.encode_value((_FUNCTIONS, data, names, functions))
 
 
-def _take_functions(data: bytes) -> _WithFunctions | None:
-    """Returns the parts of static data with functions."""
-    if _FUNCTIONS.encode() not in data:  # nearly always, and cheap
+def _taken(data: bytes) -> _Variable | _WithFunctions | None:
+    """Returns the parts of static data that have more than a node's own."""
+    if not any(mark.encode() in data for mark in (_VARIABLE, _FUNCTIONS)):  # nearly always
         return None
     match _core.decode_value(data):
+        case (mark, bytes(static), list(names)) if mark == _VARIABLE:
+            return _Variable(static, names)
         case (mark, bytes(static), list(names), dict(functions)) if mark == _FUNCTIONS:
             return _WithFunctions(static, names, functions)
     return None

@@ -156,6 +156,11 @@ class _Name(str):
 _HERE = _Name(_paths.ROOT)
 
 
+def _as_part(name: str) -> str:
+    """Returns a name that a caller gave, for a path."""
+    return _HERE if name == _HERE else name
+
+
 class _Local(threading.local):
     restore: Restore | None = None
 
@@ -221,7 +226,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
     # A handler calls in the midst of a restore, which it takes part in.
     with restore.part(restore.strict if strict is True else strict):
         outer, restore.sentence = restore.sentence, None
-        restored = restore.below(target, state, _HERE if name == _HERE else name)
+        restored = restore.below(target, state, _as_part(name))
         if restore.sentence is not None:
             # Raised at once, since the handler may know what to do.
             raise restore.error()
@@ -256,8 +261,7 @@ def restore_tree(
     if target is None:
         check_strict(strict)
         return state
-    if name == _HERE:
-        name = _HERE
+    name = _as_part(name)
     if name is _HERE and not handlers.overridden():
         # Most trees are plain, and need nothing of what follows.
         restored = _core.rebuild_plain(target, state, check_strict(strict), convert is not None)
@@ -331,7 +335,7 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
     missing = [name for name in children if name not in state]
     more = [] if len(state) == len(children) - len(missing) else state.keys() - children.keys()
     if missing or (more and not (kind.more_allowed and restore.strict != "exact")):
-        _note_names(kind, target, state, children, restore)
+        _note_names(kind, target, state, children, missing, restore)
     found = {
         name: restore.below(child, state[name], name)
         for name, child in children.items()
@@ -342,10 +346,14 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
 
 
 def _note_names(
-    kind: NodeKind, target: Any, state: Any, children: dict[str, Any], restore: Restore
+    kind: NodeKind,
+    target: Any,
+    state: Any,
+    children: dict[str, Any],
+    missing: list[str],
+    restore: Restore,
 ) -> None:
     """Notes which children are missing, and which nobody expects."""
-    missing = [name for name in children if name not in state]
     more = [name for name in state if name not in children]
     if missing or not kind.more_allowed:
         found = Difference(target, state, list(children), "/".join(restore.path))

@@ -46,6 +46,12 @@ def is_node(value: object) -> bool:
     return jax is not None and value is not None and not jax.tree_util.all_leaves([value])
 
 
+def is_partial_type(ty: object) -> bool:
+    """Tells whether a type is `jax.tree_util.Partial`."""
+    jax = imported("jax")
+    return jax is not None and ty is jax.tree_util.Partial
+
+
 def is_partial(value: object) -> bool:
     """Tells whether a value is a `jax.tree_util.Partial`."""
     jax = imported("jax")

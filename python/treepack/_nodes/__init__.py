@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from treepack._libraries import imported
 from treepack._libraries import jax as _jax
 from treepack._libraries.flax import is_linen_module
 from treepack._nodes import dataclass, handlers
@@ -85,7 +84,7 @@ def _by_handlers(found: handlers.Handlers) -> NodeKind:
 
 def _without_handlers(value: Any) -> NodeKind | None:
     ty = type(value)
-    if _is_partial_type(ty):
+    if _jax.is_partial_type(ty):
         return PARTIAL
     if is_plain_namedtuple(ty):
         return NAMEDTUPLE
@@ -103,11 +102,6 @@ def _without_handlers(value: Any) -> NodeKind | None:
 def is_plain_namedtuple(ty: type) -> bool:
     """Tells whether a type is a namedtuple that is not registered with JAX as something else."""
     return is_namedtuple(ty) and _jax.is_plain_namedtuple(ty)
-
-
-def _is_partial_type(ty: type) -> bool:
-    jax = imported("jax")
-    return jax is not None and ty is jax.tree_util.Partial
 
 
 def fixed_fields(value: Any) -> tuple[list[str], Callable[[Any, list[Any]], Any]] | None:

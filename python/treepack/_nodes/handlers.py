@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treepack._libraries import imported
+from treepack._libraries.jax import is_partial_type
 
 
 class Handlers(NamedTuple):
@@ -86,8 +86,7 @@ def is_builtin(ty: type) -> bool:
 
     Registering one nevertheless takes `override=True`, as in flax.
     """
-    jax = imported("jax")
-    return ty in _CONTAINERS or (jax is not None and ty is jax.tree_util.Partial)
+    return ty in _CONTAINERS or is_partial_type(ty)
 
 
 def find(ty: type) -> Handlers | None:

@@ -1,10 +1,10 @@
 //! The putting together of a state dict by the record of its structure.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
 
 use super::super::failure::{Failure, Walked};
 use super::super::hooks::Hooks;
@@ -12,7 +12,7 @@ use super::super::load::with_source;
 use super::super::memory::dict_next;
 use super::super::watch::Watcher;
 use super::super::{errors, value};
-use super::Plain;
+use super::dict_of;
 use crate::error::Path;
 use crate::events::{Event, Events};
 use crate::source::{Source, read_to};
@@ -37,6 +37,7 @@ pub fn assemble<'py>(
         trailer: &trailer,
         types: vec![None; trailer.types.len()],
         decoded: HashMap::new(),
+        with_holes: HashSet::new(),
         rebuild: if placeholders { "build" } else { "rebuild" },
         unknown_as_dict,
         fillings: r#static,
@@ -115,6 +116,8 @@ struct Assembly<'a, 'py> {
     types: Vec<Option<Bound<'py, PyAny>>>,
     /// What has been decoded for a node, by its number: many children may be the same node.
     decoded: HashMap<usize, Bound<'py, PyAny>>,
+    /// The nodes of these whose static data have holes.
+    with_holes: HashSet<usize>,
     /// The method of a type that makes nodes.
     rebuild: &'static str,
     unknown_as_dict: bool,
@@ -194,11 +197,11 @@ impl<'py> Assembly<'_, 'py> {
         Ok(match &self.trailer.nodes[node].0 {
             Kind::List => {
                 indexed(dict)?;
-                Plain::List::<[_; 0]>.make(self.py, built)?
+                PyList::new(self.py, built)?.into_any()
             }
             Kind::Tuple => {
                 indexed(dict)?;
-                Plain::Tuple::<[_; 0]>.make(self.py, built)?
+                PyTuple::new(self.py, built)?.into_any()
             }
             Kind::Typed(class, data) => match self.typed(node, *class as usize, data, dict, &built)
             {
@@ -263,10 +266,12 @@ impl<'py> Assembly<'_, 'py> {
                 Failure::node(&found.name, error)
             }
         };
-        let has_holes = contains(data, HOLE);
         let data = if let Some(known) = self.decoded.get(&node) {
             known.clone()
         } else {
+            if contains(data, HOLE) {
+                self.with_holes.insert(node);
+            }
             let data = class.call_method1("decode", (PyBytes::new(py, data),));
             let data = data.map_err(of_type)?;
             if data.hash().is_ok() {
@@ -274,7 +279,11 @@ impl<'py> Assembly<'_, 'py> {
             }
             data
         };
-        let data = if has_holes { self.filled(data)? } else { data };
+        let data = if self.with_holes.contains(&node) {
+            self.filled(data)?
+        } else {
+            data
+        };
         let made = class.call_method1(self.rebuild, (data, dict.keys(), built));
         made.map_err(of_type)
     }
@@ -361,14 +370,13 @@ fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> As
         Err(_) => return damaged("the keys of a dict are no list"),
     };
     let count = built.len();
-    let dict = Plain::Dict(keys.iter()).make(py, built).map_err(|error| {
+    let dict = dict_of(py, keys.iter(), built).map_err(|error| {
         if error.is_instance_of::<PyTypeError>(py) {
             Failure::structure(format!("a key cannot be hashed: {error}"))
         } else {
             error.into()
         }
     })?;
-    let dict = dict.cast_into::<PyDict>()?;
     if dict.len() != count {
         return damaged("a key occurs twice");
     }

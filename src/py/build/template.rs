@@ -16,7 +16,7 @@ use pyo3::{PyTypeInfo, ffi, intern};
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
-use super::Plain;
+use super::dict_of;
 use crate::wire::MAX_DEPTH;
 
 /// Restores one child of a template, natively where that is possible; see `_core.pyi`.
@@ -139,9 +139,9 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         let py = target.py();
         let keys = || children.iter().map(|(_, _, key)| key.clone().into_any());
         match container {
-            Container::Dict => Plain::Dict(keys()).make(py, values),
-            Container::List => Plain::List::<[_; 0]>.make(py, values),
-            Container::Tuple => Plain::Tuple::<[_; 0]>.make(py, values),
+            Container::Dict => Ok(dict_of(py, keys(), values)?.into_any()),
+            Container::List => Ok(PyList::new(py, values)?.into_any()),
+            Container::Tuple => Ok(PyTuple::new(py, values)?.into_any()),
             Container::Made(make) => make.call1((target, values)),
         }
     }
