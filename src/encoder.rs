@@ -55,8 +55,9 @@ pub struct Encoder<P> {
     key: Option<KeyPlace>,
     begun: bool,
     recorder: Option<Recorder>,
-    /// The recorder while something is written that it sees as one leaf.
-    paused: Option<Recorder>,
+    /// The recorder while a container is written that it sees as one leaf, and how many are open
+    /// around that.
+    paused: Option<(Recorder, usize)>,
 }
 
 /// A place for a value.
@@ -88,7 +89,8 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// Records the structure as well, and writes it after the tree. The tree must have no lists.
+    /// Records the structure as well, and writes it after the tree. What is in lists, and in maps
+    /// with keys of any kind, is recorded as it will be read, without types.
     #[must_use]
     pub fn described(framing: Framing) -> Self {
         Self {
@@ -118,12 +120,18 @@ impl<P: Payload> Encoder<P> {
         self.enter(2 * pairs as u64, false)
     }
 
+    /// Begins a map of so many pairs, whose keys are any values.
+    pub fn map_of_values(&mut self, pairs: usize) -> Result<()> {
+        self.begin(!self.is_described())?;
+        self.pause(Kind::Plain);
+        Head::Map(length("map", pairs)?).write(self.layout.headers());
+        self.enter(2 * pairs as u64, false)
+    }
+
     /// Begins a list of so many elements.
     pub fn list(&mut self, len: usize) -> Result<()> {
-        if self.is_described() {
-            return Err(misused("a list in a tree whose structure is recorded"));
-        }
-        self.begin(true)?;
+        self.begin(!self.is_described())?;
+        self.pause(Kind::Plain);
         Head::Array(length("list", len)?).write(self.layout.headers());
         self.lists += 1;
         self.enter(len as u64, true)
@@ -148,10 +156,32 @@ impl<P: Payload> Encoder<P> {
             Some(_) => return Err(misused("a container ends before all its values")),
             None => return Err(misused("no container is open")),
         }
+        if self.resume() {
+            return Ok(());
+        }
         if let Some(recorder) = &mut self.recorder {
             recorder.close(kind);
         }
         Ok(())
+    }
+
+    /// Takes down a leaf that is a container, and nothing of what is in it.
+    fn pause(&mut self, kind: Kind) {
+        self.record(kind);
+        if let Some(recorder) = self.recorder.take() {
+            self.paused = Some((recorder, self.open.len()));
+        }
+    }
+
+    /// Whether the container that has ended was one that was taken down as a leaf.
+    fn resume(&mut self) -> bool {
+        match self.paused.take_if(|(_, depth)| *depth >= self.open.len()) {
+            Some((recorder, _)) => {
+                self.recorder = Some(recorder);
+                true
+            }
+            None => false,
+        }
     }
 
     /// Where the next value goes, for [`Encoder::skip`].
@@ -170,6 +200,7 @@ impl<P: Payload> Encoder<P> {
             open.left = mark.1.saturating_sub(1);
         }
         self.key = None;
+        self.resume();
     }
 
     /// The number by which [`Kind::Typed`] refers to a type of nodes.
@@ -309,8 +340,7 @@ impl<P: Payload> Encoder<P> {
     /// Begins a typed PRNG key of this implementation, whose data are the array that follows.
     pub fn prng_key(&mut self, name: &str) -> Result<()> {
         self.begin(false)?;
-        self.record(Kind::Jax);
-        self.paused = self.recorder.take(); // its parts are no children
+        self.pause(Kind::Jax);
         Head::Map(2).write(self.layout.headers());
         self.enter(4, false)?;
         self.begin(true)?;
@@ -321,9 +351,7 @@ impl<P: Payload> Encoder<P> {
 
     /// Ends the key that `prng_key` has begun.
     pub fn end_prng_key(&mut self) -> Result<()> {
-        self.end(Kind::Dict)?;
-        self.recorder = self.paused.take();
-        Ok(())
+        self.end(Kind::Dict)
     }
 
     /// The layout, when the whole tree has been written. `metadata` is a typed value that is
@@ -401,6 +429,7 @@ fn misused(what: &str) -> Error {
 mod tests {
     use super::*;
     use crate::array::{Alignment, ChunkLimit};
+    use crate::structure::{Node, Repeat};
 
     fn framing() -> Framing {
         Framing {
@@ -432,7 +461,29 @@ mod tests {
         let mut unfinished = Encoder::<Vec<u8>>::new(framing());
         unfinished.map(1).unwrap();
         assert!(unfinished.finish(None).is_err());
-        assert!(Encoder::<Vec<u8>>::described(framing()).list(0).is_err());
+    }
+
+    #[test]
+    fn what_is_in_lists_is_recorded_as_it_will_be_read() {
+        let mut encoder = Encoder::<Vec<u8>>::described(framing());
+        encoder.map(2).unwrap();
+        encoder.key("a").unwrap();
+        encoder.list(2).unwrap();
+        encoder.prng_key("fry").unwrap();
+        encoder.nil().unwrap();
+        encoder.end_prng_key().unwrap();
+        encoder.map_of_values(1).unwrap();
+        encoder.int(1).unwrap();
+        encoder.nil().unwrap();
+        encoder.end(Kind::Dict).unwrap();
+        encoder.end(Kind::List).unwrap();
+        encoder.key("b").unwrap();
+        encoder.bin(0, Kind::Jax, |_| Ok(())).unwrap();
+        encoder.end(Kind::Tuple).unwrap();
+        let recorder = encoder.recorder.take().unwrap();
+        let nodes = recorder.finish(None).nodes;
+        let expected = [Repeat(1, 0), Repeat(1, 1)];
+        assert_eq!(nodes.last(), Some(&Node(Kind::Tuple, expected.to_vec())));
     }
 
     #[test]

@@ -260,6 +260,28 @@ def test_a_registration_that_fails_leaves_nothing_behind() -> None:
     assert treepack.loads(treepack.dumps(Second(1))) == Second(1)
 
 
+def test_a_tree_is_registered_whole_or_not_at_all() -> None:
+    class Fine(NamedTuple):
+        w: Any
+
+    class Clash(NamedTuple):
+        w: Any
+
+    class Other(NamedTuple):
+        w: Any
+
+    Other.__qualname__ = Clash.__qualname__
+    for ty in (Fine, Clash, Other):
+        ty.__module__ = "tests.whole"
+    before = treepack.registered_types()
+    with pytest.raises(ValueError, match="two types in the tree have the name"):
+        treepack.register_tree([Fine(1), Clash(2), Other(3)])
+    assert treepack.registered_types() == before
+    assert list(treepack.register_tree([Fine(1), Clash(2)])) == [
+        f"tests.whole.{ty.__qualname__}" for ty in (Fine, Clash)
+    ]
+
+
 def test_default_names() -> None:
     state = optax.adamw(1e-3).init({"w": jnp.zeros(2)})
     added = treepack.register_tree(state)

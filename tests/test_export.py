@@ -85,6 +85,19 @@ def test_a_function_with_its_parameters(tmp_path: Path) -> None:
     assert treepack.read_metadata(path.read_bytes()) == {"step": 3}
 
 
+def test_parameters_with_holes(tmp_path: Path) -> None:
+    exported = jax.export.export(jax.jit(lambda x: 2 * x))(1.0)
+    double = jax.tree_util.Partial(lambda x: 2 * x)
+    path = tmp_path / "model.treepack"
+    with pytest.raises(TypeError, match="register_function"):
+        treepack.save_exported(path, exported, {"f": double})
+    treepack.save_exported(path, exported, {"f": double}, holes=True)
+    with pytest.raises(treepack.TreepackError, match="at params/f/func"):
+        treepack.load_exported(path)
+    for static in ({"f/func": double.func}, {"f": double}):
+        assert treepack.load_exported(path, static=static).params["f"](3) == 6
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tree"
     path.write_bytes(treepack.dumps({"a": 1}))

@@ -52,6 +52,81 @@ def same_leaves(one: Any, other: Any) -> None:
 # What has no name
 
 
+class Bag:
+    def __init__(self, items: Any):
+        self.items = items
+
+
+def test_the_state_of_a_handler_is_the_same_in_both_forms() -> None:
+    key = jax.random.key(3)
+    state = {
+        "items": [np.ones(2), {"a": (jnp.ones(1), [2])}, key, {1: jnp.ones(3)}],
+        "map": {1: [None]},
+        "w": jnp.ones(4),
+    }
+    made: list[Any] = []
+    serialization.register_serialization_state(
+        Bag, lambda bag: bag.items, lambda _, state: made.append(state) or Bag(state)
+    )
+    tree = {"first": [jnp.ones(3)], "bag": Bag(state), "last": (1, 2)}
+    plain = serialization.to_bytes(tree)
+    data = treepack.dumps(tree, holes=True)
+    assert serialization.msgpack_restore(data).keys() == tree.keys()
+    for saved in (plain, data):
+        serialization.from_bytes(tree, saved)
+    loaded = treepack.loads(data, static=tree)
+    assert loaded["last"] == (1, 2)
+    assert isinstance(loaded["first"][0], jax.Array)
+    for found in made:
+        assert type(found["items"]) is list
+        assert type(found["items"][1]["a"]) is list
+        assert found["items"][3].keys() == {1}
+        assert found["map"] == {1: [None]}
+        np.testing.assert_array_equal(found["w"], np.ones(4))
+    assert isinstance(made[-1]["w"], jax.Array)
+
+
+def test_a_node_whose_handler_makes_lists_is_a_hole() -> None:
+    @jax.tree_util.register_pytree_node_class
+    class Pair:
+        def __init__(self, items: list[Any]):
+            self.items = items
+
+        def tree_flatten_with_keys(self) -> Any:
+            return ((jax.tree_util.GetAttrKey("items"), self.items),), None
+
+        def tree_flatten(self) -> Any:
+            return (self.items,), None
+
+        @classmethod
+        def tree_unflatten(cls, _: Any, children: Any) -> Pair:
+            return cls(*children)
+
+    treepack.register_node(Pair, serialized_name="tests.libraries.Pair")
+    pair = Pair([1, 2])
+    assert treepack.loads(treepack.dumps(pair)).items == [1, 2]
+    serialization.register_serialization_state(
+        Pair, lambda pair: {"0": pair.items}, lambda _, state: Pair(state["0"])
+    )
+    with pytest.raises(TypeError, match="makes another state of it than JAX"):
+        treepack.dumps(pair)
+    data = treepack.dumps(pair, holes=True)
+    assert serialization.from_bytes(Pair([0]), data).items == [1, 2]
+    assert treepack.loads(data, static={".": Pair([0])}).items == [1, 2]
+
+
+def test_an_error_of_a_handler_tells_its_place() -> None:
+    class Needy:
+        w = 1
+
+    serialization.register_serialization_state(
+        Needy, lambda it: {"w": it.w}, lambda it, state: state["w"]
+    )
+    with pytest.raises(KeyError) as error:
+        serialization.from_state_dict({"a": [Needy()]}, {"a": {"0": {}}})
+    assert error.value.__notes__ == ["while Needy was restored at ./a/0"]
+
+
 def test_a_train_state_whole() -> None:
     state = train_state()
     treepack.register_tree(state)

@@ -414,7 +414,15 @@ VALUES: list[Any] = [
     PartitionSpec(),
     PartitionSpec("a", unreduced={"b"}),
     *(Point(1, (2,)), [Frozen(1, Mode.EVAL)]),
-    *({1, 2}, set(), bytearray(b"abc"), range(1, 9, 2), slice(None, 3), pathlib.Path("a/b")),
+    *(
+        {1, 2},
+        set(),
+        bytearray(b"abc"),
+        range(1, 9, 2),
+        slice(None, 3),
+        pathlib.Path("a/b"),
+        pathlib.PureWindowsPath("a/b"),
+    ),
     *(jax.lax.Precision.HIGHEST, SHARDING),
 ]
 

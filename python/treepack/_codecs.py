@@ -39,7 +39,7 @@ def encode(value: Any) -> Parts | None:
     if ty in _PLAIN:
         return _PLAIN[ty](value)
     if isinstance(value, pathlib.PurePath):
-        return "pathlib.Path", str(value)
+        return _path_name(value), str(value)
     if isinstance(value, np.dtype):
         return "numpy.dtype", _dtype_name(value)
     if isinstance(value, np.generic):
@@ -127,6 +127,15 @@ _TREEDEFS: dict[type, str] = {type(None): "none", dict: "dict", list: "list", tu
 
 def _partial_parts(value: functools.partial[Any]) -> Parts:
     return "functools.partial", (value.func, value.args, dict(value.keywords))
+
+
+def _path_name(path: pathlib.PurePath) -> str:
+    """Returns the class of a path: one that can open files is what the reading system has."""
+    if isinstance(path, pathlib.Path):
+        return "pathlib.Path"
+    if isinstance(path, pathlib.PureWindowsPath):
+        return "pathlib.PureWindowsPath"
+    return "pathlib.PurePosixPath"
 
 
 _PLAIN: dict[type, Callable[[Any], Parts]] = {
@@ -285,6 +294,8 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
         parts[0], *_one(tuple, parts[1]), **_one(dict, parts[2])
     ),
     "pathlib.Path": pathlib.Path,
+    "pathlib.PurePosixPath": pathlib.PurePosixPath,
+    "pathlib.PureWindowsPath": pathlib.PureWindowsPath,
     "numpy.dtype": _dtype,
     "numpy.generic": lambda parts: _array(parts)[()],
     "numpy.ndarray": _array,

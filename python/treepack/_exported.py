@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treepack import _paths
@@ -37,6 +38,7 @@ def save_exported(
     params: Any = None,
     *,
     metadata: Any = None,
+    holes: bool = False,
     compress: bool = False,
     level: int | None = None,
     align: int = 64,
@@ -54,6 +56,7 @@ def save_exported(
         results must be registered, here and where it is loaded.
       params: Any tree; see `save`.
       metadata: See `save`.
+      holes: See `save`.
       compress: See `save`.
       level: See `save`.
       align: See `save`.
@@ -80,6 +83,7 @@ def save_exported(
         path,
         {"exported": bytes(exported.serialize()), "params": params},
         metadata=metadata,
+        holes=holes,
         compress=compress,
         level=level,
         align=align,
@@ -95,6 +99,7 @@ def load_exported(
     arrays: Arrays = "saved",
     device: jax.Device | None = None,
     sharding: Any = None,
+    static: Any = None,
     copy: bool | None = None,
     mmap: bool = True,
     threads: int | None = None,
@@ -111,6 +116,7 @@ def load_exported(
       arrays: See `load`.
       device: See `load`.
       sharding: See `load`; for the parameters.
+      static: See `load`; for the parameters.
       copy: See `load`.
       mmap: See `load`.
       threads: See `load`.
@@ -134,6 +140,7 @@ def load_exported(
         arrays=arrays,
         device=device,
         sharding=sharding,
+        static=_static_of_params(static),
         copy=copy,
         threads=threads,
     )
@@ -148,6 +155,17 @@ def load_exported(
     except Exception as error:  # jax raises all kinds for what it cannot read
         raise DecodeError(f"the function in the file cannot be read: {error}") from error
     return LoadedExported(exported, tree["params"])
+
+
+def _static_of_params(static: Any) -> Any:
+    """Returns what fills the holes of the whole file, from what does those of the parameters."""
+    if static is None:
+        return None
+    below: dict[Any, Any] = {}
+    if isinstance(static, Mapping):
+        paths = [key for key in static if isinstance(key, (str, tuple))]
+        below = {("params", *_paths.parts(path)): static[path] for path in paths}
+    return below | {"params": static}
 
 
 def _of_params(sharding: Any) -> Any:

@@ -11,8 +11,34 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-# Held while anything is registered.
-registering = threading.RLock()
+
+class _Registering:
+    """Held while anything is registered: what an error interrupts leaves no names behind."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._tables: list[Names[Any]] = []
+        self._before: list[tuple[dict[Any, Any], ...]] = []
+
+    def watch(self, table: Names[Any]) -> None:
+        self._tables.append(table)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._depth == 0:
+            self._before = [table.copy() for table in self._tables]
+        self._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0 and kind is not None:
+            for table, before in zip(self._tables, self._before, strict=True):
+                table.put_back(before)
+        self._lock.release()
+
+
+registering = _Registering()
 
 
 class _Named(NamedTuple):
@@ -35,6 +61,15 @@ class Names(Generic[T]):
         self._by_name: dict[str, _Named] = {}
         self._aliases: dict[str, str] = {}
         self._names: dict[int, str] = {}
+        registering.watch(self)
+
+    def copy(self) -> tuple[dict[Any, Any], ...]:
+        """Returns all that is known, for `put_back`."""
+        return self._by_name.copy(), self._aliases.copy(), self._names.copy()
+
+    def put_back(self, before: tuple[dict[Any, Any], ...]) -> None:
+        """Knows again what it knew before, and nothing else."""
+        self._by_name, self._aliases, self._names = before
 
     def check(self, thing: Any, name: str, aliases: Iterable[str] = ()) -> None:
         """Raises a ValueError if a thing cannot have a name.

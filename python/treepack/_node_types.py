@@ -118,10 +118,11 @@ def check_children(expected: list[str], names: list[str]) -> None:
 # What the core calls
 
 
-def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any]] | None:
+def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any], bool] | None:
     """Returns the name, fields and version of a node's type, its static data and its children.
 
-    `None` for an array of jax, which is one even if the program has a handler for it.
+    And whether these are what a handler has made, so that lists in them stay lists. `None` for an
+    array of jax, which is one even if the program has a handler for it.
 
     Raises:
       TypeError: If the type has no name, or the static data cannot be written.
@@ -133,7 +134,7 @@ def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any
     if found is None and _holes.allowed():
         kind = kind_of(node)
         if kind is not None:
-            return _UNNAMED, None, 0, *_reduce_unnamed(node, kind)
+            return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), kind.final
     if found is None:
         newer = _types.newer(ty)
         if newer is not None:
@@ -151,15 +152,23 @@ def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any
     if kind is not None and kind.final:
         # As `to_bytes` writes it, so that the same template takes both.
         state = kind.children(node)
-        if type(state) is not dict or state.keys() != children.keys():
+        if type(state) is not dict or state.keys() != children.keys() or _has_lists(state):
             if _holes.allowed():
-                return _UNNAMED, None, 0, *_reduce_unnamed(node, kind)
+                return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), True
             raise TypeError(
                 f"the handler of {default_name(ty)} makes another state of it than JAX, and takes "
                 "a template to restore it: pass holes=True and fill it in when loading, or use "
                 "serialization.to_bytes"
             )
-    return found.name, found.fields, found.version, data, children
+    return found.name, found.fields, found.version, data, children, False
+
+
+def _has_lists(state: dict[str, Any]) -> bool:
+    """Tells whether the state that a handler made has lists, which stay lists there."""
+    return any(
+        type(part) in (list, tuple) or (type(part) is dict and _has_lists(part))
+        for part in state.values()
+    )
 
 
 def find(name: str, fields: FieldNames | None, version: int, or_none: bool) -> NodeType | None:

@@ -419,6 +419,9 @@ def _restore_by_handler(
             restore.mismatches.setdefault(mismatch.path, mismatch)
         _say(restore, str(error))
         return target
+    except Exception as error:  # whatever a handler raises
+        error.add_note(f"while {type(target).__name__} was restored at {'/'.join(restore.path)}")
+        raise
     finally:
         restore.path.pop()
 

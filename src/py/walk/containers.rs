@@ -17,7 +17,13 @@ use crate::structure::{Kind, NodeType};
 use crate::wire;
 
 /// What a container consists of.
-type Reduced<'py> = (Bound<'py, PyDict>, u32, ByteBuf);
+struct Reduced<'py> {
+    children: Bound<'py, PyDict>,
+    /// Whether a handler has made them, so that lists stay lists.
+    fixed: bool,
+    class: u32,
+    data: ByteBuf,
+}
 
 impl<'py> Walk<'py> {
     /// Writes `value`. This and what it calls for containers is the recursion, which must not
@@ -184,15 +190,18 @@ impl<'py> Walk<'py> {
     /// A container that Python takes apart, whose type is recorded.
     #[inline(never)] // see `value`
     fn typed_node(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
-        let Some((children, class, data)) = self.reduce(value)? else {
+        let Some(reduced) = self.reduce(value)? else {
             return self.jax_array(value);
         };
-        self.pairs(&children, place.below()?)?;
-        Ok(self.out.end(Kind::Typed(class, data))?)
+        let place = Place {
+            state: !reduced.fixed,
+            ..place
+        };
+        self.pairs(&reduced.children, place.below()?)?;
+        Ok(self.out.end(Kind::Typed(reduced.class, reduced.data))?)
     }
 
-    /// The children of a container by name, the number of its type, and its static data; nothing
-    /// for an array of jax that is taken for one because it has a handler.
+    /// The children of a container by name, its type, and its static data; nothing for an array of jax that is taken for one because it has a handler.
     #[inline(never)] // see `value`
     fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Reduced<'py>>> {
         let answer = self.hooks.reduce_node.bind(self.py).call1((value,));
@@ -200,14 +209,20 @@ impl<'py> Walk<'py> {
         if answer.is_none() {
             return Ok(None);
         }
-        let (name, fields, version, data, children) = answer.extract()?;
+        let (name, fields, version, data, children, fixed) = answer.extract()?;
         let data: Bound<'py, PyBytes> = data;
         let class = self.out.node_type(NodeType {
             name,
             fields,
             version,
         });
-        Ok(Some((children, class, ByteBuf::from(data.as_bytes()))))
+        let data = ByteBuf::from(data.as_bytes());
+        Ok(Some(Reduced {
+            children,
+            fixed,
+            class,
+            data,
+        }))
     }
 
     /// What is raised for something that cannot be written, with its place in the tree.
@@ -245,7 +260,11 @@ impl<'py> Walk<'py> {
     /// Begins a map with the items of a dict; returns whether all keys are strings.
     fn pairs(&mut self, dict: &Bound<'py, PyDict>, below: Place) -> Walked<bool> {
         let count = dict.len();
-        self.out.map(count)?;
+        if !below.state && self.out.is_described() && !has_string_keys(dict) {
+            self.out.map_of_values(count)?;
+        } else {
+            self.out.map(count)?;
+        }
         let mut position = 0;
         let mut seen = 0;
         let mut all_strings = true;
@@ -388,6 +407,17 @@ impl<'py> Walk<'py> {
         self.jax_array(&data)?;
         Ok(self.out.end_prng_key()?)
     }
+}
+
+#[inline(never)] // see `Walk::value`
+fn has_string_keys(dict: &Bound<'_, PyDict>) -> bool {
+    let mut position = 0;
+    while let Some((key, _)) = dict_next(dict, &mut position) {
+        if !key.is_exact_instance_of::<PyString>() {
+            return false;
+        }
+    }
+    true
 }
 
 fn changed(what: &str) -> PyErr {
