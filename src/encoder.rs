@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::array::{self, Array, Framing, KeyPlace, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
-use crate::structure::{Kind, NodeType, ROOT_KEY, Recorder, TRAILER_KEY};
+use crate::structure::{Kind, LeafKind, Listing, NodeType, ROOT_KEY, Recorder, Seal, TRAILER_KEY};
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result};
 
@@ -55,6 +55,9 @@ pub struct Encoder<P> {
     key: Option<KeyPlace>,
     begun: bool,
     recorder: Option<Recorder>,
+    listing: Option<Listing>,
+    /// Whether the leaves will be summed.
+    summed: bool,
     /// The recorder while a container is written that it sees as one leaf, and how many are open
     /// around that.
     paused: Option<(Recorder, usize)>,
@@ -85,6 +88,8 @@ impl<P: Payload> Encoder<P> {
             key: None,
             begun: false,
             recorder: None,
+            listing: None,
+            summed: false,
             paused: None,
         }
     }
@@ -96,6 +101,16 @@ impl<P: Payload> Encoder<P> {
         Self {
             recorder: Some(Recorder::default()),
             ..Self::new(framing)
+        }
+    }
+
+    /// Records where the leaves are, too, and has whoever writes the layout sum them if `summed`.
+    #[must_use]
+    pub fn indexed(framing: Framing, summed: bool) -> Self {
+        Self {
+            listing: Some(Listing::default()),
+            summed,
+            ..Self::described(framing)
         }
     }
 
@@ -111,6 +126,11 @@ impl<P: Payload> Encoder<P> {
         let is_root = self.open.is_empty();
         self.begin(true)?;
         let head = length("map", pairs)?;
+        if self.paused.is_none()
+            && let Some(listing) = &mut self.listing
+        {
+            listing.map(Head::Map(head));
+        }
         let more = u32::from(is_root && self.is_described());
         let head = head.checked_add(more).ok_or(Error::TooLarge {
             what: "map",
@@ -123,7 +143,7 @@ impl<P: Payload> Encoder<P> {
     /// Begins a map of so many pairs, whose keys are any values.
     pub fn map_of_values(&mut self, pairs: usize) -> Result<()> {
         self.begin(!self.is_described())?;
-        self.pause(Kind::Plain);
+        self.pause(Kind::Plain, LeafKind::Container);
         Head::Map(length("map", pairs)?).write(self.layout.headers());
         self.enter(2 * pairs as u64, false)
     }
@@ -131,7 +151,7 @@ impl<P: Payload> Encoder<P> {
     /// Begins a list of so many elements.
     pub fn list(&mut self, len: usize) -> Result<()> {
         self.begin(!self.is_described())?;
-        self.pause(Kind::Plain);
+        self.pause(Kind::Plain, LeafKind::Container);
         Head::Array(length("list", len)?).write(self.layout.headers());
         self.lists += 1;
         self.enter(len as u64, true)
@@ -166,8 +186,9 @@ impl<P: Payload> Encoder<P> {
     }
 
     /// Takes down a leaf that is a container, and nothing of what is in it.
-    fn pause(&mut self, kind: Kind) {
+    fn pause(&mut self, kind: Kind, listed: LeafKind) {
         self.record(kind);
+        self.list_leaf(|| listed);
         if let Some(recorder) = self.recorder.take() {
             self.paused = Some((recorder, self.open.len()));
         }
@@ -223,6 +244,12 @@ impl<P: Payload> Encoder<P> {
     #[inline]
     fn write_key(&mut self, text: &str) -> Result<()> {
         let head = Head::Str(length("string", text.len())?);
+        if let Some(listing) = &mut self.listing
+            && self.recorder.is_some()
+            && !self.open.is_empty()
+        {
+            listing.key(head, text);
+        }
         self.key = Some(KeyPlace {
             start: self.layout.len(),
             head: head.width(),
@@ -249,27 +276,27 @@ impl<P: Payload> Encoder<P> {
 
     /// Writes `nil`.
     pub fn nil(&mut self) -> Result<()> {
-        self.leaf(Head::Nil)
+        self.leaf(Head::Nil, LeafKind::None)
     }
 
     /// Writes a boolean.
     pub fn bool(&mut self, value: bool) -> Result<()> {
-        self.leaf(Head::Bool(value))
+        self.leaf(Head::Bool(value), LeafKind::Bool)
     }
 
     /// Writes an integer.
     pub fn int(&mut self, value: i64) -> Result<()> {
-        self.leaf(Head::Int(value))
+        self.leaf(Head::Int(value), LeafKind::Int)
     }
 
     /// Writes a non-negative integer.
     pub fn uint(&mut self, value: u64) -> Result<()> {
-        self.leaf(Head::Uint(value))
+        self.leaf(Head::Uint(value), LeafKind::Int)
     }
 
     /// Writes a float.
     pub fn float(&mut self, value: f64) -> Result<()> {
-        self.leaf(Head::Float(value))
+        self.leaf(Head::Float(value), LeafKind::Float)
     }
 
     /// Writes a complex number.
@@ -279,7 +306,11 @@ impl<P: Payload> Encoder<P> {
 
     /// Writes an extension.
     pub fn ext(&mut self, code: i8, body: &[u8]) -> Result<()> {
-        self.leaf(Head::Ext(code, length("extension", body.len())?))?;
+        let kind = match code {
+            wire::EXT_COMPLEX => LeafKind::Complex,
+            _ => LeafKind::Ext,
+        };
+        self.leaf(Head::Ext(code, length("extension", body.len())?), kind)?;
         self.layout.extend(body)
     }
 
@@ -290,7 +321,7 @@ impl<P: Payload> Encoder<P> {
         len: usize,
         content: impl FnOnce(&mut LayoutBuilder<P>) -> Result<()>,
     ) -> Result<()> {
-        self.leaf(Head::Str(length("string", len)?))?;
+        self.leaf(Head::Str(length("string", len)?), LeafKind::Str)?;
         content(&mut self.layout)
     }
 
@@ -304,6 +335,7 @@ impl<P: Payload> Encoder<P> {
     ) -> Result<()> {
         self.begin(false)?;
         self.record(kind);
+        self.list_leaf(|| LeafKind::Bytes);
         Head::Bin(length("byte string", len)?).write(self.layout.headers());
         content(&mut self.layout)
     }
@@ -322,25 +354,58 @@ impl<P: Payload> Encoder<P> {
         // The root may have got a key just now.
         let key = key.or(self.key.take());
         self.record(kind);
+        self.list_array(array);
         let framing = Framing {
             // flax joins chunks only where all containers above are maps.
             may_box: self.framing.may_box && self.lists == 0,
             ..self.framing
         };
-        array::frame(
+        let start = array::frame(
             &mut self.layout,
             &mut self.recent,
             key,
             array,
             &framing,
             content,
-        )
+        )?;
+        if self.paused.is_none()
+            && let Some((_, pending)) = self.listing.as_mut().and_then(Listing::pending)
+        {
+            *pending = start; // the header of the key may have become wider
+        }
+        Ok(())
+    }
+
+    /// Takes down an array in the index; the data of a PRNG key tell that its shape.
+    #[inline]
+    fn list_array(&mut self, array: &Array<'_>) {
+        let shape = || array.shape.iter().map(|&dim| dim as u64).collect();
+        if self.paused.is_none() {
+            self.list_leaf(|| match array.code {
+                wire::EXT_NPSCALAR => LeafKind::Scalar(array.dtype.into()),
+                _ => LeafKind::Array(array.dtype.into(), shape()),
+            });
+        } else if let Some((LeafKind::PrngKey(_, data), _)) =
+            self.listing.as_mut().and_then(Listing::pending)
+        {
+            *data = shape();
+        }
+    }
+
+    /// Takes down a leaf in the index, whose value begins here.
+    #[inline]
+    fn list_leaf(&mut self, kind: impl FnOnce() -> LeafKind) {
+        if let Some(listing) = &mut self.listing
+            && self.paused.is_none()
+        {
+            listing.leaf(kind(), self.layout.len());
+        }
     }
 
     /// Begins a typed PRNG key of this implementation, whose data are the array that follows.
     pub fn prng_key(&mut self, name: &str) -> Result<()> {
         self.begin(false)?;
-        self.pause(Kind::Jax);
+        self.pause(Kind::Jax, LeafKind::PrngKey(name.into(), Vec::new()));
         Head::Map(2).write(self.layout.headers());
         self.enter(4, false)?;
         self.begin(true)?;
@@ -361,20 +426,50 @@ impl<P: Payload> Encoder<P> {
             return Err(misused("the tree is not whole"));
         }
         if let Some(recorder) = self.recorder.take() {
-            let trailer = recorder.finish(metadata).encode();
+            let mut trailer = recorder.finish(metadata);
+            let mut ends = Vec::new();
+            if let Some(mut listing) = self.listing.take() {
+                listing.end_leaf(self.layout.len());
+                let (index, found) = listing.finish();
+                trailer.index = Some(index.encode().into());
+                ends = found;
+            }
             self.write_key(TRAILER_KEY)?;
-            let out = self.layout.headers();
-            Head::Bin(length("structure", trailer.len())?).write(out);
-            self.layout.extend(&trailer)?;
+            return self.finish_with(&trailer.encode(), ends);
         }
+        Ok(self.layout.finish())
+    }
+
+    /// The layout with a record at its end, and what comes after that.
+    fn finish_with(mut self, record: &[u8], mut ends: Vec<usize>) -> Result<Layout<P>> {
+        if self.summed {
+            // The length of the bin does not depend on where it begins.
+            ends.push(0);
+        } else {
+            ends.clear();
+        }
+        let after = Seal::bytes(ends.len());
+        let len = length("structure", record.len() + after)?;
+        Head::Bin(len).write(self.layout.headers());
+        if let Some(rest) = ends.last_mut() {
+            *rest = self.layout.len();
+        }
+        let seal = Seal::new(record, ends);
+        self.layout.extend(record)?;
+        if self.summed {
+            self.layout.extend(&vec![0; after])?;
+            return Ok(self.layout.sealed(Some(seal)));
+        }
+        self.layout.extend(&seal.close(&[]))?;
         Ok(self.layout.finish())
     }
 
     /// Writes a leaf that is nothing but its header, or whose bytes follow.
     #[inline]
-    fn leaf(&mut self, head: Head) -> Result<()> {
+    fn leaf(&mut self, head: Head, kind: LeafKind) -> Result<()> {
         self.begin(false)?;
         self.record(Kind::Plain);
+        self.list_leaf(|| kind);
         head.write(self.layout.headers());
         Ok(())
     }
@@ -394,6 +489,11 @@ impl<P: Payload> Encoder<P> {
     #[inline]
     fn begin(&mut self, no_leaf: bool) -> Result<()> {
         self.key = None;
+        if let Some(listing) = &mut self.listing
+            && self.paused.is_none()
+        {
+            listing.end_leaf(self.layout.len());
+        }
         self.layout.headers().try_reserve(Head::MAX_BYTES)?;
         if let Some(open) = self.open.last_mut() {
             if open.left == 0 {

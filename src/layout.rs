@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::raw::{AsRaw, RawBytes};
+use crate::structure::Seal;
 use crate::{Result, stream};
 
 /// The bytes of a leaf, which can be copied from wherever they are.
@@ -142,7 +143,13 @@ impl<P: Payload> LayoutBuilder<P> {
     /// The finished layout.
     #[must_use]
     pub fn finish(self) -> Layout<P> {
+        self.sealed(None)
+    }
+
+    /// The finished layout, in which the seal will take the place of its last bytes.
+    pub(crate) fn sealed(self, seal: Option<Seal>) -> Layout<P> {
         Layout {
+            seal,
             len: self.len(),
             pieces: self.pieces,
             headers: self.headers,
@@ -156,6 +163,7 @@ pub struct Layout<P> {
     headers: Vec<u8>,
     pieces: Vec<Piece<P>>,
     len: usize,
+    seal: Option<Seal>,
 }
 
 /// Bytes of the output that lie together.
@@ -241,6 +249,13 @@ impl<P: Payload> Layout<P> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// What has to be computed of all other bytes, and takes the place of the last ones: whoever
+    /// copies them himself finds zeros there.
+    #[must_use]
+    pub fn seal(&self) -> Option<&Seal> {
+        self.seal.as_ref()
     }
 
     /// All payloads in order.

@@ -26,6 +26,8 @@ pub mod source;
 
 pub mod wire;
 
+pub mod structure;
+
 pub mod parallel;
 
 pub mod stream;
@@ -35,8 +37,6 @@ pub mod layout;
 pub mod window;
 
 pub mod array;
-
-pub mod structure;
 
 pub mod encoder;
 

@@ -220,7 +220,7 @@ fn a_described_tree_ends_with_its_record() {
         let expected = if is_leaf { "__treepack_root__" } else { "a" };
         assert_eq!(events.text(key), expected);
         assert_eq!(events.text(last), "__treepack__");
-        let trailer = Trailer::decode(&source[span.range()]).unwrap();
+        let trailer = Trailer::read(&source[span.range()]).unwrap();
         assert_eq!(trailer.nodes.last().unwrap().0 == Kind::Tuple, !is_leaf);
         assert_eq!(trailer.metadata.unwrap().into_vec(), [0xc0]);
     }

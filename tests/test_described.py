@@ -26,7 +26,7 @@ from jax.tree_util import Partial
 import treepack
 from node_types import NODES, Config, Frozen, Mode, Module, Pair, Plain, Point, Struct, scale
 from treepack import _core
-from trees import KEYS, arrays, assert_same, scalars
+from trees import KEYS, altered, arrays, assert_same, record_of, scalars, sealed
 
 
 def assert_equal_trees(found: Any, expected: Any) -> None:
@@ -405,7 +405,7 @@ def test_unknown_types_in_keys_become_strings() -> None:
         A = 1
 
     treepack.register_auxdata(Gone, "tests.Gone")
-    data = treepack.dumps({Gone.A: 1}).replace(b"tests.Gone", b"tests.Lost")
+    data = altered(treepack.dumps({Gone.A: 1}), b"tests.Gone", b"tests.Lost")
     with pytest.raises(treepack.UnregisteredTypeError, match='unknown="dict"'):
         treepack.loads(data)
     assert treepack.loads(data, unknown="dict") == {"Gone.A": 1}
@@ -414,7 +414,9 @@ def test_unknown_types_in_keys_become_strings() -> None:
 # What is damaged
 
 
-def with_trailer(state: dict[str, Any], trailer: Any) -> bytes:
+def with_trailer(state: dict[str, Any], trailer: Any, seal: bool = True) -> bytes:
+    if type(trailer) is bytes and seal:
+        trailer = sealed(trailer)
     return treepack.serialization.msgpack_serialize(
         {**state, "__treepack__": trailer}, in_place=True
     )
@@ -430,7 +432,7 @@ PLAIN = ["plain", []]
 
 def test_records_of_other_writers_are_read() -> None:
     # The record as the documentation of the format has it, with a key of a later version.
-    trailer = record([PLAIN, ["tuple", [[2, 0]]], ["dict", [[1, 1]]]], index="something")
+    trailer = record([PLAIN, ["tuple", [[2, 0]]], ["dict", [[1, 1]]]], later="something")
     assert treepack.loads(with_trailer({"a": {"0": 1, "1": 2}}, trailer)) == {"a": (1, 2)}
 
 
@@ -485,12 +487,21 @@ def test_every_truncation_and_many_changes_of_a_record() -> None:
     trailer = state.pop("__treepack__")
     for length in range(len(trailer)):
         with pytest.raises(treepack.DecodeError):
+            treepack.loads(with_trailer(state, trailer[:length], seal=False))
+    for position in range(len(trailer)):
+        damaged = trailer[:position] + bytes([trailer[position] ^ 1]) + trailer[position + 1 :]
+        with pytest.raises(treepack.DecodeError, match="damaged"):
+            treepack.loads(with_trailer(state, damaged, seal=False))
+    # Of writers that make mistakes.
+    trailer = record_of(trailer)
+    for length in range(len(trailer)):
+        with pytest.raises(treepack.DecodeError):
             treepack.loads(with_trailer(state, trailer[:length]))
     for position in range(len(trailer)):
         for value in (0, 1, 0x7F, 0x80, 0xC1, 0xFF, trailer[position] ^ 1):
-            changed = trailer[:position] + bytes([value]) + trailer[position + 1 :]
+            damaged = trailer[:position] + bytes([value]) + trailer[position + 1 :]
             with contextlib.suppress(treepack.TreepackError):  # and nothing else
-                treepack.loads(with_trailer(state, changed))
+                treepack.loads(with_trailer(state, damaged))
 
 
 def test_a_record_cannot_grow() -> None:
@@ -506,7 +517,7 @@ def test_a_record_cannot_grow() -> None:
 def test_nodes_with_other_children_or_static_data(name: str) -> None:
     """JAX takes what it is given, and reads beyond its end."""
     state = raw_state(treepack.dumps(NODES[name]))
-    trailer = msgpack.unpackb(state.pop("__treepack__"))
+    trailer = msgpack.unpackb(record_of(state.pop("__treepack__")))
     *_, (kind, runs) = trailer["nodes"]
     changes: list[tuple[dict[str, Any], Any]] = [
         ({}, []),
@@ -524,7 +535,7 @@ def test_nodes_with_other_children_or_static_data(name: str) -> None:
 
 
 def test_an_unknown_implementation_of_keys() -> None:
-    data = treepack.dumps([jax.random.key(1)]).replace(b"threefry2x32", b"threefry2x33")
+    data = altered(treepack.dumps([jax.random.key(1)]), b"threefry2x32", b"threefry2x33")
     with pytest.raises(
         treepack.DecodeError, match=r"dict where an array was saved.*implementation.*at 0"
     ):
@@ -534,7 +545,7 @@ def test_an_unknown_implementation_of_keys() -> None:
 def test_where_a_node_cannot_be_made() -> None:
     tree = {"x": {"l": [1, NODES["pair"]]}}
     state = raw_state(treepack.dumps(tree))
-    trailer = msgpack.unpackb(state.pop("__treepack__"))
+    trailer = msgpack.unpackb(record_of(state.pop("__treepack__")))
     damaged = _core.encode_value((1,))[:-1]
     for index, (kind, runs) in enumerate(trailer["nodes"]):
         if isinstance(kind, dict):

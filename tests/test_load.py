@@ -38,7 +38,8 @@ def test_save_and_load(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, TREE)
     assert treepack.read_metadata(path) == {"step": 3}
     assert treepack.abstract(path)["jax"].shape == (64, 64)
-    assert path.read_bytes() == treepack.dumps(TREE, metadata={"step": 3}, align=64)
+    before = treepack.dumps(TREE, align=64).index(b"__treepack__")
+    assert path.read_bytes()[:before] == treepack.dumps(TREE, align=64)[:before]
     numpy = treepack.load(path, arrays="numpy")
     assert type(numpy["jax"]) is np.ndarray
     assert not numpy["jax"].flags.writeable
@@ -59,12 +60,13 @@ def test_options_of_save(tmp_path: Path, compress: bool) -> None:
         durable=False,
         progress=lambda done, total: told.append((done, total)),
     )
-    assert told[-1][0] == told[-1][1] == len(treepack.dumps(TREE, align=64))
     content = path.read_bytes()
+    plain = gzip.decompress(content) if compress else content
+    assert told[-1][0] == told[-1][1] == len(plain)
     assert (content[:2] == b"\x1f\x8b") is compress
     if compress:
-        assert gzip.decompress(content) == treepack.dumps(TREE, align=64)
-        assert content == treepack.dumps(TREE, align=64, compress=True, level=6)
+        before = plain.index(b"__treepack__")
+        assert plain[:before] == treepack.dumps(TREE, align=64)[:before]
         with pytest.raises(treepack.TreepackError, match="exceeds max_size=100"):
             treepack.loads(content, max_size=100)
     for mmap in (True, False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from typing import Any
 
 import hypothesis.extra.numpy as hnp
@@ -112,3 +114,24 @@ def state_trees() -> st.SearchStrategy[Any]:
         ),
         max_leaves=25,
     )
+
+
+def sealed(record: bytes) -> bytes:
+    """A record, and what comes after it in a file: here no checksums of leaves."""
+    numbers = struct.pack("<QII", len(record), 0, zlib.crc32(record))
+    return record + numbers + b"\x93treepk\n"
+
+
+def record_of(data: bytes) -> bytes:
+    """The record at the end of data."""
+    length, checksums, _ = struct.unpack("<QII", data[-24:-8])
+    end = len(data) - 24 - 4 * checksums
+    return data[end - length : end]
+
+
+def altered(data: bytes, old: bytes, new: bytes) -> bytes:
+    """Data with others in their place of the same length, whose record is sealed again."""
+    assert len(old) == len(new)
+    data = data.replace(old, new)
+    record = record_of(data)
+    return data[: -24 - len(record)] + sealed(record)

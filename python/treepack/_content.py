@@ -36,7 +36,7 @@ def save_layout(
         if compress:
             layout.save_gzip(path, level, durable=durable, threads=threads, progress=tell)
         else:
-            layout.save(path, durable=durable, progress=tell)
+            layout.save(path, durable=durable, threads=threads, progress=tell)
 
 
 def check_level(level: int | None, compress: bool) -> None:

@@ -69,8 +69,18 @@ class Layout:
     ) -> bytes:
         """Returns the encoding as one gzip member; `None` lets the content decide."""
 
-    def save(self, path: str | PathLike[str], *, durable: bool, progress: _Progress | None) -> None:
-        """Writes the encoding to a file, which is replaced whole or not at all."""
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        durable: bool,
+        threads: int | None,
+        progress: _Progress | None,
+    ) -> None:
+        """Writes the encoding to a file, which is replaced whole or not at all.
+
+        Where there are to be checksums, so many threads at most compute them.
+        """
 
     def save_gzip(
         self,
@@ -93,6 +103,8 @@ def walk(
     overridden: list[type],
     structure: bool = False,
     metadata: bytes | None = None,
+    index: bool = False,
+    checksums: bool = False,
 ) -> Layout:
     """Walks a tree, which copies only small arrays. Those on accelerators are fetched later.
 
@@ -107,6 +119,9 @@ def walk(
       structure: Whether the structure is recorded, and written as the last pair of the map
         at the top. Only for state dicts.
       metadata: A value of `encode_value` that is written with it.
+      index: Whether it is recorded where the leaves are, too.
+      checksums: Whether there are checksums of the leaves, which only `Layout.save` computes:
+        elsewhere, zeros are in the place of what comes after the record.
 
     Raises:
       UnserializableLeafError: A TypeError. If a leaf cannot be written.

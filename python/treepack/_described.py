@@ -21,9 +21,19 @@ Unknown = Literal["error", "dict"]
 
 
 def described_layout(
-    tree: Any, align: int, metadata: Any = None, *, holes: bool = False
+    tree: Any,
+    align: int,
+    metadata: Any = None,
+    *,
+    holes: bool = False,
+    index: bool = False,
+    checksums: bool = False,
 ) -> _core.Layout:
-    """Returns a tree with its structure, ready to be written."""
+    """Returns a tree with its structure, ready to be written.
+
+    With `index` it is found without reading all headers, and with `checksums` damage is found
+    in it; only files can have those.
+    """
     with _holes.allowing(holes):
         return _core.walk(
             tree,
@@ -34,6 +44,8 @@ def described_layout(
             overridden=[],
             structure=True,
             metadata=None if metadata is None else _core.encode_value(metadata),
+            index=index,
+            checksums=checksums,
         )
 
 

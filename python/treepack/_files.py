@@ -73,7 +73,7 @@ def save(
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
     save_layout(
-        described_layout(tree, align, metadata, holes=holes),
+        described_layout(tree, align, metadata, holes=holes, index=True, checksums=not compress),
         path,
         compress=compress,
         level=level,

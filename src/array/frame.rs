@@ -146,7 +146,7 @@ pub struct KeyPlace {
 /// its bytes that belongs after them (several times, for chunks).
 ///
 /// `key` is the map key right before the array: its header may be widened, too.
-/// `recent` belongs to this layout.
+/// `recent` belongs to this layout. Returns where the value begins in the output, after its key.
 #[inline]
 pub fn frame<P: Payload>(
     layout: &mut LayoutBuilder<P>,
@@ -155,11 +155,13 @@ pub fn frame<P: Payload>(
     array: &Array<'_>,
     framing: &Framing,
     mut payload: impl FnMut(&mut LayoutBuilder<P>, Range<usize>) -> Result<()>,
-) -> Result<()> {
+) -> Result<usize> {
     let nbytes = array.nbytes();
     layout.headers().try_reserve(HEADERS_MAX_BYTES)?;
+    let mut start = layout.len();
     if let Some(elements) = framing.chunks.elements(array, nbytes) {
-        return frame_chunks(layout, array, elements, payload);
+        frame_chunks(layout, array, elements, payload)?;
+        return Ok(start);
     }
     if framing.align.0 == 1 || nbytes < ALIGN_MIN_BYTES {
         recent.write(layout.headers(), array)?;
@@ -172,9 +174,12 @@ pub fn frame<P: Payload>(
             ),
             None => None,
         };
-        aligned_headers(layout.len(), text, array, framing)?.write(layout.headers());
+        let headers = aligned_headers(layout.len(), text, array, framing)?;
+        start = layout.len() + headers.size(0..usize::from(text.is_some()));
+        headers.write(layout.headers());
     }
-    payload(layout, 0..nbytes)
+    payload(layout, 0..nbytes)?;
+    Ok(start)
 }
 
 /// The headers of an array that stays whole, in the form and of the widths that align it.

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PyType};
 
 use super::memory::{Owned, Writable, new_bytes, view};
-use super::walk::{Leaf, Options, layout_of, problems_of};
+use super::walk::{Leaf, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip, integer, integer_or_none};
 use crate::array::{Alignment, ChunkLimit, Framing};
@@ -32,9 +32,10 @@ pub struct Layout {
 /// Walks a tree; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
-    tree, *, state_dict, sort_keys, align, max_chunk_size, overridden, structure=false, metadata=None
+    tree, *, state_dict, sort_keys, align, max_chunk_size, overridden, structure=false,
+    metadata=None, index=false, checksums=false
 ))]
-#[allow(clippy::too_many_arguments)] // they have names in Python
+#[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn walk(
     tree: &Bound<'_, PyAny>,
     state_dict: bool,
@@ -44,6 +45,8 @@ pub fn walk(
     overridden: Vec<Bound<'_, PyType>>,
     structure: bool,
     metadata: Option<Vec<u8>>,
+    index: bool,
+    checksums: bool,
 ) -> PyResult<Layout> {
     let framing = Framing {
         align: Alignment::new(align)?,
@@ -53,7 +56,12 @@ pub fn walk(
     let options = Options {
         state_dict,
         sort_keys,
-        structure,
+        recorded: match (structure, index, checksums) {
+            (false, ..) => Recorded::Nothing,
+            (true, false, _) => Recorded::Structure,
+            (true, true, false) => Recorded::Index,
+            (true, true, true) => Recorded::Checksums,
+        },
         metadata,
         framing,
         overridden,
@@ -81,7 +89,7 @@ pub fn problems(
     let options = Options {
         state_dict: true,
         sort_keys: false,
-        structure: false,
+        recorded: Recorded::Nothing,
         metadata: None,
         framing,
         overridden,
@@ -201,17 +209,19 @@ impl Layout {
         )
     }
 
-    #[pyo3(signature = (path, *, durable, progress))]
+    #[pyo3(signature = (path, *, durable, threads, progress))]
     fn save(
         &self,
         py: Python<'_>,
         path: PathBuf,
         durable: bool,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
+        let threads = self.threads(threads)?;
         let watcher = Watcher::new(progress, self.layout.len());
         save(py, &path, durable, self.layout.len(), watcher, |file, _| {
-            file.layout(&self.layout)
+            file.layout(&self.layout, threads)
         })
     }
 

@@ -3,11 +3,16 @@
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
+use std::num::NonZero;
+use std::sync::Mutex;
 
-use crate::layout::{Layout, Payload};
+use crc32fast::Hasher;
+
+use crate::layout::{Caching, Layout, Payload};
 use crate::raw::{RawBytes, append_with};
+use crate::structure::Seal;
 use crate::watch::Watch;
-use crate::{Result, system};
+use crate::{Result, parallel, system};
 
 /// What is smaller is joined: a call for each would cost more than to copy it.
 const JOIN_BYTES: usize = 64 << 10;
@@ -17,6 +22,14 @@ const COPY_BYTES: usize = 1 << 20;
 
 /// So many bytes are written at a time, so that the caller is asked often enough.
 const WRITE_BYTES: usize = 8 << 20;
+
+/// So many bytes are copied and summed at a time: they stay in the caches until they are written.
+const SUM_BYTES: usize = 1 << 20;
+
+const NO_PANIC: &str = "nothing panics while it holds the lock";
+
+/// A copy of a part of the output, and the sums of what is in it of each region.
+type Summed = (Vec<u8>, Vec<(usize, Hasher)>);
 
 /// A file that is written from its start.
 pub struct Output<'a> {
@@ -44,8 +57,67 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Writes a layout, with no copy in between of what lies in memory and is large.
-    pub fn layout<P: Payload>(&mut self, layout: &Layout<P>) -> Result<()> {
+    /// Writes a layout. If its leaves are to be summed, that is done by so many threads of which
+    /// this one writes.
+    pub fn layout<P: Payload + Sync>(
+        &mut self,
+        layout: &Layout<P>,
+        threads: NonZero<usize>,
+    ) -> Result<()> {
+        match layout.seal() {
+            None => self.unsealed(layout),
+            Some(seal) => self.sealed(layout, seal, threads),
+        }
+    }
+
+    /// What is summed is what is written: a copy, of blocks that stay in the caches.
+    fn sealed<P: Payload + Sync>(
+        &mut self,
+        layout: &Layout<P>,
+        seal: &Seal,
+        threads: NonZero<usize>,
+    ) -> Result<()> {
+        let end = layout.len() - Seal::bytes(seal.count());
+        let spare = Mutex::new(Vec::new());
+        let work = |(): &mut (), index: usize| {
+            let mut block: Vec<u8> = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
+            block.clear();
+            let start = index * SUM_BYTES;
+            let len = SUM_BYTES.min(end - start);
+            append_with(&mut block, len, |target| {
+                layout.copy_to(start, target, Caching::Usual)
+            })?;
+            let parts = seal.parts(start..start + len).map(|(number, part)| {
+                let mut sum = Hasher::new();
+                sum.update(&block[part.start - start..part.end - start]);
+                (number, sum)
+            });
+            let parts: Vec<_> = parts.collect();
+            Ok((block, parts))
+        };
+        let mut sums: Vec<Hasher> = Vec::with_capacity(seal.count());
+        let each = |index: usize, done: Result<Summed>| {
+            let (block, parts) = done?;
+            for (number, sum) in parts {
+                match sums.get_mut(number) {
+                    Some(before) => before.combine(&sum),
+                    None => sums.push(sum),
+                }
+            }
+            self.write(block.as_slice().into())?;
+            spare.lock().expect(NO_PANIC).push(block);
+            self.watch.done(end.min((index + 1) * SUM_BYTES))
+        };
+        let ahead = threads.get().saturating_mul(4);
+        parallel::in_order(end.div_ceil(SUM_BYTES), threads, ahead, work, each)?;
+        let sums: Vec<u32> = sums.into_iter().map(Hasher::finalize).collect();
+        self.bytes(&seal.clone().close(&sums))?;
+        self.flush()?;
+        self.watch.done(layout.len())
+    }
+
+    /// With no copy in between of what lies in memory and is large.
+    fn unsealed<P: Payload>(&mut self, layout: &Layout<P>) -> Result<()> {
         let mut position = 0;
         for slice in layout.slices(0..layout.len()) {
             let len = slice.len();

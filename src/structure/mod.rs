@@ -8,13 +8,19 @@
 //! | file | what is there |
 //! |---|---|
 //! | `trailer.rs` | the record |
+//! | `footer.rs` | what stands after it: checksums, its length, a mark |
+//! | `index.rs` | where the leaves are |
 //! | `recorder.rs` | making it during the walk over a tree |
 //! | `value.rs` | typed values in it: static data of nodes, keys, metadata |
 
+mod footer;
+mod index;
 mod recorder;
 mod trailer;
 mod value;
 
+pub use footer::{Footer, Seal};
+pub use index::{Index, LeafKind, Listing};
 pub use recorder::Recorder;
 pub use trailer::{Kind, Node, NodeType, Repeat, Trailer};
 pub use value::Value;

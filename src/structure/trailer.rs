@@ -1,4 +1,4 @@
-//! The record of a structure.
+//! The record of a structure, and what stands after it.
 //!
 //! Nodes are few, however large the tree is: equal subtrees are the same node, equal
 //! siblings are one repeat, and what reads back as it was (dicts with string keys, numbers,
@@ -28,6 +28,9 @@ pub struct Trailer {
     /// A [`super::Value`] that the user has added, or nothing.
     #[serde(default)]
     pub metadata: Option<ByteBuf>,
+    /// An [`super::Index`] of the leaves, or nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<ByteBuf>,
 }
 
 /// A type that nodes have.
@@ -110,7 +113,13 @@ impl Trailer {
             types,
             nodes,
             metadata: metadata.map(ByteBuf::from),
+            index: None,
         }
+    }
+
+    /// Reads the bytes that stand in a file: a record, checksums and a footer.
+    pub fn read(bytes: &[u8]) -> Result<Self> {
+        Self::decode(super::Footer::read(bytes)?.record(bytes))
     }
 
     /// The record as bytes: a map, so that readers may skip what they do not know.
@@ -172,7 +181,8 @@ impl Trailer {
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(
+/// Reads one value of a record.
+pub(super) fn read<'a, T: Deserialize<'a>>(
     bytes: &'a [u8],
 ) -> std::result::Result<T, rmp_serde::decode::Error> {
     let mut deserializer = Deserializer::from_read_ref(bytes);

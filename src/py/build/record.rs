@@ -31,7 +31,7 @@ pub fn assemble<'py>(
     r#static: Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
-    let trailer = Trailer::decode(trailer)?;
+    let trailer = Trailer::read(trailer)?;
     let mut assembly = Assembly {
         py,
         trailer: &trailer,
@@ -96,7 +96,7 @@ fn find_trailer(source: &dyn Source, watch: &dyn Watch) -> crate::Result<Option<
 /// The value in the trailer that a user has added, or `None`; see `_core.pyi`.
 #[pyfunction]
 pub fn trailer_metadata<'py>(py: Python<'py>, trailer: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    let trailer = Trailer::decode(trailer)?;
+    let trailer = Trailer::read(trailer)?;
     match trailer.metadata {
         Some(metadata) => value::decode(py, &metadata),
         None => Ok(py.None().into_bound(py)),

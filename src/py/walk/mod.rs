@@ -24,8 +24,8 @@ mod state;
 use pyo3::prelude::*;
 
 pub use self::payload::Leaf;
-pub use self::state::Options;
 use self::state::Walk;
+pub use self::state::{Options, Recorded};
 use crate::layout::Layout;
 
 /// The layout of `tree`.

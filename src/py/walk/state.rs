@@ -19,14 +19,25 @@ use crate::array::{Array, Framing};
 use crate::encoder::Encoder;
 use crate::wire;
 
+/// What is recorded of a tree: each of these, and what is before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recorded {
+    Nothing,
+    Structure,
+    /// Where the leaves are.
+    Index,
+    /// Those of the leaves, once they are written.
+    Checksums,
+}
+
 /// How a tree is to be walked.
 pub struct Options<'py> {
     /// Write state dicts: lists as maps, keys as strings, containers expanded.
     pub state_dict: bool,
     /// Sort the keys of dicts.
     pub sort_keys: bool,
-    /// Record the structure, and write it as the last pair of the map at the top.
-    pub structure: bool,
+    /// What is recorded in the last pair of the map at the top.
+    pub recorded: Recorded,
     /// A value that is written with the structure.
     pub metadata: Option<Vec<u8>>,
     /// How arrays are framed.
@@ -179,10 +190,11 @@ impl<'py> Walk<'py> {
             py,
             hooks: Hooks::get(py)?,
             types: Types::new(py),
-            out: if options.structure {
-                Encoder::described(options.framing)
-            } else {
-                Encoder::new(options.framing)
+            out: match options.recorded {
+                Recorded::Nothing => Encoder::new(options.framing),
+                Recorded::Structure => Encoder::described(options.framing),
+                Recorded::Index => Encoder::indexed(options.framing, false),
+                Recorded::Checksums => Encoder::indexed(options.framing, true),
             },
             options,
             dtypes: Vec::new(),

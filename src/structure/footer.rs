@@ -1,0 +1,196 @@
+//! What stands after a record: checksums of the leaves, and a footer that is found from the end.
+//!
+//! ```text
+//! record | checksums | footer
+//!                      length of the record (u64) | number of checksums (u32)
+//!                      CRC-32 of record and checksums (u32) | mark (8 bytes)
+//! ```
+//!
+//! All numbers are little-endian. A checksum is the CRC-32 of a leaf: of the bytes from the end of
+//! the leaf before it to its own end, so that keys and headers are covered as well. After those of
+//! all leaves comes one of what is between the last leaf and the record. So every byte before
+//! the record is in one checksum, and the record itself and the checksums are in that of the footer.
+//! CRC-32 is that of gzip and zlib: processors compute it faster than memory can be read, and those
+//! of parts can be combined, so that parts are summed in parallel.
+
+use std::ops::Range;
+
+use crc32fast::Hasher;
+
+use crate::{Error, Result};
+
+/// What the data of trees with a record end with.
+pub const MARK: [u8; 8] = *b"\x93treepk\n";
+
+/// The end of a record, as it is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footer {
+    /// How many bytes the record has.
+    pub record: usize,
+    /// How many checksums there are.
+    pub checksums: usize,
+    crc: u32,
+}
+
+impl Footer {
+    /// How many bytes it has.
+    pub const BYTES: usize = 24;
+
+    /// Reads the footer at the end of `tail`, if there is the mark of one.
+    #[must_use]
+    pub fn find(tail: &[u8]) -> Option<Self> {
+        let (_, footer) = tail.split_last_chunk::<{ Self::BYTES }>()?;
+        let (record, rest) = footer.split_first_chunk::<8>()?;
+        let (checksums, rest) = rest.split_first_chunk::<4>()?;
+        let (crc, mark) = rest.split_first_chunk::<4>()?;
+        (*mark == MARK).then_some(Self {
+            record: usize::try_from(u64::from_le_bytes(*record)).ok()?,
+            checksums: u32::from_le_bytes(*checksums) as usize,
+            crc: u32::from_le_bytes(*crc),
+        })
+    }
+
+    /// How many bytes the record, the checksums and the footer have; `None` if no data could.
+    #[must_use]
+    pub fn whole(&self) -> Option<usize> {
+        let checksums = self.checksums.checked_mul(4)?;
+        self.record.checked_add(checksums)?.checked_add(Self::BYTES)
+    }
+
+    /// Reads the footer of `bytes`, which are a record and all that stands after it, and compares
+    /// their checksum.
+    pub fn read(bytes: &[u8]) -> Result<Self> {
+        let damaged = |what| {
+            let what = format!("the record of the structure is damaged: {what}");
+            Err(Error::Structure(what))
+        };
+        let Some(footer) = Self::find(bytes) else {
+            return damaged("it does not end with its mark");
+        };
+        if footer.whole() != Some(bytes.len()) {
+            return damaged("it has another length");
+        }
+        if crc32fast::hash(&bytes[..bytes.len() - Self::BYTES]) != footer.crc {
+            return damaged("it has another checksum");
+        }
+        Ok(footer)
+    }
+
+    /// The record in the bytes that this was read of.
+    ///
+    /// # Panics
+    /// If it was read of others.
+    #[must_use]
+    pub fn record<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+        &bytes[..self.record]
+    }
+
+    /// The checksums in the bytes that this was read of.
+    ///
+    /// # Panics
+    /// If it was read of others.
+    #[must_use]
+    pub fn checksums(&self, bytes: &[u8]) -> Vec<u32> {
+        let (checksums, _) = bytes[self.record..][..4 * self.checksums].as_chunks();
+        checksums.iter().map(|it| u32::from_le_bytes(*it)).collect()
+    }
+}
+
+/// What has to be written after a record, once the leaves have been summed.
+#[derive(Debug, Clone)]
+pub struct Seal {
+    /// Where the regions end that are summed, one after the other from the start of the output.
+    ends: Vec<usize>,
+    record: usize,
+    crc: Hasher,
+}
+
+impl Seal {
+    /// What goes after this record.
+    #[must_use]
+    pub fn new(record: &[u8], ends: Vec<usize>) -> Self {
+        let mut crc = Hasher::new();
+        crc.update(record);
+        Self {
+            ends,
+            record: record.len(),
+            crc,
+        }
+    }
+
+    /// How many bytes go after a record with so many checksums.
+    #[must_use]
+    pub fn bytes(checksums: usize) -> usize {
+        4 * checksums + Footer::BYTES
+    }
+
+    /// How many checksums there will be.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The parts of a range of the output that are in one region each, and the numbers of these;
+    /// what is in no region is left out.
+    pub fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let first = self.ends.partition_point(|end| *end <= range.start);
+        let mut start = range.start;
+        let ends = self.ends[first..].iter().enumerate();
+        ends.map_while(move |(number, &end)| {
+            let part = start..end.min(range.end);
+            start = part.end;
+            (!part.is_empty()).then_some((first + number, part))
+        })
+    }
+
+    /// The bytes after the record, with these checksums.
+    ///
+    /// # Panics
+    /// If there are more or fewer than regions.
+    #[must_use]
+    pub fn close(mut self, checksums: &[u32]) -> Vec<u8> {
+        assert_eq!(checksums.len(), self.ends.len());
+        let mut bytes: Vec<u8> = checksums.iter().flat_map(|it| it.to_le_bytes()).collect();
+        self.crc.update(&bytes);
+        bytes.extend_from_slice(&(self.record as u64).to_le_bytes());
+        let count = u32::try_from(checksums.len()).expect("fewer leaves than bytes of a record");
+        bytes.extend_from_slice(&count.to_le_bytes());
+        bytes.extend_from_slice(&self.crc.finalize().to_le_bytes());
+        bytes.extend_from_slice(&MARK);
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_closed_is_read() {
+        for checksums in [vec![], vec![1, u32::MAX]] {
+            let seal = Seal::new(b"record", vec![3; checksums.len()]);
+            let after = Seal::bytes(checksums.len());
+            let bytes = [b"record".to_vec(), seal.close(&checksums)].concat();
+            assert_eq!(bytes.len(), 6 + after);
+            let footer = Footer::read(&bytes).unwrap();
+            assert_eq!(footer.record(&bytes), b"record");
+            assert_eq!(footer.checksums(&bytes), checksums);
+            for at in 0..bytes.len() {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1;
+                assert!(Footer::read(&damaged).is_err());
+                assert!(Footer::read(&bytes[..at]).is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_those_of_regions() {
+        let seal = Seal::new(b"", vec![3, 5, 9]);
+        let parts = |range| seal.parts(range).collect::<Vec<_>>();
+        assert_eq!(parts(0..20), [(0, 0..3), (1, 3..5), (2, 5..9)]);
+        assert_eq!(parts(4..6), [(1, 4..5), (2, 5..6)]);
+        assert_eq!(parts(3..5), [(1, 3..5)]);
+        assert_eq!(parts(9..12), []);
+    }
+}

@@ -1,0 +1,153 @@
+//! Where the leaves of a tree are: what one reads instead of all headers.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+use super::trailer::read;
+use crate::wire::Head;
+use crate::{Error, Result};
+
+/// What a leaf is, as far as that is known without its bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum LeafKind {
+    /// `nil`.
+    None,
+    /// A boolean.
+    Bool,
+    /// An integer.
+    Int,
+    /// A float.
+    Float,
+    /// A complex number.
+    Complex,
+    /// A string.
+    Str,
+    /// A byte string.
+    Bytes,
+    /// An extension of another type.
+    Ext,
+    /// An array: the name of its dtype, and its shape.
+    Array(String, Vec<u64>),
+    /// A scalar of NumPy: the name of its dtype.
+    Scalar(String),
+    /// A typed PRNG key: its implementation, and the shape of its data.
+    PrngKey(String, Vec<u64>),
+    /// A list, or a map with keys that are no strings, with all that is in it.
+    Container,
+    /// What a later version writes.
+    #[serde(other)]
+    Other,
+}
+
+/// The leaves in the order of the output.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Index {
+    /// MessagePack: the tree, with the number of its kind in the place of each leaf.
+    pub outline: ByteBuf,
+    /// All different kinds of leaves.
+    pub kinds: Vec<LeafKind>,
+    /// For each leaf, how many bytes lie between the end of the one before and its value: the
+    /// headers of containers, and its key.
+    pub heads: Vec<u64>,
+    /// How many bytes each value has.
+    pub sizes: Vec<u64>,
+}
+
+impl Index {
+    /// The index as bytes: a map, so that readers may skip what they do not know.
+    ///
+    /// # Panics
+    /// Never: writing to memory cannot fail.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        rmp_serde::to_vec_named(self).expect("an index of plain data always serializes")
+    }
+
+    /// Reads an index.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let index: Self = read(bytes).map_err(|error| {
+            Error::Structure(format!("the index of the leaves is damaged: {error}"))
+        })?;
+        if index.heads.len() != index.sizes.len() {
+            return Err(Error::Structure(
+                "the index of the leaves is damaged: its columns differ in length".into(),
+            ));
+        }
+        Ok(index)
+    }
+}
+
+/// Takes down the leaves of a tree in the order of the output.
+#[derive(Debug, Default)]
+pub struct Listing {
+    index: Index,
+    numbers: HashMap<LeafKind, u32>,
+    /// The last kind and its number: most leaves are like the one before.
+    last: Option<(LeafKind, u32)>,
+    /// Where the leaves end.
+    ends: Vec<usize>,
+    /// A leaf that has not ended, and where its value begins.
+    pending: Option<(LeafKind, usize)>,
+}
+
+impl Listing {
+    /// A leaf begins.
+    pub fn leaf(&mut self, kind: LeafKind, start: usize) {
+        self.pending = Some((kind, start));
+    }
+
+    /// The leaf that has not ended.
+    pub fn pending(&mut self) -> Option<&mut (LeafKind, usize)> {
+        self.pending.as_mut()
+    }
+
+    /// The leaf before ends here, if one has begun.
+    #[inline]
+    pub fn end_leaf(&mut self, end: usize) {
+        if let Some((kind, start)) = self.pending.take() {
+            self.add(kind, start, end);
+        }
+    }
+
+    fn add(&mut self, kind: LeafKind, start: usize, end: usize) {
+        let number = match &self.last {
+            Some((last, number)) if *last == kind => *number,
+            _ => {
+                let kinds = &mut self.index.kinds;
+                let number = *self.numbers.entry(kind.clone()).or_insert_with(|| {
+                    kinds.push(kind.clone());
+                    u32::try_from(kinds.len() - 1).expect("fewer kinds than bytes of a record")
+                });
+                self.last = Some((kind, number));
+                number
+            }
+        };
+        Head::Uint(number.into()).write(&mut self.index.outline);
+        let before = self.ends.last().copied().unwrap_or(0);
+        self.index.heads.push((start - before) as u64);
+        self.index.sizes.push((end - start) as u64);
+        self.ends.push(end);
+    }
+
+    /// A map begins.
+    pub fn map(&mut self, head: Head) {
+        head.write(&mut self.index.outline);
+    }
+
+    /// The key of the next value.
+    #[inline]
+    pub fn key(&mut self, head: Head, text: &str) {
+        head.write(&mut self.index.outline);
+        self.index.outline.extend_from_slice(text.as_bytes());
+    }
+
+    /// The index, and where the leaves end.
+    #[must_use]
+    pub fn finish(self) -> (Index, Vec<usize>) {
+        (self.index, self.ends)
+    }
+}
