@@ -8,7 +8,9 @@ use std::ops::Range;
 
 use crate::array::{self, Array, Framing, KeyPlace, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
-use crate::structure::{Kind, LeafKind, Listing, NodeType, ROOT_KEY, Recorder, Seal, TRAILER_KEY};
+use crate::structure::{
+    Kind, LeafKind, Listing, NodeType, ROOT_KEY, Recorder, Regions, Seal, TRAILER_KEY,
+};
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result};
 
@@ -428,9 +430,8 @@ impl<P: Payload> Encoder<P> {
         if let Some(recorder) = self.recorder.take() {
             let mut trailer = recorder.finish(metadata);
             let mut ends = Vec::new();
-            if let Some(mut listing) = self.listing.take() {
-                listing.end_leaf(self.layout.len());
-                let (index, found) = listing.finish();
+            if let Some(listing) = self.listing.take() {
+                let (index, found) = listing.finish(self.layout.len());
                 trailer.index = Some(index.encode().into());
                 ends = found;
             }
@@ -454,7 +455,7 @@ impl<P: Payload> Encoder<P> {
         if let Some(rest) = ends.last_mut() {
             *rest = self.layout.len();
         }
-        let seal = Seal::new(record, ends);
+        let seal = Seal::new(record, Regions::new(ends));
         self.layout.extend(record)?;
         if self.summed {
             self.layout.extend(&vec![0; after])?;

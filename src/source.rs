@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::Result;
 use crate::raw::{RawBytes, append_with};
@@ -46,6 +47,42 @@ impl Source for RawBytes<'_> {
 
     fn memory(&self) -> Option<RawBytes<'_>> {
         Some(*self)
+    }
+}
+
+impl<S: Source + ?Sized> Source for &S {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        (**self).read_at(offset, target)
+    }
+
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        (**self).memory()
+    }
+
+    fn stable(&self) -> Option<&[u8]> {
+        (**self).stable()
+    }
+}
+
+impl<S: Source + Send + ?Sized> Source for Arc<S> {
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        (**self).read_at(offset, target)
+    }
+
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        (**self).memory()
+    }
+
+    fn stable(&self) -> Option<&[u8]> {
+        (**self).stable()
     }
 }
 

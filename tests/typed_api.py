@@ -96,6 +96,36 @@ def files(folder: Path) -> None:
     assert treepack.read_metadata(path)["step"] == 1
 
 
+def opened(folder: Path) -> None:
+    path = folder / "opened"
+    tree: dict[str, list[jax.Array]] = {"w": [jnp.ones((4, 2))], "more": []}
+    treepack.save(path, tree)
+    file: treepack.File
+    with treepack.open(path, salvage=False, mmap=True) as file:
+        lazy = file["w/0"]
+        assert isinstance(lazy, treepack.LazyArray)
+        assert lazy[1:].shape == (3, 2)
+        assert file["w"].load(select="0")[0].shape == (4, 2)
+        assert [name for name, _ in file.leaves()] == ["w/0"]
+    report: treepack.Report
+    loaded, report = treepack.load(
+        path,
+        tree,
+        select="w",
+        rename={"x": "y"},
+        missing="target",
+        unexpected="error",
+        verify=True,
+        on_corrupt="skip",
+        return_report=True,
+    )
+    first: jax.Array = loaded["w"][0]
+    assert first.shape == (4, 2)
+    assert report.loaded == ["w/0"]
+    found: treepack.Verification = treepack.verify(path, threads=1)
+    assert found.ok
+
+
 def data() -> None:
     tree = (Layer(jnp.ones(2)), [1, 2.0])
     encoded: bytes = treepack.dumps(tree, holes=True, align=16, threads=1)
@@ -171,6 +201,7 @@ def main() -> None:
     assert register()["typed.Layer"] is Layer
     with tempfile.TemporaryDirectory() as folder:
         files(Path(folder))
+        opened(Path(folder))
         exported(Path(folder))
         drop_in(Path(folder))
     data()

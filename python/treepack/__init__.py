@@ -12,8 +12,10 @@ from treepack._auxdata import register_auxdata, register_function
 from treepack._bytes import dumps, loads
 from treepack._exported import LoadedExported, load_exported, save_exported
 from treepack._files import load, save
+from treepack._lazy import LazyArray
 from treepack._metadata import abstract, read_metadata
 from treepack._node_types import registered_types
+from treepack._open import File, open
 from treepack._options import Progress, Strict
 from treepack._pipelines import buffers, pack_into, packed_size
 from treepack._placement import Arrays
@@ -23,6 +25,8 @@ from treepack._registration import (
     register_node,
     register_tree,
 )
+from treepack._restore import Report
+from treepack._verify import Verification, verify
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -39,13 +43,17 @@ __all__ = [
     "Arrays",
     "CorruptionError",
     "DecodeError",
+    "File",
+    "LazyArray",
     "LoadedExported",
     "MismatchError",
     "Progress",
+    "Report",
     "Strict",
     "TreepackError",
     "UnregisteredTypeError",
     "UnserializableLeafError",
+    "Verification",
     "__version__",
     "abstract",
     "buffers",
@@ -54,6 +62,7 @@ __all__ = [
     "load",
     "load_exported",
     "loads",
+    "open",
     "pack_into",
     "packed_size",
     "read_metadata",
@@ -68,6 +77,7 @@ __all__ = [
     "save",
     "save_exported",
     "serialization",
+    "verify",
 ]
 
 __version__: str

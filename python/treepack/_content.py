@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treepack import _core
 from treepack._options import Progress, telling
+from treepack.errors import GzipError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+# Gzip of so many bytes is inflated as a whole rather than refused.
+_SMALL_BYTES = 1 << 20
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
@@ -83,6 +89,88 @@ def inflated(
         return data
     with telling(progress, "load") as tell:
         return _core.decompress(data, max_size=max_size, threads=threads, progress=tell)
+
+
+Openable = str | os.PathLike[str] | Any
+"""What can be opened: a path, a bytes-like object, or a file object that can seek."""
+
+
+def opened(source: Openable, *, mmap: bool = True) -> _core.Content:
+    """Returns what is in a file or buffer, to be read in parts, decompressed where it is gzip.
+
+    Raises:
+      GzipError: If it is gzip that can only be read as a whole.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        _check_path(source)
+        file = Path(source)
+        mappable = mmap and file.is_file() and file.stat().st_size > 0
+        map_file, read = _core.Content.map, _core.Content.read
+        content = map_file(source) if mappable else read(source, progress=None)
+    elif hasattr(source, "read"):
+        content = _of_file_object(source)
+    else:
+        content = _core.Content.lent(source)
+    if not content.is_gzip():
+        return content
+    found = content.indexed()
+    if found is None and content.nbytes <= _SMALL_BYTES:
+        return content.inflate(threads=None, progress=None)
+    if found is None:
+        raise GzipError(
+            "this gzip file has no index, so it cannot be read in parts: load it as a whole, or "
+            "convert it with `treepack convert` or gunzip"
+        )
+    return found
+
+
+def _of_file_object(file: Any) -> _core.Content:
+    """Returns what is in a file object, which is read in blocks that are kept for a while."""
+    lock = threading.Lock()
+    with lock:
+        length = file.seek(0, os.SEEK_END)
+
+    def read(start: int, stop: int) -> bytes:
+        with lock:
+            file.seek(start)
+            found: bytes = file.read(stop - start)
+        return found
+
+    return _core.Content.elsewhere(Blocks(read, length).read, length)
+
+
+class Blocks:
+    """Reads from far away, in few and large pieces.
+
+    Reading on doubles what is read ahead; a jump begins anew.
+    """
+
+    LEAST = 64 << 10
+    MOST = 8 << 20
+
+    def __init__(self, fetch: Callable[[int, int], bytes], length: int):
+        self._fetch = fetch
+        self._length = length
+        self._lock = threading.Lock()
+        self._start = 0
+        self._block = b""
+        self._ahead = self.LEAST
+
+    def read(self, start: int, length: int) -> bytes:
+        """Returns so many bytes from an offset on."""
+        if length >= self.LEAST:
+            return self._fetch(start, start + length)
+        with self._lock:
+            end = self._start + len(self._block)
+            if not self._start <= start <= start + length <= end:
+                goes_on = end <= start + length and start <= end + self._ahead and self._block
+                self._ahead = min(2 * self._ahead, self.MOST) if goes_on else self.LEAST
+                first = start
+                if self._length - start < self.LEAST:
+                    first = max(0, self._length - self.LEAST)  # the end: its record is before it
+                self._block = self._fetch(first, min(self._length, start + self._ahead))
+                self._start = first
+            return self._block[start - self._start :][:length]
 
 
 def _check_path(path: str | os.PathLike[str]) -> None:

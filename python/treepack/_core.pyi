@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, final
+from typing import Any, Literal, final
 
+import numpy as np
 from typing_extensions import Buffer
 
 from treepack._options import Strict
@@ -14,6 +15,7 @@ __all__ = [
     "MAX_DEPTH",
     "ROOT_KEY",
     "TRAILER_KEY",
+    "Catalog",
     "Content",
     "Layout",
     "assemble",
@@ -22,7 +24,6 @@ __all__ = [
     "decompress",
     "encode_value",
     "problems",
-    "read_trailer",
     "rebuild",
     "rebuild_plain",
     "restore",
@@ -134,7 +135,7 @@ def problems(tree: Any, *, overridden: list[type]) -> list[tuple[str, str]]:
 
 @final
 class Content:
-    """The content of a file, mapped or read."""
+    """Encoded bytes, wherever they are."""
 
     @staticmethod
     def map(path: str | PathLike[str]) -> Content:
@@ -144,11 +145,110 @@ class Content:
     def read(path: str | PathLike[str], *, progress: _Progress | None) -> Content:
         """Reads a file."""
 
+    @staticmethod
+    def lent(data: Buffer) -> Content:
+        """Borrows the memory of a bytes-like object."""
+
+    @staticmethod
+    def elsewhere(read: Callable[[int, int], bytes], len: int) -> Content:
+        """Reads by a function, which takes an offset and a length."""
+
+    def indexed(self) -> Content | None:
+        """Returns the content, decompressed where it is read; `None` without an index."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes there are."""
+
     def is_gzip(self) -> bool:
         """Tells whether the content starts as gzip does."""
 
     def inflate(self, *, threads: int | None, progress: _Progress | None) -> Content:
         """Returns the content, decompressed."""
+
+@final
+class Catalog:
+    """What is in encoded data: containers and leaves. They have numbers, the root has 0."""
+
+    @staticmethod
+    def open(content: Content, *, salvage: bool) -> Catalog:
+        """Finds all leaves; with `salvage` those that there are in damaged data.
+
+        Raises:
+          DecodeError: A ValueError. If the data is no such encoding.
+        """
+
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the data have."""
+
+    @property
+    def trailer(self) -> bytes | None:
+        """The record of the structure, with what stands after it."""
+
+    @property
+    def damage(self) -> str | None:
+        """What is wrong with data of which only a part could be read."""
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether `verify` has something to compare with."""
+
+    def find(self, keys: list[str], value: int) -> int | None:
+        """Returns the value that keys lead to from another one."""
+
+    def children(self, value: int) -> list[tuple[str, int]] | None:
+        """Returns the keys and values in a container; `None` for a leaf."""
+
+    def leaves(self, value: int) -> list[tuple[str, int]]:
+        """Returns the paths and values of all leaves below a value, in their order."""
+
+    def ends(self, value: int) -> list[tuple[str, int]]:
+        """Returns those and the containers with nothing in them."""
+
+    @property
+    def values(self) -> int:
+        """How many values there are."""
+
+    def leaf(self, value: int) -> tuple[int, tuple[Any, ...], int, int, int]:
+        """Returns the number of a leaf among all leaves, what it is, and where.
+
+        What it is: `("array", dtype, shape)`, `("scalar", dtype, ())`, `("prng_key",
+        implementation, shape of its data)`, or `("int",)` and the like. Where: from which
+        byte to which, and from which byte on it is summed.
+        """
+
+    def read(
+        self,
+        value: int,
+        *,
+        copy: bool | None,
+        threads: int | None,
+        wanted: bytes | None = None,
+        absent: Any = None,
+    ) -> Any:
+        """Reads a value.
+
+        Args:
+          value: A leaf, or a container: its state.
+          copy: See `restore`.
+          threads: See `restore`.
+          wanted: For each value that `ends` tells, whether it is read, by its number.
+          absent: What takes the place of those that are not.
+        """
+
+    def read_bytes(self, value: int, ranges: list[tuple[int, int]]) -> np.ndarray:
+        """Reads ranges of the bytes of an array's elements, one after the other, as `uint8`."""
+
+    def verify(
+        self, *, threads: int | None, progress: _Progress | None
+    ) -> list[Literal["ok", "corrupt", "unchecked"]]:
+        """Compares the data with their checksums.
+
+        Returns:
+          What is known of each leaf, and of what lies between the last one and the record.
+        """
 
 def restore(
     data: Buffer | Content,
@@ -186,6 +286,8 @@ def assemble(
     unknown_as_dict: bool,
     placeholders: bool,
     static: Any,
+    absent: Any = None,
+    at: list[str] = ...,
 ) -> Any:
     """Returns the tree that a state dict was made of.
 
@@ -197,13 +299,13 @@ def assemble(
       unknown_as_dict: Whether nodes of types that are not known become dicts.
       placeholders: Whether the leaves are none that the code of types could work with.
       static: What fills the holes of static data; see `_holes`.
+      absent: What stands in the state for what was not read. Containers that are not whole become
+        dicts of what there is, and what has nothing is absent itself.
+      at: The keys that lead to a part of the state, which alone is put together.
 
     Raises:
       DecodeError: A ValueError. If the record is damaged, or is not that of the state.
     """
-
-def read_trailer(data: Buffer | Content) -> bytes | None:
-    """Returns the record of the structure in encoded data, without reading any array."""
 
 def trailer_metadata(trailer: bytes) -> Any:
     """Returns the metadata in the record of a structure, or `None`."""

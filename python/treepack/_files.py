@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from treepack._content import open_content, save_layout
 from treepack._described import Unknown, described_layout, restore_described
+from treepack._open import File
 from treepack._options import Progress, Strict
+from treepack._partial import How, Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
+from treepack._restore import Report
 
 if TYPE_CHECKING:
     import jax
@@ -93,6 +96,13 @@ def load(
     *,
     strict: Strict = True,
     cast: bool = False,
+    select: Any = None,
+    rename: Any = None,
+    missing: Missing = "error",
+    unexpected: Unexpected = "ignore",
+    verify: bool = False,
+    on_corrupt: OnCorrupt = "error",
+    return_report: bool = False,
     arrays: Arrays = "saved",
     device: jax.Device | None = None,
     sharding: Any = None,
@@ -112,6 +122,13 @@ def load(
     *,
     strict: Strict = True,
     cast: bool = False,
+    select: Any = None,
+    rename: Any = None,
+    missing: Missing = "error",
+    unexpected: Unexpected = "ignore",
+    verify: bool = False,
+    on_corrupt: OnCorrupt = "error",
+    return_report: Literal[False] = False,
     arrays: Arrays = "saved",
     device: jax.Device | None = None,
     sharding: Any = None,
@@ -124,12 +141,45 @@ def load(
 ) -> T: ...
 
 
+@overload
+def load(
+    path: str | os.PathLike[str],
+    target: T,
+    *,
+    strict: Strict = True,
+    cast: bool = False,
+    select: Any = None,
+    rename: Any = None,
+    missing: Missing = "error",
+    unexpected: Unexpected = "ignore",
+    verify: bool = False,
+    on_corrupt: OnCorrupt = "error",
+    return_report: Literal[True],
+    arrays: Arrays = "saved",
+    device: jax.Device | None = None,
+    sharding: Any = None,
+    copy: bool | None = None,
+    mmap: bool = True,
+    unknown: Unknown = "error",
+    static: Any = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> tuple[T, Report]: ...
+
+
 def load(
     path: str | os.PathLike[str],
     target: Any = None,
     *,
     strict: Strict = True,
     cast: bool = False,
+    select: Any = None,
+    rename: Any = None,
+    missing: Missing = "error",
+    unexpected: Unexpected = "ignore",
+    verify: bool = False,
+    on_corrupt: OnCorrupt = "error",
+    return_report: bool = False,
     arrays: Arrays = "saved",
     device: jax.Device | None = None,
     sharding: Any = None,
@@ -154,6 +204,21 @@ def load(
         that are equal to JAX, so that 64 bits count as 32 unless `jax_enable_x64` is set.
         `"exact"`: equal dtypes, and no keys that a dict of the template lacks. `False`: not at all.
       cast: Whether floats of another dtype become those of the template.
+      select: Which leaves are loaded; nothing else is read. A path, which is meant with all below
+        it and may have wildcards (`*` in one part, `**` over any number of them); several of those;
+        a predicate of paths; or a pytree of bools, of which each is for all below its place. With a
+        target its other leaves stay as they are. Without, containers that are not whole come
+        back as dicts.
+      rename: What leaves of the file are called in the target: a dict of paths, with wildcards as
+        above, such as `{"old/*/w": "new/*/kernel"}`; or a function of paths. Paths in `select`
+        and in errors are the new ones.
+      missing: What becomes of leaves of the target that the file lacks: an error, or they stay as
+        they are (`"target"`).
+      unexpected: Whether leaves of the file that a dict of the target lacks are an error.
+      verify: Whether the file is compared with its checksums first; see `treepack.verify`.
+      on_corrupt: What becomes of leaves that are damaged: an error, or they count as missing, and
+        stay as the target has them.
+      return_report: Whether a `Report` is returned as well.
       arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
       device: Where to put all that become arrays of jax; by default where the target has them,
         or else the default device.
@@ -176,14 +241,15 @@ def load(
         of a file that is mapped.
 
     Returns:
-      The tree. Typed PRNG keys are always arrays of jax.
+      The tree. Typed PRNG keys are always arrays of jax. With `return_report` a pair: the tree,
+      and a `Report` of what was loaded, kept, unexpected, cast and corrupt.
 
     Raises:
       OSError: If the file cannot be read.
       DecodeError: A ValueError, with the byte offset. If it is no such file.
       MismatchError: A ValueError. If it does not fit the target; it lists all differences.
       UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
-      CorruptionError: A ValueError. If it is a damaged gzip file.
+      CorruptionError: A ValueError. If it is a damaged gzip file, or if `verify` finds damage.
       TreepackError: A ValueError. If jax would not keep the dtype of an array or the value of an
         integer, an array cannot be put where it should go, or static data were not saved.
       ImportError: If arrays of jax were saved and jax is not installed; see `arrays`.
@@ -202,6 +268,11 @@ def load(
         w: expected bfloat16[2,2], found float32[2,2]
       Pass strict=False to restore what is found regardless.
     """
+    part = Part(select, rename, missing, unexpected, verify, on_corrupt, return_report)
+    if not part.is_whole:
+        how = How(strict, cast, arrays, device, sharding, copy, unknown, static, threads, progress)
+        with File(path, mmap=mmap) as file:
+            return load_part(file, target, part, how)
     content = open_content(path, mmap=mmap, threads=threads, progress=progress)
     return restore_described(
         content,

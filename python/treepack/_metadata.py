@@ -59,4 +59,7 @@ def read_metadata(path_or_data: str | os.PathLike[str] | Buffer) -> Any:
       >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
       {'step': 3, 'shape': (1, 2)}
     """
-    return _core.trailer_metadata(present(_core.read_trailer(content_of(path_or_data))))
+    content = content_of(path_or_data)
+    if not isinstance(content, _core.Content):
+        content = _core.Content.lent(content)
+    return _core.trailer_metadata(present(_core.Catalog.open(content, salvage=False).trailer))

@@ -18,6 +18,11 @@ def text(parts: Iterable[str]) -> str:
     return "/".join(escaped) if escaped else ROOT
 
 
+def join(path: str, part: str) -> str:
+    """Returns the path of what a part leads to from a path."""
+    return _escaped(part) if path == ROOT else f"{path}/{_escaped(part)}"
+
+
 def _escaped(part: str) -> str:
     return part.replace("~", "~0").replace("/", "~1")
 

@@ -135,7 +135,7 @@ def _where(device: Any, sharding: Any) -> Where | None:
 
 def _by_prefix(tree: Any) -> Where:
     """Returns what looks up a leaf in a tree of shardings, each of which is for all below it."""
-    prefixes = dict(_leaves_of(tree, ()))
+    prefixes = dict(leaves_of(tree, ()))
 
     def where(path: str, _: Any) -> Any:
         parts = tuple(_paths.parts(path))
@@ -147,14 +147,14 @@ def _by_prefix(tree: Any) -> Where:
     return where
 
 
-def _leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields the leaves of a tree with the paths that they have in a state dict."""
     kind = kind_of(node)
     if kind is None:
         yield path, node
         return
     for name, child in kind.children(node).items():
-        yield from _leaves_of(child, (*path, name))
+        yield from leaves_of(child, (*path, name))
 
 
 def _place(leaves: Leaves, found: list[Any], where: Where | None, may_change: bool) -> list[Any]:

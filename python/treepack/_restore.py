@@ -15,7 +15,7 @@ import contextlib
 import difflib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from treepack import _core, _paths, _prng
 from treepack._compare import described, difference, signature
@@ -33,6 +33,107 @@ RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
 Convert = Callable[[list[tuple[str, Any, Any]]], list[Any]]
 
 
+class _Absent:
+    """Stands in a state for what is not to be loaded."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+
+
+class Partial:
+    """A restore of which some leaves stay as the template has them, and what became of all.
+
+    Attributes:
+      is_wanted: Tells of a path whether it is to be loaded.
+      keeps_missing: Whether what is wanted and not there stays as well.
+      refuses_more: Whether there may be nothing that the template lacks.
+      skipped: Paths that stay in any case.
+    """
+
+    def __init__(
+        self, is_wanted: Callable[[str], bool], keeps_missing: bool, refuses_more: bool
+    ) -> None:
+        self.is_wanted = is_wanted
+        self.keeps_missing = keeps_missing
+        self.refuses_more = refuses_more
+        self.skipped: set[str] = set()
+        # Without order and twice: some restores go through the tree two times.
+        self._loaded: dict[str, None] = {}
+        self._kept: dict[str, None] = {}
+        self._unexpected: dict[str, None] = {}
+        self._cast: dict[str, None] = {}
+
+    def loaded(self, path: str, *, cast: bool) -> None:
+        """Takes note of a leaf that was loaded."""
+        self._loaded[path] = None
+        if cast:
+            self._cast[path] = None
+
+    def keeps(self, target: Any, path: str) -> bool:
+        """Tells whether a part of the template that was not found stays as it is."""
+        return self.keeps_missing or not any(
+            self.is_wanted(leaf) and leaf not in self.skipped for leaf in leaf_paths(target, path)
+        )
+
+    def kept(self, target: Any, path: str) -> None:
+        """Takes note of a part of the template that stays as it is."""
+        self._kept.update(dict.fromkeys(leaf_paths(target, path)))
+
+    def unexpected(self, state: Any, path: str) -> bool:
+        """Takes note of a part of the state that the template lacks; tells if there was any."""
+        found = [leaf for leaf, value in _state_leaves(state, path) if value is not ABSENT]
+        self._unexpected.update(dict.fromkeys(found))
+        return bool(found)
+
+    def report(self, corrupt: list[str]) -> Report:
+        """Returns what became of all leaves."""
+        return Report(
+            list(self._loaded), list(self._kept), list(self._unexpected), list(self._cast), corrupt
+        )
+
+
+class Report(NamedTuple):
+    """What became of the leaves of a file and of a template, by path.
+
+    Attributes:
+      loaded: Those that are from the file.
+      kept: Those of the template that stayed as they were.
+      unexpected: Those of the file that the template lacks.
+      cast: Those of `loaded` whose dtype is another one than the file's.
+      corrupt: Those of the file that were skipped, because they are damaged.
+    """
+
+    loaded: list[str]
+    kept: list[str]
+    unexpected: list[str]
+    cast: list[str]
+    corrupt: list[str]
+
+
+def leaf_paths(tree: Any, path: str) -> list[str]:
+    """Returns the paths of all leaves of a tree that is at a path."""
+    kind = kind_of(tree)
+    if kind is None:
+        return [path]
+    state = kind.children(tree)
+    if kind.final:
+        return [leaf for leaf, _ in _state_leaves(state, path)]
+    return [
+        leaf for name, child in state.items() for leaf in leaf_paths(child, _paths.join(path, name))
+    ]
+
+
+def _state_leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(state, Mapping):
+        yield path, state
+        return
+    for key, child in state.items():
+        yield from _state_leaves(child, _paths.join(path, str(key)))
+
+
 class Restore:
     """One restore, from the outermost call to its end, as a context manager.
 
@@ -43,6 +144,7 @@ class Restore:
       strict: How strict it is; inner calls inherit it.
       cast: Whether floats may have another dtype than the template's.
       in_words: Whether its error says first what flax says.
+      partial: What stays as the template has it, if not all is restored.
       child: The function that restores a child of the template.
       path: The names from the root to where it is.
       mismatches: The differences so far by path, so that none is told twice.
@@ -51,11 +153,19 @@ class Restore:
       converted: By path, what was found and what takes its place.
     """
 
-    def __init__(self, strict: Strict, *, cast: bool = False, in_words: bool = True):
+    def __init__(
+        self,
+        strict: Strict,
+        *,
+        cast: bool = False,
+        in_words: bool = True,
+        partial: Partial | None = None,
+    ):
+        self.partial = partial
         self.strict = check_strict(strict)
         self.cast = cast
         self.in_words = in_words
-        self.child = _child_restorer()
+        self.child = _child_restorer() if partial is None else restore_child
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
@@ -126,6 +236,12 @@ class Restore:
         """Notes a difference at the child `name` of the current place."""
         path = self.path_of(name)
         self.mismatches.setdefault(path, Mismatch(path, expected, found, similar))
+
+    def keep(self, target: Any, name: str) -> Any:
+        """Returns a part of the template that stays as it is."""
+        if self.partial is not None:
+            self.partial.kept(target, self.path_of(name))
+        return target
 
     def leaf(self, target: Any, state: Any, name: str) -> Any:
         """Returns a leaf, or what it is converted to, or keeps it for that."""
@@ -243,6 +359,7 @@ def restore_tree(
     cast: bool = False,
     convert: Convert | None = None,
     in_words: bool = True,
+    partial: Partial | None = None,
 ) -> Any:
     """Returns a tree as `from_state_dict` does, apart from any restore under way.
 
@@ -255,6 +372,7 @@ def restore_tree(
       convert: Takes all leaves that were found where the template has arrays, and returns what
         takes their places. It is called once everything fits.
       in_words: Whether an error says first what flax says.
+      partial: What stays as the target has it, if not all is restored.
     """
     if target is None or _core.TRAILER_KEY not in _keys(target):
         state = without_structure(state)
@@ -262,12 +380,12 @@ def restore_tree(
         check_strict(strict)
         return state
     name = _as_part(name)
-    if name is _HERE and not handlers.overridden():
+    if name is _HERE and partial is None and not handlers.overridden():
         # Most trees are plain, and need nothing of what follows.
         restored = _core.rebuild_plain(target, state, check_strict(strict), convert is not None)
         if restored is not None:
             return restored
-    with Restore(strict, cast=cast, in_words=in_words) as restore:
+    with Restore(strict, cast=cast, in_words=in_words, partial=partial) as restore:
         if convert is not None:
             restore.found = []
         restored = restore.below(target, state, name)
@@ -278,7 +396,7 @@ def restore_tree(
     converted: dict[str, list[tuple[Any, Any]]] = {}
     for (path, _, leaf), made in zip(found, convert(found), strict=True):
         converted.setdefault(path, []).append((leaf, made))
-    with Restore(strict, cast=cast, in_words=in_words) as restore:
+    with Restore(strict, cast=cast, in_words=in_words, partial=partial) as restore:
         restore.converted = converted
         return restore.below(target, state, name)
 
@@ -309,6 +427,8 @@ def is_abstract_array(target: object) -> bool:
 def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     """Returns a part of the template with its state: any container or leaf."""
     kind = kind_of(target)
+    if state is ABSENT:
+        return restore.keep(target, name)
     if kind is None:
         return _restore_leaf(target, state, name, restore)
     if kind.final:
@@ -334,7 +454,12 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
     children, make = kind.opened(target)
     missing = [name for name in children if name not in state]
     more = [] if len(state) == len(children) - len(missing) else state.keys() - children.keys()
-    if missing or (more and not (kind.more_allowed and restore.strict != "exact")):
+    more_allowed = kind.more_allowed and restore.strict != "exact"
+    partial = restore.partial
+    if partial is not None:
+        state, missing, more = _partial_names(children, state, missing, restore)
+        more_allowed = more_allowed and not partial.refuses_more
+    if missing or (more and not more_allowed):
         _note_names(kind, target, state, children, missing, restore)
     found = {
         name: restore.below(child, state[name], name)
@@ -343,6 +468,23 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
     }
     # Code of the type might not like children that do not fit; an error follows anyway.
     return target if restore.mismatches else make(found)
+
+
+def _partial_names(
+    children: dict[str, Any], state: Any, missing: list[str], restore: Restore
+) -> tuple[Any, list[str], list[str]]:
+    """Returns the state with marks for what stays as it is, and what is wrong about its names."""
+    partial = restore.partial
+    assert partial is not None
+    kept = {name for name in missing if partial.keeps(children[name], restore.path_of(name))}
+    more = [
+        name
+        for name in state
+        if name not in children and partial.unexpected(state[name], restore.path_of(str(name)))
+    ]
+    known = {name: state[name] for name in state if name in children or name in more}
+    known |= dict.fromkeys(kept, ABSENT)
+    return known, [name for name in missing if name not in kept], more
 
 
 def _note_names(
@@ -396,7 +538,7 @@ def _restore_by_handler(
     before, if the handler can tell it: templates are not always complete.
     """
     strict, known = restore.strict, False
-    if strict or restore.converts:
+    if strict or restore.converts or restore.partial is not None:
         try:
             expected = kind.children(target)
         except Exception:  # whatever a handler raises
@@ -427,12 +569,21 @@ def _restore_by_handler(
 
 
 def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
+    if state is ABSENT:
+        return restore.keep(target, name)
     if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
         key = _prng.wrap(state[_prng.MARKER], state.get("data"))
         state = state if key is None else key
     found = difference(target, state, restore.strict, cast=restore.cast)
     if found is not None:
         restore.note(name, *found)
+    if restore.partial is not None:
+        expected, actual = signature(target), signature(state)
+        cast = restore.cast and expected is not None and actual is not None
+        restore.partial.loaded(
+            restore.path_of(name),
+            cast=cast and expected.dtype != actual.dtype,  # type: ignore[union-attr]
+        )
     if restore.converts and signature(target) is not None:
         return restore.leaf(target, state, name)
     return state
@@ -446,6 +597,8 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
     """
     if not isinstance(template, Mapping) or not isinstance(state, Mapping):
         # What is a container in the template's state has no leaf in its place.
+        if state is ABSENT:
+            return restore.keep(template, name)
         if kind_of(template) is not None and isinstance(state, Mapping):
             return state
         return _restore_leaf(template, state, name, restore)
@@ -456,10 +609,16 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
                 restore.note(str(key), NOTHING, described(state[key]))
             for key in template.keys() - state.keys():
                 restore.note(str(key), described(template[key]), NOTHING)
-        return {
+        compared = {
             key: _compared(template[key], value, key, restore) if key in template else value
             for key, value in state.items()
+            if key in template or value is not ABSENT
         }
+        if restore.partial is not None:
+            for key in template.keys() - state.keys():
+                if restore.partial.keeps(template[key], restore.path_of(key)):
+                    compared[key] = restore.keep(template[key], key)
+        return compared
     finally:
         restore.path.pop()
 

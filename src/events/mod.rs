@@ -23,6 +23,10 @@ mod read;
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+
+use crate::array::resolve;
+
 pub use extensions::no_dtype;
 pub use leaves::{Leaf, Leaves};
 pub use read::{Closed, Reader};
@@ -119,6 +123,19 @@ pub struct ArrayEvent<'a> {
 }
 
 impl ArrayEvent<'_> {
+    /// Its shape, if that can be told without asking anybody for the dtype.
+    #[must_use]
+    pub fn shape(&self) -> Option<SmallVec<[usize; 6]>> {
+        let dtype = std::str::from_utf8(self.dtype).ok()?;
+        resolve(
+            self.dims,
+            self.nbytes(),
+            leaves::itemsize(dtype)?,
+            self.offset,
+        )
+        .ok()
+    }
+
     /// How many bytes the elements have.
     #[inline]
     #[must_use]

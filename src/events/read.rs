@@ -5,6 +5,7 @@
 //! on that such a map has, the events are kept until the map ends.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::extensions::{RECENT, RecentHeaders, unhashable};
 use super::open::{Kept, Key, Open, path};
@@ -20,7 +21,18 @@ impl Events {
     /// Reads all of a source, which has to be one value. `check` is asked now and then whether
     /// to go on. An error tells the path to where it is.
     pub fn read(source: &dyn Source, check: impl FnMut() -> Result<()>) -> Result<Self> {
-        let mut reader = Reader::new(source);
+        Self::read_all(Reader::new(source), check)
+    }
+
+    /// Reads a part of a source, which has to be one value.
+    ///
+    /// # Panics
+    /// If the source ends before.
+    pub fn read_part(source: &dyn Source, part: Range<usize>) -> Result<Self> {
+        Self::read_all(Reader::within(source, part), || Ok(()))
+    }
+
+    fn read_all(mut reader: Reader<'_>, check: impl FnMut() -> Result<()>) -> Result<Self> {
         reader.keep_all = true;
         match reader.all(check) {
             Ok(()) => Ok(reader.found),
@@ -65,8 +77,17 @@ impl<'a> Reader<'a> {
     /// Begins at the start of a source.
     #[must_use]
     pub fn new(source: &'a dyn Source) -> Self {
+        Self::within(source, 0..source.len())
+    }
+
+    /// Begins at the start of a part of a source, which has to be one value.
+    ///
+    /// # Panics
+    /// If the source ends before.
+    #[must_use]
+    pub fn within(source: &'a dyn Source, part: Range<usize>) -> Self {
         Self {
-            cursor: Cursor::new(source),
+            cursor: Cursor::within(source, part),
             found: Events {
                 // Enough for most small trees.
                 text: Vec::with_capacity(512),
@@ -80,6 +101,13 @@ impl<'a> Reader<'a> {
             keep_all: false,
             needing: 0,
         }
+    }
+
+    /// The offset of the next byte.
+    #[inline]
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.cursor.offset()
     }
 
     /// What the last event refers to; strings of others are there, too.

@@ -17,8 +17,8 @@ use crate::{Error, Result, parallel};
 
 /// A stream with an index, as [`compress`](super::compress) writes it. As a [`Source`] it is
 /// what the stream contains.
-pub struct Indexed<'a> {
-    stream: &'a dyn Source,
+pub struct Indexed<S> {
+    stream: S,
     index: Index,
     /// The block that was read last, and its number: readers go on where they were.
     last: Mutex<Option<(usize, Vec<u8>)>>,
@@ -35,10 +35,10 @@ struct Worker {
     block: Vec<u8>,
 }
 
-impl<'a> Indexed<'a> {
+impl<S: Source> Indexed<S> {
     /// `None` if the stream does not end with an index.
-    pub fn open(stream: &'a dyn Source) -> Result<Option<Self>> {
-        let index = Index::read(stream)?;
+    pub fn open(stream: S) -> Result<Option<Self>> {
+        let index = Index::read(&stream)?;
         Ok(index.map(|index| Self {
             stream,
             index,
@@ -127,7 +127,8 @@ impl<'a> Indexed<'a> {
         let block_bytes = self.index.block_bytes;
         let mut out = Vec::new();
         out.try_reserve_exact(range.len())?;
-        let mut last = self.last.lock().ok();
+        // Readers that meet do without.
+        let mut last = self.last.try_lock().ok();
         let mut first = range.start / block_bytes;
         let end = range.end.div_ceil(block_bytes);
         let take = |number: usize, block: &[u8], out: &mut Vec<u8>| {
@@ -185,7 +186,7 @@ impl<'a> Indexed<'a> {
         for (block, copy) in blocks.iter().zip(&mut copies) {
             if self.stream.stable().is_none() {
                 copy.clear();
-                read_to(self.stream, block.start..block.start + block.len, copy)?;
+                read_to(&self.stream, block.start..block.start + block.len, copy)?;
             }
         }
         let input = |place: usize| self.stable(&blocks[place]).unwrap_or(&copies[place]);
@@ -234,14 +235,14 @@ impl<'a> Indexed<'a> {
         in_lanes.is_empty() || worker.interleaved.decode(&in_lanes, block_bytes, take)
     }
 
-    fn stable(&self, block: &Block) -> Option<&'a [u8]> {
+    fn stable(&self, block: &Block) -> Option<&[u8]> {
         self.stream
             .stable()?
             .get(block.start..block.start + block.len)
     }
 }
 
-impl Source for Indexed<'_> {
+impl<S: Source> Source for Indexed<S> {
     fn len(&self) -> usize {
         self.index.bytes
     }

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `save.rs` | the verbs that save: a tree in, bytes or a file out |
 //! | `load.rs` | the verbs that load: bytes in, a tree out |
+//! | `content.rs` | what is in a file or a buffer |
+//! | `catalog.rs` | leaves by their paths, read one by one |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
 //! | `objects.rs` | Python objects of events |
@@ -16,6 +18,8 @@
 //! | `memory/` | all `unsafe`: memory that belongs to Python or NumPy |
 
 mod build;
+mod catalog;
+mod content;
 mod errors;
 mod failure;
 mod fields;
@@ -64,11 +68,15 @@ mod _core {
     #[pymodule_export]
     const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
     #[pymodule_export]
-    use super::build::{assemble, read_trailer, rebuild, rebuild_plain, trailer_metadata};
+    use super::build::{assemble, rebuild, rebuild_plain, trailer_metadata};
+    #[pymodule_export]
+    use super::catalog::Catalog;
+    #[pymodule_export]
+    use super::content::Content;
     #[pymodule_export]
     use super::gzip::{compress, decompress};
     #[pymodule_export]
-    use super::load::{Content, restore};
+    use super::load::restore;
     #[pymodule_export]
     use super::save::{Layout, problems, walk};
     #[pymodule_export]

@@ -4,6 +4,8 @@
 //! dtype. Where it must be copied, a small one is copied at once and a large one
 //! with all others at the end, in parallel and detached.
 
+use std::ops::Range;
+
 use numpy::{PyArrayDescr, PyArrayDescrMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -53,11 +55,13 @@ impl From<Option<bool>> for CopyMode {
     }
 }
 
-/// The tree that a source encodes. Arrays can be views of `memory`, which is all of the source.
+/// The tree that a part of a source encodes. Arrays can be views of `memory`, which is all of the
+/// source.
 pub fn build<'py>(
     py: Python<'py>,
     source: &dyn Source,
-    memory: Owned<'_, 'py>,
+    part: Range<usize>,
+    memory: Option<Owned<'_, 'py>>,
     copy: CopyMode,
     threads: Option<i64>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -69,12 +73,12 @@ pub fn build<'py>(
         memory,
         copy,
         dtypes: Vec::new(),
-        reader: Reader::new(source),
+        fresh_pages: FreshPages::new(part.len()),
+        reader: Reader::within(source, part),
         keys: KeyCache::default(),
         resolved: ([usize::MAX; 4], SmallVec::new()),
         copies: Vec::new(),
         small_copies: SmallCopies::default(),
-        fresh_pages: FreshPages::new(source.len()),
         at_once: false,
         until_check: CHECK_VALUES,
     };
@@ -97,7 +101,7 @@ pub fn build<'py>(
 }
 
 /// Adds what the data seems to be instead of msgpack.
-fn explain(error: Error, source: &dyn Source) -> Error {
+pub fn explain(error: Error, source: &dyn Source) -> Error {
     let mut start = Vec::new();
     let len = source.len().min(sniff::ENOUGH_BYTES);
     if read_to(source, 0..len, &mut start).is_err() {
@@ -148,7 +152,7 @@ struct Objects<'a, 'py> {
     py: Python<'py>,
     hooks: &'static Hooks,
     source: &'a dyn Source,
-    memory: Owned<'a, 'py>,
+    memory: Option<Owned<'a, 'py>>,
     copy: CopyMode,
     reader: Reader<'a>,
     keys: KeyCache<'py>,
@@ -333,16 +337,16 @@ impl<'py> Objects<'_, 'py> {
             let abstract_array = self.hooks.abstract_array.bind(self.py);
             return Ok(abstract_array.call1((shape, &dtype.object))?);
         }
-        if let [span] = found.spans
+        if let ([span], Some(memory)) = (found.spans, self.memory)
             && copy != CopyMode::Always
         {
             let start = span.start;
-            let address = self.memory.memory().as_ptr().addr() + start;
+            let address = memory.memory().as_ptr().addr() + start;
             if address.is_multiple_of(dtype.alignment) {
-                return Ok(view(&dtype.object, shape, self.memory, start)?);
+                return Ok(view(&dtype.object, shape, memory, start)?);
             }
             if copy == CopyMode::IfNeeded && nbytes <= SmallCopies::MAX_BYTES {
-                let bytes = self.memory.memory().slice(span.range());
+                let bytes = memory.memory().slice(span.range());
                 let fill = |place: &mut [_]| RawBytes::read_at(&bytes, 0, place);
                 return Ok(self.small_copies.array(&dtype.object, shape, fill)?);
             }

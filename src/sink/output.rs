@@ -6,11 +6,9 @@ use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::sync::Mutex;
 
-use crc32fast::Hasher;
-
 use crate::layout::{Caching, Layout, Payload};
 use crate::raw::{RawBytes, append_with};
-use crate::structure::Seal;
+use crate::structure::{PartialSums, Seal, Sums};
 use crate::watch::Watch;
 use crate::{Result, parallel, system};
 
@@ -27,9 +25,6 @@ const WRITE_BYTES: usize = 8 << 20;
 const SUM_BYTES: usize = 1 << 20;
 
 const NO_PANIC: &str = "nothing panics while it holds the lock";
-
-/// A copy of a part of the output, and the sums of what is in it of each region.
-type Summed = (Vec<u8>, Vec<(usize, Hasher)>);
 
 /// A file that is written from its start.
 pub struct Output<'a> {
@@ -77,7 +72,7 @@ impl<'a> Output<'a> {
         seal: &Seal,
         threads: NonZero<usize>,
     ) -> Result<()> {
-        let end = layout.len() - Seal::bytes(seal.count());
+        let end = layout.len() - Seal::bytes(seal.regions().len());
         let spare = Mutex::new(Vec::new());
         let work = |(): &mut (), index: usize| {
             let mut block: Vec<u8> = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
@@ -87,31 +82,20 @@ impl<'a> Output<'a> {
             append_with(&mut block, len, |target| {
                 layout.copy_to(start, target, Caching::Usual)
             })?;
-            let parts = seal.parts(start..start + len).map(|(number, part)| {
-                let mut sum = Hasher::new();
-                sum.update(&block[part.start - start..part.end - start]);
-                (number, sum)
-            });
-            let parts: Vec<_> = parts.collect();
-            Ok((block, parts))
+            let sums = seal.regions().sum(start, &block);
+            Ok((block, sums))
         };
-        let mut sums: Vec<Hasher> = Vec::with_capacity(seal.count());
-        let each = |index: usize, done: Result<Summed>| {
+        let mut sums = Sums::default();
+        let each = |index: usize, done: Result<(Vec<u8>, PartialSums)>| {
             let (block, parts) = done?;
-            for (number, sum) in parts {
-                match sums.get_mut(number) {
-                    Some(before) => before.combine(&sum),
-                    None => sums.push(sum),
-                }
-            }
+            sums.add(parts);
             self.write(block.as_slice().into())?;
             spare.lock().expect(NO_PANIC).push(block);
             self.watch.done(end.min((index + 1) * SUM_BYTES))
         };
         let ahead = threads.get().saturating_mul(4);
         parallel::in_order(end.div_ceil(SUM_BYTES), threads, ahead, work, each)?;
-        let sums: Vec<u32> = sums.into_iter().map(Hasher::finalize).collect();
-        self.bytes(&seal.clone().close(&sums))?;
+        self.bytes(&seal.clone().close(&sums.finish(seal.regions().len())))?;
         self.flush()?;
         self.watch.done(layout.len())
     }

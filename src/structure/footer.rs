@@ -96,11 +96,88 @@ impl Footer {
     }
 }
 
+/// Parts of the data that are summed, one after the other from the start, and where they end.
+#[derive(Debug, Clone, Default)]
+pub struct Regions(Vec<usize>);
+
+/// Sums of parts of regions, by the numbers of these.
+pub type PartialSums = Vec<(usize, Hasher)>;
+
+impl Regions {
+    /// Regions that end there, in order.
+    #[must_use]
+    pub fn new(ends: Vec<usize>) -> Self {
+        Self(ends)
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The parts of a range that are in one region each, and the numbers of these; what is
+    /// in no region is left out.
+    pub fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let first = self.0.partition_point(|end| *end <= range.start);
+        let mut start = range.start;
+        let ends = self.0[first..].iter().enumerate();
+        ends.map_while(move |(number, &end)| {
+            let part = start..end.min(range.end);
+            start = part.end;
+            (!part.is_empty()).then_some((first + number, part))
+        })
+    }
+
+    /// The sums of what a block of the data, which begins there, has of each region.
+    #[must_use]
+    pub fn sum(&self, start: usize, block: &[u8]) -> PartialSums {
+        let parts = self
+            .parts(start..start + block.len())
+            .map(|(number, part)| {
+                let mut sum = Hasher::new();
+                sum.update(&block[part.start - start..part.end - start]);
+                (number, sum)
+            });
+        parts.collect()
+    }
+}
+
+/// The sums of regions, block by block.
+#[derive(Debug, Default)]
+pub struct Sums(Vec<Hasher>);
+
+impl Sums {
+    /// Adds those of the next block.
+    pub fn add(&mut self, sums: PartialSums) {
+        for (number, sum) in sums {
+            if let Some(before) = self.0.get_mut(number) {
+                before.combine(&sum);
+            } else {
+                self.0.resize_with(number, Hasher::new);
+                self.0.push(sum);
+            }
+        }
+    }
+
+    /// The sums of so many regions.
+    #[must_use]
+    pub fn finish(mut self, count: usize) -> Vec<u32> {
+        self.0.resize_with(count, Hasher::new);
+        self.0.into_iter().map(Hasher::finalize).collect()
+    }
+}
+
 /// What has to be written after a record, once the leaves have been summed.
 #[derive(Debug, Clone)]
 pub struct Seal {
-    /// Where the regions end that are summed, one after the other from the start of the output.
-    ends: Vec<usize>,
+    regions: Regions,
     record: usize,
     crc: Hasher,
 }
@@ -108,11 +185,11 @@ pub struct Seal {
 impl Seal {
     /// What goes after this record.
     #[must_use]
-    pub fn new(record: &[u8], ends: Vec<usize>) -> Self {
+    pub fn new(record: &[u8], regions: Regions) -> Self {
         let mut crc = Hasher::new();
         crc.update(record);
         Self {
-            ends,
+            regions,
             record: record.len(),
             crc,
         }
@@ -124,23 +201,10 @@ impl Seal {
         4 * checksums + Footer::BYTES
     }
 
-    /// How many checksums there will be.
+    /// What is to be summed.
     #[must_use]
-    pub fn count(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// The parts of a range of the output that are in one region each, and the numbers of these;
-    /// what is in no region is left out.
-    pub fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let first = self.ends.partition_point(|end| *end <= range.start);
-        let mut start = range.start;
-        let ends = self.ends[first..].iter().enumerate();
-        ends.map_while(move |(number, &end)| {
-            let part = start..end.min(range.end);
-            start = part.end;
-            (!part.is_empty()).then_some((first + number, part))
-        })
+    pub fn regions(&self) -> &Regions {
+        &self.regions
     }
 
     /// The bytes after the record, with these checksums.
@@ -149,7 +213,7 @@ impl Seal {
     /// If there are more or fewer than regions.
     #[must_use]
     pub fn close(mut self, checksums: &[u32]) -> Vec<u8> {
-        assert_eq!(checksums.len(), self.ends.len());
+        assert_eq!(checksums.len(), self.regions.len());
         let mut bytes: Vec<u8> = checksums.iter().flat_map(|it| it.to_le_bytes()).collect();
         self.crc.update(&bytes);
         bytes.extend_from_slice(&(self.record as u64).to_le_bytes());
@@ -168,7 +232,7 @@ mod tests {
     #[test]
     fn what_is_closed_is_read() {
         for checksums in [vec![], vec![1, u32::MAX]] {
-            let seal = Seal::new(b"record", vec![3; checksums.len()]);
+            let seal = Seal::new(b"record", Regions::new(vec![3; checksums.len()]));
             let after = Seal::bytes(checksums.len());
             let bytes = [b"record".to_vec(), seal.close(&checksums)].concat();
             assert_eq!(bytes.len(), 6 + after);
@@ -186,11 +250,20 @@ mod tests {
 
     #[test]
     fn parts_are_those_of_regions() {
-        let seal = Seal::new(b"", vec![3, 5, 9]);
-        let parts = |range| seal.parts(range).collect::<Vec<_>>();
+        let regions = Regions::new(vec![3, 5, 9]);
+        let parts = |range| regions.parts(range).collect::<Vec<_>>();
         assert_eq!(parts(0..20), [(0, 0..3), (1, 3..5), (2, 5..9)]);
         assert_eq!(parts(4..6), [(1, 4..5), (2, 5..6)]);
         assert_eq!(parts(3..5), [(1, 3..5)]);
         assert_eq!(parts(9..12), []);
+        let bytes = b"abcdefghijkl";
+        for blocks in 1..12 {
+            let mut sums = Sums::default();
+            for (number, block) in bytes.chunks(blocks).enumerate() {
+                sums.add(regions.sum(number * blocks, block));
+            }
+            let expected = [&bytes[..3], &bytes[3..5], &bytes[5..9]].map(crc32fast::hash);
+            assert_eq!(sums.finish(3), expected);
+        }
     }
 }

@@ -55,6 +55,9 @@ pub struct Index {
     pub heads: Vec<u64>,
     /// How many bytes each value has.
     pub sizes: Vec<u64>,
+    /// How many bytes lie between the last leaf and the key of the record: containers with nothing
+    /// in them.
+    pub rest: u64,
 }
 
 impl Index {
@@ -145,9 +148,11 @@ impl Listing {
         self.index.outline.extend_from_slice(text.as_bytes());
     }
 
-    /// The index, and where the leaves end.
+    /// The index, and where the leaves end, when the tree ends here.
     #[must_use]
-    pub fn finish(self) -> (Index, Vec<usize>) {
+    pub fn finish(mut self, end: usize) -> (Index, Vec<usize>) {
+        self.end_leaf(end);
+        self.index.rest = (end - self.ends.last().copied().unwrap_or(0)) as u64;
         (self.index, self.ends)
     }
 }

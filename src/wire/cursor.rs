@@ -3,6 +3,8 @@
 //! What is parsed is a copy: of 16 bytes of memory at a time, or of a window of a source that
 //! does not lie in memory. So nothing changes between its check and its use.
 
+use std::ops::Range;
+
 use crate::raw::RawBytes;
 use crate::source::{Source, read_to};
 use crate::wire::Head;
@@ -35,13 +37,23 @@ impl<'a> Cursor<'a> {
     /// A cursor at the start of the source.
     #[must_use]
     pub fn new(source: &'a dyn Source) -> Self {
+        Self::within(source, 0..source.len())
+    }
+
+    /// A cursor over a part of a source.
+    ///
+    /// # Panics
+    /// If the source ends before.
+    #[must_use]
+    pub fn within(source: &'a dyn Source, part: Range<usize>) -> Self {
+        assert!(part.start <= part.end && part.end <= source.len());
         Self {
             source,
             memory: source.memory(),
             window: Vec::new(),
             window_start: 0,
-            position: 0,
-            end: source.len(),
+            position: part.start,
+            end: part.end,
         }
     }
 

@@ -16,7 +16,7 @@ mod template;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-pub use self::record::{assemble, read_trailer, trailer_metadata};
+pub use self::record::{assemble, trailer_metadata};
 pub use self::template::{rebuild, rebuild_plain};
 
 /// A dict with these keys, as many as there are children.

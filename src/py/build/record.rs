@@ -8,20 +8,18 @@ use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, 
 
 use super::super::failure::{Failure, Walked};
 use super::super::hooks::Hooks;
-use super::super::load::with_source;
 use super::super::memory::dict_next;
-use super::super::watch::Watcher;
 use super::super::{errors, value};
 use super::dict_of;
 use crate::error::Path;
-use crate::events::{Event, Events};
-use crate::source::{Source, read_to};
-use crate::structure::{Kind, Node, Repeat, TRAILER_KEY, Trailer};
-use crate::watch::Watch;
+use crate::structure::{Kind, Node, Repeat, Trailer};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (state, trailer, *, convert, unknown_as_dict, placeholders, r#static))]
+#[pyo3(signature = (
+    state, trailer, *, convert, unknown_as_dict, placeholders, r#static, absent=None, at=vec![]
+))]
+#[allow(clippy::too_many_arguments)] // they have names in Python
 pub fn assemble<'py>(
     state: Bound<'py, PyAny>,
     trailer: &[u8],
@@ -29,6 +27,8 @@ pub fn assemble<'py>(
     unknown_as_dict: bool,
     placeholders: bool,
     r#static: Bound<'py, PyAny>,
+    absent: Option<Bound<'py, PyAny>>,
+    at: Vec<String>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
     let trailer = Trailer::read(trailer)?;
@@ -43,8 +43,11 @@ pub fn assemble<'py>(
         fillings: r#static,
         path: Vec::new(),
         leaves: None,
+        absent,
     };
     let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
+    let below = assembly.below(state, root, &at);
+    let (state, root) = below.map_err(|failure| failure.into_py(py, "loading"))?;
     let mut found = Vec::new();
     let done = match convert {
         None => assembly.node(state, root),
@@ -64,33 +67,6 @@ pub fn assemble<'py>(
         }),
     };
     done.map_err(|failure| failure.into_py(py, "loading"))
-}
-
-/// The record of the structure in encoded data, or `None`; see `_core.pyi`.
-#[pyfunction]
-pub fn read_trailer<'py>(data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-    let py = data.py();
-    let found = with_source(data, |source| {
-        let watcher = Watcher::signals();
-        let read = py.detach(|| find_trailer(source, &watcher));
-        read.map_err(|error| watcher.explain(error, PyErr::from))
-    })?;
-    Ok(found.map(|found| PyBytes::new(py, &found)))
-}
-
-/// The last value of the map at the top, if its key is that of the record.
-fn find_trailer(source: &dyn Source, watch: &dyn Watch) -> crate::Result<Option<Vec<u8>>> {
-    let events = Events::read(source, || watch.check())?;
-    let [first, .., key, Event::Bin(span)] = *events.as_slice() else {
-        return Ok(None);
-    };
-    let is_record = matches!(key, Event::Str(key) if events.text(key) == TRAILER_KEY);
-    if !matches!(first, Event::Map(_)) || !is_record {
-        return Ok(None);
-    }
-    let mut record = Vec::new();
-    read_to(source, span.range(), &mut record)?;
-    Ok(Some(record))
 }
 
 /// The value in the trailer that a user has added, or `None`; see `_core.pyi`.
@@ -127,6 +103,8 @@ struct Assembly<'a, 'py> {
     path: Vec<Bound<'py, PyAny>>,
     /// What takes the place of the arrays of jax, in order, and how many are used.
     leaves: Option<(Bound<'py, PyList>, usize)>,
+    /// What stands where nothing is to be loaded.
+    absent: Option<Bound<'py, PyAny>>,
 }
 
 impl<'py> Assembly<'_, 'py> {
@@ -134,15 +112,104 @@ impl<'py> Assembly<'_, 'py> {
     /// state, which must not need much of the stack: what they call is not inlined.
     fn node(&mut self, state: Bound<'py, PyAny>, node: usize) -> Assembled<'py> {
         let Node(kind, repeats) = &self.trailer.nodes[node];
+        if self.is_absent(&state) {
+            return Ok(state);
+        }
         match kind {
+            Kind::Plain if self.absent.is_some() => self.pruned(state),
             Kind::Plain => Ok(state),
             Kind::Jax | Kind::Bytearray | Kind::Memoryview => self.leaf(kind, state),
             Kind::Dict | Kind::DictWithKeys(_) | Kind::List | Kind::Tuple | Kind::Typed(..) => {
                 let dict = children(&state, &self.trailer.nodes[node])?;
                 let built = self.built(dict, repeats)?;
+                if self.absent.is_some() && built.iter().any(|child| self.is_absent(child)) {
+                    return self.partial(dict, &built);
+                }
                 self.container(node, dict, built)
             }
         }
+    }
+
+    fn is_absent(&self, state: &Bound<'py, PyAny>) -> bool {
+        self.absent.as_ref().is_some_and(|absent| state.is(absent))
+    }
+
+    /// The state of a plain part of the tree without what is absent.
+    #[inline(never)] // see `node`
+    fn pruned(&self, state: Bound<'py, PyAny>) -> Assembled<'py> {
+        let Ok(dict) = state.cast_exact::<PyDict>() else {
+            return Ok(state);
+        };
+        let mut children = Vec::with_capacity(dict.len());
+        let mut position = 0;
+        while let Some((_, child)) = dict_next(dict, &mut position) {
+            children.push(self.pruned(child)?);
+        }
+        if children.iter().any(|child| self.is_absent(child)) {
+            return self.partial(dict, &children);
+        }
+        replaced(dict, children)
+    }
+
+    /// A dict of the children that there are, if there are any.
+    #[inline(never)] // see `node`
+    fn partial(&self, dict: &Bound<'py, PyDict>, built: &[Bound<'py, PyAny>]) -> Assembled<'py> {
+        let found = PyDict::new(self.py);
+        let mut position = 0;
+        for child in built {
+            if let Some((key, _)) = dict_next(dict, &mut position)
+                && !self.is_absent(child)
+            {
+                found.set_item(key, child)?;
+            }
+        }
+        Ok(match &self.absent {
+            Some(absent) if found.is_empty() => absent.clone(),
+            _ => found.into_any(),
+        })
+    }
+
+    /// The state that some keys lead to, and its node.
+    fn below(
+        &mut self,
+        mut state: Bound<'py, PyAny>,
+        mut node: usize,
+        keys: &[String],
+    ) -> Walked<(Bound<'py, PyAny>, usize)> {
+        for wanted in keys {
+            let found = &self.trailer.nodes[node];
+            let is_plain = found.0 == Kind::Plain;
+            let dict = if is_plain {
+                state.cast_exact::<PyDict>().map_err(|_| {
+                    Failure::structure("there is a leaf where a container was saved")
+                })?
+            } else {
+                children(&state, found)?
+            };
+            let mut position = 0;
+            let mut index = 0;
+            let (key, child) = loop {
+                let Some((key, child)) = dict_next(dict, &mut position) else {
+                    return damaged("a dict has lost a key");
+                };
+                if key.eq(wanted)? {
+                    break (key, child);
+                }
+                index += 1;
+            };
+            if !is_plain {
+                let mut repeats = found.1.iter();
+                let number = repeats.find(|repeat| {
+                    let is_here = index < u64::from(repeat.0);
+                    index = index.saturating_sub(u64::from(repeat.0));
+                    is_here
+                });
+                node = number.map_or(0, |repeat| repeat.1 as usize);
+            }
+            self.path.push(key);
+            state = child;
+        }
+        Ok((state, node))
     }
 
     /// The children of a container.
@@ -313,6 +380,9 @@ impl<'py> Assembly<'_, 'py> {
         found: &mut Vec<Bound<'py, PyAny>>,
     ) -> Walked {
         let node = &self.trailer.nodes[node];
+        if self.is_absent(state) {
+            return Ok(());
+        }
         if node.0 == Kind::Jax {
             let leaf = (self.path_text(), self.py.None(), state);
             found.push(leaf.into_pyobject(self.py)?.into_any());

@@ -1,0 +1,349 @@
+"""Files that are opened, not read: `open`, and what it returns."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from treepack import _core, _leaves, _paths, _prng
+from treepack._content import Openable, opened
+from treepack._described import Unknown
+from treepack._lazy import LazyArray
+from treepack._options import Progress, Strict
+from treepack._partial import How, Missing, OnCorrupt, Part, Unexpected, load_part
+from treepack._placement import Arrays
+from treepack._restore import ABSENT
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import jax
+
+T = TypeVar("T")
+
+# A repr has so many leaves.
+_MOST_ROWS = 20
+
+
+class Tree(Mapping[str, Any]):
+    """A part of an open file: a mapping of the keys of a container to what is in it.
+
+    An array is a `LazyArray`, a container another `Tree`; other leaves are read. Elements of lists
+    and tuples have their numbers as keys. A key may also be a path, such as `params/layers/0/w`, or
+    a key path of JAX. In a path `/` inside a key is written `~1`, and `~` is written `~0`.
+    """
+
+    def __init__(self, file: File, value: int, parts: list[str]):
+        self._file = file
+        self._value = value
+        self._parts = parts
+
+    def _catalog(self) -> _core.Catalog:
+        catalog = self._file._opened
+        if catalog is None:
+            raise ValueError("the file is closed")
+        return catalog
+
+    def __getitem__(self, path: Any) -> Any:
+        """Returns what is at a path.
+
+        Raises:
+          KeyError: If there is nothing.
+        """
+        parts = _paths.parts(path)
+        value = self._catalog().find(parts, self._value)
+        if value is None:
+            raise KeyError(path if isinstance(path, str) else _paths.text(parts))
+        return self._at(value, [*self._parts, *parts])
+
+    def _at(self, value: int, parts: list[str]) -> Any:
+        catalog = self._catalog()
+        if catalog.children(value) is not None:
+            return Tree(self._file, value, parts)
+        _, kind, *_ = catalog.leaf(value)
+        if kind[0] == "array":
+            return LazyArray(self, value, _paths.text(parts), kind[1], kind[2])
+        return catalog.read(value, copy=None, threads=None)
+
+    def _at_path(self, path: str) -> Any:
+        return self._file[path]
+
+    def __iter__(self) -> Iterator[str]:
+        children = self._catalog().children(self._value)
+        return iter([_paths.text([name]) for name, _ in children or ()])
+
+    def __len__(self) -> int:
+        return len(self._catalog().children(self._value) or ())
+
+    def leaves(self) -> Iterator[tuple[str, Any]]:
+        """Yields all leaves below with their paths from here, in the order of the file.
+
+        Example:
+          >>> import numpy as np, treepack
+          >>> with treepack.open(treepack.dumps({"a": {"w": np.zeros(3)}, "step": 7})) as file:
+          ...     print(dict(file.leaves()))
+          {'a/w': LazyArray('a/w', shape=(3,), dtype=float64), 'step': 7}
+        """
+        for path, value in self._catalog().leaves(self._value):
+            yield path, self._at(value, [*self._parts, *_paths.parts(path)])
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its leaves have in the file, uncompressed."""
+        catalog = self._catalog()
+        places = (catalog.leaf(value) for _, value in catalog.leaves(self._value))
+        return sum(end - start for _, _, start, end, _ in places)
+
+    def load(
+        self,
+        target: Any = None,
+        *,
+        select: Any = None,
+        rename: Any = None,
+        missing: Missing = "error",
+        unexpected: Unexpected = "ignore",
+        verify: bool = False,
+        on_corrupt: OnCorrupt = "error",
+        return_report: bool = False,
+        strict: Strict = True,
+        cast: bool = False,
+        arrays: Arrays = "saved",
+        device: jax.Device | None = None,
+        sharding: Any = None,
+        copy: bool | None = None,
+        unknown: Unknown = "error",
+        static: Any = None,
+        threads: int | None = None,
+        progress: Progress = None,
+    ) -> Any:
+        """Loads what is here, or some of it. All paths are from here.
+
+        The parameters are those of `treepack.load`. Of a file without a record of its structure,
+        and without a target, it returns dicts.
+
+        Example:
+          >>> import numpy as np, treepack
+          >>> data = treepack.dumps({"params": [np.ones(2), np.zeros(2)], "step": 7})
+          >>> with treepack.open(data) as file:
+          ...     print(file["params"].load(), file.load(select="step"))
+          [array([1., 1.]), array([0., 0.])] {'step': 7}
+        """
+        part = Part(select, rename, missing, unexpected, verify, on_corrupt, return_report)
+        how = How(strict, cast, arrays, device, sharding, copy, unknown, static, threads, progress)
+        return load_part(self, target, part, how)
+
+    def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:
+        """Returns the tree with `jax.ShapeDtypeStruct`s as arrays; see `treepack.abstract`."""
+        catalog = self._catalog()
+        state = self._abstract_state(0, self._parts)
+        if catalog.trailer is None:
+            for part in self._parts:
+                state = state[part]
+            return state
+        return _core.assemble(
+            state,
+            catalog.trailer,
+            convert=None,
+            unknown_as_dict=unknown == "dict",
+            placeholders=True,
+            static=static,
+            absent=ABSENT,
+            at=self._parts,
+        )
+
+    def _abstract_state(self, value: int, parts: list[str]) -> Any:
+        """Returns the state below the value that `parts` lead to; all else is absent."""
+        catalog = self._catalog()
+        children = catalog.children(value)
+        if children is not None:
+            wanted = [name for name, _ in children] if not parts else parts[:1]
+            return {
+                name: self._abstract_state(child, parts[1:]) if name in wanted else ABSENT
+                for name, child in children
+            }
+        _, kind, *_ = catalog.leaf(value)
+        if kind[0] == "array":
+            lazy = LazyArray(self, value, "", kind[1], kind[2])
+            return _leaves.abstract(lazy.shape, lazy.dtype)
+        if kind[0] == "prng_key":
+            import numpy as np
+
+            key = _prng.wrap(kind[1], _leaves.abstract(kind[2], np.dtype(np.uint32)))
+            if key is not None:
+                return key
+        return catalog.read(value, copy=None, threads=None)
+
+    def __repr__(self) -> str:
+        if self._file._opened is None:
+            return f"<{self._title()}: closed>"
+        rows = self._rows()
+        width = max((len(path) for path, _, _ in rows), default=0)
+        middle = max((len(kind) for _, kind, _ in rows), default=0)
+        lines = [f"\n  {path:{width}}  {kind:{middle}}  {size:>9}" for path, kind, size in rows]
+        return f"<{self._title()}: {self._summary()}{''.join(lines)}{self._and_more()}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
+            for row in self._rows()
+        )
+        head = html.escape(f"{self._title()}: {self._summary()}")
+        return f"<div>{head}</div><table>{rows}</table><div>{self._and_more()}</div>"
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        table = Table(title=f"{self._title()}: {self._summary()}", caption=self._and_more() or None)
+        for name, justify in (("path", "left"), ("kind", "left"), ("size", "right")):
+            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        for row in self._rows():
+            table.add_row(*row)
+        return table
+
+    def _title(self) -> str:
+        name = type(self).__name__
+        return f"treepack.{name} {self._file._name}" + (
+            f" at {_paths.text(self._parts)}" if self._parts else ""
+        )
+
+    def _summary(self) -> str:
+        count = len(self._catalog().leaves(self._value))
+        return f"{count} {'leaf' if count == 1 else 'leaves'}, {size_text(self.nbytes)}"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        catalog = self._catalog()
+        found = catalog.leaves(self._value)[:_MOST_ROWS]
+        return [(path, *leaf_text(catalog, value)) for path, value in found]
+
+    def _and_more(self) -> str:
+        more = len(self._catalog().leaves(self._value)) - _MOST_ROWS
+        return f"\n  and {more} more" if more > 0 else ""
+
+    def __reduce__(self) -> Any:
+        return _tree, (self._file, self._parts)
+
+
+def _tree(file: File, parts: list[str]) -> Any:
+    return file[_paths.text(parts)] if parts else file
+
+
+class File(Tree):
+    """An open file: what `open` returns.
+
+    It is a context manager. Any number of threads may read from it. It can be pickled, unless it
+    was opened by a file object: another process opens the file again.
+
+    Attributes:
+      metadata: What was given to `save` as metadata, or `None`.
+      damage: With `salvage=True`, what is wrong with the file, in words; or `None`.
+    """
+
+    def __init__(self, source: Openable, *, salvage: bool = False, mmap: bool = True):
+        self._source = source
+        self._options = {"salvage": salvage, "mmap": mmap}
+        self._name = (
+            repr(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "in memory"
+        )
+        content = opened(source, mmap=mmap)
+        self._opened: _core.Catalog | None = _core.Catalog.open(content, salvage=salvage)
+        super().__init__(self, 0, [])
+
+    @property
+    def metadata(self) -> Any:
+        trailer = self._catalog().trailer
+        return None if trailer is None else _core.trailer_metadata(trailer)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether it was opened in memory that others may change."""
+        source = self._source
+        return not isinstance(source, (str, os.PathLike, bytes)) and not hasattr(source, "read")
+
+    @property
+    def damage(self) -> str | None:
+        return self._catalog().damage
+
+    def close(self) -> None:
+        """Lets go of the file. Arrays that view it stay as they are."""
+        self._opened = None
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        source = self._source
+        if hasattr(source, "read"):
+            raise TypeError("a File that was opened by a file object cannot be pickled")
+        if not isinstance(source, (str, os.PathLike)):
+            source = bytes(source)
+        return _reopened, (source, self._options)
+
+
+def _reopened(source: Openable, options: dict[str, bool]) -> File:
+    return File(source, **options)
+
+
+def open(source: Openable, *, salvage: bool = False, mmap: bool = True) -> File:
+    """Opens a file to look into it, and to read some of it.
+
+    A file of `save` tells at its end what is in it. Of any other one, such as flax's, the headers
+    are read once. Arrays are read when they are used.
+
+    Args:
+      source: A path, bytes, or a file object that can seek: msgpack of treepack, flax or eformer,
+        or gzip of treepack.
+      salvage: Whether a file that is cut short or damaged is opened, too, with what can be found.
+        Its `damage` tells what is wrong then.
+      mmap: Whether a file is mapped. `False` reads all of it now.
+
+    Returns:
+      The file: a mapping, see `Tree`, and a context manager.
+
+    Raises:
+      OSError: If the file cannot be read.
+      DecodeError: A ValueError, with the byte offset. If it is no such file.
+      GzipError: A ValueError. If it is gzip of others, which cannot be read in parts.
+
+    Example:
+      >>> import numpy as np, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> treepack.save(path, {"params": {"w": np.ones((1000, 8))}, "step": 3})
+      >>> with treepack.open(path) as file:
+      ...     print(list(file), file["params/w"].shape, file["params/w"][:2, 0], file["step"])
+      ['params', 'step'] (1000, 8) [1. 1.] 3
+    """
+    return File(source, salvage=salvage, mmap=mmap)
+
+
+def leaf_text(catalog: _core.Catalog, value: int) -> tuple[str, str]:
+    """Returns what a leaf is and how large, for people."""
+    _, kind, start, end, _ = catalog.leaf(value)
+    return kind_text(kind), size_text(end - start)
+
+
+def kind_text(kind: tuple[Any, ...]) -> str:
+    """Returns what a leaf is: `float32[3,4]`, `int`."""
+    if kind[0] == "array":
+        return f"{kind[1]}[{','.join(map(str, kind[2]))}]"
+    if kind[0] == "prng_key":
+        return f"key<{kind[1]}>"
+    return f"{kind[1]}[]" if kind[0] == "scalar" else str(kind[0])
+
+
+def size_text(nbytes: float) -> str:
+    """Returns a number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

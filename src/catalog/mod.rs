@@ -1,0 +1,196 @@
+//! The leaves of encoded data by their paths, without any of them being read.
+//!
+//! A file that was saved with an index tells them at its end. In all others the headers are read,
+//! once. Either way a leaf is a range of the source, which can be read by itself.
+//!
+//! | file | what is there |
+//! |---|---|
+//! | `read.rs` | finding the leaves: of an index, or of the headers |
+//! | `verify.rs` | comparing leaves with their checksums |
+
+mod read;
+mod verify;
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+pub use verify::Status;
+
+use crate::Error;
+use crate::error::Path;
+use crate::structure::LeafKind;
+
+/// Where the key of a value is in the text.
+type Key = (usize, usize);
+
+/// Where a leaf is, and what it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Where what belongs to it begins: the headers of containers, and its key.
+    pub region: usize,
+    /// Where its value begins.
+    pub start: usize,
+    /// Where its value ends.
+    pub end: usize,
+    kind: usize,
+}
+
+/// A value of the tree: a container, or a leaf.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    key: Key,
+    is_list: bool,
+    /// The number of the leaf.
+    leaf: Option<usize>,
+    /// The number of the entry after this one and all in it.
+    end: usize,
+}
+
+/// All leaves of a tree, and the containers around them.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    /// In the order of the data; the first is the root.
+    entries: Vec<Entry>,
+    text: String,
+    leaves: Vec<Place>,
+    kinds: Vec<LeafKind>,
+    numbers: HashMap<LeafKind, usize>,
+    /// Of the leaves, and of what comes after them.
+    checksums: Vec<u32>,
+    /// What lies between the last leaf and the record.
+    rest: Range<usize>,
+    trailer: Option<Vec<u8>>,
+    /// What ended the reading of damaged data.
+    damage: Option<Error>,
+}
+
+impl Catalog {
+    /// How many leaves there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.leaves.is_empty()
+    }
+
+    /// How many values there are; the first is the root, unless nothing could be read.
+    #[must_use]
+    pub fn values(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The key of a value.
+    ///
+    /// # Panics
+    /// If there are not as many, here and below.
+    #[must_use]
+    pub fn key(&self, value: usize) -> &str {
+        let (start, end) = self.entries[value].key;
+        &self.text[start..end]
+    }
+
+    /// The number of the value after a value and all that is in it.
+    #[must_use]
+    pub fn after(&self, value: usize) -> usize {
+        self.entries[value].end
+    }
+
+    /// The number of the leaf that a value is, unless it is a container.
+    #[must_use]
+    pub fn leaf(&self, value: usize) -> Option<usize> {
+        self.entries[value].leaf
+    }
+
+    /// Whether a value is a list, and not a map.
+    ///
+    /// # Panics
+    /// If there are not as many values.
+    #[must_use]
+    pub fn is_list(&self, value: usize) -> bool {
+        self.entries[value].is_list
+    }
+
+    /// The values in a container.
+    pub fn children(&self, value: usize) -> impl Iterator<Item = usize> {
+        let end = self.entries[value].end;
+        let first = Some(value + 1).filter(|first| *first < end);
+        std::iter::successors(first, move |child| {
+            Some(self.entries[*child].end).filter(|next| *next < end)
+        })
+    }
+
+    /// The value below another one that some keys lead to. Of equal keys the last counts.
+    pub fn find<'a>(&self, value: usize, keys: impl IntoIterator<Item = &'a str>) -> Option<usize> {
+        let mut keys = keys.into_iter();
+        keys.try_fold(value, |value, key| {
+            let children = self.children(value);
+            children.filter(|child| self.key(*child) == key).last()
+        })
+    }
+
+    /// The leaves of a value, and the containers with nothing in them, by their paths from there.
+    pub fn ends_below(&self, value: usize) -> impl Iterator<Item = (Path, usize)> + '_ {
+        let mut around: Vec<usize> = Vec::new();
+        (value..self.entries[value].end).filter_map(move |at| {
+            while around.last().is_some_and(|it| self.entries[*it].end <= at) {
+                around.pop();
+            }
+            if self.entries[at].leaf.is_none() && self.entries[at].end > at + 1 {
+                around.push(at);
+                return None;
+            }
+            let mut path = Path::default();
+            for it in [at]
+                .iter()
+                .chain(around.iter().rev())
+                .filter(|it| **it != value)
+            {
+                path.push_outer(self.key(*it));
+            }
+            Some((path, at))
+        })
+    }
+
+    /// Where a leaf is.
+    ///
+    /// # Panics
+    /// If there are not as many, here and below.
+    #[must_use]
+    pub fn place(&self, leaf: usize) -> Place {
+        self.leaves[leaf]
+    }
+
+    /// What a leaf is.
+    #[must_use]
+    pub fn kind(&self, leaf: usize) -> &LeafKind {
+        &self.kinds[self.leaves[leaf].kind]
+    }
+
+    /// The CRC-32 of the bytes from the beginning of the region of a leaf to its end, if it is known.
+    #[must_use]
+    pub fn checksum(&self, leaf: usize) -> Option<u32> {
+        self.checksums.get(leaf).copied()
+    }
+
+    /// What lies between the last leaf and the record, and the CRC-32 of that if it is known.
+    #[must_use]
+    pub fn rest(&self) -> (Range<usize>, Option<u32>) {
+        (self.rest.clone(), self.checksums.last().copied())
+    }
+
+    /// The record of the structure with all that stands after it, if there is one.
+    #[must_use]
+    pub fn trailer(&self) -> Option<&[u8]> {
+        self.trailer.as_deref()
+    }
+
+    /// What ended the reading of damaged data.
+    #[must_use]
+    pub fn damage(&self) -> Option<&Error> {
+        self.damage.as_ref()
+    }
+}

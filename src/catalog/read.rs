@@ -1,0 +1,417 @@
+//! Finding the leaves: of an index, or of the headers.
+
+use std::ops::Range;
+
+use super::{Catalog, Entry, Key, Place};
+use crate::error::Path;
+use crate::events::{Closed, Event, Reader};
+use crate::source::{Source, read_to};
+use crate::structure::{Footer, Index, LeafKind, ROOT_KEY, TRAILER_KEY, Trailer};
+use crate::watch::Watch;
+use crate::wire::{CHUNKED_MARKER, Head, PRNG_MARKER};
+use crate::{Error, Result};
+
+/// After so many values the caller is asked whether to go on.
+const CHECK_VALUES: usize = 1 << 14;
+
+/// A container whose entries are being read.
+struct Open {
+    entry: usize,
+    /// Where it begins.
+    start: usize,
+    /// How many leaves there were before it, and how much text.
+    leaves: usize,
+    text: usize,
+    is_map: bool,
+    /// How many values are still to come.
+    left: u32,
+    /// How many have been.
+    done: usize,
+    /// The key of the next value.
+    key: Option<Key>,
+    /// What it is a key of, if it is a typed PRNG key.
+    prng_name: String,
+}
+
+impl Catalog {
+    /// Finds all leaves. With `salvage`, what is damaged is left out, and [`Catalog::damage`]
+    /// tells why.
+    pub fn open(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Self> {
+        if let Some(found) = Self::recorded(source)? {
+            return Ok(found);
+        }
+        let mut found = Self::default();
+        let done = found.scan(source, watch).and_then(|()| {
+            let Some(trailer) = &found.trailer else {
+                return Ok(());
+            };
+            Trailer::read(trailer).map(drop)
+        });
+        match done {
+            Err(error) if !salvage || matches!(error, Error::Stopped) => return Err(error),
+            Err(error) => {
+                found.damage = Some(error);
+                found.trailer = None;
+            }
+            Ok(()) => {}
+        }
+        if found.entries.is_empty() {
+            // Nothing could be read, not even what the root is.
+            found.begin(&mut Vec::new(), (0, 0), 0, true, 0);
+            found.entries[0].end = 1;
+        }
+        found.unwrap_root();
+        Ok(found)
+    }
+
+    /// What the index at the end of a source tells, if it is there and is that of this source.
+    fn recorded(source: &dyn Source) -> Result<Option<Self>> {
+        let len = source.len();
+        let mut tail = Vec::new();
+        read_to(source, len - len.min(Footer::BYTES)..len, &mut tail)?;
+        let whole = Footer::find(&tail).and_then(|footer| footer.whole());
+        let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
+            return Ok(None);
+        };
+        tail.clear();
+        read_to(source, start..len, &mut tail)?;
+        let Ok(footer) = Footer::read(&tail) else {
+            return Ok(None); // the headers may tell more
+        };
+        let Some(index) = Trailer::decode(footer.record(&tail))?.index else {
+            return Ok(None);
+        };
+        let index = Index::decode(&index)?;
+        let mut lengths = index.heads.iter().chain(&index.sizes);
+        let leaves = lengths.try_fold(0_u64, |sum, len| sum.checked_add(*len));
+        let before = leaves.and_then(|leaves| leaves.checked_add(index.rest));
+        let before = before.and_then(|before| before.checked_add(key_bytes(tail.len())));
+        if before != Some(start as u64) {
+            return Ok(None); // the data are part of others, as their last leaf
+        }
+        #[allow(clippy::cast_possible_truncation)] // which lie before an offset
+        let rest = leaves.unwrap_or(0) as usize..start;
+        let mut catalog = Self {
+            checksums: footer.checksums(&tail),
+            rest,
+            ..Self::default()
+        };
+        catalog.read_index(index)?;
+        let expected = catalog.leaves.len() + 1;
+        if ![0, expected].contains(&catalog.checksums.len()) {
+            return Err(damaged("it has another number of checksums"));
+        }
+        catalog.trailer = Some(tail);
+        Ok(Some(catalog))
+    }
+
+    /// Reads an index, whose leaves are known to lie in the source.
+    fn read_index(&mut self, index: Index) -> Result<()> {
+        let outline = index.outline.into_vec();
+        let mut reader = Reader::new(&outline);
+        let mut places = index.heads.iter().zip(&index.sizes);
+        self.kinds = index.kinds;
+        let mut open = Vec::new();
+        let mut before = 0;
+        loop {
+            let event = reader.next()?;
+            let Some(key) = self.key_of(open.last_mut(), &reader, event) else {
+                continue;
+            };
+            match event {
+                Event::Map(map) => self.begin(&mut open, key, 0, true, map.len),
+                Event::Uint(kind) => {
+                    let kind = usize::try_from(kind).ok();
+                    let (Some((head, size)), Some(kind)) =
+                        (places.next(), kind.filter(|kind| *kind < self.kinds.len()))
+                    else {
+                        return Err(damaged("it has another number of leaves or kinds"));
+                    };
+                    // Their sum is, too.
+                    #[allow(clippy::cast_possible_truncation)]
+                    let (start, end) = (before + *head as usize, before + (head + size) as usize);
+                    self.add_leaf(key, before..start, end, kind);
+                    before = end;
+                }
+                _ => {
+                    return Err(damaged(
+                        "its outline has something else than maps and kinds",
+                    ));
+                }
+            }
+            while let Some(last) = open.pop_if(|last: &mut Open| last.left == 0) {
+                reader.close()?;
+                self.end(&last);
+            }
+            if open.is_empty() {
+                break;
+            }
+        }
+        reader.finish()?;
+        match places.next() {
+            None => Ok(()),
+            Some(_) => Err(damaged("it has another number of leaves or kinds")),
+        }
+    }
+
+    /// Reads all headers.
+    fn scan(&mut self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {
+        let mut open = Vec::new();
+        let mut reader = Reader::new(source);
+        let read = self.scan_values(source, &mut reader, &mut open, watch);
+        let mut path = Path::default();
+        for open in open.iter().rev() {
+            if let Some((start, end)) = open.key {
+                path.push_outer(&self.text[start..end]);
+            }
+        }
+        while let Some(last) = open.pop() {
+            self.end_early(&last);
+        }
+        read.map_err(|error| match error {
+            Error::Stopped => error,
+            error => Error::At {
+                path,
+                error: Box::new(error),
+            },
+        })
+    }
+
+    fn scan_values(
+        &mut self,
+        source: &dyn Source,
+        reader: &mut Reader<'_>,
+        open: &mut Vec<Open>,
+        watch: &dyn Watch,
+    ) -> Result<()> {
+        let mut until_check = CHECK_VALUES;
+        let mut region = 0;
+        loop {
+            until_check -= 1;
+            if until_check == 0 {
+                watch.check()?;
+                until_check = CHECK_VALUES;
+            }
+            let start = reader.offset();
+            let event = reader.next()?;
+            let Some(key) = self.key_of(open.last_mut(), reader, event) else {
+                continue;
+            };
+            match event {
+                Event::Map(map) => self.begin(open, key, start, true, map.len),
+                Event::List(list) => self.begin(open, key, start, false, list.len),
+                Event::Bin(span) if open.len() == 1 && self.text[key.0..] == *TRAILER_KEY => {
+                    let mut trailer = Vec::new();
+                    read_to(source, span.range(), &mut trailer)?;
+                    self.trailer = Some(trailer);
+                    self.rest = region..span.range().start;
+                }
+                event => {
+                    if let (Event::Str(name), Some(map)) = (event, open.last_mut())
+                        && self.text[key.0..] == *PRNG_MARKER
+                    {
+                        map.prng_name = reader.events().text(name).into();
+                    }
+                    let kind = self.kind_of(reader, event);
+                    self.add_leaf(key, region..start, reader.offset(), kind);
+                    region = reader.offset();
+                }
+            }
+            while let Some(last) = open.last()
+                && last.left == 0
+            {
+                let kind = self.kind_of_closed(reader.close()?, reader, last);
+                let Some(last) = open.pop() else { break };
+                let Some(kind) = kind else {
+                    self.end(&last);
+                    continue;
+                };
+                // What was in it are parts of a leaf.
+                let Entry { key, .. } = self.entries[last.entry];
+                let first = self.leaves.get(last.leaves);
+                let begin = first.map_or(last.start, |it| it.region);
+                self.entries.truncate(last.entry);
+                self.leaves.truncate(last.leaves);
+                self.text.truncate(last.text);
+                region = reader.offset();
+                self.add_leaf(key, begin..last.start, region, kind);
+            }
+            if open.is_empty() {
+                return reader.finish();
+            }
+        }
+    }
+
+    /// The key of a value; nothing if it is one itself.
+    fn key_of(
+        &mut self,
+        open: Option<&mut Open>,
+        reader: &Reader<'_>,
+        event: Event,
+    ) -> Option<Key> {
+        let start = self.text.len();
+        let Some(open) = open else {
+            return Some((start, start));
+        };
+        if let Some(key) = open
+            .key
+            .filter(|_| open.is_map && !open.done.is_multiple_of(2))
+        {
+            open.done += 1;
+            open.left -= 1;
+            return Some(key);
+        }
+        if open.is_map {
+            match event {
+                Event::Str(text) => self.text.push_str(reader.events().text(text)),
+                _ => self.text.push_str(&reader.events().key_text(event)),
+            }
+        } else {
+            self.text.push_str(&open.done.to_string());
+            open.left -= 1;
+        }
+        open.done += 1;
+        let key = (start, self.text.len());
+        open.key = Some(key);
+        (!open.is_map).then_some(key)
+    }
+
+    fn begin(&mut self, open: &mut Vec<Open>, key: Key, start: usize, is_map: bool, len: u32) {
+        open.push(Open {
+            entry: self.entries.len(),
+            start,
+            leaves: self.leaves.len(),
+            text: self.text.len(),
+            is_map,
+            left: len,
+            done: 0,
+            key: None,
+            prng_name: String::new(),
+        });
+        self.entries.push(Entry {
+            key,
+            is_list: !is_map,
+            leaf: None,
+            end: 0,
+        });
+    }
+
+    fn end(&mut self, open: &Open) {
+        self.entries[open.entry].end = self.entries.len();
+    }
+
+    /// Ends a container of which only a part could be read.
+    fn end_early(&mut self, open: &Open) {
+        let first = self.entries.get(open.entry + 1);
+        let first = first.map(|first| &self.text[first.key.0..first.key.1]);
+        // What is in it may be parts of a leaf, or be missing.
+        if open.entry > 0 && matches!(first, None | Some(CHUNKED_MARKER | PRNG_MARKER)) {
+            self.entries.truncate(open.entry);
+            self.leaves.truncate(open.leaves);
+        } else {
+            self.end(open);
+        }
+    }
+
+    fn add_leaf(&mut self, key: Key, head: Range<usize>, end: usize, kind: usize) {
+        self.entries.push(Entry {
+            key,
+            is_list: false,
+            leaf: Some(self.leaves.len()),
+            end: self.entries.len() + 1,
+        });
+        self.leaves.push(Place {
+            region: head.start,
+            start: head.end,
+            end,
+            kind,
+        });
+    }
+
+    /// The number of the kind of a leaf.
+    fn kind_of(&mut self, reader: &Reader<'_>, event: Event) -> usize {
+        let kind = match event {
+            Event::Nil => LeafKind::None,
+            Event::Bool(_) => LeafKind::Bool,
+            Event::Int(_) | Event::Uint(_) => LeafKind::Int,
+            Event::Float(_) => LeafKind::Float,
+            Event::Complex(_) => LeafKind::Complex,
+            Event::Str(_) => LeafKind::Str,
+            Event::Bin(_) => LeafKind::Bytes,
+            Event::Ext(..) => LeafKind::Ext,
+            Event::Array(number) | Event::Scalar(number) => {
+                let array = reader.events().array(number);
+                let dtype = String::from_utf8_lossy(array.dtype).into_owned();
+                match event {
+                    Event::Scalar(_) => LeafKind::Scalar(dtype),
+                    // What has no shape is an error once it is read.
+                    _ => array.shape().map_or(LeafKind::Other, |shape| {
+                        let shape = shape.iter().map(|dim| *dim as u64).collect();
+                        LeafKind::Array(dtype, shape)
+                    }),
+                }
+            }
+            _ => LeafKind::Other,
+        };
+        self.number_of(kind)
+    }
+
+    /// The same for a container that has turned out to be a leaf.
+    fn kind_of_closed(
+        &mut self,
+        closed: Closed,
+        reader: &Reader<'_>,
+        open: &Open,
+    ) -> Option<usize> {
+        match closed {
+            Closed::Same => None,
+            Closed::Array(number) => Some(self.kind_of(reader, Event::Array(number))),
+            Closed::PrngKey => {
+                let data = self.leaves.last().map(|it| &self.kinds[it.kind]);
+                let shape = match data {
+                    Some(LeafKind::Array(_, shape)) => shape.clone(),
+                    _ => Vec::new(),
+                };
+                Some(self.number_of(LeafKind::PrngKey(open.prng_name.clone(), shape)))
+            }
+        }
+    }
+
+    fn number_of(&mut self, kind: LeafKind) -> usize {
+        if let Some(last) = self.leaves.last()
+            && self.kinds[last.kind] == kind
+        {
+            return last.kind; // most leaves are like the one before
+        }
+        let kinds = &mut self.kinds;
+        *self.numbers.entry(kind.clone()).or_insert_with(|| {
+            kinds.push(kind);
+            kinds.len() - 1
+        })
+    }
+
+    /// A tree that is a leaf stands in a map of its own.
+    fn unwrap_root(&mut self) {
+        let is_root = |it: &Entry| self.text[it.key.0..it.key.1] == *ROOT_KEY;
+        if self.trailer.is_some()
+            && self.entries.get(1).is_some_and(is_root)
+            && self.entries[1].end == self.entries.len()
+        {
+            self.entries.remove(0);
+            for entry in &mut self.entries {
+                entry.end -= 1;
+            }
+        }
+    }
+}
+
+/// How many bytes stand before a record of so many: its key, and the header of a byte string.
+fn key_bytes(record: usize) -> u64 {
+    let key = Head::Str(u32::try_from(TRAILER_KEY.len()).unwrap_or(0));
+    let bin = Head::Bin(u32::try_from(record).unwrap_or(0));
+    (key.width() + TRAILER_KEY.len() + bin.width()) as u64
+}
+
+fn damaged(what: &str) -> Error {
+    Error::Structure(format!("the index of the leaves is damaged: {what}"))
+}

@@ -1,0 +1,86 @@
+//! Comparing leaves with their checksums.
+
+use std::num::NonZero;
+
+use super::Catalog;
+use crate::source::{Source, read_to};
+use crate::structure::{PartialSums, Regions, Sums};
+use crate::watch::Watch;
+use crate::{Error, Result, parallel};
+
+/// So many bytes are read and summed at a time: as many as a block of a gzip stream becomes, and few
+/// enough to stay in the caches.
+const BLOCK_BYTES: usize = 256 << 10;
+
+/// What is known of the bytes of a leaf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// They are what was written.
+    Ok,
+    /// They are something else.
+    Corrupt,
+    /// There is nothing to compare them with.
+    Unchecked,
+}
+
+impl Catalog {
+    /// Reads all of the source and compares it with the checksums.
+    ///
+    /// Returns what is known of each leaf, and of what lies between the last one and the record.
+    /// `checks_itself` is whether the source gives errors for what is damaged, as a gzip stream
+    /// with an index does.
+    pub fn verify(
+        &self,
+        source: &dyn Source,
+        checks_itself: bool,
+        threads: NonZero<usize>,
+        watch: &dyn Watch,
+    ) -> Result<Vec<Status>> {
+        let count = self.leaves.len() + 1;
+        if self.checksums.is_empty() && !checks_itself {
+            return Ok(vec![Status::Unchecked; count]);
+        }
+        let mut ends: Vec<usize> = self.leaves.iter().map(|leaf| leaf.end).collect();
+        ends.push(self.rest.end.max(ends.last().copied().unwrap_or(0)));
+        let len = if checks_itself {
+            source.len()
+        } else {
+            ends[count - 1]
+        };
+        let regions = Regions::new(ends);
+        let mut found = vec![Status::Ok; count];
+        let mut sums = Sums::default();
+        let work = |block: &mut Vec<u8>, index: usize| {
+            let start = index * BLOCK_BYTES;
+            let end = len.min(start + BLOCK_BYTES);
+            block.clear();
+            let done = read_to(source, start..end, block);
+            (start..end, done.map(|()| regions.sum(start, block)))
+        };
+        let each = |_: usize, (range, done): (std::ops::Range<usize>, Result<PartialSums>)| {
+            let end = range.end;
+            match done {
+                Ok(parts) => sums.add(parts),
+                Err(Error::Gzip(_)) => {
+                    for (number, _) in regions.parts(range) {
+                        found[number] = Status::Corrupt;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+            watch.done(end)
+        };
+        let ahead = threads.get().saturating_mul(4);
+        parallel::in_order(len.div_ceil(BLOCK_BYTES), threads, ahead, work, each)?;
+        for (number, sum) in sums.finish(count).into_iter().enumerate() {
+            if self
+                .checksums
+                .get(number)
+                .is_some_and(|expected| *expected != sum)
+            {
+                found[number] = Status::Corrupt;
+            }
+        }
+        Ok(found)
+    }
+}

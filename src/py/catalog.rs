@@ -1,0 +1,303 @@
+//! Leaves of encoded data by their paths, read one by one.
+
+use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+
+use super::content::Content;
+use super::integer_or_none;
+use super::memory::{FreshArray, detached};
+use super::objects::{CopyMode, build, explain};
+use super::watch::Watcher;
+use crate::catalog::{self, Status};
+use crate::events::{Event, Events};
+use crate::parallel;
+use crate::structure::LeafKind;
+use crate::watch::Watch;
+
+/// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct Catalog {
+    content: Py<Content>,
+    catalog: catalog::Catalog,
+}
+
+/// How a tree is put together of some of its leaves.
+struct Selection<'py> {
+    /// By the numbers of leaves and empty containers; nothing if all are wanted.
+    wanted: Option<Vec<u8>>,
+    /// What takes the place of the others.
+    absent: Bound<'py, PyAny>,
+    copy: CopyMode,
+    threads: Option<i64>,
+}
+
+#[pymethods]
+impl Catalog {
+    /// Finds the leaves.
+    #[staticmethod]
+    #[pyo3(signature = (content, *, salvage))]
+    fn open(content: Bound<'_, Content>, salvage: bool) -> PyResult<Self> {
+        let watcher = Watcher::signals();
+        let source = content.get().source();
+        let opened = content
+            .py()
+            .detach(|| catalog::Catalog::open(source, salvage, &watcher));
+        let catalog = opened
+            .map_err(|error| watcher.explain(error, |error| PyErr::from(explain(error, source))))?;
+        Ok(Self {
+            content: content.unbind(),
+            catalog,
+        })
+    }
+
+    /// How many leaves there are.
+    fn __len__(&self) -> usize {
+        self.catalog.len()
+    }
+
+    /// How many bytes the data have.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.content.get().source().len()
+    }
+
+    /// The record of the structure, with what stands after it.
+    #[getter]
+    fn trailer<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        let trailer = self.catalog.trailer();
+        trailer.map(|trailer| PyBytes::new(py, trailer))
+    }
+
+    /// What is wrong with data of which only a part could be read.
+    #[getter]
+    fn damage(&self) -> Option<String> {
+        self.catalog.damage().map(ToString::to_string)
+    }
+
+    /// Whether there are checksums of leaves.
+    #[getter]
+    fn is_summed(&self) -> bool {
+        self.catalog.rest().1.is_some() || self.content.get().checks_itself()
+    }
+
+    /// The value that keys lead to from another one.
+    fn find(&self, keys: Vec<String>, value: usize) -> PyResult<Option<usize>> {
+        self.check(value)?;
+        Ok(self.catalog.find(value, keys.iter().map(String::as_str)))
+    }
+
+    /// The keys and values in a container; nothing for a leaf.
+    fn children(&self, value: usize) -> PyResult<Option<Vec<(&str, usize)>>> {
+        self.check(value)?;
+        let found = self.catalog.children(value);
+        let found = found.map(|child| (self.catalog.key(child), child));
+        Ok(self.catalog.leaf(value).is_none().then(|| found.collect()))
+    }
+
+    /// The paths of the leaves below a value, and their numbers among all values.
+    fn leaves(&self, value: usize) -> PyResult<Vec<(String, usize)>> {
+        self.check(value)?;
+        let found = self.catalog.ends_below(value);
+        let found = found.filter(|(_, at)| self.catalog.leaf(*at).is_some());
+        Ok(found.map(|(path, at)| (path.to_string(), at)).collect())
+    }
+
+    /// The same with the containers that have nothing in them.
+    fn ends(&self, value: usize) -> PyResult<Vec<(String, usize)>> {
+        self.check(value)?;
+        let found = self.catalog.ends_below(value);
+        Ok(found.map(|(path, at)| (path.to_string(), at)).collect())
+    }
+
+    /// How many values there are.
+    #[getter]
+    fn values(&self) -> usize {
+        self.catalog.values()
+    }
+
+    /// The number of a leaf among all, what it is, and where: its value, from what on it is summed.
+    fn leaf<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+    ) -> PyResult<(usize, Bound<'py, PyTuple>, usize, usize, usize)> {
+        let leaf = self.leaf_of(value)?;
+        let place = self.catalog.place(leaf);
+        let kind = described(py, self.catalog.kind(leaf))?;
+        Ok((leaf, kind, place.start, place.end, place.region))
+    }
+
+    /// Reads a value: a leaf, or a container with all its leaves.
+    #[pyo3(signature = (value, *, copy, threads, wanted=None, absent=None))]
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        copy: Option<bool>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        wanted: Option<Vec<u8>>,
+        absent: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.check(value)?;
+        let selection = Selection {
+            wanted,
+            absent: absent.unwrap_or_else(|| py.None().into_bound(py)),
+            copy: copy.into(),
+            threads,
+        };
+        let read = self.value(py, value, &selection);
+        self.content.get().release();
+        read
+    }
+
+    /// Reads ranges of the bytes of an array, one after the other, into a fresh array of bytes.
+    fn read_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        ranges: Vec<(usize, usize)>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let place = self.catalog.place(self.leaf_of(value)?);
+        let source = self.content.get().source();
+        let watcher = Watcher::signals();
+        let events = py.detach(|| Events::read_part(source, place.start..place.end));
+        let events = events.map_err(|error| watcher.explain(error, PyErr::from))?;
+        let &[Event::Array(number)] = events.as_slice() else {
+            return Err(PyTypeError::new_err("the leaf is no array"));
+        };
+        let found = events.array(number);
+        let mut nbytes = 0;
+        for (start, stop) in &ranges {
+            if start > stop || *stop > found.nbytes() {
+                return Err(PyIndexError::new_err("the array has fewer bytes"));
+            }
+            nbytes += stop - start;
+        }
+        let byte = numpy::dtype::<u8>(py);
+        let mut fresh = FreshArray::new(&byte, &[nbytes], true)?;
+        let object = fresh.object().clone();
+        let mut rest = fresh.memory();
+        let mut parts = Vec::new();
+        for (start, stop) in ranges {
+            let mut before = 0;
+            for span in found.spans {
+                let span = span.range();
+                let from = start.clamp(before, before + span.len()) - before;
+                let to = stop.clamp(before, before + span.len()) - before;
+                let (now, later) = rest.split_at_mut(to - from);
+                let starts = (span.start + from..).step_by(parallel::BLOCK);
+                parts.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
+                rest = later;
+                before += span.len();
+            }
+        }
+        let read = |(offset, target): (usize, &mut [_])| source.read_at(offset, target);
+        let threads = parallel::threads(None, nbytes, parallel::MIN_COPY_BYTES)?;
+        let done = detached(py, nbytes, true, || {
+            parallel::for_each(parts, threads, read, || watcher.check())
+        });
+        done.map_err(|error| watcher.explain(error, PyErr::from))?;
+        Ok(object)
+    }
+
+    /// Compares the data with their checksums; see `_core.pyi`.
+    #[pyo3(signature = (*, threads, progress))]
+    fn verify(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Vec<&'static str>> {
+        let content = self.content.get();
+        let source = content.source();
+        let threads = parallel::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
+        let watcher = Watcher::new(progress, source.len());
+        let checks = content.checks_itself();
+        let found = py.detach(|| self.catalog.verify(source, checks, threads, &watcher));
+        let found = found.map_err(|error| watcher.explain(error, PyErr::from))?;
+        let word = |status| match status {
+            Status::Ok => "ok",
+            Status::Corrupt => "corrupt",
+            Status::Unchecked => "unchecked",
+        };
+        Ok(found.into_iter().map(word).collect())
+    }
+}
+
+impl Catalog {
+    fn check(&self, value: usize) -> PyResult<()> {
+        if value < self.catalog.values() {
+            return Ok(());
+        }
+        Err(PyIndexError::new_err("there is no such value"))
+    }
+
+    fn leaf_of(&self, value: usize) -> PyResult<usize> {
+        self.check(value)?;
+        let leaf = self.catalog.leaf(value);
+        leaf.ok_or_else(|| PyTypeError::new_err("the value is no leaf"))
+    }
+
+    /// A value with all that is wanted below it.
+    fn value<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        selection: &Selection<'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let catalog = &self.catalog;
+        let is_end = catalog.leaf(value).is_some() || catalog.after(value) == value + 1;
+        let wanted = selection.wanted.as_ref();
+        if is_end && wanted.is_some_and(|wanted| wanted.get(value).is_none_or(|it| *it == 0)) {
+            return Ok(selection.absent.clone());
+        }
+        if let Some(leaf) = catalog.leaf(value) {
+            let place = catalog.place(leaf);
+            let content = self.content.bind(py);
+            return build(
+                py,
+                content.get().source(),
+                place.start..place.end,
+                Content::owned(content),
+                selection.copy,
+                selection.threads,
+            );
+        }
+        if catalog.is_list(value) {
+            let list = PyList::empty(py);
+            for child in catalog.children(value) {
+                list.append(self.value(py, child, selection)?)?;
+            }
+            return Ok(list.into_any());
+        }
+        let dict = PyDict::new(py);
+        for child in catalog.children(value) {
+            dict.set_item(catalog.key(child), self.value(py, child, selection)?)?;
+        }
+        Ok(dict.into_any())
+    }
+}
+
+/// What a leaf is: its kind, and what there is to know of that.
+fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
+    let shaped = |name: &str, text: &str, shape: &[u64]| {
+        (name, text, PyTuple::new(py, shape)?).into_pyobject(py)
+    };
+    let plain = |name: &str| (name,).into_pyobject(py);
+    match kind {
+        LeafKind::None => plain("none"),
+        LeafKind::Bool => plain("bool"),
+        LeafKind::Int => plain("int"),
+        LeafKind::Float => plain("float"),
+        LeafKind::Complex => plain("complex"),
+        LeafKind::Str => plain("str"),
+        LeafKind::Bytes => plain("bytes"),
+        LeafKind::Ext => plain("ext"),
+        LeafKind::Container => plain("container"),
+        LeafKind::Other => plain("other"),
+        LeafKind::Array(dtype, shape) => shaped("array", dtype, shape),
+        LeafKind::Scalar(dtype) => shaped("scalar", dtype, &[]),
+        LeafKind::PrngKey(name, shape) => shaped("prng_key", name, shape),
+    }
+}

@@ -1,0 +1,231 @@
+//! What is in a file or a buffer: mapped, read, or behind a function of Python.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::memory::{Borrowed, Owned};
+use super::watch::Watcher;
+use super::{errors, gzip, integer_or_none};
+use crate::gzip::{Indexed, MAGIC};
+use crate::mapping::{self, Mapping, Pages};
+use crate::raw::{AsRaw, RawBytes};
+use crate::source::{Source, read_to};
+use crate::watch::Watch;
+use crate::{Error, Result};
+
+impl Source for Borrowed {
+    fn len(&self) -> usize {
+        self.as_raw().len()
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        self.as_raw().read_at(offset, target)
+    }
+
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        Some(self.as_raw())
+    }
+
+    fn stable(&self) -> Option<&[u8]> {
+        self.as_stable()
+    }
+}
+
+/// Encoded bytes, wherever they are. Restored arrays that view them keep them alive.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct Content(Place);
+
+/// Where the bytes are.
+enum Place {
+    Mapped(Arc<Mapping>),
+    Read(Arc<Pages>),
+    Lent(Arc<Borrowed>),
+    /// Inflated where they are read.
+    Gzip(Indexed<Arc<dyn Source + Send + Sync>>),
+    Elsewhere(Arc<Elsewhere>),
+}
+
+/// Bytes that a function of Python reads: it takes an offset and a length, and returns `bytes`.
+struct Elsewhere {
+    read: Py<PyAny>,
+    len: usize,
+}
+
+impl Source for Elsewhere {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        Python::attach(|py| {
+            let mut read = || -> PyResult<()> {
+                let found = self.read.bind(py).call1((offset, target.len()))?;
+                let found = found.cast_into::<PyBytes>()?;
+                if found.as_bytes().len() != target.len() {
+                    let reason = format!("{} bytes were read of {}", found.len()?, target.len());
+                    return Err(PyValueError::new_err(reason));
+                }
+                target.write_copy_of_slice(found.as_bytes());
+                Ok(())
+            };
+            read().map_err(|error| Error::Payload(Box::new(error)))
+        })
+    }
+}
+
+#[pymethods]
+impl Content {
+    /// Maps a file.
+    #[staticmethod]
+    fn map(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let mapping = py
+            .detach(|| Mapping::open(&path))
+            .map_err(|error| errors::file_error(error, &path))?;
+        Ok(Self(Place::Mapped(Arc::new(mapping))))
+    }
+
+    /// Reads a file.
+    #[staticmethod]
+    #[pyo3(signature = (path, *, progress))]
+    fn read(py: Python<'_>, path: PathBuf, progress: Option<Py<PyAny>>) -> PyResult<Self> {
+        let file = mapping::open(&path).map_err(|error| errors::file_error(error.into(), &path))?;
+        let expected = file.metadata()?.len();
+        let expected = usize::try_from(expected).unwrap_or(0);
+        let watcher = Watcher::new(progress, expected);
+        let content = py.detach(|| read(&file, expected, &watcher));
+        let explain = |error| watcher.explain(error, |error| errors::file_error(error, &path));
+        Ok(Self(Place::Read(Arc::new(content.map_err(explain)?))))
+    }
+
+    /// Borrows the memory of a bytes-like object.
+    #[staticmethod]
+    fn lent(data: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Ok(Self(Place::Lent(Arc::new(Borrowed::buffer(data)?))))
+    }
+
+    /// Reads by a function.
+    #[staticmethod]
+    fn elsewhere(read: Py<PyAny>, len: usize) -> Self {
+        Self(Place::Elsewhere(Arc::new(Elsewhere { read, len })))
+    }
+
+    /// What the content is when it is decompressed, piece by piece where it is read; nothing if it
+    /// has no index of its pieces.
+    fn indexed(&self, py: Python<'_>) -> PyResult<Option<Self>> {
+        let Some(source) = self.shared() else {
+            return Ok(None);
+        };
+        let indexed = py.detach(|| Indexed::open(source))?;
+        Ok(indexed.map(|indexed| Self(Place::Gzip(indexed))))
+    }
+
+    /// How many bytes there are.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.source().len()
+    }
+
+    /// Whether the content starts as gzip does.
+    fn is_gzip(&self) -> PyResult<bool> {
+        // Not by the mapping, whose first page would bring many others from the disk.
+        let mut start = Vec::new();
+        let source = self.source();
+        read_to(source, 0..source.len().min(MAGIC.len()), &mut start)?;
+        Ok(start == MAGIC)
+    }
+
+    /// What the content is when it is decompressed.
+    #[pyo3(signature = (*, threads, progress))]
+    fn inflate(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let pages = gzip::inflate_to_pages(py, self.source(), threads, progress)?;
+        Ok(Self(Place::Read(Arc::new(pages))))
+    }
+}
+
+impl Content {
+    /// The memory that the bytes lie in, and this as its owner.
+    pub fn owned<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Owned<'a, 'py>> {
+        let has_memory = !matches!(slf.get().0, Place::Gzip(_) | Place::Elsewhere(_));
+        has_memory.then(|| Owned::of(slf, Self::memory))
+    }
+
+    fn memory(&self) -> RawBytes<'_> {
+        match &self.0 {
+            Place::Mapped(mapping) => mapping.as_raw(),
+            Place::Read(pages) => pages.as_raw(),
+            Place::Lent(borrowed) => borrowed.as_raw(),
+            Place::Gzip(_) | Place::Elsewhere(_) => RawBytes::from(&[][..]),
+        }
+    }
+
+    /// The bytes.
+    pub fn source(&self) -> &(dyn Source + Send + Sync) {
+        match &self.0 {
+            Place::Mapped(mapping) => mapping,
+            Place::Read(pages) => pages,
+            Place::Lent(borrowed) => borrowed,
+            Place::Gzip(indexed) => indexed,
+            Place::Elsewhere(elsewhere) => elsewhere,
+        }
+    }
+
+    fn shared(&self) -> Option<Arc<dyn Source + Send + Sync>> {
+        Some(match &self.0 {
+            Place::Mapped(mapping) => mapping.clone(),
+            Place::Read(pages) => pages.clone(),
+            Place::Lent(borrowed) => borrowed.clone(),
+            Place::Elsewhere(elsewhere) => elsewhere.clone(),
+            Place::Gzip(_) => return None,
+        })
+    }
+
+    /// Whether damage is found whenever bytes are read.
+    pub fn checks_itself(&self) -> bool {
+        matches!(self.0, Place::Gzip(_))
+    }
+
+    /// Takes pages that have been read off this process's account until they are read again.
+    pub fn release(&self) {
+        if let Place::Mapped(mapping) = &self.0 {
+            mapping.release();
+        }
+    }
+}
+
+/// All of a file, or what comes through a pipe until it ends.
+fn read(mut file: &File, expected: usize, watch: &dyn Watch) -> Result<Pages> {
+    const PART: usize = 8 << 20;
+    let may_wait = !file.metadata()?.is_file();
+    let mut pages = Pages::with_room(expected + 1)?;
+    loop {
+        if may_wait {
+            mapping::wait_for_input(file, watch)?;
+        }
+        let room = pages.room(1)?;
+        let part = room.len().min(PART);
+        match file.read(&mut room[..part]) {
+            Ok(0) => break,
+            Ok(read) => {
+                pages.add(read);
+                watch.done(pages.len())?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => watch.check()?,
+            // Somebody else took what there was.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => watch.check()?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(pages)
+}

@@ -1,0 +1,276 @@
+"""Loading a part of a file, into a template of other names, or with leaves of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import flax.struct
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.train_state import TrainState
+
+import treepack
+from treepack import _paths, _patterns, serialization
+
+NAMES = st.sampled_from(["a", "b", "ab", "x/y", "~", "*"])
+FLAT = st.dictionaries(
+    st.lists(NAMES, min_size=1, max_size=4).map(tuple), st.integers(0, 99), min_size=1, max_size=12
+)
+
+
+def nested(flat: dict[tuple[str, ...], Any]) -> Any:
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        place = tree
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+        place[path[-1]] = value
+    return tree
+
+
+def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {leaf: value for key in tree for leaf, value in leaves(tree[key], (*path, key)).items()}
+
+
+@st.composite
+def trees(draw: Any) -> Any:
+    flat = draw(FLAT)
+    # No leaf is a container as well.
+    return nested(
+        {
+            path: value
+            for path, value in flat.items()
+            if not any(path != other and other[: len(path)] == path for other in flat)
+        }
+    )
+
+
+@hypothesis.given(tree=trees(), other=trees(), data=st.data())
+def test_a_naive_oracle(tree: Any, other: Any, data: Any) -> None:
+    have, template = leaves(tree), leaves(other)
+    prefix = data.draw(st.sampled_from([*have, *template]))[: data.draw(st.integers(0, 3))]
+    select = data.draw(st.sampled_from([_paths.text(prefix), None]))
+    chosen = {
+        path for path in {*have, *template} if select is None or path[: len(prefix)] == prefix
+    }
+    if "*" in "".join(prefix):
+        select = lambda path: tuple(_paths.parts(path)) in chosen  # noqa: E731
+    file = treepack.open(treepack.dumps(tree))
+    selected = {path: value for path, value in have.items() if path in chosen}
+    assert leaves(file.load(select=select)) == (selected or {})
+    expected = {
+        path: have[path] if path in have and path in chosen else value
+        for path, value in template.items()
+    }
+    clashes = any(
+        one != two and two[: len(one)] == one
+        for one in [*have, *template]
+        for two in [*have, *template]
+    )
+    if clashes:
+        return
+    found, report = file.load(other, select=select, missing="target", return_report=True)
+    assert leaves(found) == expected
+    assert set(report.loaded) == {
+        _paths.text(path) for path in template if path in have and path in chosen
+    }
+    assert set(report.kept) | set(report.loaded) == {_paths.text(path) for path in template}
+    assert set(report.unexpected) == {
+        _paths.text(path) for path in have if path not in template and path in chosen
+    }
+    if any(path not in have and path in chosen for path in template):
+        with pytest.raises(treepack.MismatchError) as error:
+            file.load(other, select=select)
+        assert any(it.found == "nothing" for it in error.value.mismatches)
+    if report.unexpected:
+        with pytest.raises(treepack.MismatchError, match="unexpected"):
+            file.load(other, select=select, missing="target", unexpected="error")
+
+
+@pytest.mark.parametrize(
+    ("select", "paths"),
+    [
+        ("a", ["a/w", "a/b", "a/in/w"]),
+        (".", ["a/w", "a/b", "a/in/w", "ab/w", "step"]),
+        ("*/w", ["a/w", "ab/w"]),
+        ("**/w", ["a/w", "a/in/w", "ab/w"]),
+        ("a/*", ["a/w", "a/b", "a/in/w"]),
+        ("?", ["a/w", "a/b", "a/in/w"]),
+        (["ab", "step"], ["ab/w", "step"]),
+        (lambda path: path.endswith("w"), ["a/w", "a/in/w", "ab/w"]),
+        (
+            {"a": {"w": True, "b": False, "in": True}, "ab": False, "step": True},
+            ["a/w", "a/in/w", "step"],
+        ),
+        ((jax.tree_util.DictKey("a"), jax.tree_util.DictKey("w")), ["a/w"]),
+        ("nothing", []),
+    ],
+)
+def test_what_selects(tmp_path: Path, select: Any, paths: list[str]) -> None:
+    tree = {"a": {"w": 1, "b": 2, "in": {"w": 3}}, "ab": {"w": 4}, "step": 5}
+    treepack.save(tmp_path / "saved", tree)
+    found = treepack.load(tmp_path / "saved", select=select)
+    assert [_paths.text(path) for path in leaves(found) if path] == paths
+    template = nested(dict.fromkeys(leaves(tree), 0))
+    loaded, report = treepack.load(tmp_path / "saved", template, select=select, return_report=True)
+    assert report.loaded == paths
+    assert {_paths.text(p) for p, value in leaves(loaded).items() if value} == set(paths)
+
+
+@pytest.mark.parametrize(
+    ("rename", "expected"),
+    [
+        ({"old": "new"}, "new/0/w"),
+        ({"old/*/w": "new/*/kernel"}, "new/0/kernel"),
+        ({"old/*": "*"}, "0/w"),
+        ({"*/*/*": "*_*_*"}, "old_0_w"),
+        ({"**/w": "**/kernel"}, "old/0/kernel"),
+        ({"old/0": "."}, "w"),
+        ({".": "all"}, "all/old/0/w"),
+        ({"ol": "x", "old/0/w": "w"}, "w"),
+        (lambda path: path.upper(), "OLD/0/W"),
+    ],
+)
+def test_new_names(rename: Any, expected: str) -> None:
+    assert _patterns.renamer(rename)("old/0/w") == expected
+    file = treepack.open(treepack.dumps({"old": [{"w": np.arange(3)}]}))
+    template = nested({tuple(_paths.parts(expected)): np.zeros(3, int)})
+    found = file.load(template, rename=rename)
+    np.testing.assert_array_equal(leaves(found)[tuple(_paths.parts(expected))], np.arange(3))
+
+
+def test_names_that_make_no_sense() -> None:
+    file = treepack.open(treepack.dumps({"a": 1, "b": 2, "c": {"d": 3}}))
+    template = {"a": 0}
+    for rename, message in (
+        ({"a": "b"}, "the same path"),
+        ({"b": "c/d/e"}, "below a leaf|where others are"),
+        ({"a*": "*/*"}, "must have the wildcards"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            file.load(template, rename=rename)
+    with pytest.raises(ValueError, match="rename is for a target"):
+        file.load(rename={"a": "b"})
+    with pytest.raises(TypeError, match="rename is a dict"):
+        file.load(template, rename=3)
+    with pytest.raises(TypeError, match="select is a pattern"):
+        file.load(select=3)
+    with pytest.raises(ValueError, match="missing must be one of"):
+        file.load(missing="ignore")  # type: ignore[arg-type]
+
+
+def state(seed: int) -> TrainState:
+    params = {"w": jax.random.normal(jax.random.key(seed), (4, 3)), "b": jnp.full(3, seed)}
+    tx = optax.adamw(1e-3)
+    made = TrainState.create(apply_fn=None, params=params, tx=tx)
+    return made.replace(step=seed)
+
+
+def test_params_of_a_train_state(tmp_path: Path) -> None:
+    """Start a model from part of another."""
+    treepack.register_tree(state(0))
+    saved, fresh = state(1), state(2)
+    treepack.save(tmp_path / "state", saved, holes=True)
+    (tmp_path / "flax").write_bytes(serialization.to_bytes(saved))
+    for name in ("state", "flax"):
+        found, report = treepack.load(tmp_path / name, fresh, select="params", return_report=True)
+        assert type(found) is TrainState
+        assert found.step == 2
+        jax.tree.map(np.testing.assert_array_equal, found.params, saved.params)
+        jax.tree.map(np.testing.assert_array_equal, found.opt_state, fresh.opt_state)
+        assert report.loaded == ["params/b", "params/w"] or report.loaded == [
+            "params/w",
+            "params/b",
+        ]
+        assert "step" in report.kept
+        assert "opt_state/0/mu/w" in report.kept
+    params = treepack.open(tmp_path / "state")["params"].load()
+    jax.tree.map(np.testing.assert_array_equal, params, saved.params)
+    # Nothing but params in the file.
+    treepack.save(tmp_path / "params", {"params": saved.params})
+    found = treepack.load(tmp_path / "params", fresh, missing="target")
+    assert found.step == 2
+    with pytest.raises(treepack.MismatchError, match="opt_state"):
+        treepack.load(tmp_path / "params", fresh)
+
+
+class Opaque:
+    def __init__(self, a: Any, b: Any):
+        self.a, self.b = a, b
+
+
+def test_handlers_keep_parts() -> None:
+    serialization.register_serialization_state(
+        Opaque,
+        lambda it: {"a": it.a, "b": {"c": it.b}},
+        lambda _, state: Opaque(state["a"], state["b"]["c"]),
+    )
+    data = serialization.to_bytes({"x": Opaque(np.ones(2), 3)})
+    template = {"x": Opaque(np.zeros(2), 0)}
+    file = treepack.open(data)
+    for select, a, b in (("x/a", 1, 0), ("x/b", 0, 3), ("y", 0, 0), (None, 1, 3)):
+        found = file.load(template, select=select)["x"]
+        np.testing.assert_array_equal(found.a, [a, a])
+        assert found.b == b
+    less = treepack.open(serialization.to_bytes({"x": {"b": {"c": 5}}}))
+    found, report = less.load(template, missing="target", return_report=True)
+    assert found["x"].b == 5
+    assert report.kept == ["x/a"]
+
+
+@flax.struct.dataclass
+class Model:
+    w: Any
+    name: str = dataclasses.field(default="m", metadata={"pytree_node": False})
+
+
+def test_casts_and_placement(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "saved", {"m": {"w": jnp.ones((8, 2))}, "n": jnp.zeros(3)})
+    template = {"m": Model(jax.ShapeDtypeStruct((8, 2), jnp.bfloat16)), "n": jnp.ones(3)}
+    sharding = jax.sharding.NamedSharding(
+        jax.make_mesh((4,), ("x",), devices=jax.devices()[:4]), jax.sharding.PartitionSpec("x")
+    )
+    found, report = treepack.load(
+        tmp_path / "saved", template, cast=True, return_report=True, select="m", sharding=sharding
+    )
+    assert report.cast == ["m/w"]
+    assert found["m"].w.dtype == jnp.bfloat16
+    assert found["m"].w.sharding == sharding
+    assert found["n"] is template["n"]
+    with pytest.raises(treepack.MismatchError, match="m/w: expected"):
+        treepack.load(tmp_path / "saved", template, select="m")
+    with pytest.raises(ValueError, match="cast=True is for a target"):
+        treepack.load(tmp_path / "saved", cast=True, select="m")
+
+
+def test_damaged_leaves_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    tree = {"a": np.arange(1000), "b": np.arange(10), "c": [np.ones(1000), 2]}
+    treepack.save(path, tree)
+    assert treepack.load(path, verify=True)["c"][1] == 2
+    data = bytearray(path.read_bytes())
+    data[4000] ^= 1
+    path.write_bytes(data)
+    treepack.load(path)  # nobody looks
+    with pytest.raises(treepack.CorruptionError, match="a is damaged: pass on_corrupt"):
+        treepack.load(path, verify=True)
+    treepack.load(path, verify=True, select="c")
+    assert list(treepack.load(path, verify=True, on_corrupt="skip")) == ["b", "c"]
+    found, report = treepack.load(
+        path, dict(tree, a=np.zeros(1000, int)), verify=True, on_corrupt="skip", return_report=True
+    )
+    assert report.corrupt == report.kept == ["a"]
+    assert found["a"].sum() == 0
+    assert report.loaded == ["b", "c/0", "c/1"]
+    path.write_bytes(treepack.dumps(tree))
+    with pytest.raises(treepack.TreepackError, match="no checksums"):
+        treepack.load(path, verify=True)
