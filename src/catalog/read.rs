@@ -111,11 +111,26 @@ impl Catalog {
         let mut reader = Reader::new(&outline);
         let mut places = index.heads.iter().zip(&index.sizes);
         self.kinds = index.kinds;
-        let mut open = Vec::new();
+        let mut open: Vec<Open> = Vec::new();
+        let mut keys: Vec<Key> = Vec::new();
         let mut before = 0;
         loop {
             let event = reader.next()?;
-            let Some(key) = self.key_of(open.last_mut(), &reader, event) else {
+            // Of an outline, keys that have been before are numbers.
+            let is_key = open.last().is_some_and(|open| open.done.is_multiple_of(2));
+            let key = match (event, open.last_mut()) {
+                (Event::Uint(number), Some(open)) if is_key => {
+                    let number = usize::try_from(number).ok();
+                    let known = number.and_then(|number| keys.get(number));
+                    let known = known.ok_or_else(|| damaged("it has no such key"))?;
+                    open.key = Some(*known);
+                    open.done += 1;
+                    continue;
+                }
+                (_, open) => self.key_of(open, &reader, event),
+            };
+            let Some(key) = key else {
+                keys.extend(open.last().and_then(|open| open.key));
                 continue;
             };
             match event {

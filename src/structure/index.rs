@@ -46,7 +46,8 @@ pub enum LeafKind {
 /// The leaves in the order of the output.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
-    /// MessagePack: the tree, with the number of its kind in the place of each leaf.
+    /// MessagePack: the tree, with the number of its kind in the place of each leaf. A key that has
+    /// been before is a number, too: that of the key among all that are different.
     pub outline: ByteBuf,
     /// All different kinds of leaves.
     pub kinds: Vec<LeafKind>,
@@ -89,6 +90,7 @@ impl Index {
 pub struct Listing {
     index: Index,
     numbers: HashMap<LeafKind, u32>,
+    keys: HashMap<Box<str>, u32>,
     /// The last kind and its number: most leaves are like the one before.
     last: Option<(LeafKind, u32)>,
     /// Where the leaves end.
@@ -142,10 +144,16 @@ impl Listing {
     }
 
     /// The key of the next value.
-    #[inline]
     pub fn key(&mut self, head: Head, text: &str) {
-        head.write(&mut self.index.outline);
-        self.index.outline.extend_from_slice(text.as_bytes());
+        let outline = &mut self.index.outline;
+        if let Some(number) = self.keys.get(text) {
+            Head::Uint((*number).into()).write(outline);
+            return;
+        }
+        let number = u32::try_from(self.keys.len()).expect("fewer keys than bytes of a record");
+        self.keys.insert(text.into(), number);
+        head.write(outline);
+        outline.extend_from_slice(text.as_bytes());
     }
 
     /// The index, and where the leaves end, when the tree ends here.

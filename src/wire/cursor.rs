@@ -13,7 +13,10 @@ use crate::{Error, Result};
 /// The first window after a jump: enough for a key and the headers of an array, and little to be
 /// read from a disk. Reading on doubles it.
 const MIN_WINDOW: usize = 512;
-const MAX_WINDOW: usize = 64 << 10;
+const MAX_WINDOW: usize = 1 << 20;
+
+/// A jump over fewer bytes is read through: so many cost less than another request to a disk.
+const NEAR_BYTES: usize = 16 << 10;
 
 /// How many bytes [`Cursor::ahead`] shows.
 pub const AHEAD: usize = 32;
@@ -205,7 +208,9 @@ impl<'a> Cursor<'a> {
         if inside && len <= window_end - self.position {
             return Ok(());
         }
-        let size = if inside {
+        let is_near = inside
+            || (window_end > 0 && (window_end..=window_end + NEAR_BYTES).contains(&self.position));
+        let size = if is_near {
             (2 * self.window.len()).clamp(MIN_WINDOW, MAX_WINDOW)
         } else {
             MIN_WINDOW
