@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::array::{self, Array, Framing, KeyPlace, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::structure::{
-    Kind, LeafKind, Listing, NodeType, ROOT_KEY, Recorder, Regions, Seal, TRAILER_KEY,
+    Kind, LeafKind, Listing, NodeType, ROOT_KEY, Recorder, Regions, Seal, TRAILER_KEY, Trailer,
 };
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result};
@@ -427,18 +427,34 @@ impl<P: Payload> Encoder<P> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is not whole"));
         }
-        if let Some(recorder) = self.recorder.take() {
-            let mut trailer = recorder.finish(metadata);
-            let mut ends = Vec::new();
-            if let Some(listing) = self.listing.take() {
-                let (index, found) = listing.finish(self.layout.len());
-                trailer.index = Some(index.encode().into());
-                ends = found;
-            }
-            self.write_key(TRAILER_KEY)?;
-            return self.finish_with(&trailer.encode(), ends);
+        match self.recorder.take() {
+            None => Ok(self.layout.finish()),
+            Some(recorder) => self.end_with(recorder.finish(metadata)),
         }
-        Ok(self.layout.finish())
+    }
+
+    /// The layout of a tree whose structure has been recorded before: this is the state of such
+    /// a tree, and the record is taken as it is, but for the index of the leaves.
+    pub fn finish_as(mut self, trailer: Trailer) -> Result<Layout<P>> {
+        if !self.begun || !self.open.is_empty() {
+            return Err(misused("the tree is not whole"));
+        }
+        if self.recorder.take().is_none() {
+            return Err(misused("there is no room for a record"));
+        }
+        self.end_with(trailer)
+    }
+
+    fn end_with(mut self, mut trailer: Trailer) -> Result<Layout<P>> {
+        trailer.index = None;
+        let mut ends = Vec::new();
+        if let Some(listing) = self.listing.take() {
+            let (index, found) = listing.finish(self.layout.len());
+            trailer.index = Some(index.encode().into());
+            ends = found;
+        }
+        self.write_key(TRAILER_KEY)?;
+        self.finish_with(&trailer.encode(), ends)
     }
 
     /// The layout with a record at its end, and what comes after that.

@@ -106,6 +106,7 @@ def walk(
     metadata: bytes | None = None,
     index: bool = False,
     checksums: bool = False,
+    record: bytes | None = None,
 ) -> Layout:
     """Walks a tree, which copies only small arrays. Those on accelerators are fetched later.
 
@@ -123,6 +124,8 @@ def walk(
       index: Whether it is recorded where the leaves are, too.
       checksums: Whether there are checksums of the leaves, which only `Layout.save` computes:
         elsewhere, zeros are in the place of what comes after the record.
+      record: A record with what stands after it, whose types, structure and metadata are taken
+        instead of the tree's own.
 
     Raises:
       UnserializableLeafError: A TypeError. If a leaf cannot be written.
@@ -159,6 +162,9 @@ class Content:
     @property
     def nbytes(self) -> int:
         """How many bytes there are."""
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Returns a copy of some of the bytes."""
 
     def is_gzip(self) -> bool:
         """Tells whether the content starts as gzip does."""
@@ -201,6 +207,9 @@ class Catalog:
     def children(self, value: int) -> list[tuple[str, int]] | None:
         """Returns the keys and values in a container; `None` for a leaf."""
 
+    def is_list(self, value: int) -> bool:
+        """Tells whether a value is a list, and not a map."""
+
     def leaves(self, value: int) -> list[tuple[str, int]]:
         """Returns the paths and values of all leaves below a value, in their order."""
 
@@ -240,6 +249,9 @@ class Catalog:
 
     def read_bytes(self, value: int, ranges: list[tuple[int, int]]) -> np.ndarray:
         """Reads ranges of the bytes of an array's elements, one after the other, as `uint8`."""
+
+    def pieces(self, value: int) -> tuple[Content, list[tuple[int, int]]]:
+        """Returns the data, and from where to where in them an array's bytes are."""
 
     def verify(
         self, *, threads: int | None, progress: _Progress | None

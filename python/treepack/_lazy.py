@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from treepack import _dtypes
+from treepack import _core, _dtypes
+from treepack._deferred import Deferred
 from treepack.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _FAR_BYTES = 64 << 10
 
 
-class LazyArray:
+class LazyArray(Deferred):
     """An array in a file that `open` has opened: it is read when it is used.
 
     `np.asarray` and `jnp.asarray` read all of it, an index only what it needs.
@@ -43,21 +44,6 @@ class LazyArray:
         self.path = path
         self.dtype: np.dtype[Any] = found
         self.shape = shape
-
-    @property
-    def ndim(self) -> int:
-        """How many dimensions it has."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """How many elements it has."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes its elements have."""
-        return self.size * self.dtype.itemsize
 
     def __len__(self) -> int:
         if not self.shape:
@@ -104,6 +90,16 @@ class LazyArray:
         ranges = [(start + run.start * width, start + run.stop * width) for run in runs]
         found = self._tree._catalog().read_bytes(self._value, ranges)
         return found.view(self.dtype).reshape(sum(map(len, runs)), *plan.row_shape)
+
+    def flat_range(self, start: int, stop: int) -> np.ndarray:
+        """Returns a range of its elements in C order, which is all that is read."""
+        itemsize = self.dtype.itemsize
+        ranges = [(start * itemsize, stop * itemsize)]
+        read = self._tree._catalog().read_bytes(self._value, ranges)
+        return read.view(self.dtype)
+
+    def _deferred(self) -> tuple[_core.Content, list[tuple[int, int]]]:
+        return self._tree._catalog().pieces(self._value)
 
     def __repr__(self) -> str:
         return f"LazyArray({self.path!r}, shape={self.shape}, dtype={self.dtype.name})"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treepack import _holes, _prng
+from treepack._deferred import Deferred
 from treepack._libraries import flax, msgpack
 from treepack._libraries import jax as _jax
 from treepack._nodes import kind_of
@@ -34,6 +35,7 @@ class Class(enum.IntEnum):
     EXT = 6
     TIMESTAMP = 7
     NODE = 8
+    DEFERRED = 9
 
 
 _PLAIN = (str, bytes, int, float, bool, complex, type(None))
@@ -45,6 +47,8 @@ def classify(value: Any) -> Class:
         return Class.EXT
     if msgpack.is_timestamp(value):
         return Class.TIMESTAMP
+    if isinstance(value, Deferred):
+        return Class.DEFERRED
     if flax.is_graph_definition(value) and not _holes.allowed():
         return Class.UNSUPPORTED  # it has no leaves, so nothing of it would be saved
     if kind_of(value) is not None:

@@ -246,9 +246,19 @@ class File(Tree):
         self._name = (
             repr(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "in memory"
         )
-        content = opened(source, mmap=mmap)
+        self._open(opened(source, mmap=mmap), salvage)
+
+    def _open(self, content: _core.Content, salvage: bool) -> None:
         self._opened: _core.Catalog | None = _core.Catalog.open(content, salvage=salvage)
         super().__init__(self, 0, [])
+
+    @classmethod
+    def of(cls, content: _core.Content, source: Openable) -> File:
+        """Opens what has been read of a source already."""
+        file = cls.__new__(cls)
+        file._source, file._options, file._name = source, {}, repr(source)
+        file._open(content, salvage=False)
+        return file
 
     @property
     def metadata(self) -> Any:

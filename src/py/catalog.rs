@@ -22,6 +22,9 @@ pub struct Catalog {
     catalog: catalog::Catalog,
 }
 
+/// From where to where the bytes of an array lie.
+type Pieces = Vec<(usize, usize)>;
+
 /// How a tree is put together of some of its leaves.
 struct Selection<'py> {
     /// By the numbers of leaves and empty containers; nothing if all are wanted.
@@ -93,6 +96,12 @@ impl Catalog {
         let found = self.catalog.children(value);
         let found = found.map(|child| (self.catalog.key(child), child));
         Ok(self.catalog.leaf(value).is_none().then(|| found.collect()))
+    }
+
+    /// Whether a value is a list.
+    fn is_list(&self, value: usize) -> PyResult<bool> {
+        self.check(value)?;
+        Ok(self.catalog.is_list(value))
     }
 
     /// The paths of the leaves below a value, and their numbers among all values.
@@ -199,6 +208,19 @@ impl Catalog {
         });
         done.map_err(|error| watcher.explain(error, PyErr::from))?;
         Ok(object)
+    }
+
+    /// The data, and where in them the bytes of an array are.
+    fn pieces(&self, py: Python<'_>, value: usize) -> PyResult<(Py<Content>, Pieces)> {
+        let place = self.catalog.place(self.leaf_of(value)?);
+        let source = self.content.get().source();
+        let events = py.detach(|| Events::read_part(source, place.start..place.end))?;
+        let &[Event::Array(number)] = events.as_slice() else {
+            return Err(PyTypeError::new_err("the leaf is no array"));
+        };
+        let spans = events.array(number).spans.iter();
+        let spans = spans.map(|span| (span.range().start, span.range().end));
+        Ok((self.content.clone_ref(py), spans.collect()))
     }
 
     /// Compares the data with their checksums; see `_core.pyi`.

@@ -6,11 +6,11 @@ use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::memory::{Borrowed, Owned};
+use super::memory::{Borrowed, Owned, new_bytes};
 use super::watch::Watcher;
 use super::{errors, gzip, integer_or_none};
 use crate::gzip::{Indexed, MAGIC};
@@ -46,9 +46,11 @@ pub struct Content(Place);
 enum Place {
     Mapped(Arc<Mapping>),
     Read(Arc<Pages>),
+    /// What has come out of a gzip stream, whose checksum was compared.
+    Inflated(Arc<Pages>),
     Lent(Arc<Borrowed>),
     /// Inflated where they are read.
-    Gzip(Indexed<Arc<dyn Source + Send + Sync>>),
+    Gzip(Arc<Indexed<Arc<dyn Source + Send + Sync>>>),
     Elsewhere(Arc<Elsewhere>),
 }
 
@@ -119,17 +121,32 @@ impl Content {
     /// What the content is when it is decompressed, piece by piece where it is read; nothing if it
     /// has no index of its pieces.
     fn indexed(&self, py: Python<'_>) -> PyResult<Option<Self>> {
-        let Some(source) = self.shared() else {
-            return Ok(None);
-        };
+        let source = self.shared();
         let indexed = py.detach(|| Indexed::open(source))?;
-        Ok(indexed.map(|indexed| Self(Place::Gzip(indexed))))
+        Ok(indexed.map(|indexed| Self(Place::Gzip(Arc::new(indexed)))))
     }
 
     /// How many bytes there are.
     #[getter]
     fn nbytes(&self) -> usize {
         self.source().len()
+    }
+
+    /// A copy of some of the bytes.
+    fn read_range<'py>(
+        &self,
+        py: Python<'py>,
+        start: usize,
+        stop: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let source = self.source();
+        if start > stop || stop > source.len() {
+            return Err(PyIndexError::new_err("there are fewer bytes"));
+        }
+        let made = new_bytes(py, stop - start, true, |target| {
+            source.read_at(start, target)
+        })?;
+        Ok(made?)
     }
 
     /// Whether the content starts as gzip does.
@@ -150,7 +167,7 @@ impl Content {
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let pages = gzip::inflate_to_pages(py, self.source(), threads, progress)?;
-        Ok(Self(Place::Read(Arc::new(pages))))
+        Ok(Self(Place::Inflated(Arc::new(pages))))
     }
 }
 
@@ -164,7 +181,7 @@ impl Content {
     fn memory(&self) -> RawBytes<'_> {
         match &self.0 {
             Place::Mapped(mapping) => mapping.as_raw(),
-            Place::Read(pages) => pages.as_raw(),
+            Place::Read(pages) | Place::Inflated(pages) => pages.as_raw(),
             Place::Lent(borrowed) => borrowed.as_raw(),
             Place::Gzip(_) | Place::Elsewhere(_) => RawBytes::from(&[][..]),
         }
@@ -174,26 +191,27 @@ impl Content {
     pub fn source(&self) -> &(dyn Source + Send + Sync) {
         match &self.0 {
             Place::Mapped(mapping) => mapping,
-            Place::Read(pages) => pages,
+            Place::Read(pages) | Place::Inflated(pages) => pages,
             Place::Lent(borrowed) => borrowed,
             Place::Gzip(indexed) => indexed,
             Place::Elsewhere(elsewhere) => elsewhere,
         }
     }
 
-    fn shared(&self) -> Option<Arc<dyn Source + Send + Sync>> {
-        Some(match &self.0 {
+    /// The same, for as long as somebody needs them.
+    pub fn shared(&self) -> Arc<dyn Source + Send + Sync> {
+        match &self.0 {
             Place::Mapped(mapping) => mapping.clone(),
-            Place::Read(pages) => pages.clone(),
+            Place::Read(pages) | Place::Inflated(pages) => pages.clone(),
             Place::Lent(borrowed) => borrowed.clone(),
             Place::Elsewhere(elsewhere) => elsewhere.clone(),
-            Place::Gzip(_) => return None,
-        })
+            Place::Gzip(indexed) => indexed.clone(),
+        }
     }
 
     /// Whether damage is found whenever bytes are read.
     pub fn checks_itself(&self) -> bool {
-        matches!(self.0, Place::Gzip(_))
+        matches!(self.0, Place::Gzip(_) | Place::Inflated(_))
     }
 
     /// Takes pages that have been read off this process's account until they are read again.

@@ -15,6 +15,7 @@ use crate::array::{Alignment, ChunkLimit, Framing};
 use crate::layout::{self, Caching, OutputPiece, Payload};
 use crate::raw::RawBytes;
 use crate::sink::{Durability, Output, Target, pour, replace_file};
+use crate::structure::Trailer;
 use crate::{Result, parallel};
 
 /// Below so many bytes, headers and payloads are joined in `buffers`: to send a piece by
@@ -33,7 +34,7 @@ pub struct Layout {
 #[pyfunction]
 #[pyo3(signature = (
     tree, *, state_dict, sort_keys, align, max_chunk_size, overridden, structure=false,
-    metadata=None, index=false, checksums=false
+    metadata=None, index=false, checksums=false, record=None
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn walk(
@@ -47,6 +48,7 @@ pub fn walk(
     metadata: Option<Vec<u8>>,
     index: bool,
     checksums: bool,
+    record: Option<Vec<u8>>,
 ) -> PyResult<Layout> {
     let framing = Framing {
         align: Alignment::new(align)?,
@@ -63,6 +65,7 @@ pub fn walk(
             (true, true, true) => Recorded::Checksums,
         },
         metadata,
+        record: record.map(|record| Trailer::read(&record)).transpose()?,
         framing,
         overridden,
     };
@@ -91,6 +94,7 @@ pub fn problems(
         sort_keys: false,
         recorded: Recorded::Nothing,
         metadata: None,
+        record: None,
         framing,
         overridden,
     };

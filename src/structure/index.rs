@@ -144,6 +144,9 @@ impl Listing {
     }
 
     /// The key of the next value.
+    ///
+    /// # Panics
+    /// If there are more keys than a record could have.
     pub fn key(&mut self, head: Head, text: &str) {
         let outline = &mut self.index.outline;
         if let Some(number) = self.keys.get(text) {

@@ -1,18 +1,22 @@
 //! Leaves with a dtype: arrays of NumPy and of jax.
 
+use std::sync::Arc;
+
 use numpy::{PyArrayDescr, PyUntypedArray};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
+use super::super::content::Content;
 use super::super::failure::{Failure, Walked};
 use super::super::memory::{ArrayParts, Borrowed, exported};
 use super::devices::DeviceArray;
-use super::payload::{Leaf, OnDevice};
+use super::payload::{InSource, Leaf, OnDevice};
 use super::state::{Dtype, Walk};
 use crate::array::ALIGN_MIN_BYTES;
 use crate::layout::LayoutBuilder;
+use crate::source::Source;
 use crate::structure::Kind;
 use crate::wire;
 
@@ -187,6 +191,31 @@ impl<'py> Walk<'py> {
             out.push(Leaf::Device(Box::new(OnDevice {
                 devices: devices.clone(),
                 number,
+                range,
+            })))
+        })?)
+    }
+
+    /// Notes an array whose bytes are read later.
+    pub fn deferred_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
+        let parts = array.call_method0(intern!(self.py, "_deferred"))?;
+        let (content, pieces): (Bound<'py, Content>, Vec<(usize, usize)>) = parts.extract()?;
+        let dtype = array.getattr(intern!(self.py, "dtype"))?;
+        let dtype = self.dtype(dtype.cast()?)?;
+        let shape: Vec<usize> = array.getattr(intern!(self.py, "shape"))?.extract()?;
+        let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
+        let source = content.get().shared();
+        let pieces: Arc<[_]> = pieces.into_iter().map(|(start, end)| start..end).collect();
+        let nbytes: usize = pieces.iter().map(ExactSizeIterator::len).sum();
+        if nbytes != header.nbytes() || pieces.iter().any(|piece| piece.end > source.len()) {
+            return Err(Failure::leaf(
+                "the bytes of the array are not where they should be",
+            ));
+        }
+        Ok(self.out.array(&header, Kind::Plain, |out, range| {
+            out.push(Leaf::Source(Box::new(InSource {
+                source: source.clone(),
+                pieces: pieces.clone(),
                 range,
             })))
         })?)

@@ -85,6 +85,7 @@ impl<'py> Walk<'py> {
                 self.array(array.cast()?, wire::EXT_NPSCALAR)?;
             }
             Class::JaxArray => self.jax_array(value)?,
+            Class::Deferred => self.deferred_array(value)?,
             Class::PrngKey => self.prng_key(value)?,
             Class::BytesLike => {
                 let kind = if value.is_instance_of::<PyByteArray>() {

@@ -30,11 +30,16 @@ use crate::layout::Layout;
 
 /// The layout of `tree`.
 pub fn layout_of(tree: &Bound<'_, PyAny>, options: Options<'_>) -> PyResult<Layout<Leaf>> {
-    let metadata = options.metadata.clone();
+    let mut options = options;
+    let metadata = options.metadata.take();
+    let record = options.record.take();
     let mut walk = Walk::new(tree.py(), options)?;
     let place = walk.root();
     match walk.value(tree, place) {
-        Ok(()) => Ok(walk.out.finish(metadata)?),
+        Ok(()) => match record {
+            None => Ok(walk.out.finish(metadata)?),
+            Some(record) => Ok(walk.out.finish_as(record)?),
+        },
         Err(failure) => Err(failure.into_py(tree.py(), "serializing")),
     }
 }

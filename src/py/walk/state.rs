@@ -17,6 +17,7 @@ use super::payload::Leaf;
 use crate::Error;
 use crate::array::{Array, Framing};
 use crate::encoder::Encoder;
+use crate::structure::Trailer;
 use crate::wire;
 
 /// What is recorded of a tree: each of these, and what is before it.
@@ -40,6 +41,8 @@ pub struct Options<'py> {
     pub recorded: Recorded,
     /// A value that is written with the structure.
     pub metadata: Option<Vec<u8>>,
+    /// What is recorded instead of the structure that is met.
+    pub record: Option<Trailer>,
     /// How arrays are framed.
     pub framing: Framing,
     /// Types that are walked natively otherwise, but have handlers now.
@@ -112,10 +115,11 @@ pub enum Class {
     Ext,
     Timestamp,
     Node,
+    Deferred,
 }
 
 impl Class {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Unsupported,
         Self::Array,
         Self::Scalar,
@@ -125,6 +129,7 @@ impl Class {
         Self::Ext,
         Self::Timestamp,
         Self::Node,
+        Self::Deferred,
     ];
 }
 

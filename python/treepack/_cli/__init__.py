@@ -1,0 +1,53 @@
+"""The command line.
+
+| module | commands |
+|---|---|
+| `listing` | `ls`, `show` |
+| `checking` | `verify`, `diff` |
+| `writing` | `convert`, `get`, `salvage` |
+| `values` | what these compute of arrays, some at a time |
+| `output` | how it is shown |
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from treepack._cli import checking, listing, writing
+from treepack.errors import TreepackError
+
+app = typer.Typer(
+    name="treepack",
+    help="Looks into checkpoints of treepack, flax and eformer, checks and converts them.",
+    epilog="Exit status: 0 if all is well, 1 if files differ or are damaged, 2 for other errors.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+for command in (
+    *(listing.ls, listing.show, checking.verify, checking.diff),
+    *(writing.convert, writing.get, writing.salvage),
+):
+    app.command()(command)
+
+
+def run() -> None:
+    """Runs a command; errors that people can do something about are a line, and no traceback."""
+    try:
+        app()
+    except BrokenPipeError:
+        # Whoever reads has enough. Nothing more is to be written when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except KeyError as error:
+        sys.exit(_told(f"there is nothing at {error.args[0]}"))
+    except (OSError, TreepackError, ValueError, ImportError) as error:
+        sys.exit(_told(str(error), getattr(error, "__notes__", [])))
+
+
+def _told(message: str, notes: list[str] | None = None) -> int:
+    print("\n".join([f"treepack: {message}", *(notes or [])]), file=sys.stderr)
+    return 2

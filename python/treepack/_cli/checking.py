@@ -1,0 +1,112 @@
+"""`treepack verify` and `treepack diff`: whether files are whole, and equal."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import treepack
+from treepack._cli import output, values
+from treepack._cli.listing import FILE
+from treepack._lazy import LazyArray
+from treepack._open import kind_text, open
+
+
+def verify(
+    files: Annotated[list[str], typer.Argument(help="Checkpoints.")],
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the exit status.")] = False,
+) -> None:
+    """Compares files with their checksums. The exit status is 1 if one is damaged."""
+    damaged = False
+    for file in files:
+        with output.bar("verify") as progress:
+            found = treepack.verify(file, progress=progress)
+        damaged |= not found.ok
+        if quiet:
+            continue
+        for path in found.corrupt:
+            output.rows([(("corrupt", path), ("bold red", ""))])
+        if found.damage is not None:
+            output.line(f"damaged: {found.damage}", "bold red")
+        counts = {
+            "ok": len(found.leaves) - len(found.corrupt) - len(found.unchecked),
+            "corrupt": len(found.corrupt),
+            "unchecked": len(found.unchecked),
+        }
+        text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        style = "green" if found.ok and not found.unchecked else "yellow" if found.ok else "red"
+        output.line(f"{file}: {text or 'no leaves'}", style)
+        if found.unchecked:
+            output.line("  unchecked: the file has no checksums, only its headers were read", "dim")
+    raise typer.Exit(int(damaged))
+
+
+def diff(
+    one: FILE,
+    other: FILE,
+    rtol: Annotated[float, typer.Option(help="Relative differences up to this are none.")] = 0.0,
+    atol: Annotated[float, typer.Option(help="Absolute differences up to this are none.")] = 0.0,
+) -> None:
+    """Compares two files leaf by leaf: names, shapes, dtypes, values. Status 1: they differ."""
+    with open(one) as left, open(other) as right:
+        ours, theirs = dict(left.leaves()), dict(right.leaves())
+        rows: list[output.Row] = []
+        for path in ours.keys() | theirs.keys():
+            found = _difference(ours.get(path, _NOTHING), theirs.get(path, _NOTHING), rtol, atol)
+            if found is not None:
+                rows.append(((path, *found), ("", "yellow", "")))
+        order = {path: number for number, path in enumerate(dict.fromkeys([*ours, *theirs]))}
+        output.rows(sorted(rows, key=lambda row: order[row[0][0]]))
+    count = len(ours.keys() | theirs.keys())
+    output.line(f"{len(rows)} of {count} leaves differ", "yellow" if rows else "green")
+    raise typer.Exit(int(bool(rows)))
+
+
+_NOTHING = object()
+
+
+def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, str] | None:
+    """Returns in words what is different about two leaves."""
+    if one is _NOTHING or other is _NOTHING:
+        return ("only in the second" if one is _NOTHING else "only in the first"), _kind(
+            other if one is _NOTHING else one
+        )
+    if isinstance(one, LazyArray) and isinstance(other, LazyArray):
+        if one.shape != other.shape:
+            return "shape", f"{_kind(one)} and {_kind(other)}"
+        found = values.difference(one, other)
+        is_near = found.absolute <= atol or found.relative <= rtol
+        if one.dtype != other.dtype:
+            apart = "" if found.elements == 0 else f", {_apart(found)}"
+            return "dtype", f"{one.dtype.name} and {other.dtype.name}{apart}"
+        return None if found.elements == 0 or is_near else ("values", _apart(found))
+    if type(one) is type(other) and _equal(one, other):
+        return None
+    return "value", f"{_told(one)} and {_told(other)}"
+
+
+def _apart(found: values.Difference) -> str:
+    return (
+        f"{found.elements} elements, by {found.absolute:.3g} at most, relative {found.relative:.3g}"
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if hasattr(one, "dtype") and not isinstance(one, np.generic):  # a PRNG key
+        import jax
+
+        one, other = (jax.random.key_data(key) for key in (one, other))
+        return bool(np.array_equal(one, other))
+    return bool(one == other or (one != one and other != other))  # NaN
+
+
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, LazyArray):
+        return kind_text(("array", leaf.dtype.name, leaf.shape))
+    return type(leaf).__name__
+
+
+def _told(leaf: Any) -> str:
+    return _kind(leaf) if isinstance(leaf, LazyArray) else f"{leaf!r:.40}"

@@ -1,0 +1,117 @@
+"""`treepack ls` and `treepack show`: what is in a file."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from treepack import _paths
+from treepack._cli import output, values
+from treepack._lazy import LazyArray
+from treepack._open import File, Tree, kind_text, open, size_text
+
+FILE = Annotated[str, typer.Argument(help="A checkpoint of treepack, flax or eformer.")]
+PATH = Annotated[str, typer.Argument(help="A place in it, such as params/layers/0/kernel.")]
+
+
+def ls(
+    file: FILE,
+    path: PATH = ".",
+    flat: Annotated[
+        bool, typer.Option("--flat", help="A line for each leaf, with its path.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+    depth: Annotated[int, typer.Option(help="Go down so many levels.", min=0)] = 1 << 30,
+) -> None:
+    """Lists what is in a file: shapes, dtypes, sizes. No array is read."""
+    with open(file) as opened:
+        catalog = opened._catalog()
+        value = catalog.find(_paths.parts(path), 0)
+        if value is None:
+            raise KeyError(path)
+        if as_json:
+            print(json.dumps(_as_json(opened, file, value), indent=1))
+        elif catalog.children(value) is None:
+            output.rows([_leaf(opened, path, value)], _SIZES)
+        elif flat:
+            output.rows([_leaf(opened, *it) for it in catalog.leaves(value)], _SIZES)
+        else:
+            tree = Tree(opened, value, _paths.parts(path))
+            output.line(f"{file}: {tree._summary()}", "bold")
+            output.rows(_tree(tree, 0, depth), _SIZES)
+
+
+_SIZES = frozenset({2})
+
+
+def _leaf(file: File, path: str, value: int) -> output.Row:
+    _, kind, start, end, _ = file._catalog().leaf(value)
+    return (path, kind_text(kind), size_text(end - start)), ("", "cyan", "green")
+
+
+def _tree(tree: Tree, level: int, depth: int) -> list[output.Row]:
+    """Returns the rows of a container: those of its children below each."""
+    found: list[output.Row] = []
+    catalog = tree._catalog()
+    for name, child in catalog.children(tree._value) or ():
+        indented = f"{'  ' * level}{name}"
+        if catalog.children(child) is None:
+            found.append(_leaf(tree._file, indented, child))
+            continue
+        below = Tree(tree._file, child, [*tree._parts, name])
+        count = len(catalog.leaves(child))
+        text = f"{count} {'leaf' if count == 1 else 'leaves'}"
+        found.append(((indented, text, size_text(below.nbytes)), ("bold", "dim", "green")))
+        if level + 1 <= depth:
+            found.extend(_tree(below, level + 1, depth))
+    return found
+
+
+def _as_json(file: File, name: str, value: int) -> dict[str, Any]:
+    catalog = file._catalog()
+    leaves = []
+    for path, leaf in catalog.leaves(value):
+        _, kind, start, end, _ = catalog.leaf(leaf)
+        entry: dict[str, Any] = {"path": path, "kind": kind[0]}
+        if kind[0] in ("array", "scalar"):
+            entry |= {"dtype": kind[1], "shape": list(kind[2])}
+        leaves.append(entry | {"offset": start, "nbytes": end - start})
+    return {"file": name, "metadata": _jsonable(file.metadata), "leaves": leaves}
+
+
+def _jsonable(value: Any) -> Any:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value
+
+
+def show(file: FILE, path: PATH) -> None:
+    """Shows a leaf: its statistics, a histogram, and its first elements."""
+    with open(file) as opened:
+        found = opened[path]
+        if isinstance(found, Tree):
+            raise ValueError(f"{path} has {len(found)} parts: treepack ls {file} {path}")
+        if not isinstance(found, LazyArray):
+            output.line(f"{path}: {type(found).__name__}", "bold")
+            output.line(repr(found))
+            return
+        kind = kind_text(("array", found.dtype.name, found.shape))
+        output.line(f"{path}: {kind}, {size_text(found.nbytes)}", "bold")
+        known = values.statistics(found, 40) if values.is_numeric(found) else None
+        if known is not None:
+            what = "|x|" if found.dtype.kind == "c" else "x"
+            rows = [
+                (f"{what} from", f"{known.minimum:.6g} to {known.maximum:.6g}"),
+                ("mean", f"{known.mean:.6g} ± {known.deviation:.6g}"),
+                ("zeros", f"{known.zeros} of {found.size}"),
+            ]
+            if known.nan or known.infinite:
+                rows.append(("not finite", f"{known.nan} NaN, {known.infinite} infinite"))
+            output.rows([(row, ("dim", "")) for row in rows])
+            bars = values.histogram(known.counts)
+            output.line(f"{known.minimum:.3g} {bars} {known.maximum:.3g}", "cyan")
+        output.line(values.preview(found))

@@ -1,0 +1,70 @@
+"""How things are shown: in color where somebody looks, plainly in pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.text import Text
+
+# A row: its cells, and the styles that these have.
+Row = tuple[Sequence[str], Sequence[str]]
+
+
+def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
+    """Prints rows in columns, those of `right` to the right. In a pipe nothing is cut."""
+    found = list(lines)
+    if not found:
+        return
+    count = max(len(cells) for cells, _ in found)
+    widths = [
+        max((len(cells[at]) for cells, _ in found if at < len(cells)), default=0)
+        for at in range(count)
+    ]
+    if sys.stdout.isatty():
+        others = sum(widths[1:]) + 2 * (count - 1)
+        widths[0] = min(widths[0], max(shutil.get_terminal_size().columns - others, 20))
+    console = Console(soft_wrap=True, highlight=False)
+    for cells, styles in found:
+        line = Text()
+        for at, (cell, style) in enumerate(zip(cells, styles, strict=True)):
+            cell = cell if len(cell) <= widths[at] else f"…{cell[1 - widths[at] :]}"
+            cell = cell.rjust(widths[at]) if at in right else cell.ljust(widths[at])
+            line.append(cell, style)
+            line.append("  ")
+        line.rstrip()
+        console.print(line)
+
+
+def line(text: str, style: str = "") -> None:
+    """Prints a line."""
+    Console(soft_wrap=True, highlight=False).print(Text(text, style))
+
+
+@contextlib.contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int], object] | None]:
+    """Gives a callable of bytes done and in all, which draws a bar where somebody looks."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,114 @@
+"""What is computed of arrays, so many elements at a time that any file will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treepack._lazy import LazyArray
+
+# Elements that are read at a time.
+_BLOCK = 4 << 20
+
+# The bars of a histogram.
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+class Statistics(NamedTuple):
+    """What is known of the elements of an array, as far as they are finite."""
+
+    minimum: float
+    maximum: float
+    mean: float
+    deviation: float
+    zeros: int
+    infinite: int
+    nan: int
+    counts: list[int]
+
+
+def blocks(array: LazyArray) -> Iterator[np.ndarray]:
+    """Yields the elements of an array as float64, or complex128, in order."""
+    for start in range(0, array.size, _BLOCK):
+        found = array.flat_range(start, min(array.size, start + _BLOCK))
+        yield found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
+
+
+def is_numeric(array: LazyArray) -> bool:
+    """Tells whether there is something to compute."""
+    return array.dtype.kind not in "mM"
+
+
+def statistics(array: LazyArray, bins: int) -> Statistics | None:
+    """Returns statistics of an array in two passes; `None` if it has no finite elements."""
+    minimum, maximum, total, count = np.inf, -np.inf, 0.0, 0
+    zeros = infinite = nan = 0
+    for block in blocks(array):
+        block = np.abs(block) if block.dtype.kind == "c" else block
+        nan += int(np.isnan(block).sum())
+        infinite += int(np.isinf(block).sum())
+        finite = block[np.isfinite(block)]
+        zeros += int((finite == 0).sum())
+        if finite.size:
+            minimum = min(minimum, float(finite.min()))
+            maximum = max(maximum, float(finite.max()))
+            total += float(finite.sum())
+            count += finite.size
+    if not count:
+        return None
+    mean, squares = total / count, 0.0
+    counts = np.zeros(bins, np.int64)
+    for block in blocks(array):
+        block = np.abs(block) if block.dtype.kind == "c" else block
+        finite = block[np.isfinite(block)]
+        squares += float(np.square(finite - mean).sum())
+        counts += np.histogram(finite, bins, (minimum, maximum))[0]
+    deviation = float(np.sqrt(squares / count))
+    return Statistics(
+        minimum, maximum, mean, deviation, zeros, infinite, nan, [int(it) for it in counts]
+    )
+
+
+def histogram(counts: list[int]) -> str:
+    """Returns counts as a row of bars."""
+    most = max(counts)
+    return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in counts)
+
+
+class Difference(NamedTuple):
+    """How far two arrays are apart."""
+
+    absolute: float
+    relative: float
+    elements: int
+
+
+def difference(one: LazyArray, other: LazyArray) -> Difference:
+    """Returns the largest differences of two arrays of one shape; NaNs are equal to each other."""
+    absolute = relative = 0.0
+    count = 0
+    for left, right in zip(blocks(one), blocks(other), strict=True):
+        same = (left == right) | (np.isnan(left) & np.isnan(right))
+        if same.all():
+            continue
+        left, right = left[~same], right[~same]
+        count += left.size
+        with np.errstate(all="ignore"):
+            apart = np.abs(left - right)
+            size = np.maximum(np.abs(left), np.abs(right))
+            apart = np.where(np.isnan(apart), np.inf, apart)
+            far = np.where(np.isinf(apart), np.inf, apart / size)
+        absolute = max(absolute, float(apart.max()))
+        relative = max(relative, float(far.max()))
+    return Difference(absolute, relative, count)
+
+
+def preview(array: LazyArray) -> str:
+    """Returns the first elements of an array, as NumPy prints them."""
+    if array.size == 0:
+        return "[]"
+    index = tuple(slice(0, 6) for _ in array.shape[-2:])
+    found: Any = array[(0,) * max(0, array.ndim - 2) + index] if array.ndim else array[()]
+    return np.array2string(np.asarray(found), max_line_width=78, precision=4)

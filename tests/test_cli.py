@@ -1,0 +1,273 @@
+"""The command line: what it prints, its exit status, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from typer.testing import CliRunner
+
+import treepack
+from treepack import serialization
+from treepack._cli import app
+
+TREE: dict[str, Any] = {
+    "params": {
+        "dense": {
+            "kernel": np.arange(6000.0, dtype=np.float32).reshape(60, 100),
+            "bias": np.ones(3),
+        },
+        "scale": np.arange(8).astype(ml_dtypes.bfloat16),
+    },
+    "step": 7,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    treepack.save(
+        "model",
+        {**TREE, "key": jax.random.key(1), "list": [jnp.ones(2), (1, "x")]},
+        metadata={"epoch": 3},
+    )
+    Path("flax").write_bytes(flax.serialization.to_bytes(TREE))
+    return tmp_path
+
+
+def run(*args: str, status: int = 0) -> str:
+    """Runs a command; returns what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "treepack", *args], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout if status < 2 else done.stderr
+
+
+def call(*args: str, status: int = 0) -> str:
+    """The same in this process."""
+    done = CliRunner().invoke(app, args)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == status, done.output
+    return done.output
+
+
+def test_ls(folder: Path) -> None:
+    assert run("ls", "flax").splitlines() == [
+        "flax: 4 leaves, 23.5 KiB",
+        "params      3 leaves         23.5 KiB",
+        "  dense     2 leaves         23.5 KiB",
+        "    kernel  float32[60,100]  23.5 KiB",
+        "    bias    float64[3]           40 B",
+        "  scale     bfloat16[8]          33 B",
+        "step        int                   1 B",
+    ]
+    assert call("ls", "flax", "--depth", "0").splitlines()[1:] == [
+        "params  3 leaves  23.5 KiB",
+        "step    int            1 B",
+    ]
+    assert call("ls", "flax", "params", "--flat").split() == [
+        *("dense/kernel", "float32[60,100]", "23.5", "KiB"),
+        *("dense/bias", "float64[3]", "40", "B", "scale", "bfloat16[8]", "33", "B"),
+    ]
+    assert call("ls", "flax", "step").split() == ["step", "int", "1", "B"]
+    found = json.loads(call("ls", "model", "--json"))
+    assert found["file"] == "model"
+    assert found["metadata"] == {"epoch": 3}
+    kernel = found["leaves"][0]
+    assert kernel["path"] == "params/dense/kernel"
+    assert (kernel["dtype"], kernel["shape"]) == ("float32", [60, 100])
+    assert kernel["nbytes"] >= 24_000
+    assert [leaf["kind"] for leaf in found["leaves"]][3:] == [
+        *("int", "prng_key", "array", "int", "str"),
+    ]
+
+
+def test_show(folder: Path) -> None:
+    text = call("show", "model", "params/dense/kernel")
+    assert "float32[60,100], 23.4 KiB" in text
+    assert "0 to 5999" in text
+    assert "2999.5 ± 1732.05" in text
+    assert "1 of 6000" in text
+    assert "█" in text
+    assert call("show", "model", "step") == "step: int\n7\n"
+    treepack.save(
+        "odd",
+        {
+            "w": np.array([np.nan, np.inf, 1.0]),
+            "e": np.zeros((0, 2)),
+            "z": np.ones(2, np.complex64),
+            "t": np.zeros(2, "M8[s]"),
+            "n": np.float64(2),
+        },
+    )
+    assert "1 NaN, 1 infinite" in call("show", "odd", "w")
+    for path in ("e", "z", "t", "n"):
+        assert call("show", "odd", path)
+    assert "treepack ls model params" in run("show", "model", "params", status=2)
+    assert run("show", "model", "nothing", status=2) == "treepack: there is nothing at nothing\n"
+
+
+def test_verify(folder: Path) -> None:
+    assert call("verify", "model") == "model: 8 ok\n"
+    assert "4 unchecked" in call("verify", "flax")
+    data = bytearray(Path("model").read_bytes())
+    data[3000] ^= 4
+    Path("model").write_bytes(data)
+    text = call("verify", "model", "flax", status=1)
+    assert "corrupt  params/dense/kernel" in text
+    assert "1 corrupt" in text
+    assert call("verify", "-q", "model", status=1) == ""
+    assert "No such file" in run("verify", "nothing", status=2)
+
+
+def test_diff(folder: Path) -> None:
+    assert call("diff", "flax", "flax") == "0 of 4 leaves differ\n"
+    other = {
+        "params": {
+            "dense": {"kernel": TREE["params"]["dense"]["kernel"] + np.float32(0.5)},
+            "scale": TREE["params"]["scale"].astype(np.float32),
+        },
+        "step": 8,
+        "more": np.zeros(2),
+    }
+    Path("other").write_bytes(serialization.to_bytes(other))
+    lines = call("diff", "flax", "other", status=1).splitlines()
+    assert [line.split()[:2] for line in lines[:-1]] == [
+        ["params/dense/kernel", "values"],
+        ["params/dense/bias", "only"],
+        ["params/scale", "dtype"],
+        ["step", "value"],
+        ["more", "only"],
+    ]
+    assert "6000 elements, by 0.5 at most, relative 1" in lines[0]
+    assert lines[-1] == "5 of 5 leaves differ"
+    text = call("diff", "flax", "other", "--atol", "0.5", status=1)
+    assert "values" not in text
+
+
+@pytest.mark.parametrize("gzip", ["--gzip", "--no-gzip"])
+def test_conversions_keep_all(folder: Path, gzip: str) -> None:
+    call("convert", "model", "new", gzip, "--align", "16")
+    assert (Path("new").read_bytes()[:2] == b"\x1f\x8b") == (gzip == "--gzip")
+    found = treepack.load("new")
+    assert found["list"][1] == (1, "x")
+    assert isinstance(found["list"][0], jax.Array)
+    assert treepack.read_metadata("new") == {"epoch": 3}
+    assert treepack.verify("new").ok
+    assert not treepack.verify("new").unchecked
+    call("convert", "new", "again", "--no-gzip")
+    assert Path("again").read_bytes() == Path("model").read_bytes()
+    # flax's files stay flax's.
+    call("convert", "flax", "new", gzip, "--align", "1")
+    call("convert", "new", "again", "--no-gzip", "--align", "1")
+    assert Path("again").read_bytes() == Path("flax").read_bytes()
+
+
+def test_other_formats(folder: Path) -> None:
+    call("convert", "flax", "new.safetensors")
+    flat = safetensors.numpy.load_file("new.safetensors")
+    assert sorted(flat) == ["params.dense.bias", "params.dense.kernel", "params.scale", "step"]
+    np.testing.assert_array_equal(flat["params.dense.kernel"], TREE["params"]["dense"]["kernel"])
+    np.testing.assert_array_equal(flat["params.scale"], TREE["params"]["scale"])
+    call("convert", "new.safetensors", "back")
+    back = serialization.msgpack_restore(Path("back").read_bytes())
+    assert back["params"]["scale"].dtype == ml_dtypes.bfloat16
+    jax.tree.map(np.testing.assert_array_equal, back, TREE)
+    call("convert", "flax", "new.npz", "--dtype", "float16", "--sep", "/")
+    archive = np.load("new.npz")
+    assert archive["params/dense/kernel"].dtype == np.float16
+    np.testing.assert_array_equal(
+        archive["params/dense/kernel"], TREE["params"]["dense"]["kernel"].astype(np.float16)
+    )
+    call("convert", "new.npz", "back", "--sep", "/", "--dtype", "float32")
+    np.savez_compressed("packed.npz", a=np.arange(3), b=np.asfortranarray(np.ones((2, 3))))
+    call("convert", "packed.npz", "back2")
+    back = serialization.msgpack_restore(Path("back2").read_bytes())
+    np.testing.assert_array_equal(back["b"], np.ones((2, 3)))
+    # Of other writers.
+    safetensors.numpy.save_file(
+        {"a.b": np.arange(4, dtype=np.uint16)}, "hf.safetensors", metadata={"format": "np"}
+    )
+    call("convert", "hf.safetensors", "back3", "--gzip")
+    assert treepack.open("back3")["a/b"][2] == 2
+
+
+def test_parts(folder: Path) -> None:
+    call("get", "model", "params/dense", "dense")
+    found = flax.serialization.msgpack_restore(Path("dense").read_bytes())
+    np.testing.assert_array_equal(found["kernel"], TREE["params"]["dense"]["kernel"])
+    call("get", "model", "params/dense/kernel", "kernel", "--dtype", "bfloat16")
+    assert serialization.msgpack_restore(Path("kernel").read_bytes()).dtype == ml_dtypes.bfloat16
+
+
+def test_what_cannot_be_converted(folder: Path) -> None:
+    for args, message in (
+        (("convert", "model", "x.safetensors"), "at key: a PRNGKeyArray is no array"),
+        (("convert", "flax", "x.npz"), "npz has no dtype bfloat16"),
+        (("convert", "flax", "x", "--dtype", "int8"), "no dtype of floats"),
+        (("convert", "flax", "x.npz", "--gzip"), "are for msgpack"),
+        (("get", "model", "nothing", "x"), "nothing at nothing"),
+        (("ls", "http://host/x"), "is a URL"),
+    ):
+        assert message in run(*args, status=2)
+    Path("bad.safetensors").write_bytes(b"\xff" * 20)
+    assert "does not fit" in run("convert", "bad.safetensors", "x", status=2)
+    Path("keys").write_bytes(serialization.to_bytes({"a.b": np.ones(2)}))
+    assert "choose another one with --sep" in run("convert", "keys", "x.npz", status=2)
+    assert sorted(os.listdir()) == ["bad.safetensors", "flax", "keys", "model"]  # noqa: PTH208
+
+
+def test_salvage(folder: Path) -> None:
+    data = Path("model").read_bytes()
+    Path("cut").write_bytes(data[: len(data) // 2])
+    text = call("salvage", "cut", "new", status=1)
+    assert "damaged: the data ends" in text
+    Path("flipped").write_bytes(data[:3000] + b"?" + data[3001:])
+    assert "params/dense/kernel" in call("salvage", "flipped", "new", status=1)
+    found = serialization.msgpack_restore(Path("new").read_bytes())
+    assert list(found["params"]["dense"]) == ["bias"]
+    assert found["step"] == 7
+    call("salvage", "model", "new")
+    assert Path("new").read_bytes() == data
+
+
+def test_pipes_and_completion(folder: Path) -> None:
+    command = f"{sys.executable} -m treepack ls --flat many | head -n 1"
+    treepack.save("many", {f"{index:05}": index for index in range(20_000)})
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout == "00000  int  1 B\n"
+    assert done.stderr == ""
+    environment = os.environ | {
+        "_TREEPACK_COMPLETE": "complete_bash",
+        "COMP_WORDS": "treepack ver",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(
+        [Path(sys.executable).parent / "treepack"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "verify" in done.stdout
+
+
+def test_without_its_libraries(folder: Path) -> None:
+    code = "import sys; sys.modules['typer'] = None; import treepack.__main__ as m; m.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'treepack[cli]'" in done.stderr
