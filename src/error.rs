@@ -168,7 +168,7 @@ impl Path {
 }
 
 /// `params/encoder/0/kernel`, and `.` for the root. In a key, `~` is written `~0` and `/` is
-/// written `~1`, as in JSON Pointer (RFC 6901).
+/// written `~1`, as in JSON Pointer (RFC 6901); a key that is `.` is written `~2`.
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
@@ -178,7 +178,9 @@ impl fmt::Display for Path {
             if index > 0 {
                 f.write_str("/")?;
             }
-            if key.contains(['~', '/']) {
+            if key == "." {
+                f.write_str("~2")?;
+            } else if key.contains(['~', '/']) {
                 f.write_str(&key.replace('~', "~0").replace('/', "~1"))?;
             } else {
                 f.write_str(key)?;

@@ -221,7 +221,7 @@ def test_what_cannot_be_converted(folder: Path) -> None:
         (("convert", "flax", "x", "--dtype", "int8"), "no dtype of floats"),
         (("convert", "flax", "x.npz", "--gzip"), "are for msgpack"),
         (("get", "model", "nothing", "x"), "nothing at nothing"),
-        (("ls", "http://host/x"), "is a URL"),
+        (("ls", "nothing-like-this://host/x"), "Protocol not known"),
     ):
         assert message in run(*args, status=2)
     Path("bad.safetensors").write_bytes(b"\xff" * 20)

@@ -79,7 +79,7 @@ def test_options_of_save(tmp_path: Path, compress: bool) -> None:
         treepack.dumps(TREE, level=3)
 
 
-def test_urls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urls_of_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for verb in (
         lambda path: treepack.save(path, {}),
@@ -88,7 +88,7 @@ def test_urls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         treepack.abstract,
         treepack.load_exported,
     ):
-        with pytest.raises(ValueError, match="is a URL"):
+        with pytest.raises(ImportError, match="gcsfs"):
             verb("gs://bucket/model")
     assert list(tmp_path.iterdir()) == []
 
@@ -377,7 +377,7 @@ def test_keys_that_look_like_paths() -> None:
     wrong = serialization.to_bytes({".": {"w": np.zeros(5)}, "w": np.zeros(6)})
     with pytest.raises(treepack.MismatchError) as caught:
         serialization.from_bytes(template, wrong)
-    assert [mismatch.path for mismatch in caught.value.mismatches] == ["./w", "w"]
+    assert [mismatch.path for mismatch in caught.value.mismatches] == ["~2/w", "w"]
 
 
 def test_shardings_that_do_not_fit() -> None:
@@ -399,5 +399,5 @@ def test_a_template_of_an_abstract_mesh() -> None:
 
 
 def test_paths_that_were_urls() -> None:
-    with pytest.raises(ValueError, match="is a URL"):
+    with pytest.raises(ValueError, match="is a URL that pathlib has changed"):
         treepack.save(Path("gs://bucket/model"), {})

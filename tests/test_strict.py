@@ -207,7 +207,7 @@ def test_no_code_of_the_program_sees_what_does_not_fit() -> None:
 def test_paths_of_odd_keys() -> None:
     template = {"a/b": {"~": F32, "": F32}, ".": F32}
     wrong = {"a/b": {"~": F64, "": F64}, ".": F64}
-    assert paths(template, wrong) == ["a~1b/~0", "a~1b/", "."]
+    assert paths(template, wrong) == ["a~1b/~0", "a~1b/", "~2"]
     issues = serialization.validate_serializable({"a/b": [object()]})[1]
     assert issues[0].startswith("a~1b/0: ")
     with pytest.raises(treepack.UnserializableLeafError) as caught:

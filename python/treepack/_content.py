@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import mmap as mmap_module
 import os
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treepack import _core
+from treepack import _core, _remote
 from treepack._options import Progress, telling
 from treepack.errors import GzipError
 
@@ -36,13 +36,20 @@ def save_layout(
 
     Missing directories are made.
     """
-    _check_path(path)
     check_level(level, compress)
     with telling(progress, "save") as tell:
-        if compress:
-            layout.save_gzip(path, level, durable=durable, threads=threads, progress=tell)
+
+        def save(path: str | os.PathLike[str]) -> None:
+            if compress:
+                layout.save_gzip(path, level, durable=durable, threads=threads, progress=tell)
+            else:
+                layout.save(path, durable=durable, threads=threads, progress=tell)
+
+        url = url_of(path)
+        if url is None:
+            save(local(path))
         else:
-            layout.save(path, durable=durable, threads=threads, progress=tell)
+            _remote.write(url, save)
 
 
 def check_level(level: int | None, compress: bool) -> None:
@@ -59,11 +66,15 @@ def open_content(
     progress: Progress = None,
 ) -> _core.Content:
     """Returns what is in a file, decompressed if it is gzip."""
-    _check_path(path)
-    file = Path(path)
-    mappable = mmap and file.is_file() and file.stat().st_size > 0  # not so in /proc
+    url, path = url_of(path), local(path)
+    mappable = mmap and url is None and _is_mappable(path)
     with telling(progress, "load") as tell:
-        content = _core.Content.map(path) if mappable else _core.Content.read(path, progress=tell)
+        if url is not None:
+            content = _core.Content.lent(_remote.downloaded(url, tell))
+        elif mappable:
+            content = _core.Content.map(path)
+        else:
+            content = _core.Content.read(path, progress=tell)
         if content.is_gzip():
             content = content.inflate(threads=threads, progress=tell)
     return content
@@ -102,12 +113,14 @@ def opened(source: Openable, *, mmap: bool = True) -> _core.Content:
       GzipError: If it is gzip that can only be read as a whole.
     """
     if isinstance(source, (str, os.PathLike)):
-        _check_path(source)
-        file = Path(source)
-        mappable = mmap and file.is_file() and file.stat().st_size > 0
-        map_file, read = _core.Content.map, _core.Content.read
-        content = map_file(source) if mappable else read(source, progress=None)
-    elif hasattr(source, "read"):
+        url, source = url_of(source), local(source)
+        if url is not None:
+            content = _remote.content(url)
+        elif mmap and _is_mappable(source):
+            content = _core.Content.map(source)
+        else:
+            content = _core.Content.read(source, progress=None)
+    elif hasattr(source, "read") and not isinstance(source, mmap_module.mmap):
         content = _of_file_object(source)
     else:
         content = _core.Content.lent(source)
@@ -117,67 +130,60 @@ def opened(source: Openable, *, mmap: bool = True) -> _core.Content:
     if found is None and content.nbytes <= _SMALL_BYTES:
         return content.inflate(threads=None, progress=None)
     if found is None:
-        raise GzipError(
+        raise NoIndexError(
             "this gzip file has no index, so it cannot be read in parts: load it as a whole, or "
             "convert it with `treepack convert` or gunzip"
         )
     return found
 
 
+class NoIndexError(GzipError):
+    """A gzip stream is whole, as far as that is known, but cannot be read in parts."""
+
+
 def _of_file_object(file: Any) -> _core.Content:
     """Returns what is in a file object, which is read in blocks that are kept for a while."""
     lock = threading.Lock()
     with lock:
-        length = file.seek(0, os.SEEK_END)
+        file.seek(0, os.SEEK_END)
+        length: int = file.tell()
 
     def read(start: int, stop: int) -> bytes:
+        parts = []
         with lock:
             file.seek(start)
-            found: bytes = file.read(stop - start)
-        return found
+            while start < stop and (part := file.read(stop - start)):
+                parts.append(part)  # files without a buffer may return less than they are asked
+                start += len(part)
+        return b"".join(parts)
 
-    return _core.Content.elsewhere(Blocks(read, length).read, length)
+    return _core.Content.elsewhere(_remote.Blocks(read, length).read, length)
 
 
-class Blocks:
-    """Reads from far away, in few and large pieces.
+def _is_mappable(path: str | os.PathLike[str]) -> bool:
+    file = Path(path)
+    return file.is_file() and file.stat().st_size > 0  # not so in /proc
 
-    Reading on doubles what is read ahead; a jump begins anew.
+
+def url_of(path: str | os.PathLike[str]) -> str | None:
+    """Returns a URL, if a path is one that is not of a local file.
+
+    Raises:
+      ValueError: If it was one, and would be taken for a local directory now.
     """
-
-    LEAST = 64 << 10
-    MOST = 8 << 20
-
-    def __init__(self, fetch: Callable[[int, int], bytes], length: int):
-        self._fetch = fetch
-        self._length = length
-        self._lock = threading.Lock()
-        self._start = 0
-        self._block = b""
-        self._ahead = self.LEAST
-
-    def read(self, start: int, length: int) -> bytes:
-        """Returns so many bytes from an offset on."""
-        if length >= self.LEAST:
-            return self._fetch(start, start + length)
-        with self._lock:
-            end = self._start + len(self._block)
-            if not self._start <= start <= start + length <= end:
-                goes_on = end <= start + length and start <= end + self._ahead and self._block
-                self._ahead = min(2 * self._ahead, self.MOST) if goes_on else self.LEAST
-                first = start
-                if self._length - start < self.LEAST:
-                    first = max(0, self._length - self.LEAST)  # the end: its record is before it
-                self._block = self._fetch(first, min(self._length, start + self._ahead))
-                self._start = first
-            return self._block[start - self._start :][:length]
-
-
-def _check_path(path: str | os.PathLike[str]) -> None:
-    """Raises for URLs, which would be taken for local directories."""
     text = os.fspath(path)
-    if isinstance(text, str) and _URL.match(text):
-        raise ValueError(
-            f"{text!r} is a URL, and files are local paths: copy it with fsspec, or open it there "
-            "and use dumps and loads"
-        )
+    if not isinstance(text, str) or not _URL.match(text) or text.startswith("file://"):
+        return None
+    if "://" not in text:
+        raise ValueError(f"{text!r} is a URL that pathlib has changed: pass it as text")
+    return text
+
+
+def local(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Returns the path of a local file, which may be given as a URL."""
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text.startswith("file://"):
+        return path
+    from urllib.parse import unquote, urlsplit
+
+    return unquote(urlsplit(text).path)

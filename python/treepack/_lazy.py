@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,14 @@ class LazyArray(Deferred):
             raise TypeError("len() of unsized object")
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d array")
+        return iter([self[index] for index in range(len(self))])
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         catalog = self._tree._catalog()
         array: np.ndarray = catalog.read(self._value, copy=copy, threads=None)
@@ -78,10 +87,10 @@ class LazyArray(Deferred):
         else:
             data = self._read(plan, [])
         found = data[plan.rest]
-        # A few elements do not keep all rows.
-        return (
-            np.array(found) if isinstance(found, np.ndarray) and found.size < data.size else found
-        )
+        # A few elements do not keep all that was read.
+        if isinstance(found, np.ndarray) and found.size * found.itemsize < data_bytes(data):
+            return np.array(found)
+        return found
 
     def _read(self, plan: _Plan, runs: list[range]) -> np.ndarray:
         """Returns runs of rows, one after the other."""
@@ -110,6 +119,13 @@ class LazyArray(Deferred):
 
 def _lazy(tree: Tree, path: str) -> Any:
     return tree._at_path(path)
+
+
+def data_bytes(array: np.ndarray) -> int:
+    """Returns how many bytes an array keeps in memory."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array.nbytes
 
 
 class _Plan(NamedTuple):

@@ -70,6 +70,23 @@ class Tree(Mapping[str, Any]):
     def _at_path(self, path: str) -> Any:
         return self._file[path]
 
+    def __contains__(self, path: object) -> bool:
+        try:
+            return self._catalog().find(_paths.parts(path), self._value) is not None
+        except TypeError:
+            return False
+
+    def get(self, path: Any, default: Any = None) -> Any:
+        """Returns what is at a path, or the default if there is nothing."""
+        if path not in self:  # this is that method
+            return default
+        return self[path]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
     def __iter__(self) -> Iterator[str]:
         children = self._catalog().children(self._value)
         return iter([_paths.text([name]) for name, _ in children or ()])
@@ -139,9 +156,7 @@ class Tree(Mapping[str, Any]):
         catalog = self._catalog()
         state = self._abstract_state(0, self._parts)
         if catalog.trailer is None:
-            for part in self._parts:
-                state = state[part]
-            return state
+            return self._abstract_state(self._value, [])
         return _core.assemble(
             state,
             catalog.trailer,
@@ -158,11 +173,11 @@ class Tree(Mapping[str, Any]):
         catalog = self._catalog()
         children = catalog.children(value)
         if children is not None:
-            wanted = [name for name, _ in children] if not parts else parts[:1]
-            return {
-                name: self._abstract_state(child, parts[1:]) if name in wanted else ABSENT
-                for name, child in children
-            }
+            found = {}  # no comprehension: this goes as deep as a tree
+            for name, child in children:
+                is_wanted = not parts or name == parts[0]
+                found[name] = self._abstract_state(child, parts[1:]) if is_wanted else ABSENT
+            return list(found.values()) if catalog.is_list(value) else found
         _, kind, *_ = catalog.leaf(value)
         if kind[0] == "array":
             lazy = LazyArray(self, value, "", kind[1], kind[2])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from treepack import _core, _paths
 from treepack._described import Unknown, check_unknown
 from treepack._options import Progress, Strict, telling
-from treepack._patterns import renamer, selector
+from treepack._patterns import renamer, selector, unmatched
 from treepack._placement import Arrays, converter
-from treepack._restore import ABSENT, Partial, Report, restore_tree
+from treepack._restore import ABSENT, Partial, restore_tree
 from treepack.errors import CorruptionError, TreepackError
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ class Part:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}")
+
+    @property
+    def verifies(self) -> bool:
+        """Whether leaves are compared with their checksums."""
+        return self.verify or self.on_corrupt == "skip"
 
     @property
     def is_whole(self) -> bool:
@@ -80,17 +85,28 @@ def load_part(tree: Tree, target: Any, part: Part, how: How) -> Any:
         raise ValueError("rename is for a target, whose names are taken")
     catalog = tree._catalog()
     new_path, is_wanted = renamer(part.rename), selector(part.select)
-    ends = [(new_path(path), value) for path, value in catalog.ends(tree._value)]
-    if len(dict(ends)) < len(ends):
+    # Of leaves with one path the last counts, as in a dict.
+    ends = dict(catalog.ends(tree._value))
+    renamed = {path: new_path(path) for path in ends}
+    if len(set(renamed.values())) < len(ends):
         raise ValueError("rename gives two leaves the same path")
-    chosen = {path: value for path, value in ends if is_wanted(path)}
-    leaves = {path: value for path, value in chosen.items() if catalog.children(value) is None}
-    corrupt = _corrupt(catalog, leaves, part, how) if part.verify else []
+    leaves = {
+        renamed[path]: value for path, value in ends.items() if catalog.children(value) is None
+    }
+    chosen = {path: value for path, value in leaves.items() if is_wanted(path)}
+    typos = [] if part.missing == "target" else unmatched(part.select, renamed.values())
+    if typos and target is None:
+        raise _nothing(typos)
+    corrupt = _corrupt(catalog, chosen, part, how) if part.verifies else []
     for path in corrupt:
-        del chosen[path], leaves[path]
+        del chosen[path]
     wanted = bytearray(catalog.values)
     for value in chosen.values():
         wanted[value] = 1
+    for path, value in ends.items():
+        if renamed[path] not in leaves and _is_empty_wanted(renamed[path], is_wanted, leaves):
+            wanted[value] = 1
+    partial = Partial(is_wanted, part.missing == "target", part.unexpected == "error")
     convert = converter(
         how.arrays,
         how.device,
@@ -99,21 +115,21 @@ def load_part(tree: Tree, target: Any, part: Part, how: How) -> Any:
         threads=how.threads,
         may_change=how.copy is not True and tree._file.may_change,
     )
+    if convert is not None:
+        convert = partial.watching(convert)
     if target is None:
         if how.cast:
             raise ValueError("cast=True is for a target, whose dtypes are taken")
         loaded = _assembled(tree, bytes(wanted), convert, how)
-        report = Report(list(leaves), [], [], [], corrupt)
+        report = partial.report(corrupt)._replace(loaded=list(chosen), kept=[], unexpected=[])
     else:
         if part.rename is None:
             state = catalog.read(
                 tree._value, copy=how.copy, threads=how.threads, wanted=bytes(wanted), absent=ABSENT
             )
         else:
-            state = _renamed_state(tree, ends, set(chosen.values()), how)
-        partial = Partial(is_wanted, part.missing == "target", part.unexpected == "error")
-        if part.on_corrupt == "skip":
-            partial.skipped.update(corrupt)
+            state = _renamed_state(tree, renamed, bytes(wanted), how)
+        partial.skipped.update(corrupt)
         loaded = restore_tree(
             target,
             state,
@@ -125,7 +141,13 @@ def load_part(tree: Tree, target: Any, part: Part, how: How) -> Any:
             partial=partial,
         )
         report = partial.report(corrupt)
+        if typos and not report.loaded:
+            raise _nothing(typos)
     return (loaded, report) if part.return_report else loaded
+
+
+def _nothing(patterns: list[str]) -> ValueError:
+    return ValueError(f"select matches nothing in the file: {', '.join(patterns)}")
 
 
 def _corrupt(catalog: _core.Catalog, chosen: Mapping[str, int], part: Part, how: How) -> list[str]:
@@ -157,14 +179,14 @@ def listed(paths: list[str], most: int = 10) -> str:
 def _assembled(tree: Tree, wanted: bytes, convert: Any, how: How) -> Any:
     """Returns what is wanted of a tree, with its structure as far as it is whole."""
     catalog = tree._catalog()
-    state = catalog.read(0, copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT)
     if catalog.trailer is None:
-        for part in tree._parts:
-            state = state[part]
+        state = catalog.read(
+            tree._value, copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
+        )
         found = without_absent(state)
     else:
         found = _core.assemble(
-            state,
+            _chain(tree, wanted, how),
             catalog.trailer,
             convert=convert,
             unknown_as_dict=how.unknown == "dict",
@@ -176,34 +198,100 @@ def _assembled(tree: Tree, wanted: bytes, convert: Any, how: How) -> Any:
     return {} if found is ABSENT else found
 
 
+def _chain(tree: Tree, wanted: bytes, how: How) -> Any:
+    """Returns the state of a whole file in which only what is in a part of it is not absent."""
+    catalog = tree._catalog()
+    values = [0]
+    for part in tree._parts:
+        children = dict(catalog.children(values[-1]) or ())
+        values.append(children[part])
+    state = catalog.read(
+        values[-1], copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
+    )
+    for value, part in zip(reversed(values[:-1]), reversed(tree._parts), strict=True):
+        outer = dict.fromkeys((name for name, _ in catalog.children(value) or ()), ABSENT)
+        outer[part] = state
+        state = outer
+    return state
+
+
+def _is_empty_wanted(
+    path: str, is_wanted: Callable[[str], bool], leaves: Mapping[str, int]
+) -> bool:
+    """Tells whether a container with nothing in it is wanted: it has no leaf to ask about."""
+    try:
+        return is_wanted(path)
+    except ValueError:  # a pytree of bools has none for it
+        pass
+    # As what is around it: only if all of that is wanted.
+    parts = _paths.parts(path)
+    for count in range(len(parts) - 1, -1, -1):
+        start = _paths.text([*parts[:count], ""]) if count else ""
+        around = [leaf for leaf in leaves if leaf.startswith(start)]
+        if around:
+            return all(map(is_wanted, around))
+    return True
+
+
 def without_absent(state: Any) -> Any:
     """Returns a state without what was not loaded; what has nothing else is absent, too."""
-    if type(state) is list:
-        return [None if part is ABSENT else without_absent(part) for part in state]
     if type(state) is not dict or not state:
         return state
-    found = {key: without_absent(value) for key, value in state.items()}
-    found = {key: value for key, value in found.items() if value is not ABSENT}
+    found = {}
+    for key, value in state.items():
+        child = without_absent(value)
+        if child is not ABSENT:
+            found[key] = child
     return found or ABSENT
 
 
-def _renamed_state(tree: Tree, ends: list[tuple[str, int]], chosen: set[int], how: How) -> Any:
-    """Returns the state of a tree in which leaves have these paths."""
+def _renamed_state(tree: Tree, renamed: Mapping[str, str], wanted: bytes, how: How) -> Any:
+    """Returns the state of a tree in which leaves have other paths."""
     catalog = tree._catalog()
     state: Any = {}
-    for path, value in ends:
-        found: Any = ABSENT
-        if value in chosen:
-            found = catalog.read(value, copy=how.copy, threads=how.threads)
-        parts = _paths.parts(path)
+    root: list[Any] = []
+    for path, value in _units(catalog, tree._value, ()):
+        text = _paths.text(path)
+        new = renamed.get(text)
+        if new is None:  # a list, which stays together
+            new = _list_path(text, renamed)
+        found = catalog.read(
+            value, copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
+        )
+        parts = _paths.parts(new)
         if not parts:
-            return found
+            root.append(found)
+            continue
         place = state
         for name in parts[:-1]:
             place = place.setdefault(name, {})
             if type(place) is not dict:
-                raise ValueError(f"rename puts {path} below a leaf")
+                raise ValueError(f"rename puts {new} below a leaf")
         if parts[-1] in place:
-            raise ValueError(f"rename puts a leaf at {path}, where others are")
+            raise ValueError(f"rename puts a leaf at {new}, where others are")
         place[parts[-1]] = found
-    return state
+    if not root:
+        return without_absent(state) if state else {}
+    if state:
+        raise ValueError(f"rename puts a leaf at {_paths.ROOT}, where others are")
+    return root[0]
+
+
+def _list_path(path: str, renamed: Mapping[str, str]) -> str:
+    """Returns the new path of a list, from that of its first leaf."""
+    for old, new in renamed.items():
+        if old.startswith(f"{path}/") and new.endswith(old[len(path) :]):
+            return new[: len(new) - len(old) + len(path)]
+    raise ValueError(f"rename takes the list at {path} apart")
+
+
+def _units(
+    catalog: _core.Catalog, value: int, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yields all leaves, lists and containers with nothing in them."""
+    children = catalog.children(value)
+    if not children or catalog.is_list(value):
+        yield path, value
+        return
+    for name, child in children:
+        yield from _units(catalog, child, (*path, name))

@@ -1,7 +1,8 @@
 """How a place in a tree is written: `params/encoder/0/kernel`, and `.` for the whole tree.
 
 The parts are the keys of dicts, the numbers of elements, the names of fields. In a part, `~` is
-written `~0` and `/` is written `~1`, as in JSON Pointer (RFC 6901).
+written `~0` and `/` is written `~1`, as in JSON Pointer (RFC 6901); a part that is `.` is written
+`~2`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ def join(path: str, part: str) -> str:
 
 
 def _escaped(part: str) -> str:
-    return part.replace("~", "~0").replace("/", "~1")
+    return "~2" if part == ROOT else part.replace("~", "~0").replace("/", "~1")
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("~2", ".").replace("~1", "/").replace("~0", "~")
 
 
 def parts(path: Any) -> list[str]:
@@ -36,7 +41,7 @@ def parts(path: Any) -> list[str]:
     if isinstance(path, str):
         if path == ROOT:
             return []
-        return [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")]
+        return [_unescaped(part) for part in path.split("/")]
     if isinstance(path, (tuple, list)):
         return [entry if isinstance(entry, str) else key_name(entry) for entry in path]
     raise TypeError(f"a path is a string or a key path of JAX, not {path!r:.100}")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from treepack import _paths
 from treepack._placement import leaves_of
@@ -32,14 +34,14 @@ def selector(select: Any) -> Selects:
     """
     if select is None:
         return lambda _: True
-    if isinstance(select, str) or _is_key_path(select):
+    if isinstance(select, str) or is_key_path(select):
         return _any_of([select])
     if isinstance(select, (list, set, frozenset, tuple)) and all(
-        isinstance(part, str) or _is_key_path(part) for part in select
+        isinstance(part, str) or is_key_path(part) for part in select
     ):
         return _any_of(list(select))
     tree = dict(leaves_of(select, ()))
-    if () not in tree and all(isinstance(leaf, bool) for leaf in tree.values()):
+    if all(isinstance(leaf, _BOOLS) for leaf in tree.values()) and tree:
         return functools.partial(_by_prefix, tree)
     if callable(select):
         return lambda path: bool(select(path))
@@ -49,7 +51,25 @@ def selector(select: Any) -> Selects:
     )
 
 
-def _is_key_path(value: Any) -> bool:
+# What a mask may have: `None` is a leaf that is not there, as in the masks of equinox.
+_BOOLS = (bool, np.bool_, type(None))
+
+
+def unmatched(select: Any, paths: Iterable[str]) -> list[str]:
+    """Returns the patterns, if that is what `select` is, that match none of the paths."""
+    one = isinstance(select, str) or is_key_path(select)
+    if not one and not isinstance(select, (list, set, frozenset, tuple)):
+        return []
+    patterns = [select] if one else list(select)
+    return [
+        _text(pattern)
+        for pattern in patterns
+        if (isinstance(pattern, str) or is_key_path(pattern))
+        and not any(_pattern(pattern).match(path) for path in paths)
+    ]
+
+
+def is_key_path(value: Any) -> bool:
     return (
         isinstance(value, tuple)
         and bool(value)
@@ -58,7 +78,7 @@ def _is_key_path(value: Any) -> bool:
 
 
 def _any_of(patterns: list[Any]) -> Selects:
-    compiled = [_compiled(_text(pattern)) for pattern in patterns]
+    compiled = [_pattern(pattern) for pattern in patterns]
     return lambda path: any(pattern.match(path) for pattern in compiled)
 
 
@@ -66,11 +86,17 @@ def _text(pattern: Any) -> str:
     return pattern if isinstance(pattern, str) else _paths.text(_paths.parts(pattern))
 
 
-def _by_prefix(tree: dict[tuple[str, ...], bool], path: str) -> bool:
+def _pattern(pattern: Any) -> re.Pattern[str]:
+    if isinstance(pattern, str):
+        return _compiled(pattern)
+    return re.compile(re.escape(_text(pattern)) + _END)  # no character of it is a wildcard
+
+
+def _by_prefix(tree: dict[tuple[str, ...], Any], path: str) -> bool:
     parts = tuple(_paths.parts(path))
     for count in range(len(parts), -1, -1):
         if parts[:count] in tree:
-            return tree[parts[:count]]
+            return bool(tree[parts[:count]])
     raise ValueError(f"at {path}: the tree of bools has none for it")
 
 
@@ -100,17 +126,17 @@ def _renamed(rules: list[Rule], path: str) -> str:
         found = pattern.match(path)
         if found is not None:
             groups = iter(found.groups())
-            new = "".join(next(groups) if part is None else part for part in replacement)
-            return _joined(new, path[found.end() :])
+            new = "".join((next(groups) or "") if part is None else part for part in replacement)
+            return _joined(new, "" if path == _paths.ROOT else path[found.end() :])
     return path
 
 
 def _joined(new: str, rest: str) -> str:
     """Returns a path with what follows it: either may be the root."""
     rest = rest.removeprefix("/")
-    if new in ("", _paths.ROOT) or not rest:
-        return (rest if new == _paths.ROOT else new or rest) or _paths.ROOT
-    return f"{new}/{rest}"
+    if new == _paths.ROOT:
+        return rest or _paths.ROOT
+    return f"{new}/{rest}" if rest else new
 
 
 @functools.lru_cache(maxsize=1024)
@@ -118,12 +144,15 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     if pattern == _paths.ROOT:
         return re.compile("")
     parts = [_EXPRESSIONS.get(part, re.escape(part)) for part in _WILDCARDS.split(pattern)]
-    # All of a path, or the parts that it begins with.
-    return re.compile("".join(parts) + r"(?=/|\Z)", re.DOTALL)
+    return re.compile("".join(parts) + _END, re.DOTALL)
 
 
-_WILDCARDS = re.compile(r"(\*\*|\*|\?)")
-_EXPRESSIONS = {"**": "(.*)", "*": "([^/]*)", "?": "([^/])"}
+# All of a path, or the parts that it begins with.
+_END = r"(?=/|\Z)"
+
+_WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
+# Without backtracking into what a wildcard has taken, where that can be.
+_EXPRESSIONS = {"**/": "((?:[^/]*/)*)", "**": "(.*)", "*": "([^/]*)", "?": "([^/])"}
 
 
 def _replacement(old: str, new: str) -> list[str | None]:

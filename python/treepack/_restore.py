@@ -66,11 +66,22 @@ class Partial:
         self._unexpected: dict[str, None] = {}
         self._cast: dict[str, None] = {}
 
-    def loaded(self, path: str, *, cast: bool) -> None:
+    def loaded(self, path: str) -> None:
         """Takes note of a leaf that was loaded."""
         self._loaded[path] = None
-        if cast:
-            self._cast[path] = None
+
+    def watching(self, convert: Convert) -> Convert:
+        """Returns a function that converts leaves, and takes note of other dtypes."""
+
+        def watched(leaves: list[tuple[str, Any, Any]]) -> list[Any]:
+            converted = convert(leaves)
+            for (path, _, found), made in zip(leaves, converted, strict=True):
+                before, after = signature(found), signature(made)
+                if before is not None and after is not None and before.dtype != after.dtype:
+                    self._cast[path] = None
+            return converted
+
+        return watched
 
     def keeps(self, target: Any, path: str) -> bool:
         """Tells whether a part of the template that was not found stays as it is."""
@@ -165,7 +176,7 @@ class Restore:
         self.strict = check_strict(strict)
         self.cast = cast
         self.in_words = in_words
-        self.child = _child_restorer() if partial is None else restore_child
+        self.child = _child_restorer()
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
@@ -192,9 +203,9 @@ class Restore:
             lines.append(f"\n  and {len(found) - _MOST_LINES} more, in the error's mismatches")
         text = f"{count} not match the template:{''.join(lines)}"
         if self.sentence is None:
-            return MismatchError(
-                f"{text}\nPass strict=False to restore what is found regardless.", found
-            )
+            of_names = any(NOTHING in (it.expected, it.found) for it in found)
+            hint = "" if of_names else "\nPass strict=False to restore what is found regardless."
+            return MismatchError(f"{text}{hint}", found)
         if not self.in_words:
             return MismatchError(text, found)
         error = MismatchError(self.sentence, found)
@@ -428,7 +439,9 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     """Returns a part of the template with its state: any container or leaf."""
     kind = kind_of(target)
     if state is ABSENT:
-        return restore.keep(target, name)
+        if restore.partial is None or restore.partial.keeps(target, restore.path_of(name)):
+            return restore.keep(target, name)
+        state = {}  # what is missing is told leaf by leaf
     if kind is None:
         return _restore_leaf(target, state, name, restore)
     if kind.final:
@@ -578,12 +591,7 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if found is not None:
         restore.note(name, *found)
     if restore.partial is not None:
-        expected, actual = signature(target), signature(state)
-        cast = restore.cast and expected is not None and actual is not None
-        restore.partial.loaded(
-            restore.path_of(name),
-            cast=cast and expected.dtype != actual.dtype,  # type: ignore[union-attr]
-        )
+        restore.partial.loaded(restore.path_of(name))
     if restore.converts and signature(target) is not None:
         return restore.leaf(target, state, name)
     return state
@@ -600,7 +608,10 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
         if state is ABSENT:
             return restore.keep(template, name)
         if kind_of(template) is not None and isinstance(state, Mapping):
-            return state
+            gaps = restore.partial is not None and any(
+                leaf is ABSENT for _, leaf in _state_leaves(state, "")
+            )
+            return restore.keep(template, name) if gaps else state
         return _restore_leaf(template, state, name, restore)
     restore.path.append(name)
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from treepack._content import NoIndexError
 from treepack._open import File
 from treepack._options import Progress, telling
+from treepack.errors import GzipError, GzipTruncatedError
 
 if TYPE_CHECKING:
     from treepack._content import Openable
@@ -78,7 +80,13 @@ def verify(
       >>> treepack.verify(path).corrupt
       ['w']
     """
-    with File(source, salvage=True) as file, telling(progress, "verify") as tell:
+    try:
+        opened = File(source, salvage=True)
+    except NoIndexError:
+        raise
+    except (GzipError, GzipTruncatedError) as error:
+        return Verification({}, str(error))
+    with opened as file, telling(progress, "verify") as tell:
         catalog = file._catalog()
         *statuses, rest = catalog.verify(threads=threads, progress=tell)
         leaves = {path: statuses[catalog.leaf(value)[0]] for path, value in catalog.leaves(0)}

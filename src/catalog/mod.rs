@@ -12,9 +12,11 @@ mod read;
 mod verify;
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
+use std::sync::OnceLock;
 
-pub use verify::Status;
+pub use verify::{BLOCK_BYTES, Status};
 
 use crate::Error;
 use crate::error::Path;
@@ -62,6 +64,9 @@ pub struct Catalog {
     trailer: Option<Vec<u8>>,
     /// What ended the reading of damaged data.
     damage: Option<Error>,
+    /// Values by a hash of the container that they are in and their key; made when one is looked up.
+    by_key: OnceLock<HashMap<u64, Vec<usize>>>,
+    hasher: RandomState,
 }
 
 impl Catalog {
@@ -126,10 +131,45 @@ impl Catalog {
     /// The value below another one that some keys lead to. Of equal keys the last counts.
     pub fn find<'a>(&self, value: usize, keys: impl IntoIterator<Item = &'a str>) -> Option<usize> {
         let mut keys = keys.into_iter();
-        keys.try_fold(value, |value, key| {
-            let children = self.children(value);
-            children.filter(|child| self.key(*child) == key).last()
-        })
+        keys.try_fold(value, |value, key| self.child(value, key))
+    }
+
+    fn child(&self, value: usize, key: &str) -> Option<usize> {
+        let known = self.by_key.get_or_init(|| {
+            let mut by_key: HashMap<u64, Vec<usize>> = HashMap::new();
+            let containers = (0..self.values()).filter(|at| self.leaf(*at).is_none());
+            for container in containers {
+                for child in self.children(container) {
+                    let hash = self.hasher.hash_one((container, self.key(child)));
+                    by_key.entry(hash).or_default().push(child);
+                }
+            }
+            by_key
+        });
+        let same = known.get(&self.hasher.hash_one((value, key)))?;
+        let inside = |child: &&usize| (value..self.after(value)).contains(*child);
+        let mut same = same.iter().filter(inside);
+        same.rfind(|child| self.key(**child) == key).copied()
+    }
+
+    /// The keys that lead from the root to a value.
+    #[must_use]
+    pub fn path_of(&self, value: usize) -> Path {
+        let mut keys = Vec::new();
+        let mut at = 0;
+        while at != value {
+            let mut children = self.children(at);
+            let Some(child) = children.find(|child| value < self.after(*child)) else {
+                break;
+            };
+            keys.push(self.key(child));
+            at = child;
+        }
+        let mut path = Path::default();
+        for key in keys.into_iter().rev() {
+            path.push_outer(key);
+        }
+        path
     }
 
     /// The leaves of a value, and the containers with nothing in them, by their paths from there.

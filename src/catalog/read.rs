@@ -37,8 +37,10 @@ impl Catalog {
     /// Finds all leaves. With `salvage`, what is damaged is left out, and [`Catalog::damage`]
     /// tells why.
     pub fn open(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Self> {
-        if let Some(found) = Self::recorded(source)? {
-            return Ok(found);
+        match Self::recorded(source) {
+            Ok(Some(found)) => return Ok(found),
+            Err(error) if !salvage => return Err(error),
+            _ => {} // the headers may tell more
         }
         let mut found = Self::default();
         let done = found.scan(source, watch).and_then(|()| {

@@ -8,9 +8,9 @@ use crate::structure::{PartialSums, Regions, Sums};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// So many bytes are read and summed at a time: as many as a block of a gzip stream becomes, and few
-/// enough to stay in the caches.
-const BLOCK_BYTES: usize = 256 << 10;
+/// How many bytes are read and summed at a time: as many as a block of a gzip stream becomes, and
+/// few enough to stay in the caches.
+pub const BLOCK_BYTES: usize = 256 << 10;
 
 /// What is known of the bytes of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,11 +28,13 @@ impl Catalog {
     ///
     /// Returns what is known of each leaf, and of what lies between the last one and the record.
     /// `checks_itself` is whether the source gives errors for what is damaged, as a gzip stream
-    /// with an index does.
+    /// with an index does. So many bytes are read and summed at a time: [`BLOCK_BYTES`] unless
+    /// each read takes long.
     pub fn verify(
         &self,
         source: &dyn Source,
         checks_itself: bool,
+        block_bytes: usize,
         threads: NonZero<usize>,
         watch: &dyn Watch,
     ) -> Result<Vec<Status>> {
@@ -51,8 +53,8 @@ impl Catalog {
         let mut found = vec![Status::Ok; count];
         let mut sums = Sums::default();
         let work = |block: &mut Vec<u8>, index: usize| {
-            let start = index * BLOCK_BYTES;
-            let end = len.min(start + BLOCK_BYTES);
+            let start = index * block_bytes;
+            let end = len.min(start + block_bytes);
             block.clear();
             let done = read_to(source, start..end, block);
             (start..end, done.map(|()| regions.sum(start, block)))
@@ -71,7 +73,8 @@ impl Catalog {
             watch.done(end)
         };
         let ahead = threads.get().saturating_mul(4);
-        parallel::in_order(len.div_ceil(BLOCK_BYTES), threads, ahead, work, each)?;
+        parallel::in_order(len.div_ceil(block_bytes), threads, ahead, work, each)?;
+        watch.done(source.len())?;
         for (number, sum) in sums.finish(count).into_iter().enumerate() {
             if self
                 .checksums

@@ -218,6 +218,7 @@ impl<'a> Reader<'a> {
         open.prng = match (open.prng, event) {
             (1, Event::Str(_)) => 2,
             (3, Event::Array(_)) => 4,
+            (3, Event::Map(_)) => 3, // which may be an array in chunks
             (0 | 4, _) => open.prng,
             _ => 0,
         };
@@ -324,6 +325,11 @@ impl<'a> Reader<'a> {
             }
             Some(_) => Closed::Same,
         };
+        if let (Closed::Array(_), [.., outer, _]) = (closed, &mut self.open[..])
+            && outer.prng == 3
+        {
+            outer.prng = 4;
+        }
         if let Some(open) = self.open.pop()
             && (self.keep_all || self.needing > 0)
             && !matches!(closed, Closed::Array(_))

@@ -5,12 +5,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use super::content::Content;
-use super::integer_or_none;
 use super::memory::{FreshArray, detached};
 use super::objects::{CopyMode, build, explain};
 use super::watch::Watcher;
-use crate::catalog::{self, Status};
-use crate::events::{Event, Events};
+use super::{errors, integer_or_none};
+use crate::Error;
+use crate::catalog::{self, BLOCK_BYTES, Status};
+use crate::events::{ArrayEvent, Event, Events};
 use crate::parallel;
 use crate::structure::LeafKind;
 use crate::watch::Watch;
@@ -171,11 +172,9 @@ impl Catalog {
         let source = self.content.get().source();
         let watcher = Watcher::signals();
         let events = py.detach(|| Events::read_part(source, place.start..place.end));
-        let events = events.map_err(|error| watcher.explain(error, PyErr::from))?;
-        let &[Event::Array(number)] = events.as_slice() else {
-            return Err(PyTypeError::new_err("the leaf is no array"));
-        };
-        let found = events.array(number);
+        let events =
+            events.map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))?;
+        let found = self.array_of(&events, value)?;
         let mut nbytes = 0;
         for (start, stop) in &ranges {
             if start > stop || *stop > found.nbytes() {
@@ -214,11 +213,9 @@ impl Catalog {
     fn pieces(&self, py: Python<'_>, value: usize) -> PyResult<(Py<Content>, Pieces)> {
         let place = self.catalog.place(self.leaf_of(value)?);
         let source = self.content.get().source();
-        let events = py.detach(|| Events::read_part(source, place.start..place.end))?;
-        let &[Event::Array(number)] = events.as_slice() else {
-            return Err(PyTypeError::new_err("the leaf is no array"));
-        };
-        let spans = events.array(number).spans.iter();
+        let events = py.detach(|| Events::read_part(source, place.start..place.end));
+        let events = events.map_err(|error| self.at(py, error.into(), value))?;
+        let spans = self.array_of(&events, value)?.spans.iter();
         let spans = spans.map(|span| (span.range().start, span.range().end));
         Ok((self.content.clone_ref(py), spans.collect()))
     }
@@ -236,7 +233,16 @@ impl Catalog {
         let threads = parallel::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
         let watcher = Watcher::new(progress, source.len());
         let checks = content.checks_itself();
-        let found = py.detach(|| self.catalog.verify(source, checks, threads, &watcher));
+        // Far away, a read of many bytes takes hardly longer than one of few.
+        let block = if content.is_elsewhere() {
+            8 << 20
+        } else {
+            BLOCK_BYTES
+        };
+        let found = py.detach(|| {
+            self.catalog
+                .verify(source, checks, block, threads, &watcher)
+        });
         let found = found.map_err(|error| watcher.explain(error, PyErr::from))?;
         let word = |status| match status {
             Status::Ok => "ok",
@@ -255,10 +261,68 @@ impl Catalog {
         Err(PyIndexError::new_err("there is no such value"))
     }
 
+    /// The array that a leaf is, as the catalog has it.
+    fn array_of<'a>(&self, events: &'a Events, value: usize) -> PyResult<ArrayEvent<'a>> {
+        if let &[Event::Array(number)] = events.as_slice()
+            && let LeafKind::Array(_, expected) = self.catalog.kind(self.leaf_of(value)?)
+        {
+            let found = events.array(number);
+            let same = |shape: &[usize]| {
+                let dims = shape.iter().map(|dim| *dim as u64);
+                dims.eq(expected.iter().copied())
+            };
+            if found.shape().is_some_and(|shape| same(&shape)) {
+                return Ok(found);
+            }
+        }
+        let path = self.catalog.path_of(value);
+        let reason = "the leaf is not what the index of the file has there";
+        let error = Error::At {
+            path,
+            error: Box::new(Error::Structure(reason.into())),
+        };
+        Err(error.into())
+    }
+
     fn leaf_of(&self, value: usize) -> PyResult<usize> {
         self.check(value)?;
         let leaf = self.catalog.leaf(value);
         leaf.ok_or_else(|| PyTypeError::new_err("the value is no leaf"))
+    }
+
+    fn read_leaf<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        leaf: usize,
+        selection: &Selection<'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let place = self.catalog.place(leaf);
+        let content = self.content.bind(py);
+        let read = build(
+            py,
+            content.get().source(),
+            place.start..place.end,
+            Content::owned(content),
+            selection.copy,
+            selection.threads,
+        );
+        read.map_err(|error| self.at(py, error, value))
+    }
+
+    /// What is wrong with a value, with its path.
+    fn at(&self, py: Python<'_>, error: PyErr, value: usize) -> PyErr {
+        if !errors::is(py, &error, "DecodeError") {
+            return error;
+        }
+        let raised = error.value(py);
+        let again = || -> PyResult<PyErr> {
+            let message: String = raised.getattr("message")?.extract()?;
+            let offset: Option<usize> = raised.getattr("offset")?.extract()?;
+            let path = self.catalog.path_of(value).to_string();
+            Ok(errors::make(py, "DecodeError", (message, offset, path)))
+        };
+        again().unwrap_or(error.clone_ref(py))
     }
 
     /// A value with all that is wanted below it.
@@ -269,27 +333,25 @@ impl Catalog {
         selection: &Selection<'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let catalog = &self.catalog;
-        let is_end = catalog.leaf(value).is_some() || catalog.after(value) == value + 1;
-        let wanted = selection.wanted.as_ref();
-        if is_end && wanted.is_some_and(|wanted| wanted.get(value).is_none_or(|it| *it == 0)) {
-            return Ok(selection.absent.clone());
+        if let Some(wanted) = &selection.wanted {
+            let below = wanted.get(value..catalog.after(value)).unwrap_or_default();
+            if below.iter().all(|it| *it == 0) {
+                return Ok(selection.absent.clone());
+            }
         }
         if let Some(leaf) = catalog.leaf(value) {
-            let place = catalog.place(leaf);
-            let content = self.content.bind(py);
-            return build(
-                py,
-                content.get().source(),
-                place.start..place.end,
-                Content::owned(content),
-                selection.copy,
-                selection.threads,
-            );
+            return self.read_leaf(py, value, leaf, selection);
         }
         if catalog.is_list(value) {
+            // A list with gaps would be another one.
+            let whole = Selection {
+                wanted: None,
+                absent: selection.absent.clone(),
+                ..*selection
+            };
             let list = PyList::empty(py);
             for child in catalog.children(value) {
-                list.append(self.value(py, child, selection)?)?;
+                list.append(self.value(py, child, &whole)?)?;
             }
             return Ok(list.into_any());
         }

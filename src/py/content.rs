@@ -17,6 +17,7 @@ use crate::gzip::{Indexed, MAGIC};
 use crate::mapping::{self, Mapping, Pages};
 use crate::raw::{AsRaw, RawBytes};
 use crate::source::{Source, read_to};
+use crate::structure::MARK;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
@@ -154,6 +155,15 @@ impl Content {
         // Not by the mapping, whose first page would bring many others from the disk.
         let mut start = Vec::new();
         let source = self.source();
+        if let (Place::Elsewhere(_), Some(before)) = (&self.0, source.len().checked_sub(MARK.len()))
+        {
+            // The end will be needed anyway, and the start only if this is not there.
+            read_to(source, before..source.len(), &mut start)?;
+            if start == MARK {
+                return Ok(false);
+            }
+            start.clear();
+        }
         read_to(source, 0..source.len().min(MAGIC.len()), &mut start)?;
         Ok(start == MAGIC)
     }
@@ -212,6 +222,11 @@ impl Content {
     /// Whether damage is found whenever bytes are read.
     pub fn checks_itself(&self) -> bool {
         matches!(self.0, Place::Gzip(_) | Place::Inflated(_))
+    }
+
+    /// Whether bytes are read by a function of Python.
+    pub fn is_elsewhere(&self) -> bool {
+        matches!(self.0, Place::Elsewhere(_))
     }
 
     /// Takes pages that have been read off this process's account until they are read again.

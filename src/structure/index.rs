@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use serde::{Deserialize, Serialize};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteBuf;
 
 use super::trailer::read;
+use crate::Error;
 use crate::wire::Head;
-use crate::{Error, Result};
 
 /// What a leaf is, as far as that is known without its bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -39,8 +40,23 @@ pub enum LeafKind {
     /// A list, or a map with keys that are no strings, with all that is in it.
     Container,
     /// What a later version writes.
-    #[serde(other)]
     Other,
+}
+
+/// Kinds of which some may be of a later version.
+fn known_kinds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LeafKind>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Found {
+        Known(LeafKind),
+        Later(IgnoredAny),
+    }
+    let found = Vec::<Found>::deserialize(deserializer)?;
+    let known = found.into_iter().map(|kind| match kind {
+        Found::Known(kind) => kind,
+        Found::Later(_) => LeafKind::Other,
+    });
+    Ok(known.collect())
 }
 
 /// The leaves in the order of the output.
@@ -50,6 +66,7 @@ pub struct Index {
     /// been before is a number, too: that of the key among all that are different.
     pub outline: ByteBuf,
     /// All different kinds of leaves.
+    #[serde(deserialize_with = "known_kinds")]
     pub kinds: Vec<LeafKind>,
     /// For each leaf, how many bytes lie between the end of the one before and its value: the
     /// headers of containers, and its key.
@@ -72,7 +89,7 @@ impl Index {
     }
 
     /// Reads an index.
-    pub fn decode(bytes: &[u8]) -> Result<Self> {
+    pub fn decode(bytes: &[u8]) -> crate::Result<Self> {
         let index: Self = read(bytes).map_err(|error| {
             Error::Structure(format!("the index of the leaves is damaged: {error}"))
         })?;

@@ -19,7 +19,7 @@ mod recorder;
 mod trailer;
 mod value;
 
-pub use footer::{Footer, PartialSums, Regions, Seal, Sums};
+pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums};
 pub use index::{Index, LeafKind, Listing};
 pub use recorder::Recorder;
 pub use trailer::{Kind, Node, NodeType, Repeat, Trailer};

@@ -171,7 +171,7 @@ impl<'py> Assembly<'_, 'py> {
 
     /// The state that some keys lead to, and its node.
     fn below(
-        &mut self,
+        &self,
         mut state: Bound<'py, PyAny>,
         mut node: usize,
         keys: &[String],
@@ -188,12 +188,12 @@ impl<'py> Assembly<'_, 'py> {
             };
             let mut position = 0;
             let mut index = 0;
-            let (key, child) = loop {
+            let child = loop {
                 let Some((key, child)) = dict_next(dict, &mut position) else {
                     return damaged("a dict has lost a key");
                 };
                 if key.eq(wanted)? {
-                    break (key, child);
+                    break child;
                 }
                 index += 1;
             };
@@ -206,7 +206,6 @@ impl<'py> Assembly<'_, 'py> {
                 });
                 node = number.map_or(0, |repeat| repeat.1 as usize);
             }
-            self.path.push(key);
             state = child;
         }
         Ok((state, node))

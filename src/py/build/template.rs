@@ -32,6 +32,8 @@ pub fn rebuild<'py>(
     let strict = restore.getattr(intern!(py, "strict"))?;
     let mut rebuild = Rebuild::new(py, &strict, Some((restore, path)))?;
     rebuild.converts = restore.getattr(intern!(py, "converts"))?.is_truthy()?;
+    rebuild.partial = !restore.getattr(intern!(py, "partial"))?.is_none();
+    rebuild.exact |= rebuild.partial;
     let child = rebuild.child(target, state, name)?;
     child.ok_or_else(|| PyRuntimeError::new_err("nothing was restored"))
 }
@@ -60,6 +62,8 @@ struct Rebuild<'a, 'py> {
     strict: bool,
     /// Whether a state may have nothing else than the template.
     exact: bool,
+    /// Whether Python takes note of all leaves.
+    partial: bool,
     /// Whether Python converts arrays that are not plainly what the template has.
     converts: bool,
     array: *mut ffi::PyTypeObject,
@@ -90,6 +94,7 @@ impl<'a, 'py> Rebuild<'a, 'py> {
             strict: strict.is_truthy()?,
             exact: strict.is_instance_of::<PyString>(),
             converts: false,
+            partial: false,
             hooks: Hooks::get(py)?,
             depth: Cell::new(restore.as_ref().map_or(0, |(_, path)| path.len())),
             restore,
@@ -258,6 +263,9 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         target: &Bound<'py, PyAny>,
         state: &Bound<'py, PyAny>,
     ) -> PyResult<bool> {
+        if self.partial {
+            return Ok(false);
+        }
         let is_array = target.get_type_ptr() == self.array;
         if !is_array && !self.is_abstract_array(target)? {
             let plain = target.is_none()
