@@ -514,7 +514,8 @@ def test_other_file_objects(tmp_path: Path) -> None:
         def read(self, size: int = -1) -> bytes:
             return super().read(min(size, 1000) if size > 0 else size)
 
-    assert np.asarray(treepack.open(Short(tmp_path / "q"))["w"]).sum() == sum(range(100_000))
+    with Short(tmp_path / "q") as short:
+        assert np.asarray(treepack.open(short)["w"]).sum() == sum(range(100_000))
 
 
 def test_kinds_of_later_versions(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ pub fn rebuild_plain<'py>(
     rebuild.child(target, state, intern!(py, "."))
 }
 
+#[allow(clippy::struct_excessive_bools)] // each is a question of its own
 struct Rebuild<'a, 'py> {
     hooks: &'static Hooks,
     /// The `_restore.Restore` that this is part of, and the list that `current_path` joins;
