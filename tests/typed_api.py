@@ -122,6 +122,9 @@ def opened(folder: Path) -> None:
     first: jax.Array = loaded["w"][0]
     assert first.shape == (4, 2)
     assert report.loaded == ["w/0"]
+    treepack.write_stream(folder / "stream", [("a/b", np.ones(2)), (("c",), 3)])
+    assert [key for key, _ in treepack.read_stream(folder / "stream")] == [("a", "b"), ("c",)]
+    treepack.save(path, treepack.read_stream(folder / "stream"))
     found: treepack.Verification = treepack.verify(path, threads=1)
     assert found.ok
 

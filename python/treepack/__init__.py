@@ -26,6 +26,7 @@ from treepack._registration import (
     register_tree,
 )
 from treepack._restore import Report
+from treepack._streams import read_stream, write_stream
 from treepack._verify import Verification, verify
 from treepack.errors import (
     CorruptionError,
@@ -66,6 +67,7 @@ __all__ = [
     "pack_into",
     "packed_size",
     "read_metadata",
+    "read_stream",
     "register_auxdata",
     "register_dataclass",
     "register_function",
@@ -78,6 +80,7 @@ __all__ = [
     "save_exported",
     "serialization",
     "verify",
+    "write_stream",
 ]
 
 __version__: str

@@ -22,6 +22,7 @@ from treepack._content import save_layout
 from treepack._deferred import Deferred, InContent, rows_cast
 from treepack._open import Tree
 from treepack._options import Progress
+from treepack._replacing import replacing
 from treepack.errors import DecodeError, TreepackError
 
 Format = Literal["msgpack", "safetensors", "npz"]
@@ -256,7 +257,7 @@ def write_safetensors(state: State, path: str | os.PathLike[str], separator: str
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with _replaced(path) as file:
+    with replacing(path) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for array in leaves.values():
             for part in _parts(array):
@@ -265,7 +266,7 @@ def write_safetensors(state: State, path: str | os.PathLike[str], separator: str
 
 def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> None:
     """Writes the arrays of a state to a file that `numpy.load` reads."""
-    with _replaced(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+    with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
         for name, array in _arrays(state.tree, separator):
             if array.dtype.kind == "V":  # as which NumPy would read it again
                 raise TreepackError(
@@ -319,38 +320,3 @@ def _parts(array: Any) -> Iterator[bytes]:
     for start, end in pieces:
         for first in range(start, end, _PART_BYTES):
             yield content.read_range(first, min(end, first + _PART_BYTES))
-
-
-class _replaced:  # noqa: N801  # it is used like a function
-    """A file that takes the place of another one when all has been written, or not at all."""
-
-    def __init__(self, path: str | os.PathLike[str]):
-        self._path = Path(path)
-
-    def __enter__(self) -> Any:
-        import tempfile
-
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.NamedTemporaryFile(
-            dir=self._path.parent, prefix=f".{self._path.name}.", delete=False
-        )
-        return self._file
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        name = Path(self._file.name)
-        try:
-            if kind is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101
-                self._file.close()
-                name.replace(self._path)
-        finally:
-            self._file.close()
-            name.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -27,6 +27,7 @@ __all__ = [
     "rebuild",
     "rebuild_plain",
     "restore",
+    "stream_items",
     "trailer_metadata",
     "walk",
 ]
@@ -268,14 +269,19 @@ def restore(
     threads: int | None,
     *,
     abstract_arrays: bool = False,
+    part: tuple[int, int] | None = None,
 ) -> Any:
     """Returns the tree that `data` encodes, with arrays that view it.
 
-    With `abstract_arrays` no array is read, and `_leaves.abstract` makes what stands for it.
+    `part` is from where to where in a `Content` the tree is. With `abstract_arrays` no array is
+    read, and `_leaves.abstract` makes what stands for it.
 
     Raises:
       DecodeError: A ValueError. If the data is no such encoding.
     """
+
+def stream_items(content: Content) -> list[tuple[list[str], int, int]]:
+    """Returns the keys of the leaves of a stream, and from where to where they are."""
 
 def rebuild(target: Any, state: Any, name: str, restore: Restore) -> Any:
     """Returns a template's child with its state, as `_restore.restore_child` does.

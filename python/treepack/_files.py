@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from treepack import _streams
 from treepack._content import open_content, save_layout
 from treepack._described import Unknown, described_layout, restore_described
 from treepack._open import File
@@ -42,8 +45,12 @@ def save(
     directories are made.
 
     Args:
-      path: The file. Its permissions are those of the file that it replaces, or follow the umask.
-      tree: Any tree of dicts, lists, tuples, registered nodes and leaves.
+      path: The file, or a URL that fsspec knows (`pip install treepack[remote]`): the object
+        appears there when all of it has been written. The permissions of a file are those of
+        the one that it replaces, or follow the umask.
+      tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs of
+        a path and a leaf, for trees that are larger than memory: they become nested dicts. Their
+        arrays wait in a temporary file beside `path`.
       metadata: Anything to be kept with the tree, such as a step or a configuration: values
         of the plain types of Python, or of types that `register_auxdata` knows. See
         `read_metadata`.
@@ -65,7 +72,7 @@ def save(
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored, or a
         node has a type that is not registered, or static data or keys that cannot be written.
-      ValueError: If keys of a dict are the same as strings, or reserved; or for a URL.
+      ValueError: If keys of a dict are the same as strings, or reserved.
       TypeError: If metadata cannot be written.
 
     Example:
@@ -75,15 +82,20 @@ def save(
       >>> treepack.load(path)
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
-    save_layout(
-        described_layout(tree, align, metadata, holes=holes, index=True, checksums=not compress),
-        path,
-        compress=compress,
-        level=level,
-        durable=durable,
-        threads=threads,
-        progress=progress,
-    )
+    leaves = _streams.Spooled(tree, path) if isinstance(tree, Iterator) else nullcontext(tree)
+    with leaves as tree:
+        layout = described_layout(
+            tree, align, metadata, holes=holes, index=True, checksums=not compress
+        )
+        save_layout(
+            layout,
+            path,
+            compress=compress,
+            level=level,
+            durable=durable,
+            threads=threads,
+            progress=progress,
+        )
 
 
 T = TypeVar("T")
@@ -193,7 +205,7 @@ def load(
     """Returns the tree in a file: as it was saved, or in the shape of a target.
 
     Args:
-      path: A file of `save`. With a target also one of flax, or of `treepack.serialization`. Gzip
+      path: A file of `save`, or its URL. With a target also one of flax, or of `treepack.serialization`. Gzip
         is recognised by its first bytes.
       target: A template. Its containers are what the result is made of; of its leaves only shape,
         dtype and sharding matter, so `jax.ShapeDtypeStruct`s will do (`jax.eval_shape` of what

@@ -6,9 +6,11 @@
 //! | file | what is there |
 //! |---|---|
 //! | `read.rs` | finding the leaves: of an index, or of the headers |
+//! | `stream.rs` | leaves of streams, one after the other |
 //! | `verify.rs` | comparing leaves with their checksums |
 
 mod read;
+mod stream;
 mod verify;
 
 use std::collections::HashMap;
@@ -16,6 +18,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::OnceLock;
 
+pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};
 
 use crate::Error;

@@ -76,7 +76,7 @@ mod _core {
     #[pymodule_export]
     use super::gzip::{compress, decompress};
     #[pymodule_export]
-    use super::load::restore;
+    use super::load::{restore, stream_items};
     #[pymodule_export]
     use super::save::{Layout, problems, walk};
     #[pymodule_export]

@@ -1,0 +1,45 @@
+"""Files that take the place of others when all has been written, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Gives a file to write to, which becomes `path` when nothing has gone wrong.
+
+    Missing directories are made. The core does the same for what it writes, with more care for
+    permissions (`src/sink/replace.rs`); this is for other formats.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with spool(target) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+        os.chmod(file.name, mode)  # noqa: PTH101  # it may have no name that a Path can have
+        Path(file.name).replace(target)
+
+
+@contextlib.contextmanager
+def spool(path: Path) -> Iterator[IO[bytes]]:
+    """Gives a temporary file in the directory of a path; whatever it is by then, it goes away."""
+    prefix = f".{path.name}."
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, delete=False) as file:
+        try:
+            yield file
+        finally:
+            Path(file.name).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,140 @@
+"""Leaves one by one: trees that are larger than memory, and streams of EasyLM and EasyDeL.
+
+A *stream* is a sequence of msgpack values `(key, value)`: the key is a list of strings, the value
+the bytes that `flax.serialization.to_bytes` makes of a leaf
+(https://github.com/young-geng/EasyLM, `checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treepack import _core, _paths, serialization
+from treepack._content import local, open_content, url_of
+from treepack._deferred import Deferred, InContent
+from treepack._libraries import jax as _jax
+from treepack._replacing import replacing, spool
+from treepack.errors import TreepackError
+
+
+def read_stream(path: str | os.PathLike[str]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the leaves of a stream of EasyLM or EasyDeL, one after the other.
+
+    Args:
+      path: The file.
+
+    Yields:
+      The keys that lead to a leaf, and the leaf; arrays are read when they are used.
+
+    Raises:
+      DecodeError: If it is no such file.
+
+    Example:
+      >>> import numpy as np, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/stream"
+      >>> treepack.write_stream(path, [(("params", "w"), np.ones(2)), (("step",), 3)])
+      >>> dict(treepack.read_stream(path))
+      {('params', 'w'): array([1., 1.]), ('step',): 3}
+      >>> treepack.save(f"{path}.treepack", treepack.read_stream(path))
+    """
+    content = open_content(path)
+    for key, start, end in _core.stream_items(content):
+        yield tuple(key), _core.restore(content, None, None, part=(start, end))
+
+
+def write_stream(path: str | os.PathLike[str], leaves: Iterable[tuple[Any, Any]]) -> None:
+    """Writes leaves to a stream that EasyLM and EasyDeL read; the file is replaced whole.
+
+    Args:
+      path: The file.
+      leaves: Pairs of a path (a tuple of keys, a key path of JAX, or text like `params/w`) and a
+        leaf. Only one of them is in memory at a time, if they come from an iterator.
+
+    Raises:
+      OSError: If the file cannot be written.
+      UnserializableLeafError: A TypeError. If a leaf cannot be stored.
+    """
+    with replacing(local(path)) as file:
+        for key, leaf in leaves:
+            value = serialization.to_bytes(leaf)
+            file.write(serialization.msgpack_serialize([_paths.parts(key), value]))
+
+
+class Spooled:
+    """A tree of leaves that come one by one, whose arrays wait in a file until all are there.
+
+    It is a context manager; the file goes when it is left.
+    """
+
+    def __init__(self, leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]):
+        self._leaves = leaves
+        # Of what is elsewhere the arrays wait where all temporary files are.
+        is_local = url_of(path) is None
+        self._path = Path(local(path)) if is_local else Path(tempfile.gettempdir()) / "treepack"
+
+    def __enter__(self) -> Any:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._spool = spool(self._path)
+        file = self._spool.__enter__()
+        try:
+            return self._collected(file)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._spool.__exit__(None, None, None)
+
+    def _collected(self, file: Any) -> Any:
+        found: list[tuple[list[str], Any, int | None]] = []
+        for key, leaf in self._leaves:
+            if isinstance(leaf, Deferred) or not _is_large(leaf):
+                found.append((_paths.parts(key), leaf, None))
+                continue
+            array = np.ascontiguousarray(leaf)
+            array = array.astype(array.dtype.newbyteorder("="), copy=False)
+            found.append((_paths.parts(key), _Place(array.shape, array.dtype), file.tell()))
+            file.write(array.reshape(-1).view(np.uint8).data)
+        file.flush()
+        content = _core.Content.map(file.name) if file.tell() else None
+        tree: dict[str, Any] = {}
+        for parts, leaf, start in found:
+            if start is not None and content is not None:
+                leaf = InContent(leaf.shape, leaf.dtype, content, start)
+            if not parts and len(found) == 1:
+                return leaf
+            _put(tree, parts, leaf)
+        return tree
+
+
+class _Place:
+    """Shape and dtype of an array that is in the file."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
+        self.shape, self.dtype = shape, dtype
+
+
+# Smaller arrays wait in memory.
+_SPOOL_BYTES = 64 << 10
+
+
+def _is_large(leaf: Any) -> bool:
+    is_array = isinstance(leaf, np.ndarray) or _jax.is_array(leaf)
+    return is_array and not _jax.is_extended(leaf.dtype) and leaf.nbytes >= _SPOOL_BYTES
+
+
+def _put(tree: dict[str, Any], parts: list[str], leaf: Any) -> None:
+    place: Any = tree
+    for part in parts[:-1]:
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise TreepackError(f"{_paths.text(parts)} is below a leaf")
+    if not parts or parts[-1] in place:
+        raise TreepackError(f"at {_paths.text(parts)}: there are two leaves, or one above others")
+    place[parts[-1]] = leaf

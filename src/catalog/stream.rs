@@ -1,0 +1,48 @@
+//! Streams of leaves: values one after the other, each a list of a key and the bytes of a leaf.
+
+use std::ops::Range;
+
+use crate::events::{Event, Reader};
+use crate::source::Source;
+use crate::watch::Watch;
+use crate::{Error, Result};
+
+/// The keys of all leaves of a stream, and where their bytes are.
+pub fn stream_items(
+    source: &dyn Source,
+    watch: &dyn Watch,
+) -> Result<Vec<(Vec<String>, Range<usize>)>> {
+    let mut items = Vec::new();
+    let mut start = 0;
+    while start < source.len() {
+        watch.check()?;
+        let mut reader = Reader::within(source, start..source.len());
+        let no_item = || {
+            let reason = "a stream has values [[key, ...], bytes], and here is something else";
+            Error::malformed(start, reason)
+        };
+        let Event::List(item) = reader.next()? else {
+            return Err(no_item());
+        };
+        let mut key = Vec::new();
+        match reader.next()? {
+            Event::Str(text) => key.push(reader.events().text(text).into()),
+            Event::List(keys) => {
+                for _ in 0..keys.len {
+                    match reader.next()? {
+                        Event::Str(text) => key.push(reader.events().text(text).into()),
+                        other => key.push(reader.events().key_text(other)),
+                    }
+                }
+                reader.close()?;
+            }
+            _ => return Err(no_item()),
+        }
+        let (2, Event::Bin(value)) = (item.len, reader.next()?) else {
+            return Err(no_item());
+        };
+        items.push((key, value.range()));
+        start = reader.offset();
+    }
+    Ok(items)
+}
