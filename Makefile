@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast export-model test test-rust test-python lint types fuzz sanitize format bench bench-full bench-gzip bench-startup bench-core clean
+.PHONY: help demo rl-broadcast export-model test test-rust test-python lint types fuzz sanitize format bench bench-full bench-gzip bench-startup bench-open bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -106,6 +106,10 @@ bench-full: $(VENV)/.bench
 ## make bench-startup time and memory of processes that import the library
 bench-startup: $(VENV)/.bench
 	$(BIN)/python benches/startup.py
+
+## make bench-open   looking into files, reading parts of them, and checksums: about two minutes
+bench-open: $(VENV)/.bench
+	$(BIN)/python benches/open.py
 
 ## make bench-core   micro-benchmarks of the Rust core
 bench-core:

@@ -7,6 +7,7 @@ Each file is warm (in the page cache) or cold (dropped from it before each run).
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import statistics
@@ -21,18 +22,20 @@ import safetensors
 import safetensors.numpy
 
 import treepack
+from treepack._described import described_layout
 
 RUNS = 7
 
 
 def drop(path: Path) -> None:
     """Lets a file go from the page cache."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def bytes_from_disk() -> int:
+    """Returns how many bytes this process has had from disks."""
     for line in Path("/proc/self/io").read_text().splitlines():
         if line.startswith("read_bytes:"):
             return int(line.split()[1])
@@ -55,6 +58,7 @@ def measure(work: Callable[[], object], path: Path, cold: bool) -> tuple[float, 
 
 
 def show(name: str, work: Callable[[], object], path: Path, *, cold: bool) -> float:
+    """Measures, prints, and returns the seconds."""
     if not cold:
         work()
     seconds, read = measure(work, path, cold)
@@ -64,6 +68,7 @@ def show(name: str, work: Callable[[], object], path: Path, *, cold: bool) -> fl
 
 
 def flat(tree: dict[str, Any], path: str = "") -> dict[str, np.ndarray]:
+    """Returns a tree as a dict of names like `a.b`."""
     found = {}
     for key, value in tree.items():
         name = f"{path}.{key}" if path else key
@@ -72,6 +77,7 @@ def flat(tree: dict[str, Any], path: str = "") -> dict[str, np.ndarray]:
 
 
 def model(leaves: int, nbytes: int) -> dict[str, Any]:
+    """Returns a model with the moments of an optimizer."""
     rng = np.random.default_rng(0)
     cols = 1024 if nbytes // leaves >= 1 << 20 else 64
     rows = max(1, nbytes // leaves // 4 // cols)
@@ -85,6 +91,7 @@ def model(leaves: int, nbytes: int) -> dict[str, Any]:
 
 
 def files(folder: Path, tree: dict[str, Any]) -> dict[str, Path]:
+    """Writes a tree in all formats."""
     paths = {name: folder / name for name in ("treepack", "flax", "gzip", "safetensors")}
     treepack.save(paths["treepack"], tree)
     treepack.save(paths["gzip"], tree, compress=True)
@@ -94,29 +101,35 @@ def files(folder: Path, tree: dict[str, Any]) -> dict[str, Path]:
 
 
 def opened(path: Path) -> object:
+    """Opens a file."""
     return treepack.open(path)
 
 
 def safe(path: Path) -> object:
+    """Opens a file of safetensors, and lists it."""
     return list(safetensors.safe_open(path, "np").keys())
 
 
 def rows(path: Path, name: str) -> object:
+    """Reads ten rows."""
     with treepack.open(path) as file:
         return file[name][100:110]
 
 
 def safe_rows(path: Path, name: str) -> object:
+    """Reads ten rows."""
     with safetensors.safe_open(path, "np") as file:
         return file.get_slice(name)[100:110]
 
 
 def params(path: Path) -> object:
+    """Loads the parameters and sums each."""
     found = treepack.load(path, select="params")
     return [leaf["attention"]["kernel"].sum() for leaf in found["params"].values()]
 
 
 def safe_params(path: Path) -> object:
+    """Loads the parameters and sums each."""
     with safetensors.safe_open(path, "np") as file:
         names = [name for name in file.keys() if name.startswith("params.")]  # noqa: SIM118
         return [file.get_tensor(name).sum() for name in names]
@@ -127,7 +140,7 @@ def summed(path: Path) -> object:
     from concurrent.futures import ThreadPoolExecutor
 
     size, block = path.stat().st_size, 8 << 20
-    with open(path, "rb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with path.open("rb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def part(start: int) -> int:
             data = np.frombuffer(os.pread(file.fileno(), block, start), np.uint8)
@@ -137,66 +150,64 @@ def summed(path: Path) -> object:
         return sum(pool.map(part, range(0, size, block)))
 
 
+def compare(folder: Path, leaves: int, mib: int) -> None:
+    """Prints all measurements of one model."""
+    paths = files(folder, model(leaves, mib << 20))
+    print(f"{leaves} leaves, {mib} MiB: open")
+    for cold in (False, True):
+        for name in ("treepack", "flax", "gzip"):
+            open_it = functools.partial(opened, paths[name])
+            show(f"treepack.open, a file of {name}", open_it, paths[name], cold=cold)
+        path = paths["safetensors"]
+        show("safetensors.safe_open", functools.partial(safe, path), path, cold=cold)
+    record = treepack.open(paths["treepack"])._catalog()
+    print(f"  record: {len(record.trailer or b'') / len(record):.1f} bytes a leaf")
+    if leaves > 1000:
+        return
+    name = "opt/mu/layer_50/attention/kernel"
+    print("ten rows of one leaf")
+    for kind in ("treepack", "flax", "gzip"):
+        show(kind, functools.partial(rows, paths[kind], name), paths[kind], cold=True)
+    path = paths["safetensors"]
+    theirs = functools.partial(safe_rows, path, name.replace("/", "."))
+    show("safetensors", theirs, path, cold=True)
+    print("params alone, and their sums")
+    for kind in ("treepack", "flax"):
+        show(kind, functools.partial(params, paths[kind]), paths[kind], cold=True)
+    show("safetensors", functools.partial(safe_params, path), path, cold=True)
+    print("all of it")
+    path = paths["treepack"]
+    show("treepack.verify", functools.partial(treepack.verify, path), path, cold=False)
+    show("sum of its words (numpy, threads)", functools.partial(summed, path), path, cold=False)
+
+
+def checksums(folder: Path, mib: int) -> None:
+    """Prints what checksums cost when a file is saved, without waiting for the disk."""
+    tree = model(300, mib << 20)
+    path = folder / "sums"
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(2 * RUNS):
+        for summed in (True, False) if turn % 2 else (False, True):
+            layout = described_layout(tree, 64, index=True, checksums=summed)
+            path.unlink(missing_ok=True)
+            start = time.perf_counter()
+            layout.save(path, durable=False, threads=None, progress=None)
+            found[summed].append(time.perf_counter() - start)
+    seconds = {summed: statistics.median(times) for summed, times in found.items()}
+    print(f"save, {mib} MiB: with checksums {seconds[True]:.3f} s, without {seconds[False]:.3f} s")
+
+
 def main() -> None:
+    """Measures, and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=1024, help="size of the files")
     parser.add_argument("--folder", help="where to make them; a temporary one by default")
     options = parser.parse_args()
+    for leaves, mib in ((300, options.mib), (20_000, 64)):
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            compare(Path(folder), leaves, mib)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for leaves, mib in ((300, options.mib), (20_000, 64)):
-            tree = model(leaves, mib << 20)
-            paths = files(Path(folder), tree)
-            print(f"{leaves} leaves, {mib} MiB: open")
-            for cold in (False, True):
-                for name in ("treepack", "flax", "gzip"):
-                    show(
-                        f"treepack.open, a file of {name}",
-                        lambda n=name: opened(paths[n]),
-                        paths[name],
-                        cold=cold,
-                    )
-                show(
-                    "safetensors.safe_open",
-                    lambda: safe(paths["safetensors"]),
-                    paths["safetensors"],
-                    cold=cold,
-                )
-            if leaves > 1000:
-                continue
-            record = treepack.open(paths["treepack"])._catalog()
-            print(f"  record: {len(record.trailer) / len(record):.1f} bytes a leaf")
-            name = "opt/mu/layer_50/attention/kernel"
-            print("ten rows of one leaf")
-            for kind in ("treepack", "flax", "gzip"):
-                show(kind, lambda k=kind: rows(paths[k], name), paths[kind], cold=True)
-            show(
-                "safetensors",
-                lambda: safe_rows(paths["safetensors"], name.replace("/", ".")),
-                paths["safetensors"],
-                cold=True,
-            )
-            print("params alone, and their sums")
-            for kind in ("treepack", "flax"):
-                show(kind, lambda k=kind: params(paths[k]), paths[kind], cold=True)
-            show(
-                "safetensors",
-                lambda: safe_params(paths["safetensors"]),
-                paths["safetensors"],
-                cold=True,
-            )
-            print("all of it")
-            show(
-                "treepack.verify",
-                lambda: treepack.verify(paths["treepack"]),
-                paths["treepack"],
-                cold=False,
-            )
-            show(
-                "sum of its words (numpy, threads)",
-                lambda: summed(paths["treepack"]),
-                paths["treepack"],
-                cold=False,
-            )
+        checksums(Path(folder), options.mib // 2)
 
 
 if __name__ == "__main__":

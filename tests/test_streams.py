@@ -68,7 +68,7 @@ def test_an_iterator_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="no more"):
         treepack.save(path, leaves())
     for wrong in ([("a", 1), ("a", 2)], [("a", 1), ("a/b", 2)], [("a/b", 1), ("a", 2)]):
-        with pytest.raises(treepack.TreepackError, match="leaf|leaves"):
+        with pytest.raises(treepack.TreepackError, match=r"leaf|leaves"):
             treepack.save(path, iter(wrong))
     assert treepack.load(path) == {"old": 1}
     assert [it.name for it in tmp_path.iterdir()] == ["saved"]

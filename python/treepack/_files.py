@@ -48,8 +48,8 @@ def save(
       path: The file, or a URL that fsspec knows (`pip install treepack[remote]`): the object
         appears there when all of it has been written. The permissions of a file are those of
         the one that it replaces, or follow the umask.
-      tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs of
-        a path and a leaf, for trees that are larger than memory: they become nested dicts. Their
+      tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
+        of a path and a leaf, for trees that are larger than memory: they become nested dicts. Their
         arrays wait in a temporary file beside `path`.
       metadata: Anything to be kept with the tree, such as a step or a configuration: values
         of the plain types of Python, or of types that `register_auxdata` knows. See
@@ -205,8 +205,8 @@ def load(
     """Returns the tree in a file: as it was saved, or in the shape of a target.
 
     Args:
-      path: A file of `save`, or its URL. With a target also one of flax, or of `treepack.serialization`. Gzip
-        is recognised by its first bytes.
+      path: A file of `save`, or its URL. With a target also one of flax, or of
+        `treepack.serialization`. Gzip is recognised by its first bytes.
       target: A template. Its containers are what the result is made of; of its leaves only shape,
         dtype and sharding matter, so `jax.ShapeDtypeStruct`s will do (`jax.eval_shape` of what
         makes the tree, or `abstract`). Arrays become arrays of jax, and go where it has them,
