@@ -6,23 +6,41 @@ import inspect
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from eformer.pytree import serialization as eformer
 from flax import serialization as flax
+from typer.testing import CliRunner
 
 import treepack
+from treepack._cli import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+FORMAT = (ROOT / "docs" / "format.md").read_text()
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.S))
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README + FORMAT, re.S))
 def test_example(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     if "print(error)" in code:
         told = code[code.index("print(error)") :].splitlines()[1:]
         assert capsys.readouterr().out.splitlines() == [line.strip()[2:] for line in told]
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    tree = {"params": {"w": np.ones((64, 64))}, "step": 3}
+    treepack.save("model.treepack", tree)
+    treepack.save("other.treepack", tree)
+    Path("model.msgpack").write_bytes(flax.to_bytes(tree))
+    Path("cut.treepack").write_bytes(Path("model.treepack").read_bytes()[:-100])
+    commands = re.findall(r"^treepack (.*?)(?: +#.*)?$", README, re.M)
+    assert len(commands) >= 8
+    for command in commands:
+        done = CliRunner().invoke(app, command.split())
+        assert done.exit_code == ("salvage" in command), (command, done.output, done.exception)
 
 
 def test_every_make_target_that_is_named_exists():
