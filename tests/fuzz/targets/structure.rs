@@ -2,11 +2,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use treepack::structure::{Trailer, Value};
+use treepack::structure::{Index, Trailer, Value};
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(trailer) = Trailer::decode(data) {
         assert_eq!(Trailer::decode(&trailer.encode()).unwrap(), trailer);
+    }
+    if let Ok(index) = Index::decode(data) {
+        assert_eq!(Index::decode(&index.encode()).unwrap(), index);
     }
     if let Ok(value) = Value::decode(data) {
         // Compared as bytes, because a NaN differs from itself.
