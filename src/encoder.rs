@@ -1,7 +1,8 @@
 //! Writing a tree: whoever walks one says what it meets, and gets a layout.
 //!
 //! The grammar is here: widths of headers, alignment, chunks, reserved keys, depth, and the
-//! record of the structure. A walk only says `map(2)`, `key("w")`, `array(…)`, and so on.
+//! record of the structure, and the list of the leaves. It is one idea, and long because there are many
+//! kinds of values. A walk only says `map(2)`, `key("w")`, `array(…)`, and so on.
 
 use std::mem;
 use std::ops::Range;

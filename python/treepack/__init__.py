@@ -25,7 +25,7 @@ from treepack._registration import (
     register_node,
     register_tree,
 )
-from treepack._restore import Report
+from treepack._report import Report
 from treepack._streams import read_stream, write_stream
 from treepack._verify import Verification, verify
 from treepack.errors import (

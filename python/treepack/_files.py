@@ -14,7 +14,7 @@ from treepack._open import File
 from treepack._options import Progress, Strict
 from treepack._partial import How, Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
-from treepack._restore import Report
+from treepack._report import Report
 
 if TYPE_CHECKING:
     import jax

@@ -14,7 +14,7 @@ from treepack._lazy import LazyArray
 from treepack._options import Progress, Strict
 from treepack._partial import How, Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
-from treepack._restore import ABSENT
+from treepack._report import ABSENT
 
 if TYPE_CHECKING:
     from types import TracebackType

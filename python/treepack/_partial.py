@@ -11,7 +11,8 @@ from treepack._described import Unknown, check_unknown
 from treepack._options import Progress, Strict, telling
 from treepack._patterns import renamer, selector, unmatched
 from treepack._placement import Arrays, converter
-from treepack._restore import ABSENT, Partial, restore_tree
+from treepack._report import ABSENT, Partial
+from treepack._restore import restore_tree
 from treepack.errors import CorruptionError, TreepackError
 
 if TYPE_CHECKING:

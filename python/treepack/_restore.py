@@ -15,7 +15,7 @@ import contextlib
 import difflib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from treepack import _core, _paths, _prng
 from treepack._compare import described, difference, signature
@@ -24,125 +24,11 @@ from treepack._nodes import NodeKind, handlers, kind_of
 from treepack._nodes.code import Pruned
 from treepack._nodes.kind import Difference
 from treepack._options import Strict, check_strict
+from treepack._report import ABSENT, Convert, Partial, state_leaves
 from treepack.errors import Mismatch, MismatchError
 
 # Takes a child of the template, its state, its name and the restore it is part of.
 RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
-
-# What becomes of leaves: takes their paths, those of the template, and those that were found.
-Convert = Callable[[list[tuple[str, Any, Any]]], list[Any]]
-
-
-class _Absent:
-    """Stands in a state for what is not to be loaded."""
-
-    def __repr__(self) -> str:
-        return "absent"
-
-
-ABSENT = _Absent()
-
-
-class Partial:
-    """A restore of which some leaves stay as the template has them, and what became of all.
-
-    Attributes:
-      is_wanted: Tells of a path whether it is to be loaded.
-      keeps_missing: Whether what is wanted and not there stays as well.
-      refuses_more: Whether there may be nothing that the template lacks.
-      skipped: Paths that stay in any case.
-    """
-
-    def __init__(
-        self, is_wanted: Callable[[str], bool], keeps_missing: bool, refuses_more: bool
-    ) -> None:
-        self.is_wanted = is_wanted
-        self.keeps_missing = keeps_missing
-        self.refuses_more = refuses_more
-        self.skipped: set[str] = set()
-        # Without order and twice: some restores go through the tree two times.
-        self._loaded: dict[str, None] = {}
-        self._kept: dict[str, None] = {}
-        self._unexpected: dict[str, None] = {}
-        self._cast: dict[str, None] = {}
-
-    def loaded(self, path: str) -> None:
-        """Takes note of a leaf that was loaded."""
-        self._loaded[path] = None
-
-    def watching(self, convert: Convert) -> Convert:
-        """Returns a function that converts leaves, and takes note of other dtypes."""
-
-        def watched(leaves: list[tuple[str, Any, Any]]) -> list[Any]:
-            converted = convert(leaves)
-            for (path, _, found), made in zip(leaves, converted, strict=True):
-                before, after = signature(found), signature(made)
-                if before is not None and after is not None and before.dtype != after.dtype:
-                    self._cast[path] = None
-            return converted
-
-        return watched
-
-    def keeps(self, target: Any, path: str) -> bool:
-        """Tells whether a part of the template that was not found stays as it is."""
-        return self.keeps_missing or not any(
-            self.is_wanted(leaf) and leaf not in self.skipped for leaf in leaf_paths(target, path)
-        )
-
-    def kept(self, target: Any, path: str) -> None:
-        """Takes note of a part of the template that stays as it is."""
-        self._kept.update(dict.fromkeys(leaf_paths(target, path)))
-
-    def unexpected(self, state: Any, path: str) -> bool:
-        """Takes note of a part of the state that the template lacks; tells if there was any."""
-        found = [leaf for leaf, value in _state_leaves(state, path) if value is not ABSENT]
-        self._unexpected.update(dict.fromkeys(found))
-        return bool(found)
-
-    def report(self, corrupt: list[str]) -> Report:
-        """Returns what became of all leaves."""
-        return Report(
-            list(self._loaded), list(self._kept), list(self._unexpected), list(self._cast), corrupt
-        )
-
-
-class Report(NamedTuple):
-    """What became of the leaves of a file and of a template, by path.
-
-    Attributes:
-      loaded: Those that are from the file.
-      kept: Those of the template that stayed as they were.
-      unexpected: Those of the file that the template lacks.
-      cast: Those of `loaded` whose dtype is another one than the file's.
-      corrupt: Those of the file that were skipped, because they are damaged.
-    """
-
-    loaded: list[str]
-    kept: list[str]
-    unexpected: list[str]
-    cast: list[str]
-    corrupt: list[str]
-
-
-def leaf_paths(tree: Any, path: str) -> list[str]:
-    """Returns the paths of all leaves of a tree that is at a path."""
-    kind = kind_of(tree)
-    if kind is None:
-        return [path]
-    state = kind.children(tree)
-    if kind.final:
-        return [leaf for leaf, _ in _state_leaves(state, path)]
-    return [
-        leaf for name, child in state.items() for leaf in leaf_paths(child, _paths.join(path, name))
-    ]
-
-
-def _state_leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if not isinstance(state, Mapping):
-        yield path, state
-        return
-    for key, child in state.items():
-        yield from _state_leaves(child, _paths.join(path, str(key)))
 
 
 class Restore:
@@ -609,7 +495,7 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
             return restore.keep(template, name)
         if kind_of(template) is not None and isinstance(state, Mapping):
             gaps = restore.partial is not None and any(
-                leaf is ABSENT for _, leaf in _state_leaves(state, "")
+                leaf is ABSENT for _, leaf in state_leaves(state, "")
             )
             return restore.keep(template, name) if gaps else state
         return _restore_leaf(template, state, name, restore)

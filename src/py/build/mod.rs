@@ -8,8 +8,10 @@
 //! | file | what is there |
 //! |---|---|
 //! | `template.rs` | by a template: `rebuild`, `rebuild_plain` |
+//! | `partial.rs` | by a record, where not all was read |
 //! | `record.rs` | by a record: `assemble`, and what else a record tells |
 
+mod partial;
 mod record;
 mod template;
 

@@ -79,15 +79,15 @@ pub fn trailer_metadata<'py>(py: Python<'py>, trailer: &[u8]) -> PyResult<Bound<
     }
 }
 
-fn damaged<T>(what: impl Into<String>) -> Walked<T> {
+pub(super) fn damaged<T>(what: impl Into<String>) -> Walked<T> {
     Err(Failure::structure(what))
 }
 
-type Assembled<'py> = Walked<Bound<'py, PyAny>>;
+pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
 
-struct Assembly<'a, 'py> {
-    py: Python<'py>,
-    trailer: &'a Trailer,
+pub(super) struct Assembly<'a, 'py> {
+    pub(super) py: Python<'py>,
+    pub(super) trailer: &'a Trailer,
     /// What is known of each type, once it has been asked for; `None` of Python if nothing is.
     types: Vec<Option<Bound<'py, PyAny>>>,
     /// What has been decoded for a node, by its number: many children may be the same node.
@@ -104,7 +104,7 @@ struct Assembly<'a, 'py> {
     /// What takes the place of the arrays of jax, in order, and how many are used.
     leaves: Option<(Bound<'py, PyList>, usize)>,
     /// What stands where nothing is to be loaded.
-    absent: Option<Bound<'py, PyAny>>,
+    pub(super) absent: Option<Bound<'py, PyAny>>,
 }
 
 impl<'py> Assembly<'_, 'py> {
@@ -128,87 +128,6 @@ impl<'py> Assembly<'_, 'py> {
                 self.container(node, dict, built)
             }
         }
-    }
-
-    fn is_absent(&self, state: &Bound<'py, PyAny>) -> bool {
-        self.absent.as_ref().is_some_and(|absent| state.is(absent))
-    }
-
-    /// The state of a plain part of the tree without what is absent.
-    #[inline(never)] // see `node`
-    fn pruned(&self, state: Bound<'py, PyAny>) -> Assembled<'py> {
-        let Ok(dict) = state.cast_exact::<PyDict>() else {
-            return Ok(state);
-        };
-        let mut children = Vec::with_capacity(dict.len());
-        let mut position = 0;
-        while let Some((_, child)) = dict_next(dict, &mut position) {
-            children.push(self.pruned(child)?);
-        }
-        if children.iter().any(|child| self.is_absent(child)) {
-            return self.partial(dict, &children);
-        }
-        replaced(dict, children)
-    }
-
-    /// A dict of the children that there are, if there are any.
-    #[inline(never)] // see `node`
-    fn partial(&self, dict: &Bound<'py, PyDict>, built: &[Bound<'py, PyAny>]) -> Assembled<'py> {
-        let found = PyDict::new(self.py);
-        let mut position = 0;
-        for child in built {
-            if let Some((key, _)) = dict_next(dict, &mut position)
-                && !self.is_absent(child)
-            {
-                found.set_item(key, child)?;
-            }
-        }
-        Ok(match &self.absent {
-            Some(absent) if found.is_empty() => absent.clone(),
-            _ => found.into_any(),
-        })
-    }
-
-    /// The state that some keys lead to, and its node.
-    fn below(
-        &self,
-        mut state: Bound<'py, PyAny>,
-        mut node: usize,
-        keys: &[String],
-    ) -> Walked<(Bound<'py, PyAny>, usize)> {
-        for wanted in keys {
-            let found = &self.trailer.nodes[node];
-            let is_plain = found.0 == Kind::Plain;
-            let dict = if is_plain {
-                state.cast_exact::<PyDict>().map_err(|_| {
-                    Failure::structure("there is a leaf where a container was saved")
-                })?
-            } else {
-                children(&state, found)?
-            };
-            let mut position = 0;
-            let mut index = 0;
-            let child = loop {
-                let Some((key, child)) = dict_next(dict, &mut position) else {
-                    return damaged("a dict has lost a key");
-                };
-                if key.eq(wanted)? {
-                    break child;
-                }
-                index += 1;
-            };
-            if !is_plain {
-                let mut repeats = found.1.iter();
-                let number = repeats.find(|repeat| {
-                    let is_here = index < u64::from(repeat.0);
-                    index = index.saturating_sub(u64::from(repeat.0));
-                    is_here
-                });
-                node = number.map_or(0, |repeat| repeat.1 as usize);
-            }
-            state = child;
-        }
-        Ok((state, node))
     }
 
     /// The children of a container.
@@ -417,7 +336,10 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
 }
 
 /// A dict of the state, with its children in their places.
-fn replaced<'py>(dict: &Bound<'py, PyDict>, built: Vec<Bound<'py, PyAny>>) -> Assembled<'py> {
+pub(super) fn replaced<'py>(
+    dict: &Bound<'py, PyDict>,
+    built: Vec<Bound<'py, PyAny>>,
+) -> Assembled<'py> {
     let mut position = 0;
     for new in built {
         // The dict is fresh, and stays as large.
@@ -470,7 +392,10 @@ fn indexed(dict: &Bound<'_, PyDict>) -> Walked {
 }
 
 /// The state of a container, if it has the children of the node.
-fn children<'a, 'py>(state: &'a Bound<'py, PyAny>, node: &Node) -> Walked<&'a Bound<'py, PyDict>> {
+pub(super) fn children<'a, 'py>(
+    state: &'a Bound<'py, PyAny>,
+    node: &Node,
+) -> Walked<&'a Bound<'py, PyDict>> {
     match state.cast_exact::<PyDict>() {
         Ok(dict) if dict.len() as u64 == node.count() => Ok(dict),
         Ok(dict) => damaged(format!(
