@@ -486,6 +486,28 @@ def test_damage_in_small_gzip_files() -> None:
         assert found.damage
 
 
+def test_gzip_that_is_cut_short(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (8, 1 << 18), np.uint8)
+    tree = {str(index): row for index, row in enumerate(noise)}
+    treepack.save(tmp_path / "saved", tree, compress=True)
+    data = (tmp_path / "saved").read_bytes()
+    foreign = gzip.compress(serialization.to_bytes(tree), 1)
+    assert treepack.verify(foreign).ok
+    for whole in (data, foreign):
+        cut = whole[: len(whole) * 5 // 8]
+        with pytest.raises(treepack.CorruptionError):
+            treepack.open(cut)
+        with treepack.open(cut, salvage=True) as file:
+            assert file.damage
+            found = dict(file.leaves())
+        assert list(found) == [str(index) for index in range(len(found))]
+        assert 3 <= len(found) <= 5
+        with treepack.open(cut, salvage=True) as file:
+            for name, leaf in file.leaves():
+                np.testing.assert_array_equal(np.asarray(leaf), tree[name])
+        assert not treepack.verify(cut).ok
+
+
 def test_wide_containers_are_fast() -> None:
     file = treepack.open(treepack.dumps({f"k{index}": index for index in range(50_000)}))
     assert sum(dict(file.items()).values()) == sum(range(50_000))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap as mmap_module
 import os
 import re
 import threading
+import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treepack import _core, _remote
 from treepack._options import Progress, telling
-from treepack.errors import GzipError
+from treepack.errors import GzipError, GzipTruncatedError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+# Of a damaged stream so many bytes are inflated at a time: what comes out before the damage counts.
+_SALVAGE_BYTES = 4 << 10
 
 # Gzip of so many bytes is inflated as a whole rather than refused.
 _SMALL_BYTES = 1 << 20
@@ -106,8 +111,22 @@ Openable = str | os.PathLike[str] | Any
 """What can be opened: a path, a bytes-like object, or a file object that can seek."""
 
 
-def opened(source: Openable, *, mmap: bool = True) -> _core.Content:
+class Opened(NamedTuple):
+    """Data to be read in parts.
+
+    Attributes:
+      content: The data, decompressed where they are gzip.
+      damage: What is wrong with the gzip stream around them, in words.
+    """
+
+    content: _core.Content
+    damage: str | None = None
+
+
+def opened(source: Openable, *, mmap: bool = True, salvage: bool = False) -> Opened:
     """Returns what is in a file or buffer, to be read in parts, decompressed where it is gzip.
+
+    With `salvage`, of gzip without an index what can be had of it.
 
     Raises:
       GzipError: If it is gzip that can only be read as a whole.
@@ -125,16 +144,33 @@ def opened(source: Openable, *, mmap: bool = True) -> _core.Content:
     else:
         content = _core.Content.lent(source)
     if not content.is_gzip():
-        return content
+        return Opened(content)
     found = content.indexed()
-    if found is None and content.nbytes <= _SMALL_BYTES:
-        return content.inflate(threads=None, progress=None)
-    if found is None:
+    if found is not None:
+        return Opened(found)
+    if salvage:
+        return _salvaged(content)
+    if content.nbytes > _SMALL_BYTES:
         raise NoIndexError(
             "this gzip file has no index, so it cannot be read in parts: load it as a whole, or "
             "convert it with `treepack convert` or gunzip"
         )
-    return found
+    return Opened(content.inflate(threads=None, progress=None))
+
+
+def _salvaged(content: _core.Content) -> Opened:
+    """Returns what comes out of a gzip stream as far as it is whole."""
+    try:
+        return Opened(content.inflate(threads=None, progress=None))
+    except (GzipError, GzipTruncatedError) as error:
+        damage = str(error)
+    parts = []
+    inflating = zlib.decompressobj(wbits=31)
+    with contextlib.suppress(zlib.error):
+        for start in range(0, content.nbytes, _SALVAGE_BYTES):
+            part = content.read_range(start, min(content.nbytes, start + _SALVAGE_BYTES))
+            parts.append(inflating.decompress(part))
+    return Opened(_core.Content.lent(b"".join(parts)), damage)
 
 
 class NoIndexError(GzipError):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treepack import _core, _leaves, _paths, _prng
-from treepack._content import Openable, opened
+from treepack._content import Openable, Opened, opened
 from treepack._described import Unknown
 from treepack._lazy import LazyArray
 from treepack._options import Progress, Strict
@@ -261,10 +261,11 @@ class File(Tree):
         self._name = (
             repr(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "in memory"
         )
-        self._open(opened(source, mmap=mmap), salvage)
+        self._open(opened(source, mmap=mmap, salvage=salvage), salvage)
 
-    def _open(self, content: _core.Content, salvage: bool) -> None:
-        self._opened: _core.Catalog | None = _core.Catalog.open(content, salvage=salvage)
+    def _open(self, found: Opened, salvage: bool) -> None:
+        self._opened: _core.Catalog | None = _core.Catalog.open(found.content, salvage=salvage)
+        self._damage = found.damage
         super().__init__(self, 0, [])
 
     @classmethod
@@ -272,7 +273,7 @@ class File(Tree):
         """Opens what has been read of a source already."""
         file = cls.__new__(cls)
         file._source, file._options, file._name = source, {}, repr(source)
-        file._open(content, salvage=False)
+        file._open(Opened(content), salvage=False)
         return file
 
     @property
@@ -288,7 +289,7 @@ class File(Tree):
 
     @property
     def damage(self) -> str | None:
-        return self._catalog().damage
+        return self._damage or self._catalog().damage
 
     def close(self) -> None:
         """Lets go of the file. Arrays that view it stay as they are."""

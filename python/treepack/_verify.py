@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from treepack._content import NoIndexError
 from treepack._open import File
 from treepack._options import Progress, telling
-from treepack.errors import GzipError, GzipTruncatedError
 
 if TYPE_CHECKING:
     from treepack._content import Openable
@@ -53,9 +51,9 @@ def verify(
 ) -> Verification:
     """Compares a file with its checksums.
 
-    Files of `save` have one for each leaf, gzip files of treepack one for each block. In all
-    others, such as flax's and what `dumps` makes, only the headers are read, and the leaves are
-    `unchecked`.
+    Files of `save` have one for each leaf, gzip files of treepack one for each block, those of
+    others one in all. In all else, such as flax's files and what `dumps` makes, only the headers
+    are read, and the leaves are `unchecked`.
 
     Args:
       source: See `open`.
@@ -67,7 +65,6 @@ def verify(
 
     Raises:
       OSError: If the file cannot be read.
-      GzipError: A ValueError. If it is gzip of others; `gzip -t` checks it.
 
     Example:
       >>> import numpy as np, tempfile, treepack
@@ -80,13 +77,7 @@ def verify(
       >>> treepack.verify(path).corrupt
       ['w']
     """
-    try:
-        opened = File(source, salvage=True)
-    except NoIndexError:
-        raise
-    except (GzipError, GzipTruncatedError) as error:
-        return Verification({}, str(error))
-    with opened as file, telling(progress, "verify") as tell:
+    with File(source, salvage=True) as file, telling(progress, "verify") as tell:
         catalog = file._catalog()
         *statuses, rest = catalog.verify(threads=threads, progress=tell)
         leaves = {path: statuses[catalog.leaf(value)[0]] for path, value in catalog.leaves(0)}
