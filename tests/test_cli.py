@@ -266,6 +266,38 @@ def test_pipes_and_completion(folder: Path) -> None:
     assert "verify" in done.stdout
 
 
+LARGE = """
+import numpy as np, treepack
+treepack.save("large", {f"l{i}": np.full(1 << 22, i, np.float32) for i in range(20)}, durable=False)
+"""
+
+MEMORY = """
+import resource, sys
+from treepack._cli import app
+import numpy as np, zipfile, json, treepack._convert
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+app(sys.argv[1:], standalone_mode=False)
+print("MEMORY", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_files_may_be_larger_than_memory(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", LARGE], check=True)
+    for args in (
+        ("convert", "large", "large.safetensors"),
+        ("convert", "large.safetensors", "again", "--dtype", "bfloat16"),
+        ("convert", "large", "large.npz"),
+        ("convert", "large", "packed", "--gzip"),
+        ("get", "packed", "l3", "one"),
+    ):
+        command = [sys.executable, "-c", MEMORY, *args]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert int(done.stdout.split("MEMORY")[1]) < 150 << 10, args  # KiB, of 320 MiB
+    assert treepack.open("again")["l7"][5] == 7
+    assert safetensors.numpy.load_file("large.safetensors")["l7"][5] == 7
+    assert treepack.open("one")["."][9] == 3
+
+
 def test_without_its_libraries(folder: Path) -> None:
     code = "import sys; sys.modules['typer'] = None; import treepack.__main__ as m; m.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -291,7 +291,9 @@ print(peak(lambda: treepack.serialization.save_to_file({"w": data}, path, compre
 print(peak(lambda: treepack.serialization.load_from_file(None, path)))
 stream = path.read_bytes()
 print(peak(lambda: treepack.serialization.decompress_bytes(stream)))
-print(peak(lambda: treepack.serialization.compress_bytes(data)) - len(stream) // 2**20)
+# Blocks wait where the system keeps the thread that takes them from working: not every time.
+compressing = [peak(lambda: treepack.serialization.compress_bytes(data)) for _ in range(3)]
+print(min(compressing) - len(stream) // 2**20)
 
 def refuse(stream):
     try:
