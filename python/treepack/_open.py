@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from treepack import _core, _leaves, _paths, _prng
 from treepack._content import Openable, Opened, opened
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import jax
-
-T = TypeVar("T")
 
 # A repr has so many leaves.
 _MOST_ROWS = 20
@@ -78,9 +76,10 @@ class Tree(Mapping[str, Any]):
 
     def get(self, path: Any, default: Any = None) -> Any:
         """Returns what is at a path, or the default if there is nothing."""
-        if path not in self:  # this is that method
+        try:
+            return self[path]
+        except (KeyError, TypeError):
             return default
-        return self[path]
 
     def __eq__(self, other: object) -> bool:
         return self is other

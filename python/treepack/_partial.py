@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from treepack import _core, _paths
 from treepack._described import Unknown, check_unknown
@@ -84,6 +84,68 @@ def load_part(tree: Tree, target: Any, part: Part, how: How) -> Any:
     check_unknown(how.unknown)
     if part.rename is not None and target is None:
         raise ValueError("rename is for a target, whose names are taken")
+    if how.cast and target is None:
+        raise ValueError("cast=True is for a target, whose dtypes are taken")
+    found = _choose(tree, part, how)
+    if found.typos and target is None:
+        raise _nothing(found.typos)
+    partial = Partial(found.is_wanted, part.missing == "target", part.unexpected == "error")
+    partial.skipped.update(found.corrupt)
+    convert = converter(
+        how.arrays,
+        how.device,
+        how.sharding,
+        cast=how.cast,
+        threads=how.threads,
+        may_change=how.copy is not True and tree._file.may_change,
+    )
+    if convert is not None:
+        convert = partial.watching(convert)
+    if target is None:
+        loaded = _assembled(tree, found.wanted, convert, how)
+        report = partial.report(found.corrupt)._replace(loaded=found.paths)
+    else:
+        if part.rename is None:
+            state = _read(tree, tree._value, found.wanted, how)
+        else:
+            state = _renamed_state(tree, found.renamed, found.wanted, how)
+        loaded = restore_tree(
+            target,
+            state,
+            _paths.ROOT,
+            how.strict,
+            cast=how.cast,
+            convert=convert,
+            in_words=False,
+            partial=partial,
+        )
+        report = partial.report(found.corrupt)
+        if found.typos and not report.loaded:
+            raise _nothing(found.typos)
+    return (loaded, report) if part.return_report else loaded
+
+
+class _Choice(NamedTuple):
+    """What is to be loaded.
+
+    Attributes:
+      is_wanted: Tells of a path whether it is meant.
+      renamed: The new paths of all leaves and empty containers.
+      paths: The new paths of the leaves that are loaded.
+      wanted: For each value of the catalog, whether it is loaded.
+      corrupt: The new paths of leaves that are left out, because they are damaged.
+      typos: Patterns that match nothing.
+    """
+
+    is_wanted: Callable[[str], bool]
+    renamed: dict[str, str]
+    paths: list[str]
+    wanted: bytes
+    corrupt: list[str]
+    typos: list[str]
+
+
+def _choose(tree: Tree, part: Part, how: How) -> _Choice:
     catalog = tree._catalog()
     new_path, is_wanted = renamer(part.rename), selector(part.select)
     # Of leaves with one path the last counts, as in a dict.
@@ -96,8 +158,6 @@ def load_part(tree: Tree, target: Any, part: Part, how: How) -> Any:
     }
     chosen = {path: value for path, value in leaves.items() if is_wanted(path)}
     typos = [] if part.missing == "target" else unmatched(part.select, renamed.values())
-    if typos and target is None:
-        raise _nothing(typos)
     corrupt = _corrupt(catalog, chosen, part, how) if part.verifies else []
     for path in corrupt:
         del chosen[path]
@@ -107,44 +167,14 @@ def load_part(tree: Tree, target: Any, part: Part, how: How) -> Any:
     for path, value in ends.items():
         if renamed[path] not in leaves and _is_empty_wanted(renamed[path], is_wanted, leaves):
             wanted[value] = 1
-    partial = Partial(is_wanted, part.missing == "target", part.unexpected == "error")
-    convert = converter(
-        how.arrays,
-        how.device,
-        how.sharding,
-        cast=how.cast,
-        threads=how.threads,
-        may_change=how.copy is not True and tree._file.may_change,
+    return _Choice(is_wanted, renamed, list(chosen), bytes(wanted), corrupt, typos)
+
+
+def _read(tree: Tree, value: int, wanted: bytes, how: How) -> Any:
+    """Returns the state of a value, with `ABSENT` for what is not wanted."""
+    return tree._catalog().read(
+        value, copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
     )
-    if convert is not None:
-        convert = partial.watching(convert)
-    if target is None:
-        if how.cast:
-            raise ValueError("cast=True is for a target, whose dtypes are taken")
-        loaded = _assembled(tree, bytes(wanted), convert, how)
-        report = partial.report(corrupt)._replace(loaded=list(chosen), kept=[], unexpected=[])
-    else:
-        if part.rename is None:
-            state = catalog.read(
-                tree._value, copy=how.copy, threads=how.threads, wanted=bytes(wanted), absent=ABSENT
-            )
-        else:
-            state = _renamed_state(tree, renamed, bytes(wanted), how)
-        partial.skipped.update(corrupt)
-        loaded = restore_tree(
-            target,
-            state,
-            _paths.ROOT,
-            how.strict,
-            cast=how.cast,
-            convert=convert,
-            in_words=False,
-            partial=partial,
-        )
-        report = partial.report(corrupt)
-        if typos and not report.loaded:
-            raise _nothing(typos)
-    return (loaded, report) if part.return_report else loaded
 
 
 def _nothing(patterns: list[str]) -> ValueError:
@@ -181,10 +211,7 @@ def _assembled(tree: Tree, wanted: bytes, convert: Any, how: How) -> Any:
     """Returns what is wanted of a tree, with its structure as far as it is whole."""
     catalog = tree._catalog()
     if catalog.trailer is None:
-        state = catalog.read(
-            tree._value, copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
-        )
-        found = without_absent(state)
+        found = without_absent(_read(tree, tree._value, wanted, how))
     else:
         found = _core.assemble(
             _chain(tree, wanted, how),
@@ -206,9 +233,7 @@ def _chain(tree: Tree, wanted: bytes, how: How) -> Any:
     for part in tree._parts:
         children = dict(catalog.children(values[-1]) or ())
         values.append(children[part])
-    state = catalog.read(
-        values[-1], copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
-    )
+    state = _read(tree, values[-1], wanted, how)
     for value, part in zip(reversed(values[:-1]), reversed(tree._parts), strict=True):
         outer = dict.fromkeys((name for name, _ in catalog.children(value) or ()), ABSENT)
         outer[part] = state
@@ -256,9 +281,7 @@ def _renamed_state(tree: Tree, renamed: Mapping[str, str], wanted: bytes, how: H
         new = renamed.get(text)
         if new is None:  # a list, which stays together
             new = _list_path(text, renamed)
-        found = catalog.read(
-            value, copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
-        )
+        found = _read(tree, value, wanted, how)
         parts = _paths.parts(new)
         if not parts:
             root.append(found)
