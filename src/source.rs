@@ -50,41 +50,29 @@ impl Source for RawBytes<'_> {
     }
 }
 
-impl<S: Source + ?Sized> Source for &S {
-    fn len(&self) -> usize {
-        (**self).len()
-    }
+/// What points to a source is one.
+macro_rules! behind {
+    ($($pointer:ty: $($bound:ident)+,)*) => {$(
+        impl<S: $($bound +)+ ?Sized> Source for $pointer {
+            fn len(&self) -> usize {
+                (**self).len()
+            }
 
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
-        (**self).read_at(offset, target)
-    }
+            fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+                (**self).read_at(offset, target)
+            }
 
-    fn memory(&self) -> Option<RawBytes<'_>> {
-        (**self).memory()
-    }
+            fn memory(&self) -> Option<RawBytes<'_>> {
+                (**self).memory()
+            }
 
-    fn stable(&self) -> Option<&[u8]> {
-        (**self).stable()
-    }
+            fn stable(&self) -> Option<&[u8]> {
+                (**self).stable()
+            }
+        }
+    )*};
 }
-
-impl<S: Source + Send + ?Sized> Source for Arc<S> {
-    fn len(&self) -> usize {
-        (**self).len()
-    }
-
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
-        (**self).read_at(offset, target)
-    }
-
-    fn memory(&self) -> Option<RawBytes<'_>> {
-        (**self).memory()
-    }
-
-    fn stable(&self) -> Option<&[u8]> {
-        (**self).stable()
-    }
-}
+behind!(&S: Source, Arc<S>: Source Send,);
 
 impl Source for Vec<u8> {
     fn len(&self) -> usize {

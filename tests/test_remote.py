@@ -150,3 +150,29 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ImportError, match=r"treepack\[remote\]"):
         treepack.save("s3://bucket/model", {})
     assert fsspec.__version__
+
+
+def test_only_save_writes_to_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from treepack import _convert
+
+    monkeypatch.chdir(tmp_path)
+    state = _convert.State({"w": np.ones(3)}, None)
+    for write in (
+        lambda url: treepack.write_stream(url, [("w", np.ones(3))]),
+        lambda url: _convert.write_safetensors(state, url, "."),
+        lambda url: _convert.write_npz(state, url, "."),
+    ):
+        with pytest.raises(ValueError, match="is a URL"):
+            write("memory://folder/file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_converts_to_urls(tmp_path: Path) -> None:
+    typer_testing = pytest.importorskip("typer.testing")
+    from treepack._cli import app
+
+    treepack.save(tmp_path / "model", {"w": np.ones(3)})
+    url = "memory://command/line"
+    done = typer_testing.CliRunner().invoke(app, ["convert", str(tmp_path / "model"), url])
+    assert done.exit_code == 0, done.output
+    np.testing.assert_array_equal(treepack.load(url)["w"], np.ones(3))

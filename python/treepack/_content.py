@@ -139,6 +139,8 @@ def opened(source: Openable, *, mmap: bool = True, salvage: bool = False) -> Ope
             content = _core.Content.map(source)
         else:
             content = _core.Content.read(source, progress=None)
+    elif isinstance(source, _core.Content):
+        content = source
     elif hasattr(source, "read") and not isinstance(source, mmap_module.mmap):
         content = _of_file_object(source)
     else:
@@ -194,6 +196,12 @@ def _of_file_object(file: Any) -> _core.Content:
         return b"".join(parts)
 
     return _core.Content.elsewhere(_remote.Blocks(read, length).read, length)
+
+
+def size_of(path: str | os.PathLike[str]) -> int:
+    """Returns how many bytes a file has, here or elsewhere."""
+    url = url_of(path)
+    return Path(local(path)).stat().st_size if url is None else _remote.content(url).nbytes
 
 
 def _is_mappable(path: str | os.PathLike[str]) -> bool:

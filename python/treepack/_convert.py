@@ -70,17 +70,7 @@ def state_of(tree: Tree) -> State:
     """Returns what is in an open file; of a part of it without a record."""
     catalog = tree._catalog()
     whole = not tree._parts
-    return State(_state(tree, tree._value, tree._parts), catalog.trailer if whole else None)
-
-
-def _state(tree: Tree, value: int, parts: list[str]) -> Any:
-    catalog = tree._catalog()
-    children = catalog.children(value)
-    if children is None:
-        return tree._at(value, parts)
-    if catalog.is_list(value):
-        return [_state(tree, child, [*parts, name]) for name, child in children]
-    return {name: _state(tree, child, [*parts, name]) for name, child in children}
+    return State(tree._state(tree._at), catalog.trailer if whole else None)
 
 
 def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
@@ -155,15 +145,10 @@ def _nested(flat: Mapping[str, Any], separator: str) -> Any:
     """Returns nested dicts of what has names like `a.b.c`."""
     tree: dict[str, Any] = {}
     for name, value in flat.items():
-        parts = name.split(separator) if separator else [name]
-        place = tree
-        for part in parts[:-1]:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise TreepackError(f"{name!r} is below an array: choose another separator")
-        if parts[-1] in place:
-            raise TreepackError(f"{name!r} is above other arrays: choose another separator")
-        place[parts[-1]] = value
+        try:
+            _paths.put(tree, name.split(separator) if separator else [name], value)
+        except TreepackError as error:
+            raise TreepackError(f"{error}: choose another separator with --sep") from None
     return tree
 
 
@@ -174,32 +159,11 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
     """Returns a state with all floats in another dtype."""
     if isinstance(tree, dict):
         return {key: with_dtype(child, dtype) for key, child in tree.items()}
-    if not isinstance(tree, (Deferred, np.ndarray)) or not _is_float(tree.dtype):
+    if not isinstance(tree, (Deferred, np.ndarray)) or not _dtypes.is_float(tree.dtype):
         return tree
-    if isinstance(tree, InContent):
-        tree = _Elements(tree)
     if isinstance(tree, np.ndarray):
         return tree.astype(dtype)
     return rows_cast(tree, dtype)
-
-
-def _is_float(dtype: np.dtype[Any]) -> bool:
-    return dtype.name.startswith(("float", "bfloat"))
-
-
-class _Elements(Deferred):
-    """An array that lies together, with ranges of its elements."""
-
-    def __init__(self, array: InContent):
-        self.shape, self.dtype = array.shape, array.dtype
-        content, [(start, _)] = array._deferred()
-        self._bytes = content
-        self._start = start
-
-    def flat_range(self, start: int, stop: int) -> np.ndarray:
-        first = self._start + start * self.dtype.itemsize
-        last = self._start + stop * self.dtype.itemsize
-        return np.frombuffer(self._bytes.read_range(first, last), self.dtype)
 
 
 # Writing

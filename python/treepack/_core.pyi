@@ -186,9 +186,8 @@ class Catalog:
         """
 
     def __len__(self) -> int: ...
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the data have."""
+    def totals(self, value: int) -> tuple[int, int]:
+        """Returns how many leaves there are in a value, and how many bytes they have."""
 
     @property
     def trailer(self) -> bytes | None:
@@ -305,7 +304,7 @@ def assemble(
     placeholders: bool,
     static: Any,
     absent: Any = None,
-    at: list[str] = ...,
+    at: list[tuple[int, int]] = ...,
 ) -> Any:
     """Returns the tree that a state dict was made of.
 
@@ -319,7 +318,8 @@ def assemble(
       static: What fills the holes of static data; see `_holes`.
       absent: What stands in the state for what was not read. Containers that are not whole become
         dicts of what there is, and what has nothing is absent itself.
-      at: The keys that lead to a part of the state, which alone is put together.
+      at: The state is that of a part of the tree: which child leads there, and of how many, from
+        the root on.
 
     Raises:
       DecodeError: A ValueError. If the record is damaged, or is not that of the state.

@@ -68,6 +68,12 @@ class InContent(Deferred):
         self._content = content
         self._start = start
 
+    def flat_range(self, start: int, stop: int) -> np.ndarray:
+        """Returns a range of its elements in C order, which is all that is read."""
+        first = self._start + start * self.dtype.itemsize
+        last = self._start + stop * self.dtype.itemsize
+        return np.frombuffer(self._content.read_range(first, last), self.dtype)
+
     def _deferred(self) -> tuple[_core.Content, list[tuple[int, int]]]:
         return self._content, [(self._start, self._start + self.nbytes)]
 

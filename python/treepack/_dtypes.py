@@ -37,6 +37,11 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
     return native.name, dtype.isnative
 
 
+def is_float(dtype: np.dtype) -> bool:
+    """Tells whether elements are real floating-point numbers, those of ml_dtypes included."""
+    return dtype.name.startswith(("float", "bfloat"))
+
+
 @functools.lru_cache(maxsize=256)
 def resolve(name: bytes) -> np.dtype | None:
     """Returns the dtype with a name or alias (`float32`, `<f4`), or `None` if there is none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,18 +95,19 @@ class LazyArray(Deferred):
 
     def _read(self, plan: _Plan, runs: list[range]) -> np.ndarray:
         """Returns runs of rows, one after the other."""
-        width, itemsize = plan.row_size * self.dtype.itemsize, self.dtype.itemsize
-        start = plan.offset * itemsize
+        start, width = plan.offset, plan.row_size
         ranges = [(start + run.start * width, start + run.stop * width) for run in runs]
-        found = self._tree._catalog().read_bytes(self._value, ranges)
-        return found.view(self.dtype).reshape(sum(map(len, runs)), *plan.row_shape)
+        return self._ranges(ranges).reshape(sum(map(len, runs)), *plan.row_shape)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Returns a range of its elements in C order, which is all that is read."""
+        return self._ranges([(start, stop)])
+
+    def _ranges(self, ranges: list[tuple[int, int]]) -> np.ndarray:
+        """Returns ranges of its elements, one after the other."""
         itemsize = self.dtype.itemsize
-        ranges = [(start * itemsize, stop * itemsize)]
-        read = self._tree._catalog().read_bytes(self._value, ranges)
-        return read.view(self.dtype)
+        in_bytes = [(start * itemsize, stop * itemsize) for start, stop in ranges]
+        return self._tree._catalog().read_bytes(self._value, in_bytes).view(self.dtype)
 
     def _deferred(self) -> tuple[_core.Content, list[tuple[int, int]]]:
         return self._tree._catalog().pieces(self._value)
@@ -114,11 +116,7 @@ class LazyArray(Deferred):
         return f"LazyArray({self.path!r}, shape={self.shape}, dtype={self.dtype.name})"
 
     def __reduce__(self) -> Any:
-        return _lazy, (self._tree, self.path)
-
-
-def _lazy(tree: Tree, path: str) -> Any:
-    return tree._at_path(path)
+        return operator.getitem, (self._tree._file, self.path)
 
 
 def data_bytes(array: np.ndarray) -> int:

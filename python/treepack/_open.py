@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import html
+import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from treepack import _core, _leaves, _paths, _prng
-from treepack._content import Openable, Opened, opened
-from treepack._described import Unknown
+from treepack._content import Openable, opened
+from treepack._described import Unknown, check_unknown
 from treepack._lazy import LazyArray
 from treepack._options import Progress, Strict
 from treepack._partial import How, Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
-from treepack._report import ABSENT
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -65,9 +67,6 @@ class Tree(Mapping[str, Any]):
             return LazyArray(self, value, _paths.text(parts), kind[1], kind[2])
         return catalog.read(value, copy=None, threads=None)
 
-    def _at_path(self, path: str) -> Any:
-        return self._file[path]
-
     def __contains__(self, path: object) -> bool:
         try:
             return self._catalog().find(_paths.parts(path), self._value) is not None
@@ -108,9 +107,7 @@ class Tree(Mapping[str, Any]):
     @property
     def nbytes(self) -> int:
         """How many bytes its leaves have in the file, uncompressed."""
-        catalog = self._catalog()
-        places = (catalog.leaf(value) for _, value in catalog.leaves(self._value))
-        return sum(end - start for _, _, start, end, _ in places)
+        return self._catalog().totals(self._value)[1]
 
     def load(
         self,
@@ -152,42 +149,57 @@ class Tree(Mapping[str, Any]):
 
     def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:
         """Returns the tree with `jax.ShapeDtypeStruct`s as arrays; see `treepack.abstract`."""
-        catalog = self._catalog()
-        state = self._abstract_state(0, self._parts)
-        if catalog.trailer is None:
-            return self._abstract_state(self._value, [])
+        check_unknown(unknown)
+        state = self._state(self._abstract)
+        trailer = self._catalog().trailer
+        if trailer is None:
+            return state
         return _core.assemble(
             state,
-            catalog.trailer,
+            trailer,
             convert=None,
             unknown_as_dict=unknown == "dict",
             placeholders=True,
             static=static,
-            absent=ABSENT,
-            at=self._parts,
+            at=self._positions(),
         )
 
-    def _abstract_state(self, value: int, parts: list[str]) -> Any:
-        """Returns the state below the value that `parts` lead to; all else is absent."""
-        catalog = self._catalog()
-        children = catalog.children(value)
-        if children is not None:
-            found = {}  # no comprehension: this goes as deep as a tree
-            for name, child in children:
-                is_wanted = not parts or name == parts[0]
-                found[name] = self._abstract_state(child, parts[1:]) if is_wanted else ABSENT
-            return list(found.values()) if catalog.is_list(value) else found
-        _, kind, *_ = catalog.leaf(value)
-        if kind[0] == "array":
-            lazy = LazyArray(self, value, "", kind[1], kind[2])
-            return _leaves.abstract(lazy.shape, lazy.dtype)
+    def _abstract(self, value: int, parts: list[str]) -> Any:
+        """Returns what stands for a leaf whose bytes are not read."""
+        found = self._at(value, parts)
+        if isinstance(found, LazyArray):
+            return _leaves.abstract(found.shape, found.dtype)
+        _, kind, *_ = self._catalog().leaf(value)
         if kind[0] == "prng_key":
-            import numpy as np
-
             key = _prng.wrap(kind[1], _leaves.abstract(kind[2], np.dtype(np.uint32)))
             if key is not None:
                 return key
-        return catalog.read(value, copy=None, threads=None)
+        return found
+
+    def _state(self, leaf: Callable[[int, list[str]], Any]) -> Any:
+        """Returns the state: dicts and lists of what `leaf` makes of values and their parts."""
+        catalog = self._catalog()
+
+        def below(value: int, parts: list[str]) -> Any:
+            children = catalog.children(value)
+            if children is None:
+                return leaf(value, parts)
+            found = {}  # no comprehension: this goes as deep as a tree
+            for name, child in children:
+                found[name] = below(child, [*parts, name])
+            return list(found.values()) if catalog.is_list(value) else found
+
+        return below(self._value, self._parts)
+
+    def _positions(self) -> list[tuple[int, int]]:
+        """Returns which child of how many leads here, from the root of the file on."""
+        catalog = self._catalog()
+        found, value = [], 0
+        for part in self._parts:
+            names = dict(catalog.children(value) or ())
+            found.append((list(names).index(part), len(names)))
+            value = names[part]
+        return found
 
     def __repr__(self) -> str:
         if self._file._opened is None:
@@ -223,8 +235,8 @@ class Tree(Mapping[str, Any]):
         )
 
     def _summary(self) -> str:
-        count = len(self._catalog().leaves(self._value))
-        return f"{count} {'leaf' if count == 1 else 'leaves'}, {size_text(self.nbytes)}"
+        count, nbytes = self._catalog().totals(self._value)
+        return f"{count_text(count)}, {size_text(nbytes)}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
         catalog = self._catalog()
@@ -232,15 +244,11 @@ class Tree(Mapping[str, Any]):
         return [(path, *leaf_text(catalog, value)) for path, value in found]
 
     def _and_more(self) -> str:
-        more = len(self._catalog().leaves(self._value)) - _MOST_ROWS
+        more = self._catalog().totals(self._value)[0] - _MOST_ROWS
         return f"\n  and {more} more" if more > 0 else ""
 
     def __reduce__(self) -> Any:
-        return _tree, (self._file, self._parts)
-
-
-def _tree(file: File, parts: list[str]) -> Any:
-    return file[_paths.text(parts)] if parts else file
+        return operator.getitem, (self._file, _paths.text(self._parts))
 
 
 class File(Tree):
@@ -260,20 +268,10 @@ class File(Tree):
         self._name = (
             repr(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "in memory"
         )
-        self._open(opened(source, mmap=mmap, salvage=salvage), salvage)
-
-    def _open(self, found: Opened, salvage: bool) -> None:
+        found = opened(source, mmap=mmap, salvage=salvage)
         self._opened: _core.Catalog | None = _core.Catalog.open(found.content, salvage=salvage)
         self._damage = found.damage
         super().__init__(self, 0, [])
-
-    @classmethod
-    def of(cls, content: _core.Content, source: Openable) -> File:
-        """Opens what has been read of a source already."""
-        file = cls.__new__(cls)
-        file._source, file._options, file._name = source, {}, repr(source)
-        file._open(Opened(content), salvage=False)
-        return file
 
     @property
     def metadata(self) -> Any:
@@ -283,8 +281,8 @@ class File(Tree):
     @property
     def may_change(self) -> bool:
         """Whether it was opened in memory that others may change."""
-        source = self._source
-        return not isinstance(source, (str, os.PathLike, bytes)) and not hasattr(source, "read")
+        still = isinstance(self._source, (str, os.PathLike, bytes, _core.Content))
+        return not still and not hasattr(self._source, "read")
 
     @property
     def damage(self) -> str | None:
@@ -363,6 +361,11 @@ def kind_text(kind: tuple[Any, ...]) -> str:
     if kind[0] == "prng_key":
         return f"key<{kind[1]}>"
     return f"{kind[1]}[]" if kind[0] == "scalar" else str(kind[0])
+
+
+def count_text(leaves: int) -> str:
+    """Returns a number of leaves for people."""
+    return f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"
 
 
 def size_text(nbytes: float) -> str:

@@ -214,31 +214,16 @@ def _assembled(tree: Tree, wanted: bytes, convert: Any, how: How) -> Any:
         found = without_absent(_read(tree, tree._value, wanted, how))
     else:
         found = _core.assemble(
-            _chain(tree, wanted, how),
+            _read(tree, tree._value, wanted, how),
             catalog.trailer,
             convert=convert,
             unknown_as_dict=how.unknown == "dict",
             placeholders=False,
             static=how.static,
             absent=ABSENT,
-            at=tree._parts,
+            at=tree._positions(),
         )
     return {} if found is ABSENT else found
-
-
-def _chain(tree: Tree, wanted: bytes, how: How) -> Any:
-    """Returns the state of a whole file in which only what is in a part of it is not absent."""
-    catalog = tree._catalog()
-    values = [0]
-    for part in tree._parts:
-        children = dict(catalog.children(values[-1]) or ())
-        values.append(children[part])
-    state = _read(tree, values[-1], wanted, how)
-    for value, part in zip(reversed(values[:-1]), reversed(tree._parts), strict=True):
-        outer = dict.fromkeys((name for name, _ in catalog.children(value) or ()), ABSENT)
-        outer[part] = state
-        state = outer
-    return state
 
 
 def _is_empty_wanted(
@@ -286,14 +271,7 @@ def _renamed_state(tree: Tree, renamed: Mapping[str, str], wanted: bytes, how: H
         if not parts:
             root.append(found)
             continue
-        place = state
-        for name in parts[:-1]:
-            place = place.setdefault(name, {})
-            if type(place) is not dict:
-                raise ValueError(f"rename puts {new} below a leaf")
-        if parts[-1] in place:
-            raise ValueError(f"rename puts a leaf at {new}, where others are")
-        place[parts[-1]] = found
+        _paths.put(state, parts, found)
     if not root:
         return without_absent(state) if state else {}
     if state:

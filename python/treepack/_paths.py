@@ -7,8 +7,10 @@ written `~0` and `/` is written `~1`, as in JSON Pointer (RFC 6901); a part that
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from treepack.errors import TreepackError
 
 ROOT = "."
 
@@ -45,6 +47,22 @@ def parts(path: Any) -> list[str]:
     if isinstance(path, (tuple, list)):
         return [entry if isinstance(entry, str) else key_name(entry) for entry in path]
     raise TypeError(f"a path is a string or a key path of JAX, not {path!r:.100}")
+
+
+def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
+    """Puts a leaf into nested dicts.
+
+    Raises:
+      TreepackError: A ValueError. If there is another leaf above it, or in its place.
+    """
+    place: Any = tree
+    for part in parts[:-1]:
+        place = place.setdefault(part, {})
+        if type(place) is not dict:
+            raise TreepackError(f"a leaf would be at {text(parts)}, below a leaf")
+    if not parts or parts[-1] in place:
+        raise TreepackError(f"a leaf would be at {text(parts)}, where others are")
+    place[parts[-1]] = leaf
 
 
 def key_name(entry: Any) -> str:

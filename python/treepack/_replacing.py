@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from treepack._content import local, url_of
+
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
@@ -17,7 +19,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     Missing directories are made. The core does the same for what it writes, with more care for
     permissions (`src/sink/replace.rs`); this is for other formats.
     """
-    target = Path(path)
+    if url_of(path) is not None:
+        raise ValueError(
+            f"{os.fspath(path)!r} is a URL, to which only treepack.save writes: write a local "
+            "file, and copy it there"
+        )
+    target = Path(local(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     with spool(target) as file:
         yield file

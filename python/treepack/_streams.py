@@ -20,7 +20,6 @@ from treepack._content import local, open_content, url_of
 from treepack._deferred import Deferred, InContent
 from treepack._libraries import jax as _jax
 from treepack._replacing import replacing, spool
-from treepack.errors import TreepackError
 
 
 def read_stream(path: str | os.PathLike[str]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -60,7 +59,7 @@ def write_stream(path: str | os.PathLike[str], leaves: Iterable[tuple[Any, Any]]
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError. If a leaf cannot be stored.
     """
-    with replacing(local(path)) as file:
+    with replacing(path) as file:
         for key, leaf in leaves:
             value = serialization.to_bytes(leaf)
             file.write(serialization.msgpack_serialize([_paths.parts(key), value]))
@@ -109,7 +108,7 @@ class Spooled:
                 leaf = InContent(leaf.shape, leaf.dtype, content, start)
             if not parts and len(found) == 1:
                 return leaf
-            _put(tree, parts, leaf)
+            _paths.put(tree, parts, leaf)
         return tree
 
 
@@ -127,14 +126,3 @@ _SPOOL_BYTES = 64 << 10
 def _is_large(leaf: Any) -> bool:
     is_array = isinstance(leaf, np.ndarray) or _jax.is_array(leaf)
     return is_array and not _jax.is_extended(leaf.dtype) and leaf.nbytes >= _SPOOL_BYTES
-
-
-def _put(tree: dict[str, Any], parts: list[str], leaf: Any) -> None:
-    place: Any = tree
-    for part in parts[:-1]:
-        place = place.setdefault(part, {})
-        if not isinstance(place, dict):
-            raise TreepackError(f"{_paths.text(parts)} is below a leaf")
-    if not parts or parts[-1] in place:
-        raise TreepackError(f"at {_paths.text(parts)}: there are two leaves, or one above others")
-    place[parts[-1]] = leaf

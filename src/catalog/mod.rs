@@ -198,6 +198,17 @@ impl Catalog {
         })
     }
 
+    /// How many leaves there are in a value, and how many bytes their values have.
+    #[must_use]
+    pub fn totals(&self, value: usize) -> (usize, usize) {
+        let inside = &self.entries[value..self.entries[value].end];
+        let leaves = inside.iter().filter_map(|entry| entry.leaf);
+        leaves.fold((0, 0), |(count, bytes), leaf| {
+            let place = self.leaves[leaf];
+            (count + 1, bytes + place.end - place.start)
+        })
+    }
+
     /// Where a leaf is.
     ///
     /// # Panics
@@ -213,16 +224,10 @@ impl Catalog {
         &self.kinds[self.leaves[leaf].kind]
     }
 
-    /// The CRC-32 of the bytes from the beginning of the region of a leaf to its end, if it is known.
+    /// Whether there are checksums of the leaves.
     #[must_use]
-    pub fn checksum(&self, leaf: usize) -> Option<u32> {
-        self.checksums.get(leaf).copied()
-    }
-
-    /// What lies between the last leaf and the record, and the CRC-32 of that if it is known.
-    #[must_use]
-    pub fn rest(&self) -> (Range<usize>, Option<u32>) {
-        (self.rest.clone(), self.checksums.last().copied())
+    pub fn is_summed(&self) -> bool {
+        !self.checksums.is_empty()
     }
 
     /// The record of the structure with all that stands after it, if there is one.

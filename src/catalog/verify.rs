@@ -1,6 +1,7 @@
 //! Comparing leaves with their checksums.
 
 use std::num::NonZero;
+use std::ops::Range;
 
 use super::Catalog;
 use crate::source::{Source, read_to};
@@ -39,7 +40,7 @@ impl Catalog {
         watch: &dyn Watch,
     ) -> Result<Vec<Status>> {
         let count = self.leaves.len() + 1;
-        if self.checksums.is_empty() && !checks_itself {
+        if !self.is_summed() && !checks_itself {
             return Ok(vec![Status::Unchecked; count]);
         }
         let mut ends: Vec<usize> = self.leaves.iter().map(|leaf| leaf.end).collect();
@@ -59,7 +60,7 @@ impl Catalog {
             let done = read_to(source, start..end, block);
             (start..end, done.map(|()| regions.sum(start, block)))
         };
-        let each = |_: usize, (range, done): (std::ops::Range<usize>, Result<PartialSums>)| {
+        let each = |_: usize, (range, done): (Range<usize>, Result<PartialSums>)| {
             let end = range.end;
             match done {
                 Ok(parts) => sums.add(parts),

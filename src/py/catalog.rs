@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use super::content::Content;
-use super::memory::{FreshArray, detached};
-use super::objects::{CopyMode, build, explain};
+use super::memory::FreshArray;
+use super::objects::{CopyMode, blocks_of, build, explain, read_blocks};
 use super::watch::Watcher;
 use super::{errors, integer_or_none};
 use crate::Error;
@@ -14,7 +14,6 @@ use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::{ArrayEvent, Event, Events};
 use crate::parallel;
 use crate::structure::LeafKind;
-use crate::watch::Watch;
 
 /// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
@@ -60,10 +59,10 @@ impl Catalog {
         self.catalog.len()
     }
 
-    /// How many bytes the data have.
-    #[getter]
-    fn nbytes(&self) -> usize {
-        self.content.get().source().len()
+    /// How many leaves there are in a value, and how many bytes they have.
+    fn totals(&self, value: usize) -> PyResult<(usize, usize)> {
+        self.check(value)?;
+        Ok(self.catalog.totals(value))
     }
 
     /// The record of the structure, with what stands after it.
@@ -82,7 +81,7 @@ impl Catalog {
     /// Whether there are checksums of leaves.
     #[getter]
     fn is_summed(&self) -> bool {
-        self.catalog.rest().1.is_some() || self.content.get().checks_itself()
+        self.catalog.is_summed() || self.content.get().checks_itself()
     }
 
     /// The value that keys lead to from another one.
@@ -157,7 +156,9 @@ impl Catalog {
             threads,
         };
         let read = self.value(py, value, &selection);
-        self.content.get().release();
+        if self.catalog.leaf(value).is_none() {
+            self.content.get().release(); // of the whole file, which is not worth it for a leaf
+        }
         read
     }
 
@@ -176,36 +177,27 @@ impl Catalog {
             events.map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))?;
         let found = self.array_of(&events, value)?;
         let mut nbytes = 0;
-        for (start, stop) in &ranges {
-            if start > stop || *stop > found.nbytes() {
+        let mut pieces = Vec::new();
+        for (start, stop) in ranges {
+            if start > stop || stop > found.nbytes() {
                 return Err(PyIndexError::new_err("the array has fewer bytes"));
             }
             nbytes += stop - start;
+            let mut before = 0;
+            for span in found.spans {
+                let span = span.range();
+                let end = before + span.len();
+                let part = start.clamp(before, end)..stop.clamp(before, end);
+                pieces.push(span.start + part.start - before..span.start + part.end - before);
+                before = end;
+            }
         }
         let byte = numpy::dtype::<u8>(py);
         let mut fresh = FreshArray::new(&byte, &[nbytes], true)?;
         let object = fresh.object().clone();
-        let mut rest = fresh.memory();
-        let mut parts = Vec::new();
-        for (start, stop) in ranges {
-            let mut before = 0;
-            for span in found.spans {
-                let span = span.range();
-                let from = start.clamp(before, before + span.len()) - before;
-                let to = stop.clamp(before, before + span.len()) - before;
-                let (now, later) = rest.split_at_mut(to - from);
-                let starts = (span.start + from..).step_by(parallel::BLOCK);
-                parts.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
-                rest = later;
-                before += span.len();
-            }
-        }
-        let read = |(offset, target): (usize, &mut [_])| source.read_at(offset, target);
-        let threads = parallel::threads(None, nbytes, parallel::MIN_COPY_BYTES)?;
-        let done = detached(py, nbytes, true, || {
-            parallel::for_each(parts, threads, read, || watcher.check())
-        });
-        done.map_err(|error| watcher.explain(error, PyErr::from))?;
+        let blocks = blocks_of(pieces, fresh.memory());
+        read_blocks(py, source, blocks, true, None, &watcher)
+            .map_err(|error| watcher.explain(error, PyErr::from))?;
         Ok(object)
     }
 

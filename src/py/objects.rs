@@ -4,6 +4,7 @@
 //! dtype. Where it must be copied, a small one is copied at once and a large one
 //! with all others at the end, in parallel and detached.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use numpy::{PyArrayDescr, PyArrayDescrMethods};
@@ -126,23 +127,51 @@ fn copy_all(
     threads: Option<i64>,
     watcher: &Watcher,
 ) -> crate::Result<()> {
+    let arrays = copies.iter_mut();
+    let blocks = arrays.flat_map(|(array, spans)| {
+        let pieces = spans.iter().map(|span| span.range());
+        blocks_of(pieces, array.memory())
+    });
+    read_blocks(py, source, blocks.collect(), false, threads, watcher)
+}
+
+/// Memory to be filled, and where in a source its bytes begin.
+pub type Block<'m> = (usize, &'m mut [MaybeUninit<u8>]);
+
+/// Memory that takes pieces of a source, one after the other, in blocks that threads may share.
+///
+/// # Panics
+/// If it does not have as many bytes as the pieces.
+pub fn blocks_of(
+    pieces: impl IntoIterator<Item = Range<usize>>,
+    memory: &mut [MaybeUninit<u8>],
+) -> Vec<Block<'_>> {
     let mut blocks = Vec::new();
-    let mut bytes = 0;
-    for (array, spans) in &mut copies {
-        let mut rest = array.memory();
-        bytes += rest.len();
-        for span in spans {
-            let (now, later) = rest.split_at_mut(span.len as usize);
-            let starts = (span.start..).step_by(parallel::BLOCK);
-            blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
-            rest = later;
-        }
-        assert!(rest.is_empty(), "the payloads cover the array");
+    let mut rest = memory;
+    for piece in pieces {
+        let (now, later) = rest.split_at_mut(piece.len());
+        let starts = (piece.start..).step_by(parallel::BLOCK);
+        blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
+        rest = later;
     }
+    assert!(rest.is_empty(), "the pieces cover the memory");
+    blocks
+}
+
+/// Fills blocks from a source, detached from Python if they are large, or if it has to be.
+pub fn read_blocks(
+    py: Python<'_>,
+    source: &dyn Source,
+    blocks: Vec<Block<'_>>,
+    always_detached: bool,
+    threads: Option<i64>,
+    watcher: &Watcher,
+) -> crate::Result<()> {
+    let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
     let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
-    detached(py, bytes, false, || {
-        let copy = |(start, target): (usize, &mut [_])| source.read_at(start, target);
-        parallel::for_each(blocks, threads, copy, || watcher.check())
+    detached(py, bytes, always_detached, || {
+        let read = |(start, target): Block<'_>| source.read_at(start, target);
+        parallel::for_each(blocks, threads, read, || watcher.check())
     })
 }
 

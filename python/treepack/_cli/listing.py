@@ -10,7 +10,7 @@ import typer
 from treepack import _paths
 from treepack._cli import output, values
 from treepack._lazy import LazyArray
-from treepack._open import File, Tree, kind_text, open, size_text
+from treepack._open import File, Tree, count_text, kind_text, open, size_text
 
 FILE = Annotated[str, typer.Argument(help="A checkpoint of treepack, flax or eformer.")]
 PATH = Annotated[str, typer.Argument(help="A place in it, such as params/layers/0/kernel.")]
@@ -61,9 +61,9 @@ def _tree(tree: Tree, level: int, depth: int) -> list[output.Row]:
             found.append(_leaf(tree._file, indented, child))
             continue
         below = Tree(tree._file, child, [*tree._parts, name])
-        count = len(catalog.leaves(child))
-        text = f"{count} {'leaf' if count == 1 else 'leaves'}"
-        found.append(((indented, text, size_text(below.nbytes)), ("bold", "dim", "green")))
+        count, nbytes = catalog.totals(child)
+        row = indented, count_text(count), size_text(nbytes)
+        found.append((row, ("bold", "dim", "green")))
         if level + 1 <= depth:
             found.extend(_tree(below, level + 1, depth))
     return found

@@ -11,7 +11,9 @@ import typer
 from treepack import _convert, _dtypes
 from treepack._cli import output
 from treepack._cli.listing import FILE, PATH
+from treepack._content import open_content, size_of
 from treepack._open import File, Tree, open, size_text
+from treepack.errors import GzipError
 
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
 GZIP = Annotated[bool | None, typer.Option("--gzip/--no-gzip", help="Whether it is compressed.")]
@@ -71,15 +73,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".") -> None:
         state = _convert.state_of(file)
         tree = _without(state.tree, corrupt, ())
         is_whole = not corrupt and found.damage is None
-        _write(
-            _convert.State(tree, state.record if is_whole else None),
-            target,
-            None,
-            None,
-            64,
-            None,
-            sep,
-        )
+        _write(_convert.State(tree, state.record if is_whole else None), target, sep=sep)
         for path in found.corrupt:
             output.line(f"left out, because it is damaged: {path}", "yellow")
         if found.damage is not None:
@@ -102,25 +96,21 @@ def _without(tree: Any, paths: set[str], parts: tuple[str, ...]) -> Any:
 
 def _opened(source: str) -> File:
     """Opens a file; gzip of others, which cannot be read in parts, is read as a whole."""
-    import treepack
-    from treepack._content import open_content
-
     try:
         return open(source)
-    except treepack.errors.GzipError:
+    except GzipError:
         with output.bar("decompress") as progress:
-            content = open_content(source, progress=progress)
-        return File.of(content, source)
+            return open(open_content(source, progress=progress))
 
 
 def _write(
     state: _convert.State,
     target: str,
-    gzip: bool | None,
-    level: int | None,
-    align: int,
-    dtype: str | None,
-    sep: str,
+    gzip: bool | None = None,
+    level: int | None = None,
+    align: int = 64,
+    dtype: str | None = None,
+    sep: str = ".",
 ) -> None:
     if dtype is not None:
         state = state._replace(tree=_convert.with_dtype(state.tree, _float(dtype)))
@@ -137,11 +127,11 @@ def _write(
             _convert.write_msgpack(
                 state, target, compress=compress, level=level, align=align, progress=progress
             )
-    output.line(f"{target}: {size_text(Path(target).stat().st_size)}", "green")
+    output.line(f"{target}: {size_text(size_of(target))}", "green")
 
 
 def _float(name: str) -> np.dtype[Any]:
     found = _dtypes.resolve(name.encode())
-    if found is None or not found.name.startswith(("float", "bfloat")):
+    if found is None or not _dtypes.is_float(found):
         raise ValueError(f"{name!r} is no dtype of floats, such as float32 or bfloat16")
     return found

@@ -3,9 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::super::failure::{Failure, Walked};
+use super::super::failure::Walked;
 use super::super::memory::dict_next;
-use super::record::{Assembled, Assembly, children, damaged, replaced};
+use super::record::{Assembled, Assembly, check_count, damaged, replaced};
 use crate::structure::Kind;
 
 impl<'py> Assembly<'_, 'py> {
@@ -53,45 +53,23 @@ impl<'py> Assembly<'_, 'py> {
         })
     }
 
-    /// The state that some keys lead to, and its node.
-    pub(super) fn below(
-        &self,
-        mut state: Bound<'py, PyAny>,
-        mut node: usize,
-        keys: &[String],
-    ) -> Walked<(Bound<'py, PyAny>, usize)> {
-        for wanted in keys {
-            let found = &self.trailer.nodes[node];
-            let is_plain = found.0 == Kind::Plain;
-            let dict = if is_plain {
-                state.cast_exact::<PyDict>().map_err(|_| {
-                    Failure::structure("there is a leaf where a container was saved")
-                })?
-            } else {
-                children(&state, found)?
-            };
-            let mut position = 0;
-            let mut index = 0;
-            let child = loop {
-                let Some((key, child)) = dict_next(dict, &mut position) else {
-                    return damaged("a dict has lost a key");
-                };
-                if key.eq(wanted)? {
-                    break child;
+    /// The node that positions lead to from another one: which child, and of how many.
+    pub(super) fn below(&self, node: usize, positions: &[(u64, u64)]) -> Walked<usize> {
+        positions
+            .iter()
+            .try_fold(node, |node, &(mut index, count)| {
+                let found = &self.trailer.nodes[node];
+                if found.0 == Kind::Plain {
+                    return Ok(node); // as all below it
                 }
-                index += 1;
-            };
-            if !is_plain {
-                let mut repeats = found.1.iter();
-                let number = repeats.find(|repeat| {
-                    let is_here = index < u64::from(repeat.0);
-                    index = index.saturating_sub(u64::from(repeat.0));
-                    is_here
-                });
-                node = number.map_or(0, |repeat| repeat.1 as usize);
-            }
-            state = child;
-        }
-        Ok((state, node))
+                check_count(found, count)?;
+                for repeat in &found.1 {
+                    if index < u64::from(repeat.0) {
+                        return Ok(repeat.1 as usize);
+                    }
+                    index -= u64::from(repeat.0);
+                }
+                damaged("a container has fewer children than it was saved with")
+            })
     }
 }

@@ -28,7 +28,7 @@ pub fn assemble<'py>(
     placeholders: bool,
     r#static: Bound<'py, PyAny>,
     absent: Option<Bound<'py, PyAny>>,
-    at: Vec<String>,
+    at: Vec<(u64, u64)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
     let trailer = Trailer::read(trailer)?;
@@ -46,8 +46,8 @@ pub fn assemble<'py>(
         absent,
     };
     let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
-    let below = assembly.below(state, root, &at);
-    let (state, root) = below.map_err(|failure| failure.into_py(py, "loading"))?;
+    let below = assembly.below(root, &at);
+    let root = below.map_err(|failure| failure.into_py(py, "loading"))?;
     let mut found = Vec::new();
     let done = match convert {
         None => assembly.node(state, root),
@@ -392,19 +392,22 @@ fn indexed(dict: &Bound<'_, PyDict>) -> Walked {
 }
 
 /// The state of a container, if it has the children of the node.
-pub(super) fn children<'a, 'py>(
-    state: &'a Bound<'py, PyAny>,
-    node: &Node,
-) -> Walked<&'a Bound<'py, PyDict>> {
+fn children<'a, 'py>(state: &'a Bound<'py, PyAny>, node: &Node) -> Walked<&'a Bound<'py, PyDict>> {
     match state.cast_exact::<PyDict>() {
-        Ok(dict) if dict.len() as u64 == node.count() => Ok(dict),
-        Ok(dict) => damaged(format!(
-            "a container has {} children, and was saved with {}",
-            dict.len(),
-            node.count()
-        )),
+        Ok(dict) => check_count(node, dict.len() as u64).map(|()| dict),
         Err(_) => damaged("there is a leaf where a container was saved"),
     }
+}
+
+/// Checks that a container has as many children as the node.
+pub(super) fn check_count(node: &Node, count: u64) -> Walked {
+    if count == node.count() {
+        return Ok(());
+    }
+    damaged(format!(
+        "a container has {count} children, and was saved with {}",
+        node.count()
+    ))
 }
 
 fn bytes<'a, 'py>(state: &'a Bound<'py, PyAny>) -> Walked<&'a Bound<'py, PyBytes>> {
