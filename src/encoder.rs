@@ -405,6 +405,14 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
+    /// Whether what comes now is part of what an index has as one leaf, and not of its data: a list
+    /// or a map that is no state.
+    #[must_use]
+    pub fn is_inside_leaf(&self) -> bool {
+        let pending = || self.listing.as_ref().and_then(Listing::last_begun);
+        self.paused.is_some() && !matches!(pending(), Some(LeafKind::PrngKey(..)))
+    }
+
     /// Begins a typed PRNG key of this implementation, whose data are the array that follows.
     pub fn prng_key(&mut self, name: &str) -> Result<()> {
         self.begin(false)?;

@@ -263,6 +263,11 @@ impl<P: Payload> Layout<P> {
         self.pieces.iter().map(|piece| &piece.payload)
     }
 
+    /// All payloads in order; what takes the place of one must have as many bytes.
+    pub fn payloads_mut(&mut self) -> impl Iterator<Item = &mut P> {
+        self.pieces.iter_mut().map(|piece| &mut piece.payload)
+    }
+
     /// A payload by its number among all.
     ///
     /// # Panics

@@ -44,6 +44,8 @@ pub mod events;
 
 pub mod catalog;
 
+pub mod manifest;
+
 pub mod mapping;
 
 pub mod sink;

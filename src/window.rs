@@ -88,6 +88,25 @@ impl<A: Fetch> Window<A> {
         Ok(())
     }
 
+    /// Fetches all arrays now. Each stays here until it is copied.
+    ///
+    /// Must not be called while something is held that [`Fetch`] needs.
+    pub fn fetch_all(&self) -> Result<()> {
+        let mut slots = self.slots.lock().map_err(|_| poisoned())?;
+        for slot in slots.iter_mut() {
+            if matches!(slot.stage, Stage::There) {
+                slot.stage = Stage::OnTheWay(slot.array.start()?);
+            }
+        }
+        for slot in slots.iter_mut() {
+            slot.stage = match std::mem::replace(&mut slot.stage, Stage::There) {
+                Stage::OnTheWay(transfer) => Stage::Here(Arc::new(slot.array.finish(transfer)?)),
+                stage => stage,
+            };
+        }
+        Ok(())
+    }
+
     fn get(&self, number: usize) -> Result<Arc<A::Here>> {
         let mut slots = self.slots.lock().map_err(|_| poisoned())?;
         if let Stage::Here(here) = &slots[number].stage {
@@ -216,6 +235,24 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(counts.most.load(Ordering::Relaxed), 50);
+    }
+
+    #[test]
+    fn all_can_be_fetched_at_once() {
+        let counts = Counts::default();
+        let window = Window::new(10);
+        for _ in 0..3 {
+            window.add(Remote(vec![1; 50], &counts), 50);
+        }
+        window.fetch_all().unwrap();
+        assert_eq!(counts.here.load(Ordering::Relaxed), 150);
+        for number in 0..3 {
+            window
+                .copy_to(number, 0, &mut [MaybeUninit::new(0); 50])
+                .unwrap();
+        }
+        assert_eq!(counts.started.load(Ordering::Relaxed), 3);
+        assert_eq!(counts.here.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -17,10 +17,10 @@ from treepack._cli import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-FORMAT = (ROOT / "docs" / "format.md").read_text()
+DOCS = "".join((ROOT / "docs" / name).read_text() for name in ("format.md", "sharded.md"))
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README + FORMAT, re.S))
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README + DOCS, re.S))
 def test_example(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})

@@ -99,6 +99,12 @@ def files(folder: Path) -> None:
 def opened(folder: Path) -> None:
     path = folder / "opened"
     tree: dict[str, list[jax.Array]] = {"w": [jnp.ones((4, 2))], "more": []}
+    saving: treepack.Saving = treepack.save(path, tree, background=True)
+    done: tuple[int, int] = saving.progress
+    error: BaseException | None = saving.exception(timeout=60.0)
+    saving.result()
+    print(saving.done(), done, error)
+    treepack.save(folder / "checkpoint", tree, sharded=True)
     treepack.save(path, tree)
     file: treepack.File
     with treepack.open(path, salvage=False, mmap=True) as file:

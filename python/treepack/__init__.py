@@ -26,6 +26,7 @@ from treepack._registration import (
     register_tree,
 )
 from treepack._report import Report
+from treepack._saving import Saving
 from treepack._streams import read_stream, write_stream
 from treepack._verify import Verification, verify
 from treepack.errors import (
@@ -50,6 +51,7 @@ __all__ = [
     "MismatchError",
     "Progress",
     "Report",
+    "Saving",
     "Strict",
     "TreepackError",
     "UnregisteredTypeError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap as mmap_module
 import os
 import re
@@ -70,8 +71,14 @@ def open_content(
     threads: int | None = None,
     progress: Progress = None,
 ) -> _core.Content:
-    """Returns what is in a file, decompressed if it is gzip."""
+    """Returns what is in a file, decompressed if it is gzip.
+
+    Raises:
+      IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
+    """
     url, path = url_of(path), local(path)
+    if url is None:
+        _check_file(path)
     mappable = mmap and url is None and _is_mappable(path)
     with telling(progress, "load") as tell:
         if url is not None:
@@ -130,9 +137,12 @@ def opened(source: Openable, *, mmap: bool = True, salvage: bool = False) -> Ope
 
     Raises:
       GzipError: If it is gzip that can only be read as a whole.
+      IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
     if isinstance(source, (str, os.PathLike)):
         url, source = url_of(source), local(source)
+        if url is None:
+            _check_file(source)
         if url is not None:
             content = _remote.content(url)
         elif mmap and _is_mappable(source):
@@ -202,6 +212,17 @@ def size_of(path: str | os.PathLike[str]) -> int:
     """Returns how many bytes a file has, here or elsewhere."""
     url = url_of(path)
     return Path(local(path)).stat().st_size if url is None else _remote.content(url).nbytes
+
+
+def read_all(path: str | os.PathLike[str]) -> bytes:
+    """Returns all of a small file, here or elsewhere."""
+    url = url_of(path)
+    return Path(local(path)).read_bytes() if url is None else bytes(_remote.downloaded(url))
+
+
+def _check_file(path: str | os.PathLike[str]) -> None:
+    if Path(path).is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
 
 
 def _is_mappable(path: str | os.PathLike[str]) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "Catalog",
     "Content",
     "Layout",
+    "Manifest",
     "assemble",
     "compress",
     "decode_value",
@@ -30,6 +31,7 @@ __all__ = [
     "stream_items",
     "trailer_metadata",
     "walk",
+    "write_file",
 ]
 
 _Progress = Callable[[int, int], object]
@@ -56,6 +58,10 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """The exact length of the encoding in bytes."""
+
+    @property
+    def hollow(self) -> list[Any]:
+        """The arrays whose places are kept, and which are not written."""
 
     def to_bytes(self, *, threads: int | None) -> bytes:
         """Returns the encoding, copied by so many threads at most."""
@@ -108,6 +114,8 @@ def walk(
     index: bool = False,
     checksums: bool = False,
     record: bytes | None = None,
+    snapshot: bool = False,
+    hollow: bool = False,
 ) -> Layout:
     """Walks a tree, which copies only small arrays. Those on accelerators are fetched later.
 
@@ -127,6 +135,10 @@ def walk(
         elsewhere, zeros are in the place of what comes after the record.
       record: A record with what stands after it, whose types, structure and metadata are taken
         instead of the tree's own.
+      snapshot: Whether the layout stays what it is whatever becomes of the tree: arrays of NumPy
+        are copied, those on accelerators are fetched now.
+      hollow: Whether arrays are not written, only their places are kept: all those of jax, and
+        those of NumPy of more than 64 bytes. Zeros are in their place.
 
     Raises:
       UnserializableLeafError: A TypeError. If a leaf cannot be written.
@@ -172,6 +184,54 @@ class Content:
 
     def inflate(self, *, threads: int | None, progress: _Progress | None) -> Content:
         """Returns the content, decompressed."""
+
+@final
+class Manifest:
+    """What holds the files of a sharded checkpoint together; see `src/manifest.rs`."""
+
+    @staticmethod
+    def encode(
+        layout: Layout,
+        files: list[tuple[str, int, int]],
+        arrays: list[tuple[list[int], list[int], bool]],
+    ) -> bytes:
+        """Returns the manifest of a tree whose arrays are in files.
+
+        Args:
+          layout: The encoding of the tree, made with `hollow=True`.
+          files: The name of each file, how many bytes it has, and the CRC-32 of its record.
+          arrays: For each of `layout.hollow` how it is split; see `grid`.
+        """
+
+    def with_files(self, files: list[tuple[str, int, int]]) -> bytes:
+        """Returns the same manifest with as many other files."""
+
+    @staticmethod
+    def decode(data: bytes) -> Manifest:
+        """Reads a manifest.
+
+        Raises:
+          DecodeError: A ValueError. If it is none, or is damaged.
+        """
+
+    @property
+    def files(self) -> list[tuple[str, int, int]]:
+        """The name of each file, how many bytes it has, and the CRC-32 of its record."""
+
+    @property
+    def content(self) -> Content:
+        """The encoding of the tree, with zeros in the place of the arrays."""
+
+    def array_in(self, start: int, stop: int) -> int | None:
+        """Returns the number of the array whose place is inside a range of the encoding."""
+
+    def grid(self, array: int) -> tuple[list[int], list[int], bool]:
+        """Returns how an array is split into shards of one shape.
+
+        Returns:
+          How many shards there are in each dimension; the number of the file of each, the last
+          dimension varying fastest; and whether it is an array of the host, not of devices.
+        """
 
 @final
 class Catalog:
@@ -261,6 +321,9 @@ class Catalog:
         Returns:
           What is known of each leaf, and of what lies between the last one and the record.
         """
+
+def write_file(path: str | PathLike[str], data: bytes, *, durable: bool) -> None:
+    """Writes a file, which is replaced whole or not at all."""
 
 def restore(
     data: Buffer | Content,

@@ -5,10 +5,12 @@ What `save` and `load`, `dumps` and `loads`, `save_exported` and `load_exported`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import os
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from treepack import _core, _holes, serialization
-from treepack._options import Strict
+from treepack._content import save_layout
+from treepack._options import Progress, Strict
 from treepack._placement import Arrays, converter
 from treepack._restore import restore_tree, without_structure
 from treepack.errors import DecodeError
@@ -28,11 +30,14 @@ def described_layout(
     holes: bool = False,
     index: bool = False,
     checksums: bool = False,
+    snapshot: bool = False,
+    hollow: bool = False,
 ) -> _core.Layout:
     """Returns a tree with its structure, ready to be written.
 
     With `index` it is found without reading all headers, and with `checksums` damage is found
-    in it; only files can have those.
+    in it; only files can have those. With `snapshot` it stays what it is whatever becomes of the
+    tree, and with `hollow` it has only the places of arrays; see `_core.walk`.
     """
     with _holes.allowing(holes):
         return _core.walk(
@@ -46,6 +51,46 @@ def described_layout(
             metadata=None if metadata is None else _core.encode_value(metadata),
             index=index,
             checksums=checksums,
+            snapshot=snapshot,
+            hollow=hollow,
+        )
+
+
+class Writing(NamedTuple):
+    """How files are written; see `save`."""
+
+    compress: bool
+    level: int | None
+    align: int
+    durable: bool
+    threads: int | None
+
+    def layout(
+        self, tree: Any, metadata: Any, *, holes: bool = False, snapshot: bool = False
+    ) -> _core.Layout:
+        """Returns a tree that is ready to be written to a file."""
+        return described_layout(
+            tree,
+            self.align,
+            metadata,
+            holes=holes,
+            index=True,
+            checksums=not self.compress,
+            snapshot=snapshot,
+        )
+
+    def save(
+        self, layout: _core.Layout, path: str | os.PathLike[str], progress: Progress = None
+    ) -> None:
+        """Writes it to a file, which is replaced whole or not at all."""
+        save_layout(
+            layout,
+            path,
+            compress=self.compress,
+            level=self.level,
+            durable=self.durable,
+            threads=self.threads,
+            progress=progress,
         )
 
 

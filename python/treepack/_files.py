@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from treepack import _streams
-from treepack._content import open_content, save_layout
-from treepack._described import Unknown, described_layout, restore_described
+from treepack._content import check_level, open_content
+from treepack._described import Unknown, Writing, restore_described
 from treepack._open import File
 from treepack._options import Progress, Strict
 from treepack._partial import How, Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
 from treepack._report import Report
+from treepack._saving import Saving, run, wait_for
+from treepack._sharded.writing import is_distributed, sharded_write
 
 if TYPE_CHECKING:
     import jax
 
 
+@overload
 def save(
     path: str | os.PathLike[str],
     tree: Any,
     *,
+    background: Literal[False] = False,
+    sharded: bool | None = None,
     metadata: Any = None,
     holes: bool = False,
     compress: bool = False,
@@ -32,7 +37,42 @@ def save(
     durable: bool = True,
     threads: int | None = None,
     progress: Progress = None,
-) -> None:
+) -> None: ...
+
+
+@overload
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    background: Literal[True],
+    sharded: bool | None = None,
+    metadata: Any = None,
+    holes: bool = False,
+    compress: bool = False,
+    level: int | None = None,
+    align: int = 64,
+    durable: bool = True,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Saving: ...
+
+
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    background: bool = False,
+    sharded: bool | None = None,
+    metadata: Any = None,
+    holes: bool = False,
+    compress: bool = False,
+    level: int | None = None,
+    align: int = 64,
+    durable: bool = True,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Saving | None:
     """Saves a tree to a file, which is replaced whole or not at all.
 
     `load` gives all of it back without a template: containers and the order of their keys,
@@ -51,6 +91,13 @@ def save(
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
         of a path and a leaf, for trees that are larger than memory: they become nested dicts. Their
         arrays wait in a temporary file beside `path`.
+      background: Whether a thread writes, and this returns a `Saving` as soon as the program may
+        do with the tree what it likes: arrays of NumPy have been copied then, those on
+        accelerators fetched, and those of jax on CPU are held. The next save to the same path
+        waits for the end of this one, and so does the end of the program.
+      sharded: Whether `path` is to be a directory, in which each process of `jax.distributed`
+        writes a file of shards that it has; see docs/sharded.md. All processes have to call this
+        with the same tree. `None` does so if there are arrays that no process has all of.
       metadata: Anything to be kept with the tree, such as a step or a configuration: values
         of the plain types of Python, or of types that `register_auxdata` knows. See
         `read_metadata`.
@@ -62,11 +109,14 @@ def save(
         multiples of so many bytes. At 64 JAX on CPU can use those of a mapped file in place.
       durable: Whether the file is on the disk when this returns, so that it survives
         a loss of power. Without, it survives a crash of the program.
-      threads: By how many threads is compressed, at most. `None` is the environment variable
-        `TREEPACK_NUM_THREADS`, or else as many as there are cores.
+      threads: By how many threads is copied or compressed, at most. `None` is the environment
+        variable `TREEPACK_NUM_THREADS`, or else as many as there are cores.
       progress: A callable that is called now and then with how many bytes of the
         encoding are done and how many there are, or `True` for a bar of tqdm. An
         exception in it ends the work, and the file is the old one.
+
+    Returns:
+      With `background=True` a `Saving`, whose `result()` waits until all is written.
 
     Raises:
       OSError: If the file cannot be written.
@@ -74,6 +124,7 @@ def save(
         node has a type that is not registered, or static data or keys that cannot be written.
       ValueError: If keys of a dict are the same as strings, or reserved.
       TypeError: If metadata cannot be written.
+      TreepackError: A ValueError. In another process: what has gone wrong there.
 
     Example:
       >>> import jax.numpy as jnp, tempfile, treepack
@@ -82,20 +133,24 @@ def save(
       >>> treepack.load(path)
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
-    leaves = _streams.Spooled(tree, path) if isinstance(tree, Iterator) else nullcontext(tree)
-    with leaves as tree:
-        layout = described_layout(
-            tree, align, metadata, holes=holes, index=True, checksums=not compress
-        )
-        save_layout(
-            layout,
-            path,
-            compress=compress,
-            level=level,
-            durable=durable,
-            threads=threads,
-            progress=progress,
-        )
+    check_level(level, compress)
+    how = Writing(compress, level, align, durable, threads)
+    wait_for(path)
+    if isinstance(tree, Iterator):
+        if background or sharded:
+            raise ValueError("an iterator is read while it is saved: in one file, and now")
+        with _streams.Spooled(tree, path) as tree:
+            how.save(how.layout(tree, metadata, holes=holes), path, progress)
+        return None
+    if sharded is None:
+        sharded = is_distributed(tree)
+    if sharded:
+        write = sharded_write(path, tree, metadata, holes, how, snapshot=background)
+    else:
+        layout = how.layout(tree, metadata, holes=holes, snapshot=background)
+        write = functools.partial(how.save, layout, path)
+        del layout  # so that nothing holds it when it has been written
+    return run(path, write, progress, background=background)
 
 
 T = TypeVar("T")
@@ -205,8 +260,8 @@ def load(
     """Returns the tree in a file: as it was saved, or in the shape of a target.
 
     Args:
-      path: A file of `save`, or its URL. With a target also one of flax, or of
-        `treepack.serialization`. Gzip is recognised by its first bytes.
+      path: A file of `save`, or its URL; or the directory of a sharded one. With a target also a
+        file of flax, or of `treepack.serialization`. Gzip is recognised by its first bytes.
       target: A template. Its containers are what the result is made of; of its leaves only shape,
         dtype and sharding matter, so `jax.ShapeDtypeStruct`s will do (`jax.eval_shape` of what
         makes the tree, or `abstract`). Arrays become arrays of jax, and go where it has them,
@@ -281,21 +336,25 @@ def load(
       Pass strict=False to restore what is found regardless.
     """
     part = Part(select, rename, missing, unexpected, verify, on_corrupt, return_report)
-    if not part.is_whole:
-        how = How(strict, cast, arrays, device, sharding, copy, unknown, static, threads, progress)
-        with File(path, mmap=mmap) as file:
-            return load_part(file, target, part, how)
-    content = open_content(path, mmap=mmap, threads=threads, progress=progress)
-    return restore_described(
-        content,
-        target,
-        copy=copy,
-        strict=strict,
-        cast=cast,
-        arrays=arrays,
-        device=device,
-        sharding=sharding,
-        unknown=unknown,
-        static=static,
-        threads=threads,
-    )
+    if part.is_whole:
+        try:
+            content = open_content(path, mmap=mmap, threads=threads, progress=progress)
+        except IsADirectoryError:
+            pass  # a sharded checkpoint, or nothing
+        else:
+            return restore_described(
+                content,
+                target,
+                copy=copy,
+                strict=strict,
+                cast=cast,
+                arrays=arrays,
+                device=device,
+                sharding=sharding,
+                unknown=unknown,
+                static=static,
+                threads=threads,
+            )
+    how = How(strict, cast, arrays, device, sharding, copy, unknown, static, threads, progress)
+    with File(path, mmap=mmap) as file:
+        return load_part(file, target, part, how)

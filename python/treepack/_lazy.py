@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -69,6 +69,11 @@ class LazyArray(Deferred):
             raise ValueError("another dtype needs a copy")
         other: np.ndarray = array.astype(dtype)
         return other
+
+    def box(self, index: Sequence[slice]) -> np.ndarray:
+        """Returns the elements of a box: a view where that can be."""
+        found: np.ndarray = np.asarray(self)[tuple(index)]
+        return found
 
     def __getitem__(self, index: Any) -> Any:
         """Returns what NumPy returns for an index, as an array of its own.
@@ -154,9 +159,9 @@ def _plan(index: Any, shape: tuple[int, ...]) -> _Plan | None:
       IndexError: If there is nothing at the index.
     """
     parts = [*index] if isinstance(index, tuple) else [index]
-    if not all(part is None or part is ... or _is_basic(part) for part in parts):
+    if not all(part is None or part is ... or is_basic(part) for part in parts):
         return None
-    axes = sum(_is_basic(part) for part in parts)
+    axes = sum(is_basic(part) for part in parts)
     if axes > len(shape) or parts.count(...) > 1:
         raise IndexError(
             f"too many indices for an array of {len(shape)} dimensions: {index!r:.100}"
@@ -185,7 +190,8 @@ def _plan(index: Any, shape: tuple[int, ...]) -> _Plan | None:
     return _Plan(offset, range(1), (), rest)
 
 
-def _is_basic(part: Any) -> bool:
+def is_basic(part: Any) -> bool:
+    """Tells whether a part of an index is an integer or a slice."""
     if isinstance(part, slice):
         return True
     return isinstance(part, (int, np.integer)) and not isinstance(part, bool)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from treepack import _core
 from treepack._content import content_of
 from treepack._described import Unknown, assembled, check_unknown, present
+from treepack._open import File
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -41,7 +42,12 @@ def abstract(
       [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
     """
     check_unknown(unknown)
-    state = _core.restore(content_of(path_or_data), None, None, abstract_arrays=True)
+    try:
+        content = content_of(path_or_data)
+    except IsADirectoryError:
+        with File(path_or_data) as file:
+            return file.abstract(unknown=unknown, static=static)
+    state = _core.restore(content, None, None, abstract_arrays=True)
     return assembled(state, unknown=unknown, static=static, placeholders=True)
 
 
@@ -59,7 +65,11 @@ def read_metadata(path_or_data: str | os.PathLike[str] | Buffer) -> Any:
       >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
       {'step': 3, 'shape': (1, 2)}
     """
-    content = content_of(path_or_data)
+    try:
+        content = content_of(path_or_data)
+    except IsADirectoryError:
+        with File(path_or_data) as file:
+            return file.metadata
     if not isinstance(content, _core.Content):
         content = _core.Content.lent(content)
     return _core.trailer_metadata(present(_core.Catalog.open(content, salvage=False).trailer))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from treepack import _core, _leaves, _paths, _prng
-from treepack._content import Openable, opened
+from treepack._content import Openable, Opened, opened
 from treepack._described import Unknown, check_unknown
 from treepack._lazy import LazyArray
 from treepack._options import Progress, Strict
 from treepack._partial import How, Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
+from treepack._report import ABSENT
+from treepack._sharded.reading import Checkpoint, ShardedArray
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
 
 # A repr has so many leaves.
 _MOST_ROWS = 20
+
+
+Status = Literal["ok", "corrupt", "unchecked"]
+"""What is known of the bytes of a leaf: `unchecked` if there is nothing to compare them with."""
 
 
 class Tree(Mapping[str, Any]):
@@ -64,8 +71,20 @@ class Tree(Mapping[str, Any]):
             return Tree(self._file, value, parts)
         _, kind, *_ = catalog.leaf(value)
         if kind[0] == "array":
-            return LazyArray(self, value, _paths.text(parts), kind[1], kind[2])
+            return self._array(value, parts, kind[1], kind[2])
+        if kind[0] == "prng_key" and self._file._shards is not None:
+            data = np.asarray(self._array(value, parts, "uint32", kind[2]))
+            return _prng.wrap(kind[1], data)
         return catalog.read(value, copy=None, threads=None)
+
+    def _array(self, value: int, parts: list[str], dtype: str, shape: tuple[int, ...]) -> LazyArray:
+        path, shards = _paths.text(parts), self._file._shards
+        found = None if shards is None else shards.array(self, value, path, dtype, shape)
+        return LazyArray(self, value, path, dtype, shape) if found is None else found
+
+    def _part(self, value: int, parts: Iterable[str]) -> Tree:
+        """Returns a part of it, which may be a leaf."""
+        return Tree(self._file, value, [*self._parts, *parts])
 
     def __contains__(self, path: object) -> bool:
         try:
@@ -166,22 +185,27 @@ class Tree(Mapping[str, Any]):
 
     def _abstract(self, value: int, parts: list[str]) -> Any:
         """Returns what stands for a leaf whose bytes are not read."""
-        found = self._at(value, parts)
-        if isinstance(found, LazyArray):
-            return _leaves.abstract(found.shape, found.dtype)
         _, kind, *_ = self._catalog().leaf(value)
         if kind[0] == "prng_key":
             key = _prng.wrap(kind[1], _leaves.abstract(kind[2], np.dtype(np.uint32)))
             if key is not None:
                 return key
+        found = self._at(value, parts)
+        if isinstance(found, LazyArray):
+            return _leaves.abstract(found.shape, found.dtype)
         return found
 
-    def _state(self, leaf: Callable[[int, list[str]], Any]) -> Any:
-        """Returns the state: dicts and lists of what `leaf` makes of values and their parts."""
+    def _state(self, leaf: Callable[[int, list[str]], Any], wanted: bytes | None = None) -> Any:
+        """Returns the state: dicts and lists of what `leaf` makes of values and their parts.
+
+        `ABSENT` is in the place of leaves and empty containers that are not wanted.
+        """
         catalog = self._catalog()
 
         def below(value: int, parts: list[str]) -> Any:
             children = catalog.children(value)
+            if not children and wanted is not None and not wanted[value]:
+                return ABSENT
             if children is None:
                 return leaf(value, parts)
             found = {}  # no comprehension: this goes as deep as a tree
@@ -268,7 +292,12 @@ class File(Tree):
         self._name = (
             repr(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "in memory"
         )
-        found = opened(source, mmap=mmap, salvage=salvage)
+        self._shards: Checkpoint | None = None
+        try:
+            found = opened(source, mmap=mmap, salvage=salvage)
+        except IsADirectoryError:
+            self._shards = Checkpoint(source, functools.partial(File, mmap=mmap, salvage=salvage))
+            found = Opened(self._shards.content)
         self._opened: _core.Catalog | None = _core.Catalog.open(found.content, salvage=salvage)
         self._damage = found.damage
         super().__init__(self, 0, [])
@@ -288,9 +317,46 @@ class File(Tree):
     def damage(self) -> str | None:
         return self._damage or self._catalog().damage
 
+    def _verified(
+        self, *, threads: int | None, progress: Callable[[int, int], object] | None
+    ) -> tuple[dict[int, Status], str | None]:
+        """Compares it with its checksums.
+
+        Returns:
+          What is known of each leaf by its value, and what is wrong apart from leaves.
+        """
+        catalog = self._catalog()
+        leaves = catalog.leaves(0)
+        if self._shards is not None:
+            arrays = {}
+            for path, value in leaves:
+                kind = catalog.leaf(value)[1]
+                if kind[0] in ("array", "prng_key"):
+                    dtype = kind[1] if kind[0] == "array" else "uint32"
+                    array = self._array(value, _paths.parts(path), dtype, kind[2])
+                    if isinstance(array, ShardedArray):
+                        arrays[value] = array
+            found, damage = self._shards.verify(
+                arrays, threads=threads, progress=progress or (lambda *_: None)
+            )
+            # All others are in the manifest, whose checksum was compared.
+            return {value: found.get(value, "ok") for _, value in leaves}, damage
+        *statuses, rest = catalog.verify(threads=threads, progress=progress)
+        damage = self.damage
+        if damage is None and rest == "corrupt":
+            damage = "what lies between the leaves and the record of the structure is damaged"
+        return {value: statuses[catalog.leaf(value)[0]] for _, value in leaves}, damage
+
+    @property
+    def _is_summed(self) -> bool:
+        """Whether there is something to verify."""
+        return self._shards is not None or self._catalog().is_summed
+
     def close(self) -> None:
         """Lets go of the file. Arrays that view it stay as they are."""
         self._opened = None
+        if self._shards is not None:
+            self._shards.close()
 
     def __enter__(self) -> File:
         return self
@@ -324,7 +390,7 @@ def open(source: Openable, *, salvage: bool = False, mmap: bool = True) -> File:
 
     Args:
       source: A path, bytes, or a file object that can seek: msgpack of treepack, flax or eformer,
-        or gzip of treepack.
+        or gzip of treepack. Or the directory of a sharded checkpoint.
       salvage: Whether a file that is cut short or damaged is opened, too, with what can be found.
         Its `damage` tells what is wrong then.
       mmap: Whether a file is mapped. `False` reads all of it now.

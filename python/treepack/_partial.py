@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from treepack import _core, _paths
 from treepack._described import Unknown, check_unknown
+from treepack._lazy import LazyArray
 from treepack._options import Progress, Strict, telling
 from treepack._patterns import renamer, selector, unmatched
 from treepack._placement import Arrays, converter
 from treepack._report import ABSENT, Partial
 from treepack._restore import restore_tree
+from treepack._sharded.reading import ShardedArray
 from treepack.errors import CorruptionError, TreepackError
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ def load_part(tree: Tree, target: Any, part: Part, how: How) -> Any:
         report = partial.report(found.corrupt)._replace(loaded=found.paths)
     else:
         if part.rename is None:
-            state = _read(tree, tree._value, found.wanted, how)
+            state = _read(tree, found.wanted, how)
         else:
             state = _renamed_state(tree, found.renamed, found.wanted, how)
         loaded = restore_tree(
@@ -158,7 +160,7 @@ def _choose(tree: Tree, part: Part, how: How) -> _Choice:
     }
     chosen = {path: value for path, value in leaves.items() if is_wanted(path)}
     typos = [] if part.missing == "target" else unmatched(part.select, renamed.values())
-    corrupt = _corrupt(catalog, chosen, part, how) if part.verifies else []
+    corrupt = _corrupt(tree, chosen, part, how) if part.verifies else []
     for path in corrupt:
         del chosen[path]
     wanted = bytearray(catalog.values)
@@ -170,31 +172,42 @@ def _choose(tree: Tree, part: Part, how: How) -> _Choice:
     return _Choice(is_wanted, renamed, list(chosen), bytes(wanted), corrupt, typos)
 
 
-def _read(tree: Tree, value: int, wanted: bytes, how: How) -> Any:
-    """Returns the state of a value, with `ABSENT` for what is not wanted."""
-    return tree._catalog().read(
-        value, copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
-    )
+def _read(tree: Tree, wanted: bytes, how: How) -> Any:
+    """Returns the state of a tree, with `ABSENT` for what is not wanted."""
+    if tree._file._shards is None:
+        return tree._catalog().read(
+            tree._value, copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
+        )
+
+    def leaf(value: int, parts: list[str]) -> Any:
+        found = tree._at(value, parts)
+        if not isinstance(found, LazyArray):
+            return found
+        # Arrays on several devices are read by each device.
+        is_host = not isinstance(found, ShardedArray) or found.is_host
+        return found.__array__(copy=how.copy) if is_host or how.arrays == "numpy" else found
+
+    return tree._state(leaf, wanted)
 
 
 def _nothing(patterns: list[str]) -> ValueError:
     return ValueError(f"select matches nothing in the file: {', '.join(patterns)}")
 
 
-def _corrupt(catalog: _core.Catalog, chosen: Mapping[str, int], part: Part, how: How) -> list[str]:
+def _corrupt(tree: Tree, chosen: Mapping[str, int], part: Part, how: How) -> list[str]:
     """Returns the paths of leaves that have another checksum.
 
     Raises:
       CorruptionError: If there are some, and none may be left out.
     """
-    if not catalog.is_summed:
+    if not tree._file._is_summed:
         raise TreepackError(
             "there are no checksums to verify: the file is not from treepack.save, or was made by "
             "dumps"
         )
     with telling(how.progress, "verify") as tell:
-        statuses = catalog.verify(threads=how.threads, progress=tell)
-    found = [path for path, value in chosen.items() if statuses[catalog.leaf(value)[0]] != "ok"]
+        statuses, _ = tree._file._verified(threads=how.threads, progress=tell)
+    found = [path for path, value in chosen.items() if statuses[value] != "ok"]
     if found and part.on_corrupt == "error":
         raise CorruptionError(f"{listed(found)} damaged: pass on_corrupt='skip' to load all else")
     return found
@@ -211,10 +224,10 @@ def _assembled(tree: Tree, wanted: bytes, convert: Any, how: How) -> Any:
     """Returns what is wanted of a tree, with its structure as far as it is whole."""
     catalog = tree._catalog()
     if catalog.trailer is None:
-        found = without_absent(_read(tree, tree._value, wanted, how))
+        found = without_absent(_read(tree, wanted, how))
     else:
         found = _core.assemble(
-            _read(tree, tree._value, wanted, how),
+            _read(tree, wanted, how),
             catalog.trailer,
             convert=convert,
             unknown_as_dict=how.unknown == "dict",
@@ -266,7 +279,7 @@ def _renamed_state(tree: Tree, renamed: Mapping[str, str], wanted: bytes, how: H
         new = renamed.get(text)
         if new is None:  # a list, which stays together
             new = _list_path(text, renamed)
-        found = _read(tree, value, wanted, how)
+        found = _read(tree._part(value, path), wanted, how)
         parts = _paths.parts(new)
         if not parts:
             root.append(found)

@@ -12,8 +12,10 @@ import numpy as np
 
 from treepack import _paths
 from treepack._compare import signature
+from treepack._lazy import LazyArray
 from treepack._libraries import jax as _jax
 from treepack._nodes import kind_of
+from treepack._sharded.reading import ShardedArray
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:
@@ -67,7 +69,10 @@ def converter(
 
     def convert(leaves: Leaves) -> list[Any]:
         found = _cast(leaves, threads) if cast else [found for _, _, found in leaves]
-        return _place(leaves, found, _where(device, sharding), may_change) if placed else found
+        if not placed:
+            return found
+        made = _place(leaves, found, _where(device, sharding), may_change)
+        return [np.asarray(it) if isinstance(it, LazyArray) else it for it in made]
 
     return convert
 
@@ -88,6 +93,9 @@ def _cast(leaves: Leaves, threads: int | None) -> list[Any]:
             or not expected.kind == actual.kind == "float"
         ):
             results.append(found)
+            continue
+        if isinstance(found, ShardedArray):  # as each device reads it
+            results.append(found.astype(expected.dtype))
             continue
         source = np.asarray(found)
         made = np.empty(source.shape, expected.dtype)
@@ -176,6 +184,8 @@ def _place(leaves: Leaves, found: list[Any], where: Where | None, may_change: bo
             path, target, _ = leaves[index]
             try:
                 made = next(placed)
+            except TreepackError:
+                raise
             except Exception as error:  # jax raises all kinds for what does not fit
                 raise TreepackError(
                     f"at {path}: an array with the shape {found[index].shape} cannot be put as "
@@ -196,6 +206,7 @@ def _check_integers(path: str, found: Any, made: Any) -> None:
     if found.dtype == made.dtype or found.dtype.kind not in "iu" or found.size == 0:
         return
     limits = np.iinfo(made.dtype)
+    found = np.asarray(found)
     if found.min() < limits.min or found.max() > limits.max:
         raise TreepackError(
             f"at {path}: integers of {found.dtype.name} do not fit {made.dtype.name}; set "
@@ -204,7 +215,11 @@ def _check_integers(path: str, found: Any, made: Any) -> None:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or _jax.is_array(value)
+    return isinstance(value, _HOST) or _jax.is_array(value)
+
+
+# Arrays whose bytes are in host memory, or will be.
+_HOST = (np.ndarray, LazyArray)
 
 
 def _check_array(path: str, value: Any) -> None:
@@ -222,7 +237,7 @@ def _check_array(path: str, value: Any) -> None:
             + hint * isinstance(value, dict),
             path=path,
         )
-    if isinstance(value, np.ndarray) and not _jax_has(value.dtype):
+    if isinstance(value, _HOST) and not _jax_has(value.dtype):
         raise DecodeError(f"jax has no arrays of {value.dtype}, which was saved as such", path=path)
 
 
@@ -230,7 +245,7 @@ def _can_be(target: Any, value: Any) -> bool:
     """Tells whether jax can have what the template asks for, which may be an array of NumPy's."""
     import jax
 
-    if _jax.is_extended(target.dtype) or not isinstance(value, np.ndarray):
+    if _jax.is_extended(target.dtype) or not isinstance(value, _HOST):
         return True
     canonical = jax.dtypes.canonicalize_dtype
     return _jax_has(value.dtype) and bool(canonical(target.dtype) == target.dtype)
@@ -283,13 +298,14 @@ def _put(arrays: Sequence[Any], place: Any) -> Iterator[jax.Array]:
 
     def put(batch: list[Any]) -> list[jax.Array]:
         if not isinstance(place, jax.sharding.Sharding) or len(place.device_set) == 1:
+            batch = [np.asarray(it) if isinstance(it, LazyArray) else it for it in batch]
             made: list[jax.Array] = jax.device_put(batch, place)
             return made
         return [
             # Each device reads its part; typed PRNG keys are arrays of jax already.
             jax.device_put(array, place)
             if _jax.is_array(array)
-            else jax.make_array_from_callback(array.shape, place, array.__getitem__)
+            else jax.make_array_from_callback(array.shape, place, _parts_of(array))
             for array in batch
         ]
 
@@ -299,6 +315,20 @@ def _put(arrays: Sequence[Any], place: Any) -> Iterator[jax.Array]:
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
         before = made
         yield from made
+
+
+def _parts_of(array: Any) -> Callable[[Any], np.ndarray]:
+    """Returns what returns a part of an array; devices with the same part share it."""
+    read = array.box if isinstance(array, LazyArray) else array.__getitem__
+    known: dict[Any, np.ndarray] = {}
+
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        key = tuple((at.start, at.stop) for at in index)
+        if key not in known:
+            known[key] = read(index)
+        return known[key]
+
+    return part
 
 
 def _batches(arrays: Sequence[Any]) -> Iterable[list[Any]]:

@@ -9,6 +9,7 @@ show an object when its upload is complete, local and memory file systems rename
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -91,10 +92,19 @@ class Blocks:
             return self._end[start - first :][:length]
 
 
+def _size(url: str, fs: Any, path: str) -> int | None:
+    """Returns how many bytes a file has, if the server tells."""
+    info = fs.info(path)
+    if info.get("type") == "directory":
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+    size: int | None = info["size"]
+    return size
+
+
 def content(url: str) -> _core.Content:
     """Returns what is in a file, which is read in parts."""
     fs, path = file_system(url)
-    length = fs.info(path)["size"]
+    length = _size(url, fs, path)
     if length is None:
         raise OSError(f"{url}: the server does not tell the size, so it cannot be read in parts")
 
@@ -108,7 +118,7 @@ def content(url: str) -> _core.Content:
 def downloaded(url: str, progress: Progress = None) -> bytearray:
     """Returns all of a file, read in several parts at a time."""
     fs, path = file_system(url)
-    length = fs.info(path)["size"]
+    length = _size(url, fs, path)
     if length is None:
         return bytearray(fs.cat_file(path))
     data = bytearray(length)

@@ -50,3 +50,27 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until what is in a directory is on the disk, where the system can do that."""
+    with contextlib.suppress(OSError):
+        directory = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def is_locked(path: Path) -> bool:
+    """Tells whether somebody writes to a temporary file, as the core locks those of its own."""
+    try:
+        import fcntl
+    except ImportError:
+        return True  # nobody can know
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from treepack._open import File
+from treepack._open import File, Status
 from treepack._options import Progress, telling
 
 if TYPE_CHECKING:
     from treepack._content import Openable
-
-Status = Literal["ok", "corrupt", "unchecked"]
-"""What is known of the bytes of a leaf: `unchecked` if there is nothing to compare them with."""
 
 
 class Verification(NamedTuple):
@@ -51,9 +48,9 @@ def verify(
 ) -> Verification:
     """Compares a file with its checksums.
 
-    Files of `save` have one for each leaf, gzip files of treepack one for each block, those of
-    others one in all. In all else, such as flax's files and what `dumps` makes, only the headers
-    are read, and the leaves are `unchecked`.
+    Files of `save` have one for each leaf, sharded checkpoints those of their files, gzip files of
+    treepack one for each block, those of others one in all. In all else, such as flax's files and
+    what `dumps` makes, only the headers are read, and the leaves are `unchecked`.
 
     Args:
       source: See `open`.
@@ -78,10 +75,6 @@ def verify(
       ['w']
     """
     with File(source, salvage=True) as file, telling(progress, "verify") as tell:
-        catalog = file._catalog()
-        *statuses, rest = catalog.verify(threads=threads, progress=tell)
-        leaves = {path: statuses[catalog.leaf(value)[0]] for path, value in catalog.leaves(0)}
-        damage = file.damage
-    if damage is None and rest == "corrupt":
-        damage = "what lies between the leaves and the record of the structure is damaged"
+        statuses, damage = file._verified(threads=threads, progress=tell)
+        leaves = {path: statuses[value] for path, value in file._catalog().leaves(0)}
     return Verification(leaves, damage)

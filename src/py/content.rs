@@ -14,6 +14,7 @@ use super::memory::{Borrowed, Owned, new_bytes};
 use super::watch::Watcher;
 use super::{errors, gzip, integer_or_none};
 use crate::gzip::{Indexed, MAGIC};
+use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
 use crate::raw::{AsRaw, RawBytes};
 use crate::source::{Source, read_to};
@@ -53,6 +54,8 @@ enum Place {
     /// Inflated where they are read.
     Gzip(Arc<Indexed<Arc<dyn Source + Send + Sync>>>),
     Elsewhere(Arc<Elsewhere>),
+    /// That of a manifest, whose arrays are in other files.
+    Sparse(Arc<Sparse>),
 }
 
 /// Bytes that a function of Python reads: it takes an offset and a length, and returns `bytes`.
@@ -182,9 +185,17 @@ impl Content {
 }
 
 impl Content {
+    /// Bytes of which some are not there.
+    pub fn sparse(sparse: Arc<Sparse>) -> Self {
+        Self(Place::Sparse(sparse))
+    }
+
     /// The memory that the bytes lie in, and this as its owner.
     pub fn owned<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Owned<'a, 'py>> {
-        let has_memory = !matches!(slf.get().0, Place::Gzip(_) | Place::Elsewhere(_));
+        let has_memory = !matches!(
+            slf.get().0,
+            Place::Gzip(_) | Place::Elsewhere(_) | Place::Sparse(_)
+        );
         has_memory.then(|| Owned::of(slf, Self::memory))
     }
 
@@ -193,7 +204,7 @@ impl Content {
             Place::Mapped(mapping) => mapping.as_raw(),
             Place::Read(pages) | Place::Inflated(pages) => pages.as_raw(),
             Place::Lent(borrowed) => borrowed.as_raw(),
-            Place::Gzip(_) | Place::Elsewhere(_) => RawBytes::from(&[][..]),
+            Place::Gzip(_) | Place::Elsewhere(_) | Place::Sparse(_) => RawBytes::from(&[][..]),
         }
     }
 
@@ -205,6 +216,7 @@ impl Content {
             Place::Lent(borrowed) => borrowed,
             Place::Gzip(indexed) => indexed,
             Place::Elsewhere(elsewhere) => elsewhere,
+            Place::Sparse(sparse) => sparse,
         }
     }
 
@@ -216,6 +228,7 @@ impl Content {
             Place::Lent(borrowed) => borrowed.clone(),
             Place::Elsewhere(elsewhere) => elsewhere.clone(),
             Place::Gzip(indexed) => indexed.clone(),
+            Place::Sparse(sparse) => sparse.clone(),
         }
     }
 

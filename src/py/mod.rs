@@ -6,6 +6,7 @@
 //! | `load.rs` | the verbs that load: bytes in, a tree out |
 //! | `content.rs` | what is in a file or a buffer |
 //! | `catalog.rs` | leaves by their paths, read one by one |
+//! | `manifest.rs` | what holds the files of a sharded checkpoint together |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
 //! | `objects.rs` | Python objects of events |
@@ -26,6 +27,7 @@ mod fields;
 mod gzip;
 mod hooks;
 mod load;
+mod manifest;
 mod memory;
 mod objects;
 mod save;
@@ -78,7 +80,9 @@ mod _core {
     #[pymodule_export]
     use super::load::{restore, stream_items};
     #[pymodule_export]
-    use super::save::{Layout, problems, walk};
+    use super::manifest::Manifest;
+    #[pymodule_export]
+    use super::save::{Layout, problems, walk, write_file};
     #[pymodule_export]
     use super::value::{decode_value, encode_value};
 }

@@ -12,7 +12,8 @@ use super::walk::{Leaf, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip, integer, integer_or_none};
 use crate::array::{Alignment, ChunkLimit, Framing};
-use crate::layout::{self, Caching, OutputPiece, Payload};
+use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload};
+use crate::manifest::{Grid, Manifest, ShardFile};
 use crate::raw::RawBytes;
 use crate::sink::{Durability, Output, Target, pour, replace_file};
 use crate::structure::Trailer;
@@ -25,16 +26,18 @@ const JOIN_MAX_BYTES: usize = 4 << 10;
 /// A tree that is ready to be written: small headers, and borrowed array memory.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Layout {
-    layout: layout::Layout<Leaf>,
+    output: layout::Layout<Leaf>,
     /// Copying it asks Python for some of it, so it must be done detached.
     needs_python: bool,
+    /// The arrays whose places are kept, and which are not written.
+    hollow: Vec<Py<PyAny>>,
 }
 
 /// Walks a tree; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
     tree, *, state_dict, sort_keys, align, max_chunk_size, overridden, structure=false,
-    metadata=None, index=false, checksums=false, record=None
+    metadata=None, index=false, checksums=false, record=None, snapshot=false, hollow=false
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn walk(
@@ -49,6 +52,8 @@ pub fn walk(
     index: bool,
     checksums: bool,
     record: Option<Vec<u8>>,
+    snapshot: bool,
+    hollow: bool,
 ) -> PyResult<Layout> {
     let framing = Framing {
         align: Alignment::new(align)?,
@@ -67,13 +72,18 @@ pub fn walk(
         metadata,
         record: record.map(|record| Trailer::read(&record)).transpose()?,
         framing,
+        hollow,
         overridden,
     };
-    let layout = layout_of(tree, options)?;
+    let (mut layout, hollow) = layout_of(tree, options)?;
+    if snapshot {
+        super::walk::snapshot(tree.py(), &mut layout)?;
+    }
     let needs_python = layout.payloads().any(Leaf::needs_python);
     Ok(Layout {
-        layout,
+        output: layout,
         needs_python,
+        hollow,
     })
 }
 
@@ -96,6 +106,7 @@ pub fn problems(
         metadata: None,
         record: None,
         framing,
+        hollow: false,
         overridden,
     };
     problems_of(tree, options)
@@ -103,9 +114,15 @@ pub fn problems(
 
 #[pymethods]
 impl Layout {
+    /// The arrays whose places are kept, and which are not written.
+    #[getter]
+    fn hollow(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
+        self.hollow.iter().map(|it| it.clone_ref(py)).collect()
+    }
+
     #[getter]
     fn nbytes(&self) -> usize {
-        self.layout.len()
+        self.output.len()
     }
 
     #[pyo3(signature = (*, threads))]
@@ -116,8 +133,8 @@ impl Layout {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let threads = self.threads(threads)?;
         let watcher = Watcher::signals();
-        let made = new_bytes(py, self.layout.len(), self.needs_python, |memory| {
-            pour(&self.layout, memory, Target::Fresh, threads, &watcher)
+        let made = new_bytes(py, self.output.len(), self.needs_python, |memory| {
+            pour(&self.output, memory, Target::Fresh, threads, &watcher)
         })?;
         made.map_err(|error| watcher.explain(error, PyErr::from))
     }
@@ -134,7 +151,7 @@ impl Layout {
         let wanted = threads;
         let threads = self.threads(wanted)?;
         let mut buffer = Writable::get(buffer)?;
-        let (room, needed) = (buffer.len(), self.layout.len());
+        let (room, needed) = (buffer.len(), self.output.len());
         let start = usize::try_from(offset).ok().filter(|&start| start <= room);
         let Some(start) = start else {
             return Err(PyValueError::new_err(format!(
@@ -153,7 +170,7 @@ impl Layout {
         let target = buffer.memory();
         // Arrays of devices may lie in host memory, too, which is not known yet.
         let overlaps = |leaf: &Leaf| leaf.memory().is_none_or(|memory| memory.overlaps(target));
-        let filled = if self.layout.payloads().any(overlaps) {
+        let filled = if self.output.payloads().any(overlaps) {
             // Some arrays lie where they would be overwritten before they are read.
             let copy = self.to_bytes(py, wanted)?;
             let copy = copy.as_bytes();
@@ -163,7 +180,7 @@ impl Layout {
             })
         } else {
             buffer.fill(py, range, self.needs_python, |memory| {
-                pour(&self.layout, memory, Target::Used, threads, &watcher)
+                pour(&self.output, memory, Target::Used, threads, &watcher)
             })
         };
         filled.map_err(|error| watcher.explain(error, PyErr::from))?;
@@ -175,8 +192,9 @@ impl Layout {
         let py = slf.py();
         let byte = numpy::dtype::<u8>(py);
         let Self {
-            layout,
+            output: layout,
             needs_python,
+            ..
         } = slf.get();
         let pieces = py.detach(|| layout.pieces(JOIN_MAX_BYTES));
         let views = pieces.into_iter().map(|piece| match piece {
@@ -205,7 +223,7 @@ impl Layout {
     ) -> PyResult<Bound<'py, PyBytes>> {
         gzip::to_bytes(
             py,
-            &self.layout,
+            &self.output,
             self.needs_python,
             level,
             threads,
@@ -223,9 +241,9 @@ impl Layout {
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
         let threads = self.threads(threads)?;
-        let watcher = Watcher::new(progress, self.layout.len());
-        save(py, &path, durable, self.layout.len(), watcher, |file, _| {
-            file.layout(&self.layout, threads)
+        let watcher = Watcher::new(progress, self.output.len());
+        save(py, &path, durable, self.output.len(), watcher, |file, _| {
+            file.layout(&self.output, threads)
         })
     }
 
@@ -240,11 +258,11 @@ impl Layout {
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
         let method = crate::gzip::method(level)?;
-        let threads = gzip::threads(threads, self.layout.len())?;
-        let watcher = Watcher::new(progress, self.layout.len());
+        let threads = gzip::threads(threads, self.output.len())?;
+        let watcher = Watcher::new(progress, self.output.len());
         // The size is not known before; zero reserves nothing.
         save(py, &path, durable, 0, watcher, |file, watcher| {
-            crate::gzip::compress(&self.layout, method, threads, file, watcher)
+            crate::gzip::compress(&self.output, method, threads, file, watcher)
         })
     }
 }
@@ -252,13 +270,41 @@ impl Layout {
 impl Layout {
     /// The memory of a payload that has some.
     fn memory(&self, number: usize) -> RawBytes<'_> {
-        let memory = self.layout.payload(number).memory();
+        let memory = self.output.payload(number).memory();
         memory.unwrap_or(RawBytes::from(&[][..]))
     }
 
-    fn threads(&self, requested: Option<i64>) -> Result<NonZero<usize>> {
-        parallel::threads(requested, self.layout.len(), parallel::MIN_COPY_BYTES)
+    /// The manifest of a checkpoint whose arrays are in files.
+    pub fn manifest(
+        &self,
+        py: Python<'_>,
+        files: Vec<ShardFile>,
+        arrays: Vec<Grid>,
+    ) -> Result<Manifest> {
+        let hole = |leaf: &Leaf| match leaf {
+            Leaf::Hole { number, .. } => Some(*number),
+            _ => None,
+        };
+        py.detach(|| Manifest::new(&self.output, hole, files, arrays))
     }
+
+    fn threads(&self, requested: Option<i64>) -> Result<NonZero<usize>> {
+        parallel::threads(requested, self.output.len(), parallel::MIN_COPY_BYTES)
+    }
+}
+
+/// Writes bytes to a file; see `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (path, data, *, durable))]
+#[allow(clippy::needless_pass_by_value)] // which is how Python passes a path
+pub fn write_file(py: Python<'_>, path: PathBuf, data: &[u8], durable: bool) -> PyResult<()> {
+    let mut builder = LayoutBuilder::<Leaf>::default();
+    builder.extend(data)?;
+    let layout = builder.finish();
+    let watcher = Watcher::signals();
+    save(py, &path, durable, layout.len(), watcher, |file, _| {
+        file.layout(&layout, NonZero::<usize>::MIN)
+    })
 }
 
 /// Writes a file whole or not at all, detached.

@@ -127,6 +127,12 @@ impl Listing {
         self.pending.as_mut()
     }
 
+    /// What the leaf is that has not ended.
+    #[must_use]
+    pub fn last_begun(&self) -> Option<&LeafKind> {
+        self.pending.as_ref().map(|(kind, _)| kind)
+    }
+
     /// The leaf before ends here, if one has begun.
     #[inline]
     pub fn end_leaf(&mut self, end: usize) {

@@ -40,6 +40,20 @@ def is_extended(dtype: object) -> bool:
     return jax is not None and bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
 
 
+def processes() -> tuple[int, int, Any]:
+    """Returns what is known of the processes of `jax.distributed`.
+
+    That is the number of this one, how many there are, and the client of their key-value store,
+    which jax has no public name for.
+    """
+    jax = imported("jax")
+    if jax is None or not jax.distributed.is_initialized():
+        return 0, 1, None
+    from jax._src.distributed import global_state
+
+    return jax.process_index(), jax.process_count(), global_state.client
+
+
 def is_node(value: object) -> bool:
     """Tells whether jax takes a value apart; `None` does not count."""
     jax = imported("jax")

@@ -27,6 +27,9 @@ const MAX_DTYPES: usize = 64;
 /// than the copy. Such arrays are never aligned.
 const INLINE_MAX_BYTES: usize = ALIGN_MIN_BYTES - 1;
 
+/// Arrays of NumPy of up to so many bytes are written even where arrays are left out.
+const HOLLOW_MIN_BYTES: usize = 64;
+
 /// How often jax may refuse to lend the memory of an array of a dtype before it is no
 /// longer asked.
 const MAX_FAILURES: u8 = 8;
@@ -65,19 +68,55 @@ impl<'py> Walk<'py> {
         let py = self.py;
         let header = self.dtypes[dtype].header(code, parts.shape());
         let memory = parts.memory();
-        if memory.len() <= INLINE_MAX_BYTES {
+        if memory.len() <= INLINE_MAX_BYTES && !self.is_hollow(memory.len()) {
             let put =
                 |out: &mut LayoutBuilder<Leaf>, range| memory.slice(range).append_to(out.headers());
             return Ok(self.out.array(&header, kind, put)?);
         }
+        if self.is_hollow(memory.len()) {
+            let header = (header.code, parts.shape().to_vec());
+            return self.hole(array.as_any(), dtype, header, kind);
+        }
         let memory = Borrowed::array(array);
+        let leaf = if kind == Kind::Jax {
+            Leaf::Held
+        } else {
+            Leaf::Memory
+        };
         Ok(self.out.array(&header, kind, |out, range| {
-            out.push(Leaf::Memory(memory.part(py, range)))
+            out.push(leaf(memory.part(py, range)))
+        })?)
+    }
+
+    /// Whether an array of so many bytes is to be left out here: not inside of what is one leaf to
+    /// readers, who would not find it again.
+    fn is_hollow(&self, nbytes: usize) -> bool {
+        self.options.hollow && nbytes > HOLLOW_MIN_BYTES && !self.out.is_inside_leaf()
+    }
+
+    /// Keeps the place of an array.
+    fn hole(
+        &mut self,
+        array: &Bound<'py, PyAny>,
+        dtype: usize,
+        (code, shape): (i8, Vec<usize>),
+        kind: Kind,
+    ) -> Walked {
+        let header = self.dtypes[dtype].header(code, &shape);
+        let number = self.hollow.len();
+        self.hollow.push(array.clone().unbind());
+        Ok(self.out.array(&header, kind, |out, range| {
+            let len = range.len();
+            out.push(Leaf::Hole { number, len })
         })?)
     }
 
     /// An array of jax: copied or borrowed at once if it is in host memory.
     pub fn jax_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
+        if self.options.hollow && !self.out.is_inside_leaf() {
+            // However small: all processes must come to the same answer.
+            return self.hollow_jax_array(array);
+        }
         if self.all_lent {
             if self.lent_array(array)? {
                 return Ok(());
@@ -104,6 +143,16 @@ impl<'py> Walk<'py> {
             }
         }
         self.device_array(array, dtype)
+    }
+
+    /// Keeps the place of an array of jax.
+    fn hollow_jax_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
+        let py = self.py;
+        self.check_alive(array)?;
+        let dtype = array.getattr(intern!(py, "dtype"))?;
+        let dtype = self.dtype(dtype.cast()?)?;
+        let shape = array.getattr(intern!(py, "shape"))?.extract()?;
+        self.hole(array, dtype, (wire::EXT_NDARRAY, shape), Kind::Jax)
     }
 
     fn check_alive(&self, array: &Bound<'py, PyAny>) -> Walked {
@@ -155,7 +204,7 @@ impl<'py> Walk<'py> {
         }
         let memory = Borrowed::export(py, buffer)?;
         self.out.array(&header, Kind::Jax, |out, range| {
-            out.push(Leaf::Memory(memory.part(py, range)))
+            out.push(Leaf::Held(memory.part(py, range)))
         })?;
         Ok(true)
     }
@@ -204,6 +253,9 @@ impl<'py> Walk<'py> {
         let dtype = self.dtype(dtype.cast()?)?;
         let shape: Vec<usize> = array.getattr(intern!(self.py, "shape"))?.extract()?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
+        if self.is_hollow(header.nbytes()) {
+            return self.hole(array, dtype, (wire::EXT_NDARRAY, shape), Kind::Plain);
+        }
         let source = content.get().shared();
         let pieces: Arc<[_]> = pieces.into_iter().map(|(start, end)| start..end).collect();
         let nbytes: usize = pieces.iter().map(ExactSizeIterator::len).sum();

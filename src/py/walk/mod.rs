@@ -13,33 +13,42 @@
 //! | `containers.rs` | containers, and the choice between all of these |
 //! | `payload.rs` | what the layout borrows |
 //! | `devices.rs` | arrays that are fetched when their bytes are copied |
+//! | `snapshot.rs` | a layout that does not depend on the tree any more |
 
 mod arrays;
 mod containers;
 mod devices;
 mod leaves;
 mod payload;
+mod snapshot;
 mod state;
 
 use pyo3::prelude::*;
 
 pub use self::payload::Leaf;
+pub use self::snapshot::snapshot;
 use self::state::Walk;
 pub use self::state::{Options, Recorded};
 use crate::layout::Layout;
 
-/// The layout of `tree`.
-pub fn layout_of(tree: &Bound<'_, PyAny>, options: Options<'_>) -> PyResult<Layout<Leaf>> {
+/// The layout of `tree`, and the arrays that are not written in it.
+pub fn layout_of(
+    tree: &Bound<'_, PyAny>,
+    options: Options<'_>,
+) -> PyResult<(Layout<Leaf>, Vec<Py<PyAny>>)> {
     let mut options = options;
     let metadata = options.metadata.take();
     let record = options.record.take();
     let mut walk = Walk::new(tree.py(), options)?;
     let place = walk.root();
     match walk.value(tree, place) {
-        Ok(()) => match record {
-            None => Ok(walk.out.finish(metadata)?),
-            Some(record) => Ok(walk.out.finish_as(record)?),
-        },
+        Ok(()) => {
+            let layout = match record {
+                None => walk.out.finish(metadata)?,
+                Some(record) => walk.out.finish_as(record)?,
+            };
+            Ok((layout, walk.hollow))
+        }
         Err(failure) => Err(failure.into_py(tree.py(), "serializing")),
     }
 }

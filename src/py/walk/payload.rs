@@ -8,6 +8,7 @@ use super::super::memory::Borrowed;
 use super::devices::Devices;
 use crate::Result;
 use crate::layout::Payload;
+use crate::mapping::Pages;
 use crate::raw::{AsRaw, RawBytes};
 use crate::source::Source;
 
@@ -15,6 +16,17 @@ use crate::source::Source;
 pub enum Leaf {
     /// They lie together in memory.
     Memory(Borrowed),
+    /// In memory of jax, which nobody changes while it is held.
+    Held(Borrowed),
+    /// In memory of their own, with others.
+    Copied(Arc<Pages>, Range<usize>),
+    /// They are not written: the place of so many bytes is kept, of the array with this number.
+    Hole {
+        /// Its number among the arrays that are not written.
+        number: usize,
+        /// How many bytes.
+        len: usize,
+    },
     /// They are fetched when they are copied; boxed to keep the common case small.
     Device(Box<OnDevice>),
     /// They are read when they are copied.
@@ -62,7 +74,9 @@ impl Payload for Leaf {
     #[inline]
     fn len(&self) -> usize {
         match self {
-            Self::Memory(memory) => memory.as_raw().len(),
+            Self::Memory(memory) | Self::Held(memory) => memory.as_raw().len(),
+            Self::Copied(_, range) => range.len(),
+            Self::Hole { len, .. } => *len,
             Self::Device(leaf) => leaf.range.len(),
             Self::Source(leaf) => leaf.range.len(),
         }
@@ -71,7 +85,16 @@ impl Payload for Leaf {
     #[inline]
     fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
         match self {
-            Self::Memory(memory) => memory.copy_to(start, target),
+            Self::Memory(memory) | Self::Held(memory) => memory.copy_to(start, target),
+            Self::Copied(pages, range) => {
+                let start = range.start + start;
+                target.write_copy_of_slice(&pages.as_slice()[start..start + target.len()]);
+                Ok(())
+            }
+            Self::Hole { .. } => {
+                target.fill(MaybeUninit::new(0));
+                Ok(())
+            }
             Self::Device(leaf) => {
                 let start = leaf.range.start + start;
                 leaf.devices.copy_to(leaf.number, start, target)
@@ -83,8 +106,9 @@ impl Payload for Leaf {
     #[inline]
     fn memory(&self) -> Option<RawBytes<'_>> {
         match self {
-            Self::Memory(memory) => Some(memory.as_raw()),
-            Self::Device(_) | Self::Source(_) => None,
+            Self::Memory(memory) | Self::Held(memory) => Some(memory.as_raw()),
+            Self::Copied(pages, range) => Some(pages.as_slice()[range.clone()].into()),
+            Self::Device(_) | Self::Source(_) | Self::Hole { .. } => None,
         }
     }
 }

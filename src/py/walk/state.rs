@@ -45,6 +45,8 @@ pub struct Options<'py> {
     pub record: Option<Trailer>,
     /// How arrays are framed.
     pub framing: Framing,
+    /// Keep the place of arrays, but do not write them.
+    pub hollow: bool,
     /// Types that are walked natively otherwise, but have handlers now.
     pub overridden: Vec<Bound<'py, PyType>>,
 }
@@ -172,6 +174,8 @@ pub struct Walk<'py> {
     pub classes: Vec<(Bound<'py, PyType>, Class)>,
     pub fields: FieldsByType<'py>,
     pub devices: Arc<Devices>,
+    /// The arrays that are not written.
+    pub hollow: Vec<Py<PyAny>>,
     /// All failures so far, if the walk is only to find out what cannot be written. What has
     /// been put out is of no use then.
     pub problems: Option<Vec<Failure>>,
@@ -208,6 +212,7 @@ impl<'py> Walk<'py> {
             classes: Vec::new(),
             fields: FieldsByType::default(),
             devices: Arc::new(Devices::new(WINDOW_BYTES)),
+            hollow: Vec::new(),
             problems: None,
         })
     }

@@ -1,0 +1,157 @@
+"""Saves that go on while the program does: `save(background=True)`.
+
+    save ──▶ a layout that does not depend on the tree ──▶ thread: write ──▶ Saving.result()
+
+Until a save has ended, another one to the same path waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from treepack._content import local, url_of
+from treepack._options import Progress, telling
+
+# Takes who is told how far it has come, and returns when all is written.
+Write = Callable[[Progress], None]
+
+
+class Saving(Future[None]):
+    """A save in the background: what `save(background=True)` returns.
+
+    It has the methods of a [`concurrent.futures.Future`][]: `done()` tells whether the save has
+    ended; `result()` waits for that, and raises what has gone wrong; `exception()` returns it.
+    The program does not end before. What has gone wrong and nobody has asked for is logged.
+
+    Attributes:
+      path: Where it is saved.
+      progress: How many bytes of the encoding are done, and how many there are.
+
+    Example:
+      >>> import jax.numpy as jnp, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> saving = treepack.save(path, {"w": jnp.ones(3)}, background=True)
+      >>> saving.result()
+      >>> treepack.load(path)
+      {'w': Array([1., 1., 1.], dtype=float32)}
+    """
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+        self.progress = (0, 0)
+        self._unasked: Any = None
+        self.set_running_or_notify_cancel()  # nobody can stop it any more
+
+    def result(self, timeout: float | None = None) -> None:
+        """Waits until all is written.
+
+        Args:
+          timeout: How many seconds it waits at most.
+
+        Raises:
+          TimeoutError: If it takes longer.
+          Exception: What `save` raises.
+        """
+        try:
+            super().result(timeout)
+        finally:
+            self._asked()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits until all is written, and returns what has gone wrong, or `None`."""
+        try:
+            return super().exception(timeout)
+        finally:
+            self._asked()
+
+    def _asked(self) -> None:
+        if self.done() and self._unasked is not None:
+            self._unasked.detach()
+
+    def __repr__(self) -> str:
+        if not self.done():
+            done, total = self.progress
+            return f"<treepack.Saving {self.path!r}: {done} of {total} bytes>"
+        error = super().exception()
+        return f"<treepack.Saving {self.path!r}: {'saved' if error is None else repr(error)}>"
+
+    def _run(self, write: Write, progress: Progress) -> None:
+        try:
+            with telling(progress, "save") as tell:
+
+                def told(done: int, total: int) -> None:
+                    self.progress = (done, total)
+                    if tell is not None:
+                        tell(done, total)
+
+                write(told)
+            self.progress = (self.progress[1],) * 2
+        except BaseException as error:  # which `result` raises
+            del write
+            traceback.clear_frames(error.__traceback__)  # they hold the arrays
+            self._unasked = weakref.finalize(self, _log, self.path, repr(error))
+            self.set_exception(error)
+        else:
+            del write  # and the arrays with it, before anybody is told
+            self.set_result(None)
+
+
+def _log(path: str, error: str) -> None:
+    logging.getLogger("treepack").error("saving %s has failed: %s", path, error)
+
+
+_lock = threading.Lock()
+_under_way: dict[str, Saving] = {}
+
+
+def run(
+    path: str | os.PathLike[str], write: Write, progress: Progress, *, background: bool
+) -> Saving | None:
+    """Writes what is to be saved: now, or in a thread."""
+    if not background:
+        write(progress)
+        return None
+    place = _place(path)
+    saving = Saving(os.fspath(path))
+
+    def work() -> None:
+        try:
+            saving._run(write_once.pop(), progress)
+        finally:
+            with _lock:
+                if _under_way.get(place) is saving:
+                    del _under_way[place]
+
+    write_once = [write]  # so that nothing holds it when it has been called
+    with _lock:
+        _under_way[place] = saving
+    # No daemon: Python waits for it at exit.
+    threading.Thread(target=work, name=f"treepack save {place}").start()
+    return saving
+
+
+def wait_for(path: str | os.PathLike[str]) -> None:
+    """Waits until no save to a path is under way."""
+    place = _place(path)
+    while True:
+        with _lock:
+            saving = _under_way.get(place)
+        if saving is None:
+            return
+        Future.exception(saving)  # which is for those who have asked for it
+        with _lock:
+            if _under_way.get(place) is saving:
+                del _under_way[place]
+
+
+def _place(path: str | os.PathLike[str]) -> str:
+    url = url_of(path)
+    return os.path.realpath(os.fspath(local(path))) if url is None else url

@@ -1,0 +1,100 @@
+"""What processes that save together tell each other: three short messages each.
+
+    process 0        prepares the directory ──▶ name ──▶ all
+    every process    writes its file ──▶ done, or what has gone wrong ──▶ process 0
+    process 0        commits ──▶ end, or what has gone wrong ──▶ all
+
+They go through the key-value store of `jax.distributed`, which may be used in the background: it
+needs no devices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from treepack._libraries import jax as _jax
+from treepack.errors import TreepackError
+
+# How long a process waits for another one, in seconds.
+TIMEOUT_S = 3600.0
+
+# How long one request waits.
+_PATIENCE_S = 10.0
+
+_rounds = itertools.count()
+
+
+class Group:
+    """The processes that write a checkpoint.
+
+    Attributes:
+      index: The number of this process.
+      count: How many there are.
+    """
+
+    def __init__(self) -> None:
+        self.index, self.count, self._client = _jax.processes()
+        # All processes save in the same order.
+        self._round = next(_rounds) if self.count > 1 else -1
+
+    def announce(self, name: str) -> None:
+        """Tells all others the name of what is written now; for process 0."""
+        self._tell("name", name)
+
+    def name(self) -> str:
+        """Returns what process 0 has announced."""
+        return self._hear("name", 0)
+
+    def done(self, error: BaseException | None = None) -> None:
+        """Tells process 0 that this one has written, or that it could not."""
+        self._tell(f"done/{self.index}", _text(error))
+
+    def gather(self) -> list[str]:
+        """Waits for all others, and returns what has gone wrong in them; for process 0."""
+        others = [(index, self._hear(f"done/{index}", index)) for index in range(1, self.count)]
+        if self._round > 0:  # everybody has read what was told before
+            self._client.key_value_delete(f"treepack/{self._round - 1}/")
+        return [f"process {index}: {error}" for index, error in others if error]
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Tells all others that the checkpoint is whole, or that it will not be; for process 0."""
+        self._tell("end", _text(error))
+
+    def wait(self) -> None:
+        """Waits for the end.
+
+        Raises:
+          TreepackError: If something has gone wrong in another process.
+        """
+        error = self._hear("end", 0)
+        if error:
+            raise TreepackError(f"the checkpoint was not saved: {error}")
+
+    def _tell(self, key: str, value: str) -> None:
+        if self.count > 1:
+            self._client.key_value_set(f"treepack/{self._round}/{key}", value or "-")
+
+    def _hear(self, key: str, index: int) -> str:
+        """Returns what another process tells."""
+        until = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                value: str = self._client.blocking_key_value_get(
+                    f"treepack/{self._round}/{key}", int(_PATIENCE_S * 1000)
+                )
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+                if time.monotonic() > until:
+                    raise TreepackError(
+                        f"process {index} has not come to save after {TIMEOUT_S:.0f} s; all "
+                        "processes have to call save with the same tree"
+                    ) from error
+            else:
+                return "" if value == "-" else value
+
+
+def _text(error: Any) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"

@@ -1,0 +1,377 @@
+"""Reading a sharded checkpoint: arrays are put together from shards, as far as they are needed.
+
+manifest ──▶ encoding with holes ──▶ catalog, as of a file
+└──────▶ which file has which shard ──▶ ShardedArray.box ──▶ a device, or memory
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treepack import _core, _paths
+from treepack._content import read_all, size_of, url_of
+from treepack._lazy import LazyArray, is_basic
+from treepack._sharded.shards import MANIFEST, bounds, name_of
+from treepack.errors import CorruptionError, DecodeError
+
+if TYPE_CHECKING:
+    from treepack._open import File, Status, Tree
+
+# Where jax on CPU uses memory in place.
+_ALIGN = 64
+
+
+class Checkpoint:
+    """The files of a sharded checkpoint, which are opened when they are needed.
+
+    Attributes:
+      content: The encoding of the tree, with zeros in the place of arrays.
+      names: The names of the files with shards.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], open_file: Callable[[Any], File]):
+        """`open_file` opens one of them."""
+        self._path = path
+        self._open_file = open_file
+        self._lock = threading.Lock()
+        try:
+            data = read_all(self._place(MANIFEST))
+        except FileNotFoundError:
+            raise DecodeError(
+                f"{os.fspath(path)!r} has no {MANIFEST}: it is no checkpoint, or one whose saving "
+                "has not come to its end"
+            ) from None
+        self._manifest = _core.Manifest.decode(data)
+        self.content = self._manifest.content
+        self._expected = self._manifest.files
+        self.names = [name for name, _, _ in self._expected]
+        self._files: list[File | None] = [None] * len(self.names)
+
+    def _place(self, name: str) -> str:
+        path = os.fspath(self._path)
+        return os.path.join(path, name) if url_of(path) is None else f"{path.rstrip('/')}/{name}"  # noqa: PTH118
+
+    def file(self, number: int) -> File:
+        """Returns a file, if it is the one that the manifest means.
+
+        Raises:
+          CorruptionError: If it is missing, or another one.
+        """
+        with self._lock:
+            found = self._files[number]
+            if found is None:
+                found = self._files[number] = self._checked(*self._expected[number])
+        return found
+
+    def _checked(self, name: str, nbytes: int, record: int) -> File:
+        place = self._place(name)
+        try:
+            if size_of(place) != nbytes:
+                raise CorruptionError(f"{place} has {size_of(place)} bytes, and had {nbytes}")
+            file = self._open_file(place)
+        except FileNotFoundError:
+            raise CorruptionError(f"{place} is missing: the checkpoint is not whole") from None
+        except DecodeError as error:
+            raise CorruptionError(f"{place} is damaged: {error}") from error
+        if zlib.crc32(file._catalog().trailer or b"") != record:
+            raise CorruptionError(f"{place} is not the file that was saved: it has another record")
+        return file
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        with self._lock:
+            for number, file in enumerate(self._files):
+                if file is not None:
+                    file.close()
+                    self._files[number] = None
+
+    def array(self, tree: Tree, value: int, path: str, dtype: str, shape: Any) -> Any:
+        """Returns the array at a value; `None` if its bytes are in the manifest itself."""
+        _, _, start, stop, _ = tree._catalog().leaf(value)
+        array = self._manifest.array_in(start, stop)
+        if array is None:
+            return None
+        grid = self._manifest.grid(array)
+        return ShardedArray(tree, value, path, dtype, shape, self, *grid)
+
+    def verify(
+        self, arrays: dict[int, Any], *, threads: int | None, progress: Callable[[int, int], object]
+    ) -> tuple[dict[int, Status], str | None]:
+        """Compares all files with their checksums.
+
+        Args:
+          arrays: What `array` returns, by numbers of the caller's.
+          threads: See `Catalog.verify`.
+          progress: See `Catalog.verify`.
+
+        Returns:
+          What is known of each array, and what is wrong with files in words.
+        """
+        total = sum(nbytes for _, nbytes, _ in self._expected)
+        done = 0
+        statuses: list[dict[str, Status]] = []
+        damage = []
+        for number, (_, nbytes, _) in enumerate(self._expected):
+            try:
+                file = self.file(number)
+            except CorruptionError as error:
+                damage.append(str(error))
+                statuses.append({})
+            else:
+                tell = functools.partial(_told, progress, done, total)
+                found, wrong = file._verified(threads=threads, progress=tell)
+                statuses.append(dict(_by_path(file, found)))
+                damage.extend([] if wrong is None else [f"{file._name}: {wrong}"])
+            done += nbytes
+        worst = {
+            key: max(
+                (statuses[file].get(path, "corrupt") for file, path in array.shards()),
+                key=_BADNESS.index,
+            )
+            for key, array in arrays.items()
+        }
+        return worst, "; ".join(damage) or None
+
+
+_BADNESS = ["ok", "unchecked", "corrupt"]
+
+
+def _told(
+    progress: Callable[[int, int], object], before: int, total: int, done: int, _: int
+) -> None:
+    progress(before + done, total)
+
+
+def _by_path(file: File, statuses: dict[int, Status]) -> Iterator[tuple[str, Status]]:
+    for path, value in file._catalog().leaves(0):
+        yield path, statuses[value]
+
+
+class ShardedArray(LazyArray):
+    """An array whose shards are in several files, each read when it is needed."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        value: int,
+        path: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        checkpoint: Checkpoint,
+        counts: list[int],
+        files: list[int],
+        is_host: bool,
+    ):
+        super().__init__(tree, value, path, dtype, shape)
+        sizes = [1] * len(shape) if is_host else counts
+        if len(sizes) != len(shape) or any(
+            size % count for size, count in zip(shape, sizes, strict=True)
+        ):
+            raise DecodeError(f"the manifest splits {shape} by {counts}", path=path)
+        self._checkpoint = checkpoint
+        self._counts = sizes
+        self._files = files
+        self.is_host = is_host
+        self._stored = self.dtype
+
+    def astype(self, dtype: Any) -> ShardedArray:
+        """Returns the same array, which is cast when it is read."""
+        cast = object.__new__(ShardedArray)
+        cast.__dict__.update(self.__dict__)
+        cast.dtype = np.dtype(dtype)
+        return cast
+
+    def box(self, index: Sequence[slice]) -> np.ndarray:
+        """Returns the elements of a box, of which nothing else is read.
+
+        Args:
+          index: A slice with a step of 1 for each dimension.
+
+        Returns:
+          A view of a file where the box lies in one shard, otherwise memory of its own.
+        """
+        spans = [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
+        steps = [size // count for size, count in zip(self.shape, self._counts, strict=True)]
+        shape = tuple(map(len, spans))
+        if 0 in shape:
+            return np.empty(shape, self.dtype)
+        first = [span.start // step for span, step in zip(spans, steps, strict=True)]
+        last = [(span.stop - 1) // step for span, step in zip(spans, steps, strict=True)]
+        if first == last:
+            found = self._part(first, spans, steps)
+            return found if found.dtype == self.dtype else _cast(found, self.dtype)
+        made = aligned(shape, self.dtype)
+        for place in itertools.product(*map(range, first, [end + 1 for end in last])):
+            target = tuple(
+                slice(
+                    max(span.start, at * step) - span.start,
+                    min(span.stop, (at + 1) * step) - span.start,
+                )
+                for at, span, step in zip(place, spans, steps, strict=True)
+            )
+            with np.errstate(over="ignore"):
+                np.copyto(made[target], self._part(place, spans, steps), casting="unsafe")
+        return made
+
+    def _part(
+        self, place: Sequence[int], spans: Sequence[range], steps: Sequence[int]
+    ) -> np.ndarray:
+        """Returns the elements of a shard that are in a box."""
+        cell = 0
+        for at, count in zip(place, self._counts, strict=True):
+            cell = cell * count + at
+        local = tuple(
+            slice(
+                max(span.start, at * step) - at * step, min(span.stop, (at + 1) * step) - at * step
+            )
+            for at, span, step in zip(place, spans, steps, strict=True)
+        )
+        shard = self._shard(cell)
+        try:
+            whole = shard.__array__(copy=False)
+        except ValueError:  # it is elsewhere, or compressed
+            found: np.ndarray = shard[local]
+            return found
+        return whole[local]
+
+    def shards(self) -> Iterator[tuple[int, str]]:
+        """Yields for each shard the number of its file, and its path there."""
+        for cell, file in enumerate(self._files):
+            yield file, self._path_of(bounds(cell, self.shape, self._counts))
+
+    def _path_of(self, index: tuple[slice, ...]) -> str:
+        return self.path if self.is_host else _paths.join(self.path, name_of(index))
+
+    def _shard(self, cell: int) -> LazyArray:
+        file = self._checkpoint.file(self._files[cell])
+        index = bounds(cell, self.shape, self._counts)
+        path = self._path_of(index)
+        shard = file.get(path)
+        shape = tuple(part.stop - part.start for part in index)
+        if not isinstance(shard, LazyArray) or (shard.shape, shard.dtype) != (shape, self._stored):
+            raise CorruptionError(f"{path} is not in {file._name} as the manifest has it")
+        return shard
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        found = self.box([slice(None)] * self.ndim)
+        if dtype is not None and np.dtype(dtype) != found.dtype:
+            if copy is False:
+                raise ValueError("another dtype needs a copy")
+            return found.astype(dtype)
+        if copy is False and found.flags.owndata:
+            raise ValueError(f"{self.path} lies in several shards, and has to be copied")
+        return np.array(found) if copy and not found.flags.writeable else found
+
+    def __getitem__(self, index: Any) -> Any:
+        plan = _plan(index, self.shape)
+        if plan is None:
+            return np.array(self)[index]
+        box, rest = plan
+        found = self.box(box)[rest]
+        return np.array(found) if isinstance(found, np.ndarray) else found
+
+    def flat_range(self, start: int, stop: int) -> np.ndarray:
+        """Returns a range of its elements in C order, which is all that is read."""
+        boxes = [self.box(box).reshape(-1) for box in _boxes(start, stop, self.shape)]
+        return boxes[0] if len(boxes) == 1 else np.concatenate([np.empty(0, self.dtype), *boxes])
+
+    def _deferred(self) -> tuple[_core.Content, list[tuple[int, int]]]:
+        itemsize = self.dtype.itemsize
+
+        def read(offset: int, length: int) -> bytes:
+            first, last = offset // itemsize, -(-(offset + length) // itemsize)
+            found = self.flat_range(first, last).tobytes()
+            return found[offset - first * itemsize :][:length]
+
+        return _core.Content.elsewhere(read, self.nbytes), [(0, self.nbytes)]
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Returns memory that jax on CPU can use in place."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + _ALIGN, np.uint8)
+    start = -memory.ctypes.data % _ALIGN
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    made = aligned(array.shape, dtype)
+    with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
+        np.copyto(made, array, casting="unsafe")
+    return made
+
+
+def _boxes(start: int, stop: int, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Yields boxes that are a range of the elements of an array, one after the other."""
+    if start >= stop:
+        return
+    if not shape:
+        yield ()
+        return
+    size = math.prod(shape[1:])
+    rest = [slice(None)] * (len(shape) - 1)
+    first, last = -(-start // size), stop // size
+    if first > last:  # inside of one row
+        row = start // size
+        for box in _boxes(start - row * size, stop - row * size, shape[1:]):
+            yield (slice(row, row + 1), *box)
+        return
+    if start < first * size:
+        for box in _boxes(start - (first - 1) * size, size, shape[1:]):
+            yield (slice(first - 1, first), *box)
+    if first < last:
+        yield (slice(first, last), *rest)
+    if last * size < stop:
+        for box in _boxes(0, stop - last * size, shape[1:]):
+            yield (slice(last, last + 1), *box)
+
+
+def _plan(index: Any, shape: tuple[int, ...]) -> tuple[list[slice], tuple[Any, ...]] | None:
+    """Returns the box that an index needs, and the index of what is wanted in it.
+
+    `None` if it is more than integers and slices.
+
+    Raises:
+      IndexError: If there is nothing at the index.
+    """
+    parts = [*index] if isinstance(index, tuple) else [index]
+    if not all(part is None or part is ... or is_basic(part) for part in parts):
+        return None
+    axes = sum(map(is_basic, parts))
+    if axes > len(shape) or parts.count(...) > 1:
+        raise IndexError(
+            f"too many indices for an array of {len(shape)} dimensions: {index!r:.100}"
+        )
+    place = parts.index(...) if ... in parts else len(parts)
+    keeps_array = ... in parts
+    parts[place : place + keeps_array] = [slice(None)] * (len(shape) - axes)
+    box: list[slice] = []
+    rest: list[Any] = []
+    for part in parts:
+        if part is None:
+            rest.append(None)
+            continue
+        axis = len(box)
+        if isinstance(part, slice):
+            span = range(*part.indices(shape[axis]))
+            first, last = (min(span[0], span[-1]), max(span[0], span[-1])) if span else (0, -1)
+            box.append(slice(first, last + 1))
+            rest.append(slice(None, None, span.step))
+        else:
+            if not -shape[axis] <= part < shape[axis]:
+                raise IndexError(
+                    f"index {part} is out of bounds for axis {axis} with size {shape[axis]}"
+                )
+            at = part % shape[axis]
+            box.append(slice(at, at + 1))
+            rest.append(0)
+    return box, (*rest, ...) if keeps_array else tuple(rest)

@@ -1,0 +1,326 @@
+"""Writing the files of a sharded checkpoint, and the manifest that makes them one.
+
+    tree ──walk──▶ encoding with holes ──▶ who writes which shard ──▶ a file of this process
+                          └──────────────── process 0, when all have written ──▶ manifest
+
+A directory without a manifest is no checkpoint. The files of another attempt have another name, so
+a directory that is written again is the old checkpoint until the new manifest replaces the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from treepack import _core, _paths, _remote
+from treepack._content import check_level, local, opened, read_all, size_of, url_of
+from treepack._described import Writing, described_layout, present
+from treepack._libraries import imported
+from treepack._libraries import jax as _jax
+from treepack._options import Progress
+from treepack._placement import leaves_of
+from treepack._replacing import is_locked, sync_directory
+from treepack._sharded.group import Group
+from treepack._sharded.shards import (
+    MANIFEST,
+    Split,
+    bounds,
+    cell_of,
+    name_of,
+    split_of,
+    start_of,
+    writers,
+)
+from treepack.errors import DecodeError, TreepackError
+
+# What files with shards are called, and temporary files of theirs.
+_NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
+_SHARD_FILE = re.compile(rf"{_NAME}|\.{_NAME}\.treepack-.*\.tmp")
+
+
+def is_distributed(tree: Any) -> bool:
+    """Tells whether a tree has arrays that no process has all of."""
+    if imported("jax") is None or _jax.processes()[1] == 1:
+        return False
+    return any(
+        _jax.is_array(leaf) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+        for _, leaf in leaves_of(tree, ())
+    )
+
+
+def sharded_write(
+    path: str | os.PathLike[str],
+    tree: Any,
+    metadata: Any,
+    holes: bool,
+    how: Writing,
+    *,
+    snapshot: bool,
+) -> Callable[[Progress], None]:
+    """Returns what writes a tree to a directory, together with all other processes."""
+    group = Group()
+    try:
+        check_level(how.level, how.compress)
+        part = Part(tree, metadata, holes, how, group, snapshot=snapshot)
+    except BaseException as error:
+        group.done(error)  # nobody shall wait for this process
+        if group.index == 0:
+            group.announce("")
+            group.end(error)
+        raise
+
+    def write(progress: Progress) -> None:
+        directory = Directory(path)
+        if group.index == 0:
+            _lead(group, directory, part, progress)
+        else:
+            _follow(group, directory, part, progress)
+
+    return write
+
+
+def _lead(group: Group, directory: Directory, part: Part, progress: Progress) -> None:
+    """Writes as process 0."""
+    try:
+        directory.make()
+        directory.clean()
+        name = secrets.token_hex(4)
+    except BaseException as error:
+        group.announce("")
+        group.end(error)
+        raise
+    group.announce(name)
+    try:
+        part.write(directory, name, progress)
+        errors = group.gather()
+        if errors:
+            raise TreepackError(f"the checkpoint was not saved: {'; '.join(errors)}")
+        part.commit(directory, name)
+    except BaseException as error:
+        directory.clean()
+        group.end(error)
+        raise
+    directory.clean()
+    group.end()
+
+
+def _follow(group: Group, directory: Directory, part: Part, progress: Progress) -> None:
+    """Writes as another process."""
+    name = group.name()
+    if name:
+        try:
+            part.write(directory, name, progress)
+        except BaseException as error:
+            group.done(error)
+            raise
+        group.done()
+    group.wait()
+
+
+class Part:
+    """What one process writes of a tree, and what process 0 knows of all.
+
+    Attributes:
+      index: The number of this process.
+    """
+
+    def __init__(
+        self,
+        tree: Any,
+        metadata: Any,
+        holes: bool,
+        how: Writing,
+        group: Group,
+        *,
+        snapshot: bool,
+    ):
+        self.index = group.index
+        self._how = how
+        whole = described_layout(tree, 1, metadata, holes=holes, index=True, hollow=True)
+        arrays = whole.hollow
+        splits = [split_of(array) for array in arrays]
+        found = writers(splits)
+        self._processes = sorted({process for files in found for process in files})
+        # All but what is known of the files when they are there.
+        numbers = {process: number for number, process in enumerate(self._processes)}
+        grids = [
+            (list(split.counts), [numbers[process] for process in files], split.is_host)
+            for split, files in zip(splits, found, strict=True)
+        ]
+        unknown = [("", 0, 0)] * len(numbers)
+        self._draft = _core.Manifest.decode(_core.Manifest.encode(whole, unknown, grids))
+        del whole  # and with it what it holds of the arrays
+        paths = _array_paths(self._draft, len(arrays))
+        self._plan = _plan(paths, arrays, grids)
+        mine: dict[str, Any] = {}
+        for path, array, split, files in zip(paths, arrays, splits, found, strict=True):
+            for name, shard in _shards(array, split, files, self.index):
+                _paths.put(mine, [*path, *name], shard)
+        self._layout: _core.Layout | None = None
+        if mine:
+            about = {"process": self.index, "plan": self._plan}
+            self._layout = how.layout(mine, about, snapshot=snapshot)
+
+    def write(self, directory: Directory, name: str, progress: Progress = None) -> None:
+        """Writes the file of this process, if it has something to write."""
+        layout, self._layout = self._layout, None
+        if layout is not None:
+            self._how.save(layout, directory.file(_file_name(name, self.index)), progress)
+
+    def commit(self, directory: Directory, name: str) -> None:
+        """Writes the manifest, when all files are there; for process 0.
+
+        Raises:
+          TreepackError: If a file is not there, or is of another tree.
+        """
+        files = []
+        for process in self._processes:
+            name_there = _file_name(name, process)
+            try:
+                found = directory.look(name_there)
+            except FileNotFoundError as error:
+                raise TreepackError(
+                    f"the file of process {process} is not in {directory}: all processes have "
+                    "to write to the same directory"
+                ) from error
+            if found.plan != self._plan:
+                raise TreepackError(
+                    f"process {process} has saved another tree than process 0, or arrays that are "
+                    "on its devices alone"
+                )
+            files.append((name_there, found.nbytes, found.record))
+        directory.write(MANIFEST, self._draft.with_files(files), durable=self._how.durable)
+
+
+def _array_paths(manifest: _core.Manifest, count: int) -> list[list[str]]:
+    """Returns the parts of the paths of all arrays."""
+    catalog = _core.Catalog.open(manifest.content, salvage=False)
+    found: list[list[str]] = [[] for _ in range(count)]
+    for path, value in catalog.leaves(0):
+        _, _, start, stop, _ = catalog.leaf(value)
+        array = manifest.array_in(start, stop)
+        if array is not None:
+            found[array] = _paths.parts(path)
+    return found
+
+
+def _shards(
+    array: Any, split: Split, files: list[int], process: int
+) -> list[tuple[list[str], Any]]:
+    """Returns the names of the shards that a process writes, and their data."""
+    if split.is_host:
+        return [([], array)] if process == files[0] else []
+    found = {}
+    for shard in array.addressable_shards:
+        cell = cell_of(start_of(shard.index), array.shape, split.counts)
+        if files[cell] == process and cell not in found:
+            found[cell] = shard.data
+    return [
+        ([name_of(bounds(cell, array.shape, split.counts))], data) for cell, data in found.items()
+    ]
+
+
+def _file_name(name: str, process: int) -> str:
+    return f"{name}-{process:05}.treepack"
+
+
+def _plan(paths: list[list[str]], arrays: list[Any], grids: list[Any]) -> int:
+    """Returns a number that tells whether two processes save the same."""
+    about = [
+        [path, list(array.shape), str(array.dtype), *grid]
+        for path, array, grid in zip(paths, arrays, grids, strict=True)
+    ]
+    return zlib.crc32(json.dumps(about).encode())
+
+
+class Found(NamedTuple):
+    """What is known of a file with shards: its size, the CRC-32 of its record, and of what plan."""
+
+    nbytes: int
+    record: int
+    plan: Any
+
+
+class Directory:
+    """Where a checkpoint is written: here, or elsewhere by URL."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        url = url_of(path)
+        self._url = None if url is None else url.rstrip("/")
+        self._path = Path(local(path)) if url is None else Path()
+
+    def __str__(self) -> str:
+        return self._url or str(self._path)
+
+    def file(self, name: str) -> str | Path:
+        """Returns the path or URL of a file in it."""
+        return self._path / name if self._url is None else f"{self._url}/{name}"
+
+    def make(self) -> None:
+        """Makes the directory where it is missing."""
+        if self._url is None and not self._path.is_dir():
+            self._path.mkdir(parents=True)
+            sync_directory(self._path.parent)
+
+    def write(self, name: str, data: bytes, *, durable: bool) -> None:
+        """Writes a file whole or not at all."""
+        if self._url is None:
+            _core.write_file(self._path / name, data, durable=durable)
+        else:
+            _remote.write(
+                f"{self._url}/{name}", lambda path: _core.write_file(path, data, durable=False)
+            )
+
+    def look(self, name: str) -> Found:
+        """Returns what the end of a file with shards tells.
+
+        Raises:
+          FileNotFoundError: If it is not there.
+        """
+        file = self.file(name)
+        catalog = _core.Catalog.open(opened(file).content, salvage=False)
+        record = present(catalog.trailer)
+        about = _core.trailer_metadata(record)
+        plan = about.get("plan") if isinstance(about, dict) else None
+        return Found(size_of(file), zlib.crc32(record), plan)
+
+    def clean(self) -> None:
+        """Removes files of saves that were not committed, or that another one has replaced."""
+        with contextlib.suppress(OSError):
+            used = self._used()
+            if used is None:
+                return
+            for name in self._names():
+                if _SHARD_FILE.fullmatch(name) and name not in used:
+                    self._remove(name)
+
+    def _used(self) -> set[str] | None:
+        """Returns the files of the checkpoint that is there; `None` if that cannot be known."""
+        try:
+            data = bytes(read_all(self.file(MANIFEST)))
+        except FileNotFoundError:
+            return set()
+        try:
+            return {name for name, _, _ in _core.Manifest.decode(data).files}
+        except DecodeError:  # perhaps of a later version
+            return None
+
+    def _names(self) -> list[str]:
+        if self._url is None:
+            return [entry.name for entry in os.scandir(self._path)]
+        fs, path = _remote.file_system(self._url)
+        return [found.rsplit("/", 1)[-1] for found in fs.ls(path, detail=False, refresh=True)]
+
+    def _remove(self, name: str) -> None:
+        if self._url is not None:
+            fs, path = _remote.file_system(self._url)
+            fs.rm_file(f"{path}/{name}")
+        elif not name.startswith(".") or not is_locked(self._path / name):
+            (self._path / name).unlink(missing_ok=True)

@@ -1,0 +1,101 @@
+//! The manifest of a sharded checkpoint.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::content::Content;
+use super::save::Layout;
+use crate::manifest::{self, Grid, ShardFile, Sparse};
+
+/// What holds the files of a sharded checkpoint together; see `_core.pyi`.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct Manifest {
+    manifest: manifest::Manifest,
+    encoding: Arc<Sparse>,
+}
+
+/// The name of a file, how many bytes it has, and the CRC-32 of its record.
+type File = (String, u64, u32);
+
+/// How many shards an array has in each dimension, the file of each, and whether it is of the host.
+type Split = (Vec<u32>, Vec<u32>, bool);
+
+#[pymethods]
+impl Manifest {
+    /// The manifest of a layout with holes, as bytes.
+    #[staticmethod]
+    fn encode<'py>(
+        layout: &Bound<'py, Layout>,
+        files: Vec<File>,
+        arrays: Vec<Split>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let py = layout.py();
+        let grids = arrays.into_iter().map(|(counts, files, host)| Grid {
+            counts,
+            files,
+            host,
+        });
+        let manifest = layout
+            .get()
+            .manifest(py, shard_files(files), grids.collect())?;
+        Ok(PyBytes::new(py, &manifest.encode()))
+    }
+
+    /// Reads a manifest.
+    #[staticmethod]
+    fn decode(data: &[u8]) -> PyResult<Self> {
+        let manifest = manifest::Manifest::decode(data)?;
+        let encoding = Arc::new(manifest.encoding()?);
+        Ok(Self { manifest, encoding })
+    }
+
+    /// The same manifest as bytes, with other files.
+    fn with_files<'py>(&self, py: Python<'py>, files: Vec<File>) -> PyResult<Bound<'py, PyBytes>> {
+        if files.len() != self.manifest.files.len() {
+            return Err(PyIndexError::new_err("there are other files"));
+        }
+        let mut manifest = self.manifest.clone();
+        manifest.files = shard_files(files);
+        Ok(PyBytes::new(py, &manifest.encode()))
+    }
+
+    /// The files with the shards.
+    #[getter]
+    fn files(&self) -> Vec<File> {
+        let files = self.manifest.files.iter();
+        files
+            .map(|file| (file.name.clone(), file.nbytes, file.record))
+            .collect()
+    }
+
+    /// The number of the array whose place is inside a range of the encoding.
+    fn array_in(&self, start: usize, stop: usize) -> Option<usize> {
+        self.encoding.array_in(start..stop)
+    }
+
+    /// How an array is split.
+    fn grid(&self, array: usize) -> PyResult<Split> {
+        let Some(grid) = self.manifest.arrays.get(array) else {
+            return Err(PyIndexError::new_err("there are fewer arrays"));
+        };
+        Ok((grid.counts.clone(), grid.files.clone(), grid.host))
+    }
+
+    /// The encoding, with zeros in the place of the arrays.
+    #[getter]
+    fn content(&self) -> Content {
+        Content::sparse(self.encoding.clone())
+    }
+}
+
+fn shard_files(files: Vec<File>) -> Vec<ShardFile> {
+    let files = files.into_iter().map(|(name, nbytes, record)| ShardFile {
+        name,
+        nbytes,
+        record,
+    });
+    files.collect()
+}

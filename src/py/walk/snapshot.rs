@@ -1,0 +1,86 @@
+//! Making a layout independent of what happens to the tree afterwards.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+
+use super::super::memory::detached;
+use super::super::watch::Watcher;
+use super::payload::Leaf;
+use crate::layout::Layout;
+use crate::mapping::Pages;
+use crate::parallel;
+use crate::raw::AsRaw;
+use crate::watch::Watch;
+
+/// Copies all memory that may change, and fetches all arrays that are elsewhere.
+///
+/// Memory of jax is only held: while it is, jax gives it to nobody else, not even if the array is
+/// donated. Arrays of open files stay in their files.
+pub fn snapshot(py: Python<'_>, layout: &mut Layout<Leaf>) -> PyResult<()> {
+    let may_change = |leaf: &Leaf| match leaf {
+        Leaf::Memory(memory) if memory.as_stable().is_none() => memory.as_raw().len(),
+        _ => 0,
+    };
+    let nbytes = layout.payloads().map(may_change).sum();
+    let watcher = Watcher::signals();
+    let copied = copied(py, layout, nbytes, &watcher);
+    copied.map_err(|error| watcher.explain(error, PyErr::from))?;
+    let devices = layout.payloads().find_map(|leaf| match leaf {
+        Leaf::Device(leaf) => Some(leaf.devices.clone()), // all are in one window
+        _ => None,
+    });
+    if let Some(devices) = devices {
+        py.detach(|| devices.fetch_all())?;
+    }
+    Ok(())
+}
+
+fn copied(
+    py: Python<'_>,
+    layout: &mut Layout<Leaf>,
+    nbytes: usize,
+    watcher: &Watcher,
+) -> crate::Result<()> {
+    if nbytes == 0 {
+        return Ok(());
+    }
+    let mut pages = Pages::with_room(nbytes)?;
+    pages.fill(nbytes, |mut rest| {
+        let mut blocks = Vec::new();
+        for leaf in layout.payloads() {
+            if let Leaf::Memory(memory) = leaf
+                && memory.as_stable().is_none()
+            {
+                let (target, later) = rest.split_at_mut(memory.as_raw().len());
+                let parts = target.chunks_mut(parallel::BLOCK).enumerate();
+                blocks.extend(parts.map(|(number, part)| {
+                    let start = number * parallel::BLOCK;
+                    let memory = memory.as_raw().slice(start..start + part.len());
+                    (memory, part)
+                }));
+                rest = later;
+            }
+        }
+        let threads = parallel::threads(None, nbytes, parallel::MIN_COPY_BYTES)?;
+        detached(py, nbytes, false, || {
+            let copy = |(memory, part): (crate::raw::RawBytes<'_>, &mut [_])| {
+                memory.copy_to(part);
+                Ok(())
+            };
+            parallel::for_each(blocks, threads, copy, || watcher.check())
+        })
+    })?;
+    let pages = Arc::new(pages);
+    let mut start = 0;
+    for leaf in layout.payloads_mut() {
+        if let Leaf::Memory(memory) = leaf
+            && memory.as_stable().is_none()
+        {
+            let range = start..start + memory.as_raw().len();
+            start = range.end;
+            *leaf = Leaf::Copied(pages.clone(), range);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,187 @@
+"""Saves that go on while the program does."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import weakref
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import processes
+import treepack
+from treepack import Saving
+
+
+def test_a_save_in_the_background_is_like_another(tmp_path: Path) -> None:
+    tree = {"w": jnp.ones((300, 400)), "n": np.arange(5), "step": 3, "list": [np.zeros(4000)]}
+    saving = treepack.save(tmp_path / "a", tree, background=True, metadata="m")
+    assert isinstance(saving, Saving)
+    assert saving.result() is None
+    assert saving.exception() is None
+    assert saving.done()
+    assert saving.progress[0] == saving.progress[1] == (tmp_path / "a").stat().st_size
+    assert "saved" in repr(saving)
+    assert "a" in saving.path
+    treepack.save(tmp_path / "b", tree, metadata="m")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+class Gate:
+    """Who is told of a save, and holds it up."""
+
+    def __init__(self) -> None:
+        self.open, self.reached = threading.Event(), threading.Event()
+
+    def __call__(self, done: int, total: int) -> None:
+        self.reached.set()
+        assert self.open.wait(60)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_what_becomes_of_the_tree_afterwards_does_not_matter(
+    tmp_path: Path, compress: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    gate = Gate()
+    first = rng.random(1 << 20)  # more than what is written before anybody is told
+    tree = {
+        "first": first,
+        "arrays": [rng.random(size) for size in (1, 100, 1000, 200_000)],
+        "strided": rng.random((300, 500))[::2, ::3],
+        "bytes": bytearray(b"x" * 5000),
+        "dict": {"a": 1},
+        "donated": jax.random.normal(jax.random.key(0), (1 << 18,)),
+    }
+    expected = treepack.loads(treepack.dumps(tree), copy=True)
+    saving = treepack.save(
+        tmp_path / "model", tree, background=True, progress=gate, compress=compress
+    )
+    for array in (tree["first"], *tree["arrays"], tree["strided"]):
+        array[...] = -1
+    tree["bytes"][:] = b"y" * 5000
+    tree["dict"]["a"] = 2
+    changed = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)(tree.pop("donated"))
+    changed.block_until_ready()
+    del tree
+    gate.open.set()
+    saving.result()
+    found = treepack.load(tmp_path / "model")
+    assert treepack.dumps(found) == treepack.dumps(expected)
+
+
+DONATED = """
+mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+value = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
+array = jax.device_put(value, NamedSharding(mesh, P("x", "y")))
+for sharded in (False, True):
+    array = jax.device_put(value, NamedSharding(mesh, P("x", "y")))
+    saving = treepack.save(f"{args[0]}-{sharded}", {"w": array}, background=True, sharded=sharded)
+    jax.jit(lambda x: x * 0 - 1, donate_argnums=0)(array).block_until_ready()
+    saving.result()
+    np.testing.assert_array_equal(treepack.load(f"{args[0]}-{sharded}")["w"], value)
+"""
+
+
+def test_arrays_on_several_devices_may_be_donated(tmp_path: Path) -> None:
+    processes.run(DONATED, 1, tmp_path / "model", devices=8)
+
+
+def test_the_next_save_to_a_path_waits(tmp_path: Path) -> None:
+    gate = Gate()
+    path = tmp_path / "model"
+    treepack.save(path, np.zeros(1 << 20), background=True, progress=gate)
+    assert gate.reached.wait(60)
+    treepack.save(tmp_path / "other", 1)  # does not
+    relative = tmp_path / "folder" / ".." / "model"
+    (tmp_path / "folder").mkdir()
+    saving: list[Saving] = []
+    second = threading.Thread(
+        target=lambda: saving.append(treepack.save(relative, "second", background=True))
+    )
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    assert not path.exists()
+    gate.open.set()
+    second.join(60)
+    saving[0].result()
+    assert treepack.load(path) == "second"
+
+
+def test_what_goes_wrong_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "model" / "below").mkdir(parents=True)
+    with caplog.at_level(logging.ERROR, "treepack"):
+        saving = treepack.save(tmp_path / "model", {"w": 1}, background=True)
+        with pytest.raises(OSError, match="model"):
+            saving.result()
+        assert isinstance(saving.exception(), OSError)
+        assert "Error" in repr(saving)
+        del saving
+        gc.collect()
+        assert not caplog.records
+        saving = treepack.save(tmp_path / "model", {"w": 1}, background=True)
+        for thread in threading.enumerate():
+            if thread.name.startswith("treepack"):
+                thread.join(60)
+        del saving
+        gc.collect()
+        assert "model has failed" in caplog.text
+
+
+def test_errors_of_the_tree_and_of_options_are_raised_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with pytest.raises(treepack.errors.UnserializableLeafError, match="a/b"):
+        treepack.save(path, {"a": {"b": object()}}, background=True)
+    with pytest.raises(ValueError, match="level"):
+        treepack.save(path, {}, background=True, level=3)
+    with pytest.raises(ValueError, match="iterator"):
+        treepack.save(path, iter([("a", 1)]), background=True)
+
+
+def test_an_error_of_who_is_told_ends_the_save(tmp_path: Path) -> None:
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("enough")
+
+    path = tmp_path / "model"
+    treepack.save(path, "old")
+    saving = treepack.save(path, np.zeros(1 << 20), background=True, progress=fail)
+    with pytest.raises(RuntimeError, match="enough"):
+        saving.result()
+    assert treepack.load(path) == "old"
+
+
+def test_nothing_is_held_afterwards(tmp_path: Path) -> None:
+    array = jnp.ones(1 << 18)
+    alive = weakref.ref(array)
+    saving = treepack.save(tmp_path / "model", [array], background=True)
+    saving.result()
+    del array
+    gc.collect()
+    assert alive() is None
+
+
+AT_EXIT = """
+from pathlib import Path
+treepack.save(args[0], {"w": np.ones(1 << 23)}, background=True)
+assert not Path(args[0]).exists()
+"""
+
+
+def test_the_end_of_the_program_waits(tmp_path: Path) -> None:
+    processes.run(AT_EXIT, 1, tmp_path / "model")
+    assert treepack.load(tmp_path / "model")["w"].sum() == 1 << 23
+
+
+FAILS_AT_EXIT = """
+treepack.save("/proc/there/is/no/such/folder", {"w": np.ones(8)}, background=True)
+"""
+
+
+def test_a_failure_that_nobody_asks_for_is_told_at_exit() -> None:
+    assert "has failed" in processes.run(FAILS_AT_EXIT, 1)

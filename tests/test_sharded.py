@@ -1,0 +1,555 @@
+"""Checkpoints of several processes, and of several devices in one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pickle
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import serialization as flax
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+import processes
+import treepack
+from treepack._sharded import reading, shards
+
+# Devices of this process are as many as jax has; those of others are made for a test.
+TREE = """
+import json
+def mesh(*shape):
+    return Mesh(np.array(jax.devices()).reshape(shape), ("x", "y")[:len(shape)])
+
+def put(value, sharding):
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+W = np.arange(48 * 24, dtype=np.float32).reshape(48, 24)
+B = (np.arange(24) / 7).astype(jnp.bfloat16)
+
+def make(mesh):
+    spec = lambda *axes: NamedSharding(mesh, P(*axes))
+    return {
+        "params": {
+            "w": put(W, spec(*mesh.axis_names)),
+            "b": put(B, spec()),
+            "t": put(W.T, spec("x")),
+        },
+        "layers": [put(W * k, spec(None, "x")) for k in range(3)],
+        "key": jax.random.key(7),
+        "host": np.arange(1000.0),
+        "count": np.int32(5),
+        "step": 3,
+        "name": "model",
+        "empty": {},
+        "none": None,
+    }
+
+def check(tree):
+    def same(found, expected):
+        assert found.dtype == expected.dtype, (found, expected)
+        if isinstance(found, np.ndarray):
+            return np.testing.assert_array_equal(found, expected)
+        for shard in found.addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), expected[shard.index])
+
+    same(tree["params"]["w"], W), same(tree["params"]["b"], B), same(tree["params"]["t"], W.T)
+    assert type(tree["layers"]) is list
+    for k, layer in enumerate(tree["layers"]):
+        same(layer, W * k)
+    same(tree["host"], np.arange(1000.0))
+    key = jax.random.key_data(tree["key"]).tolist()
+    assert key == jax.random.key_data(jax.random.key(7)).tolist()
+    rest = {name: tree[name] for name in ("step", "name", "empty", "none", "count")}
+    assert rest == {"step": 3, "name": "model", "empty": {}, "none": None, "count": 5}
+"""
+
+SAVE = (
+    TREE
+    + """
+path, shape = args[0], json.loads(args[1])
+tree = make(mesh(*shape))
+background = len(args) > 2
+saving = treepack.save(path, tree, metadata={"step": 3}, background=background, sharded=True)
+if background:
+    saving.result()
+check(treepack.load(path, tree))
+print("saved")
+"""
+)
+
+LOAD = (
+    TREE
+    + """
+path, shape = args[0], json.loads(args[1])
+tree = make(mesh(*shape))
+is_plain = lambda leaf: isinstance(leaf, jax.Array) and leaf.dtype != tree["key"].dtype
+abstract = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    if is_plain(leaf) else leaf, tree)
+found = treepack.load(path, abstract)
+check(found)
+for leaf, expected in zip(jax.tree.leaves(found), jax.tree.leaves(tree)):
+    if is_plain(expected):
+        assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
+check(treepack.load(path))
+check(treepack.load(path, arrays="numpy"))
+assert treepack.read_metadata(path) == {"step": 3}
+print("loaded")
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "background"),
+    [
+        ((2, 2, [2, 2]), (1, 1, [1, 1]), False),
+        ((2, 2, [4, 1]), (2, 4, [2, 4]), True),
+        ((1, 8, [4, 2]), (2, 1, [1, 2]), False),
+        ((3, 1, [1, 3]), (1, 4, [2, 2]), True),
+    ],
+)
+def test_any_mesh_and_any_number_of_processes(
+    tmp_path: Path, saved: Any, loaded: Any, background: bool
+) -> None:
+    path = tmp_path / "checkpoint"
+    count, devices, shape = saved
+    more = ["background"] if background else []
+    processes.run(SAVE, count, path, json.dumps(shape), *more, devices=devices)
+    files = sorted(path.glob("*-*.treepack"))
+    assert len(files) == count
+    assert len(list(path.iterdir())) == count + 1
+    sizes = [file.stat().st_size for file in files]
+    assert max(sizes) < 1.7 * min(sizes)  # replicas are shared out; `host` is in the first alone
+    count, devices, shape = loaded
+    processes.run(LOAD, count, path, json.dumps(shape), devices=devices)
+
+
+FAILURES = (
+    TREE
+    + """
+path = args[0]
+tree = make(mesh(2, 1))
+treepack.save(path, tree)  # told by its arrays
+before = sorted(os.listdir(path))
+
+def fails(tree, what, **options):
+    for background in (False, True):
+        try:
+            saving = treepack.save(path, tree, background=background, **options)
+            if background:
+                saving.result()
+        except ValueError as error:
+            assert what in str(error), error
+        except TypeError as error:  # where it happens
+            assert index == 1 and "object" in str(error), error
+        else:
+            raise AssertionError("no error")
+        check(treepack.load(path, make(mesh(2, 1))))
+
+bad = make(mesh(2, 1))
+if index == 1:
+    bad["name"] = object()
+fails(bad, "process 1: UnserializableLeafError" if index == 0 else "UnserializableLeafError")
+other = make(mesh(2, 1))
+other["host"] = np.zeros(1000 + index)
+fails(other, "process 1 has saved another tree")
+
+def enough(done, total):
+    if index == 1:
+        raise ValueError("enough")
+
+large = put(np.zeros(1 << 22), NamedSharding(mesh(2, 1), P("x")))
+fails(make(mesh(2, 1)) | {"large": large}, "enough", progress=enough)
+treepack.save(path, make(mesh(2, 1)))
+after = sorted(os.listdir(path))
+assert len(after) == 3 and after != before, (before, after)
+"""
+)
+
+
+def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
+    processes.run(FAILURES, 2, tmp_path / "checkpoint")
+
+
+ONE_PROCESS_ALONE = (
+    TREE
+    + """
+path = f"{args[0]}-{index}"  # which is not the same directory
+try:
+    treepack.save(path, make(mesh(2, 1)))
+except ValueError as error:
+    assert "all processes have to write to the same directory" in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+)
+
+
+def test_directories_that_are_not_the_same_are_noticed(tmp_path: Path) -> None:
+    processes.run(ONE_PROCESS_ALONE, 2, tmp_path / "checkpoint")
+
+
+# One process with eight devices has saved this; what follows reads it.
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sharded") / "checkpoint"
+    processes.run(SAVE, 1, path, "[4, 2]", devices=8)
+    return path
+
+
+@pytest.fixture
+def checkpoint(saved: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+W = np.arange(48 * 24, dtype=np.float32).reshape(48, 24)
+
+
+def test_it_is_opened_as_a_file_is(saved: Path) -> None:
+    with treepack.open(saved) as file:
+        assert file.metadata == {"step": 3}
+        assert dict(file.leaves()).keys() == dict(treepack.verify(saved).leaves).keys()
+        assert repr(file["params"]).count("float32[48,24]") == 1
+        assert file.nbytes > 5 * W.nbytes
+        np.testing.assert_array_equal(file["params/w"], W)
+        np.testing.assert_array_equal(np.array(file["layers"].load()), [W * k for k in range(3)])
+        assert file["layers"].load(arrays="numpy")[1][0, 1] == 1
+        assert file["step"] == 3
+        assert len(file["empty"]) == 0
+        again = pickle.loads(pickle.dumps(file["params/w"]))
+        np.testing.assert_array_equal(again[3], W[3])
+    with pytest.raises(ValueError, match="closed"):
+        file["params/w"]
+    shapes = treepack.abstract(saved)
+    assert shapes["params"]["w"].shape == (48, 24)
+    assert shapes["step"] == 3
+    assert treepack.open(saved).abstract()["layers"][0].dtype == np.float32
+
+
+@settings(max_examples=300, deadline=None)
+@given(index=st.data())
+def test_indices_are_those_of_numpy(saved: Path, index: st.DataObject) -> None:
+    with treepack.open(saved) as file:
+        array = file["params/w"]
+        chosen = index.draw(
+            npst.basic_indices((48, 24), allow_newaxis=True) | npst.integer_array_indices((48, 24))
+        )
+        found, expected = array[chosen], W[chosen]
+        assert type(found) is type(expected)
+        assert np.shape(found) == np.shape(expected)
+        np.testing.assert_array_equal(found, expected)
+        start = index.draw(st.integers(0, W.size))
+        stop = index.draw(st.integers(start, W.size))
+        np.testing.assert_array_equal(array.flat_range(start, stop), W.reshape(-1)[start:stop])
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), max_size=4),
+    ends=st.tuples(st.integers(0, 256), st.integers(0, 256)),
+)
+def test_a_range_is_boxes(shape: list[int], ends: tuple[int, int]) -> None:
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    start, stop = sorted(min(end, array.size) for end in ends)
+    boxes = [array[box].reshape(-1) for box in reading._boxes(start, stop, shape)]
+    assert len(boxes) <= max(1, 2 * len(shape))
+    np.testing.assert_array_equal(np.concatenate([[], *boxes]), np.arange(start, stop))
+
+
+def test_shards_are_used_in_place(saved: Path) -> None:
+    with treepack.open(saved) as file:
+        part = file["layers/1"].box((slice(0, 48), slice(6, 12)))
+        assert part.flags.aligned
+        assert not part.flags.writeable
+        assert not part.flags.owndata
+        assert part.ctypes.data % 64 == 0
+        first = jax.device_put(part)
+        assert first.unsafe_buffer_pointer() == part.ctypes.data
+        whole = file["params/w"].box((slice(0, 48), slice(0, 24)))
+        assert whole.flags.writeable
+        assert whole.ctypes.data % 64 == 0
+
+
+def test_parts_of_it_are_loaded(saved: Path) -> None:
+    found = treepack.load(saved, select="params/w")
+    assert list(found) == ["params"]
+    assert list(found["params"]) == ["w"]
+    target = {"weights": np.zeros((48, 24), np.float16), "own": 1}
+    found, report = treepack.load(
+        saved,
+        target,
+        rename={"params/w": "weights"},
+        missing="target",
+        cast=True,
+        verify=True,
+        return_report=True,
+    )
+    assert found["weights"].dtype == np.float16
+    assert type(found["weights"]) is np.ndarray
+    np.testing.assert_array_equal(found["weights"], W.astype(np.float16))
+    assert report.loaded == ["weights"]
+    assert report.kept == ["own"]
+    assert report.cast == ["weights"]
+    assert "step" in report.unexpected
+    with pytest.raises(treepack.MismatchError, match=r"w: expected float32\[48,25\]"):
+        treepack.load(saved, {"params": {"w": np.zeros((48, 25), np.float32)}})
+
+
+def test_flax_reads_each_file(saved: Path) -> None:
+    [file] = saved.glob("*-00000.treepack")
+    found = flax.msgpack_restore(file.read_bytes())
+    np.testing.assert_array_equal(found["params"]["w"]["[12:24,0:12]"], W[12:24, :12])
+    np.testing.assert_array_equal(found["host"], np.arange(1000.0))
+
+
+def test_it_becomes_one_file(saved: Path, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from treepack._cli import app
+
+    target = tmp_path / "model.msgpack"
+    done = CliRunner().invoke(app, ["convert", str(saved), str(target)])
+    assert done.exit_code == 0, done.output
+    assert treepack.verify(target).ok
+    assert treepack.read_metadata(target) == {"step": 3}
+    ours, theirs = treepack.load(saved, arrays="numpy"), flax.msgpack_restore(target.read_bytes())
+    np.testing.assert_array_equal(theirs["params"]["t"], W.T)
+    assert treepack.dumps(ours) == treepack.dumps(treepack.load(target, arrays="numpy"))
+    for command in (["ls", str(saved)], ["verify", str(saved)], ["diff", str(saved), str(target)]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+    # And back, without memory for it: arrays of an open checkpoint are leaves.
+    with treepack.open(saved) as file:
+        treepack.save(tmp_path / "again", dict(file["params"]), sharded=True)
+        treepack.save(tmp_path / "plain", dict(file["params"]))
+    for path in (tmp_path / "again", tmp_path / "plain"):
+        np.testing.assert_array_equal(treepack.load(path)["w"], W)
+
+
+def test_what_is_no_checkpoint_says_so(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / shards.MANIFEST).unlink()
+    for use in (treepack.load, treepack.open, treepack.verify, treepack.abstract):
+        with pytest.raises(treepack.DecodeError, match=r"has no manifest\.treepack"):
+            use(checkpoint)
+    (checkpoint / shards.MANIFEST).write_bytes(b"something else, of some length")
+    with pytest.raises(treepack.DecodeError, match="the manifest is damaged"):
+        treepack.load(checkpoint)
+    with pytest.raises(OSError, match=r"exists|directory"):
+        treepack.save(checkpoint, {"w": 1})
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(OSError, match=r"exists|directory"):
+        treepack.save(tmp_path / "file", {"w": 1}, sharded=True)
+
+
+def test_damage_is_found(checkpoint: Path) -> None:
+    [file] = checkpoint.glob("*-00000.treepack")
+    data = bytearray(file.read_bytes())
+    with treepack.open(file) as opened:
+        _, _, start, _, _ = opened._catalog().leaf(opened._catalog().find(["host"], 0))
+    data[start + 500] ^= 1
+    file.write_bytes(data)
+    found = treepack.verify(checkpoint)
+    assert found.corrupt == ["host"]
+    assert found.damage is None
+    assert not found.ok
+    with pytest.raises(treepack.CorruptionError, match="host is damaged"):
+        treepack.load(checkpoint, verify=True)
+    kept, report = treepack.load(
+        checkpoint,
+        {"host": np.zeros(1000), "step": 0},
+        on_corrupt="skip",
+        missing="target",
+        return_report=True,
+    )
+    assert kept["host"].sum() == 0
+    assert kept["step"] == 3
+    assert report.corrupt == ["host"]
+    file.write_bytes(data[:-1])
+    with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack has \d+ bytes"):
+        treepack.load(checkpoint)
+    assert set(treepack.verify(checkpoint).corrupt) > {"host", "params/w"}
+    file.unlink()
+    with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack is missing"):
+        treepack.load(checkpoint)
+    found = treepack.verify(checkpoint)
+    assert found.damage is not None
+    assert "missing" in found.damage
+    assert found.leaves["step"] == "ok"
+    assert found.leaves["params/w"] == "corrupt"
+    with treepack.open(checkpoint) as opened:  # all else is there
+        assert opened["step"] == 3
+
+
+def test_files_of_another_checkpoint_are_not_taken(saved: Path, checkpoint: Path) -> None:
+    other = checkpoint.parent / "other"
+    processes.run(SAVE, 1, other, "[4, 2]", "background", devices=8)
+    [ours], [theirs] = checkpoint.glob("*-0*"), other.glob("*-0*")
+    data = bytearray(theirs.read_bytes())
+    assert len(data) == ours.stat().st_size
+    with treepack.open(theirs) as opened:
+        assert opened._catalog().is_summed
+    ours.write_bytes(data)
+    np.testing.assert_array_equal(treepack.load(checkpoint)["host"], np.arange(1000.0))  # equal
+    treepack.save(ours, treepack.load(theirs) | {"host": np.ones(1000)})
+    with pytest.raises(treepack.CorruptionError, match=r"another record|bytes, and had"):
+        treepack.load(checkpoint)
+
+
+def test_leftovers_go_and_nothing_else(checkpoint: Path) -> None:
+    leftovers = [
+        "0123abcd-00003.treepack",
+        ".0123abcd-00003.treepack.treepack-x1y2z3.tmp",
+    ]
+    others = ["notes.txt", "model.treepack", "0123abcd-00003.treepack.txt~", "x-00001.treepack"]
+    for name in [*leftovers, *others]:
+        (checkpoint / name).write_bytes(b"?")
+    with (checkpoint / leftovers[1]).open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        treepack.save(checkpoint, {"w": np.ones(3)}, sharded=True)
+        assert (checkpoint / leftovers[1]).exists()  # somebody writes it
+    treepack.save(checkpoint, {"w": np.ones(3)}, sharded=True)
+    names = {path.name for path in checkpoint.iterdir()}
+    assert names >= set(others)
+    assert not names & set(leftovers)
+    assert len(names) == len(others) + 1  # the arrays are in the manifest
+
+
+def test_options_of_files_are_those_of_shards(tmp_path: Path) -> None:
+    tree = {"w": jnp.zeros(100_000), "rest": (np.ones(1000), "text")}
+    treepack.save(tmp_path / "plain", tree, sharded=True, durable=False, align=1)
+    treepack.save(tmp_path / "gz", tree, sharded=True, compress=True, level=1)
+    sizes = [
+        sum(file.stat().st_size for file in (tmp_path / name).iterdir()) for name in ("plain", "gz")
+    ]
+    assert sizes[1] < sizes[0] / 2
+    for name in ("plain", "gz"):
+        found = treepack.load(tmp_path / name)
+        assert treepack.dumps(found) == treepack.dumps(tree)
+        assert type(found["rest"]) is tuple
+        assert isinstance(found["w"], jax.Array)
+        assert treepack.verify(tmp_path / name).ok
+        assert treepack.load(tmp_path / name, copy=True)["rest"][0].flags.writeable
+
+
+def test_directories_elsewhere(tmp_path: Path) -> None:
+    tree = {"w": jnp.arange(100_000.0), "n": np.arange(500), "step": 3}
+    for url in ("memory://sharded/checkpoint", f"file://{tmp_path}/checkpoint"):
+        treepack.save(url, tree, sharded=True, metadata={"a": 1})
+        assert treepack.read_metadata(url) == {"a": 1}
+        assert treepack.dumps(treepack.load(url)) == treepack.dumps(tree)
+        with treepack.open(url) as file:
+            assert file["w"][5] == 5
+        assert treepack.verify(url).ok
+        treepack.save(url, {"w": jnp.ones(3)}, sharded=True)
+        assert treepack.load(url)["w"].tolist() == [1, 1, 1]
+    import fsspec
+
+    assert len(fsspec.filesystem("memory").ls("/sharded/checkpoint")) == 2
+
+
+def test_other_processes_need_not_have_the_types(saved: Path) -> None:
+    with pytest.raises(ValueError, match="unknown"):
+        treepack.load(saved, unknown="perhaps")
+
+
+def test_manifests_are_small(tmp_path: Path) -> None:
+    program = (
+        TREE
+        + """
+spec = NamedSharding(mesh(4, 2), P("x", "y"))
+tree = {f"layer_{k}": {"kernel": put(W, spec), "bias": put(B, spec if 0 else NamedSharding(
+    mesh(4, 2), P("x")))} for k in range(200)}
+treepack.save(args[0], tree, sharded=True)
+"""
+    )
+    processes.run(program, 1, tmp_path / "checkpoint", devices=8)
+    assert (tmp_path / "checkpoint" / shards.MANIFEST).stat().st_size <= 64 * 200 * 12
+
+
+def test_writers_share_what_several_have() -> None:
+    def split(nbytes: int, *holders: tuple[int, ...]) -> shards.Split:
+        return shards.Split((len(holders),), holders, nbytes, False)
+
+    everybody = tuple(range(4))
+    splits = [split(100, (0,), (1,)), *[split(10 * k, everybody) for k in range(1, 21)]]
+    found = shards.writers(splits)
+    assert found[0] == [0, 1]
+    loads = [0, 0, 0, 0]
+    for one, writers in zip(splits, found, strict=True):
+        for writer in writers:
+            loads[writer] += one.nbytes
+    assert max(loads) - min(loads) <= 10
+    assert shards.writers(splits) == found
+
+
+# Processes are killed at random while they save, again and again.
+
+KILLED = (
+    TREE
+    + """
+import pathlib, time
+path, first = pathlib.Path(args[0]), int(args[1])
+sharding = NamedSharding(mesh(2, 1), P("x"))
+print("ready", flush=True)
+for step in range(first, first + 10_000):
+    tree = {"step": step, "w": put(np.full((256, 128), step, np.float32), sharding),
+            "b": [put(np.full(1000, step), NamedSharding(mesh(2, 1), P())) for _ in range(4)]}
+    saving = treepack.save(path, tree, metadata=step, background=step % 2 == 0)
+    if saving is not None:
+        saving.result()
+    if index == 0:
+        print("saved", step, flush=True)
+"""
+)
+
+
+def test_the_last_checkpoint_is_whole_whatever_is_killed(tmp_path: Path) -> None:
+    """Set TREEPACK_KILLS to kill more often."""
+    path = tmp_path / "checkpoint"
+    rng = random.Random(0)
+    first = 0
+    for _ in range(int(os.environ.get("TREEPACK_KILLS", "3"))):
+        running = processes.start(KILLED, 2, path, first)
+        told = running[0].stdout
+        assert told is not None
+        for _ in range(rng.randrange(1, 5)):
+            line = told.readline()
+            assert line, "it has ended"
+        time.sleep(rng.random() * 0.05)
+        victims = running if rng.random() < 0.5 else [rng.choice(running)]
+        for process in victims:
+            process.kill()
+        output = ""
+        for process in running:
+            process.kill()  # jax would end the others only after a while
+            output += process.communicate()[0]
+        committed = [
+            int(line.split()[1])
+            for line in (line + "\n" + output).split("\n")
+            if line.startswith("saved")
+        ]
+        if not path.exists() or (not committed and not (path / shards.MANIFEST).exists()):
+            continue
+        found = treepack.load(path, arrays="numpy")
+        step = found["step"]
+        assert step >= max(committed, default=first - 1)
+        assert treepack.verify(path).ok
+        assert treepack.read_metadata(path) == step
+        assert (found["w"] == step).all()
+        assert all((b == step).all() for b in found["b"])
+        first = step + 1
+    processes.run(SAVE, 2, path, "[2, 1]")
+    assert len(list(path.iterdir())) == 3
