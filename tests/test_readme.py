@@ -17,7 +17,9 @@ from treepack._cli import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-DOCS = "".join((ROOT / "docs" / name).read_text() for name in ("format.md", "sharded.md"))
+DOCS = "".join(
+    (ROOT / "docs" / name).read_text() for name in ("format.md", "sharded.md", "orbax.md")
+)
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README + DOCS, re.S))

@@ -46,7 +46,7 @@ class Saving(Future[None]):
     def __init__(self, path: str):
         super().__init__()
         self.path = path
-        self.progress = (0, 0)
+        self.progress: tuple[int, int] = (0, 0)
         self._unasked: Any = None
         self.set_running_or_notify_cancel()  # nobody can stop it any more
 
@@ -93,7 +93,8 @@ class Saving(Future[None]):
                         tell(done, total)
 
                 write(told)
-            self.progress = (self.progress[1],) * 2
+            total = self.progress[1]
+            self.progress = (total, total)
         except BaseException as error:  # which `result` raises
             del write
             traceback.clear_frames(error.__traceback__)  # they hold the arrays

@@ -23,6 +23,9 @@ TIMEOUT_S = 3600.0
 # How long one request waits.
 _PATIENCE_S = 10.0
 
+# Nobody waits any more for the end of what was saved so many times before.
+_OLD = 100
+
 _rounds = itertools.count()
 
 
@@ -54,8 +57,9 @@ class Group:
     def gather(self) -> list[str]:
         """Waits for all others, and returns what has gone wrong in them; for process 0."""
         others = [(index, self._hear(f"done/{index}", index)) for index in range(1, self.count)]
-        if self._round > 0:  # everybody has read what was told before
-            self._client.key_value_delete(f"treepack/{self._round - 1}/")
+        if self.count > 1:  # the store keeps all in memory, and nobody will read this any more
+            self._client.key_value_delete(f"treepack/{self._round}/done/")
+            self._client.key_value_delete(f"treepack/{self._round - _OLD}/")
         return [f"process {index}: {error}" for index, error in others if error]
 
     def end(self, error: BaseException | None = None) -> None:

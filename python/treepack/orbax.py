@@ -1,0 +1,242 @@
+"""treepack's checkpoints in Orbax, whose managers keep steps, retention and metrics.
+
+`pip install treepack[orbax]`. `TreepackHandler` works inside `CheckpointManager`, `Composite`,
+`Checkpointer` and `AsyncCheckpointer`, in any number of processes. An item is a directory as
+`treepack.save(sharded=True)` writes it, which `treepack.load`, `treepack.open` and the command line
+read as well.
+
+Example:
+  >>> import jax, jax.numpy as jnp, tempfile
+  >>> import orbax.checkpoint as ocp
+  >>> from treepack.orbax import TreepackRestore, TreepackSave
+  >>> state = {"w": jnp.ones((8, 2)), "step": 3}
+  >>> with ocp.CheckpointManager(tempfile.mkdtemp()) as manager:
+  ...     _ = manager.save(3, args=TreepackSave(state))
+  ...     manager.wait_until_finished()
+  ...     manager.restore(3, args=TreepackRestore(state))["step"]
+  3
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+
+from treepack import _paths, serialization
+from treepack._described import Unknown, Writing
+from treepack._files import load
+from treepack._metadata import abstract
+from treepack._options import Strict
+from treepack._placement import Arrays
+from treepack._sharded.writing import sharded_write
+from treepack.errors import TreepackError
+
+__all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "load_aggregate"]
+
+
+class TreepackHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
+    """Saves and restores one item of a step.
+
+    What Orbax calls it by is `treepack.orbax.TreepackHandler`, in all versions. A program that
+    restores without arguments has to import this module before.
+
+    Args:
+      compress: See `treepack.save`, as for all others.
+      level: How much.
+      align: Where arrays begin.
+      durable: Whether files are on the disk when a step counts as saved.
+      threads: How many threads copy, sum and compress, at most.
+    """
+
+    def __init__(
+        self,
+        *,
+        compress: bool = False,
+        level: int | None = None,
+        align: int = 64,
+        durable: bool = True,
+        threads: int | None = None,
+    ):
+        self._how = Writing(compress, level, align, durable, threads)
+
+    async def async_save(
+        self, directory: Any, args: TreepackSave
+    ) -> list[ocp.future.Future] | None:
+        """Takes from the tree what is to be saved, and starts to write it."""
+        write = sharded_write(
+            directory, args.item, args.metadata, args.holes, self._how, snapshot=True
+        )
+
+        async def write_all() -> None:
+            write(None)
+
+        # The directory may not be there yet; this waits for it, in a thread.
+        future = ocp.future.CommitFutureAwaitingContractedSignals(write_all(), name="treepack_save")
+        return [future]
+
+    def save(self, directory: Any, args: TreepackSave) -> None:
+        """Saves a tree, and returns when that is done."""
+        write = sharded_write(
+            directory, args.item, args.metadata, args.holes, self._how, snapshot=False
+        )
+        write(None)
+
+    def restore(self, directory: Any, args: TreepackRestore | None = None) -> Any:
+        """Returns the tree in a directory; see `TreepackRestore`."""
+        options = vars(args or TreepackRestore()).copy()
+        return load(os.fspath(directory), options.pop("item"), **options)
+
+    def metadata(self, directory: Any) -> Any:
+        """Returns the tree with shapes and dtypes as arrays; see `treepack.abstract`."""
+        return abstract(os.fspath(directory), unknown="dict")
+
+    def finalize(self, directory: Any) -> None:
+        """Does nothing: the manifest is there already."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    @classmethod
+    def typestr(cls) -> str:
+        """Returns the name that Orbax keeps with an item."""
+        return "treepack.orbax.TreepackHandler"
+
+
+@ocp.args.register_with_handler(TreepackHandler, for_save=True)
+@dataclasses.dataclass
+class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
+    """What is to be saved.
+
+    Attributes:
+      item: The tree, see `treepack.save`.
+      metadata: What is kept with it, see there.
+      holes: Whether static data without a name are left out, see there.
+    """
+
+    item: Any
+    metadata: Any = None
+    holes: bool = False
+
+
+@ocp.args.register_with_handler(TreepackHandler, for_restore=True)
+@dataclasses.dataclass
+class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
+    """What is to be restored, and how: what `treepack.load` takes.
+
+    Attributes:
+      item: A template, whose leaves may be `jax.ShapeDtypeStruct`s with shardings; or `None` for
+        the tree as it was saved.
+      strict: See `treepack.load`, as for all others.
+      cast: Whether floats become those of the template.
+      select: Which leaves are loaded.
+      rename: New names of leaves.
+      missing: What becomes of leaves that are not there.
+      unexpected: What becomes of leaves that the template lacks.
+      verify: Whether checksums are compared first.
+      arrays: Whether arrays of jax come back as such.
+      sharding: How arrays are put on devices.
+      unknown: What becomes of nodes of types that are not known.
+      static: What fills static data that were left out.
+    """
+
+    item: Any = None
+    strict: Strict = True
+    cast: bool = False
+    select: Any = None
+    rename: Any = None
+    missing: Literal["error", "target"] = "error"
+    unexpected: Literal["ignore", "error"] = "ignore"
+    verify: bool = False
+    arrays: Arrays = "saved"
+    sharding: Any = None
+    unknown: Unknown = "error"
+    static: Any = None
+
+
+# Files of older versions of Orbax
+
+# What stands in the place of values that are elsewhere.
+_ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
+
+# What has no values, so that newer versions write it in the metadata alone.
+_EMPTY: dict[str, Any] = {"None": lambda: None, "Dict": dict, "List": list}
+
+
+def load_aggregate(path: str | os.PathLike[str], target: Any = None) -> Any:
+    """Returns the tree in a file `checkpoint` that older versions of Orbax wrote.
+
+    That is MessagePack as flax writes it, of all leaves that were saved with `aggregate=True`.
+
+    Args:
+      path: The file, or the directory of the item that it is in.
+      target: A template, see `treepack.serialization.from_state_dict`. Without, dicts and lists
+        are returned as they are in the file.
+
+    Returns:
+      The tree, with arrays of NumPy.
+
+    Raises:
+      OSError: If there is no such file.
+      DecodeError: A ValueError. If it is another file.
+      TreepackError: A ValueError, with the paths. If leaves are not in the file.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / "checkpoint"
+    state = serialization.msgpack_restore(file.read_bytes())
+    reader = _Aggregate(file.parent, lists_as_dicts=target is not None)
+    state = reader.state(state, ())
+    if reader.lost:
+        raise TreepackError(
+            f"{len(reader.lost)} leaves are not in {file}, but in files of TensorStore beside it "
+            f"({', '.join(reader.lost[:5])}, ...): restore it with Orbax, and save what it returns"
+        )
+    return state if target is None else serialization.from_state_dict(target, state)
+
+
+class _Aggregate:
+    """Puts in what a file only tells the place of.
+
+    Attributes:
+      lost: The paths of leaves that are elsewhere.
+    """
+
+    def __init__(self, directory: Path, *, lists_as_dicts: bool):
+        self.lost: list[str] = []
+        self._lists_as_dicts = lists_as_dicts
+        self._types: dict[tuple[str, ...], str] = {}
+        for entry in _read_json(directory / "_METADATA").get("tree_metadata", {}).values():
+            parts = tuple(str(key["key"]) for key in entry["key_metadata"])
+            self._types[parts] = entry["value_metadata"]["value_type"]
+        self._strings = _read_json(directory / "_strings.json")
+
+    def state(self, value: Any, parts: tuple[str, ...]) -> Any:
+        """Returns a value at a path with all that is known of it."""
+        if isinstance(value, Mapping):
+            return {key: self.state(child, (*parts, str(key))) for key, child in value.items()}
+        if isinstance(value, (list, tuple)):
+            children = [self.state(child, (*parts, str(at))) for at, child in enumerate(value)]
+            if self._lists_as_dicts:
+                return {str(at): child for at, child in enumerate(children)}
+            return children
+        if not isinstance(value, str) or not value.startswith(_ELSEWHERE):
+            return value
+        empty = _EMPTY.get(self._types.get(parts, ""))
+        if empty is not None:
+            return empty()
+        name = ".".join(parts)
+        if name in self._strings:
+            return self._strings[name]
+        self.lost.append(_paths.text(parts))
+        return value
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return found
