@@ -24,7 +24,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
@@ -39,8 +39,14 @@ from treepack.errors import TreepackError
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "load_aggregate"]
 
+# Checkers do not find the types of Orbax.
+if TYPE_CHECKING:
+    _AsyncHandler = object
+else:
+    _AsyncHandler = ocp.AsyncCheckpointHandler
 
-class TreepackHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]
+
+class TreepackHandler(_AsyncHandler):
     """Saves and restores one item of a step.
 
     What Orbax calls it by is `treepack.orbax.TreepackHandler`, in all versions. A program that
