@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast export-model test test-rust test-python lint types fuzz sanitize format bench bench-full bench-gzip bench-startup bench-open bench-core clean
+.PHONY: help demo rl-broadcast export-model train-multihost test test-rust test-python lint types fuzz sanitize format bench bench-full bench-gzip bench-startup bench-open bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -25,6 +25,10 @@ rl-broadcast: $(VENV)/.built
 ## make export-model a model and its parameters in one file, called by another process
 export-model: $(VENV)/.built
 	$(BIN)/python examples/export_model.py
+
+## make train-multihost several processes that are killed, and resume on other meshes
+train-multihost: $(VENV)/.built
+	$(BIN)/python examples/train_multihost.py
 
 ## make test         all tests: Rust, Python, lint, types, the examples in the documentation
 test: lint types test-rust test-python
