@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast export-model train-multihost test test-rust test-python lint types fuzz sanitize format bench bench-full bench-gzip bench-startup bench-open bench-core clean
+.PHONY: help demo rl-broadcast export-model train-multihost test test-rust test-python lint types fuzz sanitize format bench bench-full bench-gzip bench-startup bench-open bench-sharded bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -114,6 +114,10 @@ bench-startup: $(VENV)/.bench
 ## make bench-open   looking into files, reading parts of them, and checksums: about two minutes
 bench-open: $(VENV)/.bench
 	$(BIN)/python benches/open.py
+
+## make bench-sharded checkpoints of two processes, beside Orbax: about ten minutes
+bench-sharded: $(VENV)/.bench
+	$(BIN)/python benches/sharded.py
 
 ## make bench-core   micro-benchmarks of the Rust core
 bench-core:

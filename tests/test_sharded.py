@@ -269,6 +269,30 @@ def test_a_range_is_boxes(shape: list[int], ends: tuple[int, int]) -> None:
     np.testing.assert_array_equal(np.concatenate([[], *boxes]), np.arange(start, stop))
 
 
+@given(
+    shape=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    near=st.sampled_from([0, 16, 1000]),
+    data=st.data(),
+)
+def test_what_is_read_of_a_box_is_what_it_has(
+    shape: list[int], near: int, data: st.DataObject
+) -> None:
+    ends = [data.draw(st.tuples(st.integers(0, n - 1), st.integers(1, n))) for n in shape]
+    box = [slice(min(a, b - 1), max(a + 1, b)) for a, b in ends]
+    array = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    before, reading._NEAR_BYTES = reading._NEAR_BYTES, near
+    try:
+        ranges = reading._ranges(box, shape, 4)
+    finally:
+        reading._NEAR_BYTES = before
+    read = [byte // 4 for start, stop in ranges for byte in range(start, stop, 4)]
+    wanted = array[tuple(box)].reshape(-1).tolist()
+    assert set(read) >= set(wanted)
+    assert len(read) == len(set(read))
+    if near == 0:
+        assert read == wanted
+
+
 def test_shards_are_used_in_place(saved: Path) -> None:
     with treepack.open(saved) as file:
         part = file["layers/1"].box((slice(0, 48), slice(6, 12)))

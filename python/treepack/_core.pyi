@@ -200,7 +200,8 @@ class Manifest:
         Args:
           layout: The encoding of the tree, made with `hollow=True`.
           files: The name of each file, how many bytes it has, and the CRC-32 of its record.
-          arrays: For each of `layout.hollow` how it is split; see `grid`.
+          arrays: For each of `layout.hollow` how many shards it has in each dimension, the number
+            of the file of each, and whether it is of the host; see `grid` and `file_of`.
         """
 
     def with_files(self, files: list[tuple[str, int, int]]) -> bytes:
@@ -225,13 +226,16 @@ class Manifest:
     def array_in(self, start: int, stop: int) -> int | None:
         """Returns the number of the array whose place is inside a range of the encoding."""
 
-    def grid(self, array: int) -> tuple[list[int], list[int], bool]:
+    def grid(self, array: int) -> tuple[list[int], bool]:
         """Returns how an array is split into shards of one shape.
 
         Returns:
-          How many shards there are in each dimension; the number of the file of each, the last
-          dimension varying fastest; and whether it is an array of the host, not of devices.
+          How many there are in each dimension; and whether it is an array of the host, not of
+          devices, which is one shard.
         """
+
+    def file_of(self, array: int, shard: int) -> int:
+        """Returns the number of the file of a shard; the last dimension varies fastest."""
 
 @final
 class Catalog:
@@ -309,6 +313,12 @@ class Catalog:
 
     def read_bytes(self, value: int, ranges: list[tuple[int, int]]) -> np.ndarray:
         """Reads ranges of the bytes of an array's elements, one after the other, as `uint8`."""
+
+    def prefetch(self, value: int, ranges: list[tuple[int, int]]) -> None:
+        """Begins to read ranges of the bytes of an array's elements, where that can be said.
+
+        Nothing else of the file is read ahead any more, wherever its pages are used.
+        """
 
     def pieces(self, value: int) -> tuple[Content, list[tuple[int, int]]]:
         """Returns the data, and from where to where in them an array's bytes are."""

@@ -75,6 +75,9 @@ class LazyArray(Deferred):
         found: np.ndarray = np.asarray(self)[tuple(index)]
         return found
 
+    def prefetch(self, index: Sequence[slice]) -> None:
+        """Begins to read a box, where that makes a difference."""
+
     def __getitem__(self, index: Any) -> Any:
         """Returns what NumPy returns for an index, as an array of its own.
 

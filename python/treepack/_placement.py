@@ -301,6 +301,10 @@ def _put(arrays: Sequence[Any], place: Any) -> Iterator[jax.Array]:
             batch = [np.asarray(it) if isinstance(it, LazyArray) else it for it in batch]
             made: list[jax.Array] = jax.device_put(batch, place)
             return made
+        for array in batch:  # all that is needed, before any of it is waited for
+            if isinstance(array, LazyArray):
+                for index in place.addressable_devices_indices_map(array.shape).values():
+                    array.prefetch(index or ())
         return [
             # Each device reads its part; typed PRNG keys are arrays of jax already.
             jax.device_put(array, place)

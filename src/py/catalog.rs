@@ -1,5 +1,7 @@
 //! Leaves of encoded data by their paths, read one by one.
 
+use std::ops::Range;
+
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
@@ -33,6 +35,30 @@ struct Selection<'py> {
     absent: Bound<'py, PyAny>,
     copy: CopyMode,
     threads: Option<i64>,
+}
+
+/// Where ranges of the bytes of an array are in the data, and how many bytes these are.
+fn pieces_of(
+    array: &ArrayEvent<'_>,
+    ranges: Vec<(usize, usize)>,
+) -> PyResult<(Vec<Range<usize>>, usize)> {
+    let mut nbytes = 0;
+    let mut pieces = Vec::new();
+    for (start, stop) in ranges {
+        if start > stop || stop > array.nbytes() {
+            return Err(PyIndexError::new_err("the array has fewer bytes"));
+        }
+        nbytes += stop - start;
+        let mut before = 0;
+        for span in array.spans {
+            let span = span.range();
+            let end = before + span.len();
+            let part = start.clamp(before, end)..stop.clamp(before, end);
+            pieces.push(span.start + part.start - before..span.start + part.end - before);
+            before = end;
+        }
+    }
+    Ok((pieces, nbytes))
 }
 
 #[pymethods]
@@ -176,22 +202,7 @@ impl Catalog {
         let events =
             events.map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))?;
         let found = self.array_of(&events, value)?;
-        let mut nbytes = 0;
-        let mut pieces = Vec::new();
-        for (start, stop) in ranges {
-            if start > stop || stop > found.nbytes() {
-                return Err(PyIndexError::new_err("the array has fewer bytes"));
-            }
-            nbytes += stop - start;
-            let mut before = 0;
-            for span in found.spans {
-                let span = span.range();
-                let end = before + span.len();
-                let part = start.clamp(before, end)..stop.clamp(before, end);
-                pieces.push(span.start + part.start - before..span.start + part.end - before);
-                before = end;
-            }
-        }
+        let (pieces, nbytes) = pieces_of(&found, ranges)?;
         let byte = numpy::dtype::<u8>(py);
         let mut fresh = FreshArray::new(&byte, &[nbytes], true)?;
         let object = fresh.object().clone();
@@ -199,6 +210,17 @@ impl Catalog {
         read_blocks(py, source, blocks, true, None, &watcher)
             .map_err(|error| watcher.explain(error, PyErr::from))?;
         Ok(object)
+    }
+
+    /// Begins to read ranges of the bytes of an array.
+    fn prefetch(&self, py: Python<'_>, value: usize, ranges: Vec<(usize, usize)>) -> PyResult<()> {
+        let place = self.catalog.place(self.leaf_of(value)?);
+        let source = self.content.get().source();
+        let events = Events::read_part(source, place.start..place.end);
+        let events = events.map_err(|error| self.at(py, error.into(), value))?;
+        let (pieces, _) = pieces_of(&self.array_of(&events, value)?, ranges)?;
+        py.detach(|| self.content.get().prefetch(pieces));
+        Ok(())
     }
 
     /// The data, and where in them the bytes of an array are.

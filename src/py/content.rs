@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -240,6 +241,13 @@ impl Content {
     /// Whether bytes are read by a function of Python.
     pub fn is_elsewhere(&self) -> bool {
         matches!(self.0, Place::Elsewhere(_))
+    }
+
+    /// Begins to read ranges, if that can be said.
+    pub fn prefetch(&self, ranges: impl IntoIterator<Item = Range<usize>>) {
+        if let Place::Mapped(mapping) = &self.0 {
+            mapping.prefetch(ranges);
+        }
     }
 
     /// Takes pages that have been read off this process's account until they are read again.

@@ -76,18 +76,30 @@ impl Manifest {
         self.encoding.array_in(start..stop)
     }
 
-    /// How an array is split.
-    fn grid(&self, array: usize) -> PyResult<Split> {
-        let Some(grid) = self.manifest.arrays.get(array) else {
-            return Err(PyIndexError::new_err("there are fewer arrays"));
-        };
-        Ok((grid.counts.clone(), grid.files.clone(), grid.host))
+    /// How many shards an array has in each dimension, and whether it is of the host.
+    fn grid(&self, array: usize) -> PyResult<(Vec<u32>, bool)> {
+        let grid = self.array(array)?;
+        Ok((grid.counts.clone(), grid.host))
+    }
+
+    /// The number of the file of a shard.
+    fn file_of(&self, array: usize, shard: usize) -> PyResult<u32> {
+        let file = self.array(array)?.files.get(shard);
+        file.copied()
+            .ok_or_else(|| PyIndexError::new_err("there are fewer shards"))
     }
 
     /// The encoding, with zeros in the place of the arrays.
     #[getter]
     fn content(&self) -> Content {
         Content::sparse(self.encoding.clone())
+    }
+}
+
+impl Manifest {
+    fn array(&self, number: usize) -> PyResult<&Grid> {
+        let array = self.manifest.arrays.get(number);
+        array.ok_or_else(|| PyIndexError::new_err("there are fewer arrays"))
     }
 }
 

@@ -13,7 +13,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -100,8 +100,15 @@ class Checkpoint:
         array = self._manifest.array_in(start, stop)
         if array is None:
             return None
-        grid = self._manifest.grid(array)
-        return ShardedArray(tree, value, path, dtype, shape, self, *grid)
+        return ShardedArray(tree, value, path, dtype, shape, self, array)
+
+    def grid(self, array: int) -> tuple[list[int], bool]:
+        """Returns how many shards an array has in each dimension, and whether it is of the host."""
+        return self._manifest.grid(array)
+
+    def file_of(self, array: int, shard: int) -> int:
+        """Returns the number of the file of a shard."""
+        return self._manifest.file_of(array, shard)
 
     def verify(
         self, arrays: dict[int, Any], *, threads: int | None, progress: Callable[[int, int], object]
@@ -167,21 +174,21 @@ class ShardedArray(LazyArray):
         dtype: str,
         shape: tuple[int, ...],
         checkpoint: Checkpoint,
-        counts: list[int],
-        files: list[int],
-        is_host: bool,
+        number: int,
     ):
         super().__init__(tree, value, path, dtype, shape)
-        sizes = [1] * len(shape) if is_host else counts
+        counts, self.is_host = checkpoint.grid(number)
+        sizes = [1] * len(shape) if self.is_host else counts
         if len(sizes) != len(shape) or any(
             size % count for size, count in zip(shape, sizes, strict=True)
         ):
             raise DecodeError(f"the manifest splits {shape} by {counts}", path=path)
         self._checkpoint = checkpoint
         self._counts = sizes
-        self._files = files
-        self.is_host = is_host
+        self._number = number
         self._stored = self.dtype
+        self._known: dict[int, LazyArray] = {}
+        self._begun: set[tuple[range, ...]] = set()
 
     def astype(self, dtype: Any) -> ShardedArray:
         """Returns the same array, which is cast when it is read."""
@@ -200,59 +207,70 @@ class ShardedArray(LazyArray):
           A view of a file where the box lies in one shard, otherwise memory of its own.
         """
         spans = [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
-        steps = [size // count for size, count in zip(self.shape, self._counts, strict=True)]
+        self._begin(spans)
+        self._begun.discard(tuple(spans))  # the next time it may have to be read again
         shape = tuple(map(len, spans))
         if 0 in shape:
             return np.empty(shape, self.dtype)
-        first = [span.start // step for span, step in zip(spans, steps, strict=True)]
-        last = [(span.stop - 1) // step for span, step in zip(spans, steps, strict=True)]
-        if first == last:
-            found = self._part(first, spans, steps)
+        parts = list(self._parts(spans))
+        if len(parts) == 1:
+            found = _elements(self._shard(parts[0].cell), parts[0].local)
             return found if found.dtype == self.dtype else _cast(found, self.dtype)
         made = aligned(shape, self.dtype)
-        for place in itertools.product(*map(range, first, [end + 1 for end in last])):
-            target = tuple(
-                slice(
-                    max(span.start, at * step) - span.start,
-                    min(span.stop, (at + 1) * step) - span.start,
-                )
-                for at, span, step in zip(place, spans, steps, strict=True)
-            )
+        for part in parts:
             with np.errstate(over="ignore"):
-                np.copyto(made[target], self._part(place, spans, steps), casting="unsafe")
+                found = _elements(self._shard(part.cell), part.local)
+                np.copyto(made[part.target], found, casting="unsafe")
         return made
 
-    def _part(
-        self, place: Sequence[int], spans: Sequence[range], steps: Sequence[int]
-    ) -> np.ndarray:
-        """Returns the elements of a shard that are in a box."""
-        cell = 0
-        for at, count in zip(place, self._counts, strict=True):
-            cell = cell * count + at
-        local = tuple(
-            slice(
-                max(span.start, at * step) - at * step, min(span.stop, (at + 1) * step) - at * step
-            )
-            for at, span, step in zip(place, spans, steps, strict=True)
+    def prefetch(self, index: Sequence[slice]) -> None:
+        """Begins to read a box from the disk, and nothing else."""
+        self._begin(
+            [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
         )
-        shard = self._shard(cell)
-        try:
-            whole = shard.__array__(copy=False)
-        except ValueError:  # it is elsewhere, or compressed
-            found: np.ndarray = shard[local]
-            return found
-        return whole[local]
+
+    def _begin(self, spans: list[range]) -> None:
+        if 0 in map(len, spans) or tuple(spans) in self._begun:
+            return
+        self._begun.add(tuple(spans))
+        for part in self._parts(spans):
+            shard = self._shard(part.cell)
+            ranges = _ranges(part.local, shard.shape, shard.dtype.itemsize)
+            shard._tree._catalog().prefetch(shard._value, ranges)
+
+    def _parts(self, spans: list[range]) -> Iterator[_Part]:
+        """Yields what shards have of a box."""
+        steps = [size // count for size, count in zip(self.shape, self._counts, strict=True)]
+        places = (
+            range(span.start // step, (span.stop - 1) // step + 1)
+            for span, step in zip(spans, steps, strict=True)
+        )
+        for place in itertools.product(*places):
+            cell, local, target = 0, [], []
+            for at, count, span, step in zip(place, self._counts, spans, steps, strict=True):
+                cell = cell * count + at
+                first, last = max(span.start, at * step), min(span.stop, (at + 1) * step)
+                local.append(slice(first - at * step, last - at * step))
+                target.append(slice(first - span.start, last - span.start))
+            yield _Part(cell, tuple(local), tuple(target))
 
     def shards(self) -> Iterator[tuple[int, str]]:
         """Yields for each shard the number of its file, and its path there."""
-        for cell, file in enumerate(self._files):
+        for cell in range(math.prod(self._counts)):
+            file = self._checkpoint.file_of(self._number, cell)
             yield file, self._path_of(bounds(cell, self.shape, self._counts))
 
     def _path_of(self, index: tuple[slice, ...]) -> str:
         return self.path if self.is_host else _paths.join(self.path, name_of(index))
 
     def _shard(self, cell: int) -> LazyArray:
-        file = self._checkpoint.file(self._files[cell])
+        found = self._known.get(cell)
+        if found is None:
+            found = self._known[cell] = self._find(cell)
+        return found
+
+    def _find(self, cell: int) -> LazyArray:
+        file = self._checkpoint.file(self._checkpoint.file_of(self._number, cell))
         index = bounds(cell, self.shape, self._counts)
         path = self._path_of(index)
         shard = file.get(path)
@@ -293,6 +311,55 @@ class ShardedArray(LazyArray):
             return found[offset - first * itemsize :][:length]
 
         return _core.Content.elsewhere(read, self.nbytes), [(0, self.nbytes)]
+
+
+class _Part(NamedTuple):
+    """What a shard has of a box.
+
+    Attributes:
+      cell: The number of the shard.
+      local: Where it is there.
+      target: Where it is in the box.
+    """
+
+    cell: int
+    local: tuple[slice, ...]
+    target: tuple[slice, ...]
+
+
+def _elements(shard: LazyArray, index: tuple[slice, ...]) -> np.ndarray:
+    """Returns a box of a shard: a view where that can be."""
+    try:
+        found: np.ndarray = shard.__array__(copy=False)[index]
+    except ValueError:  # it is elsewhere, or compressed
+        found = shard[index]
+    return found
+
+
+# What lies less than this apart is read together.
+_NEAR_BYTES = 32 << 10
+
+
+def _ranges(index: Sequence[slice], shape: Sequence[int], itemsize: int) -> list[tuple[int, int]]:
+    """Returns where the bytes of a box are among those of an array, with little between them."""
+    size = itemsize
+    axis = len(shape)
+    # All axes from this one on are whole, or the first of them is a part that lies together.
+    while axis > 0 and size == itemsize * math.prod(shape[axis:]):
+        axis -= 1
+        size *= index[axis].stop - index[axis].start
+    strides = [itemsize * math.prod(shape[at + 1 :]) for at in range(len(shape))]
+    first = sum(part.start * stride for part, stride in zip(index, strides, strict=True))
+    if axis > 0 and strides[axis - 1] - size <= _NEAR_BYTES:
+        # The rows of the last of the other axes are near each other: all of it is one range.
+        axis -= 1
+        size += (index[axis].stop - index[axis].start - 1) * strides[axis]
+    outer = [range(part.stop - part.start) for part in index[:axis]]
+    starts = (
+        first + sum(at * stride for at, stride in zip(place, strides, strict=False))
+        for place in itertools.product(*outer)
+    )
+    return [(start, start + size) for start in starts]
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -31,18 +32,56 @@ class Split(NamedTuple):
     is_host: bool
 
 
-def split_of(array: Any) -> Split:
-    """Returns how an array is split: one of jax by its sharding, others not at all.
+class Plan(NamedTuple):
+    """Who writes what.
+
+    Attributes:
+      writers: For each shard of each array, the process that writes it.
+      processes: Those that write something. Their places in the list are the numbers of files.
+      grids: The same for a manifest; see `Manifest.grid`.
+      checksum: What differs where plans differ.
+    """
+
+    writers: list[list[int]]
+    processes: list[int]
+    grids: list[tuple[list[int], list[int], bool]]
+    checksum: int
+
+
+def plan_of(arrays: Iterable[Any]) -> Plan:
+    """Returns who writes what of some arrays: the same in all processes.
 
     What a process has on its devices alone, such as the result of `jnp.zeros`, all processes are
     taken to have alike, as they have numbers and arrays of NumPy: that of process 0 counts.
     """
-    if not _jax.is_array(array):
-        return Split((1,) * array.ndim, ((0,),), array.nbytes, True)
-    counts, holders = _split(array.sharding, array.shape)
-    if array.is_fully_addressable:
-        holders = ((0,),) * len(holders)
-    return Split(counts, holders, array.nbytes // max(1, len(holders)), False)
+    return _plan(
+        tuple(
+            (array.shape, array.nbytes, array.sharding, array.is_fully_addressable)
+            if _jax.is_array(array)
+            else (array.shape, array.nbytes, None, True)
+            for array in arrays
+        )
+    )
+
+
+@functools.lru_cache(maxsize=16)  # the next save is of the same
+def _plan(arrays: tuple[tuple[tuple[int, ...], int, Any, bool], ...]) -> Plan:
+    splits = []
+    for shape, nbytes, sharding, is_local in arrays:
+        if sharding is None:
+            splits.append(Split((1,) * len(shape), ((0,),), nbytes, True))
+            continue
+        counts, holders = _split(sharding, shape)
+        holders = ((0,),) * len(holders) if is_local else holders
+        splits.append(Split(counts, holders, nbytes // max(1, len(holders)), False))
+    found = writers(splits)
+    processes = sorted({process for files in found for process in files})
+    numbers = {process: number for number, process in enumerate(processes)}
+    grids = [
+        (list(split.counts), [numbers[process] for process in files], split.is_host)
+        for split, files in zip(splits, found, strict=True)
+    ]
+    return Plan(found, processes, grids, zlib.crc32(repr((processes, grids)).encode()))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,10 +14,11 @@ import json
 import os
 import re
 import secrets
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from treepack import _core, _paths, _remote
 from treepack._content import check_level, local, opened, read_all, size_of, url_of
@@ -28,17 +29,10 @@ from treepack._options import Progress
 from treepack._placement import leaves_of
 from treepack._replacing import is_locked, sync_directory
 from treepack._sharded.group import Group
-from treepack._sharded.shards import (
-    MANIFEST,
-    Split,
-    bounds,
-    cell_of,
-    name_of,
-    split_of,
-    start_of,
-    writers,
-)
+from treepack._sharded.shards import MANIFEST, bounds, cell_of, name_of, plan_of, start_of
 from treepack.errors import DecodeError, TreepackError
+
+T = TypeVar("T")
 
 # What files with shards are called, and temporary files of theirs.
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
@@ -145,28 +139,27 @@ class Part:
         self._how = how
         whole = described_layout(tree, 1, metadata, holes=holes, index=True, hollow=True)
         arrays = whole.hollow
-        splits = [split_of(array) for array in arrays]
-        found = writers(splits)
-        self._processes = sorted({process for files in found for process in files})
+        plan = plan_of(arrays)
+        self._processes = plan.processes
         # All but what is known of the files when they are there.
-        numbers = {process: number for number, process in enumerate(self._processes)}
-        grids = [
-            (list(split.counts), [numbers[process] for process in files], split.is_host)
-            for split, files in zip(splits, found, strict=True)
-        ]
-        unknown = [("", 0, 0)] * len(numbers)
-        self._draft = _core.Manifest.decode(_core.Manifest.encode(whole, unknown, grids))
+        unknown = [("", 0, 0)] * len(plan.processes)
+        self._draft = _core.Manifest.decode(_core.Manifest.encode(whole, unknown, plan.grids))
         del whole  # and with it what it holds of the arrays
         paths = _array_paths(self._draft, len(arrays))
-        self._plan = _plan(paths, arrays, grids)
+        about = [
+            [path, list(array.shape), str(array.dtype)]
+            for path, array in zip(paths, arrays, strict=True)
+        ]
+        # What differs where two processes save something else.
+        self._plan = zlib.crc32(json.dumps([plan.checksum, about]).encode())
         mine: dict[str, Any] = {}
-        for path, array, split, files in zip(paths, arrays, splits, found, strict=True):
-            for name, shard in _shards(array, split, files, self.index):
+        for path, array, grid, files in zip(paths, arrays, plan.grids, plan.writers, strict=True):
+            for name, shard in _shards(array, grid, files, self.index):
                 _paths.put(mine, [*path, *name], shard)
         self._layout: _core.Layout | None = None
         if mine:
-            about = {"process": self.index, "plan": self._plan}
-            self._layout = how.layout(mine, about, snapshot=snapshot)
+            metadata = {"process": self.index, "plan": self._plan}
+            self._layout = how.layout(mine, metadata, snapshot=snapshot)
 
     def write(self, directory: Directory, name: str, progress: Progress = None) -> None:
         """Writes the file of this process, if it has something to write."""
@@ -180,11 +173,11 @@ class Part:
         Raises:
           TreepackError: If a file is not there, or is of another tree.
         """
-        files = []
-        for process in self._processes:
-            name_there = _file_name(name, process)
+
+        def look(process: int) -> tuple[str, int, int]:
+            file = _file_name(name, process)
             try:
-                found = directory.look(name_there)
+                found = directory.look(file)
             except FileNotFoundError as error:
                 raise TreepackError(
                     f"the file of process {process} is not in {directory}: all processes have "
@@ -195,8 +188,42 @@ class Part:
                     f"process {process} has saved another tree than process 0, or arrays that are "
                     "on its devices alone"
                 )
-            files.append((name_there, found.nbytes, found.record))
+            return file, found.nbytes, found.record
+
+        files = _in_threads(look, self._processes)
         directory.write(MANIFEST, self._draft.with_files(files), durable=self._how.durable)
+
+
+def _in_threads(work: Callable[[int], T], items: list[int]) -> list[T]:
+    """Returns what `work` returns for each item, with some of them under way at a time.
+
+    No executor of `concurrent.futures`, which does nothing more when the program is at its end.
+    """
+    queue = iter(enumerate(items))
+    results: dict[int, T] = {}
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        for at, item in queue:  # `next` of an iterator of a list is one step for all threads
+            try:
+                results[at] = work(item)
+            except BaseException as error:
+                failed.append(error)
+                return
+
+    threads = [threading.Thread(target=run) for _ in range(min(_LOOKING, len(items)) - 1)]
+    for thread in threads:
+        thread.start()
+    run()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return [results[at] for at in range(len(items))]
+
+
+# How many files process 0 looks at at a time: it only waits for them.
+_LOOKING = 16
 
 
 def _array_paths(manifest: _core.Manifest, count: int) -> list[list[str]]:
@@ -212,32 +239,22 @@ def _array_paths(manifest: _core.Manifest, count: int) -> list[list[str]]:
 
 
 def _shards(
-    array: Any, split: Split, files: list[int], process: int
+    array: Any, grid: tuple[list[int], list[int], bool], files: list[int], process: int
 ) -> list[tuple[list[str], Any]]:
     """Returns the names of the shards that a process writes, and their data."""
-    if split.is_host:
+    counts, _, is_host = grid
+    if is_host:
         return [([], array)] if process == files[0] else []
     found = {}
     for shard in array.addressable_shards:
-        cell = cell_of(start_of(shard.index), array.shape, split.counts)
+        cell = cell_of(start_of(shard.index), array.shape, counts)
         if files[cell] == process and cell not in found:
             found[cell] = shard.data
-    return [
-        ([name_of(bounds(cell, array.shape, split.counts))], data) for cell, data in found.items()
-    ]
+    return [([name_of(bounds(cell, array.shape, counts))], data) for cell, data in found.items()]
 
 
 def _file_name(name: str, process: int) -> str:
     return f"{name}-{process:05}.treepack"
-
-
-def _plan(paths: list[list[str]], arrays: list[Any], grids: list[Any]) -> int:
-    """Returns a number that tells whether two processes save the same."""
-    about = [
-        [path, list(array.shape), str(array.dtype), *grid]
-        for path, array, grid in zip(paths, arrays, grids, strict=True)
-    ]
-    return zlib.crc32(json.dumps(about).encode())
 
 
 class Found(NamedTuple):

@@ -1,0 +1,160 @@
+"""What a sharded checkpoint costs beside writing and reading bytes, for up to 10,000 hosts.
+
+    python benches/scale.py
+
+Everything that grows with hosts or shards is measured by itself, with as many devices as a sharding
+has to tell of, but without them: what each process computes, what process 0 does alone, the size of
+the manifest, and what a process does that loads. docs/scale.md says what follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import treepack
+from treepack import _core
+from treepack._described import described_layout
+from treepack._sharded import shards
+from treepack._sharded.writing import Directory
+
+LEAVES = 500
+DEVICES_PER_HOST = 4
+
+
+class Device:
+    """A device of a process that is not there."""
+
+    def __init__(self, number: int):
+        self.process_index = number // DEVICES_PER_HOST
+
+
+class Rows:
+    """A sharding that splits the first dimension over all devices, or `replicas` groups of them."""
+
+    def __init__(self, devices: list[Device], replicas: int):
+        self._devices, self._replicas = devices, replicas
+
+    def devices_indices_map(self, shape: tuple[int, ...]) -> dict[Device, tuple[slice, ...]]:
+        """Returns where the part of each device is, as shardings of jax do."""
+        parts = len(self._devices) // self._replicas
+        step = shape[0] // parts
+        return {
+            device: (slice(at % parts * step, (at % parts + 1) * step), slice(None))
+            for at, device in enumerate(self._devices)
+        }
+
+    def shard_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of the part of a device."""
+        return (shape[0] * self._replicas // len(self._devices), shape[1])
+
+
+def seconds(work: Callable[[], Any], runs: int = 3) -> tuple[float, Any]:
+    """Returns the median time of some work, and what it returns."""
+    times = []
+    for _ in range(runs):
+        shards._split.cache_clear()
+        start = time.perf_counter()
+        result = work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times), result
+
+
+def plan(hosts: int, replicas: int) -> tuple[float, list[Any], list[Any]]:
+    """Returns how long a process computes who writes what, and the answer."""
+    devices = [Device(number) for number in range(hosts * DEVICES_PER_HOST)]
+    sharding = Rows(devices, replicas)
+    shape = (len(devices), 1024)
+
+    def work() -> tuple[list[Any], list[Any]]:
+        counts, holders = shards._split(sharding, shape)
+        split = shards.Split(counts, holders, 4096, False)
+        splits = [split] * LEAVES
+        return splits, shards.writers(splits)
+
+    time_taken, (splits, found) = seconds(work, 1 if hosts > 1000 else 3)
+    return time_taken, splits, found
+
+
+def manifest(hosts: int, splits: list[Any], found: list[Any]) -> tuple[float, float, int]:
+    """Returns how long the manifest takes to be made and to be read, and its size."""
+    tree = {f"layer_{at}": {"kernel": np.zeros((100, 100))} for at in range(LEAVES)}
+    layout = described_layout(tree, 1, index=True, hollow=True)
+    grids = [(list(split.counts), files, False) for split, files in zip(splits, found, strict=True)]
+    files = [(f"0123abcd-{host:05}.treepack", 1 << 30, 12345678) for host in range(hosts)]
+    made, data = seconds(lambda: _core.Manifest.encode(layout, files, grids))
+    read, _ = seconds(
+        lambda: _core.Catalog.open(_core.Manifest.decode(data).content, salvage=False)
+    )
+    return made, read, len(data)
+
+
+def look(folder: Path) -> float:
+    """Returns how long process 0 looks at the end of a file with shards, which is in the cache."""
+    tree = {f"layer_{at}": {"kernel": {"[0:1,0:8]": np.zeros((1, 300))}} for at in range(LEAVES)}
+    treepack.save(folder / "file.treepack", tree, metadata={"process": 1, "plan": 5})
+    return seconds(lambda: Directory(folder).look("file.treepack"), 20)[0]
+
+
+def message() -> float:
+    """Returns how long a message to the store of `jax.distributed` and its answer take."""
+    import jax
+    from jax._src.distributed import global_state
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    jax.distributed.initialize(address, num_processes=1, process_id=0)
+    client: Any = global_state.client
+
+    def tell(at: int) -> None:
+        client.key_value_set(f"bench/{at}", "done")
+        client.blocking_key_value_get(f"bench/{at}", 1000)
+
+    numbers = itertools.count()
+    return seconds(lambda: [tell(next(numbers)) for _ in range(1000)])[0] / 1000
+
+
+def main() -> None:
+    """Measures, and prints."""
+    print(f"{LEAVES} leaves, {DEVICES_PER_HOST} devices a host; seconds, medians\n")
+    head = (
+        "hosts",
+        "replicas",
+        "shards",
+        "who writes what",
+        "manifest made",
+        "read",
+        "bytes a shard",
+    )
+    print("".join(f"{name:>16}" for name in head))
+    for hosts in (10, 100, 1000, 10_000):
+        for replicas in (1, 10):
+            if hosts > 1000 and replicas == 1:
+                continue  # twenty million shards
+            time_taken, splits, found = plan(hosts, replicas)
+            count = sum(map(len, found))
+            made, read, size = manifest(hosts, splits, found)
+            row = (hosts, replicas, count, time_taken, made, read, size / count)
+            print(
+                "".join(
+                    f"{cell:16.3f}" if isinstance(cell, float) else f"{cell:16,}" for cell in row
+                ),
+                flush=True,
+            )
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        print(f"\nlooking at the end of one file: {1000 * look(Path(folder)):.2f} ms")
+    print(f"telling something, and hearing it: {1000 * message():.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
