@@ -71,7 +71,7 @@ FUZZ_SECONDS ?= 60
 ## make fuzz         looks for inputs that break the core, FUZZ_SECONDS (60) for each target; needs a C++ compiler
 fuzz:
 	cd tests/fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --quiet --release --target $(FUZZ_TARGET)
-	cd tests/fuzz && for name in compress decompress open read structure; do \
+	cd tests/fuzz && for name in compress decompress manifest open read structure; do \
 	  mkdir -p corpus/$$name && target/$(FUZZ_TARGET)/release/$$name corpus/$$name \
 	    -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -verbosity=0 || exit 1; \
 	  echo "$$name: no input breaks it"; \

@@ -303,8 +303,9 @@ def _put(arrays: Sequence[Any], place: Any) -> Iterator[jax.Array]:
             return made
         for array in batch:  # all that is needed, before any of it is waited for
             if isinstance(array, LazyArray):
-                for index in place.addressable_devices_indices_map(array.shape).values():
-                    array.prefetch(index or ())
+                indices = place.addressable_devices_indices_map(array.shape).values()
+                for index in {_key(index): index for index in indices if index}.values():
+                    array.prefetch(index)
         return [
             # Each device reads its part; typed PRNG keys are arrays of jax already.
             jax.device_put(array, place)
@@ -321,13 +322,18 @@ def _put(arrays: Sequence[Any], place: Any) -> Iterator[jax.Array]:
         yield from made
 
 
+def _key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
+    """Returns an index in a form that can be compared and hashed."""
+    return tuple((at.start, at.stop) for at in index)
+
+
 def _parts_of(array: Any) -> Callable[[Any], np.ndarray]:
     """Returns what returns a part of an array; devices with the same part share it."""
     read = array.box if isinstance(array, LazyArray) else array.__getitem__
     known: dict[Any, np.ndarray] = {}
 
     def part(index: tuple[slice, ...]) -> np.ndarray:
-        key = tuple((at.start, at.stop) for at in index)
+        key = _key(index)
         if key not in known:
             known[key] = read(index)
         return known[key]

@@ -187,6 +187,7 @@ class ShardedArray(LazyArray):
         self._counts = sizes
         self._number = number
         self._stored = self.dtype
+        self._keys = _paths.parts(path)
         self._known: dict[int, LazyArray] = {}
         self._begun: set[tuple[range, ...]] = set()
 
@@ -261,7 +262,11 @@ class ShardedArray(LazyArray):
             yield file, self._path_of(bounds(cell, self.shape, self._counts))
 
     def _path_of(self, index: tuple[slice, ...]) -> str:
-        return self.path if self.is_host else _paths.join(self.path, name_of(index))
+        return _paths.text(self._keys_of(index))
+
+    def _keys_of(self, index: tuple[slice, ...]) -> list[str]:
+        """Returns the keys that lead to a shard in its file."""
+        return self._keys if self.is_host else [*self._keys, name_of(index)]
 
     def _shard(self, cell: int) -> LazyArray:
         found = self._known.get(cell)
@@ -272,10 +277,12 @@ class ShardedArray(LazyArray):
     def _find(self, cell: int) -> LazyArray:
         file = self._checkpoint.file(self._checkpoint.file_of(self._number, cell))
         index = bounds(cell, self.shape, self._counts)
-        path = self._path_of(index)
-        shard = file.get(path)
+        keys = self._keys_of(index)
+        value = file._catalog().find(keys, 0)
+        shard = None if value is None else file._at(value, keys)
         shape = tuple(part.stop - part.start for part in index)
         if not isinstance(shard, LazyArray) or (shard.shape, shard.dtype) != (shape, self._stored):
+            path = _paths.text(keys)
             raise CorruptionError(f"{path} is not in {file._name} as the manifest has it")
         return shard
 
