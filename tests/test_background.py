@@ -185,3 +185,14 @@ treepack.save("/proc/there/is/no/such/folder", {"w": np.ones(8)}, background=Tru
 
 def test_a_failure_that_nobody_asks_for_is_told_at_exit() -> None:
     assert "has failed" in processes.run(FAILS_AT_EXIT, 1)
+
+
+def test_nothing_is_held_after_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "model" / "below").mkdir(parents=True)
+    array = jnp.ones(1 << 18)
+    alive = weakref.ref(array)
+    saving = treepack.save(tmp_path / "model", [array], background=True)
+    assert saving.exception() is not None
+    del array
+    gc.collect()
+    assert alive() is None

@@ -187,7 +187,7 @@ def test_training_goes_on_after_kills_with_equal_losses() -> None:
     assert "8 losses are equal" in done.stdout
 
 
-# `tests/golden/orbax/make.py` has made the files.
+# `tests/golden/make_orbax.py` has made the files.
 
 EXPECTED = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -577,3 +577,98 @@ def test_the_last_checkpoint_is_whole_whatever_is_killed(tmp_path: Path) -> None
         first = step + 1
     processes.run(SAVE, 2, path, "[2, 1]")
     assert len(list(path.iterdir())) == 3
+
+
+def test_leaves_of_all_kinds_come_back_wherever_they_go(tmp_path: Path) -> None:
+    leaves: list[Any] = [
+        jnp.float32(3),
+        jnp.zeros((0,)),
+        jnp.zeros((0,)),
+        jnp.zeros((4, 0)),
+        jnp.ones((3, 5), jnp.int4),
+        jnp.ones(7, jnp.float8_e4m3fn),
+        jnp.ones(5, bool),
+        jnp.ones(3, jnp.complex64),
+        jax.random.key(3),
+        jax.random.split(jax.random.key(3), 4),
+        np.zeros((0, 3)),
+        np.float64(2),
+        np.array(5.0),
+    ]
+    tree = {"leaves": leaves, "again": leaves[0]}
+    path = tmp_path / "checkpoint"
+    treepack.save(path, tree, sharded=True)
+    expected = treepack.dumps(tree)
+    device = jax.devices()[0]
+    assert treepack.dumps(treepack.load(path)) == expected
+    for options in ({}, {"device": device}, {"copy": True}, {"verify": True}):
+        assert treepack.dumps(treepack.load(path, tree, **options)) == expected
+    assert treepack.load(path, arrays="numpy")["leaves"][0] == 3
+    with treepack.open(path) as file:
+        assert np.asarray(file["leaves/0"]).shape == ()
+    assert treepack.verify(path).ok
+
+
+@pytest.mark.parametrize("root", [np.arange(1000.0), jnp.arange(1000.0), 5, np.arange(3)])
+def test_a_tree_that_is_a_leaf(tmp_path: Path, root: Any) -> None:
+    treepack.save(tmp_path / "checkpoint", root, sharded=True)
+    found = treepack.load(tmp_path / "checkpoint")
+    assert type(found) is type(root)
+    assert treepack.dumps(found) == treepack.dumps(root)
+    assert treepack.verify(tmp_path / "checkpoint").ok
+
+
+def test_arrays_of_numpy_are_as_those_of_a_file(saved: Path, tmp_path: Path) -> None:
+    treepack.save(tmp_path / "one", {"w": jnp.asarray(W)}, sharded=True)
+    target = {"w": np.zeros_like(W)}
+    assert not treepack.load(tmp_path / "one", target)["w"].flags.writeable
+    assert treepack.load(tmp_path / "one", target, copy=True)["w"].flags.writeable
+    target = {"params": {"w": np.zeros_like(W)}}
+    renamed = treepack.load(saved, {"v": np.zeros_like(W)}, rename={"params/w": "v"}, copy=True)
+    assert renamed["v"].flags.writeable
+    for how in ({"arrays": "numpy"}, {"target": target}):
+        with pytest.raises(ValueError, match="several shards, and has to be copied"):
+            treepack.load(saved, copy=False, **how)
+    loose = treepack.load(saved, {"params": {"w": 0, "t": None}}, strict=False)
+    assert type(loose["params"]["w"]) is type(loose["params"]["t"]) is np.ndarray
+
+
+def test_what_is_saved_again_meanwhile(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = treepack.open(checkpoint)
+    treepack.save(checkpoint, {"w": jnp.ones(3)}, sharded=True)
+    with pytest.raises(treepack.CorruptionError, match="saved again meanwhile: open it again"):
+        np.asarray(file["params/w"])
+    # Who loads begins again by himself.
+    before = reading.Checkpoint._checked
+    again = iter([2, 3])
+
+    def checked(self: Any, *args: Any) -> Any:
+        value = next(again, None)
+        if value is not None:
+            treepack.save(checkpoint, {"w": jnp.full(3, value)}, sharded=True)
+        return before(self, *args)
+
+    monkeypatch.setattr(reading.Checkpoint, "_checked", checked)
+    assert treepack.load(checkpoint)["w"].tolist() == [3, 3, 3]
+
+
+KEYS = (
+    TREE
+    + """
+sharding = NamedSharding(mesh(2, 2), P(("x", "y")))
+keys = jax.jit(lambda: jax.random.split(jax.random.key(0), 8), out_shardings=sharding)()
+tree = {"keys": keys, "one": jax.random.key(1), "w": put(W, NamedSharding(mesh(2, 2), P("x")))}
+treepack.save(args[0], tree)
+expected = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 8)))
+for found in (treepack.load(args[0], tree)["keys"],
+              treepack.load(args[0], {"keys": keys}, sharding=sharding)["keys"]):
+    assert found.sharding == sharding, found.sharding
+    for shard in found.addressable_shards:
+        data = np.asarray(jax.random.key_data(shard.data))
+        np.testing.assert_array_equal(data, expected[shard.index])
+"""
+)
+
+
+def test_keys_of_several_processes(tmp_path: Path) -> None:
+    processes.run(KEYS, 2, tmp_path / "checkpoint", devices=2)

@@ -43,9 +43,12 @@ def save_layout(
     Missing directories are made.
     """
     check_level(level, compress)
+    layouts = [layout]  # what an error keeps alive must not keep the arrays
+    del layout
     with telling(progress, "save") as tell:
 
         def save(path: str | os.PathLike[str]) -> None:
+            layout = layouts.pop()
             if compress:
                 layout.save_gzip(path, level, durable=durable, threads=threads, progress=tell)
             else:

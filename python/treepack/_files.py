@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -16,6 +16,7 @@ from treepack._partial import How, Missing, OnCorrupt, Part, Unexpected, load_pa
 from treepack._placement import Arrays
 from treepack._report import Report
 from treepack._saving import Saving, run, wait_for
+from treepack._sharded.reading import ReplacedError
 from treepack._sharded.writing import is_distributed, sharded_write
 
 if TYPE_CHECKING:
@@ -148,8 +149,12 @@ def save(
         write = sharded_write(path, tree, metadata, holes, how, snapshot=background)
     else:
         layout = how.layout(tree, metadata, holes=holes, snapshot=background)
-        write = functools.partial(how.save, layout, path)
-        del layout  # so that nothing holds it when it has been written
+        layouts = [layout]  # of which nothing is left when it is written, whatever goes wrong
+        del layout
+
+        def write(progress: Progress) -> None:
+            how.save(layouts.pop(), path, progress)
+
     return run(path, write, progress, background=background)
 
 
@@ -356,5 +361,12 @@ def load(
                 threads=threads,
             )
     how = How(strict, cast, arrays, device, sharding, copy, unknown, static, threads, progress)
+    for _ in range(_REPLACED):
+        with contextlib.suppress(ReplacedError), File(path, mmap=mmap) as file:
+            return load_part(file, target, part, how)
     with File(path, mmap=mmap) as file:
         return load_part(file, target, part, how)
+
+
+# How often a checkpoint may be saved again while it is loaded.
+_REPLACED = 5

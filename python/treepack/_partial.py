@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from treepack import _core, _paths
 from treepack._described import Unknown, check_unknown
 from treepack._lazy import LazyArray
+from treepack._libraries import jax as _jax
 from treepack._options import Progress, Strict, telling
 from treepack._patterns import renamer, selector, unmatched
-from treepack._placement import Arrays, converter
+from treepack._placement import Arrays, converter, leaves_of
 from treepack._report import ABSENT, Partial
 from treepack._restore import restore_tree
 from treepack._sharded.reading import ShardedArray
@@ -100,6 +102,7 @@ def load_part(tree: Tree, target: Any, part: Part, how: How) -> Any:
         cast=how.cast,
         threads=how.threads,
         may_change=how.copy is not True and tree._file.may_change,
+        copy=how.copy,
     )
     if convert is not None:
         convert = partial.watching(convert)
@@ -108,9 +111,9 @@ def load_part(tree: Tree, target: Any, part: Part, how: How) -> Any:
         report = partial.report(found.corrupt)._replace(loaded=found.paths)
     else:
         if part.rename is None:
-            state = _read(tree, found.wanted, how)
+            state = _read(tree, found.wanted, how, _on_devices(target))
         else:
-            state = _renamed_state(tree, found.renamed, found.wanted, how)
+            state = _renamed_state(tree, found.renamed, found.wanted, how, _on_devices(target))
         loaded = restore_tree(
             target,
             state,
@@ -172,8 +175,26 @@ def _choose(tree: Tree, part: Part, how: How) -> _Choice:
     return _Choice(is_wanted, renamed, list(chosen), bytes(wanted), corrupt, typos)
 
 
-def _read(tree: Tree, wanted: bytes, how: How) -> Any:
-    """Returns the state of a tree, with `ABSENT` for what is not wanted."""
+# Tells of the parts of a path whether the array there goes to devices.
+OnDevices = Callable[[Sequence[str]], bool]
+
+
+def _on_devices(target: Any) -> OnDevices:
+    """Returns what tells of which arrays a template has arrays of jax in the place."""
+    paths = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
+    return lambda parts: tuple(parts) in paths
+
+
+def _below(on_devices: OnDevices, start: list[str], parts: Sequence[str]) -> bool:
+    return on_devices([*start, *parts])
+
+
+def _read(tree: Tree, wanted: bytes, how: How, on_devices: OnDevices = lambda _: True) -> Any:
+    """Returns the state of a tree, with `ABSENT` for what is not wanted.
+
+    Arrays that lie in several files and go to devices are not read yet: each device will read its
+    part.
+    """
     if tree._file._shards is None:
         return tree._catalog().read(
             tree._value, copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
@@ -183,9 +204,9 @@ def _read(tree: Tree, wanted: bytes, how: How) -> Any:
         found = tree._at(value, parts)
         if not isinstance(found, LazyArray):
             return found
-        # Arrays on several devices are read by each device.
-        is_host = not isinstance(found, ShardedArray) or found.is_host
-        return found.__array__(copy=how.copy) if is_host or how.arrays == "numpy" else found
+        is_sharded = isinstance(found, ShardedArray) and not found.is_host
+        waits = is_sharded and how.arrays == "saved" and on_devices(parts[len(tree._parts) :])
+        return found if waits else found.__array__(copy=how.copy)
 
     return tree._state(leaf, wanted)
 
@@ -269,7 +290,9 @@ def without_absent(state: Any) -> Any:
     return found or ABSENT
 
 
-def _renamed_state(tree: Tree, renamed: Mapping[str, str], wanted: bytes, how: How) -> Any:
+def _renamed_state(
+    tree: Tree, renamed: Mapping[str, str], wanted: bytes, how: How, on_devices: OnDevices
+) -> Any:
     """Returns the state of a tree in which leaves have other paths."""
     catalog = tree._catalog()
     state: Any = {}
@@ -279,8 +302,9 @@ def _renamed_state(tree: Tree, renamed: Mapping[str, str], wanted: bytes, how: H
         new = renamed.get(text)
         if new is None:  # a list, which stays together
             new = _list_path(text, renamed)
-        found = _read(tree._part(value, path), wanted, how)
         parts = _paths.parts(new)
+        part = tree._part(value, path)
+        found = _read(part, wanted, how, functools.partial(_below, on_devices, parts))
         if not parts:
             root.append(found)
             continue

@@ -42,6 +42,7 @@ def converter(
     cast: bool = False,
     threads: int | None = None,
     may_change: bool = False,
+    copy: bool | None = None,
 ) -> Callable[[Leaves], list[Any]] | None:
     """Returns what makes of the leaves that were found what the caller asked for.
 
@@ -53,6 +54,7 @@ def converter(
       cast: Whether floats become those of the template.
       threads: How many threads cast, at most.
       may_change: Whether arrays that are found lie in memory that others may change.
+      copy: What is asked of arrays that are read at last, and do not go to devices.
 
     Returns:
       A function of all leaves, or `None` if there is nothing to do.
@@ -72,7 +74,7 @@ def converter(
         if not placed:
             return found
         made = _place(leaves, found, _where(device, sharding), may_change)
-        return [np.asarray(it) if isinstance(it, LazyArray) else it for it in made]
+        return [it.__array__(copy=copy) if isinstance(it, LazyArray) else it for it in made]
 
     return convert
 
@@ -309,7 +311,7 @@ def _put(arrays: Sequence[Any], place: Any) -> Iterator[jax.Array]:
         return [
             # Each device reads its part; typed PRNG keys are arrays of jax already.
             jax.device_put(array, place)
-            if _jax.is_array(array)
+            if _jax.is_array(array) and place.is_fully_addressable
             else jax.make_array_from_callback(array.shape, place, _parts_of(array))
             for array in batch
         ]

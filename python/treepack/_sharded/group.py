@@ -29,6 +29,10 @@ _OLD = 100
 _rounds = itertools.count()
 
 
+class NotSavedError(TreepackError):
+    """Something has gone wrong in another process."""
+
+
 class Group:
     """The processes that write a checkpoint.
 
@@ -64,7 +68,9 @@ class Group:
 
     def end(self, error: BaseException | None = None) -> None:
         """Tells all others that the checkpoint is whole, or that it will not be; for process 0."""
-        self._tell("end", _text(error))
+        if error is not None and not isinstance(error, NotSavedError):
+            error = NotSavedError(f"the checkpoint was not saved: process 0: {_text(error)}")
+        self._tell("end", "" if error is None else str(error))
 
     def wait(self) -> None:
         """Waits for the end.
@@ -74,7 +80,7 @@ class Group:
         """
         error = self._hear("end", 0)
         if error:
-            raise TreepackError(f"the checkpoint was not saved: {error}")
+            raise NotSavedError(error)
 
     def _tell(self, key: str, value: str) -> None:
         if self.count > 1:

@@ -6,6 +6,7 @@ manifest ──▶ encoding with holes ──▶ catalog, as of a file
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 _ALIGN = 64
 
 
+class ReplacedError(CorruptionError):
+    """The files of a checkpoint are gone, because it has been saved again."""
+
+
 class Checkpoint:
     """The files of a sharded checkpoint, which are opened when they are needed.
 
@@ -50,6 +55,7 @@ class Checkpoint:
                 f"{os.fspath(path)!r} has no {MANIFEST}: it is no checkpoint, or one whose saving "
                 "has not come to its end"
             ) from None
+        self._data = data
         self._manifest = _core.Manifest.decode(data)
         self.content = self._manifest.content
         self._expected = self._manifest.files
@@ -79,6 +85,10 @@ class Checkpoint:
                 raise CorruptionError(f"{place} has {size_of(place)} bytes, and had {nbytes}")
             file = self._open_file(place)
         except FileNotFoundError:
+            if read_all(self._place(MANIFEST)) != self._data:
+                raise ReplacedError(
+                    f"{os.fspath(self._path)!r} has been saved again meanwhile: open it again"
+                ) from None
             raise CorruptionError(f"{place} is missing: the checkpoint is not whole") from None
         except DecodeError as error:
             raise CorruptionError(f"{place} is damaged: {error}") from error
@@ -292,7 +302,7 @@ class ShardedArray(LazyArray):
             if copy is False:
                 raise ValueError("another dtype needs a copy")
             return found.astype(dtype)
-        if copy is False and found.flags.owndata:
+        if copy is False and found.flags.writeable:  # views of files are not
             raise ValueError(f"{self.path} lies in several shards, and has to be copied")
         return np.array(found) if copy and not found.flags.writeable else found
 
@@ -336,10 +346,10 @@ class _Part(NamedTuple):
 
 def _elements(shard: LazyArray, index: tuple[slice, ...]) -> np.ndarray:
     """Returns a box of a shard: a view where that can be."""
-    try:
-        found: np.ndarray = shard.__array__(copy=False)[index]
-    except ValueError:  # it is elsewhere, or compressed
-        found = shard[index]
+    whole: Any = shard
+    with contextlib.suppress(ValueError):  # it is elsewhere, or compressed
+        whole = shard.__array__(copy=False)
+    found: np.ndarray = whole[(*index, ...)]  # without the dots no dimensions become a scalar
     return found
 
 

@@ -28,7 +28,7 @@ from treepack._libraries import jax as _jax
 from treepack._options import Progress
 from treepack._placement import leaves_of
 from treepack._replacing import is_locked, sync_directory
-from treepack._sharded.group import Group
+from treepack._sharded.group import Group, NotSavedError
 from treepack._sharded.shards import MANIFEST, bounds, cell_of, name_of, plan_of, start_of
 from treepack.errors import DecodeError, TreepackError
 
@@ -95,7 +95,7 @@ def _lead(group: Group, directory: Directory, part: Part, progress: Progress) ->
         part.write(directory, name, progress)
         errors = group.gather()
         if errors:
-            raise TreepackError(f"the checkpoint was not saved: {'; '.join(errors)}")
+            raise NotSavedError(f"the checkpoint was not saved: {'; '.join(errors)}")
         part.commit(directory, name)
     except BaseException as error:
         directory.clean()
@@ -152,12 +152,15 @@ class Part:
         ]
         # What differs where two processes save something else.
         self._plan = zlib.crc32(json.dumps([plan.checksum, about]).encode())
-        mine: dict[str, Any] = {}
+        mine: Any = {}
         for path, array, grid, files in zip(paths, arrays, plan.grids, plan.writers, strict=True):
             for name, shard in _shards(array, grid, files, self.index):
-                _paths.put(mine, [*path, *name], shard)
+                if path or name:
+                    _paths.put(mine, [*path, *name], shard)
+                else:
+                    mine = shard  # the tree is an array of the host
         self._layout: _core.Layout | None = None
-        if mine:
+        if self.index in plan.processes:
             metadata = {"process": self.index, "plan": self._plan}
             self._layout = how.layout(mine, metadata, snapshot=snapshot)
 

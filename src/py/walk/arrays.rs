@@ -151,7 +151,11 @@ impl<'py> Walk<'py> {
         self.check_alive(array)?;
         let dtype = array.getattr(intern!(py, "dtype"))?;
         let dtype = self.dtype(dtype.cast()?)?;
-        let shape = array.getattr(intern!(py, "shape"))?.extract()?;
+        let shape: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
+        let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
+        if header.nbytes() == 0 {
+            return Ok(self.out.array(&header, Kind::Jax, |_, _| Ok(()))?); // there is nothing to keep
+        }
         self.hole(array, dtype, (wire::EXT_NDARRAY, shape), Kind::Jax)
     }
 

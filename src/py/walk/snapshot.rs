@@ -10,7 +10,7 @@ use super::payload::Leaf;
 use crate::layout::Layout;
 use crate::mapping::Pages;
 use crate::parallel;
-use crate::raw::AsRaw;
+use crate::raw::{AsRaw, RawBytes};
 use crate::watch::Watch;
 
 /// Copies all memory that may change, and fetches all arrays that are elsewhere.
@@ -64,7 +64,7 @@ fn copied(
         }
         let threads = parallel::threads(None, nbytes, parallel::MIN_COPY_BYTES)?;
         detached(py, nbytes, false, || {
-            let copy = |(memory, part): (crate::raw::RawBytes<'_>, &mut [_])| {
+            let copy = |(memory, part): (RawBytes<'_>, &mut [_])| {
                 memory.copy_to(part);
                 Ok(())
             };

@@ -1,7 +1,7 @@
 """Makes files as older versions of Orbax write them, with arrays in one file of MessagePack.
 
     pip install orbax-checkpoint==0.5.20 jax==0.4.30     # and 0.2.3 with jax 0.4.13
-    python tests/golden/orbax/make.py 0.5.20
+    python tests/golden/make_orbax.py 0.5.20
 
 The files are kept, so that every later version of treepack is tested with them.
 """
@@ -43,7 +43,7 @@ TREE = {
 
 
 def main() -> None:
-    folder = Path(__file__).parent / sys.argv[1]
+    folder = Path(__file__).parent / "orbax" / sys.argv[1]
     checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False))
     for name in ("all_agg", "mixed"):
         arguments = jax.tree_util.tree_map(
