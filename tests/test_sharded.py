@@ -378,6 +378,17 @@ def test_what_is_no_checkpoint_says_so(checkpoint: Path, tmp_path: Path) -> None
         treepack.save(tmp_path / "file", {"w": 1}, sharded=True)
 
 
+def test_files_elsewhere_are_not_opened(checkpoint: Path) -> None:
+    from treepack import _core
+
+    manifest = checkpoint / shards.MANIFEST
+    read = _core.Manifest.decode(manifest.read_bytes())
+    for name in ("../other.treepack", "/etc/passwd", "..", ""):
+        manifest.write_bytes(read.with_files([(name, 1, 1) for _ in read.files]))
+        with pytest.raises(treepack.DecodeError, match="is no file beside it"):
+            treepack.load(checkpoint)
+
+
 def test_damage_is_found(checkpoint: Path) -> None:
     [file] = checkpoint.glob("*-00000.treepack")
     data = bytearray(file.read_bytes())

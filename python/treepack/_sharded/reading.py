@@ -1,7 +1,7 @@
 """Reading a sharded checkpoint: arrays are put together from shards, as far as they are needed.
 
 manifest ──▶ encoding with holes ──▶ catalog, as of a file
-└──────▶ which file has which shard ──▶ ShardedArray.box ──▶ a device, or memory
+    └──────▶ which file has which shard ──▶ ShardedArray.box ──▶ a device, or memory
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ class Checkpoint:
         self.content = self._manifest.content
         self._expected = self._manifest.files
         self.names = [name for name, _, _ in self._expected]
+        for name in self.names:
+            if name in ("", ".", "..") or os.path.basename(name) != name:  # noqa: PTH119
+                raise DecodeError(f"the manifest is damaged: {name!r} is no file beside it")
         self._files: list[File | None] = [None] * len(self.names)
 
     def _place(self, name: str) -> str:
