@@ -284,7 +284,7 @@ const NO_PANIC: &str = "no work panics while it holds the lock";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     #[test]
     fn every_item_is_worked_on_once() {
@@ -305,7 +305,16 @@ mod tests {
             };
             let found = for_each((1..=1000).collect(), threads, fail, || Ok(()));
             assert!(matches!(found, Err(Error::Option(_))));
-            let found = for_each((1..=1000).collect(), threads, add, || Err(Error::Stopped));
+            // Only this thread checks, so the others leave it something to do.
+            let (caller, begun) = (thread::current().id(), AtomicBool::new(false));
+            let wait = |item| {
+                while thread::current().id() != caller && !begun.load(Ordering::Relaxed) {
+                    thread::yield_now();
+                }
+                begun.store(true, Ordering::Relaxed);
+                add(item)
+            };
+            let found = for_each((1..=1000).collect(), threads, wait, || Err(Error::Stopped));
             assert!(matches!(found, Err(Error::Stopped)));
         }
     }
