@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from treepack._content import check_level, inflated
-from treepack._described import Unknown, described_layout, restore_described
+from treepack._described import Reading, Unknown, described_layout, restore_described
 from treepack._options import Progress, Strict, telling
 from treepack._placement import Arrays
 
@@ -140,16 +140,6 @@ def loads(
       >>> treepack.loads(saved, arrays="numpy")
       (array([0, 1, 2], dtype=int32), {'n': 1})
     """
-    return restore_described(
-        inflated(data, max_size=max_size, threads=threads, progress=progress),
-        target,
-        copy=copy,
-        strict=strict,
-        cast=cast,
-        arrays=arrays,
-        device=device,
-        sharding=sharding,
-        unknown=unknown,
-        static=static,
-        threads=threads,
-    )
+    how = Reading(strict, cast, arrays, device, sharding, copy, unknown, static, threads)
+    data = inflated(data, max_size=max_size, threads=threads, progress=progress)
+    return restore_described(data, target, how)

@@ -7,8 +7,10 @@ import errno
 import mmap as mmap_module
 import os
 import re
+import stat
 import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,11 +56,16 @@ def save_layout(
             else:
                 layout.save(path, durable=durable, threads=threads, progress=tell)
 
-        url = url_of(path)
-        if url is None:
-            save(local(path))
-        else:
-            _remote.write(url, save)
+        write(path, save)
+
+
+def write(path: str | os.PathLike[str], save: Callable[[str | os.PathLike[str]], None]) -> None:
+    """Writes to a file or URL what `save` writes to the path of a file."""
+    url = url_of(path)
+    if url is None:
+        save(local(path))
+    else:
+        _remote.write(url, save)
 
 
 def check_level(level: int | None, compress: bool) -> None:
@@ -79,17 +86,12 @@ def open_content(
     Raises:
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
-    url, path = url_of(path), local(path)
-    if url is None:
-        _check_file(path)
-    mappable = mmap and url is None and _is_mappable(path)
+    url = url_of(path)
     with telling(progress, "load") as tell:
-        if url is not None:
-            content = _core.Content.lent(_remote.downloaded(url, tell))
-        elif mappable:
-            content = _core.Content.map(path)
+        if url is None:
+            content = _local_content(path, mmap, tell)
         else:
-            content = _core.Content.read(path, progress=tell)
+            content = _core.Content.lent(_remote.downloaded(url, tell))
         if content.is_gzip():
             content = content.inflate(threads=threads, progress=tell)
     return content
@@ -143,15 +145,8 @@ def opened(source: Openable, *, mmap: bool = True, salvage: bool = False) -> Ope
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
     if isinstance(source, (str, os.PathLike)):
-        url, source = url_of(source), local(source)
-        if url is None:
-            _check_file(source)
-        if url is not None:
-            content = _remote.content(url)
-        elif mmap and _is_mappable(source):
-            content = _core.Content.map(source)
-        else:
-            content = _core.Content.read(source, progress=None)
+        url = url_of(source)
+        content = _local_content(source, mmap, None) if url is None else _remote.content(url)
     elif isinstance(source, _core.Content):
         content = source
     elif hasattr(source, "read") and not isinstance(source, mmap_module.mmap):
@@ -223,14 +218,24 @@ def read_all(path: str | os.PathLike[str]) -> bytes:
     return Path(local(path)).read_bytes() if url is None else bytes(_remote.downloaded(url))
 
 
-def _check_file(path: str | os.PathLike[str]) -> None:
-    if Path(path).is_dir():
+def _local_content(
+    path: str | os.PathLike[str], mmap: bool, tell: Callable[[int, int], object] | None
+) -> _core.Content:
+    """Returns what is in a local file: mapped, or read."""
+    path = local(path)
+    found = Path(path).stat()
+    if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0:  # not so in /proc
+        return _core.Content.map(path)
+    return _core.Content.read(path, progress=tell)
 
 
-def _is_mappable(path: str | os.PathLike[str]) -> bool:
-    file = Path(path)
-    return file.is_file() and file.stat().st_size > 0  # not so in /proc
+def joined(path: str | os.PathLike[str], name: str) -> str:
+    """Returns the path or URL of a file in a directory."""
+    if url_of(path) is None:
+        return os.path.join(local(path), name)  # noqa: PTH118
+    return f"{os.fspath(path).rstrip('/')}/{name}"
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from treepack import _core, _dtypes, _paths, serialization
-from treepack._content import save_layout
 from treepack._deferred import Deferred, InContent, rows_cast
+from treepack._described import Writing
 from treepack._open import Tree
 from treepack._options import Progress
 from treepack._replacing import replacing
@@ -170,15 +170,7 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def write_msgpack(
-    state: State,
-    path: str | os.PathLike[str],
-    *,
-    compress: bool = False,
-    level: int | None = None,
-    align: int = 64,
-    durable: bool = True,
-    threads: int | None = None,
-    progress: Progress = None,
+    state: State, path: str | os.PathLike[str], how: Writing, progress: Progress = None
 ) -> None:
     """Writes a state, with its record if it has one; otherwise as flax does."""
     described = state.record is not None
@@ -186,23 +178,15 @@ def write_msgpack(
         state.tree,
         state_dict=False,
         sort_keys=False,
-        align=align,
+        align=how.align,
         max_chunk_size=serialization.MAX_CHUNK_SIZE,
         overridden=[],
         structure=described,
         index=described,
-        checksums=described and not compress,
+        checksums=described and not how.compress,
         record=state.record,
     )
-    save_layout(
-        layout,
-        path,
-        compress=compress,
-        level=level,
-        durable=durable,
-        threads=threads,
-        progress=progress,
-    )
+    how.save(layout, path, progress)
 
 
 def write_safetensors(state: State, path: str | os.PathLike[str], separator: str) -> None:

@@ -89,7 +89,7 @@ def rows_cast(source: Any, dtype: np.dtype[Any]) -> Computed:
     def read(start: int, length: int) -> bytes:
         first, last = start // dtype.itemsize, -(-(start + length) // dtype.itemsize)
         with np.errstate(over="ignore"):
-            made: bytes = source.flat_range(first, last).astype(dtype).tobytes()
+            made: bytes = source.flat_range(first, last).astype(dtype, copy=False).tobytes()
         skipped = start - first * dtype.itemsize
         return made[skipped : skipped + length]
 

@@ -5,13 +5,15 @@ What `save` and `load`, `dumps` and `loads`, `save_exported` and `load_exported`
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from treepack import _core, _holes, serialization
 from treepack._content import save_layout
 from treepack._options import Progress, Strict
-from treepack._placement import Arrays, converter
+from treepack._placement import Arrays, Leaves, converter
 from treepack._restore import restore_tree, without_structure
 from treepack.errors import DecodeError
 
@@ -94,31 +96,53 @@ class Writing(NamedTuple):
         )
 
 
-def restore_described(
-    data: Buffer | _core.Content,
-    target: Any = None,
-    *,
-    copy: bool | None = None,
-    strict: Strict = True,
-    cast: bool = False,
-    arrays: Arrays = "saved",
-    device: Any = None,
-    sharding: Any = None,
-    unknown: Unknown = "error",
-    static: Any = None,
-    threads: int | None = None,
-) -> Any:
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How trees are read; see `load`."""
+
+    strict: Strict = True
+    cast: bool = False
+    arrays: Arrays = "saved"
+    device: Any = None
+    sharding: Any = None
+    copy: bool | None = None
+    unknown: Unknown = "error"
+    static: Any = None
+    threads: int | None = None
+    progress: Progress = None
+
+    def check(self, target: Any) -> None:
+        """Raises if something is asked for that cannot be."""
+        check_unknown(self.unknown)
+        if self.cast and target is None:
+            raise ValueError("cast=True is for a target, whose dtypes are taken")
+
+    def converter(
+        self, *, may_change: bool, copy: bool | None = None
+    ) -> Callable[[Leaves], list[Any]] | None:
+        """Returns what makes of leaves what is asked for; see `converter`."""
+        return converter(
+            self.arrays,
+            self.device,
+            self.sharding,
+            cast=self.cast,
+            threads=self.threads,
+            # jax takes memory as its own where it can, and expects it not to change.
+            may_change=may_change and self.copy is not True,
+            copy=copy,
+        )
+
+
+def restore_described(data: Buffer | _core.Content, target: Any, how: Reading) -> Any:
     """Returns a tree as `load` does, from what is in its file."""
-    check_unknown(unknown)
-    if cast and target is None:
-        raise ValueError("cast=True is for a target, whose dtypes are taken")
-    # jax takes memory as its own where it can, and expects it not to change.
-    may_change = copy is not True and not isinstance(data, (bytes, _core.Content))
-    convert = converter(arrays, device, sharding, cast=cast, threads=threads, may_change=may_change)
-    state = _core.restore(data, copy, threads)
+    how.check(target)
+    convert = how.converter(may_change=not isinstance(data, (bytes, _core.Content)))
+    state = _core.restore(data, how.copy, how.threads)
     if target is not None:
-        return restore_tree(target, state, ".", strict, cast=cast, convert=convert, in_words=False)
-    return assembled(state, convert=convert, unknown=unknown, static=static)
+        return restore_tree(
+            target, state, ".", how.strict, cast=how.cast, convert=convert, in_words=False
+        )
+    return assembled(state, convert=convert, unknown=how.unknown, static=how.static)
 
 
 def assembled(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treepack import _paths
 from treepack._content import open_content
-from treepack._described import restore_described
+from treepack._described import Reading, restore_described
 from treepack._files import save
 from treepack._nodes import kind_of
 from treepack._options import Progress
@@ -135,8 +135,7 @@ def load_exported(
 
     if sharding is not None and not isinstance(sharding, Sharding):
         sharding = _of_params(sharding)
-    tree = restore_described(
-        open_content(path, mmap=mmap, threads=threads, progress=progress),
+    how = Reading(
         arrays=arrays,
         device=device,
         sharding=sharding,
@@ -144,6 +143,8 @@ def load_exported(
         copy=copy,
         threads=threads,
     )
+    content = open_content(path, mmap=mmap, threads=threads, progress=progress)
+    tree = restore_described(content, None, how)
     if type(tree) is not dict or tree.keys() != {"exported", "params"}:
         raise DecodeError("the file is not from save_exported")
     if type(tree["exported"]) is not bytes:

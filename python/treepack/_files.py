@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from treepack import _streams
 from treepack._content import check_level, open_content
-from treepack._described import Unknown, Writing, restore_described
+from treepack._described import Reading, Unknown, Writing, restore_described
 from treepack._open import File
 from treepack._options import Progress, Strict
-from treepack._partial import How, Missing, OnCorrupt, Part, Unexpected, load_part
+from treepack._partial import Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
 from treepack._report import Report
 from treepack._saving import Saving, run, wait_for
@@ -149,12 +150,8 @@ def save(
         write = sharded_write(path, tree, metadata, holes, how, snapshot=background)
     else:
         layout = how.layout(tree, metadata, holes=holes, snapshot=background)
-        layouts = [layout]  # of which nothing is left when it is written, whatever goes wrong
-        del layout
-
-        def write(progress: Progress) -> None:
-            how.save(layouts.pop(), path, progress)
-
+        write = functools.partial(how.save, layout, path)
+        del layout  # which an error that is kept must not keep
     return run(path, write, progress, background=background)
 
 
@@ -341,26 +338,14 @@ def load(
       Pass strict=False to restore what is found regardless.
     """
     part = Part(select, rename, missing, unexpected, verify, on_corrupt, return_report)
+    how = Reading(strict, cast, arrays, device, sharding, copy, unknown, static, threads, progress)
     if part.is_whole:
         try:
             content = open_content(path, mmap=mmap, threads=threads, progress=progress)
         except IsADirectoryError:
             pass  # a sharded checkpoint, or nothing
         else:
-            return restore_described(
-                content,
-                target,
-                copy=copy,
-                strict=strict,
-                cast=cast,
-                arrays=arrays,
-                device=device,
-                sharding=sharding,
-                unknown=unknown,
-                static=static,
-                threads=threads,
-            )
-    how = How(strict, cast, arrays, device, sharding, copy, unknown, static, threads, progress)
+            return restore_described(content, target, how)
     for _ in range(_REPLACED):
         with contextlib.suppress(ReplacedError), File(path, mmap=mmap) as file:
             return load_part(file, target, part, how)

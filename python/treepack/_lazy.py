@@ -161,17 +161,10 @@ def _plan(index: Any, shape: tuple[int, ...]) -> _Plan | None:
     Raises:
       IndexError: If there is nothing at the index.
     """
-    parts = [*index] if isinstance(index, tuple) else [index]
-    if not all(part is None or part is ... or is_basic(part) for part in parts):
+    basic = basic_index(index, shape)
+    if basic is None:
         return None
-    axes = sum(is_basic(part) for part in parts)
-    if axes > len(shape) or parts.count(...) > 1:
-        raise IndexError(
-            f"too many indices for an array of {len(shape)} dimensions: {index!r:.100}"
-        )
-    keeps_array = ... in parts
-    place = parts.index(...) if keeps_array else len(parts)
-    parts[place : place + keeps_array] = [slice(None)] * (len(shape) - axes)
+    parts, keeps_array = basic
     axis, offset, new_axes = 0, 0, 0
     for place, part in enumerate(parts):
         size = math.prod(shape[axis + 1 :])
@@ -182,18 +175,48 @@ def _plan(index: Any, shape: tuple[int, ...]) -> _Plan | None:
             rest = (*[None] * new_axes, slice(None), *parts[place + 1 :])
             return _Plan(offset, rows, shape[axis + 1 :], rest)
         else:
-            if not -shape[axis] <= part < shape[axis]:
-                raise IndexError(
-                    f"index {part} is out of bounds for axis {axis} with size {shape[axis]}"
-                )
-            offset += part % shape[axis] * size
+            offset += part * size
             axis += 1
     # One element: a scalar, unless the index asks for an array.
     rest = (0, *[None] * new_axes, *([...] if keeps_array else []))
     return _Plan(offset, range(1), (), rest)
 
 
-def is_basic(part: Any) -> bool:
+def basic_index(index: Any, shape: tuple[int, ...]) -> tuple[list[Any], bool] | None:
+    """Returns an index as a part for each axis: an integer from 0 on, or a slice.
+
+    `None` among them makes a new axis.
+
+    Returns:
+      The parts, and whether there were dots. `None` if it is more than integers and slices.
+
+    Raises:
+      IndexError: If there is nothing at the index.
+    """
+    parts = [*index] if isinstance(index, tuple) else [index]
+    if not all(part is None or part is ... or _is_basic(part) for part in parts):
+        return None
+    axes = sum(map(_is_basic, parts))
+    if axes > len(shape) or parts.count(...) > 1:
+        raise IndexError(
+            f"too many indices for an array of {len(shape)} dimensions: {index!r:.100}"
+        )
+    has_dots = ... in parts
+    place = parts.index(...) if has_dots else len(parts)
+    parts[place : place + has_dots] = [slice(None)] * (len(shape) - axes)
+    axes_left = iter(enumerate(shape))
+    return [None if part is None else _on_axis(part, *next(axes_left)) for part in parts], has_dots
+
+
+def _on_axis(part: Any, axis: int, size: int) -> Any:
+    if isinstance(part, slice):
+        return part
+    if not -size <= part < size:
+        raise IndexError(f"index {part} is out of bounds for axis {axis} with size {size}")
+    return int(part) % size
+
+
+def _is_basic(part: Any) -> bool:
     """Tells whether a part of an index is an integer or a slice."""
     if isinstance(part, slice):
         return True

@@ -13,10 +13,10 @@ import numpy as np
 
 from treepack import _core, _leaves, _paths, _prng
 from treepack._content import Openable, Opened, opened
-from treepack._described import Unknown, check_unknown
+from treepack._described import Reading, Unknown, check_unknown
 from treepack._lazy import LazyArray
 from treepack._options import Progress, Strict
-from treepack._partial import How, Missing, OnCorrupt, Part, Unexpected, load_part
+from treepack._partial import Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
 from treepack._report import ABSENT
 from treepack._sharded.reading import Checkpoint, ShardedArray
@@ -71,13 +71,14 @@ class Tree(Mapping[str, Any]):
             return Tree(self._file, value, parts)
         _, kind, *_ = catalog.leaf(value)
         if kind[0] == "array":
-            return self._array(value, parts, kind[1], kind[2])
+            return self._array(value, parts, kind)
         if kind[0] == "prng_key" and self._file._shards is not None:
-            data = np.asarray(self._array(value, parts, "uint32", kind[2]))
-            return _prng.wrap(kind[1], data)
+            return _prng.wrap(kind[1], np.asarray(self._array(value, parts, kind)))
         return catalog.read(value, copy=None, threads=None)
 
-    def _array(self, value: int, parts: list[str], dtype: str, shape: tuple[int, ...]) -> LazyArray:
+    def _array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
+        """Returns an array, or the data of a PRNG key; `kind` is what `Catalog.leaf` tells."""
+        dtype, shape = kind[1] if kind[0] == "array" else "uint32", kind[2]
         path, shards = _paths.text(parts), self._file._shards
         found = None if shards is None else shards.array(self, value, path, dtype, shape)
         return LazyArray(self, value, path, dtype, shape) if found is None else found
@@ -163,7 +164,9 @@ class Tree(Mapping[str, Any]):
           [array([1., 1.]), array([0., 0.])] {'step': 7}
         """
         part = Part(select, rename, missing, unexpected, verify, on_corrupt, return_report)
-        how = How(strict, cast, arrays, device, sharding, copy, unknown, static, threads, progress)
+        how = Reading(
+            strict, cast, arrays, device, sharding, copy, unknown, static, threads, progress
+        )
         return load_part(self, target, part, how)
 
     def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:
@@ -297,7 +300,7 @@ class File(Tree):
             found = opened(source, mmap=mmap, salvage=salvage)
         except IsADirectoryError:
             self._shards = Checkpoint(source, functools.partial(File, mmap=mmap, salvage=salvage))
-            found = Opened(self._shards.content)
+            found = Opened(self._shards.manifest.content)
         self._opened: _core.Catalog | None = _core.Catalog.open(found.content, salvage=salvage)
         self._damage = found.damage
         super().__init__(self, 0, [])
@@ -332,8 +335,7 @@ class File(Tree):
             for path, value in leaves:
                 kind = catalog.leaf(value)[1]
                 if kind[0] in ("array", "prng_key"):
-                    dtype = kind[1] if kind[0] == "array" else "uint32"
-                    array = self._array(value, _paths.parts(path), dtype, kind[2])
+                    array = self._array(value, _paths.parts(path), kind)
                     if isinstance(array, ShardedArray):
                         arrays[value] = array
             found, damage = self._shards.verify(

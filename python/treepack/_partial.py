@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from treepack import _core, _paths
-from treepack._described import Unknown, check_unknown
+from treepack._described import Reading
 from treepack._lazy import LazyArray
 from treepack._libraries import jax as _jax
-from treepack._options import Progress, Strict, telling
+from treepack._options import telling
 from treepack._patterns import renamer, selector, unmatched
-from treepack._placement import Arrays, converter, leaves_of
+from treepack._placement import leaves_of
 from treepack._report import ABSENT, Partial
 from treepack._restore import restore_tree
 from treepack._sharded.reading import ShardedArray
@@ -67,43 +67,17 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class How:
-    """How leaves are loaded; see `load`."""
-
-    strict: Strict = True
-    cast: bool = False
-    arrays: Arrays = "saved"
-    device: Any = None
-    sharding: Any = None
-    copy: bool | None = None
-    unknown: Unknown = "error"
-    static: Any = None
-    threads: int | None = None
-    progress: Progress = None
-
-
-def load_part(tree: Tree, target: Any, part: Part, how: How) -> Any:
+def load_part(tree: Tree, target: Any, part: Part, how: Reading) -> Any:
     """Returns a part of a file, alone or in the place of leaves of a target."""
-    check_unknown(how.unknown)
+    how.check(target)
     if part.rename is not None and target is None:
         raise ValueError("rename is for a target, whose names are taken")
-    if how.cast and target is None:
-        raise ValueError("cast=True is for a target, whose dtypes are taken")
     found = _choose(tree, part, how)
     if found.typos and target is None:
         raise _nothing(found.typos)
     partial = Partial(found.is_wanted, part.missing == "target", part.unexpected == "error")
     partial.skipped.update(found.corrupt)
-    convert = converter(
-        how.arrays,
-        how.device,
-        how.sharding,
-        cast=how.cast,
-        threads=how.threads,
-        may_change=how.copy is not True and tree._file.may_change,
-        copy=how.copy,
-    )
+    convert = how.converter(may_change=tree._file.may_change, copy=how.copy)
     if convert is not None:
         convert = partial.watching(convert)
     if target is None:
@@ -150,7 +124,7 @@ class _Choice(NamedTuple):
     typos: list[str]
 
 
-def _choose(tree: Tree, part: Part, how: How) -> _Choice:
+def _choose(tree: Tree, part: Part, how: Reading) -> _Choice:
     catalog = tree._catalog()
     new_path, is_wanted = renamer(part.rename), selector(part.select)
     # Of leaves with one path the last counts, as in a dict.
@@ -189,7 +163,7 @@ def _below(on_devices: OnDevices, start: list[str], parts: Sequence[str]) -> boo
     return on_devices([*start, *parts])
 
 
-def _read(tree: Tree, wanted: bytes, how: How, on_devices: OnDevices = lambda _: True) -> Any:
+def _read(tree: Tree, wanted: bytes, how: Reading, on_devices: OnDevices = lambda _: True) -> Any:
     """Returns the state of a tree, with `ABSENT` for what is not wanted.
 
     Arrays that lie in several files and go to devices are not read yet: each device will read its
@@ -215,7 +189,7 @@ def _nothing(patterns: list[str]) -> ValueError:
     return ValueError(f"select matches nothing in the file: {', '.join(patterns)}")
 
 
-def _corrupt(tree: Tree, chosen: Mapping[str, int], part: Part, how: How) -> list[str]:
+def _corrupt(tree: Tree, chosen: Mapping[str, int], part: Part, how: Reading) -> list[str]:
     """Returns the paths of leaves that have another checksum.
 
     Raises:
@@ -241,7 +215,7 @@ def listed(paths: list[str], most: int = 10) -> str:
     return f"{', '.join(paths[:most])}{more} {verb}"
 
 
-def _assembled(tree: Tree, wanted: bytes, convert: Any, how: How) -> Any:
+def _assembled(tree: Tree, wanted: bytes, convert: Any, how: Reading) -> Any:
     """Returns what is wanted of a tree, with its structure as far as it is whole."""
     catalog = tree._catalog()
     if catalog.trailer is None:
@@ -291,7 +265,7 @@ def without_absent(state: Any) -> Any:
 
 
 def _renamed_state(
-    tree: Tree, renamed: Mapping[str, str], wanted: bytes, how: How, on_devices: OnDevices
+    tree: Tree, renamed: Mapping[str, str], wanted: bytes, how: Reading, on_devices: OnDevices
 ) -> Any:
     """Returns the state of a tree in which leaves have other paths."""
     catalog = tree._catalog()

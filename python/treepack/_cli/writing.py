@@ -12,6 +12,7 @@ from treepack import _convert, _dtypes
 from treepack._cli import output
 from treepack._cli.listing import FILE, PATH
 from treepack._content import open_content, size_of
+from treepack._described import Writing
 from treepack._open import File, Tree, open, size_text
 from treepack.errors import GzipError
 
@@ -124,9 +125,8 @@ def _write(
     else:
         compress = Path(target).suffix == ".gz" if gzip is None else gzip
         with output.bar("write") as progress:
-            _convert.write_msgpack(
-                state, target, compress=compress, level=level, align=align, progress=progress
-            )
+            how = Writing(compress, level, align, durable=True, threads=None)
+            _convert.write_msgpack(state, target, how, progress)
     output.line(f"{target}: {size_text(size_of(target))}", "green")
 
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from treepack import _core, _paths
-from treepack._content import read_all, size_of, url_of
-from treepack._lazy import LazyArray, is_basic
+from treepack._content import joined, read_all, size_of
+from treepack._deferred import rows_cast
+from treepack._lazy import LazyArray, basic_index
 from treepack._sharded.shards import MANIFEST, bounds, name_of
 from treepack.errors import CorruptionError, DecodeError
 
@@ -39,8 +40,7 @@ class Checkpoint:
     """The files of a sharded checkpoint, which are opened when they are needed.
 
     Attributes:
-      content: The encoding of the tree, with zeros in the place of arrays.
-      names: The names of the files with shards.
+      manifest: What the files are, and which of them has which shard.
     """
 
     def __init__(self, path: str | os.PathLike[str], open_file: Callable[[Any], File]):
@@ -49,25 +49,19 @@ class Checkpoint:
         self._open_file = open_file
         self._lock = threading.Lock()
         try:
-            data = read_all(self._place(MANIFEST))
+            data = read_all(joined(self._path, MANIFEST))
         except FileNotFoundError:
             raise DecodeError(
                 f"{os.fspath(path)!r} has no {MANIFEST}: it is no checkpoint, or one whose saving "
                 "has not come to its end"
             ) from None
         self._data = data
-        self._manifest = _core.Manifest.decode(data)
-        self.content = self._manifest.content
-        self._expected = self._manifest.files
-        self.names = [name for name, _, _ in self._expected]
-        for name in self.names:
+        self.manifest = _core.Manifest.decode(data)
+        self._expected = self.manifest.files
+        for name, _, _ in self._expected:
             if name in ("", ".", "..") or os.path.basename(name) != name:  # noqa: PTH119
                 raise DecodeError(f"the manifest is damaged: {name!r} is no file beside it")
-        self._files: list[File | None] = [None] * len(self.names)
-
-    def _place(self, name: str) -> str:
-        path = os.fspath(self._path)
-        return os.path.join(path, name) if url_of(path) is None else f"{path.rstrip('/')}/{name}"  # noqa: PTH118
+        self._files: list[File | None] = [None] * len(self._expected)
 
     def file(self, number: int) -> File:
         """Returns a file, if it is the one that the manifest means.
@@ -82,13 +76,13 @@ class Checkpoint:
         return found
 
     def _checked(self, name: str, nbytes: int, record: int) -> File:
-        place = self._place(name)
+        place = joined(self._path, name)
         try:
             if size_of(place) != nbytes:
                 raise CorruptionError(f"{place} has {size_of(place)} bytes, and had {nbytes}")
             file = self._open_file(place)
         except FileNotFoundError:
-            if read_all(self._place(MANIFEST)) != self._data:
+            if read_all(joined(self._path, MANIFEST)) != self._data:
                 raise ReplacedError(
                     f"{os.fspath(self._path)!r} has been saved again meanwhile: open it again"
                 ) from None
@@ -110,18 +104,10 @@ class Checkpoint:
     def array(self, tree: Tree, value: int, path: str, dtype: str, shape: Any) -> Any:
         """Returns the array at a value; `None` if its bytes are in the manifest itself."""
         _, _, start, stop, _ = tree._catalog().leaf(value)
-        array = self._manifest.array_in(start, stop)
+        array = self.manifest.array_in(start, stop)
         if array is None:
             return None
         return ShardedArray(tree, value, path, dtype, shape, self, array)
-
-    def grid(self, array: int) -> tuple[list[int], bool]:
-        """Returns how many shards an array has in each dimension, and whether it is of the host."""
-        return self._manifest.grid(array)
-
-    def file_of(self, array: int, shard: int) -> int:
-        """Returns the number of the file of a shard."""
-        return self._manifest.file_of(array, shard)
 
     def verify(
         self, arrays: dict[int, Any], *, threads: int | None, progress: Callable[[int, int], object]
@@ -149,7 +135,8 @@ class Checkpoint:
             else:
                 tell = functools.partial(_told, progress, done, total)
                 found, wrong = file._verified(threads=threads, progress=tell)
-                statuses.append(dict(_by_path(file, found)))
+                leaves = file._catalog().leaves(0)
+                statuses.append({path: found[value] for path, value in leaves})
                 damage.extend([] if wrong is None else [f"{file._name}: {wrong}"])
             done += nbytes
         worst = {
@@ -171,11 +158,6 @@ def _told(
     progress(before + done, total)
 
 
-def _by_path(file: File, statuses: dict[int, Status]) -> Iterator[tuple[str, Status]]:
-    for path, value in file._catalog().leaves(0):
-        yield path, statuses[value]
-
-
 class ShardedArray(LazyArray):
     """An array whose shards are in several files, each read when it is needed."""
 
@@ -190,7 +172,7 @@ class ShardedArray(LazyArray):
         number: int,
     ):
         super().__init__(tree, value, path, dtype, shape)
-        counts, self.is_host = checkpoint.grid(number)
+        counts, self.is_host = checkpoint.manifest.grid(number)
         sizes = [1] * len(shape) if self.is_host else counts
         if len(sizes) != len(shape) or any(
             size % count for size, count in zip(shape, sizes, strict=True)
@@ -227,13 +209,12 @@ class ShardedArray(LazyArray):
         if 0 in shape:
             return np.empty(shape, self.dtype)
         parts = list(self._parts(spans))
-        if len(parts) == 1:
-            found = _elements(self._shard(parts[0].cell), parts[0].local)
-            return found if found.dtype == self.dtype else _cast(found, self.dtype)
+        if len(parts) == 1 and self.dtype == self._stored:
+            return _elements(self._shard(parts[0].cell), parts[0].local)
         made = aligned(shape, self.dtype)
         for part in parts:
-            with np.errstate(over="ignore"):
-                found = _elements(self._shard(part.cell), part.local)
+            found = _elements(self._shard(part.cell), part.local)
+            with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
                 np.copyto(made[part.target], found, casting="unsafe")
         return made
 
@@ -271,7 +252,7 @@ class ShardedArray(LazyArray):
     def shards(self) -> Iterator[tuple[int, str]]:
         """Yields for each shard the number of its file, and its path there."""
         for cell in range(math.prod(self._counts)):
-            file = self._checkpoint.file_of(self._number, cell)
+            file = self._checkpoint.manifest.file_of(self._number, cell)
             yield file, self._path_of(bounds(cell, self.shape, self._counts))
 
     def _path_of(self, index: tuple[slice, ...]) -> str:
@@ -288,7 +269,8 @@ class ShardedArray(LazyArray):
         return found
 
     def _find(self, cell: int) -> LazyArray:
-        file = self._checkpoint.file(self._checkpoint.file_of(self._number, cell))
+        number = self._checkpoint.manifest.file_of(self._number, cell)
+        file = self._checkpoint.file(number)
         index = bounds(cell, self.shape, self._counts)
         keys = self._keys_of(index)
         value = file._catalog().find(keys, 0)
@@ -323,14 +305,7 @@ class ShardedArray(LazyArray):
         return boxes[0] if len(boxes) == 1 else np.concatenate([np.empty(0, self.dtype), *boxes])
 
     def _deferred(self) -> tuple[_core.Content, list[tuple[int, int]]]:
-        itemsize = self.dtype.itemsize
-
-        def read(offset: int, length: int) -> bytes:
-            first, last = offset // itemsize, -(-(offset + length) // itemsize)
-            found = self.flat_range(first, last).tobytes()
-            return found[offset - first * itemsize :][:length]
-
-        return _core.Content.elsewhere(read, self.nbytes), [(0, self.nbytes)]
+        return rows_cast(self, self.dtype)._deferred()
 
 
 class _Part(NamedTuple):
@@ -390,13 +365,6 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    made = aligned(array.shape, dtype)
-    with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
-        np.copyto(made, array, casting="unsafe")
-    return made
-
-
 def _boxes(start: int, stop: int, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
     """Yields boxes that are a range of the elements of an array, one after the other."""
     if start >= stop:
@@ -430,17 +398,10 @@ def _plan(index: Any, shape: tuple[int, ...]) -> tuple[list[slice], tuple[Any, .
     Raises:
       IndexError: If there is nothing at the index.
     """
-    parts = [*index] if isinstance(index, tuple) else [index]
-    if not all(part is None or part is ... or is_basic(part) for part in parts):
+    basic = basic_index(index, shape)
+    if basic is None:
         return None
-    axes = sum(map(is_basic, parts))
-    if axes > len(shape) or parts.count(...) > 1:
-        raise IndexError(
-            f"too many indices for an array of {len(shape)} dimensions: {index!r:.100}"
-        )
-    place = parts.index(...) if ... in parts else len(parts)
-    keeps_array = ... in parts
-    parts[place : place + keeps_array] = [slice(None)] * (len(shape) - axes)
+    parts, keeps_array = basic
     box: list[slice] = []
     rest: list[Any] = []
     for part in parts:
@@ -454,11 +415,6 @@ def _plan(index: Any, shape: tuple[int, ...]) -> tuple[list[slice], tuple[Any, .
             box.append(slice(first, last + 1))
             rest.append(slice(None, None, span.step))
         else:
-            if not -shape[axis] <= part < shape[axis]:
-                raise IndexError(
-                    f"index {part} is out of bounds for axis {axis} with size {shape[axis]}"
-                )
-            at = part % shape[axis]
-            box.append(slice(at, at + 1))
+            box.append(slice(part, part + 1))
             rest.append(0)
     return box, (*rest, ...) if keeps_array else tuple(rest)

@@ -73,7 +73,7 @@ def _plan(arrays: tuple[tuple[tuple[int, ...], int, Any, bool], ...]) -> Plan:
             continue
         counts, holders = _split(sharding, shape)
         holders = ((0,),) * len(holders) if is_local else holders
-        splits.append(Split(counts, holders, nbytes // max(1, len(holders)), False))
+        splits.append(Split(counts, holders, nbytes // len(holders), False))
     found = writers(splits)
     processes = sorted({process for files in found for process in files})
     numbers = {process: number for number, process in enumerate(processes)}
@@ -91,8 +91,6 @@ def _split(
     found: dict[tuple[int, ...], set[int]] = defaultdict(set)
     for device, index in sharding.devices_indices_map(shape).items():
         found[start_of(index)].add(device.process_index)
-    if 0 in shape:
-        return (1,) * len(shape), (tuple(sorted(set().union(*found.values()))),)
     part = sharding.shard_shape(shape)
     counts = tuple(size // step for size, step in zip(shape, part, strict=True))
     cells = {cell_of(start, shape, counts): holders for start, holders in found.items()}
@@ -111,7 +109,7 @@ def cell_of(start: Sequence[int], shape: Sequence[int], counts: Sequence[int]) -
     """Returns the number of the shard that begins at an index."""
     cell = 0
     for first, size, count in zip(start, shape, counts, strict=True):
-        cell = cell * count + (first * count // size if size else 0)
+        cell = cell * count + first * count // size
     return cell
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from treepack import _core, _paths, _remote
-from treepack._content import check_level, local, opened, read_all, size_of, url_of
+from treepack._content import check_level, joined, local, opened, read_all, size_of, url_of, write
 from treepack._described import Writing, described_layout, present
 from treepack._libraries import imported
 from treepack._libraries import jax as _jax
@@ -272,31 +272,26 @@ class Directory:
     """Where a checkpoint is written: here, or elsewhere by URL."""
 
     def __init__(self, path: str | os.PathLike[str]):
-        url = url_of(path)
-        self._url = None if url is None else url.rstrip("/")
-        self._path = Path(local(path)) if url is None else Path()
+        self._url = url_of(path)
+        self._path = local(path)
 
     def __str__(self) -> str:
-        return self._url or str(self._path)
+        return os.fspath(self._path)
 
-    def file(self, name: str) -> str | Path:
+    def file(self, name: str) -> str:
         """Returns the path or URL of a file in it."""
-        return self._path / name if self._url is None else f"{self._url}/{name}"
+        return joined(self._path, name)
 
     def make(self) -> None:
         """Makes the directory where it is missing."""
-        if self._url is None and not self._path.is_dir():
-            self._path.mkdir(parents=True)
-            sync_directory(self._path.parent)
+        path = Path(self._path)
+        if self._url is None and not path.is_dir():
+            path.mkdir(parents=True)
+            sync_directory(path.parent)
 
     def write(self, name: str, data: bytes, *, durable: bool) -> None:
         """Writes a file whole or not at all."""
-        if self._url is None:
-            _core.write_file(self._path / name, data, durable=durable)
-        else:
-            _remote.write(
-                f"{self._url}/{name}", lambda path: _core.write_file(path, data, durable=False)
-            )
+        write(self.file(name), lambda path: _core.write_file(path, data, durable=durable))
 
     def look(self, name: str) -> Found:
         """Returns what the end of a file with shards tells.
@@ -324,7 +319,7 @@ class Directory:
     def _used(self) -> set[str] | None:
         """Returns the files of the checkpoint that is there; `None` if that cannot be known."""
         try:
-            data = bytes(read_all(self.file(MANIFEST)))
+            data = read_all(self.file(MANIFEST))
         except FileNotFoundError:
             return set()
         try:
@@ -342,5 +337,5 @@ class Directory:
         if self._url is not None:
             fs, path = _remote.file_system(self._url)
             fs.rm_file(f"{path}/{name}")
-        elif not name.startswith(".") or not is_locked(self._path / name):
-            (self._path / name).unlink(missing_ok=True)
+        elif not name.startswith(".") or not is_locked(Path(self.file(name))):
+            Path(self.file(name)).unlink(missing_ok=True)

@@ -68,14 +68,14 @@ impl<'py> Walk<'py> {
         let py = self.py;
         let header = self.dtypes[dtype].header(code, parts.shape());
         let memory = parts.memory();
-        if memory.len() <= INLINE_MAX_BYTES && !self.is_hollow(memory.len()) {
-            let put =
-                |out: &mut LayoutBuilder<Leaf>, range| memory.slice(range).append_to(out.headers());
-            return Ok(self.out.array(&header, kind, put)?);
-        }
         if self.is_hollow(memory.len()) {
             let header = (header.code, parts.shape().to_vec());
             return self.hole(array.as_any(), dtype, header, kind);
+        }
+        if memory.len() <= INLINE_MAX_BYTES {
+            let put =
+                |out: &mut LayoutBuilder<Leaf>, range| memory.slice(range).append_to(out.headers());
+            return Ok(self.out.array(&header, kind, put)?);
         }
         let memory = Borrowed::array(array);
         let leaf = if kind == Kind::Jax {

@@ -68,6 +68,14 @@ impl Leaf {
     pub fn needs_python(&self) -> bool {
         matches!(self, Self::Device(_) | Self::Source(_))
     }
+
+    /// Its memory, if that may change while it is borrowed.
+    pub fn changing(&self) -> Option<RawBytes<'_>> {
+        match self {
+            Self::Memory(memory) if memory.as_stable().is_none() => Some(memory.as_raw()),
+            _ => None,
+        }
+    }
 }
 
 impl Payload for Leaf {

@@ -10,7 +10,7 @@ use super::payload::Leaf;
 use crate::layout::Layout;
 use crate::mapping::Pages;
 use crate::parallel;
-use crate::raw::{AsRaw, RawBytes};
+use crate::raw::RawBytes;
 use crate::watch::Watch;
 
 /// Copies all memory that may change, and fetches all arrays that are elsewhere.
@@ -18,11 +18,8 @@ use crate::watch::Watch;
 /// Memory of jax is only held: while it is, jax gives it to nobody else, not even if the array is
 /// donated. Arrays of open files stay in their files.
 pub fn snapshot(py: Python<'_>, layout: &mut Layout<Leaf>) -> PyResult<()> {
-    let may_change = |leaf: &Leaf| match leaf {
-        Leaf::Memory(memory) if memory.as_stable().is_none() => memory.as_raw().len(),
-        _ => 0,
-    };
-    let nbytes = layout.payloads().map(may_change).sum();
+    let changing = layout.payloads().filter_map(Leaf::changing);
+    let nbytes = changing.map(RawBytes::len).sum();
     let watcher = Watcher::signals();
     let copied = copied(py, layout, nbytes, &watcher);
     copied.map_err(|error| watcher.explain(error, PyErr::from))?;
@@ -48,19 +45,14 @@ fn copied(
     let mut pages = Pages::with_room(nbytes)?;
     pages.fill(nbytes, |mut rest| {
         let mut blocks = Vec::new();
-        for leaf in layout.payloads() {
-            if let Leaf::Memory(memory) = leaf
-                && memory.as_stable().is_none()
-            {
-                let (target, later) = rest.split_at_mut(memory.as_raw().len());
-                let parts = target.chunks_mut(parallel::BLOCK).enumerate();
-                blocks.extend(parts.map(|(number, part)| {
-                    let start = number * parallel::BLOCK;
-                    let memory = memory.as_raw().slice(start..start + part.len());
-                    (memory, part)
-                }));
-                rest = later;
-            }
+        for memory in layout.payloads().filter_map(Leaf::changing) {
+            let (target, later) = rest.split_at_mut(memory.len());
+            let parts = target.chunks_mut(parallel::BLOCK).enumerate();
+            blocks.extend(parts.map(|(number, part)| {
+                let start = number * parallel::BLOCK;
+                (memory.slice(start..start + part.len()), part)
+            }));
+            rest = later;
         }
         let threads = parallel::threads(None, nbytes, parallel::MIN_COPY_BYTES)?;
         detached(py, nbytes, false, || {
@@ -74,12 +66,9 @@ fn copied(
     let pages = Arc::new(pages);
     let mut start = 0;
     for leaf in layout.payloads_mut() {
-        if let Leaf::Memory(memory) = leaf
-            && memory.as_stable().is_none()
-        {
-            let range = start..start + memory.as_raw().len();
-            start = range.end;
-            *leaf = Leaf::Copied(pages.clone(), range);
+        if let Some(len) = leaf.changing().map(RawBytes::len) {
+            *leaf = Leaf::Copied(pages.clone(), start..start + len);
+            start += len;
         }
     }
     Ok(())
