@@ -6,7 +6,6 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use memmap2::{Mmap, MmapMut};
 
@@ -163,8 +162,6 @@ pub struct Mapping {
     /// The same file, opened once more: what is said of its reads must not hold for others.
     headers: File,
     pages: Mmap,
-    /// Whether pages are read one by one.
-    is_random: AtomicBool,
 }
 
 impl Mapping {
@@ -184,29 +181,28 @@ impl Mapping {
             file,
             headers,
             pages,
-            is_random: AtomicBool::new(false),
         })
     }
 
-    /// Begins to read ranges of the file. Nothing is read ahead any more from then on, wherever
-    /// pages are used: who says what is needed needs nothing around it.
-    pub fn prefetch(&self, ranges: impl IntoIterator<Item = Range<usize>>) {
+    /// Begins to read ranges of the file.
+    pub fn prefetch(&self, ranges: Vec<Range<usize>>) {
         #[cfg(target_os = "linux")]
-        {
-            // Advice that is refused has no effect.
-            if !self.is_random.swap(true, Ordering::Relaxed) {
-                let _ = self.pages.advise(memmap2::Advice::Random);
-            }
-            for range in ranges {
-                let len = std::num::NonZero::new(range.len() as u64);
-                if len.is_some() {
-                    let advice = rustix::fs::Advice::WillNeed;
-                    let _ = rustix::fs::fadvise(&self.file, range.start as u64, len, advice);
-                }
+        for range in ranges {
+            let len = std::num::NonZero::new(range.len() as u64);
+            if len.is_some() {
+                let advice = rustix::fs::Advice::WillNeed;
+                // Advice that is refused has no effect.
+                let _ = rustix::fs::fadvise(&self.file, range.start as u64, len, advice);
             }
         }
         #[cfg(not(target_os = "linux"))]
-        let _ = ranges;
+        drop(ranges);
+    }
+
+    /// Lets pages be read one by one when they are used, and nothing around them.
+    pub fn expect_random(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = self.pages.advise(memmap2::Advice::Random);
     }
 
     /// Takes pages that have been read off this process's account until they are read again.

@@ -89,6 +89,43 @@ impl Source for Vec<u8> {
     }
 }
 
+/// Parts of a source, one after the other.
+pub struct Parts<'a> {
+    /// What they are parts of.
+    pub source: &'a dyn Source,
+    /// Where they are in it.
+    pub parts: &'a [Range<usize>],
+}
+
+impl Source for Parts<'_> {
+    fn len(&self) -> usize {
+        self.parts.iter().map(Range::len).sum()
+    }
+
+    fn read_at(&self, offset: usize, mut target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        let mut skipped = offset;
+        for part in self.parts {
+            let from = skipped.min(part.len());
+            skipped -= from;
+            let len = (part.len() - from).min(target.len());
+            let (now, later) = target.split_at_mut(len);
+            if len > 0 {
+                self.source.read_at(part.start + from, now)?;
+            }
+            target = later;
+        }
+        assert!(target.is_empty(), "there are as many bytes");
+        Ok(())
+    }
+
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        match self.parts {
+            [part] => Some(self.source.memory()?.slice(part.clone())),
+            _ => None,
+        }
+    }
+}
+
 /// Appends a range of a source to `out`.
 pub fn read_to(source: &dyn Source, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
     append_with(out, range.len(), |target| {

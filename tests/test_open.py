@@ -563,4 +563,28 @@ def test_a_mapping_and_an_array_like_others() -> None:
     with pytest.raises(TypeError, match="0-d"):
         list(file["a"])
     assert bool(file["a"])
-    assert file["b"][::500].base is None
+    assert file["b"][::500].base.nbytes == 2 * 8  # and not what is between
+
+
+def test_a_box_is_read_to_where_it_belongs() -> None:
+    array = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
+    catalog = treepack.open(treepack.dumps(array))._catalog()
+    made = np.zeros((2, 9), np.int16)
+    catalog.read_box(0, [(0, 2, 2), (3, 1, 1), (1, 2, 3)], made, 2, [18, 18, 4])
+    expected = np.zeros((2, 9), np.int16)
+    expected[:, 1:4:2] = array[::2, 3, 1::3]
+    np.testing.assert_array_equal(made, expected)
+    box = [(0, 3, 1), (0, 4, 1), (0, 5, 1)]
+    whole = np.empty_like(array)
+    catalog.read_box(0, box, whole, 0, whole.strides)
+    np.testing.assert_array_equal(whole, array)
+    for bounds in ([*box[:2], (1, 5, 1)], [*box[:2], (0, 3, 2**63)], box[:2]):
+        with pytest.raises(IndexError, match="no such box"):
+            catalog.read_box(0, bounds, whole, 0, whole.strides)
+    with pytest.raises(IndexError, match="no such box"):  # one place twice
+        catalog.read_box(0, box, whole, 0, (40, 8, 2))
+    for at in (1, 2**64 - 1):
+        with pytest.raises(IndexError, match="too small"):
+            catalog.read_box(0, box, whole, at, whole.strides)
+    with pytest.raises(BufferError):
+        catalog.read_box(0, box, np.asarray(treepack.loads(treepack.dumps(array))), 0, (40, 10, 2))

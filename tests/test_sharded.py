@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import pickle
@@ -10,6 +11,7 @@ import random
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -269,28 +271,42 @@ def test_a_range_is_boxes(shape: list[int], ends: tuple[int, int]) -> None:
     np.testing.assert_array_equal(np.concatenate([[], *boxes]), np.arange(start, stop))
 
 
-@given(
-    shape=st.lists(st.integers(1, 6), min_size=1, max_size=4),
-    near=st.sampled_from([0, 16, 1000]),
-    data=st.data(),
-)
-def test_what_is_read_of_a_box_is_what_it_has(
-    shape: list[int], near: int, data: st.DataObject
-) -> None:
-    ends = [data.draw(st.tuples(st.integers(0, n - 1), st.integers(1, n))) for n in shape]
-    box = [slice(min(a, b - 1), max(a + 1, b)) for a, b in ends]
-    array = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
-    before, reading._NEAR_BYTES = reading._NEAR_BYTES, near
-    try:
-        ranges = reading._ranges(box, shape, 4)
-    finally:
-        reading._NEAR_BYTES = before
-    read = [byte // 4 for start, stop in ranges for byte in range(start, stop, 4)]
-    wanted = array[tuple(box)].reshape(-1).tolist()
-    assert set(read) >= set(wanted)
-    assert len(read) == len(set(read))
-    if near == 0:
-        assert read == wanted
+class Opened:
+    """A file that notes what is expected to be used of it."""
+
+    def __init__(self, nbytes: int):
+        self.nbytes = nbytes
+        self.expected: list[Any] | None = None
+
+    def _catalog(self) -> Opened:
+        return self
+
+    def prefetch_only(self, boxes: list[Any]) -> None:
+        self.expected = boxes
+
+
+def part_of(file: Opened, value: int, start: int, stop: int) -> Any:
+    """Returns a part of a shard of 100 bytes."""
+    tree = SimpleNamespace(_file=file)
+    shard = SimpleNamespace(_tree=tree, _value=value, dtype=np.dtype(np.uint8))
+    return reading._Part(shard, [range(start, stop)], [slice(0, stop - start)])  # type: ignore[arg-type]
+
+
+def test_little_is_read_around_what_is_used_of_a_file() -> None:
+    """Where nearly all of a file is needed, the system reads ahead."""
+    whole, half, copied = Opened(200), Opened(200), Opened(200)
+    box = functools.partial(reading.Box, (100,), np.dtype(np.uint8))
+    boxes = [
+        box([part_of(whole, 1, 0, 95)], in_place=True),
+        box([part_of(whole, 2, 0, 95)], in_place=False),
+        box([part_of(half, 1, 0, 100)], in_place=True),
+        box([part_of(half, 2, 0, 70), part_of(copied, 1, 0, 30)], in_place=True),
+    ]
+    assert [box.is_in_place for box in boxes] == [True, False, True, False]
+    reading.expect(boxes)
+    assert whole.expected is None
+    assert half.expected == [(1, [(0, 100, 1)])]
+    assert copied.expected is None  # which is read, not used in place
 
 
 def test_shards_are_used_in_place(saved: Path) -> None:

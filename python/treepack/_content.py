@@ -223,7 +223,10 @@ def _local_content(
 ) -> _core.Content:
     """Returns what is in a local file: mapped, or read."""
     path = local(path)
-    found = Path(path).stat()
+    try:
+        found = Path(path).stat()
+    except ValueError:  # no file can have such a name, as the core tells
+        return _core.Content.read(path, progress=tell)
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0:  # not so in /proc

@@ -1,6 +1,6 @@
 """The native core: the walk over a tree, the encoding, and what it is poured into."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, final
 
@@ -237,6 +237,8 @@ class Manifest:
     def file_of(self, array: int, shard: int) -> int:
         """Returns the number of the file of a shard; the last dimension varies fastest."""
 
+BoxBounds = Sequence[tuple[int, int, int]]
+
 @final
 class Catalog:
     """What is in encoded data: containers and leaves. They have numbers, the root has 0."""
@@ -311,13 +313,37 @@ class Catalog:
           absent: What takes the place of those that are not.
         """
 
-    def read_bytes(self, value: int, ranges: list[tuple[int, int]]) -> np.ndarray:
-        """Reads ranges of the bytes of an array's elements, one after the other, as `uint8`."""
+    def read_bytes(self, value: int, start: int, stop: int) -> np.ndarray:
+        """Reads a range of the bytes of an array into a fresh array of bytes.
 
-    def prefetch(self, value: int, ranges: list[tuple[int, int]]) -> None:
-        """Begins to read ranges of the bytes of an array's elements, where that can be said.
+        Raises:
+          IndexError: If the array has fewer.
+        """
 
-        Nothing else of the file is read ahead any more, wherever its pages are used.
+    def read_box(
+        self, value: int, bounds: BoxBounds, target: np.ndarray, at: int, strides: Sequence[int]
+    ) -> None:
+        """Reads a box of an array to memory.
+
+        Args:
+          value: An array.
+          bounds: For each dimension, where the box begins, how many indices it has, and how far
+            apart they are.
+          target: An array in C order that can be written.
+          at: After how many of its bytes the first element of the box goes.
+          strides: For each dimension, how many bytes further on the next element goes.
+
+        Raises:
+          IndexError: If there is no such box in the array, or no room for it in memory.
+        """
+
+    def prefetch(self, value: int, bounds: BoxBounds) -> None:
+        """Begins to read a box of an array, if the data are a mapped file."""
+
+    def prefetch_only(self, boxes: Sequence[tuple[int, BoxBounds]]) -> None:
+        """Begins to read boxes of arrays, by their values, in another thread.
+
+        What is around them is not read ahead any more from then on.
         """
 
     def pieces(self, value: int) -> tuple[Content, list[tuple[int, int]]]:

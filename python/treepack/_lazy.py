@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from treepack.errors import DecodeError
 
 if TYPE_CHECKING:
     from treepack._open import Tree
-
-# Rows that lie further apart are read one by one.
-_FAR_BYTES = 64 << 10
 
 
 class LazyArray(Deferred):
@@ -75,47 +71,40 @@ class LazyArray(Deferred):
         found: np.ndarray = np.asarray(self)[tuple(index)]
         return found
 
-    def prefetch(self, index: Sequence[slice]) -> None:
-        """Begins to read a box, where that makes a difference."""
-
     def __getitem__(self, index: Any) -> Any:
         """Returns what NumPy returns for an index, as an array of its own.
 
-        Integers and slices read no rows that they do not need; other indices read all.
+        Integers and slices read nothing that they do not need, apart from what is near it; other
+        indices read all.
         """
-        plan = _plan(index, self.shape)
+        plan = box_of(index, self.shape)
         if plan is None:
             return np.array(self)[index]
-        rows = plan.rows
-        is_far = abs(rows.step) * plan.row_size * self.dtype.itemsize >= _FAR_BYTES
-        if len(rows) > 1 < abs(rows.step) and is_far:
-            data = self._read(plan, [range(row, row + 1) for row in rows])
-        elif rows:
-            first, last = min(rows[0], rows[-1]), max(rows[0], rows[-1])
-            data = self._read(plan, [range(first, last + 1)])[:: rows.step]
-        else:
-            data = self._read(plan, [])
-        found = data[plan.rest]
-        # A few elements do not keep all that was read.
-        if isinstance(found, np.ndarray) and found.size * found.itemsize < data_bytes(data):
-            return np.array(found)
-        return found
+        box, rest = plan
+        made = np.empty(tuple(map(len, box)), self.dtype)
+        self.read_box(box, made)
+        return made[rest]
 
-    def _read(self, plan: _Plan, runs: list[range]) -> np.ndarray:
-        """Returns runs of rows, one after the other."""
-        start, width = plan.offset, plan.row_size
-        ranges = [(start + run.start * width, start + run.stop * width) for run in runs]
-        return self._ranges(ranges).reshape(sum(map(len, runs)), *plan.row_shape)
+    def read_box(self, box: Sequence[range], target: np.ndarray) -> None:
+        """Reads the elements of a box.
+
+        Args:
+          box: The indices of each dimension.
+          target: Where to; an array of the same dtype in C order, or a part of one.
+        """
+        if target.size == 0:
+            return
+        whole = target if target.base is None else target.base
+        at = _address(target) - _address(whole)
+        memory = whole.reshape(-1).view(np.uint8)
+        catalog = self._tree._catalog()
+        catalog.read_box(self._value, bounds_of(box), memory, at, target.strides)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Returns a range of its elements in C order, which is all that is read."""
-        return self._ranges([(start, stop)])
-
-    def _ranges(self, ranges: list[tuple[int, int]]) -> np.ndarray:
-        """Returns ranges of its elements, one after the other."""
         itemsize = self.dtype.itemsize
-        in_bytes = [(start * itemsize, stop * itemsize) for start, stop in ranges]
-        return self._tree._catalog().read_bytes(self._value, in_bytes).view(self.dtype)
+        read = self._tree._catalog().read_bytes
+        return read(self._value, start * itemsize, stop * itemsize).view(self.dtype)
 
     def _deferred(self) -> tuple[_core.Content, list[tuple[int, int]]]:
         return self._tree._catalog().pieces(self._value)
@@ -127,68 +116,20 @@ class LazyArray(Deferred):
         return operator.getitem, (self._tree._file, self.path)
 
 
-def data_bytes(array: np.ndarray) -> int:
-    """Returns how many bytes an array keeps in memory."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array.nbytes
+def _address(array: np.ndarray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
-class _Plan(NamedTuple):
-    """What an index needs: rows along one axis, after integers for all axes before it.
-
-    Attributes:
-      offset: How many elements lie before the first of these rows.
-      rows: Which rows.
-      row_shape: The shape of a row.
-      rest: The index of the rows that were read.
-    """
-
-    offset: int
-    rows: range
-    row_shape: tuple[int, ...]
-    rest: tuple[Any, ...]
-
-    @property
-    def row_size(self) -> int:
-        """How many elements a row has."""
-        return math.prod(self.row_shape)
+def bounds_of(box: Iterable[range]) -> list[tuple[int, int, int]]:
+    """Returns the indices of each dimension of a box as the core takes them."""
+    return [(indices.start, len(indices), indices.step) for indices in box]
 
 
-def _plan(index: Any, shape: tuple[int, ...]) -> _Plan | None:
-    """Returns what to read for an index; `None` if it is more than integers and slices.
+def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:
+    """Returns the box that an index needs, and the index of what is wanted in it.
 
-    Raises:
-      IndexError: If there is nothing at the index.
-    """
-    basic = basic_index(index, shape)
-    if basic is None:
-        return None
-    parts, keeps_array = basic
-    axis, offset, new_axes = 0, 0, 0
-    for place, part in enumerate(parts):
-        size = math.prod(shape[axis + 1 :])
-        if part is None:
-            new_axes += 1
-        elif isinstance(part, slice):
-            rows = range(*part.indices(shape[axis]))
-            rest = (*[None] * new_axes, slice(None), *parts[place + 1 :])
-            return _Plan(offset, rows, shape[axis + 1 :], rest)
-        else:
-            offset += part * size
-            axis += 1
-    # One element: a scalar, unless the index asks for an array.
-    rest = (0, *[None] * new_axes, *([...] if keeps_array else []))
-    return _Plan(offset, range(1), (), rest)
-
-
-def basic_index(index: Any, shape: tuple[int, ...]) -> tuple[list[Any], bool] | None:
-    """Returns an index as a part for each axis: an integer from 0 on, or a slice.
-
-    `None` among them makes a new axis.
-
-    Returns:
-      The parts, and whether there were dots. `None` if it is more than integers and slices.
+    `None` if it is more than integers and slices.
 
     Raises:
       IndexError: If there is nothing at the index.
@@ -204,16 +145,25 @@ def basic_index(index: Any, shape: tuple[int, ...]) -> tuple[list[Any], bool] | 
     has_dots = ... in parts
     place = parts.index(...) if has_dots else len(parts)
     parts[place : place + has_dots] = [slice(None)] * (len(shape) - axes)
-    axes_left = iter(enumerate(shape))
-    return [None if part is None else _on_axis(part, *next(axes_left)) for part in parts], has_dots
-
-
-def _on_axis(part: Any, axis: int, size: int) -> Any:
-    if isinstance(part, slice):
-        return part
-    if not -size <= part < size:
-        raise IndexError(f"index {part} is out of bounds for axis {axis} with size {size}")
-    return int(part) % size
+    box: list[range] = []
+    rest: list[Any] = []
+    for part in parts:
+        if part is None:
+            rest.append(None)  # a new axis
+            continue
+        size = shape[len(box)]
+        if isinstance(part, slice):
+            indices = range(*part.indices(size))
+            box.append(indices if indices.step > 0 else indices[::-1])
+            rest.append(slice(None, None, 1 if indices.step > 0 else -1))
+        elif -size <= part < size:
+            at = int(part) % size
+            box.append(range(at, at + 1))
+            rest.append(0)
+        else:
+            raise IndexError(f"index {part} is out of bounds for axis {len(box)} with size {size}")
+    # Without dots, what has no dimensions becomes a scalar.
+    return box, (*rest, ...) if has_dots else tuple(rest)
 
 
 def _is_basic(part: Any) -> bool:

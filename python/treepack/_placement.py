@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from treepack._compare import signature
 from treepack._lazy import LazyArray
 from treepack._libraries import jax as _jax
 from treepack._nodes import kind_of
-from treepack._sharded.reading import ShardedArray
+from treepack._sharded.reading import Box, ShardedArray, expect, reading
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def converter(
       sharding: How to put them: a sharding, a pytree of shardings whose leaves stand for all
         below them, or a callable that takes a path and a `jax.ShapeDtypeStruct`.
       cast: Whether floats become those of the template.
-      threads: How many threads cast, at most.
+      threads: How many threads read and cast, at most.
       may_change: Whether arrays that are found lie in memory that others may change.
       copy: What is asked of arrays that are read at last, and do not go to devices.
 
@@ -73,7 +73,7 @@ def converter(
         found = _cast(leaves, threads) if cast else [found for _, _, found in leaves]
         if not placed:
             return found
-        made = _place(leaves, found, _where(device, sharding), may_change)
+        made = _place(leaves, found, _where(device, sharding), may_change, threads)
         return [it.__array__(copy=copy) if isinstance(it, LazyArray) else it for it in made]
 
     return convert
@@ -167,7 +167,23 @@ def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
         yield from leaves_of(child, (*path, name))
 
 
-def _place(leaves: Leaves, found: list[Any], where: Where | None, may_change: bool) -> list[Any]:
+class _Item(NamedTuple):
+    """An array that is to be put on devices.
+
+    Attributes:
+      path: Its path.
+      array: The array.
+      boxes: What devices of this process need of it, by `_key`, if it lies in several files.
+    """
+
+    path: str
+    array: Any
+    boxes: dict[Any, Box]
+
+
+def _place(
+    leaves: Leaves, found: list[Any], where: Where | None, may_change: bool, threads: int | None
+) -> list[Any]:
     """Returns arrays of jax in place of those that are to be some."""
     results = list(found)
     groups: dict[Any, list[int]] = {}
@@ -177,22 +193,15 @@ def _place(leaves: Leaves, found: list[Any], where: Where | None, may_change: bo
         elif not (_jax.is_abstract(target) and _is_array(array) and _can_be(target, array)):
             continue
         groups.setdefault(_place_of(path, target, array, where), []).append(index)
+    items = {
+        place: [_item(leaves[index][0], found[index], place) for index in indices]
+        for place, indices in groups.items()
+    }
+    expect(box for group in items.values() for item in group for box in item.boxes.values())
     for place, indices in groups.items():
-        group = [found[index] for index in indices]
-        if may_change:
-            group = [np.array(it) if isinstance(it, np.ndarray) else it for it in group]
-        placed = _put(group, place)
-        for index in indices:
+        placed = _put(items.pop(place), place, may_change, threads)
+        for index, made in zip(indices, placed, strict=True):
             path, target, _ = leaves[index]
-            try:
-                made = next(placed)
-            except TreepackError:
-                raise
-            except Exception as error:  # jax raises all kinds for what does not fit
-                raise TreepackError(
-                    f"at {path}: an array with the shape {found[index].shape} cannot be put as "
-                    f"{place}: {type(error).__name__}: {error}"
-                ) from error
             _check_integers(path, found[index], made)
             if target is None and made.dtype != found[index].dtype:
                 raise TreepackError(
@@ -201,6 +210,44 @@ def _place(leaves: Leaves, found: list[Any], where: Where | None, may_change: bo
                 )
             results[index] = made
     return results
+
+
+def _item(path: str, array: Any, place: Any) -> _Item:
+    boxes: dict[Any, Box] = {}
+    if isinstance(array, ShardedArray):
+        for index in _parts_on(place, path, array):
+            key = _key(index)
+            if key not in boxes:
+                boxes[key] = array.plan(index, in_place=_is_on_cpu(place))
+    return _Item(path, array, boxes)
+
+
+def _parts_on(place: Any, path: str, array: Any) -> Iterable[tuple[slice, ...]]:
+    """Returns the parts of an array that devices of this process get."""
+    if not _is_split(place):
+        return [(slice(None),) * array.ndim]
+    try:
+        parts = place.addressable_devices_indices_map(array.shape).values()
+    except Exception as error:  # jax raises all kinds for what does not fit
+        raise _misplaced(path, array, place, error) from error
+    return [part for part in parts if part is not None]
+
+
+def _is_split(place: Any) -> bool:
+    """Tells whether several devices get an array, or parts of it."""
+    import jax
+
+    return isinstance(place, jax.sharding.Sharding) and len(place.device_set) > 1
+
+
+def _is_on_cpu(place: Any) -> bool:
+    """Tells whether arrays are put where memory of the host can be used in place."""
+    import jax
+
+    if place is None:
+        return bool(jax.default_backend() == "cpu")
+    devices = place.addressable_devices if isinstance(place, jax.sharding.Sharding) else [place]
+    return all(device.platform == "cpu" for device in devices)
 
 
 def _check_integers(path: str, found: Any, made: Any) -> None:
@@ -294,34 +341,85 @@ def _concrete(sharding: Any) -> Any:
     return jax.sharding.NamedSharding(mesh, sharding.spec)
 
 
-def _put(arrays: Sequence[Any], place: Any) -> Iterator[jax.Array]:
+def _put(
+    items: list[_Item], place: Any, may_change: bool, threads: int | None
+) -> Iterator[jax.Array]:
     """Puts arrays on devices, a window of them at a time."""
     import jax
 
-    def put(batch: list[Any]) -> list[jax.Array]:
-        if not isinstance(place, jax.sharding.Sharding) or len(place.device_set) == 1:
-            batch = [np.asarray(it) if isinstance(it, LazyArray) else it for it in batch]
-            made: list[jax.Array] = jax.device_put(batch, place)
-            return made
-        for array in batch:  # all that is needed, before any of it is waited for
-            if isinstance(array, LazyArray):
-                indices = place.addressable_devices_indices_map(array.shape).values()
-                for index in {_key(index): index for index in indices if index}.values():
-                    array.prefetch(index)
-        return [
-            # Each device reads its part; typed PRNG keys are arrays of jax already.
-            jax.device_put(array, place)
-            if _jax.is_array(array) and place.is_fully_addressable
-            else jax.make_array_from_callback(array.shape, place, _parts_of(array))
-            for array in batch
-        ]
-
     before: list[jax.Array] = []
-    for batch in _batches(arrays):
-        made = put(batch)
+    for batch in _batches(items):
+        if may_change:
+            batch = [
+                item._replace(array=np.array(item.array))
+                if isinstance(item.array, np.ndarray)
+                else item
+                for item in batch
+            ]
+        boxes = [box for item in batch for box in item.boxes.values()]
+        with reading(boxes, threads or os.cpu_count() or 1) as read:
+            if _is_split(place):
+                made = [_put_parts(item, place, read) for item in batch]
+            else:
+                made = _put_whole(batch, place, read)
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
         before = made
         yield from made
+
+
+def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
+    """Puts arrays on one device."""
+    import jax
+
+    def whole(item: _Item) -> Any:
+        for box in item.boxes.values():
+            return read(box)
+        return np.asarray(item.array) if isinstance(item.array, LazyArray) else item.array
+
+    arrays = [whole(item) for item in batch]
+    try:
+        made: list[Any] = jax.device_put(arrays, place)
+    except Exception as error:
+        if len(batch) == 1:
+            raise _misplaced(batch[0].path, batch[0].array, place, error) from error
+        # One by one, to tell which of them it is.
+        return [_put_whole([item], place, read)[0] for item in batch]
+    return made
+
+
+def _put_parts(item: _Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any:
+    """Puts the parts of an array on several devices; those with the same part share it."""
+    import jax
+
+    array = item.array
+    known: dict[Any, np.ndarray] = {}
+
+    def part(index: Any) -> np.ndarray:
+        key = _key(index)
+        if key not in known:
+            if item.boxes:
+                known[key] = read(item.boxes[key])
+            else:
+                known[key] = (array.box if isinstance(array, LazyArray) else array.__getitem__)(
+                    index
+                )
+        return known[key]
+
+    try:
+        if _jax.is_array(array) and place.is_fully_addressable:
+            return jax.device_put(array, place)  # a typed PRNG key, which has no parts
+        return jax.make_array_from_callback(array.shape, place, part)
+    except TreepackError:
+        raise
+    except Exception as error:
+        raise _misplaced(item.path, array, place, error) from error
+
+
+def _misplaced(path: str, array: Any, place: Any, error: Exception) -> TreepackError:
+    return TreepackError(
+        f"at {path}: an array with the shape {array.shape} cannot be put as {place}: "
+        f"{type(error).__name__}: {error}"
+    )
 
 
 def _key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
@@ -329,22 +427,8 @@ def _key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
     return tuple((at.start, at.stop) for at in index)
 
 
-def _parts_of(array: Any) -> Callable[[Any], np.ndarray]:
-    """Returns what returns a part of an array; devices with the same part share it."""
-    read = array.box if isinstance(array, LazyArray) else array.__getitem__
-    known: dict[Any, np.ndarray] = {}
-
-    def part(index: tuple[slice, ...]) -> np.ndarray:
-        key = _key(index)
-        if key not in known:
-            known[key] = read(index)
-        return known[key]
-
-    return part
-
-
-def _batches(arrays: Sequence[Any]) -> Iterable[list[Any]]:
-    sizes = itertools.accumulate(getattr(array, "nbytes", 0) for array in arrays)
-    numbered = zip((size // _WINDOW for size in sizes), arrays, strict=True)
-    for _, group in itertools.groupby(numbered, key=lambda item: item[0]):
-        yield [array for _, array in group]
+def _batches(items: list[_Item]) -> Iterable[list[_Item]]:
+    sizes = itertools.accumulate(getattr(item.array, "nbytes", 0) for item in items)
+    numbered = zip((size // _WINDOW for size in sizes), items, strict=True)
+    for _, group in itertools.groupby(numbered, key=lambda numbered: numbered[0]):
+        yield [item for _, item in group]

@@ -3,17 +3,19 @@
 //! [`frame`] decides the headers of an array, at their smallest or widened so
 //! that the payload begins at an aligned offset (see [`align`]), or copied from those written
 //! last ([`recent`]); [`dims`] is its shape as it is
-//! read back. [`shards`] is an array that lies in several places.
+//! read back. [`shards`] is an array that lies in several places, and [`runs`] are a box of one.
 
 mod align;
 mod dims;
 mod frame;
 mod recent;
+mod runs;
 mod shards;
 
 pub use dims::{Dims, resolve};
 pub use frame::{ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Framing, KeyPlace, frame};
 pub use recent::RecentHeaders;
+pub use runs::{Bounds, Runs};
 pub use shards::{Shard, Sharded};
 
 /// The largest number of dimensions that NumPy allows.

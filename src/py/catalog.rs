@@ -5,17 +5,20 @@ use std::ops::Range;
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+use smallvec::SmallVec;
 
 use super::content::Content;
-use super::memory::FreshArray;
+use super::memory::{FreshArray, Writable};
 use super::objects::{CopyMode, blocks_of, build, explain, read_blocks};
 use super::watch::Watcher;
 use super::{errors, integer_or_none};
-use crate::Error;
+use crate::array::{Bounds, Runs};
 use crate::catalog::{self, BLOCK_BYTES, Status};
-use crate::events::{ArrayEvent, Event, Events};
-use crate::parallel;
+use crate::events::{Event, Events};
+use crate::source::Parts;
 use crate::structure::LeafKind;
+use crate::watch::Watch as _;
+use crate::{Error, parallel};
 
 /// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
@@ -37,28 +40,57 @@ struct Selection<'py> {
     threads: Option<i64>,
 }
 
-/// Where ranges of the bytes of an array are in the data, and how many bytes these are.
-fn pieces_of(
-    array: &ArrayEvent<'_>,
-    ranges: Vec<(usize, usize)>,
-) -> PyResult<(Vec<Range<usize>>, usize)> {
-    let mut nbytes = 0;
-    let mut pieces = Vec::new();
-    for (start, stop) in ranges {
-        if start > stop || stop > array.nbytes() {
+/// For each dimension: where a box begins, how many indices it has, and how far apart they are.
+type BoxBounds = Vec<(usize, usize, usize)>;
+
+/// What an array is, and where its bytes are in the data.
+struct ArrayPlace {
+    shape: SmallVec<[usize; 6]>,
+    parts: Vec<Range<usize>>,
+}
+
+impl ArrayPlace {
+    fn nbytes(&self) -> usize {
+        self.parts.iter().map(Range::len).sum()
+    }
+
+    /// Where a range of its bytes is in the data.
+    fn pieces(&self, range: Range<usize>) -> PyResult<Vec<Range<usize>>> {
+        if range.start > range.end || range.end > self.nbytes() {
             return Err(PyIndexError::new_err("the array has fewer bytes"));
         }
-        nbytes += stop - start;
+        let mut pieces = Vec::new();
         let mut before = 0;
-        for span in array.spans {
-            let span = span.range();
-            let end = before + span.len();
-            let part = start.clamp(before, end)..stop.clamp(before, end);
-            pieces.push(span.start + part.start - before..span.start + part.end - before);
+        for part in &self.parts {
+            let end = before + part.len();
+            let (first, last) = (range.start.clamp(before, end), range.end.clamp(before, end));
+            pieces.push(part.start + first - before..part.start + last - before);
             before = end;
         }
+        Ok(pieces)
     }
-    Ok((pieces, nbytes))
+
+    /// The runs of a box of it, for memory with these strides, or where it lies together.
+    fn runs(&self, bounds: BoxBounds, strides: Option<&[usize]>) -> PyResult<Runs> {
+        let bounds: Vec<_> = bounds
+            .into_iter()
+            .map(|(start, count, step)| Bounds { start, count, step })
+            .collect();
+        let count = self.shape.iter().product::<usize>().max(1);
+        let itemsize = self.nbytes() / count;
+        let found = match strides {
+            Some(strides) => Runs::new(&self.shape, itemsize, &bounds, strides),
+            None => Runs::compact(&self.shape, itemsize, &bounds),
+        };
+        found.ok_or_else(|| PyIndexError::new_err("the array has no such box"))
+    }
+
+    /// Where a box of it is in the data.
+    fn ranges(&self, bounds: BoxBounds) -> PyResult<Vec<Range<usize>>> {
+        let ranges = self.runs(bounds, None)?.ranges().into_iter();
+        let pieces: PyResult<Vec<_>> = ranges.map(|range| self.pieces(range)).collect();
+        Ok(pieces?.concat())
+    }
 }
 
 #[pymethods]
@@ -188,50 +220,85 @@ impl Catalog {
         read
     }
 
-    /// Reads ranges of the bytes of an array, one after the other, into a fresh array of bytes.
+    /// Reads a range of the bytes of an array into a fresh array of bytes.
     fn read_bytes<'py>(
         &self,
         py: Python<'py>,
         value: usize,
-        ranges: Vec<(usize, usize)>,
+        start: usize,
+        stop: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let place = self.catalog.place(self.leaf_of(value)?);
-        let source = self.content.get().source();
-        let watcher = Watcher::signals();
-        let events = py.detach(|| Events::read_part(source, place.start..place.end));
-        let events =
-            events.map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))?;
-        let found = self.array_of(&events, value)?;
-        let (pieces, nbytes) = pieces_of(&found, ranges)?;
+        let pieces = self.array(py, value)?.pieces(start..stop)?;
         let byte = numpy::dtype::<u8>(py);
-        let mut fresh = FreshArray::new(&byte, &[nbytes], true)?;
+        let mut fresh = FreshArray::new(&byte, &[stop - start], true)?;
         let object = fresh.object().clone();
         let blocks = blocks_of(pieces, fresh.memory());
-        read_blocks(py, source, blocks, true, None, &watcher)
-            .map_err(|error| watcher.explain(error, PyErr::from))?;
+        let watcher = Watcher::signals();
+        read_blocks(
+            py,
+            self.content.get().source(),
+            blocks,
+            true,
+            None,
+            &watcher,
+        )
+        .map_err(|error| watcher.explain(error, PyErr::from))?;
         Ok(object)
     }
 
-    /// Begins to read ranges of the bytes of an array.
-    fn prefetch(&self, py: Python<'_>, value: usize, ranges: Vec<(usize, usize)>) -> PyResult<()> {
-        let place = self.catalog.place(self.leaf_of(value)?);
-        let source = self.content.get().source();
-        let events = Events::read_part(source, place.start..place.end);
-        let events = events.map_err(|error| self.at(py, error.into(), value))?;
-        let (pieces, _) = pieces_of(&self.array_of(&events, value)?, ranges)?;
-        py.detach(|| self.content.get().prefetch(pieces));
+    /// Reads a box of an array to memory; see `_core.pyi`.
+    fn read_box(
+        &self,
+        py: Python<'_>,
+        value: usize,
+        bounds: BoxBounds,
+        target: &Bound<'_, PyAny>,
+        at: usize,
+        strides: Vec<usize>,
+    ) -> PyResult<()> {
+        let array = self.array(py, value)?;
+        let runs = array.runs(bounds, Some(&strides))?;
+        let mut target = Writable::get(target)?;
+        let range = at..at.saturating_add(runs.extent());
+        if range.end > target.len() {
+            return Err(PyIndexError::new_err("the memory is too small for the box"));
+        }
+        let threads = parallel::threads(None, runs.nbytes(), parallel::MIN_COPY_BYTES)?;
+        let source = Parts {
+            source: self.content.get().source(),
+            parts: &array.parts,
+        };
+        let watcher = Watcher::signals();
+        let check = || watcher.check();
+        target
+            .fill(py, range, true, |memory| {
+                runs.read(&source, memory, threads, check)
+            })
+            .map_err(|error| watcher.explain(error, PyErr::from))
+    }
+
+    /// Begins to read a box of an array from the disk.
+    fn prefetch(&self, py: Python<'_>, value: usize, bounds: BoxBounds) -> PyResult<()> {
+        let ranges = self.array(py, value)?.ranges(bounds)?;
+        py.detach(|| self.content.get().prefetch(ranges));
+        Ok(())
+    }
+
+    /// Begins to read boxes of arrays in another thread, and reads nothing around them.
+    fn prefetch_only(&self, py: Python<'_>, boxes: Vec<(usize, BoxBounds)>) -> PyResult<()> {
+        let mut ranges = Vec::new();
+        for (value, bounds) in boxes {
+            ranges.extend(self.array(py, value)?.ranges(bounds)?);
+        }
+        self.content.get().prefetch_only(ranges);
         Ok(())
     }
 
     /// The data, and where in them the bytes of an array are.
     fn pieces(&self, py: Python<'_>, value: usize) -> PyResult<(Py<Content>, Pieces)> {
-        let place = self.catalog.place(self.leaf_of(value)?);
-        let source = self.content.get().source();
-        let events = py.detach(|| Events::read_part(source, place.start..place.end));
-        let events = events.map_err(|error| self.at(py, error.into(), value))?;
-        let spans = self.array_of(&events, value)?.spans.iter();
-        let spans = spans.map(|span| (span.range().start, span.range().end));
-        Ok((self.content.clone_ref(py), spans.collect()))
+        let parts = self.array(py, value)?.parts.into_iter();
+        let pieces = parts.map(|part| (part.start, part.end)).collect();
+        Ok((self.content.clone_ref(py), pieces))
     }
 
     /// Compares the data with their checksums; see `_core.pyi`.
@@ -275,18 +342,26 @@ impl Catalog {
         Err(PyIndexError::new_err("there is no such value"))
     }
 
-    /// The array that a leaf is, as the catalog has it.
-    fn array_of<'a>(&self, events: &'a Events, value: usize) -> PyResult<ArrayEvent<'a>> {
+    /// Where the array is that a leaf is, if the data have there what the catalog has.
+    fn array(&self, py: Python<'_>, value: usize) -> PyResult<ArrayPlace> {
+        let leaf = self.leaf_of(value)?;
+        let place = self.catalog.place(leaf);
+        let source = self.content.get().source();
+        let events = py.detach(|| Events::read_part(source, place.start..place.end));
+        let events = events.map_err(|error| self.at(py, error.into(), value))?;
         if let &[Event::Array(number)] = events.as_slice()
-            && let LeafKind::Array(_, expected) = self.catalog.kind(self.leaf_of(value)?)
+            && let LeafKind::Array(_, expected) = self.catalog.kind(leaf)
         {
             let found = events.array(number);
-            let same = |shape: &[usize]| {
-                let dims = shape.iter().map(|dim| *dim as u64);
-                dims.eq(expected.iter().copied())
+            let dims = |shape: &[usize]| {
+                shape
+                    .iter()
+                    .map(|dim| *dim as u64)
+                    .eq(expected.iter().copied())
             };
-            if found.shape().is_some_and(|shape| same(&shape)) {
-                return Ok(found);
+            if let Some(shape) = found.shape().filter(|shape| dims(shape)) {
+                let parts = found.spans.iter().map(|span| span.range()).collect();
+                return Ok(ArrayPlace { shape, parts });
             }
         }
         let path = self.catalog.path_of(value);

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -243,10 +244,20 @@ impl Content {
         matches!(self.0, Place::Elsewhere(_))
     }
 
-    /// Begins to read ranges, if that can be said.
-    pub fn prefetch(&self, ranges: impl IntoIterator<Item = Range<usize>>) {
+    /// Begins to read ranges of a file.
+    pub fn prefetch(&self, ranges: Vec<Range<usize>>) {
         if let Place::Mapped(mapping) = &self.0 {
             mapping.prefetch(ranges);
+        }
+    }
+
+    /// The same in another thread; and nothing around them is read any more.
+    pub fn prefetch_only(&self, ranges: Vec<Range<usize>>) {
+        if let Place::Mapped(mapping) = &self.0 {
+            mapping.expect_random();
+            let mapping = mapping.clone();
+            // Where no thread can be had, pages are read when they are used.
+            let _ = thread::Builder::new().spawn(move || mapping.prefetch(ranges));
         }
     }
 

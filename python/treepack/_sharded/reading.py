@@ -13,7 +13,8 @@ import math
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 from treepack import _core, _paths
 from treepack._content import joined, read_all, size_of
 from treepack._deferred import rows_cast
-from treepack._lazy import LazyArray, basic_index
+from treepack._lazy import LazyArray, bounds_of
 from treepack._sharded.shards import MANIFEST, bounds, name_of
 from treepack.errors import CorruptionError, DecodeError
 
@@ -184,7 +185,6 @@ class ShardedArray(LazyArray):
         self._stored = self.dtype
         self._keys = _paths.parts(path)
         self._known: dict[int, LazyArray] = {}
-        self._begun: set[tuple[range, ...]] = set()
 
     def astype(self, dtype: Any) -> ShardedArray:
         """Returns the same array, which is cast when it is read."""
@@ -202,52 +202,44 @@ class ShardedArray(LazyArray):
         Returns:
           A view of a file where the box lies in one shard, otherwise memory of its own.
         """
-        spans = [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
-        self._begin(spans)
-        self._begun.discard(tuple(spans))  # the next time it may have to be read again
-        shape = tuple(map(len, spans))
-        if 0 in shape:
-            return np.empty(shape, self.dtype)
-        parts = list(self._parts(spans))
-        if len(parts) == 1 and self.dtype == self._stored:
-            return _elements(self._shard(parts[0].cell), parts[0].local)
-        made = aligned(shape, self.dtype)
-        for part in parts:
-            found = _elements(self._shard(part.cell), part.local)
-            with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
-                np.copyto(made[part.target], found, casting="unsafe")
-        return made
+        return self.plan(index).read()
 
-    def prefetch(self, index: Sequence[slice]) -> None:
-        """Begins to read a box from the disk, and nothing else."""
-        self._begin(
-            [range(*part.indices(size)) for part, size in zip(index, self.shape, strict=True)]
-        )
+    def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
+        """Returns a box that can be read later, and whether it will be used in place."""
+        indices = [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
+        return self._plan(indices, in_place=in_place)
 
-    def _begin(self, spans: list[range]) -> None:
-        if 0 in map(len, spans) or tuple(spans) in self._begun:
+    def _plan(self, indices: Sequence[range], *, in_place: bool = False) -> Box:
+        parts = [*self._parts(indices)]
+        return Box(tuple(map(len, indices)), self.dtype, parts, in_place=in_place)
+
+    def read_box(self, box: Sequence[range], target: np.ndarray) -> None:
+        """Reads the elements of a box; see `LazyArray.read_box`."""
+        if all(it.step == 1 for it in box):
+            self._plan(box).read_to(target)
             return
-        self._begun.add(tuple(spans))
-        for part in self._parts(spans):
-            shard = self._shard(part.cell)
-            ranges = _ranges(part.local, shard.shape, shard.dtype.itemsize)
-            shard._tree._catalog().prefetch(shard._value, ranges)
+        spans = [range(it.start, it[-1] + 1) if it else it for it in box]
+        found = np.empty(tuple(map(len, spans)), self.dtype)
+        self._plan(spans).read_to(found)
+        target[...] = _at(found, [slice(None, None, it.step) for it in box])
 
-    def _parts(self, spans: list[range]) -> Iterator[_Part]:
+    def _parts(self, box: Sequence[range]) -> Iterator[_Part]:
         """Yields what shards have of a box."""
+        if 0 in map(len, box):
+            return
         steps = [size // count for size, count in zip(self.shape, self._counts, strict=True)]
         places = (
             range(span.start // step, (span.stop - 1) // step + 1)
-            for span, step in zip(spans, steps, strict=True)
+            for span, step in zip(box, steps, strict=True)
         )
         for place in itertools.product(*places):
             cell, local, target = 0, [], []
-            for at, count, span, step in zip(place, self._counts, spans, steps, strict=True):
+            for at, count, span, step in zip(place, self._counts, box, steps, strict=True):
                 cell = cell * count + at
                 first, last = max(span.start, at * step), min(span.stop, (at + 1) * step)
-                local.append(slice(first - at * step, last - at * step))
+                local.append(range(first - at * step, last - at * step))
                 target.append(slice(first - span.start, last - span.start))
-            yield _Part(cell, tuple(local), tuple(target))
+            yield _Part(self._shard(cell), local, target)
 
     def shards(self) -> Iterator[tuple[int, str]]:
         """Yields for each shard the number of its file, and its path there."""
@@ -291,14 +283,6 @@ class ShardedArray(LazyArray):
             raise ValueError(f"{self.path} lies in several shards, and has to be copied")
         return np.array(found) if copy and not found.flags.writeable else found
 
-    def __getitem__(self, index: Any) -> Any:
-        plan = _plan(index, self.shape)
-        if plan is None:
-            return np.array(self)[index]
-        box, rest = plan
-        found = self.box(box)[rest]
-        return np.array(found) if isinstance(found, np.ndarray) else found
-
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Returns a range of its elements in C order, which is all that is read."""
         boxes = [self.box(box).reshape(-1) for box in _boxes(start, stop, self.shape)]
@@ -312,49 +296,137 @@ class _Part(NamedTuple):
     """What a shard has of a box.
 
     Attributes:
-      cell: The number of the shard.
+      shard: The shard.
       local: Where it is there.
       target: Where it is in the box.
     """
 
-    cell: int
-    local: tuple[slice, ...]
-    target: tuple[slice, ...]
+    shard: LazyArray
+    local: list[range]
+    target: list[slice]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return math.prod(map(len, self.local)) * self.shard.dtype.itemsize
+
+    @property
+    def place(self) -> tuple[int, list[tuple[int, int, int]]]:
+        """Where it is in its file, as the core takes it."""
+        return self.shard._value, bounds_of(self.local)
+
+    def prefetch(self) -> None:
+        """Begins to read it from the disk."""
+        self.shard._tree._catalog().prefetch(*self.place)
+
+    def view(self) -> np.ndarray | None:
+        """Returns it in place, if that can be."""
+        try:
+            whole: Any = self.shard.__array__(copy=False)
+        except ValueError:  # it is elsewhere, or compressed
+            return None
+        return _at(whole, [slice(it.start, it.stop) for it in self.local])
 
 
-def _elements(shard: LazyArray, index: tuple[slice, ...]) -> np.ndarray:
-    """Returns a box of a shard: a view where that can be."""
-    whole: Any = shard
-    with contextlib.suppress(ValueError):  # it is elsewhere, or compressed
-        whole = shard.__array__(copy=False)
-    found: np.ndarray = whole[(*index, ...)]  # without the dots no dimensions become a scalar
-    return found
+class Box:
+    """A box of an array, which can be read.
+
+    Attributes:
+      parts: What shards have of it.
+      is_in_place: Whether it will be used where it is in its file.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], parts: list[_Part], *, in_place: bool
+    ):
+        """With `in_place` it is used there if it lies in one shard."""
+        self._shape = shape
+        self._dtype = dtype
+        self.parts = parts
+        self._has_begun = False
+        self._is_view = len(parts) == 1 and parts[0].shard.dtype == dtype
+        self.is_in_place = in_place and self._is_view
+
+    def read(self) -> np.ndarray:
+        """Returns its elements: a view of a file where that can be."""
+        view = self.parts[0].view() if self._is_view else None
+        if view is not None:
+            return view
+        made = aligned(self._shape, self._dtype)
+        self.read_to(made)
+        return made
+
+    def read_to(self, target: np.ndarray) -> None:
+        """Reads its elements to an array in C order, or a part of one."""
+        self.prefetch()
+        for part in self.parts:
+            place = _at(target, part.target)
+            if place.dtype == part.shard.dtype:
+                part.shard.read_box(part.local, place)
+                continue
+            stored = np.empty(place.shape, part.shard.dtype)
+            part.shard.read_box(part.local, stored)
+            with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
+                np.copyto(place, stored, casting="unsafe")
+
+    def prefetch(self) -> None:
+        """Begins to read it from the disk, once."""
+        if not self._has_begun:
+            self._has_begun = True
+            for part in self.parts:
+                part.prefetch()
 
 
-# What lies less than this apart is read together.
-_NEAR_BYTES = 32 << 10
+def expect(boxes: Iterable[Box]) -> None:
+    """Prepares files for all that will be needed of them, so that little else is read from disk.
+
+    Of a file that is needed nearly whole, the system reads ahead. Of others it would read what
+    nobody needs: there, what is used in place is read by name, while the load goes on.
+    """
+    needed: dict[File, int] = defaultdict(int)
+    in_place: dict[File, list[_Part]] = defaultdict(list)
+    for box in boxes:
+        for part in box.parts:
+            file = part.shard._tree._file
+            needed[file] += part.nbytes
+            if box.is_in_place:
+                in_place[file].append(part)
+    for file, parts in in_place.items():
+        if needed[file] < _NEARLY_WHOLE * file.nbytes:
+            file._catalog().prefetch_only([part.place for part in parts])
 
 
-def _ranges(index: Sequence[slice], shape: Sequence[int], itemsize: int) -> list[tuple[int, int]]:
-    """Returns where the bytes of a box are among those of an array, with little between them."""
-    size = itemsize
-    axis = len(shape)
-    # All axes from this one on are whole, or the first of them is a part that lies together.
-    while axis > 0 and size == itemsize * math.prod(shape[axis:]):
-        axis -= 1
-        size *= index[axis].stop - index[axis].start
-    strides = [itemsize * math.prod(shape[at + 1 :]) for at in range(len(shape))]
-    first = sum(part.start * stride for part, stride in zip(index, strides, strict=True))
-    if axis > 0 and strides[axis - 1] - size <= _NEAR_BYTES:
-        # The rows of the last of the other axes are near each other: all of it is one range.
-        axis -= 1
-        size += (index[axis].stop - index[axis].start - 1) * strides[axis]
-    outer = [range(part.stop - part.start) for part in index[:axis]]
-    starts = (
-        first + sum(at * stride for at, stride in zip(place, strides, strict=False))
-        for place in itertools.product(*outer)
-    )
-    return [(start, start + size) for start in starts]
+def _at(array: Any, index: list[slice]) -> np.ndarray:
+    """Returns a view of a part of an array."""
+    view: np.ndarray = array[(*index, ...)]  # without the dots no dimensions become a scalar
+    return view
+
+
+# More of a file need not be read than this part of it.
+_NEARLY_WHOLE = 0.95
+
+
+@contextlib.contextmanager
+def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.ndarray]]:
+    """Gives what returns boxes, which other threads read in this order meanwhile."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    copied = [box for box in boxes if not box.is_in_place]
+    if not copied:
+        yield Box.read
+        return
+    pool = ThreadPoolExecutor(threads + 1)
+    try:
+        pool.submit(_prefetch, copied)
+        ahead = {id(box): pool.submit(box.read) for box in copied}
+        yield lambda box: box.read() if box.is_in_place else ahead[id(box)].result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _prefetch(boxes: list[Box]) -> None:
+    for box in boxes:
+        box.prefetch()
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -388,33 +460,3 @@ def _boxes(start: int, stop: int, shape: Sequence[int]) -> Iterator[tuple[slice,
     if last * size < stop:
         for box in _boxes(0, stop - last * size, shape[1:]):
             yield (slice(last, last + 1), *box)
-
-
-def _plan(index: Any, shape: tuple[int, ...]) -> tuple[list[slice], tuple[Any, ...]] | None:
-    """Returns the box that an index needs, and the index of what is wanted in it.
-
-    `None` if it is more than integers and slices.
-
-    Raises:
-      IndexError: If there is nothing at the index.
-    """
-    basic = basic_index(index, shape)
-    if basic is None:
-        return None
-    parts, keeps_array = basic
-    box: list[slice] = []
-    rest: list[Any] = []
-    for part in parts:
-        if part is None:
-            rest.append(None)
-            continue
-        axis = len(box)
-        if isinstance(part, slice):
-            span = range(*part.indices(shape[axis]))
-            first, last = (min(span[0], span[-1]), max(span[0], span[-1])) if span else (0, -1)
-            box.append(slice(first, last + 1))
-            rest.append(slice(None, None, span.step))
-        else:
-            box.append(slice(part, part + 1))
-            rest.append(0)
-    return box, (*rest, ...) if keeps_array else tuple(rest)

@@ -10,7 +10,7 @@ use crate::Result;
 use crate::layout::Payload;
 use crate::mapping::Pages;
 use crate::raw::{AsRaw, RawBytes};
-use crate::source::Source;
+use crate::source::{Parts, Source};
 
 /// The bytes of one leaf, or a range of them.
 pub enum Leaf {
@@ -41,18 +41,9 @@ pub struct InSource {
 }
 
 impl InSource {
-    fn copy_to(&self, start: usize, mut target: &mut [MaybeUninit<u8>]) -> Result<()> {
-        let mut skipped = self.range.start + start;
-        for piece in self.pieces.iter() {
-            let from = skipped.min(piece.len());
-            skipped -= from;
-            let len = (piece.len() - from).min(target.len());
-            let (now, later) = target.split_at_mut(len);
-            self.source.read_at(piece.start + from, now)?;
-            target = later;
-        }
-        assert!(target.is_empty(), "the pieces cover the array");
-        Ok(())
+    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        let (source, parts) = (&*self.source, &*self.pieces);
+        Parts { source, parts }.read_at(self.range.start + start, target)
     }
 }
 

@@ -1,0 +1,469 @@
+//! A box of an array: runs of its bytes at equal distances, which are read to where they belong.
+
+use std::mem::{self, MaybeUninit};
+use std::num::NonZero;
+use std::ops::Range;
+
+use crate::source::{Source, read_to};
+use crate::{Result, parallel};
+
+/// Of what lies less than this apart also what is between is read.
+const NEAR_BYTES: usize = 32 << 10;
+
+/// Longer runs are read one by one.
+const SHORT_BYTES: usize = 4 << 10;
+
+/// So much is read at a time where short runs are picked out of it.
+const SPAN_BYTES: usize = 256 << 10;
+
+/// How runs are repeated: how many of them, and how far apart they begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Repeat {
+    /// How many.
+    pub count: usize,
+    /// After how many bytes the next one begins in the array.
+    pub source: usize,
+    /// And in memory.
+    pub target: usize,
+}
+
+/// Runs of bytes that are repeated, the innermost repetition last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Runs {
+    start: usize,
+    nbytes: usize,
+    repeats: Vec<Repeat>,
+}
+
+/// The indices of one dimension that are in a box: from `start` on every `step`-th, `count` of
+/// them.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// The first one.
+    pub start: usize,
+    /// How many.
+    pub count: usize,
+    /// The distance from one to the next, which is not zero.
+    pub step: usize,
+}
+
+impl Bounds {
+    fn are_in(self, len: usize) -> bool {
+        let last = (self.count.saturating_sub(1).checked_mul(self.step))
+            .and_then(|more| self.start.checked_add(more));
+        self.step > 0 && (self.count == 0 && self.start <= len || last.is_some_and(|it| it < len))
+    }
+}
+
+impl Runs {
+    /// The runs of a box of an array in C order, for memory with these strides. `None` if the box
+    /// is not in the array, or if places in memory are the same or not in ascending order.
+    #[must_use]
+    pub fn new(
+        shape: &[usize],
+        itemsize: usize,
+        bounds: &[Bounds],
+        strides: &[usize],
+    ) -> Option<Self> {
+        let ndim = shape.len();
+        let are_in = bounds.iter().zip(shape).all(|(it, len)| it.are_in(*len));
+        if bounds.len() != ndim || strides.len() != ndim || !are_in {
+            return None;
+        }
+        let mut runs = Self {
+            start: 0,
+            nbytes: itemsize,
+            repeats: Vec::new(),
+        };
+        if bounds.iter().any(|bounds| bounds.count == 0) {
+            runs.nbytes = 0;
+            return Some(runs);
+        }
+        let mut stride = itemsize;
+        let mut extent = itemsize;
+        for dim in (0..ndim).rev() {
+            let Bounds { start, count, step } = bounds[dim];
+            runs.start += start * stride;
+            if count > 1 {
+                if strides[dim] < extent {
+                    return None;
+                }
+                extent = strides[dim].checked_mul(count - 1)?.checked_add(extent)?;
+                runs.repeat(Repeat {
+                    count,
+                    source: step * stride,
+                    target: strides[dim],
+                });
+            }
+            stride *= shape[dim];
+        }
+        runs.repeats.reverse();
+        Some(runs)
+    }
+
+    /// The runs of a box for memory where it lies together. `None` if it is not in the array.
+    #[must_use]
+    pub fn compact(shape: &[usize], itemsize: usize, bounds: &[Bounds]) -> Option<Self> {
+        let mut strides = vec![itemsize; bounds.len()];
+        for dim in (1..bounds.len()).rev() {
+            strides[dim - 1] = strides[dim].checked_mul(bounds[dim].count.max(1))?;
+        }
+        Self::new(shape, itemsize, bounds, &strides)
+    }
+
+    /// Repeats all that there is; the last of `repeats` is the outermost here.
+    fn repeat(&mut self, repeat: Repeat) {
+        let Repeat {
+            count,
+            source,
+            target,
+        } = repeat;
+        match self.repeats.last_mut() {
+            None if (source, target) == (self.nbytes, self.nbytes) => self.nbytes *= count,
+            Some(inner)
+                if (source, target) == (inner.count * inner.source, inner.count * inner.target) =>
+            {
+                inner.count *= count;
+            }
+            _ => self.repeats.push(repeat),
+        }
+    }
+
+    /// How many bytes are read.
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        self.repeats
+            .iter()
+            .fold(self.nbytes, |nbytes, it| nbytes * it.count)
+    }
+
+    /// How much memory they take, with what is between them.
+    #[must_use]
+    pub fn extent(&self) -> usize {
+        let more = self.repeats.iter().map(|it| (it.count - 1) * it.target);
+        self.nbytes + more.sum::<usize>()
+    }
+
+    /// Where the runs are in the array; those that are near each other as one range.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<Range<usize>> {
+        let mut found: Vec<Range<usize>> = Vec::new();
+        if self.nbytes == 0 {
+            return found;
+        }
+        // Of the innermost repetition that is near itself all is one range.
+        let (outer, nbytes) = match self.repeats.split_last() {
+            Some((inner, outer)) if inner.source - self.nbytes <= NEAR_BYTES => {
+                (outer, (inner.count - 1) * inner.source + self.nbytes)
+            }
+            _ => (&self.repeats[..], self.nbytes),
+        };
+        each(
+            outer,
+            self.start,
+            0,
+            &mut |start, _| match found.last_mut() {
+                Some(last) if start <= last.end + NEAR_BYTES => last.end = start + nbytes,
+                _ => found.push(start..start + nbytes),
+            },
+        );
+        found
+    }
+
+    /// Reads all runs of an array to memory, of which only their places are written.
+    ///
+    /// # Panics
+    /// If the memory is less than `extent`, or the array ends before the runs do.
+    pub fn read(
+        &self,
+        array: &dyn Source,
+        target: &mut [MaybeUninit<u8>],
+        threads: NonZero<usize>,
+        check: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        if self.nbytes == 0 {
+            return Ok(());
+        }
+        let read = |block: Block<'_>| block.read(array);
+        parallel::for_each(self.blocks(target), threads, read, check)
+    }
+
+    /// The work in parts, each with the memory that it is for.
+    fn blocks<'a>(&self, target: &'a mut [MaybeUninit<u8>]) -> Vec<Block<'a>> {
+        let mut blocks = Vec::new();
+        let (mut rest, mut taken) = (target, 0);
+        let mut take = |start: usize, len: usize| {
+            let (_, later) = mem::take(&mut rest).split_at_mut(start - taken);
+            let (target, later) = later.split_at_mut(len);
+            (rest, taken) = (later, start + len);
+            target
+        };
+        let once = Repeat {
+            count: 1,
+            source: self.nbytes,
+            target: self.nbytes,
+        };
+        let (inner, outer) = match self.repeats.split_last() {
+            Some((inner, outer)) => (*inner, outer),
+            None => (once, &[][..]),
+        };
+        let most = (parallel::BLOCK / self.nbytes).max(1);
+        each(outer, self.start, 0, &mut |source, target| {
+            for first in (0..inner.count).step_by(most) {
+                let count = most.min(inner.count - first);
+                let extent = (count - 1) * inner.target + self.nbytes;
+                let memory = take(target + first * inner.target, extent);
+                let source = source + first * inner.source;
+                if count == 1 {
+                    let parts = memory.chunks_mut(parallel::BLOCK).enumerate();
+                    blocks.extend(parts.map(|(number, memory)| Block {
+                        start: source + number * parallel::BLOCK,
+                        nbytes: memory.len(),
+                        repeat: once,
+                        memory,
+                    }));
+                } else {
+                    blocks.push(Block {
+                        start: source,
+                        nbytes: self.nbytes,
+                        repeat: Repeat { count, ..inner },
+                        memory,
+                    });
+                }
+            }
+        });
+        blocks
+    }
+}
+
+/// Runs that are read by one thread.
+struct Block<'a> {
+    start: usize,
+    nbytes: usize,
+    repeat: Repeat,
+    memory: &'a mut [MaybeUninit<u8>],
+}
+
+impl Block<'_> {
+    fn read(self, array: &dyn Source) -> Result<()> {
+        let Repeat {
+            count,
+            source,
+            target,
+        } = self.repeat;
+        let places = self.memory.chunks_mut(target);
+        let runs = places.map(|place| &mut place[..self.nbytes]);
+        let is_near = self.nbytes < SHORT_BYTES && source - self.nbytes <= NEAR_BYTES;
+        if count == 1 || !is_near || array.memory().is_some() {
+            let starts = (self.start..).step_by(source);
+            return starts
+                .zip(runs)
+                .try_for_each(|(start, run)| array.read_at(start, run));
+        }
+        let mut span = Vec::new();
+        for (number, run) in runs.enumerate() {
+            let at = number % (SPAN_BYTES / source).max(1);
+            if at == 0 {
+                let rows = (SPAN_BYTES / source).max(1).min(count - number);
+                let start = self.start + number * source;
+                let end = start + (rows - 1) * source + self.nbytes;
+                span.clear();
+                read_to(array, start..end, &mut span)?;
+            }
+            run.write_copy_of_slice(&span[at * source..][..self.nbytes]);
+        }
+        Ok(())
+    }
+}
+
+/// Calls `found` with where each of some repetitions begins, in the array and in memory.
+fn each(repeats: &[Repeat], source: usize, target: usize, found: &mut impl FnMut(usize, usize)) {
+    match repeats.split_first() {
+        None => found(source, target),
+        Some((outer, inner)) => {
+            for at in 0..outer.count {
+                let (source, target) = (source + at * outer.source, target + at * outer.target);
+                each(inner, source, target, found);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
+mod tests {
+    use super::*;
+    use crate::raw::append_with;
+    use proptest::prelude::*;
+    use std::iter;
+
+    const ONE: NonZero<usize> = NonZero::<usize>::MIN;
+
+    /// A source that is not in memory, and tells what was read of it.
+    struct Elsewhere(Vec<u8>);
+
+    impl Source for Elsewhere {
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+
+        fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+            self.0.read_at(offset, target)
+        }
+    }
+
+    /// Returns the memory that runs are read to, which is zero between them.
+    fn read(runs: &Runs, array: &dyn Source, threads: NonZero<usize>) -> Vec<u8> {
+        let mut found = Vec::new();
+        append_with(&mut found, runs.extent(), |target| {
+            target.fill(MaybeUninit::new(0));
+            runs.read(array, target, threads, || Ok(()))
+        })
+        .unwrap();
+        found
+    }
+
+    fn boxes() -> impl Strategy<Value = (Vec<usize>, Vec<Bounds>, Vec<usize>, usize)> {
+        let dim = (1usize..7).prop_flat_map(|len| {
+            (0..len, 1usize..4, 0usize..7, 0usize..3).prop_map(move |(start, step, most, room)| {
+                let count = most.min((len - start).div_ceil(step));
+                (len, Bounds { start, count, step }, room)
+            })
+        });
+        (prop::collection::vec(dim, 0..4), 1usize..5).prop_map(|(dims, itemsize)| {
+            let mut strides = Vec::new();
+            let mut extent = itemsize;
+            for (_, bounds, room) in dims.iter().rev() {
+                let stride = extent + room;
+                strides.insert(0, stride);
+                extent += bounds.count.saturating_sub(1) * stride;
+            }
+            let shape = dims.iter().map(|dim| dim.0).collect();
+            let bounds = dims.iter().map(|dim| dim.1).collect();
+            (shape, bounds, strides, itemsize)
+        })
+    }
+
+    /// Where the elements of a box are in the array and in memory, one by one.
+    fn places(
+        shape: &[usize],
+        bounds: &[Bounds],
+        strides: &[usize],
+        itemsize: usize,
+    ) -> Vec<(usize, usize)> {
+        let mut found = vec![(0, 0)];
+        let mut stride = itemsize * shape.iter().product::<usize>();
+        for ((len, bounds), target) in shape.iter().zip(bounds).zip(strides) {
+            stride /= len;
+            let more = |(from, to): (usize, usize)| {
+                (0..bounds.count).map(move |at| {
+                    let index = bounds.start + at * bounds.step;
+                    (from + index * stride, to + at * target)
+                })
+            };
+            found = found.into_iter().flat_map(more).collect();
+        }
+        found
+    }
+
+    proptest! {
+        #[test]
+        fn all_elements_come_to_where_they_belong(
+            (shape, bounds, strides, itemsize) in boxes(),
+            threads in 1usize..3,
+        ) {
+            let nbytes = itemsize * shape.iter().product::<usize>();
+            let bytes: Vec<u8> = (0..nbytes).map(|at| at as u8 ^ 0x5a).collect();
+            let runs = Runs::new(&shape, itemsize, &bounds, &strides).unwrap();
+            let places = places(&shape, &bounds, &strides, itemsize);
+            prop_assert_eq!(runs.nbytes(), places.len() * itemsize);
+            let size = places.iter().map(|place| place.1 + itemsize).max().unwrap_or(0);
+            prop_assert_eq!(runs.extent(), size);
+            let mut expected = vec![0; size];
+            for (from, to) in places {
+                expected[to..to + itemsize].copy_from_slice(&bytes[from..from + itemsize]);
+                prop_assert!(runs.ranges().iter().any(|it| it.contains(&from)));
+            }
+            for array in [&bytes as &dyn Source, &Elsewhere(bytes.clone())] {
+                let found = read(&runs, array, NonZero::new(threads).unwrap());
+                prop_assert_eq!(&found, &expected);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_the_array_is_refused() {
+        let runs = |start, count, step, stride| {
+            let bounds = [Bounds { start, count, step }; 2];
+            Runs::new(&[6, 6], 2, &bounds, &[stride, 2])
+        };
+        assert!(runs(0, 6, 1, 12).is_some());
+        assert!(runs(0, 6, 1, 11).is_none());
+        assert!(runs(0, 7, 1, 14).is_none());
+        assert!(runs(1, 3, 2, 6).is_some());
+        assert!(runs(2, 3, 2, 6).is_none());
+        assert!(runs(0, 1, 0, 2).is_none());
+        assert!(runs(1, usize::MAX, 1 << 60, 2).is_none());
+        assert!(runs(7, 0, 1, 2).is_none());
+        assert_eq!(runs(6, 0, 1, 2).unwrap().nbytes(), 0);
+        assert!(Runs::new(&[6], 2, &[], &[2]).is_none());
+    }
+
+    #[test]
+    fn what_is_near_is_read_together_and_nothing_else() {
+        let column = |width: usize| {
+            let all = Bounds {
+                start: 0,
+                count: 3,
+                step: 1,
+            };
+            let one = Bounds { count: 1, ..all };
+            Runs::new(&[3, width], 4, &[all, one], &[4, 4]).unwrap()
+        };
+        let one = |runs: Runs, range| runs.ranges().into_iter().eq(iter::once(range));
+        assert!(one(column(1000), 0..8004));
+        assert_eq!(
+            column(100_000).ranges(),
+            [0..4, 400_000..400_004, 800_000..800_004]
+        );
+        // Whole rows are one run.
+        let rows = |start, count| Bounds {
+            start,
+            count,
+            step: 1,
+        };
+        let runs = Runs::new(&[9, 500], 4, &[rows(2, 3), rows(0, 500)], &[2000, 4]).unwrap();
+        assert!(runs.repeats.is_empty());
+        assert!(one(runs, 4000..10_000));
+    }
+
+    #[test]
+    fn large_boxes_are_read_in_blocks() {
+        let len = 3 * parallel::BLOCK / 2;
+        let bytes: Vec<u8> = (0..2 * len).map(|at| (at / 7) as u8).collect();
+        let array = Elsewhere(bytes.clone());
+        // One run, long runs with something between, and short ones that are near each other.
+        for (width, count) in [
+            (2 * len, 2 * len - 1),
+            (len, len - 1),
+            (16, 12),
+            (1 << 20, 4),
+        ] {
+            let bounds = [
+                Bounds {
+                    start: 0,
+                    count: 2 * len / width,
+                    step: 1,
+                },
+                Bounds {
+                    start: 1,
+                    count,
+                    step: 1,
+                },
+            ];
+            let runs = Runs::new(&[2 * len / width, width], 1, &bounds, &[count, 1]).unwrap();
+            let expected = bytes.chunks(width).flat_map(|row| &row[1..=count]);
+            assert!(read(&runs, &array, ONE).iter().eq(expected));
+        }
+    }
+}
