@@ -237,7 +237,7 @@ class Manifest:
     def file_of(self, array: int, shard: int) -> int:
         """Returns the number of the file of a shard; the last dimension varies fastest."""
 
-BoxBounds = Sequence[tuple[int, int, int]]
+_BoxBounds = Sequence[tuple[int, int, int]]
 
 @final
 class Catalog:
@@ -321,7 +321,7 @@ class Catalog:
         """
 
     def read_box(
-        self, value: int, bounds: BoxBounds, target: np.ndarray, at: int, strides: Sequence[int]
+        self, value: int, bounds: _BoxBounds, target: np.ndarray, at: int, strides: Sequence[int]
     ) -> None:
         """Reads a box of an array to memory.
 
@@ -337,10 +337,10 @@ class Catalog:
           IndexError: If there is no such box in the array, or no room for it in memory.
         """
 
-    def prefetch(self, value: int, bounds: BoxBounds) -> None:
+    def prefetch(self, value: int, bounds: _BoxBounds) -> None:
         """Begins to read a box of an array, if the data are a mapped file."""
 
-    def prefetch_only(self, boxes: Sequence[tuple[int, BoxBounds]]) -> None:
+    def prefetch_only(self, boxes: Sequence[tuple[int, _BoxBounds]]) -> None:
         """Begins to read boxes of arrays, by their values, in another thread.
 
         What is around them is not read ahead any more from then on.
