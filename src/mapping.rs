@@ -236,6 +236,10 @@ impl Source for Mapping {
         let file = if is_short { &self.headers } else { &self.file };
         read_at(file, offset, target)
     }
+
+    fn near(&self) -> usize {
+        4 << 10 // what is copied in the time of a call
+    }
 }
 
 #[cfg(unix)]
@@ -279,7 +283,12 @@ pub fn read_at(file: &File, offset: usize, mut target: &mut [MaybeUninit<u8>]) -
     let mut offset = offset as u64;
     while !target.is_empty() {
         match rustix::io::pread(file, &mut *target, offset) {
-            Ok(([], _)) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(([], _)) => {
+                return Err(Error::Truncated {
+                    offset: usize::try_from(offset).unwrap_or(usize::MAX),
+                    missing: target.len() as u64,
+                });
+            }
             Ok((read, _)) => {
                 let read = read.len();
                 offset += read as u64;

@@ -24,6 +24,12 @@ pub trait Source: Sync {
     /// On success every byte of `target` has been written.
     fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()>;
 
+    /// Of bytes that lie less than this apart, those between are read as well, which costs less
+    /// than one more read.
+    fn near(&self) -> usize {
+        usize::MAX
+    }
+
     /// All bytes, if they lie in memory where looking at a few costs nothing.
     fn memory(&self) -> Option<RawBytes<'_>> {
         self.stable().map(RawBytes::from)
@@ -60,6 +66,10 @@ macro_rules! behind {
 
             fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
                 (**self).read_at(offset, target)
+            }
+
+            fn near(&self) -> usize {
+                (**self).near()
             }
 
             fn memory(&self) -> Option<RawBytes<'_>> {
@@ -116,6 +126,10 @@ impl Source for Parts<'_> {
         }
         assert!(target.is_empty(), "there are as many bytes");
         Ok(())
+    }
+
+    fn near(&self) -> usize {
+        self.source.near()
     }
 
     fn memory(&self) -> Option<RawBytes<'_>> {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import gzip
 import io
 import mmap
+import os
 import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -570,21 +572,86 @@ def test_a_box_is_read_to_where_it_belongs() -> None:
     array = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
     catalog = treepack.open(treepack.dumps(array))._catalog()
     made = np.zeros((2, 9), np.int16)
-    catalog.read_box(0, [(0, 2, 2), (3, 1, 1), (1, 2, 3)], made, 2, [18, 18, 4])
+    read = functools.partial(catalog.read_box_to, threads=None)
+    read(0, [(0, 2, 2), (3, 1, 1), (1, 2, 3)], made, 2, [18, 18, 4])
     expected = np.zeros((2, 9), np.int16)
     expected[:, 1:4:2] = array[::2, 3, 1::3]
     np.testing.assert_array_equal(made, expected)
     box = [(0, 3, 1), (0, 4, 1), (0, 5, 1)]
     whole = np.empty_like(array)
-    catalog.read_box(0, box, whole, 0, whole.strides)
+    read(0, box, whole, 0, whole.strides)
     np.testing.assert_array_equal(whole, array)
     for bounds in ([*box[:2], (1, 5, 1)], [*box[:2], (0, 3, 2**63)], box[:2]):
         with pytest.raises(IndexError, match="no such box"):
-            catalog.read_box(0, bounds, whole, 0, whole.strides)
+            read(0, bounds, whole, 0, whole.strides)
+        with pytest.raises(IndexError, match="no such box"):
+            catalog.read_box(0, bounds)
     with pytest.raises(IndexError, match="no such box"):  # one place twice
-        catalog.read_box(0, box, whole, 0, (40, 8, 2))
+        read(0, box, whole, 0, (40, 8, 2))
     for at in (1, 2**64 - 1):
         with pytest.raises(IndexError, match="too small"):
-            catalog.read_box(0, box, whole, at, whole.strides)
+            read(0, box, whole, at, whole.strides)
     with pytest.raises(BufferError):
-        catalog.read_box(0, box, np.asarray(treepack.loads(treepack.dumps(array))), 0, (40, 10, 2))
+        read(0, box, np.asarray(treepack.loads(treepack.dumps(array))), 0, (40, 10, 2))
+
+
+def test_an_index_that_tells_another_dtype_or_shape_is_noticed(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "saved", {"w": np.arange(12, dtype=np.float32).reshape(4, 3)})
+    data = (tmp_path / "saved").read_bytes()
+    record = msgpack.unpackb(record_of(data))
+    index = msgpack.unpackb(record["index"])
+    for dtype, shape in [
+        ("float64", [4, 3]),
+        ("int32", [4, 3]),
+        ("float16", [4, 3]),
+        ("float32", [2, 6]),
+        ("float32", [1 << 40, 100]),
+        ("float32", [(1 << 63) - 1, 100]),
+    ]:
+        other = {**index, "kinds": [{"array": [dtype, shape]}]}
+        packed = msgpack.packb({**record, "index": msgpack.packb(other)})
+        plain = data[: data.index(b"__treepack__")] + b"__treepack__"
+        array = treepack.open(plain + msgpack.packb(sealed(packed)))["w"]
+        assert (array.dtype, array.shape) == (dtype, tuple(shape))
+        for read in (lambda array=array: array[1, 2], lambda array=array: array[:, 0]):
+            with pytest.raises(treepack.DecodeError, match="not what the index of the file has"):
+                read()
+
+
+def test_indices_that_are_large_or_odd() -> None:
+    values = {"w": np.arange(12.0).reshape(4, 3), "m": np.arange(5).astype("m8")}
+    file = treepack.open(treepack.dumps(values))
+    for step in (2**64, -(2**64)):
+        np.testing.assert_array_equal(file["w"][::step], values["w"][::step])
+    assert file["m"][3] == values["m"][3]
+    np.testing.assert_array_equal(file["m"][1:4], values["m"][1:4])
+    for odd in (np.timedelta64(1), np.timedelta64(1, "s")):
+        with pytest.raises(IndexError):
+            file["w"][odd]
+
+
+def test_a_box_takes_few_reads() -> None:
+    data = treepack.dumps(np.arange(90_000, dtype=np.int16).reshape(10_000, 3, 3))
+    reads = []
+
+    def read(start: int, length: int) -> bytes:
+        reads.append(length)
+        return data[start : start + length]
+
+    found = treepack.open(_core.Content.elsewhere(read, len(data)))
+    array = next(array for _, array in found.leaves())
+    reads.clear()
+    whole = np.arange(90_000, dtype=np.int16).reshape(10_000, 3, 3)
+    for index in (np.s_[:, ::2, ::2], np.s_[:, 1, :2], np.s_[::7, 1:]):
+        np.testing.assert_array_equal(array[index], whole[index])
+    assert len(reads) <= 6, reads  # a header and the data each
+
+
+def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    treepack.save(path, {"a": np.zeros(10), "w": np.ones((1000, 100))})
+    with treepack.open(path) as file:
+        array = file["w"]
+        os.truncate(path, 100_000)
+        with pytest.raises(treepack.DecodeError, match=r"ends inside a value.*at w"):
+            array[100:900]

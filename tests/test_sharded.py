@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import shutil
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +23,11 @@ from flax import serialization as flax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import processes
 import treepack
+from treepack import _placement
 from treepack._sharded import reading, shards
 
 # Devices of this process are as many as jax has; those of others are made for a test.
@@ -275,6 +278,7 @@ class Opened:
     """A file that notes what is expected to be used of it."""
 
     def __init__(self, nbytes: int):
+        self._name = "a file"
         self.nbytes = nbytes
         self.expected: list[Any] | None = None
 
@@ -289,7 +293,8 @@ def part_of(file: Opened, value: int, start: int, stop: int) -> Any:
     """Returns a part of a shard of 100 bytes."""
     tree = SimpleNamespace(_file=file)
     shard = SimpleNamespace(_tree=tree, _value=value, dtype=np.dtype(np.uint8))
-    return reading._Part(shard, [range(start, stop)], [slice(0, stop - start)])  # type: ignore[arg-type]
+    places: Any = [range(start, stop)], [slice(0, stop - start)]
+    return reading._Part(SimpleNamespace(), shard, *places)  # type: ignore[arg-type]
 
 
 def test_little_is_read_around_what_is_used_of_a_file() -> None:
@@ -307,6 +312,27 @@ def test_little_is_read_around_what_is_used_of_a_file() -> None:
     assert whole.expected is None
     assert half.expected == [(1, [(0, 100, 1)])]
     assert copied.expected is None  # which is read, not used in place
+
+
+def test_what_nobody_waits_for_is_not_read() -> None:
+    """An interrupt or an error ends the reading of what comes after it."""
+    calls: list[str] = []
+
+    class Slow:
+        is_in_place = False
+
+        def read(self, _: int, stopped: threading.Event) -> None:
+            assert stopped.wait(60)
+            calls.append("read")
+
+        def prefetch(self) -> None:
+            time.sleep(0.01)
+            calls.append("prefetch")
+
+    boxes: Any = [Slow() for _ in range(1000)]
+    with pytest.raises(KeyboardInterrupt), reading.reading(boxes, 1):
+        raise KeyboardInterrupt
+    assert len(calls) < 100
 
 
 def test_shards_are_used_in_place(saved: Path) -> None:
@@ -677,6 +703,99 @@ def test_what_is_saved_again_meanwhile(checkpoint: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(reading.Checkpoint, "_checked", checked)
     assert treepack.load(checkpoint)["w"].tolist() == [3, 3, 3]
+
+
+def test_what_is_saved_again_elsewhere_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://sharded/replaced"
+    rows = NamedSharding(Mesh(jax.devices(), ("x",)), PartitionSpec("x"))
+    size = 1 << 20  # more than is kept of a file
+    target = {"w": jax.ShapeDtypeStruct((size,), np.float32, sharding=rows)}
+    treepack.save(url, {"w": jnp.ones(size)}, sharded=True)
+    array = treepack.open(url)["w"]
+    treepack.save(url, {"w": jnp.full(size, 2.0)}, sharded=True)
+    for read in (lambda: array[3], lambda: np.asarray(array)):
+        with pytest.raises(treepack.CorruptionError, match="saved again meanwhile: open it again"):
+            read()
+    expect, again = reading.expect, iter([3, 4])
+
+    def expecting(boxes: Any) -> None:
+        value = next(again, None)
+        if value is not None:  # when all files have been opened
+            boxes = [*boxes]
+            treepack.save(url, {"w": jnp.full(size, float(value))}, sharded=True)
+        expect(boxes)
+
+    monkeypatch.setattr(_placement, "expect", expecting)
+    assert set(treepack.load(url, target)["w"].tolist()) == {4}
+
+
+def test_files_that_are_cut_short_while_they_are_open(checkpoint: Path) -> None:
+    with treepack.open(checkpoint) as file:
+        array = file["params/w"]
+        assert array[0, 0] == 0
+        [shard] = checkpoint.glob("*-00000.treepack")
+        os.truncate(shard, 100)
+        with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack.*params/w/\[.*\]"):
+            array[:, 5]
+        with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack.*params/w/\[.*\]"):
+            file.load({"params": {"w": W}})
+
+
+def test_damaged_gzip_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    values = np.random.default_rng(0).standard_normal((300, 300))
+    treepack.save(path, {"w": jnp.asarray(values, jnp.float32)}, sharded=True, compress=True)
+    [file] = path.glob("*-00000.treepack")
+    data = file.read_bytes()
+    for start in (0, len(data) // 2):  # at its start is the header, and then what is not there
+        file.write_bytes(data[:start] + bytes(1000) + data[start + 1000 :])
+        with pytest.raises(treepack.CorruptionError, match=r"00000\.treepack.* is damaged"):
+            treepack.load(path)
+
+
+def test_arrays_of_a_closed_checkpoint(checkpoint: Path) -> None:
+    with treepack.open(checkpoint) as file:
+        array = file["params/w"]
+    with pytest.raises(ValueError, match="closed"):
+        np.asarray(array)
+
+
+def test_an_array_that_lacks_shards_is_not_saved(tmp_path: Path) -> None:
+    """As jax leaves one when it is interrupted while it looks for them."""
+    path = tmp_path / "checkpoint"
+    treepack.save(path, {"w": jnp.ones(8)}, sharded=True)
+    broken = jnp.zeros(8)
+    broken.__dict__["addressable_shards"] = []
+    assert not broken.addressable_shards
+    with pytest.raises(treepack.TreepackError, match="at w: the array has 0 of the 1 shards"):
+        treepack.save(path, {"w": broken}, sharded=True)
+    assert treepack.load(path)["w"].sum() == 8
+
+
+def test_threads_are_as_many_as_can_be(saved: Path) -> None:
+    for threads in (0, -5, 10**6):
+        with pytest.raises(ValueError, match="threads must be from 1"):
+            treepack.load(saved, threads=threads)
+    with pytest.raises(TypeError):
+        treepack.load(saved, threads="x")  # type: ignore[call-overload]
+    np.testing.assert_array_equal(treepack.load(saved, threads=1)["params"]["w"], W)
+
+
+ONE_HAS_ALL = """
+from jax.sharding import SingleDeviceSharding
+mesh = Mesh(np.array(jax.devices()), ("x",))
+value = np.arange(8.0, dtype=np.float32)
+put = jax.make_array_from_callback((8,), NamedSharding(mesh, P("x")), lambda at: value[at])
+treepack.save(args[0], {"w": put})
+first = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), P("x"))  # of process 0
+found = treepack.load(args[0], {"w": jax.ShapeDtypeStruct((8,), np.float32, sharding=first)})["w"]
+assert found.sharding == first and found.dtype == np.float32, found
+assert len(found.addressable_shards) == 2 * (jax.process_index() == 0)
+"""
+
+
+def test_processes_that_get_nothing_of_an_array(tmp_path: Path) -> None:
+    processes.run(ONE_HAS_ALL, 2, tmp_path / "checkpoint", devices=2)
 
 
 KEYS = (

@@ -29,6 +29,7 @@ __all__ = [
     "rebuild_plain",
     "restore",
     "stream_items",
+    "thread_count",
     "trailer_metadata",
     "walk",
     "write_file",
@@ -320,18 +321,37 @@ class Catalog:
           IndexError: If the array has fewer.
         """
 
-    def read_box(
-        self, value: int, bounds: _BoxBounds, target: np.ndarray, at: int, strides: Sequence[int]
-    ) -> None:
-        """Reads a box of an array to memory.
+    def read_box(self, value: int, bounds: _BoxBounds) -> np.ndarray:
+        """Reads a box of an array into a fresh array of bytes.
 
         Args:
           value: An array.
           bounds: For each dimension, where the box begins, how many indices it has, and how far
             apart they are.
+
+        Raises:
+          IndexError: If there is no such box in the array.
+        """
+
+    def read_box_to(
+        self,
+        value: int,
+        bounds: _BoxBounds,
+        target: np.ndarray,
+        at: int,
+        strides: Sequence[int],
+        *,
+        threads: int | None,
+    ) -> None:
+        """Reads a box of an array to memory.
+
+        Args:
+          value: See `read_box`.
+          bounds: See `read_box`.
           target: An array in C order that can be written.
           at: After how many of its bytes the first element of the box goes.
           strides: For each dimension, how many bytes further on the next element goes.
+          threads: How many threads read, at most.
 
         Raises:
           IndexError: If there is no such box in the array, or no room for it in memory.
@@ -357,6 +377,13 @@ class Catalog:
         Returns:
           What is known of each leaf, and of what lies between the last one and the record.
         """
+
+def thread_count(threads: int | None) -> int:
+    """Returns how many threads work where so many are asked for.
+
+    Raises:
+      ValueError: If that is no number of threads.
+    """
 
 def write_file(path: str | PathLike[str], data: bytes, *, durable: bool) -> None:
     """Writes a file, which is replaced whole or not at all."""

@@ -66,11 +66,6 @@ class LazyArray(Deferred):
         other: np.ndarray = array.astype(dtype)
         return other
 
-    def box(self, index: Sequence[slice]) -> np.ndarray:
-        """Returns the elements of a box: a view where that can be."""
-        found: np.ndarray = np.asarray(self)[tuple(index)]
-        return found
-
     def __getitem__(self, index: Any) -> Any:
         """Returns what NumPy returns for an index, as an array of its own.
 
@@ -81,24 +76,33 @@ class LazyArray(Deferred):
         if plan is None:
             return np.array(self)[index]
         box, rest = plan
-        made = np.empty(tuple(map(len, box)), self.dtype)
-        self.read_box(box, made)
-        return made[rest]
+        return self._read(box)[rest]
 
-    def read_box(self, box: Sequence[range], target: np.ndarray) -> None:
+    def _read(self, box: Sequence[range]) -> np.ndarray:
+        """Returns the elements of a box."""
+        shape = tuple(map(len, box))
+        if 0 in shape:
+            return np.empty(shape, self.dtype)
+        data = self._tree._catalog().read_box(self._value, bounds_of(box))
+        return data.view(self.dtype).reshape(shape)
+
+    def read_to(
+        self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
+    ) -> None:
         """Reads the elements of a box.
 
         Args:
           box: The indices of each dimension.
           target: Where to; an array of the same dtype in C order, or a part of one.
+          threads: How many threads read, at most.
         """
         if target.size == 0:
             return
         whole = target if target.base is None else target.base
         at = _address(target) - _address(whole)
-        memory = whole.reshape(-1).view(np.uint8)
-        catalog = self._tree._catalog()
-        catalog.read_box(self._value, bounds_of(box), memory, at, target.strides)
+        memory, strides = whole.reshape(-1).view(np.uint8), target.strides
+        read_to = self._tree._catalog().read_box_to
+        read_to(self._value, bounds_of(box), memory, at, strides, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Returns a range of its elements in C order, which is all that is read."""
@@ -123,7 +127,8 @@ def _address(array: np.ndarray) -> int:
 
 def bounds_of(box: Iterable[range]) -> list[tuple[int, int, int]]:
     """Returns the indices of each dimension of a box as the core takes them."""
-    return [(indices.start, len(indices), indices.step) for indices in box]
+    # The step of a single index is any number.
+    return [(it.start, len(it), it.step if len(it) > 1 else 1) for it in box]
 
 
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:
@@ -170,4 +175,5 @@ def _is_basic(part: Any) -> bool:
     """Tells whether a part of an index is an integer or a slice."""
     if isinstance(part, slice):
         return True
-    return isinstance(part, (int, np.integer)) and not isinstance(part, bool)
+    is_integer = isinstance(part, (int, np.integer))
+    return is_integer and not isinstance(part, (bool, np.timedelta64))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from treepack import _paths
+from treepack import _core, _paths
 from treepack._compare import signature
 from treepack._lazy import LazyArray
 from treepack._libraries import jax as _jax
@@ -108,7 +107,7 @@ def _cast(leaves: Leaves, threads: int | None) -> list[Any]:
         results.append(made)
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+    with ThreadPoolExecutor(_core.thread_count(threads)) as pool:
         for _ in pool.map(_cast_part, work):
             pass
     return results
@@ -357,7 +356,7 @@ def _put(
                 for item in batch
             ]
         boxes = [box for item in batch for box in item.boxes.values()]
-        with reading(boxes, threads or os.cpu_count() or 1) as read:
+        with reading(boxes, _core.thread_count(threads)) as read:
             if _is_split(place):
                 made = [_put_parts(item, place, read) for item in batch]
             else:
@@ -374,7 +373,7 @@ def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]
     def whole(item: _Item) -> Any:
         for box in item.boxes.values():
             return read(box)
-        return np.asarray(item.array) if isinstance(item.array, LazyArray) else item.array
+        return item.array
 
     arrays = [whole(item) for item in batch]
     try:
@@ -392,25 +391,18 @@ def _put_parts(item: _Item, place: Any, read: Callable[[Box], np.ndarray]) -> An
     import jax
 
     array = item.array
-    known: dict[Any, np.ndarray] = {}
+    parts = {key: read(box) for key, box in item.boxes.items()}
 
-    def part(index: Any) -> np.ndarray:
-        key = _key(index)
-        if key not in known:
-            if item.boxes:
-                known[key] = read(item.boxes[key])
-            else:
-                known[key] = (array.box if isinstance(array, LazyArray) else array.__getitem__)(
-                    index
-                )
-        return known[key]
+    def part(index: Any) -> Any:
+        return parts.get(_key(index)) if parts else array[index]
 
     try:
         if _jax.is_array(array) and place.is_fully_addressable:
             return jax.device_put(array, place)  # a typed PRNG key, which has no parts
-        return jax.make_array_from_callback(array.shape, place, part)
-    except TreepackError:
-        raise
+        dtype = None  # that of the parts, unless there are none here
+        if not place.addressable_devices:
+            dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+        return jax.make_array_from_callback(array.shape, place, part, dtype=dtype)
     except Exception as error:
         raise _misplaced(item.path, array, place, error) from error
 

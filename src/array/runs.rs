@@ -1,20 +1,17 @@
 //! A box of an array: runs of its bytes at equal distances, which are read to where they belong.
 
 use std::mem::{self, MaybeUninit};
-use std::num::NonZero;
 use std::ops::Range;
 
+use crate::raw::RawBytes;
 use crate::source::{Source, read_to};
 use crate::{Result, parallel};
 
-/// Of what lies less than this apart also what is between is read.
-const NEAR_BYTES: usize = 32 << 10;
-
-/// Longer runs are read one by one.
-const SHORT_BYTES: usize = 4 << 10;
-
-/// So much is read at a time where short runs are picked out of it.
+/// So much is read at a time where runs are picked out of it.
 const SPAN_BYTES: usize = 256 << 10;
+
+/// So many runs that are far from each other are one thread's work at a time.
+const FAR_READS: usize = 64;
 
 /// How runs are repeated: how many of them, and how far apart they begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +22,16 @@ pub struct Repeat {
     pub source: usize,
     /// And in memory.
     pub target: usize,
+}
+
+impl Repeat {
+    fn once(nbytes: usize) -> Self {
+        Self {
+            count: 1,
+            source: nbytes,
+            target: nbytes,
+        }
+    }
 }
 
 /// Runs of bytes that are repeated, the innermost repetition last.
@@ -144,30 +151,42 @@ impl Runs {
         self.nbytes + more.sum::<usize>()
     }
 
-    /// Where the runs are in the array; those that are near each other as one range.
+    /// Where the runs are in the array; those that are less than `near` apart as one range.
     #[must_use]
-    pub fn ranges(&self) -> Vec<Range<usize>> {
+    pub fn ranges(&self, near: usize) -> Vec<Range<usize>> {
         let mut found: Vec<Range<usize>> = Vec::new();
         if self.nbytes == 0 {
             return found;
         }
-        // Of the innermost repetition that is near itself all is one range.
-        let (outer, nbytes) = match self.repeats.split_last() {
-            Some((inner, outer)) if inner.source - self.nbytes <= NEAR_BYTES => {
-                (outer, (inner.count - 1) * inner.source + self.nbytes)
+        let nest = self.nest(near, usize::MAX);
+        each(nest.outer, self.start, 0, &mut |start, _| {
+            let end = start + nest.extent;
+            match found.last_mut() {
+                Some(last) if start - last.end <= near => last.end = end,
+                _ => found.push(start..end),
             }
-            _ => (&self.repeats[..], self.nbytes),
-        };
-        each(
-            outer,
-            self.start,
-            0,
-            &mut |start, _| match found.last_mut() {
-                Some(last) if start <= last.end + NEAR_BYTES => last.end = start + nbytes,
-                _ => found.push(start..start + nbytes),
-            },
-        );
+        });
         found
+    }
+
+    /// The inner repetitions whose runs are near each other, as many as together take `most`
+    /// bytes of the array.
+    fn nest(&self, near: usize, most: usize) -> Nest<'_> {
+        let mut nest = Nest {
+            outer: &self.repeats,
+            inner: &[],
+            nbytes: self.nbytes,
+            extent: self.nbytes,
+        };
+        for level in (0..self.repeats.len()).rev() {
+            let extent = nest.extent + (self.repeats[level].count - 1) * self.repeats[level].source;
+            if !nest.is_near(near) || extent > most {
+                break;
+            }
+            (nest.outer, nest.inner) = self.repeats.split_at(level);
+            nest.extent = extent;
+        }
+        nest
     }
 
     /// Reads all runs of an array to memory, of which only their places are written.
@@ -178,18 +197,30 @@ impl Runs {
         &self,
         array: &dyn Source,
         target: &mut [MaybeUninit<u8>],
-        threads: NonZero<usize>,
+        threads: Option<i64>,
         check: impl FnMut() -> Result<()>,
     ) -> Result<()> {
         if self.nbytes == 0 {
             return Ok(());
         }
-        let read = |block: Block<'_>| block.read(array);
-        parallel::for_each(self.blocks(target), threads, read, check)
+        // Where a read costs much, more is read at a time.
+        let span = SPAN_BYTES.max(array.near().saturating_mul(4).min(parallel::BLOCK));
+        let nest = self.nest(array.near(), span);
+        let blocks = self.blocks(&nest, array.near(), span, target)?;
+        let nbytes = blocks.iter().map(|block| block.extent(&nest)).sum();
+        let threads = parallel::threads(threads, nbytes, parallel::MIN_COPY_BYTES)?;
+        let read = |block: Block<'_>| block.read(&nest, array);
+        parallel::for_each(blocks, threads, read, check)
     }
 
     /// The work in parts, each with the memory that it is for.
-    fn blocks<'a>(&self, target: &'a mut [MaybeUninit<u8>]) -> Vec<Block<'a>> {
+    fn blocks<'a>(
+        &self,
+        nest: &Nest<'_>,
+        near: usize,
+        span: usize,
+        target: &'a mut [MaybeUninit<u8>],
+    ) -> Result<Vec<Block<'a>>> {
         let mut blocks = Vec::new();
         let (mut rest, mut taken) = (target, 0);
         let mut take = |start: usize, len: usize| {
@@ -198,79 +229,141 @@ impl Runs {
             (rest, taken) = (later, start + len);
             target
         };
-        let once = Repeat {
-            count: 1,
-            source: self.nbytes,
-            target: self.nbytes,
+        let Some((row, outer)) = nest.outer.split_last() else {
+            let memory = take(0, nest.memory());
+            if nest.inner.is_empty() {
+                let parts = memory.chunks_mut(parallel::BLOCK).enumerate();
+                let start = |number| self.start + number * parallel::BLOCK;
+                blocks.extend(parts.map(|(number, memory)| Block {
+                    start: start(number),
+                    rows: Repeat::once(memory.len()),
+                    is_near: false,
+                    memory,
+                }));
+            } else {
+                blocks.push(Block {
+                    start: self.start,
+                    rows: Repeat::once(memory.len()),
+                    is_near: false,
+                    memory,
+                });
+            }
+            return Ok(blocks);
         };
-        let (inner, outer) = match self.repeats.split_last() {
-            Some((inner, outer)) => (*inner, outer),
-            None => (once, &[][..]),
+        let is_near = nest.is_near(near) && nest.extent <= span;
+        let most = if is_near {
+            (span - nest.extent) / row.source + 1
+        } else {
+            (parallel::BLOCK / nest.extent).clamp(1, FAR_READS)
         };
-        let most = (parallel::BLOCK / self.nbytes).max(1);
+        let places = outer.iter().map(|it| it.count).product::<usize>();
+        blocks.try_reserve(places.saturating_mul(row.count.div_ceil(most)))?;
         each(outer, self.start, 0, &mut |source, target| {
-            for first in (0..inner.count).step_by(most) {
-                let count = most.min(inner.count - first);
-                let extent = (count - 1) * inner.target + self.nbytes;
-                let memory = take(target + first * inner.target, extent);
-                let source = source + first * inner.source;
-                if count == 1 {
-                    let parts = memory.chunks_mut(parallel::BLOCK).enumerate();
-                    blocks.extend(parts.map(|(number, memory)| Block {
-                        start: source + number * parallel::BLOCK,
-                        nbytes: memory.len(),
-                        repeat: once,
-                        memory,
-                    }));
-                } else {
-                    blocks.push(Block {
-                        start: source,
-                        nbytes: self.nbytes,
-                        repeat: Repeat { count, ..inner },
-                        memory,
-                    });
-                }
+            for first in (0..row.count).step_by(most) {
+                let count = most.min(row.count - first);
+                blocks.push(Block {
+                    start: source + first * row.source,
+                    rows: Repeat { count, ..*row },
+                    is_near,
+                    memory: take(
+                        target + first * row.target,
+                        (count - 1) * row.target + nest.memory(),
+                    ),
+                });
             }
         });
-        blocks
+        Ok(blocks)
     }
 }
 
-/// Runs that are read by one thread.
+/// Runs that are near each other, and how they are repeated further out.
+struct Nest<'a> {
+    /// Repetitions of all of it.
+    outer: &'a [Repeat],
+    /// Repetitions in it.
+    inner: &'a [Repeat],
+    /// How many bytes a run has.
+    nbytes: usize,
+    /// From its first byte in the array to its last.
+    extent: usize,
+}
+
+impl Nest<'_> {
+    /// Whether its next repetition is less than `near` away, and it is not so long that it is
+    /// better read by itself.
+    fn is_near(&self, near: usize) -> bool {
+        let next = self.outer.last();
+        self.extent / 4 < near && next.is_some_and(|next| next.source - self.extent <= near)
+    }
+
+    /// How much memory it takes.
+    fn memory(&self) -> usize {
+        let more = self.inner.iter().map(|it| (it.count - 1) * it.target);
+        self.nbytes + more.sum::<usize>()
+    }
+
+    /// Copies its runs out of the bytes from its first to its last.
+    fn copy(&self, bytes: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
+        each(self.inner, 0, 0, &mut |from, to| {
+            let run = bytes.slice(from..from + self.nbytes);
+            run.copy_to(&mut target[to..to + self.nbytes]);
+        });
+    }
+}
+
+/// Some repetitions of a nest, which are read by one thread.
 struct Block<'a> {
     start: usize,
-    nbytes: usize,
-    repeat: Repeat,
+    rows: Repeat,
+    /// Whether they are read together.
+    is_near: bool,
     memory: &'a mut [MaybeUninit<u8>],
 }
 
 impl Block<'_> {
-    fn read(self, array: &dyn Source) -> Result<()> {
-        let Repeat {
-            count,
-            source,
-            target,
-        } = self.repeat;
-        let places = self.memory.chunks_mut(target);
-        let runs = places.map(|place| &mut place[..self.nbytes]);
-        let is_near = self.nbytes < SHORT_BYTES && source - self.nbytes <= NEAR_BYTES;
-        if count == 1 || !is_near || array.memory().is_some() {
-            let starts = (self.start..).step_by(source);
-            return starts
-                .zip(runs)
-                .try_for_each(|(start, run)| array.read_at(start, run));
+    /// How much is read of the array.
+    fn extent(&self, nest: &Nest<'_>) -> usize {
+        if self.is_near {
+            (self.rows.count - 1) * self.rows.source + nest.extent
+        } else {
+            self.rows.count * self.memory.len().min(nest.extent)
         }
-        let mut span = Vec::new();
-        for (number, run) in runs.enumerate() {
-            let at = number % (SPAN_BYTES / source).max(1);
-            if at == 0 {
-                let rows = (SPAN_BYTES / source).max(1).min(count - number);
-                let start = self.start + number * source;
-                let end = start + (rows - 1) * source + self.nbytes;
-                span.clear();
-                read_to(array, start..end, &mut span)?;
+    }
+
+    fn read(self, nest: &Nest<'_>, array: &dyn Source) -> Result<()> {
+        let rows = self.memory.chunks_mut(self.rows.target);
+        let rows = (0..).step_by(self.rows.source).zip(rows);
+        if let Some(memory) = array.memory() {
+            for (at, target) in rows {
+                let start = self.start + at;
+                if nest.inner.is_empty() {
+                    let len = target.len().min(nest.nbytes);
+                    memory.slice(start..start + len).copy_to(&mut target[..len]);
+                } else {
+                    nest.copy(memory.slice(start..start + nest.extent), target);
+                }
             }
-            run.write_copy_of_slice(&span[at * source..][..self.nbytes]);
+            return Ok(());
+        }
+        let mut bytes = Vec::new();
+        if self.is_near {
+            let end = self.start + (self.rows.count - 1) * self.rows.source + nest.extent;
+            read_to(array, self.start..end, &mut bytes)?;
+            for (at, target) in rows {
+                nest.copy(RawBytes::from(&bytes[at..at + nest.extent]), target);
+            }
+            return Ok(());
+        }
+        for (at, target) in rows {
+            let start = self.start + at;
+            if nest.inner.is_empty() {
+                let len = target.len().min(nest.nbytes); // less where a run is several blocks
+                array.read_at(start, &mut target[..len])?;
+            } else {
+                bytes.clear();
+                read_to(array, start..start + nest.extent, &mut bytes)?;
+                nest.copy(RawBytes::from(&bytes[..]), target);
+            }
         }
         Ok(())
     }
@@ -296,11 +389,10 @@ mod tests {
     use crate::raw::append_with;
     use proptest::prelude::*;
     use std::iter;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    const ONE: NonZero<usize> = NonZero::<usize>::MIN;
-
-    /// A source that is not in memory, and tells what was read of it.
-    struct Elsewhere(Vec<u8>);
+    /// A source that is not in memory, and what is near in it.
+    struct Elsewhere(Vec<u8>, usize);
 
     impl Source for Elsewhere {
         fn len(&self) -> usize {
@@ -310,14 +402,18 @@ mod tests {
         fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
             self.0.read_at(offset, target)
         }
+
+        fn near(&self) -> usize {
+            self.1
+        }
     }
 
     /// Returns the memory that runs are read to, which is zero between them.
-    fn read(runs: &Runs, array: &dyn Source, threads: NonZero<usize>) -> Vec<u8> {
+    fn read(runs: &Runs, array: &dyn Source) -> Vec<u8> {
         let mut found = Vec::new();
         append_with(&mut found, runs.extent(), |target| {
             target.fill(MaybeUninit::new(0));
-            runs.read(array, target, threads, || Ok(()))
+            runs.read(array, target, None, || Ok(()))
         })
         .unwrap();
         found
@@ -370,7 +466,7 @@ mod tests {
         #[test]
         fn all_elements_come_to_where_they_belong(
             (shape, bounds, strides, itemsize) in boxes(),
-            threads in 1usize..3,
+            near in 0usize..40,
         ) {
             let nbytes = itemsize * shape.iter().product::<usize>();
             let bytes: Vec<u8> = (0..nbytes).map(|at| at as u8 ^ 0x5a).collect();
@@ -382,10 +478,10 @@ mod tests {
             let mut expected = vec![0; size];
             for (from, to) in places {
                 expected[to..to + itemsize].copy_from_slice(&bytes[from..from + itemsize]);
-                prop_assert!(runs.ranges().iter().any(|it| it.contains(&from)));
+                prop_assert!(runs.ranges(near).iter().any(|it| it.contains(&from)));
             }
-            for array in [&bytes as &dyn Source, &Elsewhere(bytes.clone())] {
-                let found = read(&runs, array, NonZero::new(threads).unwrap());
+            for array in [&bytes as &dyn Source, &Elsewhere(bytes.clone(), near)] {
+                let found = read(&runs, array);
                 prop_assert_eq!(&found, &expected);
             }
         }
@@ -411,6 +507,7 @@ mod tests {
 
     #[test]
     fn what_is_near_is_read_together_and_nothing_else() {
+        const NEAR: usize = 32 << 10;
         let column = |width: usize| {
             let all = Bounds {
                 start: 0,
@@ -420,10 +517,10 @@ mod tests {
             let one = Bounds { count: 1, ..all };
             Runs::new(&[3, width], 4, &[all, one], &[4, 4]).unwrap()
         };
-        let one = |runs: Runs, range| runs.ranges().into_iter().eq(iter::once(range));
+        let one = |runs: Runs, range| runs.ranges(NEAR).into_iter().eq(iter::once(range));
         assert!(one(column(1000), 0..8004));
         assert_eq!(
-            column(100_000).ranges(),
+            column(100_000).ranges(NEAR),
             [0..4, 400_000..400_004, 800_000..800_004]
         );
         // Whole rows are one run.
@@ -438,10 +535,40 @@ mod tests {
     }
 
     #[test]
+    fn short_runs_are_read_together_however_they_are_repeated() {
+        struct Counting(Elsewhere, AtomicUsize);
+        impl Source for Counting {
+            fn len(&self) -> usize {
+                self.0.len()
+            }
+
+            fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+                self.1.fetch_add(1, Ordering::Relaxed);
+                self.0.read_at(offset, target)
+            }
+
+            fn near(&self) -> usize {
+                self.0.near()
+            }
+        }
+        let all = |count| Bounds {
+            start: 0,
+            count,
+            step: 1,
+        };
+        let other = Bounds { step: 2, ..all(2) };
+        let array = Counting(Elsewhere(vec![7; 9 << 20], 4 << 10), AtomicUsize::new(0));
+        let bounds = [all(1 << 20), other, other];
+        let runs = Runs::compact(&[1 << 20, 3, 3], 1, &bounds).unwrap();
+        assert_eq!(read(&runs, &array), vec![7; 4 << 20]);
+        assert!(array.1.load(Ordering::Relaxed) <= (9 << 20) / SPAN_BYTES + 1);
+    }
+
+    #[test]
     fn large_boxes_are_read_in_blocks() {
         let len = 3 * parallel::BLOCK / 2;
         let bytes: Vec<u8> = (0..2 * len).map(|at| (at / 7) as u8).collect();
-        let array = Elsewhere(bytes.clone());
+        let array = Elsewhere(bytes.clone(), 4 << 10);
         // One run, long runs with something between, and short ones that are near each other.
         for (width, count) in [
             (2 * len, 2 * len - 1),
@@ -463,7 +590,7 @@ mod tests {
             ];
             let runs = Runs::new(&[2 * len / width, width], 1, &bounds, &[count, 1]).unwrap();
             let expected = bytes.chunks(width).flat_map(|row| &row[1..=count]);
-            assert!(read(&runs, &array, ONE).iter().eq(expected));
+            assert!(read(&runs, &array).iter().eq(expected));
         }
     }
 }

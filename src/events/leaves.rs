@@ -121,7 +121,8 @@ pub(super) fn itemsize(name: &str) -> Option<usize> {
     if name == "bfloat16" {
         return Some(2);
     }
-    if name.starts_with("datetime64[") || name.starts_with("timedelta64[") {
+    // With a unit, or of none.
+    if name.starts_with("datetime64") || name.starts_with("timedelta64") {
         return Some(8);
     }
     let digits = name.find(|c: char| c.is_ascii_digit())?;
@@ -148,6 +149,7 @@ mod tests {
             ("complex128", 16),
             ("bool", 1),
             ("datetime64[ns]", 8),
+            ("timedelta64", 8),
         ];
         for (name, size) in known {
             assert_eq!(itemsize(name), Some(size), "{name}");

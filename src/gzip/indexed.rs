@@ -251,6 +251,10 @@ impl<S: Source> Source for Indexed<S> {
         target.write_copy_of_slice(&self.read(offset..offset + target.len())?);
         Ok(())
     }
+
+    fn near(&self) -> usize {
+        256 << 10 // a block, which is inflated as a whole
+    }
 }
 
 impl Worker {

@@ -1,5 +1,6 @@
 //! Leaves of encoded data by their paths, read one by one.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use pyo3::exceptions::{PyIndexError, PyTypeError};
@@ -8,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use smallvec::SmallVec;
 
 use super::content::Content;
-use super::memory::{FreshArray, Writable};
+use super::memory::{FreshArray, Writable, detached};
 use super::objects::{CopyMode, blocks_of, build, explain, read_blocks};
 use super::watch::Watcher;
 use super::{errors, integer_or_none};
@@ -18,7 +19,7 @@ use crate::events::{Event, Events};
 use crate::source::Parts;
 use crate::structure::LeafKind;
 use crate::watch::Watch as _;
-use crate::{Error, parallel};
+use crate::{Error, Result, parallel};
 
 /// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
@@ -42,6 +43,9 @@ struct Selection<'py> {
 
 /// For each dimension: where a box begins, how many indices it has, and how far apart they are.
 type BoxBounds = Vec<(usize, usize, usize)>;
+
+/// Fills memory.
+type Read<'a> = &'a (dyn Fn(&mut [MaybeUninit<u8>]) -> Result<()> + Sync);
 
 /// What an array is, and where its bytes are in the data.
 struct ArrayPlace {
@@ -87,7 +91,9 @@ impl ArrayPlace {
 
     /// Where a box of it is in the data.
     fn ranges(&self, bounds: BoxBounds) -> PyResult<Vec<Range<usize>>> {
-        let ranges = self.runs(bounds, None)?.ranges().into_iter();
+        /// To skip less is not worth another request to the disk.
+        const NEAR_BYTES: usize = 32 << 10;
+        let ranges = self.runs(bounds, None)?.ranges(NEAR_BYTES).into_iter();
         let pieces: PyResult<Vec<_>> = ranges.map(|range| self.pieces(range)).collect();
         Ok(pieces?.concat())
     }
@@ -242,12 +248,34 @@ impl Catalog {
             None,
             &watcher,
         )
-        .map_err(|error| watcher.explain(error, PyErr::from))?;
+        .map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))?;
+        Ok(object)
+    }
+
+    /// Reads a box of an array into a fresh array of bytes.
+    #[pyo3(signature = (value, bounds))]
+    fn read_box<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        bounds: BoxBounds,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let array = self.array(py, value)?;
+        let runs = array.runs(bounds, None)?;
+        let byte = numpy::dtype::<u8>(py);
+        let mut fresh = FreshArray::new(&byte, &[runs.nbytes()], true)?;
+        let object = fresh.object().clone();
+        let memory = fresh.memory();
+        self.read_runs(py, value, &array, &runs, None, |read| {
+            detached(py, memory.len(), true, || read(memory))
+        })?;
         Ok(object)
     }
 
     /// Reads a box of an array to memory; see `_core.pyi`.
-    fn read_box(
+    #[pyo3(signature = (value, bounds, target, at, strides, *, threads))]
+    #[allow(clippy::too_many_arguments)] // as in Python
+    fn read_box_to(
         &self,
         py: Python<'_>,
         value: usize,
@@ -255,6 +283,7 @@ impl Catalog {
         target: &Bound<'_, PyAny>,
         at: usize,
         strides: Vec<usize>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
     ) -> PyResult<()> {
         let array = self.array(py, value)?;
         let runs = array.runs(bounds, Some(&strides))?;
@@ -263,22 +292,16 @@ impl Catalog {
         if range.end > target.len() {
             return Err(PyIndexError::new_err("the memory is too small for the box"));
         }
-        let threads = parallel::threads(None, runs.nbytes(), parallel::MIN_COPY_BYTES)?;
-        let source = Parts {
-            source: self.content.get().source(),
-            parts: &array.parts,
-        };
-        let watcher = Watcher::signals();
-        let check = || watcher.check();
-        target
-            .fill(py, range, true, |memory| {
-                runs.read(&source, memory, threads, check)
-            })
-            .map_err(|error| watcher.explain(error, PyErr::from))
+        self.read_runs(py, value, &array, &runs, threads, |read| {
+            target.fill(py, range, true, read)
+        })
     }
 
     /// Begins to read a box of an array from the disk.
     fn prefetch(&self, py: Python<'_>, value: usize, bounds: BoxBounds) -> PyResult<()> {
+        if !self.content.get().is_mapped() {
+            return Ok(());
+        }
         let ranges = self.array(py, value)?.ranges(bounds)?;
         py.detach(|| self.content.get().prefetch(ranges));
         Ok(())
@@ -286,6 +309,9 @@ impl Catalog {
 
     /// Begins to read boxes of arrays in another thread, and reads nothing around them.
     fn prefetch_only(&self, py: Python<'_>, boxes: Vec<(usize, BoxBounds)>) -> PyResult<()> {
+        if !self.content.get().is_mapped() {
+            return Ok(());
+        }
         let mut ranges = Vec::new();
         for (value, bounds) in boxes {
             ranges.extend(self.array(py, value)?.ranges(bounds)?);
@@ -350,9 +376,10 @@ impl Catalog {
         let events = py.detach(|| Events::read_part(source, place.start..place.end));
         let events = events.map_err(|error| self.at(py, error.into(), value))?;
         if let &[Event::Array(number)] = events.as_slice()
-            && let LeafKind::Array(_, expected) = self.catalog.kind(leaf)
+            && let LeafKind::Array(dtype, expected) = self.catalog.kind(leaf)
+            && let found = events.array(number)
+            && found.dtype == dtype.as_bytes()
         {
-            let found = events.array(number);
             let dims = |shape: &[usize]| {
                 shape
                     .iter()
@@ -371,6 +398,27 @@ impl Catalog {
             error: Box::new(Error::Structure(reason.into())),
         };
         Err(error.into())
+    }
+
+    /// Reads runs of an array to memory that `fill` gives, detached from Python.
+    fn read_runs(
+        &self,
+        py: Python<'_>,
+        value: usize,
+        array: &ArrayPlace,
+        runs: &Runs,
+        threads: Option<i64>,
+        fill: impl FnOnce(Read<'_>) -> Result<()>,
+    ) -> PyResult<()> {
+        let source = Parts {
+            source: self.content.get().source(),
+            parts: &array.parts,
+        };
+        let watcher = Watcher::signals();
+        let read = |memory: &mut [MaybeUninit<u8>]| {
+            runs.read(&source, memory, threads, || watcher.check())
+        };
+        fill(&read).map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))
     }
 
     fn leaf_of(&self, value: usize) -> PyResult<usize> {

@@ -86,6 +86,10 @@ impl Source for Elsewhere {
             read().map_err(|error| Error::Payload(Box::new(error)))
         })
     }
+
+    fn near(&self) -> usize {
+        2 << 20 // as of blocks that are kept; see `_remote`
+    }
 }
 
 #[pymethods]
@@ -232,6 +236,11 @@ impl Content {
             Place::Gzip(indexed) => indexed.clone(),
             Place::Sparse(sparse) => sparse.clone(),
         }
+    }
+
+    /// Whether they are those of a mapped file.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.0, Place::Mapped(_))
     }
 
     /// Whether damage is found whenever bytes are read.

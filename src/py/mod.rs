@@ -57,10 +57,19 @@ fn integer_or_none(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     integer(value).map(Some)
 }
 
+/// How many threads work where `threads` are asked for; `None` is as many as there are cores.
+#[pyo3::pyfunction]
+fn thread_count(#[pyo3(from_py_with = integer_or_none)] threads: Option<i64>) -> PyResult<usize> {
+    Ok(crate::parallel::threads(threads, 0, 0)?.get())
+}
+
 /// The native core of treepack; see `_core.pyi`. It relies on the GIL: what is shared between
 /// calls (registries of Python, arrays that are being saved) has no locks of its own.
 #[pyo3::pymodule(gil_used = true)]
 mod _core {
+    #[pymodule_export]
+    use super::thread_count;
+
     #[pymodule_export]
     const CHUNKED_MARKER: &str = crate::wire::CHUNKED_MARKER;
     #[pymodule_export]

@@ -11,10 +11,10 @@ import functools
 import itertools
 import math
 import os
-import threading
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,10 +24,13 @@ from treepack._content import joined, read_all, size_of
 from treepack._deferred import rows_cast
 from treepack._lazy import LazyArray, bounds_of
 from treepack._sharded.shards import MANIFEST, bounds, name_of
-from treepack.errors import CorruptionError, DecodeError
+from treepack.errors import CorruptionError, DecodeError, GzipError, GzipTruncatedError
 
 if TYPE_CHECKING:
     from treepack._open import File, Status, Tree
+
+# What reading raises where data are not what was saved.
+_DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
 
 # Where jax on CPU uses memory in place.
 _ALIGN = 64
@@ -48,7 +51,7 @@ class Checkpoint:
         """`open_file` opens one of them."""
         self._path = path
         self._open_file = open_file
-        self._lock = threading.Lock()
+        self._lock = Lock()
         try:
             data = read_all(joined(self._path, MANIFEST))
         except FileNotFoundError:
@@ -62,6 +65,7 @@ class Checkpoint:
         for name, _, _ in self._expected:
             if name in ("", ".", "..") or os.path.basename(name) != name:  # noqa: PTH119
                 raise DecodeError(f"the manifest is damaged: {name!r} is no file beside it")
+        self._is_closed = False
         self._files: list[File | None] = [None] * len(self._expected)
 
     def file(self, number: int) -> File:
@@ -71,6 +75,8 @@ class Checkpoint:
           CorruptionError: If it is missing, or another one.
         """
         with self._lock:
+            if self._is_closed:
+                raise ValueError("the file is closed")
             found = self._files[number]
             if found is None:
                 found = self._files[number] = self._checked(*self._expected[number])
@@ -83,20 +89,24 @@ class Checkpoint:
                 raise CorruptionError(f"{place} has {size_of(place)} bytes, and had {nbytes}")
             file = self._open_file(place)
         except FileNotFoundError:
-            if read_all(joined(self._path, MANIFEST)) != self._data:
-                raise ReplacedError(
-                    f"{os.fspath(self._path)!r} has been saved again meanwhile: open it again"
-                ) from None
-            raise CorruptionError(f"{place} is missing: the checkpoint is not whole") from None
-        except DecodeError as error:
+            raise self.gone(place) from None
+        except _DAMAGE as error:
             raise CorruptionError(f"{place} is damaged: {error}") from error
         if zlib.crc32(file._catalog().trailer or b"") != record:
             raise CorruptionError(f"{place} is not the file that was saved: it has another record")
         return file
 
+    def gone(self, place: str) -> CorruptionError:
+        """Returns what is wrong if a file is not there."""
+        if read_all(joined(self._path, MANIFEST)) != self._data:
+            path = os.fspath(self._path)
+            return ReplacedError(f"{path!r} has been saved again meanwhile: open it again")
+        return CorruptionError(f"{place} is missing: the checkpoint is not whole")
+
     def close(self) -> None:
         """Lets go of the files."""
         with self._lock:
+            self._is_closed = True
             for number, file in enumerate(self._files):
                 if file is not None:
                     file.close()
@@ -179,7 +189,7 @@ class ShardedArray(LazyArray):
             size % count for size, count in zip(shape, sizes, strict=True)
         ):
             raise DecodeError(f"the manifest splits {shape} by {counts}", path=path)
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._counts = sizes
         self._number = number
         self._stored = self.dtype
@@ -213,38 +223,27 @@ class ShardedArray(LazyArray):
         parts = [*self._parts(indices)]
         return Box(tuple(map(len, indices)), self.dtype, parts, in_place=in_place)
 
-    def read_box(self, box: Sequence[range], target: np.ndarray) -> None:
-        """Reads the elements of a box; see `LazyArray.read_box`."""
-        if all(it.step == 1 for it in box):
-            self._plan(box).read_to(target)
-            return
-        spans = [range(it.start, it[-1] + 1) if it else it for it in box]
-        found = np.empty(tuple(map(len, spans)), self.dtype)
-        self._plan(spans).read_to(found)
-        target[...] = _at(found, [slice(None, None, it.step) for it in box])
+    def _read(self, box: Sequence[range]) -> np.ndarray:
+        """Returns the elements of a box."""
+        made = np.empty(tuple(map(len, box)), self.dtype)
+        self._plan(box).read_to(made)
+        return made
 
     def _parts(self, box: Sequence[range]) -> Iterator[_Part]:
         """Yields what shards have of a box."""
-        if 0 in map(len, box):
-            return
         steps = [size // count for size, count in zip(self.shape, self._counts, strict=True)]
-        places = (
-            range(span.start // step, (span.stop - 1) // step + 1)
-            for span, step in zip(box, steps, strict=True)
-        )
-        for place in itertools.product(*places):
-            cell, local, target = 0, [], []
-            for at, count, span, step in zip(place, self._counts, box, steps, strict=True):
-                cell = cell * count + at
-                first, last = max(span.start, at * step), min(span.stop, (at + 1) * step)
-                local.append(range(first - at * step, last - at * step))
-                target.append(slice(first - span.start, last - span.start))
-            yield _Part(self._shard(cell), local, target)
+        cuts = [_cut(indices, step) for indices, step in zip(box, steps, strict=True)]
+        for pieces in itertools.product(*cuts):
+            cell = 0
+            for piece, count in zip(pieces, self._counts, strict=True):
+                cell = cell * count + piece.cell
+            local, target = [it.local for it in pieces], [it.target for it in pieces]
+            yield _Part(self, self._shard(cell), local, target)
 
     def shards(self) -> Iterator[tuple[int, str]]:
         """Yields for each shard the number of its file, and its path there."""
         for cell in range(math.prod(self._counts)):
-            file = self._checkpoint.manifest.file_of(self._number, cell)
+            file = self.checkpoint.manifest.file_of(self._number, cell)
             yield file, self._path_of(bounds(cell, self.shape, self._counts))
 
     def _path_of(self, index: tuple[slice, ...]) -> str:
@@ -261,8 +260,8 @@ class ShardedArray(LazyArray):
         return found
 
     def _find(self, cell: int) -> LazyArray:
-        number = self._checkpoint.manifest.file_of(self._number, cell)
-        file = self._checkpoint.file(number)
+        number = self.checkpoint.manifest.file_of(self._number, cell)
+        file = self.checkpoint.file(number)
         index = bounds(cell, self.shape, self._counts)
         keys = self._keys_of(index)
         value = file._catalog().find(keys, 0)
@@ -292,15 +291,38 @@ class ShardedArray(LazyArray):
         return rows_cast(self, self.dtype)._deferred()
 
 
+class _Piece(NamedTuple):
+    """The indices of one dimension that lie in one cell, there and in a box."""
+
+    cell: int
+    local: range
+    target: slice
+
+
+def _cut(indices: range, size: int) -> list[_Piece]:
+    """Cuts indices of one dimension where cells of a size begin."""
+    pieces = []
+    done = 0
+    while done < len(indices):
+        cell, first = divmod(indices[done], size)
+        count = min(-(-(size - first) // indices.step), len(indices) - done)
+        local = range(first, first + (count - 1) * indices.step + 1, indices.step)
+        pieces.append(_Piece(cell, local, slice(done, done + count)))
+        done += count
+    return pieces
+
+
 class _Part(NamedTuple):
     """What a shard has of a box.
 
     Attributes:
+      array: The array.
       shard: The shard.
       local: Where it is there.
       target: Where it is in the box.
     """
 
+    array: ShardedArray
     shard: LazyArray
     local: list[range]
     target: list[slice]
@@ -315,17 +337,40 @@ class _Part(NamedTuple):
         """Where it is in its file, as the core takes it."""
         return self.shard._value, bounds_of(self.local)
 
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Says of errors in reading which file they are of."""
+        name = self.shard._tree._file._name
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise self.array.checkpoint.gone(name) from error
+        except _DAMAGE as error:
+            raise CorruptionError(f"{name} is damaged: {error}") from error
+
     def prefetch(self) -> None:
         """Begins to read it from the disk."""
-        self.shard._tree._catalog().prefetch(*self.place)
+        with self.explained():
+            self.shard._tree._catalog().prefetch(*self.place)
 
     def view(self) -> np.ndarray | None:
         """Returns it in place, if that can be."""
         try:
             whole: Any = self.shard.__array__(copy=False)
-        except ValueError:  # it is elsewhere, or compressed
+        except (ValueError, FileNotFoundError):  # it is elsewhere, or compressed; or damaged
             return None
-        return _at(whole, [slice(it.start, it.stop) for it in self.local])
+        return _at(whole, [slice(it.start, it.stop, it.step) for it in self.local])
+
+    def read_to(self, target: np.ndarray, threads: int | None) -> None:
+        """Reads it; `target` is a part of an array in C order, and may have another dtype."""
+        stored = target
+        if target.dtype != self.shard.dtype:
+            stored = np.empty(target.shape, self.shard.dtype)
+        with self.explained():
+            self.shard.read_to(self.local, stored, threads=threads)
+        if stored is not target:
+            with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
+                np.copyto(target, stored, casting="unsafe")
 
 
 class Box:
@@ -347,27 +392,24 @@ class Box:
         self._is_view = len(parts) == 1 and parts[0].shard.dtype == dtype
         self.is_in_place = in_place and self._is_view
 
-    def read(self) -> np.ndarray:
+    def read(self, threads: int | None = None, stopped: Event | None = None) -> np.ndarray:
         """Returns its elements: a view of a file where that can be."""
         view = self.parts[0].view() if self._is_view else None
         if view is not None:
             return view
         made = aligned(self._shape, self._dtype)
-        self.read_to(made)
+        self.read_to(made, threads, stopped)
         return made
 
-    def read_to(self, target: np.ndarray) -> None:
-        """Reads its elements to an array in C order, or a part of one."""
+    def read_to(
+        self, target: np.ndarray, threads: int | None = None, stopped: Event | None = None
+    ) -> None:
+        """Reads its elements to an array in C order, or less of them if that is stopped."""
         self.prefetch()
         for part in self.parts:
-            place = _at(target, part.target)
-            if place.dtype == part.shard.dtype:
-                part.shard.read_box(part.local, place)
-                continue
-            stored = np.empty(place.shape, part.shard.dtype)
-            part.shard.read_box(part.local, stored)
-            with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
-                np.copyto(place, stored, casting="unsafe")
+            if stopped is not None and stopped.is_set():
+                return
+            part.read_to(_at(target, part.target), threads)
 
     def prefetch(self) -> None:
         """Begins to read it from the disk, once."""
@@ -393,7 +435,8 @@ def expect(boxes: Iterable[Box]) -> None:
                 in_place[file].append(part)
     for file, parts in in_place.items():
         if needed[file] < _NEARLY_WHOLE * file.nbytes:
-            file._catalog().prefetch_only([part.place for part in parts])
+            with parts[0].explained():
+                file._catalog().prefetch_only([part.place for part in parts])
 
 
 def _at(array: Any, index: list[slice]) -> np.ndarray:
@@ -415,18 +458,22 @@ def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.n
     if not copied:
         yield Box.read
         return
+    stopped = Event()
+    each = max(1, threads // len(copied))
     pool = ThreadPoolExecutor(threads + 1)
     try:
-        pool.submit(_prefetch, copied)
-        ahead = {id(box): pool.submit(box.read) for box in copied}
+        pool.submit(_prefetch, copied, stopped)
+        ahead = {id(box): pool.submit(box.read, each, stopped) for box in copied}
         yield lambda box: box.read() if box.is_in_place else ahead[id(box)].result()
     finally:
+        stopped.set()  # what nobody has asked for will not be
         pool.shutdown(cancel_futures=True)
 
 
-def _prefetch(boxes: list[Box]) -> None:
+def _prefetch(boxes: list[Box], stopped: Event) -> None:
     for box in boxes:
-        box.prefetch()
+        if not stopped.is_set():
+            box.prefetch()
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

@@ -154,7 +154,7 @@ class Part:
         self._plan = zlib.crc32(json.dumps([plan.checksum, about]).encode())
         mine: Any = {}
         for path, array, grid, files in zip(paths, arrays, plan.grids, plan.writers, strict=True):
-            for name, shard in _shards(array, grid, files, self.index):
+            for name, shard in _shards(path, array, grid, files, self.index):
                 if path or name:
                     _paths.put(mine, [*path, *name], shard)
                 else:
@@ -242,7 +242,11 @@ def _array_paths(manifest: _core.Manifest, count: int) -> list[list[str]]:
 
 
 def _shards(
-    array: Any, grid: tuple[list[int], list[int], bool], files: list[int], process: int
+    path: list[str],
+    array: Any,
+    grid: tuple[list[int], list[int], bool],
+    files: list[int],
+    process: int,
 ) -> list[tuple[list[str], Any]]:
     """Returns the names of the shards that a process writes, and their data."""
     counts, _, is_host = grid
@@ -253,6 +257,12 @@ def _shards(
         cell = cell_of(start_of(shard.index), array.shape, counts)
         if files[cell] == process and cell not in found:
             found[cell] = shard.data
+    wanted = {cell for cell, writer in enumerate(files) if writer == process}
+    if found.keys() != wanted:  # jax was interrupted when it made them
+        raise TreepackError(
+            f"at {_paths.text(path)}: the array has {len(found)} of the {len(wanted)} shards that "
+            f"process {process} should have: it is damaged, and has to be made again"
+        )
     return [([name_of(bounds(cell, array.shape, counts))], data) for cell, data in found.items()]
 
 
