@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast export-model train-multihost test test-rust test-python lint types fuzz sanitize format bench bench-full bench-gzip bench-startup bench-open bench-sharded bench-core clean
+.PHONY: help demo rl-broadcast export-model train-multihost test test-rust test-python lint types fuzz sanitize sanitize-extension format bench bench-full bench-gzip bench-startup bench-open bench-sharded bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -78,7 +78,7 @@ fuzz:
 	done
 
 # Modules whose tests Miri can run: no files, no threads that take long, no C.
-MIRI_TESTS := raw:: layout:: array::shards wire:: events:: encoder:: window:: structure::recorder
+MIRI_TESTS := raw:: layout:: array::shards array::runs::tests::all_elements wire:: events:: encoder:: window:: structure::recorder
 
 ## make sanitize     undefined behaviour and memory errors in the core; needs nightly Rust with Miri
 sanitize:
@@ -86,6 +86,24 @@ sanitize:
 	  cargo +nightly miri test --quiet --lib -- $(MIRI_TESTS)
 	RUSTFLAGS=-Zsanitizer=address \
 	  cargo +nightly test --quiet --tests --target $(FUZZ_TARGET) --target-dir target/address
+
+## make sanitize-extension  memory errors in the extension, under the tests of the package; about ten minutes
+# Left out is what measures memory or stacks, or puts functions of its own in the place of libc's.
+SANITIZED := $(CURDIR)/target/address/package
+sanitize-extension: $(VENV)/.built
+	PYO3_PYTHON=$(CURDIR)/$(BIN)/python RUSTFLAGS=-Zsanitizer=address cargo +nightly build --quiet \
+	  --release --features python --target $(FUZZ_TARGET) --target-dir target/address
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/tests
+	cp -r python src examples pyproject.toml $(SANITIZED)
+	cp -r tests/*.py tests/golden $(SANITIZED)/tests
+	cp target/address/$(FUZZ_TARGET)/release/libtreepack.so $(SANITIZED)/python/treepack/_core.abi3.so
+	cd $(SANITIZED) && PYTHONPATH=$(SANITIZED)/python \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
+	  $(CURDIR)/$(BIN)/python -m pytest tests --ignore tests/test_out_of_memory.py \
+	  --ignore tests/test_orbax.py --ignore tests/test_multiprocess.py --ignore tests/test_flax_suite.py \
+	  --ignore tests/test_readme.py --ignore tests/test_without_jax.py \
+	  -k "not (small_stacks or memory_is or faults or killed)"
 
 ## make format       formats both languages
 format: $(VENV)/.built

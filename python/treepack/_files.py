@@ -141,7 +141,7 @@ def save(
     if isinstance(tree, Iterator):
         if background or sharded:
             raise ValueError("an iterator is read while it is saved: in one file, and now")
-        with _streams.Spooled(tree, path) as tree:
+        with _streams.spooled(tree, path) as tree:
             how.save(how.layout(tree, metadata, holes=holes), path, progress)
         return None
     if sharded is None:

@@ -7,10 +7,12 @@ written `~0` and `/` is written `~1`, as in JSON Pointer (RFC 6901); a part that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from treepack.errors import TreepackError
+
+T = TypeVar("T")
 
 ROOT = "."
 
@@ -63,6 +65,19 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
     if not parts or parts[-1] in place:
         raise TreepackError(f"a leaf would be at {text(parts)}, where others are")
     place[parts[-1]] = leaf
+
+
+def at_or_above(tree: Mapping[tuple[str, ...], T], path: str, what: str) -> T:
+    """Returns what there is for a path, or for the nearest place above it.
+
+    Raises:
+      ValueError: If there is nothing; `what` says of what.
+    """
+    names = tuple(parts(path))
+    for count in range(len(names), -1, -1):
+        if names[:count] in tree:
+            return tree[names[:count]]
+    raise ValueError(f"at {path}: the tree of {what} has none for it")
 
 
 def key_name(entry: Any) -> str:

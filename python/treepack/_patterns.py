@@ -42,7 +42,7 @@ def selector(select: Any) -> Selects:
         return _any_of(list(select))
     tree = dict(leaves_of(select, ()))
     if all(isinstance(leaf, _BOOLS) for leaf in tree.values()) and tree:
-        return functools.partial(_by_prefix, tree)
+        return lambda path: bool(_paths.at_or_above(tree, path, "bools"))
     if callable(select):
         return lambda path: bool(select(path))
     raise TypeError(
@@ -90,14 +90,6 @@ def _pattern(pattern: Any) -> re.Pattern[str]:
     if isinstance(pattern, str):
         return _compiled(pattern)
     return re.compile(re.escape(_text(pattern)) + _END)  # no character of it is a wildcard
-
-
-def _by_prefix(tree: dict[tuple[str, ...], Any], path: str) -> bool:
-    parts = tuple(_paths.parts(path))
-    for count in range(len(parts), -1, -1):
-        if parts[:count] in tree:
-            return bool(tree[parts[:count]])
-    raise ValueError(f"at {path}: the tree of bools has none for it")
 
 
 def renamer(rename: Any) -> Callable[[str], str]:

@@ -139,21 +139,8 @@ def _where(device: Any, sharding: Any) -> Where | None:
     if callable(sharding) and (kind_of(sharding) is None or _jax.is_partial(sharding)):
         where: Where = sharding
         return where
-    return _by_prefix(sharding)
-
-
-def _by_prefix(tree: Any) -> Where:
-    """Returns what looks up a leaf in a tree of shardings, each of which is for all below it."""
-    prefixes = dict(leaves_of(tree, ()))
-
-    def where(path: str, _: Any) -> Any:
-        parts = tuple(_paths.parts(path))
-        for count in range(len(parts), -1, -1):
-            if parts[:count] in prefixes:
-                return prefixes[parts[:count]]
-        raise ValueError(f"at {path}: the tree of shardings has none for it")
-
-    return where
+    shardings = dict(leaves_of(sharding, ()))
+    return lambda path, _: _paths.at_or_above(shardings, path, "shardings")
 
 
 def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -394,14 +381,15 @@ def _put_parts(item: _Item, place: Any, read: Callable[[Box], np.ndarray]) -> An
     parts = {key: read(box) for key, box in item.boxes.items()}
 
     def part(index: Any) -> Any:
-        return parts.get(_key(index)) if parts else array[index]
+        return parts[_key(index)] if parts else array[index]
 
     try:
         if _jax.is_array(array) and place.is_fully_addressable:
             return jax.device_put(array, place)  # a typed PRNG key, which has no parts
         dtype = None  # that of the parts, unless there are none here
         if not place.addressable_devices:
-            dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+            is_extended = _jax.is_extended(array.dtype)
+            dtype = array.dtype if is_extended else jax.dtypes.canonicalize_dtype(array.dtype)
         return jax.make_array_from_callback(array.shape, place, part, dtype=dtype)
     except Exception as error:
         raise _misplaced(item.path, array, place, error) from error

@@ -7,6 +7,7 @@ the bytes that `flax.serialization.to_bytes` makes of a leaf
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -65,51 +66,39 @@ def write_stream(path: str | os.PathLike[str], leaves: Iterable[tuple[Any, Any]]
             file.write(serialization.msgpack_serialize([_paths.parts(key), value]))
 
 
-class Spooled:
-    """A tree of leaves that come one by one, whose arrays wait in a file until all are there.
+@contextlib.contextmanager
+def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Gives the tree of leaves that come one by one, whose arrays wait in a file until then.
 
-    It is a context manager; the file goes when it is left.
+    The file goes at the end.
     """
+    # Of what is elsewhere the arrays wait where all temporary files are.
+    place = Path(local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with spool(place) as file:
+        yield _collected(leaves, file)
 
-    def __init__(self, leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]):
-        self._leaves = leaves
-        # Of what is elsewhere the arrays wait where all temporary files are.
-        is_local = url_of(path) is None
-        self._path = Path(local(path)) if is_local else Path(tempfile.gettempdir()) / "treepack"
 
-    def __enter__(self) -> Any:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._spool = spool(self._path)
-        file = self._spool.__enter__()
-        try:
-            return self._collected(file)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._spool.__exit__(None, None, None)
-
-    def _collected(self, file: Any) -> Any:
-        found: list[tuple[list[str], Any, int | None]] = []
-        for key, leaf in self._leaves:
-            if isinstance(leaf, Deferred) or not _is_large(leaf):
-                found.append((_paths.parts(key), leaf, None))
-                continue
-            array = np.ascontiguousarray(leaf)
-            array = array.astype(array.dtype.newbyteorder("="), copy=False)
-            found.append((_paths.parts(key), _Place(array.shape, array.dtype), file.tell()))
-            file.write(array.reshape(-1).view(np.uint8).data)
-        file.flush()
-        content = _core.Content.map(file.name) if file.tell() else None
-        tree: dict[str, Any] = {}
-        for parts, leaf, start in found:
-            if start is not None and content is not None:
-                leaf = InContent(leaf.shape, leaf.dtype, content, start)
-            if not parts and len(found) == 1:
-                return leaf
-            _paths.put(tree, parts, leaf)
-        return tree
+def _collected(leaves: Iterable[tuple[Any, Any]], file: Any) -> Any:
+    found: list[tuple[list[str], Any, int | None]] = []
+    for key, leaf in leaves:
+        if isinstance(leaf, Deferred) or not _is_large(leaf):
+            found.append((_paths.parts(key), leaf, None))
+            continue
+        array = np.ascontiguousarray(leaf)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        found.append((_paths.parts(key), _Place(array.shape, array.dtype), file.tell()))
+        file.write(array.reshape(-1).view(np.uint8).data)
+    file.flush()
+    content = _core.Content.map(file.name) if file.tell() else None
+    tree: dict[str, Any] = {}
+    for parts, leaf, start in found:
+        if start is not None and content is not None:
+            leaf = InContent(leaf.shape, leaf.dtype, content, start)
+        if not parts and len(found) == 1:
+            return leaf
+        _paths.put(tree, parts, leaf)
+    return tree
 
 
 class _Place:
