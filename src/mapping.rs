@@ -6,6 +6,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
 
 use memmap2::{Mmap, MmapMut};
 
@@ -199,10 +201,14 @@ impl Mapping {
         drop(ranges);
     }
 
-    /// Lets pages be read one by one when they are used, and nothing around them.
-    pub fn expect_random(&self) {
+    /// The same in another thread. Pages are read one by one from now on when they are used, and
+    /// nothing around them.
+    pub fn prefetch_only(self: &Arc<Self>, ranges: Vec<Range<usize>>) {
         #[cfg(target_os = "linux")]
         let _ = self.pages.advise(memmap2::Advice::Random);
+        let mapping = self.clone();
+        // Where no thread can be had, pages are read when they are used.
+        let _ = thread::Builder::new().spawn(move || mapping.prefetch(ranges));
     }
 
     /// Takes pages that have been read off this process's account until they are read again.

@@ -26,15 +26,13 @@ BLOCK = np.random.default_rng(0).integers(0, 255, 64 << 20, np.uint8)
 LARGE = {str(i): BLOCK for i in range(8)}  # 512 MiB
 
 
-def interrupted(work: Callable[[], Any], after: float) -> bool:
-    """Does work, and tells whether it was interrupted after so many seconds."""
-
-    def handler(*_: object) -> None:
-        raise KeyboardInterrupt
-
+def stopped(
+    work: Callable[[], Any], handler: Callable[..., object], after: float, every: float = 0
+) -> bool:
+    """Does work under a timer whose signals go to a handler; tells whether that interrupted it."""
     before = signal.signal(signal.SIGALRM, handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, after)
+        signal.setitimer(signal.ITIMER_REAL, after, every)
         work()
     except KeyboardInterrupt:
         return True
@@ -42,6 +40,15 @@ def interrupted(work: Callable[[], Any], after: float) -> bool:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     return False
+
+
+def interrupted(work: Callable[[], Any], after: float) -> bool:
+    """Does work, and tells whether it was interrupted after so many seconds."""
+
+    def handler(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    return stopped(work, handler, after)
 
 
 def answered(work: Callable[[], Any]) -> bool:
@@ -58,16 +65,7 @@ def answered(work: Callable[[], Any]) -> bool:
         if places[place] == 2:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    return False
+    return stopped(work, handler, 0.001, 0.001)
 
 
 def ignore(*_: object) -> None:

@@ -179,10 +179,10 @@ def _place(
         elif not (_jax.is_abstract(target) and _is_array(array) and _can_be(target, array)):
             continue
         groups.setdefault(_place_of(path, target, array, where), []).append(index)
-    items = {
-        place: [_item(leaves[index][0], found[index], place) for index in indices]
-        for place, indices in groups.items()
-    }
+    items: dict[Any, list[_Item]] = {}
+    for place, indices in groups.items():
+        in_place = _is_on_cpu(place)
+        items[place] = [_item(leaves[it][0], found[it], place, in_place) for it in indices]
     expect(box for group in items.values() for item in group for box in item.boxes.values())
     for place, indices in groups.items():
         placed = _put(items.pop(place), place, may_change, threads)
@@ -198,13 +198,13 @@ def _place(
     return results
 
 
-def _item(path: str, array: Any, place: Any) -> _Item:
+def _item(path: str, array: Any, place: Any, in_place: bool) -> _Item:
     boxes: dict[Any, Box] = {}
     if isinstance(array, ShardedArray):
         for index in _parts_on(place, path, array):
             key = _key(index)
             if key not in boxes:
-                boxes[key] = array.plan(index, in_place=_is_on_cpu(place))
+                boxes[key] = array.plan(index, in_place=in_place)
     return _Item(path, array, boxes)
 
 

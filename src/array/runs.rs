@@ -207,9 +207,9 @@ impl Runs {
         let span = SPAN_BYTES.max(array.near().saturating_mul(4).min(parallel::BLOCK));
         let nest = self.nest(array.near(), span);
         let blocks = self.blocks(&nest, array.near(), span, target)?;
-        let nbytes = blocks.iter().map(|block| block.extent(&nest)).sum();
+        let nbytes = blocks.iter().map(|block| block.extent(nest)).sum();
         let threads = parallel::threads(threads, nbytes, parallel::MIN_COPY_BYTES)?;
-        let read = |block: Block<'_>| block.read(&nest, array);
+        let read = |block: Block<'_>| block.read(nest, array);
         parallel::for_each(blocks, threads, read, check)
     }
 
@@ -231,23 +231,19 @@ impl Runs {
         };
         let Some((row, outer)) = nest.outer.split_last() else {
             let memory = take(0, nest.memory());
-            if nest.inner.is_empty() {
-                let parts = memory.chunks_mut(parallel::BLOCK).enumerate();
-                let start = |number| self.start + number * parallel::BLOCK;
-                blocks.extend(parts.map(|(number, memory)| Block {
-                    start: start(number),
-                    rows: Repeat::once(memory.len()),
-                    is_near: false,
-                    memory,
-                }));
+            // One run may be several blocks.
+            let most = if nest.inner.is_empty() {
+                parallel::BLOCK
             } else {
-                blocks.push(Block {
-                    start: self.start,
-                    rows: Repeat::once(memory.len()),
-                    is_near: false,
-                    memory,
-                });
-            }
+                memory.len()
+            };
+            let parts = memory.chunks_mut(most).enumerate();
+            blocks.extend(parts.map(|(number, memory)| Block {
+                start: self.start + number * most,
+                rows: Repeat::once(memory.len()),
+                is_near: false,
+                memory,
+            }));
             return Ok(blocks);
         };
         let is_near = nest.is_near(near) && nest.extent <= span;
@@ -277,6 +273,7 @@ impl Runs {
 }
 
 /// Runs that are near each other, and how they are repeated further out.
+#[derive(Clone, Copy)]
 struct Nest<'a> {
     /// Repetitions of all of it.
     outer: &'a [Repeat],
@@ -321,27 +318,37 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// How much is read of the array.
-    fn extent(&self, nest: &Nest<'_>) -> usize {
-        if self.is_near {
-            (self.rows.count - 1) * self.rows.source + nest.extent
-        } else {
-            self.rows.count * self.memory.len().min(nest.extent)
+    /// The nest as it is here: a run that is several blocks is shorter in each.
+    fn nest<'a>(&self, nest: Nest<'a>) -> Nest<'a> {
+        if !nest.inner.is_empty() {
+            return nest;
+        }
+        let nbytes = nest.nbytes.min(self.memory.len());
+        Nest {
+            nbytes,
+            extent: nbytes,
+            ..nest
         }
     }
 
-    fn read(self, nest: &Nest<'_>, array: &dyn Source) -> Result<()> {
+    /// How much is read of the array.
+    fn extent(&self, nest: Nest<'_>) -> usize {
+        let nest = self.nest(nest);
+        if self.is_near {
+            (self.rows.count - 1) * self.rows.source + nest.extent
+        } else {
+            self.rows.count * nest.extent
+        }
+    }
+
+    fn read(self, nest: Nest<'_>, array: &dyn Source) -> Result<()> {
+        let nest = self.nest(nest);
         let rows = self.memory.chunks_mut(self.rows.target);
         let rows = (0..).step_by(self.rows.source).zip(rows);
         if let Some(memory) = array.memory() {
             for (at, target) in rows {
                 let start = self.start + at;
-                if nest.inner.is_empty() {
-                    let len = target.len().min(nest.nbytes);
-                    memory.slice(start..start + len).copy_to(&mut target[..len]);
-                } else {
-                    nest.copy(memory.slice(start..start + nest.extent), target);
-                }
+                nest.copy(memory.slice(start..start + nest.extent), target);
             }
             return Ok(());
         }
@@ -357,8 +364,7 @@ impl Block<'_> {
         for (at, target) in rows {
             let start = self.start + at;
             if nest.inner.is_empty() {
-                let len = target.len().min(nest.nbytes); // less where a run is several blocks
-                array.read_at(start, &mut target[..len])?;
+                array.read_at(start, &mut target[..nest.nbytes])?;
             } else {
                 bytes.clear();
                 read_to(array, start..start + nest.extent, &mut bytes)?;
@@ -562,6 +568,18 @@ mod tests {
         let runs = Runs::compact(&[1 << 20, 3, 3], 1, &bounds).unwrap();
         assert_eq!(read(&runs, &array), vec![7; 4 << 20]);
         assert!(array.1.load(Ordering::Relaxed) <= (9 << 20) / SPAN_BYTES + 1);
+    }
+
+    #[test]
+    fn there_may_be_more_between_runs_in_memory_than_in_the_array() {
+        let bounds = [Bounds {
+            start: 0,
+            count: 2,
+            step: 1,
+        }];
+        let runs = Runs::new(&[2], 1, &bounds, &[2]).unwrap();
+        assert_eq!(read(&runs, &vec![5, 6]), [5, 0, 6]);
+        assert_eq!(read(&runs, &Elsewhere(vec![5, 6], 0)), [5, 0, 6]);
     }
 
     #[test]

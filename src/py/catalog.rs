@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::content::Content;
 use super::memory::{FreshArray, Writable, detached};
-use super::objects::{CopyMode, blocks_of, build, explain, read_blocks};
+use super::objects::{CopyMode, build, explain};
 use super::watch::Watcher;
 use super::{errors, integer_or_none};
 use crate::array::{Bounds, Runs};
@@ -234,22 +234,15 @@ impl Catalog {
         start: usize,
         stop: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let pieces = self.array(py, value)?.pieces(start..stop)?;
-        let byte = numpy::dtype::<u8>(py);
-        let mut fresh = FreshArray::new(&byte, &[stop - start], true)?;
-        let object = fresh.object().clone();
-        let blocks = blocks_of(pieces, fresh.memory());
-        let watcher = Watcher::signals();
-        read_blocks(
-            py,
-            self.content.get().source(),
-            blocks,
-            true,
-            None,
-            &watcher,
-        )
-        .map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))?;
-        Ok(object)
+        let array = self.array(py, value)?;
+        let bounds = stop.checked_sub(start).map(|count| Bounds {
+            start,
+            count,
+            step: 1,
+        });
+        let runs = bounds.and_then(|bounds| Runs::compact(&[array.nbytes()], 1, &[bounds]));
+        let runs = runs.ok_or_else(|| PyIndexError::new_err("the array has fewer bytes"))?;
+        self.read_fresh(py, value, &array, &runs)
     }
 
     /// Reads a box of an array into a fresh array of bytes.
@@ -262,14 +255,7 @@ impl Catalog {
     ) -> PyResult<Bound<'py, PyAny>> {
         let array = self.array(py, value)?;
         let runs = array.runs(bounds, None)?;
-        let byte = numpy::dtype::<u8>(py);
-        let mut fresh = FreshArray::new(&byte, &[runs.nbytes()], true)?;
-        let object = fresh.object().clone();
-        let memory = fresh.memory();
-        self.read_runs(py, value, &array, &runs, None, |read| {
-            detached(py, memory.len(), true, || read(memory))
-        })?;
-        Ok(object)
+        self.read_fresh(py, value, &array, &runs)
     }
 
     /// Reads a box of an array to memory; see `_core.pyi`.
@@ -299,24 +285,23 @@ impl Catalog {
 
     /// Begins to read a box of an array from the disk.
     fn prefetch(&self, py: Python<'_>, value: usize, bounds: BoxBounds) -> PyResult<()> {
-        if !self.content.get().is_mapped() {
-            return Ok(());
+        if let Some(mapping) = self.content.get().mapping() {
+            let ranges = self.array(py, value)?.ranges(bounds)?;
+            py.detach(|| mapping.prefetch(ranges));
         }
-        let ranges = self.array(py, value)?.ranges(bounds)?;
-        py.detach(|| self.content.get().prefetch(ranges));
         Ok(())
     }
 
     /// Begins to read boxes of arrays in another thread, and reads nothing around them.
     fn prefetch_only(&self, py: Python<'_>, boxes: Vec<(usize, BoxBounds)>) -> PyResult<()> {
-        if !self.content.get().is_mapped() {
+        let Some(mapping) = self.content.get().mapping() else {
             return Ok(());
-        }
+        };
         let mut ranges = Vec::new();
         for (value, bounds) in boxes {
             ranges.extend(self.array(py, value)?.ranges(bounds)?);
         }
-        self.content.get().prefetch_only(ranges);
+        mapping.prefetch_only(ranges);
         Ok(())
     }
 
@@ -398,6 +383,24 @@ impl Catalog {
             error: Box::new(Error::Structure(reason.into())),
         };
         Err(error.into())
+    }
+
+    /// Reads runs of an array into a fresh array of bytes.
+    fn read_fresh<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        array: &ArrayPlace,
+        runs: &Runs,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let byte = numpy::dtype::<u8>(py);
+        let mut fresh = FreshArray::new(&byte, &[runs.nbytes()], true)?;
+        let object = fresh.object().clone();
+        let memory = fresh.memory();
+        self.read_runs(py, value, array, runs, None, |read| {
+            detached(py, memory.len(), true, || read(memory))
+        })?;
+        Ok(object)
     }
 
     /// Reads runs of an array to memory that `fill` gives, detached from Python.

@@ -3,10 +3,8 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -238,9 +236,12 @@ impl Content {
         }
     }
 
-    /// Whether they are those of a mapped file.
-    pub fn is_mapped(&self) -> bool {
-        matches!(self.0, Place::Mapped(_))
+    /// The file, if it is mapped.
+    pub fn mapping(&self) -> Option<&Arc<Mapping>> {
+        match &self.0 {
+            Place::Mapped(mapping) => Some(mapping),
+            _ => None,
+        }
     }
 
     /// Whether damage is found whenever bytes are read.
@@ -253,26 +254,9 @@ impl Content {
         matches!(self.0, Place::Elsewhere(_))
     }
 
-    /// Begins to read ranges of a file.
-    pub fn prefetch(&self, ranges: Vec<Range<usize>>) {
-        if let Place::Mapped(mapping) = &self.0 {
-            mapping.prefetch(ranges);
-        }
-    }
-
-    /// The same in another thread; and nothing around them is read any more.
-    pub fn prefetch_only(&self, ranges: Vec<Range<usize>>) {
-        if let Place::Mapped(mapping) = &self.0 {
-            mapping.expect_random();
-            let mapping = mapping.clone();
-            // Where no thread can be had, pages are read when they are used.
-            let _ = thread::Builder::new().spawn(move || mapping.prefetch(ranges));
-        }
-    }
-
     /// Takes pages that have been read off this process's account until they are read again.
     pub fn release(&self) {
-        if let Place::Mapped(mapping) = &self.0 {
+        if let Some(mapping) = self.mapping() {
             mapping.release();
         }
     }

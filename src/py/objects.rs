@@ -132,17 +132,23 @@ fn copy_all(
         let pieces = spans.iter().map(|span| span.range());
         blocks_of(pieces, array.memory())
     });
-    read_blocks(py, source, blocks.collect(), false, threads, watcher)
+    let blocks: Vec<_> = blocks.collect();
+    let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
+    let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
+    detached(py, bytes, false, || {
+        let read = |(start, target): Block<'_>| source.read_at(start, target);
+        parallel::for_each(blocks, threads, read, || watcher.check())
+    })
 }
 
 /// Memory to be filled, and where in a source its bytes begin.
-pub type Block<'m> = (usize, &'m mut [MaybeUninit<u8>]);
+type Block<'m> = (usize, &'m mut [MaybeUninit<u8>]);
 
 /// Memory that takes pieces of a source, one after the other, in blocks that threads may share.
 ///
 /// # Panics
 /// If it does not have as many bytes as the pieces.
-pub fn blocks_of(
+fn blocks_of(
     pieces: impl IntoIterator<Item = Range<usize>>,
     memory: &mut [MaybeUninit<u8>],
 ) -> Vec<Block<'_>> {
@@ -156,23 +162,6 @@ pub fn blocks_of(
     }
     assert!(rest.is_empty(), "the pieces cover the memory");
     blocks
-}
-
-/// Fills blocks from a source, detached from Python if they are large, or if it has to be.
-pub fn read_blocks(
-    py: Python<'_>,
-    source: &dyn Source,
-    blocks: Vec<Block<'_>>,
-    always_detached: bool,
-    threads: Option<i64>,
-    watcher: &Watcher,
-) -> crate::Result<()> {
-    let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
-    let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
-    detached(py, bytes, always_detached, || {
-        let read = |(start, target): Block<'_>| source.read_at(start, target);
-        parallel::for_each(blocks, threads, read, || watcher.check())
-    })
 }
 
 type Built<'py> = Walked<Bound<'py, PyAny>>;
