@@ -179,6 +179,7 @@ pub fn compress<P: Payload + Sync>(
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::layout::LayoutBuilder;
@@ -201,27 +202,31 @@ mod tests {
         }
     }
 
-    /// Takes pieces when all threads have done what they may do.
+    /// Takes the first two blocks when there is work for all threads beyond them, or never will be.
     struct Slow<'a> {
         begun: &'a AtomicUsize,
-        most_waiting: usize,
+        threads: usize,
         taken: usize,
+        most_waiting: usize,
     }
 
     impl Append for Slow<'_> {
         fn append(&mut self, _: &[u8]) -> Result<()> {
-            if self.taken < 3 {
-                std::thread::sleep(std::time::Duration::from_millis(50));
-            }
+            let waiting = |taken| self.begun.load(Ordering::Relaxed).saturating_sub(taken);
             self.taken += 1;
-            let waiting = self
-                .begun
-                .load(Ordering::Relaxed)
-                .saturating_sub(self.taken);
-            self.most_waiting = self.most_waiting.max(waiting);
+            if let 2 | 3 = self.taken {
+                let begin = Instant::now();
+                while waiting(self.taken) < self.threads && begin.elapsed() < HANG {
+                    std::thread::yield_now();
+                }
+            }
+            self.most_waiting = self.most_waiting.max(waiting(self.taken));
             Ok(())
         }
     }
+
+    /// After so long, what is waited for does not happen.
+    const HANG: Duration = Duration::from_mins(1);
 
     #[test]
     fn there_is_work_for_all_threads_at_every_size() {
@@ -236,8 +241,9 @@ mod tests {
                 .unwrap();
             let mut out = Slow {
                 begun: &begun,
-                most_waiting: 0,
+                threads,
                 taken: 0,
+                most_waiting: 0,
             };
             let threads = NonZero::new(threads).unwrap();
             compress(&builder.finish(), Method::Adaptive, threads, &mut out, &()).unwrap();
