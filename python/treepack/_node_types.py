@@ -47,6 +47,7 @@ class NodeType(NamedTuple):
       decode: Takes encoded static data, returns the data.
       rebuild: Takes static data, names and children, returns a node.
       build: Does so with placeholders as children, which code of the type might not like.
+      plain: Whether the static data are written as JAX has them.
     """
 
     ty: type
@@ -59,6 +60,7 @@ class NodeType(NamedTuple):
     decode: Callable[[bytes], Any]
     rebuild: Callable[[Any, list[str], list[Any]], Any]
     build: Callable[[Any, list[str], list[Any]], Any]
+    plain: bool = False
 
 
 _types: Names[NodeType] = Names("node type")

@@ -18,7 +18,7 @@ from treepack._libraries.jax import (
     is_partial,
     partial_function,
     registered_unflatten,
-    unflatten,
+    unflattener,
 )
 from treepack._names import default_name, registering
 from treepack._node_types import FieldNames, NodeType, Upgrade, check_children
@@ -343,7 +343,7 @@ def register_namedtuple(
         decode = _core.decode_value
         _jax_export.register(nodetype, name, _encode_auxdata, decode, from_children)
         added = NodeType(
-            nodetype, name, fields, version, upgrade, True, reduce, decode, rebuild, rebuild
+            nodetype, name, fields, version, upgrade, True, reduce, decode, rebuild, rebuild, True
         )
         _node_types.add(added, aliases)
         _auxdata.register_fields(nodetype, name, aliases)
@@ -512,6 +512,7 @@ def _register(
 ) -> None:
     """Adds a type that JAX knows."""
     meta = None if fields is None else fields.meta
+    plain = encode is None
     encode = encode or functools.partial(_encode_auxdata, nodetype=nodetype, meta=meta)
 
     def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
@@ -540,13 +541,21 @@ def _register(
 
     def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
         def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
+            if (
+                fields is not None
+                and names == fields.data
+                and type(static) is tuple
+                and len(static) == len(fields.meta)
+            ):
+                return make(static, children)  # nearly always
             if isinstance(static, _Variable):
                 return static.make(nodetype, names, children)
             return make(*completed(static, names, children))
 
         return rebuild
 
-    rebuild = made_by(functools.partial(unflatten, nodetype))
+    all_fields = None if fields is None else [*fields.data, *fields.meta]
+    rebuild = made_by(unflattener(nodetype, all_fields))
     build = rebuild if fields is None else made_by(fields.build)
 
     field_names: FieldNames | None = None
@@ -556,7 +565,17 @@ def _register(
         field_names = [field.name for field in dataclass_fields(nodetype)], []
     checked = fields is not None
     added = NodeType(
-        nodetype, name, field_names, version, upgrade, checked, reduce, decode_all, rebuild, build
+        nodetype,
+        name,
+        field_names,
+        version,
+        upgrade,
+        checked,
+        reduce,
+        decode_all,
+        rebuild,
+        build,
+        plain,
     )
     _node_types.add(added, aliases)
 

@@ -1,38 +1,140 @@
-//! Containers whose children are attributes with the same names for all of their type.
+//! Containers whose children and static data are attributes of the same names for all of their type.
 
+use std::cell::{OnceCell, RefCell};
+use std::rc::Rc;
+
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyType};
+use pyo3::types::{PyDict, PyInt, PyString, PyTuple, PyType};
+use serde_bytes::ByteBuf;
 
 use super::hooks::Hooks;
+use super::value;
+use crate::structure::NodeType;
 
-/// What containers of one type consist of.
+/// What containers of one type consist of; see `_fixed_fields.FixedFields`.
+#[derive(FromPyObject)]
 pub struct Fields<'py> {
     /// The names of the children.
     pub names: Vec<Bound<'py, PyString>>,
     /// Takes a template and new children, returns a new container.
     pub make: Bound<'py, PyAny>,
+    /// How many attributes it has, if that matters.
+    exactly: Option<usize>,
+    /// Whether functions among the children are no state.
+    pub code: bool,
+    /// What is recorded of it, if that is known.
+    pub record: Option<Record<'py>>,
+}
+
+impl<'py> Fields<'py> {
+    /// The children of a container of the type; `None` if it is not like others.
+    pub fn children(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        let mut children = Vec::with_capacity(self.names.len());
+        let Some(exactly) = self.exactly else {
+            for name in &self.names {
+                children.push(node.getattr(name)?);
+            }
+            return Ok(Some(children));
+        };
+        let attributes = node.getattr(intern!(node.py(), "__dict__"))?;
+        let attributes = attributes.cast_into::<PyDict>()?;
+        if attributes.len() != exactly {
+            return Ok(None);
+        }
+        for name in &self.names {
+            let Some(child) = attributes.get_item(name)? else {
+                return Ok(None);
+            };
+            children.push(child);
+        }
+        Ok(Some(children))
+    }
+}
+
+/// What is recorded of all containers of a type.
+pub struct Record<'py> {
+    told: Told<'py>,
+    /// The number of the type, once it has one.
+    pub number: OnceCell<u32>,
+    /// The static data that were encoded last: many containers have the same.
+    last: RefCell<Option<(Vec<Bound<'py, PyAny>>, ByteBuf)>>,
+}
+
+/// See `_fixed_fields.Record`.
+#[derive(FromPyObject)]
+struct Told<'py> {
+    name: String,
+    fields: Option<(Vec<String>, Vec<String>)>,
+    version: u32,
+    head: Vec<Bound<'py, PyAny>>,
+    r#static: Vec<Bound<'py, PyString>>,
+}
+
+impl<'py> FromPyObject<'_, 'py> for Record<'py> {
+    type Error = PyErr;
+
+    fn extract(record: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(Self {
+            told: record.extract()?,
+            number: OnceCell::new(),
+            last: RefCell::default(),
+        })
+    }
+}
+
+impl<'py> Record<'py> {
+    /// The type.
+    pub fn node_type(&self) -> NodeType {
+        NodeType {
+            name: self.told.name.clone(),
+            fields: self.told.fields.clone(),
+            version: self.told.version,
+        }
+    }
+
+    /// The static data of a container as bytes.
+    pub fn data(&self, node: &Bound<'py, PyAny>) -> PyResult<ByteBuf> {
+        let mut parts = self.told.head.clone();
+        for name in &self.told.r#static {
+            parts.push(node.getattr(name)?);
+        }
+        if let Some((last, data)) = &*self.last.borrow()
+            && last.iter().zip(&parts).all(|(a, b)| are_same(a, b))
+        {
+            return Ok(data.clone());
+        }
+        let data = ByteBuf::from(value::encode(PyTuple::new(node.py(), &parts)?.as_any())?);
+        *self.last.borrow_mut() = Some((parts, data.clone()));
+        Ok(data)
+    }
+}
+
+/// Whether two values surely are encoded as the same bytes: they are immutable, and equal.
+fn are_same(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> bool {
+    // A list or dict may have changed since.
+    if let (Ok(a), Ok(b)) = (a.cast_exact::<PyInt>(), b.cast_exact::<PyInt>()) {
+        return a.as_any().eq(b).unwrap_or(false);
+    }
+    a.is(b) && a.hash().is_ok()
 }
 
 /// What was asked of types, each once. They are held, so that no other one gets the address of
 /// one that was met.
 #[derive(Default)]
-pub struct FieldsByType<'py>(Vec<(Bound<'py, PyType>, Option<Fields<'py>>)>);
+pub struct FieldsByType<'py>(Vec<(Bound<'py, PyType>, Option<Rc<Fields<'py>>>)>);
 
 impl<'py> FieldsByType<'py> {
     /// What containers like this one consist of, if they all consist of the same.
-    pub fn of(&mut self, node: &Bound<'py, PyAny>) -> PyResult<Option<&Fields<'py>>> {
+    pub fn of(&mut self, node: &Bound<'py, PyAny>) -> PyResult<Option<Rc<Fields<'py>>>> {
         let class = node.get_type();
-        let known = self.0.iter().position(|(known, _)| known.is(&class));
-        let index = if let Some(known) = known {
-            known
-        } else {
-            let fixed_fields = Hooks::get(node.py())?.fixed_fields.bind(node.py());
-            let answer: Option<(Vec<Bound<'py, PyString>>, Bound<'py, PyAny>)> =
-                fixed_fields.call1((node,))?.extract()?;
-            let fields = answer.map(|(names, make)| Fields { names, make });
-            self.0.push((class, fields));
-            self.0.len() - 1
-        };
-        Ok(self.0[index].1.as_ref())
+        if let Some((_, known)) = self.0.iter().find(|(known, _)| known.is(&class)) {
+            return Ok(known.clone());
+        }
+        let fixed_fields = Hooks::get(node.py())?.fixed_fields.bind(node.py());
+        let answer: Option<Fields<'py>> = fixed_fields.call1((node,))?.extract()?;
+        let fields = answer.map(Rc::new);
+        self.0.push((class, fields.clone()));
+        Ok(fields)
     }
 }

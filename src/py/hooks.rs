@@ -31,7 +31,7 @@ pub struct Hooks {
     pub wrap_key: Py<PyAny>,
     /// `expand(node) -> (state, final)`: the state of a container.
     pub expand: Py<PyAny>,
-    /// `fixed_fields(node) -> (names, make) | None`: what all nodes of its type consist of.
+    /// `fixed_fields(node) -> FixedFields | None`: what all nodes of its type consist of.
     pub fixed_fields: Py<PyAny>,
     /// `restore_child(target, state, name, restore)`: a child of any kind.
     pub restore_child: Py<PyAny>,

@@ -12,7 +12,8 @@
 //! | `objects.rs` | Python objects of events |
 //! | `build/` | the putting together of containers: as a template, or as a record of the structure says |
 //! | `value.rs` | typed values (static data, keys, metadata) as Python objects |
-//! | `fields.rs` | containers whose children are attributes of fixed names |
+//! | `classes.rs` | what values are, as Python tells by their types |
+//! | `fields.rs` | containers whose children and static data are attributes of fixed names |
 //! | `hooks.rs` | the Python functions that these walks ask |
 //! | `watch.rs` | telling Python how far long work has come, and hearing Ctrl-C |
 //! | `failure.rs`, `errors.rs` | what stops a walk, and errors as Python exceptions |
@@ -20,6 +21,7 @@
 
 mod build;
 mod catalog;
+mod classes;
 mod content;
 mod errors;
 mod failure;

@@ -135,21 +135,56 @@ def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
     return treedef_with(ty, auxdata, leaves).unflatten(children)
 
 
+def node_functions(ty: type) -> tuple[Any, Any] | None:
+    """Returns the functions that take nodes of a type apart and make them, as jax was given them.
+
+    `None` if this version of jax does not tell.
+    """
+    try:
+        from jax._src.tree_util import _registry
+
+        found = _registry[ty]
+        return found.to_iter, found.from_iter
+    except (ImportError, AttributeError, KeyError):
+        return None
+
+
+def is_by_dataclass(flatten: Any) -> bool:
+    """Tells whether a function is what `register_dataclass` of jax takes nodes apart with."""
+    code = getattr(flatten, "__qualname__", None), getattr(flatten, "__module__", None)
+    return code == ("register_dataclass.<locals>.flatten_func", "jax._src.tree_util")
+
+
+def unflattener(ty: type, fields: Sequence[str] | None) -> Any:
+    """Returns what makes nodes of a type: it takes static data and children.
+
+    Args:
+      ty: The type.
+      fields: The names of its children and of its static data, if all nodes have the same.
+    """
+    functions = node_functions(ty)
+    if functions is None:
+        return functools.partial(unflatten, ty)
+    flatten, make = functions
+    if fields is not None and is_by_dataclass(flatten):
+        # What jax does, in fewer steps.
+        return lambda auxdata, children: ty(**dict(zip(fields, (*children, *auxdata), strict=True)))
+    return lambda auxdata, children: make(auxdata, tuple(children))
+
+
 def registered_unflatten(ty: type) -> Any:
     """Returns the function that makes nodes of a type, as a program has given it to jax.
 
     It is for nodes that no treedef can be made for: namedtuples, and those whose number of
     children varies, which jax does not compare with what is there.
     """
-    try:
-        from jax._src.tree_util import _registry
-
-        return _registry[ty].from_iter
-    except (ImportError, AttributeError, KeyError):
+    functions = node_functions(ty)
+    if functions is None:
         raise TypeError(
             f"this version of JAX does not tell how to make a {ty.__qualname__}, which is a "
             "namedtuple with a registration of its own, or has children only on conditions"
-        ) from None
+        )
+    return functions[1]
 
 
 @functools.cache

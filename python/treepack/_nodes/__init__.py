@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from treepack._libraries import jax as _jax
 from treepack._libraries.flax import is_linen_module
-from treepack._nodes import dataclass, handlers
+from treepack._nodes import handlers
 from treepack._nodes.builtin import (
     BUILTIN,
     DICT,
@@ -39,7 +38,7 @@ from treepack._nodes.dataclass import DATACLASS, STRUCT
 from treepack._nodes.kind import NodeKind
 from treepack._nodes.pytree import PARTIAL, PYTREE
 
-__all__ = ["NodeKind", "fixed_fields", "is_container_type", "is_plain_namedtuple", "kind_of"]
+__all__ = ["NodeKind", "is_container_type", "is_plain_namedtuple", "kind_of"]
 
 # By the module of flax that defines a handler; see `handlers.is_from`.
 _OF_FLAX: dict[str, NodeKind] = {
@@ -102,26 +101,6 @@ def _without_handlers(value: Any) -> NodeKind | None:
 def is_plain_namedtuple(ty: type) -> bool:
     """Tells whether a type is a namedtuple that is not registered with JAX as something else."""
     return is_namedtuple(ty) and _jax.is_plain_namedtuple(ty)
-
-
-def fixed_fields(value: Any) -> tuple[list[str], Callable[[Any, list[Any]], Any]] | None:
-    """Returns what the core needs to go through all containers of a type by itself.
-
-    Returns:
-      The names of the children, which are attributes; and a function that takes a template and
-      new children, and returns a new container. `None` for types of which that is not all.
-    """
-    kind = kind_of(value)
-    if kind is STRUCT:
-        names = dataclass.struct_fields(value)
-    elif kind is NAMEDTUPLE:
-        names = list(value._fields)
-    elif kind is DATACLASS:
-        names = dataclass.data_fields(value)
-    else:
-        return None
-    make = kind.make
-    return names, lambda target, new: make(target, dict(zip(names, new, strict=True)))
 
 
 def is_container_type(ty: type) -> bool:

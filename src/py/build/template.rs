@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 use pyo3::{PyTypeInfo, ffi, intern};
 
+use super::super::classes::Classes;
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
@@ -71,6 +72,7 @@ struct Rebuild<'a, 'py> {
     /// Types that were met, and whether they are arrays with a shape and a dtype.
     abstract_arrays: RefCell<Vec<(Bound<'py, PyType>, bool)>>,
     fields: RefCell<FieldsByType<'py>>,
+    classes: RefCell<Classes<'py>>,
 }
 
 /// What is made of the restored children.
@@ -102,6 +104,7 @@ impl<'a, 'py> Rebuild<'a, 'py> {
             array: PyUntypedArray::type_object_raw(py),
             abstract_arrays: RefCell::new(Vec::new()),
             fields: RefCell::default(),
+            classes: RefCell::default(),
         })
     }
 
@@ -240,19 +243,24 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         target: &Bound<'py, PyAny>,
         state: &Bound<'py, PyDict>,
     ) -> PyResult<Option<(Vec<Child<'py>>, Bound<'py, PyAny>)>> {
-        let mut known = self.fields.borrow_mut();
-        let Some(fields) = known.of(target)? else {
+        let Some(fields) = self.fields.borrow_mut().of(target)? else {
             return Ok(None);
         };
         if fields.names.len() != state.len() {
             return Ok(None);
         }
-        let mut children = Vec::with_capacity(fields.names.len());
-        for name in &fields.names {
+        let Some(found) = fields.children(target)? else {
+            return Ok(None);
+        };
+        if fields.code && self.has_code(&found)? {
+            return Ok(None);
+        }
+        let mut children = Vec::with_capacity(found.len());
+        for (child, name) in found.into_iter().zip(&fields.names) {
             let Some(state) = state.get_item(name)? else {
                 return Ok(None);
             };
-            children.push((target.getattr(name)?, state, name.clone()));
+            children.push((child, state, name.clone()));
         }
         Ok(Some((children, fields.make.clone())))
     }
@@ -294,6 +302,17 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         let shape = target.getattr(intern!(py, "shape"))?;
         let shape: Vec<usize> = shape.extract()?;
         Ok(shape == state.shape())
+    }
+
+    /// Whether there may be functions among the children of a module.
+    fn has_code(&self, children: &[Bound<'py, PyAny>]) -> PyResult<bool> {
+        let mut classes = self.classes.borrow_mut();
+        for child in children {
+            if !self.is_abstract_array(child)? && !classes.is_state(child)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether `value` is a jax array, or stands for one.

@@ -1,6 +1,8 @@
 //! Containers, and the choice of what a value is.
 
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use std::rc::Rc;
+
+use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{
@@ -8,13 +10,18 @@ use pyo3::types::{
 };
 use serde_bytes::ByteBuf;
 
+use super::super::classes::Class;
 use super::super::errors;
 use super::super::failure::{Failure, Walked};
+use super::super::fields::Fields;
 use super::super::memory::dict_next;
 use super::super::value;
-use super::state::{Class, Place, Walk};
+use super::state::{Place, Walk};
 use crate::structure::{Kind, NodeType};
 use crate::wire;
+
+/// The fields of a type, and the children of one container of it.
+type Attributes<'py> = (Rc<Fields<'py>>, Vec<Bound<'py, PyAny>>);
 
 /// What a container consists of.
 struct Reduced<'py> {
@@ -60,7 +67,7 @@ impl<'py> Walk<'py> {
             self.out
                 .complex(wire::Complex(value.real(), value.imag()))?;
         } else {
-            return match self.classify(value)? {
+            return match self.classes.of(value)? {
                 Class::Ext | Class::Node if self.out.is_described() => {
                     self.typed_node(value, place)
                 }
@@ -121,30 +128,12 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    fn classify(&mut self, value: &Bound<'py, PyAny>) -> Walked<Class> {
-        let class = value.get_type();
-        if let Some((_, known)) = self.classes.iter().find(|(known, _)| known.is(&class)) {
-            return Ok(*known);
-        }
-        let number: usize = self
-            .hooks
-            .classify
-            .bind(self.py)
-            .call1((value,))?
-            .extract()?;
-        let answer = *Class::ALL
-            .get(number)
-            .ok_or_else(|| PyRuntimeError::new_err(format!("classify returned {number}")))?;
-        self.classes.push((class, answer));
-        Ok(answer)
-    }
-
     /// A container that Python expands to its state.
     #[inline(never)] // see `value`
     fn node(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
-        if let Some(fields) = self.fields.of(value)? {
-            let names = fields.names.clone();
-            return self.attributes(value, &names, place.below()?);
+        if let Some((fields, children)) = self.attributes(value)? {
+            self.children(&fields.names, &children, place.below()?)?;
+            return Ok(self.out.end(Kind::Dict)?);
         }
         let (state, fixed) = self.expand(value)?;
         let place = Place {
@@ -159,19 +148,55 @@ impl<'py> Walk<'py> {
         }
     }
 
-    /// A container whose children are attributes.
+    /// The children of a container whose fields are fixed.
     #[inline(never)] // see `value`
-    fn attributes(
+    fn attributes(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Attributes<'py>>> {
+        let Some(fields) = self.fields.of(value)? else {
+            return Ok(None);
+        };
+        let Some(children) = fields.children(value)? else {
+            return Ok(None);
+        };
+        if fields.code {
+            for child in &children {
+                if !self.classes.is_state(child)? {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some((fields, children)))
+    }
+
+    /// The children of a container with their names.
+    fn children(
         &mut self,
-        value: &Bound<'py, PyAny>,
         names: &[Bound<'py, PyString>],
+        children: &[Bound<'py, PyAny>],
         below: Place,
     ) -> Walked {
-        self.out.map(names.len())?;
-        for name in names {
-            self.pair(name.as_any(), &value.getattr(name)?, below)?;
+        self.out.map(children.len())?;
+        for (name, child) in names.iter().zip(children) {
+            self.pair(name.as_any(), child, below)?;
         }
-        Ok(self.out.end(Kind::Dict)?)
+        Ok(())
+    }
+
+    /// The type and static data of a container whose fields are fixed, unless Python has to be
+    /// asked.
+    #[inline(never)] // see `value`
+    fn record(&mut self, fields: &Fields<'py>, value: &Bound<'py, PyAny>) -> Walked<Option<Kind>> {
+        let Some(record) = &fields.record else {
+            return Ok(None);
+        };
+        let data = match record.data(value) {
+            Ok(data) => data,
+            // Python leaves out what cannot be encoded, or says why not.
+            Err(error) if error.is_instance_of::<PyException>(self.py) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let node_type = || self.out.node_type(record.node_type());
+        let number = *record.number.get_or_init(node_type);
+        Ok(Some(Kind::Typed(number, data)))
     }
 
     /// The state of a container, and whether it is final.
@@ -191,6 +216,16 @@ impl<'py> Walk<'py> {
     /// A container that Python takes apart, whose type is recorded.
     #[inline(never)] // see `value`
     fn typed_node(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+        if let Some((fields, children)) = self.attributes(value)?
+            && let Some(kind) = self.record(&fields, value)?
+        {
+            let place = Place {
+                state: true,
+                ..place
+            };
+            self.children(&fields.names, &children, place.below()?)?;
+            return Ok(self.out.end(kind)?);
+        }
         let Some(reduced) = self.reduce(value)? else {
             return self.jax_array(value);
         };

@@ -9,6 +9,7 @@ use pyo3::types::{
 };
 use pyo3::{PyTypeInfo, ffi};
 
+use super::super::classes::Classes;
 use super::super::failure::{Failure, Walked};
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
@@ -105,36 +106,6 @@ impl Types {
     }
 }
 
-/// What `_leaves.classify` answers; the numbers stand there as well.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Class {
-    Unsupported,
-    Array,
-    Scalar,
-    JaxArray,
-    PrngKey,
-    BytesLike,
-    Ext,
-    Timestamp,
-    Node,
-    Deferred,
-}
-
-impl Class {
-    pub const ALL: [Self; 10] = [
-        Self::Unsupported,
-        Self::Array,
-        Self::Scalar,
-        Self::JaxArray,
-        Self::PrngKey,
-        Self::BytesLike,
-        Self::Ext,
-        Self::Timestamp,
-        Self::Node,
-        Self::Deferred,
-    ];
-}
-
 /// How a dtype is written.
 pub struct Dtype<'py> {
     pub object: Bound<'py, PyArrayDescr>,
@@ -170,8 +141,7 @@ pub struct Walk<'py> {
     pub all_lent: bool,
     /// By the formats of buffers that arrays of jax have lent: the index of the dtype.
     pub formats: Vec<(Vec<u8>, usize)>,
-    /// The types are held, so that no other one gets the address of one that was met.
-    pub classes: Vec<(Bound<'py, PyType>, Class)>,
+    pub classes: Classes<'py>,
     pub fields: FieldsByType<'py>,
     pub devices: Arc<Devices>,
     /// The arrays that are not written.
@@ -209,7 +179,7 @@ impl<'py> Walk<'py> {
             dtypes: Vec::new(),
             all_lent: true,
             formats: Vec::new(),
-            classes: Vec::new(),
+            classes: Classes::default(),
             fields: FieldsByType::default(),
             devices: Arc::new(Devices::new(WINDOW_BYTES)),
             hollow: Vec::new(),

@@ -1,0 +1,96 @@
+//! What values are, as Python tells by their types.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
+
+use super::hooks::Hooks;
+
+/// What `_leaves.classify` answers; the numbers stand there as well.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    Unsupported,
+    Array,
+    Scalar,
+    JaxArray,
+    PrngKey,
+    BytesLike,
+    Ext,
+    Timestamp,
+    Node,
+    Deferred,
+}
+
+impl Class {
+    pub const ALL: [Self; 10] = [
+        Self::Unsupported,
+        Self::Array,
+        Self::Scalar,
+        Self::JaxArray,
+        Self::PrngKey,
+        Self::BytesLike,
+        Self::Ext,
+        Self::Timestamp,
+        Self::Node,
+        Self::Deferred,
+    ];
+}
+
+/// What was asked of types, each once. They are held, so that no other one gets the address of
+/// one that was met.
+#[derive(Default)]
+pub struct Classes<'py>(Vec<(Bound<'py, PyType>, Class)>);
+
+impl<'py> Classes<'py> {
+    /// What a value is.
+    pub fn of(&mut self, value: &Bound<'py, PyAny>) -> PyResult<Class> {
+        let class = value.get_type();
+        if let Some((_, known)) = self.0.iter().find(|(known, _)| known.is(&class)) {
+            return Ok(*known);
+        }
+        let classify = Hooks::get(value.py())?.classify.bind(value.py());
+        let number: usize = classify.call1((value,))?.extract()?;
+        let answer = *Class::ALL
+            .get(number)
+            .ok_or_else(|| PyRuntimeError::new_err(format!("classify returned {number}")))?;
+        self.0.push((class, answer));
+        Ok(answer)
+    }
+
+    /// Whether a child of a module surely is state: no function, nor a list, tuple or dict with
+    /// one in it.
+    pub fn is_state(&mut self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
+        /// Deeper than that, Python is asked.
+        const MAX_DEPTH: usize = 16;
+        self.is_state_below(value, MAX_DEPTH)
+    }
+
+    fn is_state_below(&mut self, value: &Bound<'py, PyAny>, depth: usize) -> PyResult<bool> {
+        let plain = value.is_none()
+            || value.is_exact_instance_of::<PyInt>()
+            || value.is_exact_instance_of::<PyFloat>()
+            || value.is_exact_instance_of::<PyBool>()
+            || value.is_exact_instance_of::<PyString>();
+        if plain {
+            return Ok(true);
+        }
+        let mut all = |items: &mut dyn Iterator<Item = Bound<'py, PyAny>>| {
+            for item in items {
+                if depth == 0 || !self.is_state_below(&item, depth - 1)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        if let Ok(list) = value.cast_exact::<PyList>() {
+            return all(&mut list.iter());
+        }
+        if let Ok(tuple) = value.cast_exact::<PyTuple>() {
+            return all(&mut tuple.iter());
+        }
+        if let Ok(dict) = value.cast_exact::<PyDict>() {
+            return all(&mut dict.values().iter());
+        }
+        Ok(self.of(value)? != Class::Unsupported)
+    }
+}
