@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from typing import Any
+import dataclasses
+import operator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,20 +81,20 @@ def outcome(child: Any, template: Any, state: Any, strict: Any) -> tuple[Any, An
     return (result if error is None else None), error
 
 
-def assert_same_tree(a: Any, b: Any) -> None:
+def assert_same_tree(a: Any, b: Any, same: Any = operator.is_) -> None:
     assert type(a) is type(b)
     if isinstance(a, dict):
         assert list(a) == list(b)
         for key in a:
-            assert_same_tree(a[key], b[key])
+            assert_same_tree(a[key], b[key], same)
     elif isinstance(a, (list, tuple)):
         assert len(a) == len(b)
         for x, y in zip(a, b, strict=True):
-            assert_same_tree(x, y)
+            assert_same_tree(x, y, same)
     elif isinstance(a, np.ndarray):
         assert_same(a, b)
     else:
-        assert a is b
+        assert same(a, b)
 
 
 @settings(max_examples=400)
@@ -103,3 +106,88 @@ def test_both_give_the_same_tree_or_the_same_error(data: Any, strict: Any):
     found, error = outcome(_core.rebuild, template, state, strict)
     assert error == expected_error
     assert_same_tree(found, expected)
+
+
+NODES = st.sampled_from([np.zeros(3), np.float32(1), 1, None, np.zeros((2, 3), np.float32)])
+
+
+@settings(max_examples=200)
+@given(st.data(), st.sampled_from([True, False, "exact"]), st.booleans(), st.booleans())
+def test_what_is_built_while_it_is_read_is_the_same(
+    data: Any, strict: Any, described: bool, copy: bool
+) -> None:
+    """What is just like its template is built at once, and anything else as if that were not."""
+    template = data.draw(st.one_of(templates(), fitting()))
+    try:
+        state = data.draw(states(template))
+        encoded = treepack.serialization.msgpack_serialize(state, in_place=data.draw(st.booleans()))
+        if described:
+            encoded = treepack.dumps(state, holes=True)
+    except (TypeError, ValueError):
+        return  # a leaf that cannot be saved
+
+    def restored() -> Any:
+        try:
+            return treepack.serialization.from_bytes(
+                template, encoded, strict=strict, copy=copy or None
+            )
+        except ValueError as error:
+            return str(error)
+
+    found = restored()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_core, "restore_like", lambda *_: None)
+        expected = restored()
+    assert_same_tree(found, expected, lambda a, b: a is b or bool(np.all(a == b)))
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+def fitting() -> st.SearchStrategy[Any]:
+    """Templates of leaves that can be saved, so that most states are just like them."""
+    return st.recursive(
+        NODES,
+        lambda inner: st.one_of(
+            st.dictionaries(KEYS, inner, max_size=3),
+            st.lists(inner, max_size=12),
+            st.lists(inner, max_size=3).map(tuple),
+            st.builds(Pair, inner, inner),
+        ),
+        max_leaves=12,
+    )
+
+
+def test_most_trees_are_built_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("the state was made first")
+
+    monkeypatch.setattr(_core, "restore", never)
+    pair = Pair(1, (np.ones((2, 3), np.float32), None))
+    tree = {"a": [np.zeros(3), {}], "b": pair, "ü": [0] * 101}
+    for template in (tree, [tree], Pair(1, 2), (), 5, np.zeros(2)):
+        for write in (treepack.serialization.to_bytes, treepack.dumps):
+            treepack.register_tree(template)
+            found = treepack.serialization.from_bytes(template, write(template))
+            assert_same(found, template)
+
+
+def test_code_that_changes_the_template_while_it_is_restored() -> None:
+    template: dict[str, Any] = {}
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Changing:
+        items: Any
+
+        def __post_init__(self) -> None:
+            template.pop("c", None)
+
+    template["b"] = Changing(np.zeros(3))
+    template["c"] = 1
+    encoded = treepack.serialization.to_bytes(template)
+    found = treepack.serialization.from_bytes(template, encoded)
+    assert list(found) == ["b"]
+    assert type(found["b"]) is Changing

@@ -405,6 +405,19 @@ def restore(
       DecodeError: A ValueError. If the data is no such encoding.
     """
 
+def restore_like(
+    data: Buffer | Content,
+    template: Any,
+    strict: Strict,
+    converts: bool,
+    copy: bool | None,
+    threads: int | None,
+) -> Any | None:
+    """Returns what `rebuild_plain` makes of what `restore` returns, in one step.
+
+    `None` as well where the tree is not just like the template: other keys, or another order.
+    """
+
 def stream_items(content: Content) -> list[tuple[list[str], int, int]]:
     """Returns the keys of the leaves of a stream, and from where to where they are."""
 

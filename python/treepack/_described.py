@@ -14,7 +14,7 @@ from treepack import _core, _holes, serialization
 from treepack._content import save_layout
 from treepack._options import Progress, Strict
 from treepack._placement import Arrays, Leaves, converter
-from treepack._restore import restore_tree, without_structure
+from treepack._restore import restore_encoded, without_structure
 from treepack.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -137,11 +137,18 @@ def restore_described(data: Buffer | _core.Content, target: Any, how: Reading) -
     """Returns a tree as `load` does, from what is in its file."""
     how.check(target)
     convert = how.converter(may_change=not isinstance(data, (bytes, _core.Content)))
-    state = _core.restore(data, how.copy, how.threads)
     if target is not None:
-        return restore_tree(
-            target, state, ".", how.strict, cast=how.cast, convert=convert, in_words=False
+        return restore_encoded(
+            target,
+            data,
+            how.strict,
+            copy=how.copy,
+            threads=how.threads,
+            cast=how.cast,
+            convert=convert,
+            in_words=False,
         )
+    state = _core.restore(data, how.copy, how.threads)
     return assembled(state, convert=convert, unknown=how.unknown, static=how.static)
 
 

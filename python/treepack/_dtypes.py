@@ -21,7 +21,6 @@ _NAME = re.compile(
 )
 
 
-@functools.lru_cache(maxsize=256)
 def describe(dtype: np.dtype) -> tuple[str | None, bool]:
     """Tells how a dtype is written.
 

@@ -15,7 +15,7 @@ import contextlib
 import difflib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from treepack import _core, _paths, _prng
 from treepack._compare import described, difference, signature
@@ -26,6 +26,9 @@ from treepack._nodes.kind import Difference
 from treepack._options import Strict, check_strict
 from treepack._report import ABSENT, Convert, Partial, state_leaves
 from treepack.errors import Mismatch, MismatchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 # Takes a child of the template, its state, its name and the restore it is part of.
 RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
@@ -245,6 +248,28 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
             raise restore.error()
         restore.sentence = outer
         return restored
+
+
+def restore_encoded(
+    target: Any,
+    data: Buffer | _core.Content,
+    strict: Strict,
+    *,
+    copy: bool | None,
+    threads: int | None,
+    cast: bool = False,
+    convert: Convert | None = None,
+    in_words: bool = True,
+) -> Any:
+    """Returns what `restore_tree` makes of encoded bytes; `copy` and `threads` are for these."""
+    if target is not None and not handlers.overridden():
+        # Most data are just what the target has.
+        converts = convert is not None
+        restored = _core.restore_like(data, target, check_strict(strict), converts, copy, threads)
+        if restored is not None:
+            return restored
+    state = _core.restore(data, copy, threads)
+    return restore_tree(target, state, ".", strict, cast=cast, convert=convert, in_words=in_words)
 
 
 def restore_tree(

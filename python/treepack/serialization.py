@@ -21,7 +21,12 @@ from treepack._libraries.flax import Patch
 from treepack._nodes import handlers
 from treepack._nodes.handlers import register_serialization_state
 from treepack._options import Progress, Strict, telling
-from treepack._restore import current_path, from_state_dict, restore_tree, without_structure
+from treepack._restore import (
+    current_path,
+    from_state_dict,
+    restore_encoded,
+    without_structure,
+)
 from treepack._state_dict import is_serializable, to_state_dict
 
 if TYPE_CHECKING:
@@ -141,7 +146,7 @@ def from_bytes(
         w: expected float64[3,2], found float64[2,3]
       Pass strict=False to restore what is found regardless.
     """
-    return restore_tree(target, _core.restore(encoded_bytes, copy, threads), ".", strict)
+    return restore_encoded(target, encoded_bytes, strict, copy=copy, threads=threads)
 
 
 def msgpack_serialize(
@@ -326,7 +331,7 @@ def load_from_file(
       CorruptionError: A ValueError. If it is a damaged gzip file.
     """
     content = open_content(filepath, mmap=mmap, threads=threads, progress=progress)
-    return restore_tree(target, _core.restore(content, copy, threads), ".", strict)
+    return restore_encoded(target, content, strict, copy=copy, threads=threads)
 
 
 def compress_bytes(
@@ -463,7 +468,7 @@ def from_compressed_bytes(
     content = decompress_bytes(
         compressed_data, max_size=max_size, threads=threads, progress=progress
     )
-    return restore_tree(target, _core.restore(content, copy, threads), ".", strict)
+    return restore_encoded(target, content, strict, copy=copy, threads=threads)
 
 
 def patch() -> Patch:

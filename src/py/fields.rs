@@ -52,6 +52,9 @@ impl<'py> Fields<'py> {
     }
 }
 
+/// The fields of a type, and the children of one container of it.
+pub type Attributes<'py> = (Rc<Fields<'py>>, Vec<Bound<'py, PyAny>>);
+
 /// What is recorded of all containers of a type.
 pub struct Record<'py> {
     told: Told<'py>,

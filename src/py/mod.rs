@@ -9,10 +9,11 @@
 //! | `manifest.rs` | what holds the files of a sharded checkpoint together |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
-//! | `objects.rs` | Python objects of events |
+//! | `objects/` | Python objects of events; by a template (`like.rs`) |
 //! | `build/` | the putting together of containers: as a template, or as a record of the structure says |
 //! | `value.rs` | typed values (static data, keys, metadata) as Python objects |
 //! | `classes.rs` | what values are, as Python tells by their types |
+//! | `dtypes.rs` | dtypes, of which Python is asked once |
 //! | `fields.rs` | containers whose children and static data are attributes of fixed names |
 //! | `hooks.rs` | the Python functions that these walks ask |
 //! | `watch.rs` | telling Python how far long work has come, and hearing Ctrl-C |
@@ -23,6 +24,7 @@ mod build;
 mod catalog;
 mod classes;
 mod content;
+mod dtypes;
 mod errors;
 mod failure;
 mod fields;
@@ -89,7 +91,7 @@ mod _core {
     #[pymodule_export]
     use super::gzip::{compress, decompress};
     #[pymodule_export]
-    use super::load::{restore, stream_items};
+    use super::load::{restore, restore_like, stream_items};
     #[pymodule_export]
     use super::manifest::Manifest;
     #[pymodule_export]

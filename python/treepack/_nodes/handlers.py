@@ -104,9 +104,13 @@ def find(ty: type) -> Handlers | None:
 def overridden() -> list[type]:
     """Returns the natively walked types that have handlers nevertheless."""
     found = _handlers.keys() & _WALKED_NATIVELY if _handlers else set()
-    for module, registry in _foreign():
-        # This is asked at every call, and nearly always the answer is that of the last one.
-        containers = registry.get(dict), registry.get(list), registry.get(tuple), len(registry)
+    # This is asked at every call, and nearly always the answer is that of the last one.
+    for module in _FOREIGN:
+        if module not in sys.modules:
+            continue
+        registry = _registry_of(module)
+        get = registry.get
+        containers = get(dict), get(list), get(tuple), len(registry)
         if containers != _default.get(module):
             others = _overridden_in(module, registry)
             found |= others

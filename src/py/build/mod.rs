@@ -7,10 +7,12 @@
 //!
 //! | file | what is there |
 //! |---|---|
-//! | `template.rs` | by a template: `rebuild`, `rebuild_plain` |
+//! | `template.rs` | by a template: `rebuild`, `rebuild_plain` (and, while bytes are read, `../objects/like.rs`) |
+//! | `matching.rs` | what of a template plainly matches |
 //! | `partial.rs` | by a record, where not all was read |
 //! | `record.rs` | by a record: `assemble`, and what else a record tells |
 
+mod matching;
 mod partial;
 mod record;
 mod template;
@@ -18,6 +20,7 @@ mod template;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+pub use self::matching::Matching;
 pub use self::record::{assemble, trailer_metadata};
 pub use self::template::{rebuild, rebuild_plain};
 

@@ -5,19 +5,17 @@
 //! else, and everything that is wrong, is left to `_restore.restore_child`,
 //! which knows all containers, decides what matches, and words all errors.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 
-use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
-use pyo3::{PyTypeInfo, ffi, intern};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
-use super::super::classes::Classes;
-use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
 use super::dict_of;
+use super::matching::Matching;
 use crate::wire::MAX_DEPTH;
 
 /// Restores one child of a template, natively where that is possible; see `_core.pyi`.
@@ -31,8 +29,8 @@ pub fn rebuild<'py>(
     let py = target.py();
     let path = restore.getattr(intern!(py, "path"))?.cast_into()?;
     let strict = restore.getattr(intern!(py, "strict"))?;
-    let mut rebuild = Rebuild::new(py, &strict, Some((restore, path)))?;
-    rebuild.converts = restore.getattr(intern!(py, "converts"))?.is_truthy()?;
+    let converts = restore.getattr(intern!(py, "converts"))?.is_truthy()?;
+    let mut rebuild = Rebuild::new(py, &strict, converts, Some((restore, path)))?;
     rebuild.partial = !restore.getattr(intern!(py, "partial"))?.is_none();
     rebuild.exact |= rebuild.partial;
     let child = rebuild.child(target, state, name)?;
@@ -48,31 +46,21 @@ pub fn rebuild_plain<'py>(
     converts: bool,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = target.py();
-    let mut rebuild = Rebuild::new(py, strict, None)?;
-    rebuild.converts = converts;
+    let rebuild = Rebuild::new(py, strict, converts, None)?;
     rebuild.child(target, state, intern!(py, "."))
 }
 
-#[allow(clippy::struct_excessive_bools)] // each is a question of its own
 struct Rebuild<'a, 'py> {
     hooks: &'static Hooks,
     /// The `_restore.Restore` that this is part of, and the list that `current_path` joins;
     /// without, what is not plain is not restored.
     restore: Option<(&'a Bound<'py, PyAny>, Bound<'py, PyList>)>,
     depth: Cell<usize>,
-    /// Whether leaves are compared.
-    strict: bool,
     /// Whether a state may have nothing else than the template.
     exact: bool,
     /// Whether Python takes note of all leaves.
     partial: bool,
-    /// Whether Python converts arrays that are not plainly what the template has.
-    converts: bool,
-    array: *mut ffi::PyTypeObject,
-    /// Types that were met, and whether they are arrays with a shape and a dtype.
-    abstract_arrays: RefCell<Vec<(Bound<'py, PyType>, bool)>>,
-    fields: RefCell<FieldsByType<'py>>,
-    classes: RefCell<Classes<'py>>,
+    matching: Matching<'py>,
 }
 
 /// What is made of the restored children.
@@ -91,20 +79,16 @@ impl<'a, 'py> Rebuild<'a, 'py> {
     fn new(
         py: Python<'py>,
         strict: &Bound<'py, PyAny>,
+        converts: bool,
         restore: Option<(&'a Bound<'py, PyAny>, Bound<'py, PyList>)>,
     ) -> PyResult<Self> {
         Ok(Self {
-            strict: strict.is_truthy()?,
             exact: strict.is_instance_of::<PyString>(),
-            converts: false,
             partial: false,
+            matching: Matching::new(py, strict.is_truthy()?, converts),
             hooks: Hooks::get(py)?,
             depth: Cell::new(restore.as_ref().map_or(0, |(_, path)| path.len())),
             restore,
-            array: PyUntypedArray::type_object_raw(py),
-            abstract_arrays: RefCell::new(Vec::new()),
-            fields: RefCell::default(),
-            classes: RefCell::default(),
         })
     }
 
@@ -117,7 +101,7 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         state: &Bound<'py, PyAny>,
         name: &Bound<'py, PyString>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        if self.is_matching_leaf(target, state)? {
+        if !self.partial && self.matching.leaf(target, state)? {
             return Ok(Some(state.clone()));
         }
         match self.pairs(target, state)? {
@@ -243,16 +227,10 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         target: &Bound<'py, PyAny>,
         state: &Bound<'py, PyDict>,
     ) -> PyResult<Option<(Vec<Child<'py>>, Bound<'py, PyAny>)>> {
-        let Some(fields) = self.fields.borrow_mut().of(target)? else {
+        let Some((fields, found)) = self.matching.fields(target)? else {
             return Ok(None);
         };
         if fields.names.len() != state.len() {
-            return Ok(None);
-        }
-        let Some(found) = fields.children(target)? else {
-            return Ok(None);
-        };
-        if fields.code && self.has_code(&found)? {
             return Ok(None);
         }
         let mut children = Vec::with_capacity(found.len());
@@ -263,69 +241,6 @@ impl<'a, 'py> Rebuild<'a, 'py> {
             children.push((child, state, name.clone()));
         }
         Ok(Some((children, fields.make.clone())))
-    }
-
-    /// Whether `target` is a leaf that takes `state` without further question.
-    #[inline(never)] // which keeps the recursion small
-    fn is_matching_leaf(
-        &self,
-        target: &Bound<'py, PyAny>,
-        state: &Bound<'py, PyAny>,
-    ) -> PyResult<bool> {
-        if self.partial {
-            return Ok(false);
-        }
-        let is_array = target.get_type_ptr() == self.array;
-        if !is_array && !self.is_abstract_array(target)? {
-            let plain = target.is_none()
-                || target.is_exact_instance_of::<PyInt>()
-                || target.is_exact_instance_of::<PyFloat>()
-                || target.is_exact_instance_of::<PyBool>()
-                || target.is_exact_instance_of::<PyString>();
-            return Ok(plain && (!self.strict || target.get_type_ptr() == state.get_type_ptr()));
-        }
-        if state.get_type_ptr() != self.array || (self.converts && !is_array) {
-            return Ok(false);
-        }
-        if !self.strict && !self.converts {
-            return Ok(true);
-        }
-        let py = target.py();
-        let state = state.cast::<PyUntypedArray>()?;
-        if is_array {
-            let target = target.cast::<PyUntypedArray>()?;
-            return Ok(target.shape() == state.shape() && target.dtype().is(state.dtype()));
-        }
-        if !target.getattr(intern!(py, "dtype"))?.is(state.dtype()) {
-            return Ok(false);
-        }
-        let shape = target.getattr(intern!(py, "shape"))?;
-        let shape: Vec<usize> = shape.extract()?;
-        Ok(shape == state.shape())
-    }
-
-    /// Whether there may be functions among the children of a module.
-    fn has_code(&self, children: &[Bound<'py, PyAny>]) -> PyResult<bool> {
-        let mut classes = self.classes.borrow_mut();
-        for child in children {
-            if !self.is_abstract_array(child)? && !classes.is_state(child)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Whether `value` is a jax array, or stands for one.
-    fn is_abstract_array(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
-        let class = value.get_type();
-        let mut known = self.abstract_arrays.borrow_mut();
-        if let Some((_, answer)) = known.iter().find(|(known, _)| known.is(&class)) {
-            return Ok(*answer);
-        }
-        let is_abstract = self.hooks.is_abstract_array.bind(value.py());
-        let answer = is_abstract.call1((value,))?.is_truthy()?;
-        known.push((class, answer));
-        Ok(answer)
     }
 }
 

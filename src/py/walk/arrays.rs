@@ -9,11 +9,12 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::super::content::Content;
+use super::super::dtypes::Dtype;
 use super::super::failure::{Failure, Walked};
 use super::super::memory::{ArrayParts, Borrowed, exported};
 use super::devices::DeviceArray;
 use super::payload::{InSource, Leaf, OnDevice};
-use super::state::{Dtype, Walk};
+use super::state::{Met, Walk};
 use crate::array::ALIGN_MIN_BYTES;
 use crate::layout::LayoutBuilder;
 use crate::source::Source;
@@ -43,12 +44,12 @@ impl<'py> Walk<'py> {
     fn host_array(&mut self, array: &Bound<'py, PyUntypedArray>, code: i8, kind: Kind) -> Walked {
         let parts = ArrayParts::of(array);
         let known = self.dtypes.iter();
-        let mut known = known.map(|known| known.object.as_ptr());
+        let mut known = known.map(|known| known.dtype.object.as_ptr());
         let dtype = match known.position(|known| known == parts.dtype()) {
             Some(dtype) => dtype,
             None => self.dtype(&numpy::PyUntypedArrayMethods::dtype(array))?,
         };
-        if parts.is_contiguous() && self.dtypes[dtype].native {
+        if parts.is_contiguous() && self.dtypes[dtype].dtype.native {
             return self.contiguous_array(array, parts, dtype, code, kind);
         }
         let copy = self.hooks.to_contiguous.bind(self.py).call1((array,))?;
@@ -277,30 +278,22 @@ impl<'py> Walk<'py> {
         })?)
     }
 
-    /// The index of the dtype in `self.dtypes`; asked about once a walk.
+    /// The index of the dtype in `self.dtypes`.
     #[inline(never)]
     fn dtype(&mut self, dtype: &Bound<'py, PyArrayDescr>) -> Walked<usize> {
-        if let Some(known) = self.dtypes.iter().position(|known| known.object.is(dtype)) {
+        if let Some(known) = self
+            .dtypes
+            .iter()
+            .position(|known| known.dtype.object.is(dtype))
+        {
             return Ok(known);
         }
         if self.dtypes.len() == MAX_DTYPES {
             self.dtypes.clear();
             self.formats.clear();
         }
-        let answer = self.hooks.describe_dtype.bind(self.py).call1((dtype,))?;
-        let (name, native): (Option<String>, bool) = answer.extract()?;
-        let Some(name) = name else {
-            return Err(Failure::leaf(format!(
-                "cannot serialize an array of dtype {}: only numeric, boolean and date dtypes \
-                 can be stored",
-                dtype.repr()?
-            )));
-        };
-        self.dtypes.push(Dtype {
-            itemsize: numpy::PyArrayDescrMethods::itemsize(dtype),
-            object: dtype.clone(),
-            name,
-            native,
+        self.dtypes.push(Met {
+            dtype: Dtype::of(dtype)?,
             lent: MAX_FAILURES,
         });
         Ok(self.dtypes.len() - 1)

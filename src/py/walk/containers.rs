@@ -1,7 +1,5 @@
 //! Containers, and the choice of what a value is.
 
-use std::rc::Rc;
-
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -13,15 +11,12 @@ use serde_bytes::ByteBuf;
 use super::super::classes::Class;
 use super::super::errors;
 use super::super::failure::{Failure, Walked};
-use super::super::fields::Fields;
+use super::super::fields::{Attributes, Fields};
 use super::super::memory::dict_next;
 use super::super::value;
 use super::state::{Place, Walk};
 use crate::structure::{Kind, NodeType};
 use crate::wire;
-
-/// The fields of a type, and the children of one container of it.
-type Attributes<'py> = (Rc<Fields<'py>>, Vec<Bound<'py, PyAny>>);
 
 /// What a container consists of.
 struct Reduced<'py> {

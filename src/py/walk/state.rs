@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use numpy::{PyArrayDescr, PyUntypedArray};
+use numpy::PyUntypedArray;
 use pyo3::prelude::*;
 use pyo3::types::{
     PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType,
@@ -10,6 +10,7 @@ use pyo3::types::{
 use pyo3::{PyTypeInfo, ffi};
 
 use super::super::classes::Classes;
+use super::super::dtypes::Dtype;
 use super::super::failure::{Failure, Walked};
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
@@ -106,24 +107,21 @@ impl Types {
     }
 }
 
-/// How a dtype is written.
-pub struct Dtype<'py> {
-    pub object: Bound<'py, PyArrayDescr>,
-    pub name: String,
-    pub itemsize: usize,
-    pub native: bool,
+/// A dtype that was met.
+pub struct Met {
+    pub dtype: Arc<Dtype>,
     /// How many jax arrays of this dtype may yet refuse to lend their memory.
     pub lent: u8,
 }
 
-impl Dtype<'_> {
+impl Met {
     /// The header of an array of this dtype.
     pub fn header<'a>(&'a self, code: i8, shape: &'a [usize]) -> Array<'a> {
         Array {
             code,
             shape,
-            dtype: &self.name,
-            itemsize: self.itemsize,
+            dtype: &self.dtype.name,
+            itemsize: self.dtype.itemsize,
         }
     }
 }
@@ -135,7 +133,7 @@ pub struct Walk<'py> {
     pub types: Types,
     pub options: Options<'py>,
     pub out: Encoder<Leaf>,
-    pub dtypes: Vec<Dtype<'py>>,
+    pub dtypes: Vec<Met>,
     /// Whether every array of jax so far has lent its memory, so that the next one is asked
     /// before anything else is.
     pub all_lent: bool,

@@ -4,15 +4,20 @@
 //! dtype. Where it must be copied, a small one is copied at once and a large one
 //! with all others at the end, in parallel and detached.
 
+mod like;
+
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::sync::Arc;
 
-use numpy::{PyArrayDescr, PyArrayDescrMethods};
+use numpy::PyArrayDescr;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyString, PyTuple};
 use smallvec::SmallVec;
 
+use super::build::Matching;
+use super::dtypes::Dtype;
 use super::failure::{Failure, Walked};
 use super::hooks::Hooks;
 use super::memory::{
@@ -67,38 +72,74 @@ pub fn build<'py>(
     threads: Option<i64>,
 ) -> PyResult<Bound<'py, PyAny>> {
     parallel::threads(threads, 0, 1)?; // a number that makes no sense is always told
-    let mut objects = Objects {
-        py,
-        hooks: Hooks::get(py)?,
-        source,
-        memory,
-        copy,
-        dtypes: Vec::new(),
-        fresh_pages: FreshPages::new(part.len()),
-        reader: Reader::within(source, part),
-        keys: KeyCache::default(),
-        resolved: ([usize::MAX; 4], SmallVec::new()),
-        copies: Vec::new(),
-        small_copies: SmallCopies::default(),
-        at_once: false,
-        until_check: CHECK_VALUES,
-    };
-    let tree = objects
-        .value()
-        .and_then(|tree| Ok(objects.reader.finish().map(|()| tree)?))
-        .map_err(|failure| {
-            failure
-                .map_core(|error| explain(error, source))
-                .into_py(py, "restoring")
-        })?;
-    let copies = objects.copies;
-    if copies.is_empty() {
-        return Ok(tree);
+    let mut objects = Objects::new(py, source, part, memory, copy)?;
+    let tree = objects.value();
+    objects.finish(tree, threads)
+}
+
+/// The tree as `build` makes it, around which the containers of a template are built; nothing if
+/// the tree is not just like the template.
+pub fn build_like<'py>(
+    template: &Bound<'py, PyAny>,
+    matching: &Matching<'py>,
+    source: &dyn Source,
+    memory: Option<Owned<'_, 'py>>,
+    copy: CopyMode,
+    threads: Option<i64>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = template.py();
+    parallel::threads(threads, 0, 1)?;
+    let mut objects = Objects::new(py, source, 0..source.len(), memory, copy)?;
+    match objects.root_like(template, matching) {
+        Ok(None) => Ok(None),
+        Ok(Some(tree)) => objects.finish(Ok(tree), threads).map(Some),
+        Err(failure) => objects.finish(Err(failure), threads).map(Some),
     }
-    let watcher = Watcher::signals();
-    copy_all(py, source, copies, threads, &watcher)
-        .map_err(|error| watcher.explain(error, PyErr::from))?;
-    Ok(tree)
+}
+
+impl<'a, 'py> Objects<'a, 'py> {
+    fn new(
+        py: Python<'py>,
+        source: &'a dyn Source,
+        part: Range<usize>,
+        memory: Option<Owned<'a, 'py>>,
+        copy: CopyMode,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            py,
+            hooks: Hooks::get(py)?,
+            source,
+            memory,
+            copy,
+            dtypes: Vec::new(),
+            fresh_pages: FreshPages::new(part.len()),
+            reader: Reader::within(source, part),
+            keys: KeyCache::default(),
+            resolved: ([usize::MAX; 4], SmallVec::new()),
+            copies: Vec::new(),
+            small_copies: SmallCopies::default(),
+            at_once: false,
+            until_check: CHECK_VALUES,
+        })
+    }
+
+    /// The tree, or why there is none, once all has been read and copied.
+    fn finish(self, tree: Built<'py>, threads: Option<i64>) -> PyResult<Bound<'py, PyAny>> {
+        let tree = tree
+            .and_then(|tree| Ok(self.reader.finish().map(|()| tree)?))
+            .map_err(|failure| {
+                failure
+                    .map_core(|error| explain(error, self.source))
+                    .into_py(self.py, "restoring")
+            })?;
+        if self.copies.is_empty() {
+            return Ok(tree);
+        }
+        let watcher = Watcher::signals();
+        copy_all(self.py, self.source, self.copies, threads, &watcher)
+            .map_err(|error| watcher.explain(error, PyErr::from))?;
+        Ok(tree)
+    }
 }
 
 /// Adds what the data seems to be instead of msgpack.
@@ -175,7 +216,7 @@ struct Objects<'a, 'py> {
     reader: Reader<'a>,
     keys: KeyCache<'py>,
     /// By the numbers of their names.
-    dtypes: Vec<Option<Dtype<'py>>>,
+    dtypes: Vec<Option<Arc<Dtype>>>,
     /// The shape that was resolved last: of which dimensions (their start and number) and dtype,
     /// and of how many bytes.
     resolved: ([usize; 4], SmallVec<[usize; 6]>),
@@ -187,23 +228,23 @@ struct Objects<'a, 'py> {
     until_check: usize,
 }
 
-struct Dtype<'py> {
-    object: Bound<'py, PyArrayDescr>,
-    itemsize: usize,
-    alignment: usize,
-}
-
 impl<'py> Objects<'_, 'py> {
     /// The next value. This and what it calls for containers is the recursion, which
     /// must not need much of the stack: what is inlined here counts at every level.
     fn value(&mut self) -> Built<'py> {
+        self.check_now_and_then()?;
+        let event = self.reader.next()?;
+        self.object(event)
+    }
+
+    #[inline]
+    fn check_now_and_then(&mut self) -> Walked {
         self.until_check -= 1;
         if self.until_check == 0 {
             self.until_check = CHECK_VALUES;
             self.py.check_signals()?;
         }
-        let event = self.reader.next()?;
-        self.object(event)
+        Ok(())
     }
 
     /// The object for an event, with all that is in it.
@@ -361,15 +402,16 @@ impl<'py> Objects<'_, 'py> {
             let start = span.start;
             let address = memory.memory().as_ptr().addr() + start;
             if address.is_multiple_of(dtype.alignment) {
-                return Ok(view(&dtype.object, shape, memory, start)?);
+                return Ok(view(dtype.object.bind(self.py), shape, memory, start)?);
             }
             if copy == CopyMode::IfNeeded && nbytes <= SmallCopies::MAX_BYTES {
                 let bytes = memory.memory().slice(span.range());
                 let fill = |place: &mut [_]| RawBytes::read_at(&bytes, 0, place);
-                return Ok(self.small_copies.array(&dtype.object, shape, fill)?);
+                let dtype = dtype.object.bind(self.py);
+                return Ok(self.small_copies.array(dtype, shape, fill)?);
             }
         }
-        let (dtype, shape) = (dtype.object.clone(), shape.clone());
+        let (dtype, shape) = (dtype.object.bind(self.py).clone(), shape.clone());
         self.copied_array(number, &dtype, &shape, copy)
     }
 
@@ -415,20 +457,13 @@ impl<'py> Objects<'_, 'py> {
     #[inline(never)]
     fn find_dtype(&mut self, number: u32) -> Walked {
         let found = self.reader.events().array(number);
-        let resolve = self.hooks.resolve_dtype.bind(self.py);
-        let dtype = resolve.call1((copied(self.py, found.dtype)?,))?;
-        if dtype.is_none() {
+        let Some(dtype) = Dtype::named(self.py, found.dtype)? else {
             return Err(no_dtype(found.dtype, found.offset).into());
-        }
-        let object: Bound<'py, PyArrayDescr> = dtype.cast_into()?;
+        };
         if self.dtypes.len() <= found.dtype_number {
             self.dtypes.resize_with(found.dtype_number + 1, || None);
         }
-        self.dtypes[found.dtype_number] = Some(Dtype {
-            itemsize: object.itemsize(),
-            alignment: object.alignment().max(1),
-            object,
-        });
+        self.dtypes[found.dtype_number] = Some(dtype);
         Ok(())
     }
 }

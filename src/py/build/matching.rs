@@ -1,0 +1,122 @@
+//! What of a template plainly matches, as far as no Python has to decide.
+
+use std::cell::RefCell;
+
+use numpy::{PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
+use pyo3::{PyTypeInfo, ffi, intern};
+
+use super::super::classes::Classes;
+use super::super::fields::{Attributes, FieldsByType};
+use super::super::hooks::Hooks;
+
+/// What is known of the types in a template, and how strict it is.
+pub struct Matching<'py> {
+    /// Whether leaves are compared.
+    strict: bool,
+    /// Whether Python converts arrays that are not plainly what the template has.
+    converts: bool,
+    array: *mut ffi::PyTypeObject,
+    /// Types that were met, and whether they are arrays with a shape and a dtype.
+    abstract_arrays: RefCell<Vec<(Bound<'py, PyType>, bool)>>,
+    fields: RefCell<FieldsByType<'py>>,
+    classes: RefCell<Classes<'py>>,
+}
+
+impl<'py> Matching<'py> {
+    pub fn new(py: Python<'py>, strict: bool, converts: bool) -> Self {
+        Self {
+            strict,
+            converts,
+            array: PyUntypedArray::type_object_raw(py),
+            abstract_arrays: RefCell::new(Vec::new()),
+            fields: RefCell::default(),
+            classes: RefCell::default(),
+        }
+    }
+
+    /// Whether `target` is a leaf that takes `state` without further question.
+    #[inline(never)] // which keeps the recursion small
+    pub fn leaf(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<bool> {
+        let is_array = target.get_type_ptr() == self.array;
+        if !is_array && !self.is_abstract_array(target)? {
+            let plain = target.is_none()
+                || target.is_exact_instance_of::<PyInt>()
+                || target.is_exact_instance_of::<PyFloat>()
+                || target.is_exact_instance_of::<PyBool>()
+                || target.is_exact_instance_of::<PyString>();
+            return Ok(plain && (!self.strict || target.get_type_ptr() == state.get_type_ptr()));
+        }
+        if state.get_type_ptr() != self.array || (self.converts && !is_array) {
+            return Ok(false);
+        }
+        if !self.strict && !self.converts {
+            return Ok(true);
+        }
+        let py = target.py();
+        let state = state.cast::<PyUntypedArray>()?;
+        if is_array {
+            let target = target.cast::<PyUntypedArray>()?;
+            return Ok(target.shape() == state.shape() && target.dtype().is(state.dtype()));
+        }
+        if !target.getattr(intern!(py, "dtype"))?.is(state.dtype()) {
+            return Ok(false);
+        }
+        let shape = target.getattr(intern!(py, "shape"))?;
+        let shape: Vec<usize> = shape.extract()?;
+        Ok(shape == state.shape())
+    }
+
+    /// The fields of a container of the template, and its children, if all of its type have them.
+    #[inline(never)] // which keeps the recursion small
+    pub fn fields(&self, target: &Bound<'py, PyAny>) -> PyResult<Option<Attributes<'py>>> {
+        let Some(fields) = self.fields.borrow_mut().of(target)? else {
+            return Ok(None);
+        };
+        let Some(children) = fields.children(target)? else {
+            return Ok(None);
+        };
+        if fields.code {
+            let mut classes = self.classes.borrow_mut();
+            for child in &children {
+                if !self.is_abstract_array(child)? && !classes.is_state(child)? {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some((fields, children)))
+    }
+
+    /// How many children a container of the template has, and a leaf none.
+    pub fn len(&self, target: &Bound<'py, PyAny>) -> PyResult<usize> {
+        if let Ok(dict) = target.cast_exact::<PyDict>() {
+            Ok(dict.len())
+        } else if let Ok(list) = target.cast_exact::<PyList>() {
+            Ok(list.len())
+        } else if let Ok(tuple) = target.cast_exact::<PyTuple>() {
+            Ok(tuple.len())
+        } else {
+            let fields = self.fields.borrow_mut().of(target)?;
+            Ok(fields.map_or(0, |fields| fields.names.len()))
+        }
+    }
+
+    /// Whether a part of the template is an array of some kind.
+    pub fn is_array(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
+        Ok(target.get_type_ptr() == self.array || self.is_abstract_array(target)?)
+    }
+
+    /// Whether `value` is a jax array, or stands for one.
+    fn is_abstract_array(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
+        let class = value.get_type();
+        let mut known = self.abstract_arrays.borrow_mut();
+        if let Some((_, answer)) = known.iter().find(|(known, _)| known.is(&class)) {
+            return Ok(*answer);
+        }
+        let is_abstract = Hooks::get(value.py())?.is_abstract_array.bind(value.py());
+        let answer = is_abstract.call1((value,))?.is_truthy()?;
+        known.push((class, answer));
+        Ok(answer)
+    }
+}

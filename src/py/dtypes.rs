@@ -1,0 +1,108 @@
+//! Dtypes, of which Python is asked once in a process.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use numpy::{PyArrayDescr, PyArrayDescrMethods};
+use pyo3::prelude::*;
+
+use super::failure::{Failure, Walked};
+use super::hooks::Hooks;
+use super::memory::copied;
+
+/// A dtype whose arrays can be stored.
+pub struct Dtype {
+    pub object: Py<PyArrayDescr>,
+    /// What it is written as.
+    pub name: String,
+    pub itemsize: usize,
+    pub alignment: usize,
+    /// Whether its elements are in the byte order in which they are stored.
+    pub native: bool,
+}
+
+/// How many are remembered: a program has a handful, but there may be many objects of one.
+const MAX_KNOWN: usize = 64;
+
+static KNOWN: Mutex<Known> = Mutex::new(Known {
+    dtypes: Vec::new(),
+    names: Vec::new(),
+});
+
+/// What was asked. No Python is called while it is locked.
+struct Known {
+    dtypes: Vec<Arc<Dtype>>,
+    /// Names in files; a dtype may have several.
+    names: Vec<(Box<[u8]>, Arc<Dtype>)>,
+}
+
+impl Dtype {
+    /// What is known of a dtype.
+    pub fn of(object: &Bound<'_, PyArrayDescr>) -> Walked<Arc<Self>> {
+        if let Some(found) = Self::described(object)? {
+            return Ok(found);
+        }
+        Err(Failure::leaf(format!(
+            "cannot serialize an array of dtype {}: only numeric, boolean and date dtypes \
+             can be stored",
+            object.repr()?
+        )))
+    }
+
+    /// The dtype with a name, if there is one.
+    pub fn named(py: Python<'_>, name: &[u8]) -> PyResult<Option<Arc<Self>>> {
+        let known = lock();
+        if let Some((_, found)) = known.names.iter().find(|(known, _)| **known == *name) {
+            return Ok(Some(found.clone()));
+        }
+        drop(known);
+        let resolve = Hooks::get(py)?.resolve_dtype.bind(py);
+        let object = resolve.call1((copied(py, name)?,))?;
+        if object.is_none() {
+            return Ok(None);
+        }
+        let found = Self::described(&object.cast_into()?)?;
+        if let Some(found) = &found {
+            let mut known = lock();
+            make_room(&mut known.names);
+            known.names.push((name.into(), found.clone()));
+        }
+        Ok(found)
+    }
+
+    /// What Python says of a dtype; nothing if its arrays cannot be stored.
+    fn described(object: &Bound<'_, PyArrayDescr>) -> PyResult<Option<Arc<Self>>> {
+        let known = lock();
+        if let Some(found) = known.dtypes.iter().find(|known| known.object.is(object)) {
+            return Ok(Some(found.clone()));
+        }
+        drop(known);
+        let describe = Hooks::get(object.py())?.describe_dtype.bind(object.py());
+        let (name, native): (Option<String>, bool) = describe.call1((object,))?.extract()?;
+        let Some(name) = name else {
+            return Ok(None);
+        };
+        let found = Arc::new(Self {
+            name,
+            native,
+            itemsize: object.itemsize(),
+            alignment: object.alignment().max(1),
+            object: object.clone().unbind(),
+        });
+        let mut known = lock();
+        make_room(&mut known.dtypes);
+        known.dtypes.push(found.clone());
+        Ok(Some(found))
+    }
+}
+
+fn lock() -> MutexGuard<'static, Known> {
+    KNOWN
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn make_room<T>(known: &mut Vec<T>) {
+    if known.len() == MAX_KNOWN {
+        known.clear();
+    }
+}

@@ -1,0 +1,280 @@
+//! Building a tree by a template while its bytes are read.
+//!
+//! Most data are just like their template: the same keys in the same order, arrays of the same
+//! shapes and dtypes. Then no state dict is made. At the first thing that is not as expected, this
+//! gives up: the whole is read once more, and `build/template.rs` finds out what is the matter.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+
+use super::super::build::Matching;
+use super::super::failure::Walked;
+use super::super::memory::{dict_next, new_dict, new_list};
+use super::Objects;
+use crate::events::{Closed, Event};
+use crate::source::read_to;
+use crate::structure::{ROOT_KEY, TRAILER_KEY};
+use crate::wire::Head;
+
+/// A part of the tree; nothing if it is not just like the template.
+type Like<'py> = Walked<Option<Bound<'py, PyAny>>>;
+
+impl<'py> Objects<'_, 'py> {
+    /// All of the tree, but for the record of its structure.
+    pub(super) fn root_like(
+        &mut self,
+        template: &Bound<'py, PyAny>,
+        matching: &Matching<'py>,
+    ) -> Like<'py> {
+        if self.is_rooted()? {
+            self.reader.next()?;
+            self.reader.next()?;
+            let found = self.value_like(template, matching)?;
+            return Ok(if found.is_some() && self.end(true)? {
+                found
+            } else {
+                None
+            });
+        }
+        let event = self.reader.next()?;
+        if let Event::Map(map) = event
+            && map.len as usize == matching.len(template)? + 1
+            && !has_record(template)?
+        {
+            return self.map_like(map.len as usize - 1, true, template, matching);
+        }
+        self.event_like(event, template, matching)
+    }
+
+    /// Whether the source begins with a map of two pairs, of which the first is the tree.
+    fn is_rooted(&self) -> Walked<bool> {
+        let mut expected = Vec::new();
+        Head::Map(2).write(&mut expected);
+        #[allow(clippy::cast_possible_truncation)] // a short constant
+        Head::Str(ROOT_KEY.len() as u32).write(&mut expected);
+        expected.extend_from_slice(ROOT_KEY.as_bytes());
+        let mut start = Vec::new();
+        let len = expected.len().min(self.source.len());
+        read_to(self.source, 0..len, &mut start)?;
+        Ok(start == expected)
+    }
+
+    /// Whether a map ends here, but for the record of a structure if there has to be one.
+    fn end(&mut self, record: bool) -> Walked<bool> {
+        if record {
+            if !self.key_is(TRAILER_KEY.as_bytes())? {
+                return Ok(false);
+            }
+            self.value()?;
+        }
+        Ok(self.reader.close()? == Closed::Same)
+    }
+
+    /// The next value. This and what it calls for containers is the recursion, which must not
+    /// need much of the stack.
+    fn value_like(&mut self, template: &Bound<'py, PyAny>, matching: &Matching<'py>) -> Like<'py> {
+        self.check_now_and_then()?;
+        let event = self.reader.next()?;
+        self.event_like(event, template, matching)
+    }
+
+    fn event_like(
+        &mut self,
+        event: Event,
+        template: &Bound<'py, PyAny>,
+        matching: &Matching<'py>,
+    ) -> Like<'py> {
+        if let Event::Map(map) = event
+            && !matching.is_array(template)?
+        // else it is an array in chunks
+        {
+            return self.map_like(map.len as usize, false, template, matching);
+        }
+        let found = self.object(event)?;
+        Ok(matching.leaf(template, &found)?.then_some(found))
+    }
+
+    /// A container, whose children are so many pairs of a map; the record of a structure may follow.
+    fn map_like(
+        &mut self,
+        count: usize,
+        record: bool,
+        template: &Bound<'py, PyAny>,
+        matching: &Matching<'py>,
+    ) -> Like<'py> {
+        if let Ok(dict) = template.cast_exact::<PyDict>() {
+            self.items_like(dict, count, record, matching)
+        } else if let Ok(list) = template.cast_exact::<PyList>() {
+            self.elements_like(list.iter(), count, record, matching, |_, found| Ok(found))
+        } else if let Ok(tuple) = template.cast_exact::<PyTuple>() {
+            self.elements_like(tuple.iter(), count, record, matching, |py, found| {
+                Ok(PyTuple::new(py, found.cast::<PyList>()?.iter())?.into_any())
+            })
+        } else {
+            self.fields_like(template, count, record, matching)
+        }
+    }
+
+    /// A dict with the items of a template, which are so many pairs of a map.
+    #[inline(never)] // see `value_like`
+    fn items_like(
+        &mut self,
+        template: &Bound<'py, PyDict>,
+        count: usize,
+        record: bool,
+        matching: &Matching<'py>,
+    ) -> Like<'py> {
+        if template.len() != count {
+            return Ok(None);
+        }
+        let made = new_dict(self.py)?;
+        let mut position = 0;
+        while let Some((key, child)) = dict_next(template, &mut position) {
+            let Ok(key) = key.cast_exact::<PyString>() else {
+                return Ok(None);
+            };
+            let Some(found) = self.pair_like(key, &child, matching)? else {
+                return Ok(None);
+            };
+            made.set_item(key, found)?;
+        }
+        // Code of types that are in the template might change it.
+        let whole = made.len() == count && self.end(record)?;
+        Ok(whole.then(|| made.into_any()))
+    }
+
+    /// The elements of a list or tuple, which are the values of a map.
+    #[inline(never)] // see `value_like`
+    fn elements_like(
+        &mut self,
+        template: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
+        count: usize,
+        record: bool,
+        matching: &Matching<'py>,
+        make: impl Fn(Python<'py>, Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> Like<'py> {
+        if template.len() != count {
+            return Ok(None);
+        }
+        let elements = new_list(self.py)?;
+        for (index, child) in template.enumerate() {
+            if !self.key_is_index(index)? {
+                return Ok(None);
+            }
+            let found = self.value_like(&child, matching);
+            match found.map_err(|failure| failure.below(index.to_string()))? {
+                Some(found) => elements.append(found)?,
+                None => return Ok(None),
+            }
+        }
+        if elements.len() != count || !self.end(record)? {
+            return Ok(None);
+        }
+        make(self.py, elements.into_any())
+            .map(Some)
+            .map_err(Into::into)
+    }
+
+    /// A container whose fields are fixed.
+    #[inline(never)] // see `value_like`
+    fn fields_like(
+        &mut self,
+        template: &Bound<'py, PyAny>,
+        count: usize,
+        record: bool,
+        matching: &Matching<'py>,
+    ) -> Like<'py> {
+        let Some((fields, children)) = matching.fields(template)? else {
+            return Ok(None);
+        };
+        if children.len() != count {
+            return Ok(None);
+        }
+        let mut made = Vec::with_capacity(count);
+        for (name, child) in fields.names.iter().zip(&children) {
+            match self.pair_like(name, child, matching)? {
+                Some(found) => made.push(found),
+                None => return Ok(None),
+            }
+        }
+        // Code of the type may look at arrays, whose bytes must be there.
+        if !self.copies.is_empty() || !self.end(record)? {
+            return Ok(None);
+        }
+        let made = fields.make.call1((template, made))?;
+        Ok(Some(made))
+    }
+
+    /// A pair of a map with this key.
+    #[inline]
+    fn pair_like(
+        &mut self,
+        key: &Bound<'py, PyString>,
+        template: &Bound<'py, PyAny>,
+        matching: &Matching<'py>,
+    ) -> Like<'py> {
+        let Ok(text) = key.to_str() else {
+            return Ok(None);
+        };
+        if !self.key_is(text.as_bytes())? {
+            return Ok(None);
+        }
+        self.value_like(template, matching)
+            .map_err(|failure| failure.below(text))
+    }
+
+    /// Whether the next key is this one.
+    #[inline]
+    fn key_is(&mut self, expected: &[u8]) -> Walked<bool> {
+        let Event::Str(text) = self.reader.next()? else {
+            return Ok(false);
+        };
+        Ok(self.reader.events().text_bytes(text) == expected)
+    }
+
+    /// Whether the next key is this number.
+    #[inline]
+    fn key_is_index(&mut self, expected: usize) -> Walked<bool> {
+        let Event::Str(text) = self.reader.next()? else {
+            return Ok(false);
+        };
+        Ok(is_decimal(self.reader.events().text_bytes(text), expected))
+    }
+}
+
+/// Whether a template has the key of the record itself.
+fn has_record(template: &Bound<'_, PyAny>) -> PyResult<bool> {
+    template
+        .cast_exact::<PyDict>()
+        .map_or(Ok(false), |dict| dict.contains(TRAILER_KEY))
+}
+
+/// Whether a text is a number as `to_string` writes it.
+fn is_decimal(text: &[u8], number: usize) -> bool {
+    let mut left = number;
+    for (position, digit) in text.iter().enumerate().rev() {
+        #[allow(clippy::cast_possible_truncation)] // a digit
+        if *digit != b'0' + (left % 10) as u8 || (left == 0 && position + 1 < text.len()) {
+            return false;
+        }
+        left /= 10;
+    }
+    left == 0 && !text.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_decimal;
+
+    #[test]
+    fn numbers_are_as_they_are_written() {
+        for number in [0, 1, 9, 10, 11, 99, 100, 101, 1000, usize::MAX] {
+            let text = number.to_string();
+            assert!(is_decimal(text.as_bytes(), number));
+            assert!(!is_decimal(text.as_bytes(), number ^ 1));
+            assert!(!is_decimal(format!("0{text}").as_bytes(), number));
+            assert!(!is_decimal(format!("{text}0").as_bytes(), number));
+            assert!(!is_decimal(&text.as_bytes()[1..], number));
+        }
+    }
+}
