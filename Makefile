@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast export-model train-multihost test test-rust test-python lint types fuzz sanitize sanitize-extension format bench bench-full bench-gzip bench-startup bench-open bench-sharded bench-core clean
+.PHONY: help demo rl-broadcast export-model train-multihost test test-rust test-python lint types fuzz fuzz-python sanitize sanitize-extension format bench bench-full bench-gzip bench-startup bench-open bench-sharded bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -76,6 +76,18 @@ fuzz:
 	    -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -verbosity=0 || exit 1; \
 	  echo "$$name: no input breaks it"; \
 	done
+
+## make fuzz-python  the same for what becomes of bytes in Python; needs a Python with a shared library
+fuzz-python: $(VENV)/.built
+	cd tests/fuzz && PYO3_PYTHON=$(abspath $(BIN))/python RUSTFLAGS="$(FUZZ_FLAGS)" \
+	  cargo build --quiet --release --target $(FUZZ_TARGET) --features python --bin trees
+	mkdir -p tests/fuzz/corpus/trees && $(BIN)/python tests/fuzz/seeds.py tests/fuzz/corpus/trees
+	cd tests/fuzz && \
+	  PYTHONPATH=$(CURDIR)/python:$$($(abspath $(BIN))/python -c 'import site; print(site.getsitepackages()[0])') \
+	  LD_LIBRARY_PATH=$$($(abspath $(BIN))/python -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))') \
+	  target/$(FUZZ_TARGET)/release/trees corpus/trees \
+	    -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -verbosity=0
+	@echo "trees: no input breaks it"
 
 # Modules whose tests Miri can run: no files, no threads that take long, no C.
 MIRI_TESTS := raw:: layout:: array::shards array::runs::tests::all_elements wire:: events:: encoder:: window:: structure::recorder

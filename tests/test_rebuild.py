@@ -191,3 +191,26 @@ def test_code_that_changes_the_template_while_it_is_restored() -> None:
     found = treepack.serialization.from_bytes(template, encoded)
     assert list(found) == ["b"]
     assert type(found["b"]) is Changing
+
+
+def test_what_is_wrong_is_told_as_ever() -> None:
+    """Bytes that are damaged, and code of types that raises."""
+    data = treepack.dumps(5)[:-20]
+    with pytest.raises(treepack.DecodeError, match="at __treepack__"):
+        treepack.serialization.from_bytes(1, data)
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Careful:
+        a: Any
+
+        def __post_init__(self) -> None:
+            if type(self.a) is int and self.a > 1:
+                raise KeyError("a is too large")
+
+    whole = treepack.serialization.to_bytes({"a": {"a": 2}, "b": 1})
+    template = {"a": Careful(1), "b": 1}
+    with pytest.raises(KeyError, match="too large"):
+        treepack.serialization.from_bytes(template, whole)
+    with pytest.raises(treepack.DecodeError):
+        treepack.serialization.from_bytes(template, whole[:-1])

@@ -30,25 +30,46 @@ pub struct Fields<'py> {
 impl<'py> Fields<'py> {
     /// The children of a container of the type; `None` if it is not like others.
     pub fn children(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
-        let mut children = Vec::with_capacity(self.names.len());
+        self.values(node, &self.names)
+    }
+
+    /// Attributes of a container; `None` if it is not like others.
+    fn values(
+        &self,
+        node: &Bound<'py, PyAny>,
+        names: &[Bound<'py, PyString>],
+    ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
         let Some(exactly) = self.exactly else {
-            for name in &self.names {
-                children.push(node.getattr(name)?);
-            }
-            return Ok(Some(children));
+            let values = names.iter().map(|name| node.getattr(name));
+            return values.collect::<PyResult<_>>().map(Some);
         };
+        // What it has by itself, and not what its class has in the place of that or makes of it.
         let attributes = node.getattr(intern!(node.py(), "__dict__"))?;
         let attributes = attributes.cast_into::<PyDict>()?;
         if attributes.len() != exactly {
             return Ok(None);
         }
-        for name in &self.names {
-            let Some(child) = attributes.get_item(name)? else {
-                return Ok(None);
-            };
-            children.push(child);
+        names.iter().map(|name| attributes.get_item(name)).collect()
+    }
+
+    /// Static data of a container as bytes, if it is known what is recorded of it.
+    pub fn data(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<ByteBuf>> {
+        let Some(record) = &self.record else {
+            return Ok(None);
+        };
+        let Some(values) = self.values(node, &record.told.r#static)? else {
+            return Ok(None);
+        };
+        if let Some((last, data)) = &*record.last.borrow()
+            && last.iter().zip(&values).all(|(a, b)| are_same(a, b))
+        {
+            return Ok(Some(data.clone()));
         }
-        Ok(Some(children))
+        let parts: Vec<_> = record.told.head.iter().chain(&values).collect();
+        let parts = PyTuple::new(node.py(), parts)?;
+        let data = ByteBuf::from(value::encode(parts.as_any())?);
+        *record.last.borrow_mut() = Some((values, data.clone()));
+        Ok(Some(data))
     }
 }
 
@@ -86,7 +107,7 @@ impl<'py> FromPyObject<'_, 'py> for Record<'py> {
     }
 }
 
-impl<'py> Record<'py> {
+impl Record<'_> {
     /// The type.
     pub fn node_type(&self) -> NodeType {
         NodeType {
@@ -94,22 +115,6 @@ impl<'py> Record<'py> {
             fields: self.told.fields.clone(),
             version: self.told.version,
         }
-    }
-
-    /// The static data of a container as bytes.
-    pub fn data(&self, node: &Bound<'py, PyAny>) -> PyResult<ByteBuf> {
-        let mut parts = self.told.head.clone();
-        for name in &self.told.r#static {
-            parts.push(node.getattr(name)?);
-        }
-        if let Some((last, data)) = &*self.last.borrow()
-            && last.iter().zip(&parts).all(|(a, b)| are_same(a, b))
-        {
-            return Ok(data.clone());
-        }
-        let data = ByteBuf::from(value::encode(PyTuple::new(node.py(), &parts)?.as_any())?);
-        *self.last.borrow_mut() = Some((parts, data.clone()));
-        Ok(data)
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Most data are just like their template: the same keys in the same order, arrays of the same
 //! shapes and dtypes. Then no state dict is made. At the first thing that is not as expected, this
-//! gives up: the whole is read once more, and `build/template.rs` finds out what is the matter.
+//! gives up, errors included: all is read once more, and `build/template.rs` finds out what is the
+//! matter.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};

@@ -91,9 +91,12 @@ pub fn build_like<'py>(
     parallel::threads(threads, 0, 1)?;
     let mut objects = Objects::new(py, source, 0..source.len(), memory, copy)?;
     match objects.root_like(template, matching) {
-        Ok(None) => Ok(None),
-        Ok(Some(tree)) => objects.finish(Ok(tree), threads).map(Some),
-        Err(failure) => objects.finish(Err(failure), threads).map(Some),
+        Ok(Some(tree)) if objects.reader.finish().is_ok() => {
+            objects.finish(Ok(tree), threads).map(Some)
+        }
+        Err(failure) if failure.must_be_raised(py) => Err(failure.into_py(py, "restoring")),
+        // What is wrong is told when all is read once more.
+        _ => Ok(None),
     }
 }
 

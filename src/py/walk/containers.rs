@@ -183,8 +183,9 @@ impl<'py> Walk<'py> {
         let Some(record) = &fields.record else {
             return Ok(None);
         };
-        let data = match record.data(value) {
-            Ok(data) => data,
+        let data = match fields.data(value) {
+            Ok(Some(data)) => data,
+            Ok(None) => return Ok(None),
             // Python leaves out what cannot be encoded, or says why not.
             Err(error) if error.is_instance_of::<PyException>(self.py) => return Ok(None),
             Err(error) => return Err(error.into()),
