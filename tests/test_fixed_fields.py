@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -229,3 +231,123 @@ def test_names_of_jax_that_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(internals, "_registry")
     assert treepack.dumps(tree) == data
     assert treepack.loads(data, tree) == tree
+
+
+# What a review by experiment has found
+
+
+def test_a_struct_with_a_field_for_init_alone() -> None:
+    @flax.struct.dataclass
+    class Initial:
+        a: Any
+        v: dataclasses.InitVar[int] = 3
+
+        def __post_init__(self, v: int) -> None:
+            object.__setattr__(self, "v", v)
+
+    found = serialization.from_bytes(Initial(0, 7), serialization.to_bytes(Initial(1, 7)))
+    assert (found.a, found.v) == (1, 7)  # type: ignore[comparison-overlap]
+
+
+class Opaque:
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+serialization.register_serialization_state(
+    Opaque, lambda opaque: {"x": opaque.x}, lambda _, state: Opaque(state["x"])
+)
+
+
+@pytest.mark.parametrize("inside", [[1, 2], {1: 2, "2": 3}, {1: 2, "1": 3}, {(1, 2): 3}])
+def test_nodes_in_the_state_of_a_handler(inside: Any) -> None:
+    nodes: list[Any] = [Layer(inside, 1)]
+    if type(inside) is list:  # equinox takes no keys that have no order
+        nodes.append(Module(inside, 1))
+    for node in nodes:
+
+        def saved(node: Any = node) -> Any:
+            return outcome(lambda: serialization.to_bytes(Opaque(node)))
+
+        assert saved() == one_by_one(saved)
+
+
+def test_tuples_that_only_look_like_namedtuples() -> None:
+    class Looks(tuple):
+        _fields = ("a", "b")
+
+        def __new__(cls, a: Any, b: Any) -> Any:
+            made: Any = tuple.__new__(cls, (a, b))
+            made.a, made.b = a, b
+            return made
+
+        @classmethod
+        def _make(cls, items: Any) -> Any:
+            return cls(*items)
+
+    tree: Any = Looks(1, np.ones(2))
+    found = serialization.from_bytes(tree, serialization.to_bytes(tree))
+    assert type(found) is Looks
+    assert found[0] == found.a == 1
+
+
+def test_a_namedtuple_with_other_attributes_than_elements() -> None:
+    class Swapped(Fields):
+        a = Fields.b
+
+    treepack.register_namedtuple(Swapped, serialized_name="fixed.Swapped")
+    tree = Swapped(1, 2)
+    assert tuple(treepack.loads(treepack.dumps(tree))) == (1, 2)
+
+
+def test_a_dtype_that_calls_back_when_it_goes() -> None:
+    code = """if True:
+        import numpy as np
+        from treepack import serialization
+
+        class Calls:
+            def __del__(self):
+                serialization.to_bytes({"a": np.ones(2)})
+
+        for i in range(300):
+            dtype = np.dtype("i4", metadata={"x": Calls()})
+            serialization.to_bytes({"a": np.ones(2, dtype)})
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_node_that_lacks_an_attribute() -> None:
+    @dataclasses.dataclass
+    class Whole:
+        a: Any
+
+    part: Any = object.__new__(Whole)
+    with pytest.raises(treepack.UnserializableLeafError, match=r"n: .* is not registered"):
+        treepack.dumps({"n": part})
+    broken: Any = object.__new__(Layer)
+    for write in (treepack.dumps, serialization.to_bytes):
+        found = outcome(lambda write=write: write({"n": broken}))
+        assert found == one_by_one(lambda write=write: outcome(lambda: write({"n": broken})))
+
+
+def test_static_data_with_an_identity_that_change() -> None:
+    @dataclasses.dataclass(eq=False)
+    class Mutable:
+        x: int
+
+    @jax.tree_util.register_pytree_with_keys_class
+    class Changes:
+        def tree_flatten_with_keys(self) -> Any:
+            mutable.x += 1
+            return (), None
+
+        @classmethod
+        def tree_unflatten(cls, *_: Any) -> Any:
+            return cls()
+
+    mutable = Mutable(0)
+    treepack.register_auxdata(Mutable, "fixed.Mutable")
+    treepack.register_node(Changes, serialized_name="fixed.Changes")
+    data = treepack.dumps([Layer(0, mutable), Changes(), Layer(0, mutable)])
+    first, _, second = treepack.loads(data)
+    assert first.b.x < second.b.x

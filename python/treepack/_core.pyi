@@ -28,6 +28,7 @@ __all__ = [
     "rebuild",
     "rebuild_plain",
     "restore",
+    "restore_like",
     "stream_items",
     "thread_count",
     "trailer_metadata",

@@ -7,6 +7,7 @@ and equinox modules. Of any other type, Python takes each node apart.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -47,6 +48,8 @@ class FixedFields(NamedTuple):
       make: Takes a template and new children in the same order, returns a new node.
       exactly: How many attributes a node has; one that has more or fewer is taken apart by
         Python. `None` if that does not matter.
+      pytree: Whether it is a node of JAX's registry. What is inside becomes a state dict even where
+        a handler has made what is around it.
       code: Whether functions among the children are no state. A node that has some is taken
         apart by Python.
       record: What is recorded of such a node; `None` if Python has to be asked for each.
@@ -55,6 +58,7 @@ class FixedFields(NamedTuple):
     names: list[str]
     make: Callable[[Any, list[Any]], Any]
     exactly: int | None
+    pytree: bool
     code: bool
     record: Record | None
 
@@ -68,7 +72,8 @@ def fixed_fields(node: Any) -> FixedFields | None:
     if found is None:
         return None
     make = found.make or _made_by(kind, found.names)
-    return FixedFields(found.names, make, found.exactly, found.code, _record(node, found))
+    record = _record(node, found)
+    return FixedFields(found.names, make, found.exactly, kind is PYTREE, found.code, record)
 
 
 class _Attributes(NamedTuple):
@@ -85,10 +90,10 @@ class _Attributes(NamedTuple):
 def _of_kind(kind: NodeKind, node: Any) -> _Attributes | None:
     ty = type(node)
     if kind is NAMEDTUPLE:
-        # A subclass can have a property in the place of a field.
-        own = all(type(getattr(ty, name)).__name__ == "_tuplegetter" for name in ty._fields)
+        if not _has_elements_as_fields(ty):
+            return None
         make = ty._make
-        return _Attributes(list(ty._fields), (), [], lambda _, new: make(new)) if own else None
+        return _Attributes(list(ty._fields), (), [], lambda _, new: make(new))
     if kind is DATACLASS:
         return _Attributes(data_fields(node))
     if kind is STRUCT:
@@ -96,10 +101,24 @@ def _of_kind(kind: NodeKind, node: Any) -> _Attributes | None:
         known = _of_pytree(node)
         if known is None or known.static is None or known.names != names:
             return _Attributes(names)
-        # As `replace` does, in fewer steps; a struct may have its own.
+        # As `replace` does, in fewer steps; a struct may have its own. It takes more than fields
+        # if there are some that are for `__init__` alone.
         plain = handlers.is_from(node.replace, "flax.struct")
+        plain = plain and len(ty.__dataclass_fields__) == len(dataclasses.fields(ty))
         return _Attributes(names, (), known.static, known.make if plain else None)
     return _of_pytree(node) if kind is PYTREE else None
+
+
+def _has_elements_as_fields(ty: Any) -> bool:
+    """Tells whether the fields of a namedtuple are its elements: a subclass can have others."""
+    marks = [object() for _ in ty._fields]
+    node: Any = tuple.__new__(ty, marks)
+    try:
+        found = [getattr(node, name) for name in ty._fields]
+    except Exception:  # whatever code of the program raises
+        return False
+    same = all(map(operator.is_, found, marks))
+    return same and ty.__getattribute__ is tuple.__getattribute__
 
 
 def _made_by(kind: NodeKind, names: list[str]) -> Callable[[Any, list[Any]], Any]:

@@ -63,8 +63,10 @@ impl Dtype {
         let found = Self::described(&object.cast_into()?)?;
         if let Some(found) = &found {
             let mut known = lock();
-            make_room(&mut known.names);
+            let older = take_if_full(&mut known.names);
             known.names.push((name.into(), found.clone()));
+            drop(known);
+            drop(older);
         }
         Ok(found)
     }
@@ -89,8 +91,10 @@ impl Dtype {
             object: object.clone().unbind(),
         });
         let mut known = lock();
-        make_room(&mut known.dtypes);
+        let older = take_if_full(&mut known.dtypes);
         known.dtypes.push(found.clone());
+        drop(known);
+        drop(older);
         Ok(Some(found))
     }
 }
@@ -101,8 +105,10 @@ fn lock() -> MutexGuard<'static, Known> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-fn make_room<T>(known: &mut Vec<T>) {
+/// What is not remembered any more. To drop a dtype can call Python.
+fn take_if_full<T>(known: &mut Vec<T>) -> Vec<T> {
     if known.len() == MAX_KNOWN {
-        known.clear();
+        return std::mem::take(known);
     }
+    Vec::new()
 }

@@ -3,9 +3,11 @@
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
+use numpy::PyArrayDescr;
+use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyInt, PyString, PyTuple, PyType};
+use pyo3::types::{PyBool, PyCFunction, PyDict, PyFloat, PyInt, PyString, PyTuple, PyType};
 use serde_bytes::ByteBuf;
 
 use super::hooks::Hooks;
@@ -21,6 +23,8 @@ pub struct Fields<'py> {
     pub make: Bound<'py, PyAny>,
     /// How many attributes it has, if that matters.
     exactly: Option<usize>,
+    /// Whether what is inside becomes a state dict, even in the state that a handler has made.
+    pub pytree: bool,
     /// Whether functions among the children are no state.
     pub code: bool,
     /// What is recorded of it, if that is known.
@@ -28,9 +32,13 @@ pub struct Fields<'py> {
 }
 
 impl<'py> Fields<'py> {
-    /// The children of a container of the type; `None` if it is not like others.
+    /// The children of a container of the type; `None` if it is not like others, or cannot be
+    /// asked: then Python finds out what is the matter.
     pub fn children(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
-        self.values(node, &self.names)
+        match self.values(node, &self.names) {
+            Err(error) if error.is_instance_of::<PyException>(node.py()) => Ok(None),
+            values => values,
+        }
     }
 
     /// Attributes of a container; `None` if it is not like others.
@@ -57,7 +65,12 @@ impl<'py> Fields<'py> {
         let Some(record) = &self.record else {
             return Ok(None);
         };
-        let Some(values) = self.values(node, &record.told.r#static)? else {
+        let names = &record.told.r#static;
+        let values = if names.is_empty() {
+            Vec::new()
+        } else if let Some(values) = self.values(node, names)? {
+            values
+        } else {
             return Ok(None);
         };
         if let Some((last, data)) = &*record.last.borrow()
@@ -118,13 +131,24 @@ impl Record<'_> {
     }
 }
 
-/// Whether two values surely are encoded as the same bytes: they are immutable, and equal.
+/// Whether two values surely are encoded as the same bytes: they are equal, and of a type whose
+/// values do not change.
 fn are_same(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> bool {
-    // A list or dict may have changed since.
     if let (Ok(a), Ok(b)) = (a.cast_exact::<PyInt>(), b.cast_exact::<PyInt>()) {
         return a.as_any().eq(b).unwrap_or(false);
     }
-    a.is(b) && a.hash().is_ok()
+    let same = a.is(b)
+        && (a.is_none()
+            || a.is_exact_instance_of::<PyBool>()
+            || a.is_exact_instance_of::<PyString>()
+            || a.is_exact_instance_of::<PyFloat>()
+            || a.is_exact_instance_of::<PyCFunction>()
+            || a.is_instance_of::<PyType>()
+            || a.is_instance_of::<PyArrayDescr>());
+    let parts = |value| Bound::cast_exact::<PyTuple>(value).ok();
+    same || parts(a).zip(parts(b)).is_some_and(|(a, b)| {
+        a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| are_same(&a, &b))
+    })
 }
 
 /// What was asked of types, each once. They are held, so that no other one gets the address of

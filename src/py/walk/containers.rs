@@ -126,7 +126,9 @@ impl<'py> Walk<'py> {
     /// A container that Python expands to its state.
     #[inline(never)] // see `value`
     fn node(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
-        if let Some((fields, children)) = self.attributes(value)? {
+        if let Some((fields, children)) = self.attributes(value)?
+            && (place.state || !fields.pytree)
+        {
             self.children(&fields.names, &children, place.below()?)?;
             return Ok(self.out.end(Kind::Dict)?);
         }
