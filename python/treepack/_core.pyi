@@ -26,7 +26,6 @@ __all__ = [
     "encode_value",
     "problems",
     "rebuild",
-    "rebuild_plain",
     "restore",
     "restore_like",
     "stream_items",
@@ -414,9 +413,11 @@ def restore_like(
     copy: bool | None,
     threads: int | None,
 ) -> Any | None:
-    """Returns what `rebuild_plain` makes of what `restore` returns, in one step.
+    """Returns a template with what `restore` returns in it, in one step.
 
-    `None` as well where the tree is not just like the template: other keys, or another order.
+    `None` where that is not just like the template: other keys or another order, leaves that do not
+    plainly match, containers that only Python knows, errors. With `converts`, all arrays that are
+    not plainly what the template has are such leaves.
     """
 
 def stream_items(content: Content) -> list[tuple[list[str], int, int]]:
@@ -426,13 +427,6 @@ def rebuild(target: Any, state: Any, name: str, restore: Restore) -> Any:
     """Returns a template's child with its state, as `_restore.restore_child` does.
 
     Dicts, lists, tuples and matching leaves are handled natively.
-    """
-
-def rebuild_plain(target: Any, state: Any, strict: Strict, converts: bool) -> Any | None:
-    """Returns a template with its state, or `None` where `rebuild` would ask for anything.
-
-    Whatever does not match is left to `rebuild` as well, and, with `converts`, all arrays that
-    are not plainly what the template has.
     """
 
 def assemble(

@@ -302,11 +302,6 @@ def restore_tree(
         check_strict(strict)
         return state
     name = _as_part(name)
-    if name is _HERE and partial is None and not handlers.overridden():
-        # Most trees are plain, and need nothing of what follows.
-        restored = _core.rebuild_plain(target, state, check_strict(strict), convert is not None)
-        if restored is not None:
-            return restored
     with Restore(strict, cast=cast, in_words=in_words, partial=partial) as restore:
         if convert is not None:
             restore.found = []

@@ -83,7 +83,7 @@ mod _core {
     #[pymodule_export]
     const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
     #[pymodule_export]
-    use super::build::{assemble, rebuild, rebuild_plain, trailer_metadata};
+    use super::build::{assemble, rebuild, trailer_metadata};
     #[pymodule_export]
     use super::catalog::Catalog;
     #[pymodule_export]

@@ -7,7 +7,7 @@
 //!
 //! | file | what is there |
 //! |---|---|
-//! | `template.rs` | by a template: `rebuild`, `rebuild_plain` (and, while bytes are read, `../objects/like.rs`) |
+//! | `template.rs` | by a template: `rebuild` (and, while bytes are read, `../objects/like.rs`) |
 //! | `matching.rs` | what of a template plainly matches |
 //! | `partial.rs` | by a record, where not all was read |
 //! | `record.rs` | by a record: `assemble`, and what else a record tells |
@@ -22,7 +22,7 @@ use pyo3::types::PyDict;
 
 pub use self::matching::Matching;
 pub use self::record::{assemble, trailer_metadata};
-pub use self::template::{rebuild, rebuild_plain};
+pub use self::template::rebuild;
 
 /// A dict with these keys, as many as there are children.
 #[inline(never)] // what calls this is recursive

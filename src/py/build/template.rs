@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
@@ -27,34 +27,27 @@ pub fn rebuild<'py>(
     restore: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = target.py();
-    let path = restore.getattr(intern!(py, "path"))?.cast_into()?;
+    let path: Bound<'py, PyList> = restore.getattr(intern!(py, "path"))?.cast_into()?;
     let strict = restore.getattr(intern!(py, "strict"))?;
     let converts = restore.getattr(intern!(py, "converts"))?.is_truthy()?;
-    let mut rebuild = Rebuild::new(py, &strict, converts, Some((restore, path)))?;
-    rebuild.partial = !restore.getattr(intern!(py, "partial"))?.is_none();
-    rebuild.exact |= rebuild.partial;
-    let child = rebuild.child(target, state, name)?;
-    child.ok_or_else(|| PyRuntimeError::new_err("nothing was restored"))
-}
-
-/// Restores a whole template, if all of it can be restored natively; see `_core.pyi`.
-#[pyfunction]
-pub fn rebuild_plain<'py>(
-    target: &Bound<'py, PyAny>,
-    state: &Bound<'py, PyAny>,
-    strict: &Bound<'py, PyAny>,
-    converts: bool,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let py = target.py();
-    let rebuild = Rebuild::new(py, strict, converts, None)?;
-    rebuild.child(target, state, intern!(py, "."))
+    let partial = !restore.getattr(intern!(py, "partial"))?.is_none();
+    let rebuild = Rebuild {
+        hooks: Hooks::get(py)?,
+        depth: Cell::new(path.len()),
+        restore,
+        path,
+        exact: partial || strict.is_instance_of::<PyString>(),
+        partial,
+        matching: Matching::new(py, strict.is_truthy()?, converts),
+    };
+    rebuild.child(target, state, name)
 }
 
 struct Rebuild<'a, 'py> {
     hooks: &'static Hooks,
-    /// The `_restore.Restore` that this is part of, and the list that `current_path` joins;
-    /// without, what is not plain is not restored.
-    restore: Option<(&'a Bound<'py, PyAny>, Bound<'py, PyList>)>,
+    /// The `_restore.Restore` that this is part of, and the list that `current_path` joins.
+    restore: &'a Bound<'py, PyAny>,
+    path: Bound<'py, PyList>,
     depth: Cell<usize>,
     /// Whether a state may have nothing else than the template.
     exact: bool,
@@ -75,40 +68,23 @@ enum Container<'py> {
 /// A child of the template, its state and its name.
 type Child<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyString>);
 
-impl<'a, 'py> Rebuild<'a, 'py> {
-    fn new(
-        py: Python<'py>,
-        strict: &Bound<'py, PyAny>,
-        converts: bool,
-        restore: Option<(&'a Bound<'py, PyAny>, Bound<'py, PyList>)>,
-    ) -> PyResult<Self> {
-        Ok(Self {
-            exact: strict.is_instance_of::<PyString>(),
-            partial: false,
-            matching: Matching::new(py, strict.is_truthy()?, converts),
-            hooks: Hooks::get(py)?,
-            depth: Cell::new(restore.as_ref().map_or(0, |(_, path)| path.len())),
-            restore,
-        })
-    }
-
-    /// A child with its state; `None` if it is not plain, and there is nobody to ask. This and
-    /// `children` are the recursion, which must not need much of the stack: what they call is
-    /// not inlined.
+impl<'py> Rebuild<'_, 'py> {
+    /// A child with its state. This and `children` are the recursion, which must not need much of
+    /// the stack: what they call is not inlined.
     fn child(
         &self,
         target: &Bound<'py, PyAny>,
         state: &Bound<'py, PyAny>,
         name: &Bound<'py, PyString>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         if !self.partial && self.matching.leaf(target, state)? {
-            return Ok(Some(state.clone()));
+            return Ok(state.clone());
         }
         match self.pairs(target, state)? {
-            Some((children, container)) => match self.children(&children, name)? {
-                Some(values) => self.made(&container, target, &children, values).map(Some),
-                None => Ok(None),
-            },
+            Some((children, container)) => {
+                let values = self.children(&children, name)?;
+                self.made(&container, target, &children, values)
+            }
             None => self.ask(target, state, name),
         }
     }
@@ -122,9 +98,9 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         children: &[Child<'py>],
         values: Vec<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if let (Container::Made(_), Some((restore, _))) = (container, &self.restore) {
+        if let Container::Made(_) = container {
             // Code of the type might not like children that do not fit; an error follows anyway.
-            let mismatches = restore.getattr(intern!(target.py(), "mismatches"))?;
+            let mismatches = self.restore.getattr(intern!(target.py(), "mismatches"))?;
             if mismatches.is_truthy()? {
                 return Ok(target.clone());
             }
@@ -139,21 +115,16 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         }
     }
 
-    /// What Python makes of a child that is not plain, if it can be asked.
+    /// What Python makes of a child that is not plain.
     #[inline(never)]
     fn ask(
         &self,
         target: &Bound<'py, PyAny>,
         state: &Bound<'py, PyAny>,
         name: &Bound<'py, PyString>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some((restore, _)) = &self.restore else {
-            return Ok(None);
-        };
+    ) -> PyResult<Bound<'py, PyAny>> {
         let restore_child = self.hooks.restore_child.bind(target.py());
-        restore_child
-            .call1((target, state, name, restore))
-            .map(Some)
+        restore_child.call1((target, state, name, self.restore))
     }
 
     /// The children of a container with their state, if that has what they need.
@@ -186,37 +157,29 @@ impl<'a, 'py> Rebuild<'a, 'py> {
         &self,
         children: &[Child<'py>],
         name: &Bound<'py, PyString>,
-    ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let depth = self.depth.get();
         if depth >= MAX_DEPTH {
             return Err(PyValueError::new_err(format!(
                 "the tree is nested more than {MAX_DEPTH} levels deep, or contains itself"
             )));
         }
-        if let Some((_, path)) = &self.restore {
-            path.append(name)?;
-        }
+        self.path.append(name)?;
         self.depth.set(depth + 1);
-        let mut restored = Ok(Some(Vec::with_capacity(children.len())));
+        let mut restored = Vec::with_capacity(children.len());
+        let mut failed = None;
         for (target, state, name) in children {
             match self.child(target, state, name) {
-                Ok(Some(child)) => {
-                    if let Ok(Some(restored)) = &mut restored {
-                        restored.push(child);
-                    }
+                Ok(child) => restored.push(child),
+                Err(error) => {
+                    failed = Some(error);
+                    break;
                 }
-                Ok(None) => restored = Ok(None),
-                Err(error) => restored = Err(error),
-            }
-            if !matches!(restored, Ok(Some(_))) {
-                break;
             }
         }
         self.depth.set(depth);
-        if let Some((_, path)) = &self.restore {
-            path.del_slice(depth, path.len())?;
-        }
-        restored
+        self.path.del_slice(depth, self.path.len())?;
+        failed.map_or(Ok(restored), Err)
     }
 
     /// The children of a container whose fields are fixed, with their state, and what makes
