@@ -27,8 +27,8 @@ class Record(NamedTuple):
 
     Attributes:
       name: The name of the type.
-      fields: The fields and version of the type, see `_node_types.NodeType`.
-      version: The version.
+      fields: The names of its children and static data, see `_node_types.NodeType`.
+      version: Its version.
       head: What the static data begin with.
       static: The attributes that follow.
     """

@@ -27,20 +27,19 @@ impl<'py> Objects<'_, 'py> {
         template: &Bound<'py, PyAny>,
         matching: &Matching<'py>,
     ) -> Like<'py> {
+        if has_record(template)? {
+            return Ok(None);
+        }
         if self.is_rooted()? {
             self.reader.next()?;
             self.reader.next()?;
             let found = self.value_like(template, matching)?;
-            return Ok(if found.is_some() && self.end(true)? {
-                found
-            } else {
-                None
-            });
+            let whole = found.is_some() && self.end(true)?;
+            return Ok(found.filter(|_| whole));
         }
         let event = self.reader.next()?;
         if let Event::Map(map) = event
             && map.len as usize == matching.len(template)? + 1
-            && !has_record(template)?
         {
             return self.map_like(map.len as usize - 1, true, template, matching);
         }
@@ -85,9 +84,9 @@ impl<'py> Objects<'_, 'py> {
         template: &Bound<'py, PyAny>,
         matching: &Matching<'py>,
     ) -> Like<'py> {
+        // A map in the place of an array is one in chunks.
         if let Event::Map(map) = event
             && !matching.is_array(template)?
-        // else it is an array in chunks
         {
             return self.map_like(map.len as usize, false, template, matching);
         }
