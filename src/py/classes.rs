@@ -66,12 +66,7 @@ impl<'py> Classes<'py> {
     }
 
     fn is_state_below(&mut self, value: &Bound<'py, PyAny>, depth: usize) -> PyResult<bool> {
-        let plain = value.is_none()
-            || value.is_exact_instance_of::<PyInt>()
-            || value.is_exact_instance_of::<PyFloat>()
-            || value.is_exact_instance_of::<PyBool>()
-            || value.is_exact_instance_of::<PyString>();
-        if plain {
+        if is_plain(value) {
             return Ok(true);
         }
         let mut all = |items: &mut dyn Iterator<Item = Bound<'py, PyAny>>| {
@@ -93,4 +88,13 @@ impl<'py> Classes<'py> {
         }
         Ok(self.of(value)? != Class::Unsupported)
     }
+}
+
+/// Whether a value is a leaf of a plain type of Python.
+pub fn is_plain(value: &Bound<'_, PyAny>) -> bool {
+    value.is_none()
+        || value.is_exact_instance_of::<PyInt>()
+        || value.is_exact_instance_of::<PyFloat>()
+        || value.is_exact_instance_of::<PyBool>()
+        || value.is_exact_instance_of::<PyString>()
 }

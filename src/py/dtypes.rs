@@ -62,11 +62,7 @@ impl Dtype {
         }
         let found = Self::described(&object.cast_into()?)?;
         if let Some(found) = &found {
-            let mut known = lock();
-            let older = take_if_full(&mut known.names);
-            known.names.push((name.into(), found.clone()));
-            drop(known);
-            drop(older);
+            remember(|known| &mut known.names, (name.into(), found.clone()));
         }
         Ok(found)
     }
@@ -90,11 +86,7 @@ impl Dtype {
             alignment: object.alignment().max(1),
             object: object.clone().unbind(),
         });
-        let mut known = lock();
-        let older = take_if_full(&mut known.dtypes);
-        known.dtypes.push(found.clone());
-        drop(known);
-        drop(older);
+        remember(|known| &mut known.dtypes, found.clone());
         Ok(Some(found))
     }
 }
@@ -105,10 +97,15 @@ fn lock() -> MutexGuard<'static, Known> {
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// What is not remembered any more. To drop a dtype can call Python.
-fn take_if_full<T>(known: &mut Vec<T>) -> Vec<T> {
-    if known.len() == MAX_KNOWN {
-        return std::mem::take(known);
-    }
-    Vec::new()
+fn remember<T>(list: impl FnOnce(&mut Known) -> &mut Vec<T>, new: T) {
+    let mut known = lock();
+    let list = list(&mut known);
+    let older = if list.len() == MAX_KNOWN {
+        std::mem::take(list)
+    } else {
+        Vec::new()
+    };
+    list.push(new);
+    drop(known);
+    drop(older); // to drop a dtype can call Python
 }

@@ -26,7 +26,7 @@ pub struct Fields<'py> {
     /// Whether what is inside becomes a state dict, even in the state that a handler has made.
     pub pytree: bool,
     /// Whether functions among the children are no state.
-    pub code: bool,
+    code: bool,
     /// What is recorded of it, if that is known.
     pub record: Option<Record<'py>>,
 }
@@ -34,7 +34,7 @@ pub struct Fields<'py> {
 impl<'py> Fields<'py> {
     /// The children of a container of the type; `None` if it is not like others, or cannot be
     /// asked: then Python finds out what is the matter.
-    pub fn children(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+    fn children(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
         match self.values(node, &self.names) {
             Err(error) if error.is_instance_of::<PyException>(node.py()) => Ok(None),
             values => values,
@@ -168,5 +168,27 @@ impl<'py> FieldsByType<'py> {
         let fields = answer.map(Rc::new);
         self.0.push((class, fields.clone()));
         Ok(fields)
+    }
+
+    /// The same with its children, unless one may be code: `is_state` tells what is none.
+    pub fn attributes(
+        &mut self,
+        node: &Bound<'py, PyAny>,
+        mut is_state: impl FnMut(&Bound<'py, PyAny>) -> PyResult<bool>,
+    ) -> PyResult<Option<Attributes<'py>>> {
+        let Some(fields) = self.of(node)? else {
+            return Ok(None);
+        };
+        let Some(children) = fields.children(node)? else {
+            return Ok(None);
+        };
+        if fields.code {
+            for child in &children {
+                if !is_state(child)? {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some((fields, children)))
     }
 }

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
+use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 use pyo3::{PyTypeInfo, ffi, intern};
 
-use super::super::classes::Classes;
+use super::super::classes::{Classes, is_plain};
 use super::super::fields::{Attributes, FieldsByType};
 use super::super::hooks::Hooks;
 
@@ -41,12 +41,8 @@ impl<'py> Matching<'py> {
     pub fn leaf(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_array = target.get_type_ptr() == self.array;
         if !is_array && !self.is_abstract_array(target)? {
-            let plain = target.is_none()
-                || target.is_exact_instance_of::<PyInt>()
-                || target.is_exact_instance_of::<PyFloat>()
-                || target.is_exact_instance_of::<PyBool>()
-                || target.is_exact_instance_of::<PyString>();
-            return Ok(plain && (!self.strict || target.get_type_ptr() == state.get_type_ptr()));
+            let same = !self.strict || target.get_type_ptr() == state.get_type_ptr();
+            return Ok(same && is_plain(target));
         }
         if state.get_type_ptr() != self.array || (self.converts && !is_array) {
             return Ok(false);
@@ -71,21 +67,10 @@ impl<'py> Matching<'py> {
     /// The fields of a container of the template, and its children, if all of its type have them.
     #[inline(never)] // which keeps the recursion small
     pub fn fields(&self, target: &Bound<'py, PyAny>) -> PyResult<Option<Attributes<'py>>> {
-        let Some(fields) = self.fields.borrow_mut().of(target)? else {
-            return Ok(None);
-        };
-        let Some(children) = fields.children(target)? else {
-            return Ok(None);
-        };
-        if fields.code {
-            let mut classes = self.classes.borrow_mut();
-            for child in &children {
-                if !self.is_abstract_array(child)? && !classes.is_state(child)? {
-                    return Ok(None);
-                }
-            }
-        }
-        Ok(Some((fields, children)))
+        let mut classes = self.classes.borrow_mut();
+        self.fields.borrow_mut().attributes(target, |child| {
+            Ok(self.is_abstract_array(child)? || classes.is_state(child)?)
+        })
     }
 
     /// How many children a container of the template has, and a leaf none.

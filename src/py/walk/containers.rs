@@ -148,20 +148,11 @@ impl<'py> Walk<'py> {
     /// The children of a container whose fields are fixed.
     #[inline(never)] // see `value`
     fn attributes(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Attributes<'py>>> {
-        let Some(fields) = self.fields.of(value)? else {
-            return Ok(None);
-        };
-        let Some(children) = fields.children(value)? else {
-            return Ok(None);
-        };
-        if fields.code {
-            for child in &children {
-                if !self.classes.is_state(child)? {
-                    return Ok(None);
-                }
-            }
-        }
-        Ok(Some((fields, children)))
+        let classes = &mut self.classes;
+        let found = self
+            .fields
+            .attributes(value, |child| classes.is_state(child));
+        Ok(found?)
     }
 
     /// The children of a container with their names.

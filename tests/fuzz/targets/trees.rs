@@ -20,7 +20,7 @@ core = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(core)
 
 import jax, numpy as np, treepack
-from treepack import _restore, serialization
+from treepack import serialization
 from typing import NamedTuple
 
 class Pair(NamedTuple):
