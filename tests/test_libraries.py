@@ -138,6 +138,9 @@ def test_a_train_state_whole() -> None:
     assert "Network" in str(caught.value)
     with pytest.raises(treepack.TreepackError, match=r"at state/0/tx"):
         treepack.loads(data, static={"state/0/apply_fn": state.apply_fn})
+    misspelt = {"state/0/apply_fn": state.apply_fn, "state/0/tz": state.tx}
+    with pytest.raises(treepack.TreepackError, match=r"'state/0/tz' in static= meant for it"):
+        treepack.loads(data, static=misspelt)
     by_path = {"state/0/apply_fn": state.apply_fn, "state/0/tx": state.tx}
     for static in (by_path, {"state": [state]}):
         found = treepack.loads(data, static=static)["state"][0]

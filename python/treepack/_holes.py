@@ -7,6 +7,7 @@ With `holes=True` a mark takes the place of each, and `load(static=...)` has to 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,17 +113,22 @@ def _filling(hole: Hole, path: str, static: Any) -> Any:
     parts = _paths.parts(path)
     whole = [*parts, hole.field] if hole.field else parts
     place = _paths.text(whole)
+    paths = []
     if isinstance(static, Mapping):
         for key, value in static.items():
-            if isinstance(key, (str, tuple)) and _paths.parts(key) == whole:
-                return value
+            if isinstance(key, (str, tuple)):
+                if _paths.parts(key) == whole:
+                    return value
+                paths.append(_paths.text(_paths.parts(key)))
     if static is not None:
         found, value = _in_template(static, parts, hole)
         if found:
             return value
+    near = difflib.get_close_matches(place, paths, n=1)
     raise TreepackError(
         f"at {place}: the static data here were not saved ({hole.what}); fill them with "
         f"static={{{place!r}: ...}}, or static= a tree that has them"
+        + (f"; is {near[0]!r} in static= meant for it?" if near else "")
     )
 
 
