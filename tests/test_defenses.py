@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gzip
 import mmap
 import os
 import stat
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import threading
 import time
+import types
+import warnings
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ import numpy as np
 import pytest
 
 import treepack
-from treepack import serialization
+from treepack import _dtypes, serialization
 from trees import assert_same
 
 # Memory of others
@@ -100,6 +103,74 @@ assert found == {"read", "refused"}, found
 
 def test_memory_that_changes_while_it_is_parsed_is_read_or_refused():
     subprocess.run([sys.executable, "-c", CHANGING], check=True, timeout=200)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4"])
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("shape", (2, 300)), ("dtype", np.uint8), ("strides", (0,))]
+)
+def test_an_array_that_changes_while_its_dtype_is_asked_for(dtype: str, attribute: str, value: Any):
+    # A dtype that is not known yet: Python is asked about it.
+    fresh: Any = np.dtype(np.dtype(dtype), metadata={})  # type: ignore[call-overload]
+    array = np.arange(600).astype(fresh)
+    others = []
+
+    def trace(frame: types.FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is _dtypes.describe.__code__:
+            sys.setprofile(None)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                setattr(array, attribute, value)
+            # These get the memory that the shape was in.
+            others.extend(np.broadcast_to(np.zeros(1), (7,)) for _ in range(20))
+
+    refused = pytest.raises(treepack.UnserializableLeafError, match="at a: the dtype of the array")
+    data = None
+    sys.setprofile(trace)
+    try:
+        with refused if attribute == "dtype" else contextlib.nullcontext():
+            data = treepack.serialization.to_bytes({"a": array})
+    finally:
+        sys.setprofile(None)
+    assert others
+    if data is not None:
+        assert_same(treepack.serialization.msgpack_restore(data)["a"], array.astype("<f4"))
+
+
+class Key(int):
+    """A key that cannot be sorted, since that is interrupted."""
+
+    def __lt__(self, other: object) -> bool:
+        raise KeyboardInterrupt
+
+    __hash__ = int.__hash__
+
+
+class Auxdata:
+    """Static data, the hash of which is interrupted."""
+
+    def __hash__(self) -> int:
+        raise KeyboardInterrupt
+
+
+class WithAuxdata:
+    """A node with static data."""
+
+    def __init__(self, auxdata: Auxdata):
+        self.auxdata = auxdata
+
+
+def test_an_interrupt_in_code_of_keys_and_static_data_is_not_swallowed():
+    with pytest.raises(KeyboardInterrupt):
+        treepack.serialization.msgpack_serialize({Key(2): 1, Key(1): 2})
+    jax.tree_util.register_pytree_node(
+        WithAuxdata, lambda it: ((), it.auxdata), lambda auxdata, _: WithAuxdata(auxdata)
+    )
+    treepack.register_node(WithAuxdata, serialized_name="defenses.WithAuxdata")
+    treepack.register_auxdata(Auxdata, "defenses.Auxdata", lambda _: 1, lambda _: Auxdata())
+    data = treepack.dumps(WithAuxdata(Auxdata()))
+    with pytest.raises(KeyboardInterrupt):
+        treepack.loads(data)
 
 
 def test_static_data_that_a_codec_changes_while_it_is_walked():
@@ -285,6 +356,7 @@ def test_integers_beyond_all_bounds():
         lambda: treepack.serialization.to_bytes({}, threads=2**70),
         lambda: treepack.serialization.msgpack_restore(b"\xc0", threads=2**70),
         lambda: treepack.serialization.compress_bytes(b"", threads=-(2**70)),
+        lambda: treepack.serialization.decompress_bytes(gzip.compress(b"a"), threads=2**70),
         lambda: treepack.serialization.to_bytes({}, align=2**70),
         lambda: treepack.serialization.compress_bytes(b"", level=2**70),
         lambda: treepack.serialization.decompress_bytes(b"", max_size=-1),

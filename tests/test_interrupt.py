@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import gzip
 import os
 import signal
@@ -31,6 +32,7 @@ def stopped(
 ) -> bool:
     """Does work under a timer whose signals go to a handler; tells whether that interrupted it."""
     before = signal.signal(signal.SIGALRM, handler)
+    gc.disable()  # others have code that runs then, which a signal might interrupt
     try:
         signal.setitimer(signal.ITIMER_REAL, after, every)
         work()
@@ -39,6 +41,7 @@ def stopped(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        gc.enable()
     return False
 
 
@@ -84,7 +87,18 @@ def cases(tmp_path: Path) -> dict[str, Callable[[], Any]]:
     encoded = treepack.serialization.to_bytes(LARGE, align=64)
     many = treepack.serialization.msgpack_serialize(list(range(6_000_000)))
     buffer = bytearray(len(encoded))
+    numbers = [[[0.5] * 1000] * 1000] * 3
+    pairs = treepack.dumps([(1, 2)] * 400_000)
+    state = treepack.serialization.to_state_dict([0.5] * 800_000)
+    metadata = list(range(400_000))
     return {
+        "packed_size": lambda: treepack.packed_size(numbers),
+        "validate": lambda: treepack.serialization.validate_serializable(numbers),
+        "loads": lambda: treepack.loads(pairs),
+        "from_state_dict": lambda: treepack.serialization.from_state_dict(
+            [0.5] * 799_999 + [0], state, strict=False
+        ),
+        "metadata": lambda: treepack.dumps([], metadata=metadata),
         "to_bytes": lambda: treepack.serialization.to_bytes(LARGE, threads=1),
         "pack_into": lambda: treepack.pack_into(LARGE, buffer, threads=1),
         "restore": lambda: treepack.serialization.msgpack_restore(many),

@@ -4,6 +4,41 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import treepack
+
+HELPERS = '''
+import os, resource
+
+def size():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+
+def told(name, work, more):
+    """Tells what becomes of work in another process that has so many megabytes more."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        limit = size() + int(more * (1 << 20))
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        try:
+            work()
+            found = b"enough"
+        except MemoryError:
+            found = b"MemoryError"
+        except BaseException as error:
+            found = repr(error).encode()[:200]
+        os.write(writing, found)
+        os._exit(0)
+    os.close(writing)
+    found = os.read(reading, 1000).decode()
+    os.close(reading)
+    _, status = os.waitpid(child, 0)
+    return found if status == 0 else f"status {status}"
+'''
 
 SCRIPT = '''
 import gzip, os, resource, struct, sys, warnings
@@ -85,31 +120,6 @@ CASES = {
     "compressing": lambda: write(NOISE, treepack.serialization.compress_bytes),
 }
 
-def size():
-    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-
-def told(name, work, more):
-    """Tells what becomes of work in another process that has so many megabytes more."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        limit = size() + (more << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        try:
-            work()
-            found = b"enough"
-        except MemoryError:
-            found = b"MemoryError"
-        except BaseException as error:
-            found = repr(error).encode()[:200]
-        os.write(writing, found)
-        os._exit(0)
-    os.close(writing)
-    found = os.read(reading, 1000).decode()
-    os.close(reading)
-    _, status = os.waitpid(child, 0)
-    return found if status == 0 else f"status {status}"
-
 failed = 0
 for name, make in CASES.items():
     work = make()
@@ -124,6 +134,51 @@ sys.exit(failed > 0)
 
 def test_there_is_a_memory_error():
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", HELPERS + SCRIPT], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Pair(NamedTuple):
+    """A node."""
+
+    a: int
+    b: int
+
+
+# In a process that has no memory left from other work.
+STEPS = """
+import sys
+from typing import NamedTuple
+import treepack
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+treepack.register_namedtuple(Pair, serialized_name="memory.Pair")
+data = open(sys.argv[1], "rb").read()
+read = {"metadata": treepack.read_metadata}.get(sys.argv[2], treepack.loads)
+found = {told("", lambda: read(data), more / 4) for more in range(2, 160, 7)}
+sys.exit(0 if {"MemoryError"} <= found <= {"MemoryError", "enough"} else str(found))
+"""
+
+
+@pytest.mark.parametrize("kind", ["keys", "sequences", "nodes", "metadata"])
+def test_there_is_a_memory_error_at_every_step(kind: str, tmp_path: Path):
+    treepack.register_namedtuple(Pair, serialized_name="memory.Pair")
+    tree: Any = {
+        "keys": {i * 1000: {"a": float(i)} for i in range(60_000)},
+        "sequences": [(i, [i]) for i in range(50_000)],
+        "nodes": [Pair(i, i) for i in range(40_000)],
+        "metadata": {},
+    }[kind]
+    path = tmp_path / "data"
+    path.write_bytes(treepack.dumps(tree, metadata=list(range(200_000 * (kind == "metadata")))))
+    done = subprocess.run(
+        [sys.executable, "-c", HELPERS + STEPS, str(path), kind],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -34,7 +34,9 @@ where
 
 /// Whether an exception is one of a class of `treepack.errors`.
 pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
-    class(py, name).is_ok_and(|class| error.is_instance(py, &class))
+    // Where there is no memory, the class might not be found.
+    !error.is_instance_of::<PyMemoryError>(py)
+        && class(py, name).is_ok_and(|class| error.is_instance(py, &class))
 }
 
 /// The exception for `error`; `path` is where in the tree it happened, if the error does not

@@ -81,6 +81,7 @@ pub fn decompress<'py>(
         Some(Ok(max_size)) => Some(max_size),
         None => None,
     };
+    self::threads(threads, 0)?;
     let source = Borrowed::buffer(data)?;
     let indexed = Indexed::open(&source)?;
     let in_steps = progress.is_some();
@@ -181,6 +182,7 @@ pub fn inflate_to_pages(
     threads: Option<i64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Pages> {
+    self::threads(threads, 0)?;
     let mut progress = progress;
     if let Some(indexed) = Indexed::open(source)? {
         let threads = self::threads(threads, indexed.len())?;

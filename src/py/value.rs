@@ -9,13 +9,17 @@ use serde_bytes::ByteBuf;
 
 use super::errors;
 use super::hooks::Hooks;
+use super::memory::{
+    copied, new_complex, new_dict, new_float, new_int, new_list_of, new_string, new_tuple_of,
+};
+use super::watch::Signals;
 use crate::Error;
 use crate::structure::Value;
 
 /// A typed value as bytes; see `_core.pyi`.
 #[pyfunction]
 pub fn encode_value<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
-    Ok(PyBytes::new(value.py(), &encode(value)?))
+    copied(value.py(), &encode(value)?)
 }
 
 /// The value that bytes of `encode_value` are; see `_core.pyi`.
@@ -26,28 +30,32 @@ pub fn decode_value<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, Py
 
 /// A value of Python as bytes.
 pub fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
-    Ok(to_value(value, 0)?.encode())
+    Ok(to_value(value, 0, &Signals::new())?.encode()?)
 }
 
 /// The value of Python that bytes are.
 pub fn decode<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let value = Value::decode(data)?;
-    to_python(py, &value)
+    to_python(py, &value, &Signals::new())
 }
 
-fn to_value(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
+fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResult<Value> {
+    signals.check(value.py())?;
     if depth >= Value::MAX_DEPTH {
         return Err(PyValueError::new_err(format!(
             "a value is nested more than {} levels deep, or contains itself",
             Value::MAX_DEPTH
         )));
     }
-    let below = |value: &Bound<'_, PyAny>| to_value(value, depth + 1);
+    let below = |value: &Bound<'_, PyAny>| to_value(value, depth + 1, signals);
     // As many as there were at the beginning: what is asked about one may add others.
     let each = |values: &Bound<'_, PyAny>| -> PyResult<Vec<_>> {
         let len = values.len()?;
-        let items = values.try_iter()?.take(len);
-        items.map(|item| below(&item?)).collect()
+        let mut found = with_room(len)?;
+        for item in values.try_iter()?.take(len) {
+            found.push(below(&item?)?);
+        }
+        Ok(found)
     };
     // Subclasses are other types, which the program has to know by name.
     Ok(if value.is_none() {
@@ -72,13 +80,15 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
         Value::List(each(value.as_any())?)
     } else if let Ok(value) = value.cast_exact::<PyDict>() {
         // A copy of the items, since what is asked about one may change the dict.
-        let pair = |item: Bound<'_, PyAny>| {
+        let items = value.items();
+        let mut pairs = with_room(items.len())?;
+        for item in items {
             let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
-            Ok((below(&key)?, below(&value)?))
-        };
-        Value::Dict(value.items().iter().map(pair).collect::<PyResult<_>>()?)
+            pairs.push((below(&key)?, below(&value)?));
+        }
+        Value::Dict(pairs)
     } else if let Ok(value) = value.cast_exact::<PyFrozenSet>() {
-        Value::frozenset(each(value.as_any())?)
+        Value::frozenset(each(value.as_any())?)?
     } else {
         let reduced = Hooks::get(value.py())?
             .reduce_value
@@ -89,26 +99,41 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     })
 }
 
-fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+/// Room for so many.
+fn with_room<T>(count: usize) -> PyResult<Vec<T>> {
+    let mut found = Vec::new();
+    found.try_reserve_exact(count).map_err(Error::from)?;
+    Ok(found)
+}
+
+fn to_python<'py>(
+    py: Python<'py>,
+    value: &Value,
+    signals: &Signals,
+) -> PyResult<Bound<'py, PyAny>> {
+    signals.check(py)?;
+    let below = |value: &Value| to_python(py, value, signals);
     let each = |values: &[Value]| -> PyResult<Vec<_>> {
-        values.iter().map(|value| to_python(py, value)).collect()
+        let mut found = with_room(values.len())?;
+        for value in values {
+            found.push(below(value)?);
+        }
+        Ok(found)
     };
     Ok(match value {
         Value::None => py.None().into_bound(py),
         Value::Bool(value) => PyBool::new(py, *value).to_owned().into_any(),
-        Value::Int(value) => PyInt::new(py, *value).into_any(),
-        Value::Float(value) => PyFloat::new(py, *value).into_any(),
-        Value::Complex(real, imaginary) => {
-            PyComplex::from_doubles(py, *real, *imaginary).into_any()
-        }
-        Value::Str(value) => PyString::new(py, value).into_any(),
-        Value::Bytes(value) => PyBytes::new(py, value).into_any(),
-        Value::Tuple(values) => PyTuple::new(py, each(values)?)?.into_any(),
-        Value::List(values) => PyList::new(py, each(values)?)?.into_any(),
+        Value::Int(value) => new_int(py, *value)?.into_any(),
+        Value::Float(value) => new_float(py, *value)?.into_any(),
+        Value::Complex(real, imaginary) => new_complex(py, *real, *imaginary)?.into_any(),
+        Value::Str(value) => new_string(py, value.as_bytes())?.into_any(),
+        Value::Bytes(value) => copied(py, value)?.into_any(),
+        Value::Tuple(values) => new_tuple_of(py, each(values)?)?.into_any(),
+        Value::List(values) => new_list_of(py, each(values)?)?.into_any(),
         Value::Dict(pairs) => {
-            let dict = PyDict::new(py);
+            let dict = new_dict(py)?;
             for (key, value) in pairs {
-                let set = dict.set_item(to_python(py, key)?, to_python(py, value)?);
+                let set = dict.set_item(below(key)?, below(value)?);
                 set.map_err(|error| hashing(py, error))?;
             }
             dict.into_any()
@@ -119,7 +144,7 @@ fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>>
         }
         Value::Named(name, made_of) => {
             let rebuild = Hooks::get(py)?.rebuild_value.bind(py);
-            rebuild.call1((name, to_python(py, made_of)?))?
+            rebuild.call1((name, below(made_of)?))?
         }
     })
 }

@@ -1,5 +1,6 @@
 //! Telling Python how far long work has come, and hearing Ctrl-C meanwhile.
 
+use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -102,4 +103,33 @@ impl Watch for Watcher {
 
 fn look_at_signals(py: Python<'_>) -> PyResult<()> {
     py.check_signals()
+}
+
+/// Hears Ctrl-C in a walk that holds on to Python all the time.
+pub struct Signals {
+    left: Cell<u32>,
+}
+
+impl Signals {
+    /// After so many values signals are looked at.
+    const VALUES: u32 = 1 << 12;
+
+    /// Nothing has been looked at so far.
+    pub fn new() -> Self {
+        Self {
+            left: Cell::new(Self::VALUES),
+        }
+    }
+
+    /// Counts a value, and looks at signals now and then.
+    #[inline]
+    pub fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let left = self.left.get() - 1;
+        self.left.set(left);
+        if left > 0 {
+            return Ok(());
+        }
+        self.left.set(Self::VALUES);
+        look_at_signals(py)
+    }
 }

@@ -138,6 +138,7 @@ impl Trailer {
         struct Versioned {
             version: u32,
         }
+        super::check_room(bytes.len(), 4)?;
         let broken = |error: rmp_serde::decode::Error| {
             Error::Structure(format!("the record of the structure is damaged: {error}"))
         };

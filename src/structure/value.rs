@@ -4,6 +4,8 @@
 //! order, and the same value always gives the same bytes. What is not listed here is a name that the program knows, and
 //! another value to make it from.
 
+use std::io;
+
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
@@ -41,23 +43,35 @@ impl Value {
     pub const MAX_DEPTH: usize = 32;
 
     /// The elements of a frozenset in the order in which they are written.
-    #[must_use]
-    pub fn frozenset(mut elements: Vec<Self>) -> Self {
-        elements.sort_by_cached_key(Self::encode);
-        Self::Frozenset(elements)
+    pub fn frozenset(elements: Vec<Self>) -> Result<Self> {
+        let mut keyed = Vec::new();
+        keyed.try_reserve_exact(elements.len())?;
+        for element in elements {
+            keyed.push((element.encode()?, element));
+        }
+        keyed.sort_by(|(a, _), (b, _)| a.cmp(b));
+        let elements = keyed.into_iter().map(|(_, element)| element);
+        Ok(Self::Frozenset(elements.collect()))
     }
 
     /// The value as bytes.
     ///
     /// # Panics
-    /// Never: writing to memory cannot fail.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        rmp_serde::to_vec(self).expect("plain data always serialize")
+    /// Never: plain data can be written wherever there is memory.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let mut bytes = Growing::default();
+        match rmp_serde::encode::write(&mut bytes, self) {
+            Err(_) if bytes.is_full => Err(Error::OutOfMemory),
+            done => {
+                done.expect("plain data always serialize");
+                Ok(bytes.bytes)
+            }
+        }
     }
 
     /// Reads a value.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
+        super::check_room(bytes.len(), 24)?;
         let mut rest = bytes;
         let mut deserializer = Deserializer::new(&mut rest);
         deserializer.set_max_depth(MAX_NESTING);
@@ -67,6 +81,28 @@ impl Value {
             Ok(_) => Err(Error::Structure("a value with bytes after it".into())),
             Err(error) => Err(Error::Structure(format!("a damaged value: {error}"))),
         }
+    }
+}
+
+/// Bytes that grow as long as there is memory.
+#[derive(Default)]
+struct Growing {
+    bytes: Vec<u8>,
+    is_full: bool,
+}
+
+impl io::Write for Growing {
+    fn write(&mut self, more: &[u8]) -> io::Result<usize> {
+        if self.bytes.try_reserve(more.len()).is_err() {
+            self.is_full = true;
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        self.bytes.extend_from_slice(more);
+        Ok(more.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -90,7 +126,7 @@ mod tests {
             prop_oneof![
                 many.clone().prop_map(Value::Tuple),
                 many.clone().prop_map(Value::List),
-                many.prop_map(Value::frozenset),
+                many.prop_map(|values| Value::frozenset(values).unwrap()),
                 prop::collection::vec((inner.clone(), inner.clone()), 0..5).prop_map(Value::Dict),
                 (".*", inner).prop_map(|(name, value)| Value::Named(name, value.into())),
             ]
@@ -100,9 +136,9 @@ mod tests {
     proptest! {
         #[test]
         fn values_come_back(value in values()) {
-            let encoded = value.encode();
+            let encoded = value.encode().unwrap();
             // Compared as bytes, because a NaN differs from itself.
-            prop_assert_eq!(Value::decode(&encoded).unwrap().encode(), encoded);
+            prop_assert_eq!(Value::decode(&encoded).unwrap().encode().unwrap(), encoded);
         }
 
         #[test]
@@ -112,7 +148,7 @@ mod tests {
 
         #[test]
         fn damaged_values_are_values_or_errors(value in values(), at: prop::sample::Index, byte: u8) {
-            let mut encoded = value.encode();
+            let mut encoded = value.encode().unwrap();
             let at = at.index(encoded.len());
             encoded[at] = byte;
             let _ = Value::decode(&encoded);
@@ -128,7 +164,7 @@ mod tests {
             })
         }
         let deepest = nested(Value::MAX_DEPTH);
-        assert_eq!(Value::decode(&deepest.encode()).unwrap(), deepest);
+        assert_eq!(Value::decode(&deepest.encode().unwrap()).unwrap(), deepest);
         // {"list": [{"list": [… and so on, without an end.
         let endless = b"\x81\xa4list\x91".repeat(100_000);
         let error = Value::decode(&endless).unwrap_err().to_string();

@@ -20,6 +20,8 @@ mod template;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::memory::new_dict;
+
 pub use self::matching::Matching;
 pub use self::record::{assemble, trailer_metadata};
 pub use self::template::rebuild;
@@ -31,7 +33,7 @@ fn dict_of<'py>(
     keys: impl Iterator<Item = Bound<'py, PyAny>>,
     children: Vec<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
+    let dict = new_dict(py)?;
     for (key, child) in keys.zip(children) {
         dict.set_item(key, child)?;
     }

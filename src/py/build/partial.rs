@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::super::failure::Walked;
-use super::super::memory::dict_next;
+use super::super::memory::{dict_next, new_dict};
 use super::record::{Assembled, Assembly, check_count, damaged, replaced};
 use crate::structure::Kind;
 
@@ -38,7 +38,7 @@ impl<'py> Assembly<'_, 'py> {
         dict: &Bound<'py, PyDict>,
         built: &[Bound<'py, PyAny>],
     ) -> Assembled<'py> {
-        let found = PyDict::new(self.py);
+        let found = new_dict(self.py)?;
         let mut position = 0;
         for child in built {
             if let Some((key, _)) = dict_next(dict, &mut position)

@@ -2,17 +2,19 @@
 
 use std::collections::{HashMap, HashSet};
 
-use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
 
 use super::super::failure::{Failure, Walked};
 use super::super::hooks::Hooks;
-use super::super::memory::dict_next;
+use super::super::memory::{copied, dict_next, new_list_of, new_tuple_of};
+use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::dict_of;
 use crate::error::Path;
-use crate::structure::{Kind, Node, Repeat, Trailer};
+use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
@@ -34,11 +36,12 @@ pub fn assemble<'py>(
     let trailer = Trailer::read(trailer)?;
     let mut assembly = Assembly {
         py,
+        signals: Signals::new(),
         trailer: &trailer,
         types: vec![None; trailer.types.len()],
         decoded: HashMap::new(),
         with_holes: HashSet::new(),
-        rebuild: if placeholders { "build" } else { "rebuild" },
+        make: if placeholders { "build" } else { "rebuild" },
         unknown_as_dict,
         fillings: r#static,
         path: Vec::new(),
@@ -55,7 +58,7 @@ pub fn assemble<'py>(
             if found.is_empty() {
                 return assembly.node(state, root);
             }
-            let found = PyList::new(py, found)?;
+            let found = new_list_of(py, found)?;
             let converted = convert.call1((&found,))?.cast_into::<PyList>()?;
             if converted.len() != found.len() {
                 return Err(
@@ -87,15 +90,16 @@ pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
 
 pub(super) struct Assembly<'a, 'py> {
     pub(super) py: Python<'py>,
+    signals: Signals,
     pub(super) trailer: &'a Trailer,
-    /// What is known of each type, once it has been asked for; `None` of Python if nothing is.
-    types: Vec<Option<Bound<'py, PyAny>>>,
+    /// What is known of each type, once it has been asked for.
+    types: Vec<Option<Known<'py>>>,
     /// What has been decoded for a node, by its number: many children may be the same node.
     decoded: HashMap<usize, Bound<'py, PyAny>>,
     /// The nodes of these whose static data have holes.
     with_holes: HashSet<usize>,
-    /// The method of a type that makes nodes.
-    rebuild: &'static str,
+    /// What of a type makes nodes.
+    make: &'static str,
     unknown_as_dict: bool,
     /// What fills the holes of static data.
     fillings: Bound<'py, PyAny>,
@@ -107,10 +111,19 @@ pub(super) struct Assembly<'a, 'py> {
     pub(super) absent: Option<Bound<'py, PyAny>>,
 }
 
+/// What is known of a type; see `_node_types.NodeType`.
+#[derive(Clone)]
+struct Known<'py> {
+    decode: Bound<'py, PyAny>,
+    /// What makes nodes of it.
+    make: Bound<'py, PyAny>,
+}
+
 impl<'py> Assembly<'_, 'py> {
     /// What a node makes of its state. This and `built` are the recursion, as deep as the
     /// state, which must not need much of the stack: what they call is not inlined.
     fn node(&mut self, state: Bound<'py, PyAny>, node: usize) -> Assembled<'py> {
+        self.signals.check(self.py)?;
         let Node(kind, repeats) = &self.trailer.nodes[node];
         if self.is_absent(&state) {
             return Ok(state);
@@ -182,11 +195,11 @@ impl<'py> Assembly<'_, 'py> {
         Ok(match &self.trailer.nodes[node].0 {
             Kind::List => {
                 indexed(dict)?;
-                PyList::new(self.py, built)?.into_any()
+                new_list_of(self.py, built)?.into_any()
             }
             Kind::Tuple => {
                 indexed(dict)?;
-                PyTuple::new(self.py, built)?.into_any()
+                new_tuple_of(self.py, built)?.into_any()
             }
             Kind::Typed(class, data) => match self.typed(node, *class as usize, data, dict, &built)
             {
@@ -228,24 +241,15 @@ impl<'py> Assembly<'_, 'py> {
     ) -> Assembled<'py> {
         let py = self.py;
         let found = &self.trailer.types[class];
-        let class = if let Some(known) = &self.types[class] {
-            known.clone()
-        } else {
-            let find = Hooks::get(py)?.find_node_type.bind(py);
-            let known = find.call1((
-                &found.name,
-                &found.fields,
-                found.version,
-                self.unknown_as_dict,
-            ))?;
-            self.types[class].insert(known).clone()
+        let class = match &self.types[class] {
+            Some(known) => known.clone(),
+            None => self.find(class)?,
         };
-        if class.is_none() {
-            // `unknown_as_dict` is set, and this is how it is told.
-            return Err(errors::make(py, "UnregisteredTypeError", ("",)).into());
-        }
         let of_type = |error: PyErr| {
-            if errors::is(py, &error, "TreepackError") || !error.is_instance_of::<PyException>(py) {
+            if error.is_instance_of::<PyMemoryError>(py)
+                || !error.is_instance_of::<PyException>(py)
+                || errors::is(py, &error, "TreepackError")
+            {
                 error.into()
             } else {
                 Failure::node(&found.name, error)
@@ -257,10 +261,13 @@ impl<'py> Assembly<'_, 'py> {
             if contains(data, HOLE) {
                 self.with_holes.insert(node);
             }
-            let data = class.call_method1("decode", (PyBytes::new(py, data),));
-            let data = data.map_err(of_type)?;
-            if data.hash().is_ok() {
-                self.decoded.insert(node, data.clone()); // it is not meant to change, either
+            let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
+            let data = class.decode.call1(data).map_err(of_type)?;
+            match data.hash() {
+                // It is not meant to change, either.
+                Ok(_) => drop(self.decoded.insert(node, data.clone())),
+                Err(error) if error.is_instance_of::<PyException>(py) => {}
+                Err(error) => return Err(error.into()),
             }
             data
         };
@@ -269,8 +276,32 @@ impl<'py> Assembly<'_, 'py> {
         } else {
             data
         };
-        let made = class.call_method1(self.rebuild, (data, dict.keys(), built));
-        made.map_err(of_type)
+        let names = new_list_of(py, keys(dict))?;
+        let children = new_list_of(py, built.iter().cloned())?;
+        let parts = new_tuple_of(py, [data, names.into_any(), children.into_any()])?;
+        class.make.call1(parts).map_err(of_type)
+    }
+
+    /// Asks for a type.
+    #[inline(never)]
+    fn find(&mut self, class: usize) -> Walked<Known<'py>> {
+        let py = self.py;
+        let NodeType {
+            name,
+            fields,
+            version,
+        } = &self.trailer.types[class];
+        let find = Hooks::get(py)?.find_node_type.bind(py);
+        let found = find.call1((name, fields, version, self.unknown_as_dict))?;
+        if found.is_none() {
+            // `unknown_as_dict` is set, and this is how it is told.
+            return Err(errors::make(py, "UnregisteredTypeError", ("",)).into());
+        }
+        let known = Known {
+            decode: found.getattr(intern!(py, "decode"))?,
+            make: found.getattr(self.make)?,
+        };
+        Ok(self.types[class].insert(known).clone())
     }
 
     /// Static data of the node at `path` with its holes filled.
@@ -297,6 +328,7 @@ impl<'py> Assembly<'_, 'py> {
         node: usize,
         found: &mut Vec<Bound<'py, PyAny>>,
     ) -> Walked {
+        self.signals.check(self.py)?;
         let node = &self.trailer.nodes[node];
         if self.is_absent(state) {
             return Ok(());
@@ -321,6 +353,16 @@ impl<'py> Assembly<'_, 'py> {
         }
         Ok(())
     }
+}
+
+/// The keys of a dict, in order.
+fn keys<'py>(dict: &Bound<'py, PyDict>) -> Vec<Bound<'py, PyAny>> {
+    let mut keys = Vec::with_capacity(dict.len());
+    let mut position = 0;
+    while let Some((key, _)) = dict_next(dict, &mut position) {
+        keys.push(key);
+    }
+    keys
 }
 
 /// A key, for a path.

@@ -13,7 +13,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use super::super::hooks::Hooks;
-use super::super::memory::dict_next;
+use super::super::memory::{dict_next, new_list_of, new_string, new_tuple_of};
+use super::super::watch::Signals;
 use super::dict_of;
 use super::matching::Matching;
 use crate::wire::MAX_DEPTH;
@@ -33,6 +34,7 @@ pub fn rebuild<'py>(
     let partial = !restore.getattr(intern!(py, "partial"))?.is_none();
     let rebuild = Rebuild {
         hooks: Hooks::get(py)?,
+        signals: Signals::new(),
         depth: Cell::new(path.len()),
         restore,
         path,
@@ -45,6 +47,7 @@ pub fn rebuild<'py>(
 
 struct Rebuild<'a, 'py> {
     hooks: &'static Hooks,
+    signals: Signals,
     /// The `_restore.Restore` that this is part of, and the list that `current_path` joins.
     restore: &'a Bound<'py, PyAny>,
     path: Bound<'py, PyList>,
@@ -77,6 +80,7 @@ impl<'py> Rebuild<'_, 'py> {
         state: &Bound<'py, PyAny>,
         name: &Bound<'py, PyString>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        self.signals.check(target.py())?;
         if !self.partial && self.matching.leaf(target, state)? {
             return Ok(state.clone());
         }
@@ -109,8 +113,8 @@ impl<'py> Rebuild<'_, 'py> {
         let keys = || children.iter().map(|(_, _, key)| key.clone().into_any());
         match container {
             Container::Dict => Ok(dict_of(py, keys(), values)?.into_any()),
-            Container::List => Ok(PyList::new(py, values)?.into_any()),
-            Container::Tuple => Ok(PyTuple::new(py, values)?.into_any()),
+            Container::List => Ok(new_list_of(py, values)?.into_any()),
+            Container::Tuple => Ok(new_tuple_of(py, values)?.into_any()),
             Container::Made(make) => make.call1((target, values)),
         }
     }
@@ -141,11 +145,13 @@ impl<'py> Rebuild<'_, 'py> {
             if self.exact && target.len() != state.len() {
                 return Ok(None);
             }
-            pair_items(target, state)?.map(|children| (children, Container::Dict))
+            pair_items(target, state, &self.signals)?.map(|children| (children, Container::Dict))
         } else if let Ok(target) = target.cast_exact::<PyList>() {
-            pair_elements(target.iter(), state)?.map(|children| (children, Container::List))
+            pair_elements(target.iter(), state, &self.signals)?
+                .map(|children| (children, Container::List))
         } else if let Ok(target) = target.cast_exact::<PyTuple>() {
-            pair_elements(target.iter(), state)?.map(|children| (children, Container::Tuple))
+            pair_elements(target.iter(), state, &self.signals)?
+                .map(|children| (children, Container::Tuple))
         } else {
             let pairs = self.pair_fields(target, state)?;
             pairs.map(|(children, make)| (children, Container::Made(make)))
@@ -212,10 +218,12 @@ impl<'py> Rebuild<'_, 'py> {
 fn pair_items<'py>(
     target: &Bound<'py, PyDict>,
     state: &Bound<'py, PyDict>,
+    signals: &Signals,
 ) -> PyResult<Option<Vec<Child<'py>>>> {
     let mut children = Vec::with_capacity(target.len());
     let mut position = 0;
     while let Some((key, child)) = dict_next(target, &mut position) {
+        signals.check(target.py())?;
         let Ok(key) = key.cast_into_exact::<PyString>() else {
             return Ok(None);
         };
@@ -232,13 +240,15 @@ fn pair_items<'py>(
 fn pair_elements<'py>(
     targets: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
     state: &Bound<'py, PyDict>,
+    signals: &Signals,
 ) -> PyResult<Option<Vec<Child<'py>>>> {
     if state.len() != targets.len() {
         return Ok(None);
     }
     let mut children = Vec::with_capacity(targets.len());
     for (index, target) in targets.enumerate() {
-        let key = PyString::new(target.py(), &index.to_string());
+        signals.check(target.py())?;
+        let key = new_string(target.py(), index.to_string().as_bytes())?;
         let Some(state) = state.get_item(&key)? else {
             return Ok(None);
         };

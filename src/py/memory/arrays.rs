@@ -1,6 +1,7 @@
 //! Arrays of NumPy: what they consist of, over memory that is there, and fresh ones.
 
 use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::slice;
@@ -11,6 +12,7 @@ use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::pyclass::boolean_struct::True;
 use pyo3::{PyClass, PyTypeInfo, ffi};
+use smallvec::SmallVec;
 
 use super::{Borrowed, OwnPages};
 use crate::raw::{AsRaw, RawBytes};
@@ -212,10 +214,11 @@ fn nbytes(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
     nbytes.ok_or_else(|| PyMemoryError::new_err("an array larger than any memory"))
 }
 
-/// What NumPy knows of an array, read from it without a call of Python.
-#[derive(Clone, Copy)]
+/// What NumPy knows of an array at one moment, read from it without a call of Python. Code that runs later
+/// may give the array another shape or dtype; this stays what it was.
 pub struct ArrayParts<'a> {
-    shape: &'a [usize],
+    shape: SmallVec<[usize; 4]>,
+    array: PhantomData<&'a PyUntypedArray>,
     data: *const u8,
     nbytes: usize,
     dtype: *mut ffi::PyObject,
@@ -226,46 +229,57 @@ impl<'a> ArrayParts<'a> {
     /// The parts of an array.
     #[inline]
     pub fn of(array: &'a Bound<'_, PyUntypedArray>) -> Self {
-        // SAFETY: a live array object has valid fields; its dimensions are not negative, and stay
-        // where they are as long as nobody sets its shape, which is deprecated in NumPy, and
-        // does not happen while this lives: no code of Python runs before they are copied. The
-        // size of its elements is asked of its own dtype.
+        // SAFETY: a live array object has valid fields; its dimensions are not negative, and are
+        // copied before anything else can run. The size of its elements is asked of its own
+        // dtype.
         unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr());
             let ndim = usize::try_from((*fields).nd).unwrap_or(0);
-            let shape = if ndim == 0 {
-                &[][..]
-            } else {
-                slice::from_raw_parts((*fields).dimensions.cast::<usize>(), ndim)
-            };
+            let mut shape = SmallVec::new();
+            if ndim > 0 {
+                let dimensions = (*fields).dimensions.cast::<usize>();
+                shape.extend_from_slice(slice::from_raw_parts(dimensions, ndim));
+            }
             let descr = (*fields).descr;
             let itemsize = npyffi::PyDataType_ELSIZE(array.py(), descr);
             let itemsize = usize::try_from(itemsize).unwrap_or(0);
             Self {
-                shape,
                 data: (*fields).data.cast_const().cast(),
                 nbytes: shape.iter().product::<usize>() * itemsize,
+                shape,
+                array: PhantomData,
                 dtype: descr.cast(),
                 is_contiguous: (*fields).flags & npyffi::NPY_ARRAY_C_CONTIGUOUS != 0,
             }
         }
     }
 
+    /// The dtype of an array, to be compared by identity.
+    #[inline]
+    pub fn dtype_of(array: &Bound<'_, PyUntypedArray>) -> *mut ffi::PyObject {
+        // SAFETY: a live array object has valid fields.
+        unsafe {
+            (*npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr()))
+                .descr
+                .cast()
+        }
+    }
+
     /// Its dimensions.
     #[inline]
-    pub fn shape(self) -> &'a [usize] {
-        self.shape
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
     }
 
     /// Its dtype, to be compared by identity.
     #[inline]
-    pub fn dtype(self) -> *mut ffi::PyObject {
+    pub fn dtype(&self) -> *mut ffi::PyObject {
         self.dtype
     }
 
     /// Whether its elements lie together in C order.
     #[inline]
-    pub fn is_contiguous(self) -> bool {
+    pub fn is_contiguous(&self) -> bool {
         self.is_contiguous
     }
 
@@ -274,7 +288,7 @@ impl<'a> ArrayParts<'a> {
     /// # Panics
     /// If they do not lie together in C order.
     #[inline]
-    pub fn memory(self) -> RawBytes<'a> {
+    pub fn memory(&self) -> RawBytes<'a> {
         assert!(self.is_contiguous);
         // SAFETY: NumPy keeps the memory of a contiguous array of `nbytes` bytes there, and
         // refuses to resize an array while somebody else holds a reference to it (unless the

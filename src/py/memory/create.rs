@@ -2,7 +2,7 @@
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyComplex, PyDict, PyFloat, PyInt, PyList, PyString};
+use pyo3::types::{PyComplex, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 macro_rules! create {
     ($(#[$doc:meta] $name:ident($($argument:ident: $kind:ty),*) -> $class:ty = $call:expr;)*) => {$(
@@ -37,4 +37,40 @@ create! {
     /// A complex number.
     new_complex(real: f64, imaginary: f64) -> PyComplex =
         ffi::PyComplex_FromDoubles(real, imaginary);
+}
+
+macro_rules! create_of {
+    ($(#[$doc:meta] $name:ident -> $class:ty = $new:path, $set:path;)*) => {$(
+        #[$doc]
+        ///
+        /// # Panics
+        /// If there are not as many as they say.
+        pub fn $name<'py, I>(py: Python<'py>, items: I) -> PyResult<Bound<'py, $class>>
+        where
+            I: IntoIterator<Item = Bound<'py, PyAny>, IntoIter: ExactSizeIterator>,
+        {
+            let mut items = items.into_iter();
+            let len = items.len();
+            // SAFETY: the call returns a new object of this class, or null and an error. It has
+            // `len` places, and nobody else uses it before all are taken: each by one item,
+            // which it owns from then on.
+            unsafe {
+                let object = Bound::from_owned_ptr_or_err(py, $new(len.cast_signed()))?;
+                for index in 0..len {
+                    let item = items.next().expect("as many as they say");
+                    if $set(object.as_ptr(), index.cast_signed(), item.into_ptr()) != 0 {
+                        return Err(PyErr::fetch(py));
+                    }
+                }
+                Ok(object.cast_into_unchecked())
+            }
+        }
+    )*};
+}
+
+create_of! {
+    /// A list of these.
+    new_list_of -> PyList = ffi::PyList_New, ffi::PyList_SetItem;
+    /// A tuple of these.
+    new_tuple_of -> PyTuple = ffi::PyTuple_New, ffi::PyTuple_SetItem;
 }

@@ -43,7 +43,10 @@ use pyo3::prelude::*;
 pub use arrays::{ArrayParts, FreshArray, Owned, SmallCopies, view};
 pub use borrowed::{Borrowed, exported};
 pub use bytes::{copied, new_bytes, new_bytes_at_most, new_bytes_elsewhere};
-pub use create::{new_complex, new_dict, new_float, new_int, new_list, new_string, new_uint};
+pub use create::{
+    new_complex, new_dict, new_float, new_int, new_list, new_list_of, new_string, new_tuple_of,
+    new_uint,
+};
 pub use dict::dict_next;
 pub use pages::{FreshPages, OwnPages};
 pub use reserve::keep as keep_reserve;

@@ -10,7 +10,7 @@ use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use super::super::build::Matching;
 use super::super::failure::Walked;
-use super::super::memory::{dict_next, new_dict, new_list};
+use super::super::memory::{dict_next, new_dict, new_list, new_tuple_of};
 use super::Objects;
 use crate::events::{Closed, Event};
 use crate::source::read_to;
@@ -73,7 +73,7 @@ impl<'py> Objects<'_, 'py> {
     /// The next value. This and what it calls for containers is the recursion, which must not
     /// need much of the stack.
     fn value_like(&mut self, template: &Bound<'py, PyAny>, matching: &Matching<'py>) -> Like<'py> {
-        self.check_now_and_then()?;
+        self.signals.check(self.py)?;
         let event = self.reader.next()?;
         self.event_like(event, template, matching)
     }
@@ -108,7 +108,7 @@ impl<'py> Objects<'_, 'py> {
             self.elements_like(list.iter(), count, record, matching, |_, found| Ok(found))
         } else if let Ok(tuple) = template.cast_exact::<PyTuple>() {
             self.elements_like(tuple.iter(), count, record, matching, |py, found| {
-                Ok(PyTuple::new(py, found.cast::<PyList>()?.iter())?.into_any())
+                Ok(new_tuple_of(py, found.cast::<PyList>()?.iter())?.into_any())
             })
         } else {
             self.fields_like(template, count, record, matching)

@@ -24,7 +24,7 @@ use super::memory::{
     FreshArray, FreshPages, Owned, SmallCopies, copied, detached, new_bytes, new_complex, new_dict,
     new_float, new_int, new_list, new_string, new_uint, view,
 };
-use super::watch::Watcher;
+use super::watch::{Signals, Watcher};
 use crate::array::resolve;
 use crate::events::{Closed, Event, Reader, Span, no_dtype};
 use crate::raw::RawBytes;
@@ -34,9 +34,6 @@ use crate::{Error, parallel, sniff, wire};
 
 /// Arrays of at least so many bytes are copied together at the end.
 const LATER_MIN_BYTES: usize = 64 << 10;
-
-/// After so many values signals are looked at.
-const CHECK_VALUES: usize = 1 << 12;
 
 /// What becomes of arrays; the first three are what NumPy 2 means by `copy=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +119,7 @@ impl<'a, 'py> Objects<'a, 'py> {
             copies: Vec::new(),
             small_copies: SmallCopies::default(),
             at_once: false,
-            until_check: CHECK_VALUES,
+            signals: Signals::new(),
         })
     }
 
@@ -228,26 +225,16 @@ struct Objects<'a, 'py> {
     fresh_pages: FreshPages,
     /// The arrays here are read by Python before the end, so copy them at once.
     at_once: bool,
-    until_check: usize,
+    signals: Signals,
 }
 
 impl<'py> Objects<'_, 'py> {
     /// The next value. This and what it calls for containers is the recursion, which
     /// must not need much of the stack: what is inlined here counts at every level.
     fn value(&mut self) -> Built<'py> {
-        self.check_now_and_then()?;
+        self.signals.check(self.py)?;
         let event = self.reader.next()?;
         self.object(event)
-    }
-
-    #[inline]
-    fn check_now_and_then(&mut self) -> Walked {
-        self.until_check -= 1;
-        if self.until_check == 0 {
-            self.until_check = CHECK_VALUES;
-            self.py.check_signals()?;
-        }
-        Ok(())
     }
 
     /// The object for an event, with all that is in it.

@@ -42,26 +42,48 @@ impl<'py> Walk<'py> {
     }
 
     fn host_array(&mut self, array: &Bound<'py, PyUntypedArray>, code: i8, kind: Kind) -> Walked {
+        let dtype = self.dtype_of(array)?;
+        // From here on no code of Python runs, which could change the array.
         let parts = ArrayParts::of(array);
-        let known = self.dtypes.iter();
-        let mut known = known.map(|known| known.dtype.object.as_ptr());
-        let dtype = match known.position(|known| known == parts.dtype()) {
-            Some(dtype) => dtype,
-            None => self.dtype(&numpy::PyUntypedArrayMethods::dtype(array))?,
-        };
-        if parts.is_contiguous() && self.dtypes[dtype].dtype.native {
-            return self.contiguous_array(array, parts, dtype, code, kind);
+        if self.is_met(dtype, &parts) {
+            if parts.is_contiguous() && self.dtypes[dtype].dtype.native {
+                return self.contiguous_array(array, &parts, dtype, code, kind);
+            }
+            let copy = self.hooks.to_contiguous.bind(self.py).call1((array,))?;
+            let copy = copy.cast::<PyUntypedArray>()?;
+            let dtype = self.dtype_of(copy)?;
+            let parts = ArrayParts::of(copy);
+            if self.is_met(dtype, &parts) && parts.is_contiguous() {
+                return self.contiguous_array(copy, &parts, dtype, code, kind);
+            }
         }
-        let copy = self.hooks.to_contiguous.bind(self.py).call1((array,))?;
-        let copy = copy.cast::<PyUntypedArray>()?;
-        self.contiguous_array(copy, ArrayParts::of(copy), dtype, code, kind)
+        Err(Failure::leaf(
+            "the dtype of the array was changed while it was saved",
+        ))
+    }
+
+    /// The index of the dtype of an array in `self.dtypes`; Python may run.
+    #[inline]
+    fn dtype_of(&mut self, array: &Bound<'py, PyUntypedArray>) -> Walked<usize> {
+        let dtype = ArrayParts::dtype_of(array);
+        let mut known = self.dtypes.iter();
+        match known.position(|known| known.dtype.object.as_ptr() == dtype) {
+            Some(found) => Ok(found),
+            None => self.dtype(&numpy::PyUntypedArrayMethods::dtype(array)),
+        }
+    }
+
+    /// Whether a dtype is that of an array.
+    #[inline]
+    fn is_met(&self, dtype: usize, parts: &ArrayParts<'_>) -> bool {
+        self.dtypes[dtype].dtype.object.as_ptr() == parts.dtype()
     }
 
     #[inline]
     fn contiguous_array(
         &mut self,
         array: &Bound<'py, PyUntypedArray>,
-        parts: ArrayParts<'_>,
+        parts: &ArrayParts<'_>,
         dtype: usize,
         code: i8,
         kind: Kind,

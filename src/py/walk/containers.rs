@@ -31,6 +31,7 @@ impl<'py> Walk<'py> {
     /// Writes `value`. This and what it calls for containers is the recursion, which must not
     /// need much of the stack: what is inlined here counts at every level.
     pub fn value(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+        self.signals.check(self.py)?;
         let class = value.get_type_ptr();
         let types = &self.types;
         let overridden = &self.options.overridden;
@@ -472,12 +473,16 @@ fn sorted_items<'py>(
             .collect());
     }
     let keys = dict.keys();
-    if keys.sort().is_ok() {
-        items.clear();
-        for key in keys {
-            let value = dict.get_item(&key)?.ok_or_else(|| changed("dictionary"))?;
-            items.push((key, value));
+    match keys.sort() {
+        Ok(()) => {
+            items.clear();
+            for key in keys {
+                let value = dict.get_item(&key)?.ok_or_else(|| changed("dictionary"))?;
+                items.push((key, value));
+            }
         }
+        Err(error) if error.is_instance_of::<PyException>(dict.py()) => {}
+        Err(error) => return Err(error),
     }
     Ok(items)
 }

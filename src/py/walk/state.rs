@@ -14,6 +14,7 @@ use super::super::dtypes::Dtype;
 use super::super::failure::{Failure, Walked};
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
+use super::super::watch::Signals;
 use super::devices::{Devices, WINDOW_BYTES};
 use super::payload::Leaf;
 use crate::Error;
@@ -130,6 +131,7 @@ impl Met {
 pub struct Walk<'py> {
     pub py: Python<'py>,
     pub hooks: &'static Hooks,
+    pub signals: Signals,
     pub types: Types,
     pub options: Options<'py>,
     pub out: Encoder<Leaf>,
@@ -166,6 +168,7 @@ impl<'py> Walk<'py> {
         Ok(Self {
             py,
             hooks: Hooks::get(py)?,
+            signals: Signals::new(),
             types: Types::new(py),
             out: match options.recorded {
                 Recorded::Nothing => Encoder::new(options.framing),
