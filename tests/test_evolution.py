@@ -11,8 +11,10 @@ import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
+import msgpack
 import numpy as np
 import optax
 import pytest
@@ -121,6 +123,99 @@ def test_upgrades_of_namedtuples_and_other_nodes() -> None:
     define_node(version=1, upgrade=lambda unit, children, _: ("cm", {"v": children["v"] * 100}))
     found = treepack.loads(data)
     assert (found.value, found.unit) == (200.0, "cm")
+
+
+def scaled(static: Any, children: Any, version: int) -> Any:
+    return static, {"mass": children["mass"] * 1000}
+
+
+@pytest.mark.parametrize("strict", [True, False, "exact"])
+def test_upgrades_into_a_template(strict: Any, tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    tree = {"u": [define("mass")(np.array([1.0, 2.0]))], "w": np.ones(1)}
+    treepack.save(path, tree)
+    data, flat = path.read_bytes(), treepack.serialization.msgpack_restore(treepack.dumps(tree))
+    new = define("mass", version=1, upgrade=scaled)
+    template = {"u": [new(np.zeros(2))], "w": np.zeros(1)}
+    expected = [1000.0, 2000.0]
+    assert treepack.loads(data)["u"][0].mass.tolist() == expected
+    for found in (
+        treepack.loads(data, template, strict=strict),
+        treepack.load(path, template, strict=strict),
+        treepack.load(path, template, strict=strict, missing="target"),
+        treepack.serialization.from_bytes(template, data, strict=strict),
+        treepack.open(path).load(template, strict=strict),
+    ):
+        assert type(found["u"][0]) is type(template["u"][0])
+        assert found["u"][0].mass.tolist() == expected
+        assert found["w"].tolist() == [1]
+    part = treepack.open(path)["u"].load(template["u"], strict=strict)
+    assert part[0].mass.tolist() == expected
+    found = treepack.load(path, template, select="u", strict=strict)
+    assert found["u"][0].mass.tolist() == expected
+    assert found["w"].tolist() == [0]
+    # What was encoded without types is not known to be old.
+    assert treepack.serialization.from_state_dict(template, flat)["u"][0].mass.tolist() == [1, 2]
+    with pytest.raises(treepack.TreepackError, match="rename is not for files with nodes of older"):
+        treepack.load(path, template, rename={"w": "w"})
+
+
+def test_upgrades_of_names_into_a_template() -> None:
+    data = treepack.dumps({"x": define("w", "bias", static("act"))(np.ones(2), 3, "relu")})
+    state = msgpack.unpackb(data, ext_hook=flax.serialization._msgpack_ext_unpack)
+
+    def upgrade(fields: Any, children: Any, version: int) -> Any:
+        return {"activation": fields["act"].upper()}, {"kernel": children["w"] + children["bias"]}
+
+    new = define("kernel", static("activation"), version=2, upgrade=upgrade)
+    template = {"x": new(np.zeros(2), "none")}
+    before = repr(state)
+    for found in (
+        treepack.loads(data, template),
+        treepack.serialization.from_state_dict(template, state),
+    ):
+        assert found["x"].kernel.tolist() == [4, 4]
+        assert found["x"].activation == "none"  # static data are those of the template
+    assert repr(state) == before
+    # What the upgrade makes is compared as well.
+    with pytest.raises(treepack.MismatchError, match=r"x/kernel: expected float64\[3\], found"):
+        treepack.loads(data, {"x": new(np.zeros(3), "none")})
+
+
+def test_new_fields_into_a_template() -> None:
+    data = treepack.dumps({"x": define("a")(1)})
+    new = define("a", ("b", Any, dataclasses.field(default=2)), static("c", default=3))
+    found = treepack.loads(data, {"x": new(0, 0, 4)})["x"]
+    assert (found.a, found.b, found.c) == (1, 2, 4)
+    # A field that is gone is told.
+    define("b", ("c", Any, dataclasses.field(default=2)))
+    with pytest.raises(treepack.MismatchError, match="x/a: unexpected"):
+        treepack.loads(data, {"x": define("b")(0)})
+
+
+def test_a_part_of_an_older_node_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    treepack.save(path, {"x": define("a", "b")(1, 2)})
+    new = define("a", "b", version=1, upgrade=lambda static, children, _: (static, children))
+    with pytest.raises(treepack.TreepackError, match="all of such a node has to be loaded"):
+        treepack.load(path, {"x": new(0, 0)}, select="x/a")
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, "upgrade= must return static data and children, not None"),
+        (({}, {"a": 1, "b": 2}), r"there are no fields for \['b'\]"),
+        ((None, {"a": 1}), "upgrade= must return static data by name, not None"),
+        (({"c": 1}, {"a": 1}), r"there are no fields for \['c'\]"),
+    ],
+)
+def test_what_an_upgrade_must_not_return(made: Any, message: str) -> None:
+    data = treepack.dumps({"x": define("a")(1)})
+    new = define("a", version=1, upgrade=lambda *_: made)
+    for target in (None, {"x": new(0)}):
+        with pytest.raises(treepack.DecodeError, match=message):
+            treepack.loads(data, target)
 
 
 def test_aliases() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -305,3 +306,42 @@ def test_differences_are_those_of_an_oracle(data: Any, strict: Any) -> None:
     except MismatchError as error:
         found = {mismatch.path for mismatch in error.mismatches}
     assert found == expected
+
+
+class Left(NamedTuple):
+    a: int
+
+
+class Right(NamedTuple):
+    a: int
+
+
+KINDS: list[tuple[Any, Any, str]] = [
+    ((1, 2), [1, 2], "expected a container of the type list, found tuple"),
+    ([], {}, "expected a container of the type dict, found list"),
+    ([1, 2], {"0": 1, "1": 2}, "expected a container of the type dict, found list"),
+    (Left(1), {"a": 1}, r"expected a container of the type dict, found strict\.Left"),
+    (Left(1), Right(1), r"expected a container of the type strict\.Right, found strict\.Left"),
+    ({1: 2}, {"1": 2}, "type dict, found dict with keys that are no strings"),
+    ({"1": 2}, {1: 2}, "type dict with keys that are no strings, found dict"),
+    (collections.OrderedDict(a=1), {"a": 1}, "type dict, found collections.OrderedDict"),
+]
+
+
+@pytest.mark.parametrize(("saved", "template", "message"), KINDS)
+def test_exact_is_also_about_what_containers_are(saved: Any, template: Any, message: str) -> None:
+    for ty in (Left, Right):
+        treepack.register_namedtuple(ty, serialized_name=f"strict.{ty.__name__}")
+    data = treepack.dumps({"x/y": [saved]})
+    with pytest.raises(treepack.MismatchError, match=rf"x~1y/0: .*{message}"):
+        treepack.loads(data, {"x/y": [template]}, strict="exact")
+    found = treepack.loads(data, {"x/y": [template]})
+    assert type(found["x/y"][0]) is type(template)
+    same = treepack.loads(data, {"x/y": [saved]}, strict="exact")
+    assert same == {"x/y": [saved]}
+    assert type(same["x/y"][0]) is type(saved)
+    # The root, and encoded without types, where nothing is known of them.
+    with pytest.raises(treepack.MismatchError, match=message):
+        treepack.loads(treepack.dumps(saved), template, strict="exact")
+    flat = treepack.serialization.to_bytes({"x": saved})
+    treepack.serialization.from_bytes({"x": template}, flat, strict="exact")

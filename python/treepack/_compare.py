@@ -2,7 +2,7 @@
 
 | `strict=` | names of children | shapes | dtypes |
 |---|---|---|---|
-| `"exact"` | equal | equal | equal |
+| `"exact"` | equal; containers of equal types, where these were saved | equal | equal |
 | `True` | the template's; a dict of the state may have more | equal | equal as JAX sees them |
 | `False` | the template's; a dict of the state may have more | any | any |
 

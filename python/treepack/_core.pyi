@@ -24,10 +24,12 @@ __all__ = [
     "decode_value",
     "decompress",
     "encode_value",
+    "has_older_types",
     "problems",
     "rebuild",
     "restore",
     "restore_like",
+    "state_of_today",
     "stream_items",
     "thread_count",
     "trailer_metadata",
@@ -458,6 +460,32 @@ def assemble(
     Raises:
       DecodeError: A ValueError. If the record is damaged, or is not that of the state.
     """
+
+def state_of_today(
+    state: Any,
+    trailer: bytes,
+    *,
+    kinds: dict[str, str] | None = None,
+    absent: Any = None,
+    at: list[tuple[int, int]] = ...,
+) -> Any:
+    """Returns a state dict as the types of today have it, if they have changed since.
+
+    Args:
+      state: The state, which stays as it is.
+      trailer: The record of its structure.
+      kinds: Is told what the containers are that are no dicts with strings as keys, by their paths:
+        `list`, `tuple`, `keys` for a dict with others, or the name of a type.
+      absent: What stands in the state for what was not read.
+      at: See `assemble`.
+
+    Raises:
+      DecodeError: A ValueError. If the record is damaged, or is not that of the state.
+      TreepackError: If only a part was read of a node that has to be made anew.
+    """
+
+def has_older_types(trailer: bytes) -> bool:
+    """Tells whether `state_of_today` has something to do with the record of a structure."""
 
 def trailer_metadata(trailer: bytes) -> Any:
     """Returns the metadata in the record of a structure, or `None`."""

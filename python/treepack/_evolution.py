@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from treepack._auxdata import default_of
@@ -38,27 +39,83 @@ def evolved(found: NodeType, saved: FieldNames | None, version: int) -> NodeType
         )
     else:
         _check_fields(found, saved)
+    convert = _converter(found, saved, version)
+    return found._replace(
+        rebuild=lambda *parts: found.rebuild(*convert(*parts)),
+        build=lambda *parts: found.build(*convert(*parts)),
+    )
+
+
+def state_maker(found: NodeType, saved: FieldNames | None, version: int) -> NodeType | None:
+    """Returns a type that makes today's state of what such nodes consisted of, instead of nodes.
+
+    `None` if that is the state they have, or if nobody knows how: then it is for the template to
+    tell what does not fit.
+    """
+    if version == found.version:
+        if saved is None or found.fields is None:
+            return None
+        before = {*saved[0], *saved[1]}
+        added = [name for name in found.fields[0] if name not in before]
+        defaults = {name: default_of(found.ty, name) for name in added}
+        known = {name: default[0] for name, default in defaults.items() if default}
+
+        def fill(_: Any, names: list[str], children: list[Any]) -> dict[str, Any]:
+            state = dict(zip(names, children, strict=True))
+            return state | {name: make() for name, make in known.items()}
+
+        return found._replace(rebuild=fill) if known else None
+    if found.upgrade is None or version > found.version:
+        return None
+    convert = _converter(found, saved, version)
+
+    def make(*parts: Any) -> dict[str, Any]:
+        _, names, children = convert(*parts)
+        return dict(zip(names, children, strict=True))
+
+    return found._replace(rebuild=make)
+
+
+# Takes static data, names and children as they were; returns them as they are today.
+Converter = Callable[[Any, list[str], list[Any]], tuple[Any, list[str], list[Any]]]
+
+
+def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Converter:
     upgrade = found.upgrade if version != found.version else None
+
+    def upgraded(static: Any, children: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if upgrade is None:
+            return static, children
+        made = upgrade(static, children, version)
+        if type(made) is not tuple or len(made) != 2 or not isinstance(made[1], dict):
+            raise TypeError(f"upgrade= must return static data and children, not {made!r:.100}")
+        return made
 
     def convert(static: Any, names: list[str], children: list[Any]) -> tuple[Any, ...]:
         values = dict(zip(names, children, strict=True))
         if saved is None or found.fields is None:
             # What the static data are is known to the program alone.
-            static, values = upgrade(static, values, version) if upgrade else (static, values)
+            static, values = upgraded(static, values)
             return static, list(values), list(values.values())
         if type(static) is not tuple or len(static) != len(saved[1]):
             raise ValueError(f"its static data should be {saved[1]}, not {static!r:.100}")
-        data = dict(zip(saved[1], static, strict=True))
-        if upgrade is not None:
-            data, values = upgrade(data, values, version)
+        data, values = upgraded(dict(zip(saved[1], static, strict=True)), values)
+        _check_upgraded(found.fields, data, values)
         values = {name: _value(found, name, values) for name in found.fields[0]}
         data = {name: _value(found, name, data) for name in found.fields[1]}
         return tuple(data.values()), list(values), list(values.values())
 
-    return found._replace(
-        rebuild=lambda *parts: found.rebuild(*convert(*parts)),
-        build=lambda *parts: found.build(*convert(*parts)),
-    )
+    return convert
+
+
+def _check_upgraded(fields: FieldNames, data: Any, values: dict[str, Any]) -> None:
+    """Raises if there is something that no field is for."""
+    if not isinstance(data, dict):
+        raise TypeError(f"upgrade= must return static data by name, not {data!r:.100}")
+    for names, made in zip(fields, (values, data), strict=True):
+        more = made.keys() - set(names)
+        if more:
+            raise ValueError(f"there are no fields for {sorted(map(str, more))}")
 
 
 def _check_fields(found: NodeType, saved: FieldNames) -> None:

@@ -271,7 +271,8 @@ def load(
         `jax_enable_x64`, not of 64 bits); elsewhere they become arrays of NumPy.
       strict: How the leaves are compared with the template's. `True`: equal shapes, and dtypes
         that are equal to JAX, so that 64 bits count as 32 unless `jax_enable_x64` is set.
-        `"exact"`: equal dtypes, and no keys that a dict of the template lacks. `False`: not at all.
+        `"exact"`: equal dtypes, no keys that a dict of the template lacks, and containers of equal
+        types, where these were saved. `False`: not at all.
       cast: Whether floats of another dtype become those of the template.
       select: Which leaves are loaded; nothing else is read. A path, which is meant with all below
         it and may have wildcards (`*` in one part, `**` over any number of them); several of those;

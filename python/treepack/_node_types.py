@@ -198,6 +198,21 @@ def find(name: str, fields: FieldNames | None, version: int, or_none: bool) -> N
         raise
 
 
+def find_upgrade(name: str, fields: FieldNames | None, version: int) -> NodeType | None:
+    """Returns the type with a name, which makes today's state of what was saved with these fields.
+
+    `None` if that is today's state already, or if the program does not say how.
+    """
+    found = _types.by_name(name)
+    return None if found is None else _evolution.state_maker(found, fields, version)
+
+
+def is_named(ty: type, name: str) -> bool:
+    """Tells whether a name in a file stands for a type."""
+    found = _types.by_name(name) or own(_own_by_name(name))
+    return found.ty is ty if found is not None else name in (default_name(ty), _UNNAMED)
+
+
 def _how_to_find(name: str) -> str:
     return "import flax" if name == "flax.core.FrozenDict" else "import or register it"
 

@@ -84,9 +84,13 @@ def load_part(tree: Tree, target: Any, part: Part, how: Reading) -> Any:
         loaded = _assembled(tree, found.wanted, convert, how)
         report = partial.report(found.corrupt)._replace(loaded=found.paths)
     else:
+        trailer = tree._catalog().trailer
+        record = None if trailer is None else (trailer, tree._positions())
         if part.rename is None:
             state = _read(tree, found.wanted, how, _on_devices(target))
         else:
+            _check_renamed(record)
+            record = None
             state = _renamed_state(tree, found.renamed, found.wanted, how, _on_devices(target))
         loaded = restore_tree(
             target,
@@ -97,11 +101,21 @@ def load_part(tree: Tree, target: Any, part: Part, how: Reading) -> Any:
             convert=convert,
             in_words=False,
             partial=partial,
+            record=record,
         )
         report = partial.report(found.corrupt)
         if found.typos and not report.loaded:
             raise _nothing(found.typos)
     return (loaded, report) if part.return_report else loaded
+
+
+def _check_renamed(record: tuple[bytes, Any] | None) -> None:
+    """Raises if types were defined otherwise: what would be made anew has other paths."""
+    if record is not None and _core.has_older_types(record[0]):
+        raise TreepackError(
+            "rename is not for files with nodes of older definitions of their types: load the tree "
+            "without a target, which upgrades them"
+        )
 
 
 class _Choice(NamedTuple):

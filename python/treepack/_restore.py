@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from treepack import _core, _paths, _prng
 from treepack._compare import described, difference, signature
 from treepack._libraries import jax as _jax
+from treepack._names import default_name
+from treepack._node_types import is_named, name_of
 from treepack._nodes import NodeKind, handlers, kind_of
 from treepack._nodes.code import Pruned
 from treepack._nodes.kind import Difference
@@ -45,6 +47,7 @@ class Restore:
       cast: Whether floats may have another dtype than the template's.
       in_words: Whether its error says first what flax says.
       partial: What stays as the template has it, if not all is restored.
+      kinds: What was saved where, if that is compared: see `_core.state_of_today`.
       child: The function that restores a child of the template.
       path: The names from the root to where it is.
       mismatches: The differences so far by path, so that none is told twice.
@@ -60,12 +63,14 @@ class Restore:
         cast: bool = False,
         in_words: bool = True,
         partial: Partial | None = None,
+        kinds: dict[str, str] | None = None,
     ):
         self.partial = partial
+        self.kinds = kinds
         self.strict = check_strict(strict)
         self.cast = cast
         self.in_words = in_words
-        self.child = _child_restorer()
+        self.child = restore_child if kinds is not None else _child_restorer()
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
@@ -218,7 +223,8 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
       strict: `True` compares the shape and dtype of each leaf with the template's, where both
         have them: against arrays of jax as JAX sees them, so that 64 bits count as 32 unless
         `jax_enable_x64` is set. `False` compares nothing, as flax. `"exact"` takes equal
-        dtypes only, and reports keys of the state that a dict of the template lacks.
+        dtypes only, and reports keys of the state that a dict of the template lacks, and
+        containers of other types where types were saved.
 
     Returns:
       The new tree. Its leaves are those of the state.
@@ -262,7 +268,7 @@ def restore_encoded(
     in_words: bool = True,
 ) -> Any:
     """Returns what `restore_tree` makes of encoded bytes; `copy` and `threads` are for these."""
-    if target is not None and not handlers.overridden():
+    if target is not None and strict != "exact" and not handlers.overridden():
         # Most data are just what the target has.
         converts = convert is not None
         restored = _core.restore_like(data, target, check_strict(strict), converts, copy, threads)
@@ -282,6 +288,7 @@ def restore_tree(
     convert: Convert | None = None,
     in_words: bool = True,
     partial: Partial | None = None,
+    record: tuple[bytes, list[tuple[int, int]]] | None = None,
 ) -> Any:
     """Returns a tree as `from_state_dict` does, apart from any restore under way.
 
@@ -295,14 +302,26 @@ def restore_tree(
         takes their places. It is called once everything fits.
       in_words: Whether an error says first what flax says.
       partial: What stays as the target has it, if not all is restored.
+      record: The record of the structure if it is not in the state, and where in it that begins:
+        see `_core.assemble`.
     """
     if target is None or _core.TRAILER_KEY not in _keys(target):
+        trailer = state.get(_core.TRAILER_KEY) if type(state) is dict else None
+        record = (trailer, []) if type(trailer) is bytes else record
         state = without_structure(state)
     if target is None:
         check_strict(strict)
         return state
     name = _as_part(name)
-    with Restore(strict, cast=cast, in_words=in_words, partial=partial) as restore:
+    kinds: dict[str, str] | None = None
+    if record is not None and (strict == "exact" or _core.has_older_types(record[0])):
+        kinds = {} if strict == "exact" else None
+        state = _core.state_of_today(state, record[0], kinds=kinds, absent=ABSENT, at=record[1])
+
+    def begun() -> Restore:
+        return Restore(strict, cast=cast, in_words=in_words, partial=partial, kinds=kinds)
+
+    with begun() as restore:
         if convert is not None:
             restore.found = []
         restored = restore.below(target, state, name)
@@ -313,7 +332,7 @@ def restore_tree(
     converted: dict[str, list[tuple[Any, Any]]] = {}
     for (path, _, leaf), made in zip(found, convert(found), strict=True):
         converted.setdefault(path, []).append((leaf, made))
-    with Restore(strict, cast=cast, in_words=in_words, partial=partial) as restore:
+    with begun() as restore:
         restore.converted = converted
         return restore.below(target, state, name)
 
@@ -368,6 +387,8 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
 
 
 def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> Any:
+    if restore.kinds is not None:
+        _compare_kinds(target, restore.kinds, restore)
     if kind.upgrade is not None:
         state = kind.upgrade(state)
     children, make = kind.opened(target)
@@ -387,6 +408,30 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
     }
     # Code of the type might not like children that do not fit; an error follows anyway.
     return target if restore.mismatches else make(found)
+
+
+def _compare_kinds(target: Any, kinds: dict[str, str], restore: Restore) -> None:
+    """Notes it if another kind of container was saved in the place of one."""
+    ty = type(target)
+    expected = _PLAIN_KINDS.get(ty)
+    if ty is dict and not all(type(key) is str for key in target):
+        expected = "keys"
+    found = kinds.get(_paths.text(restore.path[1:]), "dict")
+    if found == expected or (expected is None and is_named(ty, found)):
+        return
+    names = {"keys": "dict with keys that are no strings"}
+    expected = names.get(expected, expected) if expected else name_of(ty) or default_name(ty)
+    found = names.get(found, found)
+    name = restore.path.pop()
+    restore.note(name, f"a container of the type {expected}", found)
+    restore.path.append(name)
+    _say(
+        restore,
+        f"The target has a {expected} where a {found} was saved, at path {'/'.join(restore.path)}",
+    )
+
+
+_PLAIN_KINDS: dict[type, str] = {dict: "dict", list: "list", tuple: "tuple"}
 
 
 def _partial_names(

@@ -43,6 +43,9 @@ pub struct Hooks {
     pub reduce_node: Py<PyAny>,
     /// `find_node_type(name, fields, version, or_none) -> NodeType | None`: which type has this name?
     pub find_node_type: Py<PyAny>,
+    /// `find_upgrade(name, fields, version) -> NodeType | None`: which type has this name, if it makes a
+    /// state of today's of what was saved?
+    pub find_upgrade: Py<PyAny>,
     /// `fill_holes(data, path, static) -> data`: static data with what was not saved.
     pub fill_holes: Py<PyAny>,
     /// `reduce_value(value) -> (name, value)`: what is a value made of?
@@ -81,6 +84,7 @@ impl Hooks {
                 check_unique_keys: hook("check_unique_keys")?,
                 reduce_node: hook("reduce_node")?,
                 find_node_type: hook("find_node_type")?,
+                find_upgrade: hook("find_upgrade")?,
                 fill_holes: hook("fill_holes")?,
                 reduce_value: hook("reduce_value")?,
                 rebuild_value: hook("rebuild_value")?,

@@ -83,7 +83,7 @@ mod _core {
     #[pymodule_export]
     const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
     #[pymodule_export]
-    use super::build::{assemble, rebuild, trailer_metadata};
+    use super::build::{assemble, has_older_types, rebuild, state_of_today, trailer_metadata};
     #[pymodule_export]
     use super::catalog::Catalog;
     #[pymodule_export]

@@ -122,6 +122,16 @@ impl Trailer {
         Self::decode(super::Footer::read(bytes)?.record(bytes))
     }
 
+    /// The types of nodes in the bytes that stand in a file.
+    pub fn types(bytes: &[u8]) -> Result<Vec<NodeType>> {
+        #[derive(Deserialize)]
+        struct Types {
+            types: Vec<NodeType>,
+        }
+        let found: Types = read(super::Footer::read(bytes)?.record(bytes)).map_err(broken)?;
+        Ok(found.types)
+    }
+
     /// The record as bytes: a map, so that readers may skip what they do not know.
     ///
     /// # Panics
@@ -139,9 +149,6 @@ impl Trailer {
             version: u32,
         }
         super::check_room(bytes.len(), 4)?;
-        let broken = |error: rmp_serde::decode::Error| {
-            Error::Structure(format!("the record of the structure is damaged: {error}"))
-        };
         let versioned: Versioned = read(bytes).map_err(broken)?;
         if versioned.version != VERSION {
             return Err(Error::Structure(format!(
@@ -180,6 +187,11 @@ impl Trailer {
         }
         Ok(())
     }
+}
+
+#[allow(clippy::needless_pass_by_value)] // as `map_err` has it
+fn broken(error: rmp_serde::decode::Error) -> Error {
+    Error::Structure(format!("the record of the structure is damaged: {error}"))
 }
 
 /// Reads one value of a record.

@@ -11,8 +11,10 @@
 //! | `matching.rs` | what of a template plainly matches |
 //! | `partial.rs` | by a record, where not all was read |
 //! | `record.rs` | by a record: `assemble`, and what else a record tells |
+//! | `older.rs` | a state of types that were defined otherwise when it was saved |
 
 mod matching;
+mod older;
 mod partial;
 mod record;
 mod template;
@@ -23,6 +25,7 @@ use pyo3::types::PyDict;
 use super::memory::new_dict;
 
 pub use self::matching::Matching;
+pub use self::older::{has_older_types, state_of_today};
 pub use self::record::{assemble, trailer_metadata};
 pub use self::template::rebuild;
 

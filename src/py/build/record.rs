@@ -13,6 +13,7 @@ use super::super::memory::{copied, dict_next, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::dict_of;
+use super::older::States;
 use crate::error::Path;
 use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
 
@@ -47,6 +48,7 @@ pub fn assemble<'py>(
         path: Vec::new(),
         leaves: None,
         absent,
+        states: None,
     };
     let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
     let below = assembly.below(root, &at);
@@ -90,51 +92,71 @@ pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
 
 pub(super) struct Assembly<'a, 'py> {
     pub(super) py: Python<'py>,
-    signals: Signals,
+    pub(super) signals: Signals,
     pub(super) trailer: &'a Trailer,
     /// What is known of each type, once it has been asked for.
-    types: Vec<Option<Known<'py>>>,
+    pub(super) types: Vec<Option<Known<'py>>>,
     /// What has been decoded for a node, by its number: many children may be the same node.
-    decoded: HashMap<usize, Bound<'py, PyAny>>,
+    pub(super) decoded: HashMap<usize, Bound<'py, PyAny>>,
     /// The nodes of these whose static data have holes.
-    with_holes: HashSet<usize>,
+    pub(super) with_holes: HashSet<usize>,
     /// What of a type makes nodes.
-    make: &'static str,
-    unknown_as_dict: bool,
+    pub(super) make: &'static str,
+    pub(super) unknown_as_dict: bool,
     /// What fills the holes of static data.
-    fillings: Bound<'py, PyAny>,
+    pub(super) fillings: Bound<'py, PyAny>,
     /// The keys that lead to the node that is being put together.
-    path: Vec<Bound<'py, PyAny>>,
+    pub(super) path: Vec<Bound<'py, PyAny>>,
     /// What takes the place of the arrays of jax, in order, and how many are used.
-    leaves: Option<(Bound<'py, PyList>, usize)>,
+    pub(super) leaves: Option<(Bound<'py, PyList>, usize)>,
     /// What stands where nothing is to be loaded.
     pub(super) absent: Option<Bound<'py, PyAny>>,
+    /// If states are made instead of nodes.
+    pub(super) states: Option<States<'py>>,
 }
 
 /// What is known of a type; see `_node_types.NodeType`.
 #[derive(Clone)]
-struct Known<'py> {
+pub(super) struct Known<'py> {
     decode: Bound<'py, PyAny>,
     /// What makes nodes of it.
     make: Bound<'py, PyAny>,
 }
 
+impl<'py> Known<'py> {
+    /// A type, and the name of what makes nodes of it.
+    pub(super) fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
+        Ok(Self {
+            decode: found.getattr(intern!(found.py(), "decode"))?,
+            make: found.getattr(make)?,
+        })
+    }
+}
+
 impl<'py> Assembly<'_, 'py> {
     /// What a node makes of its state. This and `built` are the recursion, as deep as the
     /// state, which must not need much of the stack: what they call is not inlined.
-    fn node(&mut self, state: Bound<'py, PyAny>, node: usize) -> Assembled<'py> {
+    pub(super) fn node(&mut self, state: Bound<'py, PyAny>, node: usize) -> Assembled<'py> {
         self.signals.check(self.py)?;
         let Node(kind, repeats) = &self.trailer.nodes[node];
         if self.is_absent(&state) {
             return Ok(state);
         }
         match kind {
+            Kind::Plain | Kind::Jax | Kind::Bytearray | Kind::Memoryview
+                if self.states.is_some() =>
+            {
+                Ok(state)
+            }
             Kind::Plain if self.absent.is_some() => self.pruned(state),
             Kind::Plain => Ok(state),
             Kind::Jax | Kind::Bytearray | Kind::Memoryview => self.leaf(kind, state),
             Kind::Dict | Kind::DictWithKeys(_) | Kind::List | Kind::Tuple | Kind::Typed(..) => {
                 let dict = children(&state, &self.trailer.nodes[node])?;
                 let built = self.built(dict, repeats)?;
+                if self.states.is_some() {
+                    return self.state(node, dict, built);
+                }
                 if self.absent.is_some() && built.iter().any(|child| self.is_absent(child)) {
                     return self.partial(dict, &built);
                 }
@@ -231,7 +253,7 @@ impl<'py> Assembly<'_, 'py> {
     }
 
     /// An object of a registered type.
-    fn typed(
+    pub(super) fn typed(
         &mut self,
         node: usize,
         class: usize,
@@ -271,7 +293,7 @@ impl<'py> Assembly<'_, 'py> {
             }
             data
         };
-        let data = if self.with_holes.contains(&node) {
+        let data = if self.with_holes.contains(&node) && self.states.is_none() {
             self.filled(data)?
         } else {
             data
@@ -297,10 +319,7 @@ impl<'py> Assembly<'_, 'py> {
             // `unknown_as_dict` is set, and this is how it is told.
             return Err(errors::make(py, "UnregisteredTypeError", ("",)).into());
         }
-        let known = Known {
-            decode: found.getattr(intern!(py, "decode"))?,
-            make: found.getattr(self.make)?,
-        };
+        let known = Known::of(&found, self.make)?;
         Ok(self.types[class].insert(known).clone())
     }
 
@@ -312,7 +331,7 @@ impl<'py> Assembly<'_, 'py> {
         Ok(fill.call1((data, path, &self.fillings))?)
     }
 
-    fn path_text(&self) -> String {
+    pub(super) fn path_text(&self) -> String {
         let mut path = Path::default();
         for key in self.path.iter().rev() {
             path.push_outer(key.to_string());
@@ -356,7 +375,7 @@ impl<'py> Assembly<'_, 'py> {
 }
 
 /// The keys of a dict, in order.
-fn keys<'py>(dict: &Bound<'py, PyDict>) -> Vec<Bound<'py, PyAny>> {
+pub(super) fn keys<'py>(dict: &Bound<'py, PyDict>) -> Vec<Bound<'py, PyAny>> {
     let mut keys = Vec::with_capacity(dict.len());
     let mut position = 0;
     while let Some((key, _)) = dict_next(dict, &mut position) {

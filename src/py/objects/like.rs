@@ -6,9 +6,9 @@
 //! matter.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
-use super::super::build::Matching;
+use super::super::build::{Matching, has_older_types};
 use super::super::failure::Walked;
 use super::super::memory::{dict_next, new_dict, new_list, new_tuple_of};
 use super::Objects;
@@ -65,7 +65,13 @@ impl<'py> Objects<'_, 'py> {
             if !self.key_is(TRAILER_KEY.as_bytes())? {
                 return Ok(false);
             }
-            self.value()?;
+            let record = self.value()?;
+            let Ok(record) = record.cast::<PyBytes>() else {
+                return Ok(false);
+            };
+            if has_older_types(self.py, record.as_bytes())? {
+                return Ok(false);
+            }
         }
         Ok(self.reader.close()? == Closed::Same)
     }
