@@ -127,6 +127,73 @@ def test_an_error_of_a_handler_tells_its_place() -> None:
     assert error.value.__notes__ == ["while Needy was restored at ./a/0"]
 
 
+class Unnamed:
+    """A node whose static data have no name, unless a test gives it one."""
+
+    def __init__(self, child: Any, auxdata: Any):
+        self.child, self.auxdata = child, auxdata
+
+
+jax.tree_util.register_pytree_node(
+    Unnamed,
+    lambda it: ((it.child,), it.auxdata),
+    lambda auxdata, children: Unnamed(*children, auxdata),
+)
+
+
+class Unregistered(Unnamed):
+    """A node of a type without a name."""
+
+
+jax.tree_util.register_pytree_node(
+    Unregistered,
+    lambda it: ((it.child,), it.auxdata),
+    lambda auxdata, children: Unregistered(*children, auxdata),
+)
+
+
+def test_a_hole_is_filled_by_what_is_like_the_node() -> None:
+    treepack.register_node(Unnamed, serialized_name="libraries.Unnamed")
+    for ty in (Unnamed, Unregistered):
+        for wrap, path in ((lambda node: node, "."), (lambda node: {"m": node}, "m")):
+            data = treepack.dumps(wrap(ty(1, lambda: 1)), holes=True)
+            for static in (wrap(ty(0, "A")), {path: ty(0, "A")}):
+                found = treepack.loads(data, static=static)
+                found = found if path == "." else found["m"]
+                assert type(found) is ty
+                assert (found.child, found.auxdata) == (1, "A")
+            for wrong in ({"typo": 5}, [1], (5,), 5, None, {"n": ty(0, "A")}):
+                with pytest.raises(treepack.errors.HoleError, match=rf"at {path}: .*like it"):
+                    treepack.loads(data, static=wrong)
+            assert treepack.loads(data, unknown="dict") == wrap({"0": 1})
+            template = wrap(ty(0, "B"))
+            with pytest.raises(ValueError, match="static= fills what a file lacks"):
+                treepack.loads(data, template, static=template)
+    # All static data of a node can be given by themselves.
+    data = treepack.dumps([Unnamed(1, abs), Unnamed(2, lambda: 1)], holes=True)
+    found = treepack.loads(data, static={"0": "A", "1": "B"})
+    assert [node.auxdata for node in found] == ["A", "B"]
+    with pytest.raises(
+        treepack.errors.HoleError, match=r"static= has for '0' is no .*Unregistered"
+    ):
+        treepack.loads(
+            treepack.dumps([Unregistered(1, abs)], holes=True), static={"0": Unnamed(1, abs)}
+        )
+
+
+def test_a_module_in_a_dict_is_filled_by_such_a_dict() -> None:
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            self.linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+            self.act = lambda x: x * 2
+
+    state = {"model": Net(), "step": 3}
+    treepack.register_tree(state, prefix="libraries")
+    found = treepack.loads(treepack.dumps(state, holes=True), static=state)
+    assert found["model"].linear(jnp.ones((1, 2))).shape == (1, 3)
+    assert found["model"].act(2) == 4
+
+
 def test_a_train_state_whole() -> None:
     state = train_state()
     treepack.register_tree(state)
@@ -138,8 +205,13 @@ def test_a_train_state_whole() -> None:
     assert "Network" in str(caught.value)
     with pytest.raises(treepack.TreepackError, match=r"at state/0/tx"):
         treepack.loads(data, static={"state/0/apply_fn": state.apply_fn})
+    with pytest.raises(
+        treepack.errors.HoleError,
+        match=r"at state/0/apply_fn: .*at state/0/tx: .*'state/0/tx': \.\.\.",
+    ):
+        treepack.loads(data, static={})
     misspelt = {"state/0/apply_fn": state.apply_fn, "state/0/tz": state.tx}
-    with pytest.raises(treepack.TreepackError, match=r"'state/0/tz' in static= meant for it"):
+    with pytest.raises(treepack.TreepackError, match=r"is 'state/0/tz' in static= meant for state/0/tx"):
         treepack.loads(data, static=misspelt)
     by_path = {"state/0/apply_fn": state.apply_fn, "state/0/tx": state.tx}
     for static in (by_path, {"state": [state]}):
@@ -418,12 +490,13 @@ def test_what_fills_a_hole_has_the_same_children() -> None:
     import dataclasses
 
     one = dataclasses.make_dataclass("One", ["w", "b"])
-    other = dataclasses.make_dataclass("Other", ["w", "c"])
+    other = dataclasses.make_dataclass("One", ["w", "c"])
     data = treepack.dumps({"m": one(1, 2)}, holes=True)
     assert treepack.loads(data, static={"m": one(0, 0)})["m"] == one(1, 2)
-    for wrong in (other(7, 8), 5):
-        with pytest.raises(treepack.DecodeError, match=r"filled in with has the children"):
-            treepack.loads(data, static={"m": wrong})
+    with pytest.raises(treepack.DecodeError, match=r"filled in with has the children"):
+        treepack.loads(data, static={"m": other(7, 8)})
+    with pytest.raises(treepack.errors.HoleError, match=r"static= has for 'm' is no types.One"):
+        treepack.loads(data, static={"m": 5})
 
 
 def test_both_families_write_the_same_tree() -> None:

@@ -116,6 +116,8 @@ class Reading:
         check_unknown(self.unknown)
         if self.cast and target is None:
             raise ValueError("cast=True is for a target, whose dtypes are taken")
+        if self.static is not None and target is not None:
+            raise ValueError("static= fills what a file lacks; a target has its own static data")
 
     def converter(
         self, *, may_change: bool, copy: bool | None = None

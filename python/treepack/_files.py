@@ -302,10 +302,11 @@ def load(
         are used. The file may be replaced or deleted meanwhile, as `save` does
         it, but must not be truncated or overwritten in place. `False` reads all of it now.
       unknown: What becomes of nodes of types that are not registered here, or had other
-        fields when they were saved: an error, or dicts of their children. With a target it does
-        not matter.
+        fields when they were saved, or whose static data were not saved and are not in `static`: an
+        error, or dicts of their children. With a target it does not matter.
       static: What fills static data that were not saved (see `holes` of `save`): a dict by path,
-        such as `{"tx": optimizer}`, or a tree like the one that was saved. A target has them.
+        such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
+        which has them.
       threads: See `save`; for decompressing, casting, and arrays that are copied.
       progress: See `save`; for reading and decompressing. There is nothing to tell
         of a file that is mapped.

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from treepack import _core, _paths
+from treepack._names import default_name
 from treepack._nodes import kind_of
 from treepack._nodes.code import Pruned
 from treepack._nodes.pytree import flatten
-from treepack.errors import TreepackError
+from treepack.errors import HoleError
 
 
 class Hole(NamedTuple):
@@ -86,65 +87,116 @@ def _described(value: Any) -> str:
     return f"{type(value).__name__}: {text:.60}"
 
 
-def filled(value: Any, path: str, static: Any) -> Any:
+def filled(value: Any, path: str, static: Any, ty: type) -> Any:
     """Returns static data of a node with its holes filled.
 
     Args:
       value: The data; holes are the whole of it, or parts of a tuple or dict.
       path: The path of the node.
       static: What the holes are filled with, by path; or a tree like the one that was saved.
+      ty: The type of the node.
 
     Raises:
-      TreepackError: If there is nothing for a hole.
+      HoleError: If there is nothing for some of the holes.
     """
-    if type(value) is Hole:
-        return _filling(value, path, static)
-    if isinstance(value, tuple):
-        parts = [filled(part, path, static) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if type(value) is list:
-        return [filled(part, path, static) for part in value]
-    if type(value) is dict:
-        return {key: filled(part, path, static) for key, part in value.items()}
-    return value
+    filling = _Filling(_paths.parts(path), static, ty)
+    found = filling.filled(value)
+    if filling.missing:
+        raise filling.error()
+    return found
 
 
-def _filling(hole: Hole, path: str, static: Any) -> Any:
-    parts = _paths.parts(path)
-    whole = [*parts, hole.field] if hole.field else parts
-    place = _paths.text(whole)
-    paths = []
-    if isinstance(static, Mapping):
-        for key, value in static.items():
-            if isinstance(key, (str, tuple)):
-                if _paths.parts(key) == whole:
-                    return value
-                paths.append(_paths.text(_paths.parts(key)))
-    if static is not None:
-        found, value = _in_template(static, parts, hole)
-        if found:
-            return value
-    near = difflib.get_close_matches(place, paths, n=1)
-    raise TreepackError(
-        f"at {place}: the static data here were not saved ({hole.what}); fill them with "
-        f"static={{{place!r}: ...}}, or static= a tree that has them"
-        + (f"; is {near[0]!r} in static= meant for it?" if near else "")
-    )
+class _Filling:
+    """What is filled in one node.
 
+    Attributes:
+      parts: The path of the node.
+      static: See `filled`.
+      ty: See `filled`.
+      missing: The holes that nothing was found for, and their paths.
+    """
 
-def _in_template(node: Any, parts: list[str], hole: Hole) -> tuple[bool, Any]:
-    """Looks for what fills a hole in a tree like the one that was saved."""
-    for part in parts:
-        kind = kind_of(node)
-        children = kind.children(node) if kind is not None else {}
-        if part not in children:
-            return False, None
-        node = children[part]
-    if hole.field is None:
-        return True, node
-    if isinstance(node, Pruned):
-        functions = node.functions()
-        return hole.field in functions, functions.get(hole.field)
-    if hole.field:
-        return hasattr(node, hole.field), getattr(node, hole.field, None)
-    return True, flatten(node)[1].node_data()[1]
+    def __init__(self, parts: list[str], static: Any, ty: type):
+        self.parts = parts
+        self.static = static
+        self.ty = ty
+        self.missing: list[tuple[Hole, str]] = []
+
+    def filled(self, value: Any) -> Any:
+        """Returns a value with its holes filled, as far as there is something for them."""
+        if type(value) is Hole:
+            whole = [*self.parts, value.field] if value.field else self.parts
+            for found in (self._by_path(value, whole), self._in_template(value)):
+                if found is not None:
+                    return found[0]
+            self.missing.append((value, _paths.text(whole)))
+        if isinstance(value, tuple):
+            parts = [self.filled(part) for part in value] if type(value) is not Hole else value
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        if type(value) is list:
+            return [self.filled(part) for part in value]
+        if type(value) is dict:
+            return {key: self.filled(part) for key, part in value.items()}
+        return value
+
+    def _by_path(self, hole: Hole, whole: list[str]) -> tuple[Any] | None:
+        if not isinstance(self.static, Mapping):
+            return None
+        for key, value in self.static.items():
+            if isinstance(key, (str, tuple)) and _paths.parts(key) == whole:
+                if hole.field:
+                    return (value,)
+                # All static data of a node, or a node that has them.
+                return self._of_node(hole, value) or ((value,) if hole.field == "" else None)
+        return None
+
+    def _in_template(self, hole: Hole) -> tuple[Any] | None:
+        """Looks for what fills a hole in a tree like the one that was saved."""
+        node = self.static
+        for part in self.parts:
+            kind = kind_of(node)
+            children = kind.children(node) if kind is not None else {}
+            if part not in children:
+                return None
+            node = children[part]
+        return self._of_node(hole, node)
+
+    def _of_node(self, hole: Hole, node: Any) -> tuple[Any] | None:
+        """Returns what a node like the one that was saved has in the place of a hole."""
+        if hole.field is None:
+            return (node,) if default_name(type(node)) == hole.what else None
+        if type(node) is not self.ty:
+            return None
+        if isinstance(node, Pruned):
+            functions = node.functions()
+            return (functions[hole.field],) if hole.field in functions else None
+        if hole.field:
+            return (getattr(node, hole.field),) if hasattr(node, hole.field) else None
+        return (flatten(node)[1].node_data()[1],)
+
+    def error(self) -> HoleError:
+        """Returns the error that tells the holes that are left."""
+        paths = []
+        if isinstance(self.static, Mapping):
+            keys = [key for key in self.static if isinstance(key, (str, tuple))]
+            paths = [_paths.text(_paths.parts(key)) for key in keys]
+        lines, hints = [], []
+        for hole, place in self.missing:
+            lines.append(f"at {place}: the static data here were not saved ({hole.what})")
+            if place in paths:
+                what = hole.what if hole.field is None else default_name(self.ty)
+                hints.append(f"; what static= has for {place!r} is no {what}")
+            else:
+                near = difflib.get_close_matches(place, paths, n=1)
+                hints += [f"; is {path!r} in static= meant for {place}?" for path in near]
+        fill = ", ".join(f"{place!r}: {self._like(hole)}" for hole, place in self.missing)
+        return HoleError(
+            f"{'; '.join(lines)}; fill them with static={{{fill}}}, or static= a tree that has "
+            f"them{''.join(hints)}"
+        )
+
+    def _like(self, hole: Hole) -> str:
+        """Returns what a hole may be filled with, in words."""
+        if hole.field:
+            return "..."
+        return f"a {hole.what if hole.field is None else default_name(self.ty)} like it"

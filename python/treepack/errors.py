@@ -114,3 +114,7 @@ class UnregisteredTypeError(DecodeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.name)
+
+
+class HoleError(TreepackError):
+    """Static data were left out when a tree was saved (`holes=True`), and nothing fills them in."""

@@ -46,7 +46,7 @@ pub struct Hooks {
     /// `find_upgrade(name, fields, version) -> NodeType | None`: which type has this name, if it makes a
     /// state of today's of what was saved?
     pub find_upgrade: Py<PyAny>,
-    /// `fill_holes(data, path, static) -> data`: static data with what was not saved.
+    /// `fill_holes(data, path, static, type) -> data`: static data with what was not saved.
     pub fill_holes: Py<PyAny>,
     /// `reduce_value(value) -> (name, value)`: what is a value made of?
     pub reduce_value: Py<PyAny>,

@@ -118,6 +118,7 @@ pub(super) struct Assembly<'a, 'py> {
 /// What is known of a type; see `_node_types.NodeType`.
 #[derive(Clone)]
 pub(super) struct Known<'py> {
+    class: Bound<'py, PyAny>,
     decode: Bound<'py, PyAny>,
     /// What makes nodes of it.
     make: Bound<'py, PyAny>,
@@ -127,6 +128,7 @@ impl<'py> Known<'py> {
     /// A type, and the name of what makes nodes of it.
     pub(super) fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
         Ok(Self {
+            class: found.getattr(intern!(found.py(), "ty"))?,
             decode: found.getattr(intern!(found.py(), "decode"))?,
             make: found.getattr(make)?,
         })
@@ -238,7 +240,11 @@ impl<'py> Assembly<'_, 'py> {
 
     /// Whether a dict is to take the place of what has failed.
     fn is_unknown(&self, failure: &Failure) -> bool {
-        let unknown = |error: &PyErr| errors::is(self.py, error, "UnregisteredTypeError");
+        let unknown = |error: &PyErr| {
+            ["UnregisteredTypeError", "HoleError"]
+                .iter()
+                .any(|name| errors::is(self.py, error, name))
+        };
         self.unknown_as_dict && failure.raised().is_some_and(unknown)
     }
 
@@ -294,7 +300,7 @@ impl<'py> Assembly<'_, 'py> {
             data
         };
         let data = if self.with_holes.contains(&node) && self.states.is_none() {
-            self.filled(data)?
+            self.filled(data, &class.class)?
         } else {
             data
         };
@@ -325,10 +331,10 @@ impl<'py> Assembly<'_, 'py> {
 
     /// Static data of the node at `path` with its holes filled.
     #[inline(never)]
-    fn filled(&self, data: Bound<'py, PyAny>) -> Assembled<'py> {
+    fn filled(&self, data: Bound<'py, PyAny>, class: &Bound<'py, PyAny>) -> Assembled<'py> {
         let path = self.path_text();
         let fill = Hooks::get(self.py)?.fill_holes.bind(self.py);
-        Ok(fill.call1((data, path, &self.fillings))?)
+        Ok(fill.call1((data, path, &self.fillings, class))?)
     }
 
     pub(super) fn path_text(&self) -> String {
