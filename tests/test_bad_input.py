@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import pickle
 import subprocess
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treepack
+from treepack import serialization
 from trees import assert_same
 
 TREE = {
@@ -346,3 +348,17 @@ def test_many_dtype_objects():
     assert_same(
         treepack.serialization.msgpack_restore(treepack.serialization.to_bytes(units)), units
     )
+
+
+@pytest.mark.parametrize("load", [treepack.loads, functools.partial(serialization.from_bytes, {})])
+def test_what_the_data_are_comes_first(load: Any):
+    with pytest.raises(treepack.DecodeError, match=r"^the data looks like an HTML page: .*; 14 tr"):
+        load(b"<!DOCTYPE html>")
+    with pytest.raises(treepack.DecodeError, match=r"^the data looks like empty; "):
+        load(b"")
+
+
+def test_a_path_is_no_data(tmp_path: Path):
+    for path in ("model.treepack", tmp_path / "model.treepack"):
+        with pytest.raises(TypeError, match=r"not the path '.*model.treepack': load reads files"):
+            treepack.loads(path)  # type: ignore[call-overload]

@@ -211,7 +211,9 @@ def test_a_train_state_whole() -> None:
     ):
         treepack.loads(data, static={})
     misspelt = {"state/0/apply_fn": state.apply_fn, "state/0/tz": state.tx}
-    with pytest.raises(treepack.TreepackError, match=r"is 'state/0/tz' in static= meant for state/0/tx"):
+    with pytest.raises(
+        treepack.TreepackError, match=r"is 'state/0/tz' in static= meant for state/0/tx"
+    ):
         treepack.loads(data, static=misspelt)
     by_path = {"state/0/apply_fn": state.apply_fn, "state/0/tx": state.tx}
     for static in (by_path, {"state": [state]}):
@@ -369,6 +371,28 @@ def test_partials_of_partials() -> None:
     np.testing.assert_array_equal(found(3), [5, 5])
     restored = serialization.from_bytes(partial, serialization.to_bytes(partial))
     np.testing.assert_array_equal(restored(3), [5, 5])
+
+
+def test_partials_of_partials_with_arrays() -> None:
+    partial = jax.tree_util.Partial
+    treepack.register_function(jnp.add, serialized_name="libraries.add")
+    inner = partial(jnp.add, jnp.ones(2, jnp.bfloat16))
+    found = treepack.loads(treepack.dumps(partial(inner, jnp.zeros(2))))
+    assert found().tolist() == [1, 1]
+    with jax.enable_x64(True):
+        data = treepack.dumps(partial(partial(jnp.add, jnp.float64(1)), 2))
+    with pytest.raises(treepack.DecodeError, match="jax makes float32 of float64 here"):
+        treepack.loads(data)
+
+
+def test_shardings_keep_the_types_of_their_axes() -> None:
+    for kind in jax.sharding.AxisType:
+        mesh = jax.make_mesh((1,), ("x",), axis_types=(kind,))
+        node = jax.tree_util.Partial(jax.nn.relu, 1)
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+        metadata = treepack.read_metadata(treepack.dumps(node, metadata=sharding))
+        assert metadata == sharding
+        assert metadata.mesh.axis_types == (kind,)
 
 
 def test_static_data_of_libraries() -> None:

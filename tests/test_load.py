@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -401,3 +402,58 @@ def test_a_template_of_an_abstract_mesh() -> None:
 def test_paths_that_were_urls() -> None:
     with pytest.raises(ValueError, match="is a URL that pathlib has changed"):
         treepack.save(Path("gs://bucket/model"), {})
+
+
+def test_options_that_exist_where_work_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "model.gz"
+    tree = {"w": np.zeros(100_000)}
+    for made in (
+        treepack.serialization.to_compressed_bytes(tree),
+        gzip.compress(treepack.serialization.to_bytes(tree)),
+    ):
+        path.write_bytes(made)
+        for load in (
+            functools.partial(treepack.load, path, tree),
+            functools.partial(serialization.load_from_file, tree, path),
+            functools.partial(treepack.load_exported, path),
+        ):
+            with pytest.raises(treepack.TreepackError, match="exceeds max_size=10 bytes"):
+                load(max_size=10)
+            with pytest.raises(ValueError, match="max_size must not be negative"):
+                load(max_size=-1)
+        assert treepack.load(path, tree, max_size=1_000_000)["w"].shape == (100_000,)
+    tree = {"f": jax.tree_util.Partial(lambda: 1)}
+    options: Any = {"metadata": {"step": 3}, "holes": True}
+    data = treepack.dumps(tree, align=64, **options)
+    size = treepack.packed_size(tree, described=True, **options)
+    buffer = bytearray(size)
+    assert treepack.pack_into(tree, buffer, described=True, **options) == size
+    assert bytes(buffer) == data
+    assert b"".join(treepack.buffers(tree, described=True, **options)) == data
+    for option in options:
+        with pytest.raises(ValueError, match="are for described=True"):
+            treepack.packed_size({}, **{option: options[option]})
+
+
+def test_numbers_where_the_template_has_arrays_of_jax(tmp_path: Path) -> None:
+    data = treepack.dumps({"step": 3, "scale": 2.5})
+    template = {"step": jax.ShapeDtypeStruct((), "int32"), "scale": jnp.float32(0)}
+    for found in (
+        treepack.loads(data, template),
+        treepack.loads(data, template, sharding=WHOLE),
+        treepack.open(data).load(template),
+    ):
+        assert isinstance(found["step"], jax.Array)
+        assert found["step"].dtype == np.int32
+        assert (int(found["step"]), float(found["scale"])) == (3, 2.5)
+    assert found["step"].sharding != WHOLE
+    assert treepack.loads(data, template, sharding=WHOLE)["step"].sharding == WHOLE
+    assert treepack.loads(data, template, arrays="numpy") == {"step": 3, "scale": 2.5}
+    assert treepack.serialization.from_bytes(template, data) == {"step": 3, "scale": 2.5}
+    with pytest.raises(treepack.TreepackError, match=r"at step: 1099511627776 does not fit int32"):
+        treepack.loads(treepack.dumps({"step": 2**40, "scale": 0.0}), template)
+
+
+def test_scalars_stay_scalars_when_they_are_cast() -> None:
+    found = treepack.loads(treepack.dumps({"a": np.float64(1)}), {"a": np.float32(0)}, cast=True)
+    assert type(found["a"]) is np.float32

@@ -655,3 +655,17 @@ def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
         os.truncate(path, 100_000)
         with pytest.raises(treepack.DecodeError, match=r"ends inside a value.*at w"):
             array[100:900]
+
+
+def test_a_path_that_there_is_not() -> None:
+    file = treepack.open(treepack.dumps({"enc": {"kernel": 1, "bias": 2}}))
+    for at, path, near in (
+        (file, "enc/krnel", "enc/kernel"),
+        (file["enc"], "krnel", "kernel"),
+        (file, "xyz", None),
+    ):
+        with pytest.raises(KeyError) as caught:
+            at[path]
+        assert caught.value.args == (path,)
+        notes = getattr(caught.value, "__notes__", [])
+        assert notes == ([] if near is None else [f"is it {near!r}?"])

@@ -9,6 +9,7 @@ import pathlib
 import sys
 import threading
 import types
+import warnings
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -21,6 +22,7 @@ from jax.sharding import PartitionSpec
 import treepack
 from node_types import NODES, Config, Frozen, Mode, Point, scale
 from treepack import _core
+from treepack._names import default_name
 from trees import altered
 
 
@@ -552,3 +554,36 @@ def named(name: str, value: Any) -> bytes:
 def test_the_hostile_values_are_what_they_seem() -> None:
     assert _core.decode_value(named("node_types.Mode", "EVAL")) is Mode.EVAL
     assert _core.decode_value(named("numpy.ndarray", ("int8", (1,), b"\3"))) == 3
+
+
+def test_what_a_tree_cannot_register_is_told() -> None:
+    @dataclasses.dataclass
+    class Plain:
+        a: Any
+
+    class Local(NamedTuple):
+        a: Any
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert list(treepack.register_tree([Plain(1), Local(2)])) == [default_name(Local)]
+    assert "Local' is no lasting name" in str(caught[0].message)
+    assert "Plain is a dataclass that JAX does not know" in str(caught[1].message)
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_an_older_function_is_told() -> None:
+    def define() -> Any:
+        scope: dict[str, Any] = {"__name__": "registration.functions"}
+        exec("def scale(x): return x", scope)
+        return scope["scale"]
+
+    module = types.ModuleType("registration.functions")
+    sys.modules[module.__name__] = module
+    old, new = define(), define()
+    treepack.register_function(old)
+    module.scale = new  # type: ignore[attr-defined]
+    treepack.register_function(new)
+    with pytest.raises(TypeError, match=r"older definition of 'registration.functions.scale'"):
+        treepack.dumps(jax.tree_util.Partial(old))
+    del sys.modules[module.__name__]

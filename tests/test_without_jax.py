@@ -92,6 +92,15 @@ def test_arrays_of_jax_where_there_is_none(tmp_path) -> None:
         "    assert \"arrays='numpy'\" in str(error), error\n"
         "else:\n"
         "    raise AssertionError\n"
+        "class Point: pass\n"
+        "for work in (lambda: treepack.abstract(sys.argv[1]),\n"
+        "             lambda: treepack.register_dataclass(Point, ['x'], [])):\n"
+        "    try:\n"
+        "        work()\n"
+        "    except ImportError as error:\n"
+        "        assert 'and jax is not installed here' in str(error), error\n"
+        "    else:\n"
+        "        raise AssertionError\n"
     )
     run(code, path)
 

@@ -245,6 +245,12 @@ def reduce(value: Any) -> tuple[str, Any]:
 
 
 def _refusal(value: Any) -> str:
+    newer = _functions.newer(value) if function_name(value) else None
+    if newer is not None:
+        return (
+            f"{value!r:.100} is an older definition of {newer!r}, which was defined again since; "
+            "take the new one"
+        )
     newer = _types.newer(type(value))
     if newer is not None:
         return (

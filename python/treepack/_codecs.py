@@ -60,14 +60,21 @@ def _encode_of_jax(value: Any) -> Parts | None:
     if isinstance(value, jax.sharding.NamedSharding):
         mesh = value.mesh
         axes = tuple(mesh.axis_names), tuple(mesh.axis_sizes)
-        return "jax.sharding.NamedSharding", (*axes, value.spec, value.memory_kind)
+        parts: tuple[Any, ...] = (*axes, value.spec, value.memory_kind)
+        kinds = tuple(kind.name for kind in mesh.axis_types)
+        return "jax.sharding.NamedSharding", parts if {*kinds} <= {"Auto"} else (*parts, kinds)
     if type(value) is jax.tree_util.Partial:
-        parts = partial_function(value), value.args, dict(value.keywords)
-        return "jax.tree_util.Partial", parts
+        return "jax.tree_util.Partial", (
+            partial_function(value),
+            value.args,
+            dict(value.keywords),
+        )
     if isinstance(value, jax.tree_util.PyTreeDef):
         return "jax.tree_util.PyTreeDef", _treedef_parts(value)
     if isinstance(value, jax.lax.Precision):
         return "jax.lax.Precision", value.name
+    if isinstance(value, jax.Array) and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return "jax.Array", _array_parts(np.asarray(value))
     name = getattr(value, "__name__", None)
     if isinstance(name, str) and callable(value) and getattr(jax.nn, name, None) is value:
         return "jax.nn", name
@@ -237,12 +244,14 @@ def _named_sharding(parts: tuple[Any, ...]) -> Any:
     import jax
     from jax.sharding import AbstractMesh, NamedSharding
 
-    names, sizes, spec, memory_kind = _one(tuple, parts)
+    names, sizes, spec, memory_kind, *more = _one(tuple, parts)
     _of((int,), sizes)
-    mesh: Any = AbstractMesh(sizes, names)
+    axis_types = tuple(jax.sharding.AxisType[kind] for kinds in more for kind in kinds)
+    kinds = {"axis_types": axis_types} if axis_types else {}
+    mesh: Any = AbstractMesh(sizes, names, **kinds)
     if math.prod(sizes) <= jax.device_count():
         devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
-        mesh = jax.sharding.Mesh(devices, names)
+        mesh = jax.sharding.Mesh(devices, names, **kinds)
     return NamedSharding(mesh, spec, memory_kind=memory_kind)
 
 
@@ -252,6 +261,16 @@ def _partial(parts: tuple[Any, ...]) -> Any:
     function, args, keywords = parts
     args, keywords = _one(tuple, args), _one(dict, keywords)
     return Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
+
+
+def _jax_array(parts: tuple[str, tuple[int, ...], bytes]) -> Any:
+    import jax.numpy as jnp
+
+    saved = _array(parts)
+    made = jnp.asarray(saved)
+    if made.dtype != saved.dtype:
+        raise ValueError(f"jax makes {made.dtype} of {saved.dtype} here; set jax_enable_x64")
+    return made
 
 
 def _precision(name: str) -> Any:
@@ -302,6 +321,7 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
     "type": _type,
     "jax.sharding.PartitionSpec": _spec,
     "jax.sharding.NamedSharding": _named_sharding,
+    "jax.Array": _jax_array,
     "jax.lax.Precision": _precision,
     "jax.tree_util.Partial": _partial,
     "jax.tree_util.PyTreeDef": _treedef,

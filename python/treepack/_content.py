@@ -78,12 +78,14 @@ def open_content(
     path: str | os.PathLike[str],
     *,
     mmap: bool = True,
+    max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> _core.Content:
-    """Returns what is in a file, decompressed if it is gzip.
+    """Returns what is in a file, decompressed if it is gzip, to at most `max_size` bytes.
 
     Raises:
+      TreepackError: If there are more.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
     url = url_of(path)
@@ -93,7 +95,7 @@ def open_content(
         else:
             content = _core.Content.lent(_remote.downloaded(url, tell))
         if content.is_gzip():
-            content = content.inflate(threads=threads, progress=tell)
+            content = content.inflate(max_size=max_size, threads=threads, progress=tell)
     return content
 
 
@@ -112,6 +114,8 @@ def inflated(
     progress: Progress = None,
 ) -> Buffer:
     """Returns data, decompressed if they are gzip."""
+    if isinstance(data, (str, os.PathLike)):
+        raise TypeError(f"data are needed, not the path {os.fspath(data)!r}: load reads files")
     view = memoryview(data)
     if not view.contiguous or bytes(view.cast("B")[:2]) != b"\x1f\x8b":
         return data

@@ -185,8 +185,14 @@ class Content:
     def is_gzip(self) -> bool:
         """Tells whether the content starts as gzip does."""
 
-    def inflate(self, *, threads: int | None, progress: _Progress | None) -> Content:
-        """Returns the content, decompressed."""
+    def inflate(
+        self, *, max_size: int | None = None, threads: int | None, progress: _Progress | None
+    ) -> Content:
+        """Returns the content, decompressed.
+
+        Raises:
+          TreepackError: If there are more than `max_size` bytes.
+        """
 
 @final
 class Manifest:

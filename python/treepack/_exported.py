@@ -102,6 +102,7 @@ def load_exported(
     static: Any = None,
     copy: bool | None = None,
     mmap: bool = True,
+    max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> LoadedExported:
@@ -119,6 +120,7 @@ def load_exported(
       static: See `load`; for the parameters.
       copy: See `load`.
       mmap: See `load`.
+      max_size: See `load`.
       threads: See `load`.
       progress: See `load`.
 
@@ -143,7 +145,7 @@ def load_exported(
         copy=copy,
         threads=threads,
     )
-    content = open_content(path, mmap=mmap, threads=threads, progress=progress)
+    content = open_content(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
     tree = restore_described(content, None, how)
     if type(tree) is not dict or tree.keys() != {"exported", "params"}:
         raise DecodeError("the file is not from save_exported")

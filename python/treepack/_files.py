@@ -179,6 +179,7 @@ def load(
     mmap: bool = True,
     unknown: Unknown = "error",
     static: Any = None,
+    max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> Any: ...
@@ -205,6 +206,7 @@ def load(
     mmap: bool = True,
     unknown: Unknown = "error",
     static: Any = None,
+    max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> T: ...
@@ -231,6 +233,7 @@ def load(
     mmap: bool = True,
     unknown: Unknown = "error",
     static: Any = None,
+    max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> tuple[T, Report]: ...
@@ -256,6 +259,7 @@ def load(
     mmap: bool = True,
     unknown: Unknown = "error",
     static: Any = None,
+    max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> Any:
@@ -307,6 +311,7 @@ def load(
       static: What fills static data that were not saved (see `holes` of `save`): a dict by path,
         such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
         which has them.
+      max_size: The most bytes that gzip may become, where all of a file is loaded.
       threads: See `save`; for decompressing, casting, and arrays that are copied.
       progress: See `save`; for reading and decompressing. There is nothing to tell
         of a file that is mapped.
@@ -343,7 +348,9 @@ def load(
     how = Reading(strict, cast, arrays, device, sharding, copy, unknown, static, threads, progress)
     if part.is_whole:
         try:
-            content = open_content(path, mmap=mmap, threads=threads, progress=progress)
+            content = open_content(
+                path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
+            )
         except IsADirectoryError:
             pass  # a sharded checkpoint, or nothing
         else:

@@ -132,9 +132,8 @@ def host_view(array: jax.Array) -> np.ndarray | None:
 
 def abstract(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
     """Returns what stands for an array whose bytes are not read."""
-    import jax
-
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+    struct = _jax.needed("what stands for arrays is a jax.ShapeDtypeStruct").ShapeDtypeStruct
+    return struct(shape, dtype)  # type: ignore[no-any-return]
 
 
 def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:

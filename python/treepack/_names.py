@@ -165,9 +165,14 @@ def default_name(thing: Any) -> str:
     return f"{module}.{name}"
 
 
+def is_unstable(thing: Any) -> bool:
+    """Tells whether the default name of a thing may be that of another one in other programs."""
+    return thing.__module__ == "__main__" or "<locals>" in thing.__qualname__
+
+
 def _warn_if_unstable(thing: Any, name: str) -> None:
     """Warns of a default name that another program may have as well, for another thing."""
-    if thing.__module__ == "__main__" or "<locals>" in thing.__qualname__:
+    if is_unstable(thing):
         warnings.warn(
             f"{name!r} is no lasting name for files: another program may have something else "
             "there. Give it a serialized_name",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import html
 import operator
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import jax
+
+# Among more names than these, similar ones take long to find.
+_MOST_NAMES = 1000
 
 # A repr has so many leaves.
 _MOST_ROWS = 20
@@ -62,8 +66,23 @@ class Tree(Mapping[str, Any]):
         parts = _paths.parts(path)
         value = self._catalog().find(parts, self._value)
         if value is None:
-            raise KeyError(path if isinstance(path, str) else _paths.text(parts))
+            error = KeyError(path if isinstance(path, str) else _paths.text(parts))
+            near = difflib.get_close_matches(_paths.text(parts), self._paths_near(parts), n=1)
+            for similar in near:
+                error.add_note(f"is it {similar!r}?")
+            raise error
         return self._at(value, [*self._parts, *parts])
+
+    def _paths_near(self, parts: list[str]) -> list[str]:
+        """Returns the paths that differ from one that there is not in one part only."""
+        catalog = self._catalog()
+        for count in range(len(parts)):
+            value = catalog.find(parts[:count], self._value)
+            names = [] if value is None else [name for name, _ in catalog.children(value) or ()]
+            if parts[count] not in names:
+                rest = parts[count + 1 :]
+                return [_paths.text([*parts[:count], name, *rest]) for name in names[:_MOST_NAMES]]
+        return []
 
     def _at(self, value: int, parts: list[str]) -> Any:
         catalog = self._catalog()

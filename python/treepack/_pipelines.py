@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-def packed_size(tree: Any, *, align: int = 64, described: bool = False) -> int:
+def packed_size(
+    tree: Any,
+    *,
+    align: int = 64,
+    described: bool = False,
+    metadata: Any = None,
+    holes: bool = False,
+) -> int:
     """Returns how many bytes `pack_into` writes for a tree.
 
     It is also the length of what `to_bytes` returns with the same alignment, or, if `described`,
@@ -24,6 +31,8 @@ def packed_size(tree: Any, *, align: int = 64, described: bool = False) -> int:
       tree: Any tree; see `to_state_dict`.
       align: See `pack_into`.
       described: See `pack_into`.
+      metadata: See `pack_into`.
+      holes: See `pack_into`.
 
     Raises:
       UnserializableLeafError: See `to_bytes`, as for other errors.
@@ -33,11 +42,15 @@ def packed_size(tree: Any, *, align: int = 64, described: bool = False) -> int:
       >>> treepack.packed_size({"w": np.zeros(1000)}, align=1)
       8023
     """
-    return _layout(tree, align, described).nbytes
+    return _layout(tree, align, described, metadata, holes).nbytes
 
 
-def _layout(tree: Any, align: int, described: bool) -> _core.Layout:
-    return described_layout(tree, align) if described else state_layout(tree, align)
+def _layout(tree: Any, align: int, described: bool, metadata: Any, holes: bool) -> _core.Layout:
+    if described:
+        return described_layout(tree, align, metadata, holes=holes)
+    if metadata is not None or holes:
+        raise ValueError("metadata and holes are for described=True")
+    return state_layout(tree, align)
 
 
 def pack_into(
@@ -47,6 +60,8 @@ def pack_into(
     offset: int = 0,
     align: int = 64,
     described: bool = False,
+    metadata: Any = None,
+    holes: bool = False,
     threads: int | None = None,
 ) -> int:
     """Encodes a tree into a buffer, such as shared memory or a mapped file.
@@ -65,6 +80,8 @@ def pack_into(
         buffer that is itself aligned (shared memory is), arrays are aligned in memory.
       align: See `to_bytes`. With 64, jax on CPU can use the arrays in place.
       described: Whether to write what `dumps` returns, for `loads`.
+      metadata: See `dumps`; if `described`.
+      holes: See `dumps`; if `described`.
       threads: See `to_bytes`.
 
     Returns:
@@ -83,10 +100,18 @@ def pack_into(
       >>> treepack.serialization.msgpack_restore(memoryview(buffer)[:size])
       {'w': array([0., 1., 2.])}
     """
-    return _layout(tree, align, described).pack_into(buffer, offset=offset, threads=threads)
+    layout = _layout(tree, align, described, metadata, holes)
+    return layout.pack_into(buffer, offset=offset, threads=threads)
 
 
-def buffers(tree: Any, *, align: int = 64, described: bool = False) -> list[memoryview]:
+def buffers(
+    tree: Any,
+    *,
+    align: int = 64,
+    described: bool = False,
+    metadata: Any = None,
+    holes: bool = False,
+) -> list[memoryview]:
     """Returns the encoding of a tree in pieces, without copying large arrays.
 
     Joined, the pieces are what `to_bytes` returns. Send them one by one, as a ZeroMQ
@@ -99,6 +124,8 @@ def buffers(tree: Any, *, align: int = 64, described: bool = False) -> list[memo
       tree: Any tree; see `to_state_dict`.
       align: See `to_bytes`.
       described: See `pack_into`.
+      metadata: See `pack_into`.
+      holes: See `pack_into`.
 
     Returns:
       Read-only memoryviews of bytes, which keep the arrays alive.
@@ -114,4 +141,4 @@ def buffers(tree: Any, *, align: int = 64, described: bool = False) -> list[memo
       >>> b"".join(treepack.buffers(tree, align=16)) == treepack.serialization.to_bytes(tree)
       True
     """
-    return _layout(tree, align, described).buffers()
+    return _layout(tree, align, described, metadata, holes).buffers()

@@ -72,10 +72,24 @@ def converter(
         found = _cast(leaves, threads) if cast else [found for _, _, found in leaves]
         if not placed:
             return found
+        found = [_numbered(*leaf) for leaf in zip(leaves, found, strict=True)]
         made = _place(leaves, found, _where(device, sharding), may_change, threads)
         return [it.__array__(copy=copy) if isinstance(it, LazyArray) else it for it in made]
 
     return convert
+
+
+def _numbered(leaf: tuple[str, Any, Any], found: Any) -> Any:
+    """Returns a number as an array, where the template has one of jax in its place."""
+    path, target, _ = leaf
+    if type(found) not in (bool, int, float, complex) or not _jax.is_abstract(target):
+        return found
+    if target.shape != () or _jax.is_extended(target.dtype):
+        return found
+    try:
+        return np.asarray(found, target.dtype)
+    except (OverflowError, TypeError) as error:
+        raise TreepackError(f"at {path}: {found!r} does not fit {target.dtype}") from error
 
 
 # Casting
@@ -96,6 +110,9 @@ def _cast(leaves: Leaves, threads: int | None) -> list[Any]:
             results.append(found)
             continue
         if isinstance(found, ShardedArray):  # as each device reads it
+            results.append(found.astype(expected.dtype))
+            continue
+        if isinstance(found, np.generic):
             results.append(found.astype(expected.dtype))
             continue
         source = np.asarray(found)

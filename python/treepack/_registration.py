@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -16,14 +17,16 @@ from treepack._libraries.jax import (
     is_node,
     is_node_type,
     is_partial,
+    needed,
     partial_function,
     registered_unflatten,
     unflattener,
 )
-from treepack._names import default_name, registering
+from treepack._names import default_name, is_unstable, registering
 from treepack._node_types import FieldNames, NodeType, Upgrade, check_children
-from treepack._nodes import code, is_plain_namedtuple
+from treepack._nodes import code, is_plain_namedtuple, kind_of
 from treepack._nodes.builtin import is_namedtuple
+from treepack._nodes.dataclass import DATACLASS
 from treepack._nodes.pytree import flatten
 
 T = TypeVar("T", bound=type)
@@ -134,11 +137,11 @@ def register_dataclass(
         if is_node_type(nodetype):
             fields = _adopted(nodetype, given, drop_fields)
         else:
-            from jax.tree_util import register_dataclass as register_with_jax
-
             if given is None and dataclasses.is_dataclass(nodetype):
                 given = Fields.marked(nodetype, drop_fields)
             data, meta = (None, None) if given is None else (given.data, given.meta)
+            jax = needed("register_dataclass makes a type a node for JAX")
+            register_with_jax = jax.tree_util.register_dataclass
             register_with_jax(nodetype, data, meta, drop_fields=[*map(_Whole, drop_fields)])
             fields = given
         build = None if fields is None else fields.build
@@ -368,6 +371,10 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
     Raises:
       ValueError: If a name belongs to another type.
 
+    Warns:
+      UserWarning: If a name may not last; or if there is a dataclass that JAX does not know, which
+        `register_dataclass` would make a node.
+
     Example:
       >>> import optax, treepack
       >>> state = optax.sgd(0.1, momentum=0.9).init({"w": 0.0})
@@ -376,6 +383,7 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
       ['TraceState', 'EmptyState']
     """
     added: dict[str, type] = {}
+    unknown: dict[type, None] = {}
 
     def register(ty: type) -> None:
         name = f"{prefix}.{ty.__qualname__}" if prefix else default_name(ty)
@@ -408,6 +416,8 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
             static = partial_function(node) if is_partial(node) else treedef.node_data()[1]
             _register_static(static, ty)
         else:
+            if kind_of(node) is DATACLASS:
+                unknown[ty] = None
             return
         for function in functions.values():
             _register_static(function, ty)
@@ -416,6 +426,19 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
 
     with registering:
         visit(tree)
+    for name, ty in added.items():
+        if prefix is None and is_unstable(ty):
+            warnings.warn(
+                f"{name!r} is no lasting name for files: another program may have something else "
+                "there. Give a prefix, or register the type by itself with a serialized_name",
+                stacklevel=2,
+            )
+    for ty in unknown:
+        warnings.warn(
+            f"{default_name(ty)} is a dataclass that JAX does not know, so it was not registered: "
+            "call treepack.register_dataclass on it",
+            stacklevel=2,
+        )
     return added
 
 

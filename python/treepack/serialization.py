@@ -279,6 +279,7 @@ def load_from_file(
     copy: bool | None = None,
     mmap: bool = True,
     strict: Strict = True,
+    max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> Any: ...
@@ -292,6 +293,7 @@ def load_from_file(
     copy: bool | None = None,
     mmap: bool = True,
     strict: Strict = True,
+    max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> T: ...
@@ -304,6 +306,7 @@ def load_from_file(
     copy: bool | None = None,
     mmap: bool = True,
     strict: Strict = True,
+    max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
 ) -> Any:
@@ -320,6 +323,7 @@ def load_from_file(
         are used. The file may be replaced or deleted meanwhile, as `save_to_file` does
         it, but must not be truncated or overwritten in place. `False` reads all of it now.
       strict: See `from_state_dict`.
+      max_size: The most bytes that gzip may become.
 
     Returns:
       The new tree. Its arrays are NumPy arrays.
@@ -330,7 +334,9 @@ def load_from_file(
       MismatchError: A ValueError. If it does not fit the template.
       CorruptionError: A ValueError. If it is a damaged gzip file.
     """
-    content = open_content(filepath, mmap=mmap, threads=threads, progress=progress)
+    content = open_content(
+        filepath, mmap=mmap, max_size=max_size, threads=threads, progress=progress
+    )
     return restore_encoded(target, content, strict, copy=copy, threads=threads)
 
 

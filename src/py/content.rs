@@ -176,14 +176,15 @@ impl Content {
     }
 
     /// What the content is when it is decompressed.
-    #[pyo3(signature = (*, threads, progress))]
+    #[pyo3(signature = (*, max_size=None, threads, progress))]
     fn inflate(
         &self,
         py: Python<'_>,
+        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let pages = gzip::inflate_to_pages(py, self.source(), threads, progress)?;
+        let pages = gzip::inflate_to_pages(py, self.source(), max_size, threads, progress)?;
         Ok(Self(Place::Inflated(Arc::new(pages))))
     }
 }

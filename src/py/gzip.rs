@@ -73,14 +73,7 @@ pub fn decompress<'py>(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let py = data.py();
-    let max_size = match max_size.map(usize::try_from) {
-        Some(Err(_)) => {
-            let reason = "max_size must not be negative";
-            return Err(Error::Option(reason.into()).into());
-        }
-        Some(Ok(max_size)) => Some(max_size),
-        None => None,
-    };
+    let max_size = limit(max_size)?;
     self::threads(threads, 0)?;
     let source = Borrowed::buffer(data)?;
     let indexed = Indexed::open(&source)?;
@@ -109,6 +102,12 @@ pub fn decompress<'py>(
         }
     }
     inflate_in_steps(py, &source, max_size, progress)
+}
+
+/// A limit in bytes.
+fn limit(max_size: Option<i64>) -> Result<Option<usize>> {
+    let limit = max_size.map(usize::try_from).transpose();
+    limit.map_err(|_| Error::Option("max_size must not be negative".into()))
 }
 
 fn check_size(size: usize, max_size: Option<usize>) -> Result<()> {
@@ -179,12 +178,15 @@ fn inflate_at_once(
 pub fn inflate_to_pages(
     py: Python<'_>,
     source: &dyn Source,
+    max_size: Option<i64>,
     threads: Option<i64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Pages> {
+    let max_size = limit(max_size)?;
     self::threads(threads, 0)?;
     let mut progress = progress;
     if let Some(indexed) = Indexed::open(source)? {
+        check_size(indexed.len(), max_size)?;
         let threads = self::threads(threads, indexed.len())?;
         let watcher = Watcher::new(progress.take(), indexed.len());
         let inflated = py.detach(|| {
@@ -207,11 +209,13 @@ pub fn inflate_to_pages(
         let size = gzip::claimed_size(source)?;
         if at_once
             && size > 0
+            && max_size.is_none_or(|max_size| size <= max_size)
             && let Some(pages) = pages_at_once(source, size, &watcher)?
         {
             return Ok(pages);
         }
-        gzip::inflate_in_steps(source, size, None, &watcher)
+        let room = max_size.map_or(size, |max_size| size.min(max_size));
+        gzip::inflate_in_steps(source, room, max_size, &watcher)
     });
     inflated.map_err(|error| watcher.explain(error, PyErr::from))
 }

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     import jax
 
 
+def needed(what: str) -> Any:
+    """Returns jax, which is imported now.
+
+    Raises:
+      ImportError: If it is not installed; `what` says what it is needed for.
+    """
+    try:
+        import jax
+    except ImportError as error:
+        raise ImportError(f"{what}, and jax is not installed here") from error
+    return jax
+
+
 def is_array(value: object) -> bool:
     """Tells whether a value is an array of jax, a traced one as well."""
     jax = imported("jax")

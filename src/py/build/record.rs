@@ -199,7 +199,7 @@ impl<'py> Assembly<'_, 'py> {
             (Kind::Jax, None) if state.is_instance_of::<PyDict>() => {
                 return damaged(
                     "there is a dict where an array was saved, such as a PRNG key of an \
-                     implementation that is not known here",
+                     implementation that is not known here, or any where jax is not installed",
                 );
             }
             (Kind::Bytearray, _) => PyByteArray::from(bytes(&state)?)?.into_any(),

@@ -151,7 +151,7 @@ pub fn explain(error: Error, source: &dyn Source) -> Error {
     }
     match (error.offset(), sniff::describe(&start)) {
         (Some(offset), Some(what)) => {
-            Error::malformed(offset, format!("{error}; the data looks like {what}"))
+            Error::malformed(offset, format!("the data looks like {what}; {error}"))
         }
         _ => error,
     }
