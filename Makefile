@@ -92,12 +92,18 @@ fuzz-python: $(VENV)/.built
 # Modules whose tests Miri can run: no files, no threads that take long, no C.
 MIRI_TESTS := raw:: layout:: array::shards array::runs::tests::all_elements wire:: events:: encoder:: window:: structure::recorder
 
-## make sanitize     undefined behaviour and memory errors in the core; needs nightly Rust with Miri
+# Modules in which threads meet.
+THREAD_TESTS := raw:: parallel:: gzip:: window::
+
+## make sanitize     undefined behaviour, memory errors and data races in the core; needs nightly Rust with Miri and rust-src
 sanitize:
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 \
 	  cargo +nightly miri test --quiet --lib -- $(MIRI_TESTS)
 	RUSTFLAGS=-Zsanitizer=address \
 	  cargo +nightly test --quiet --tests --target $(FUZZ_TARGET) --target-dir target/address
+	RUSTFLAGS=-Zsanitizer=thread \
+	  cargo +nightly test --quiet --lib -Zbuild-std --target $(FUZZ_TARGET) --target-dir target/thread \
+	  -- $(THREAD_TESTS)
 
 ## make sanitize-extension  memory errors in the extension, under the tests of the package; about ten minutes
 # Left out is what measures memory or stacks, or puts functions of its own in the place of libc's.

@@ -6,7 +6,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use crate::raw::{AsRaw, RawBytes};
+use crate::raw::{AsRaw, Filling, RawBytes};
 use crate::structure::Seal;
 use crate::{Result, stream};
 
@@ -22,11 +22,11 @@ pub trait Payload {
         self.len() == 0
     }
 
-    /// Copies the bytes from `start` on to `target`, all of which it fills.
+    /// Copies the bytes from `start` on to `target`, all of which it fills, and returns it.
     ///
     /// # Panics
     /// If there are not as many.
-    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()>;
+    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>;
 
     /// The memory that the bytes lie in, if they lie together in memory.
     fn memory(&self) -> Option<RawBytes<'_>> {
@@ -41,11 +41,9 @@ impl<M: AsRaw> Payload for M {
     }
 
     #[inline]
-    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
-        self.as_raw()
-            .slice(start..start + target.len())
-            .copy_to(target);
-        Ok(())
+    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+        let memory = self.as_raw().slice(start..start + target.len());
+        Ok(memory.copy_to(target))
     }
 
     #[inline]
@@ -201,16 +199,19 @@ impl<P: Payload> Slice<'_, P> {
         }
     }
 
-    /// Copies the bytes from `start` on to `target`, all of which it fills.
+    /// Copies the bytes from `start` on to `target`, all of which it fills, and returns it.
     ///
     /// # Panics
     /// If there are not as many.
     #[inline]
-    pub fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    pub fn copy_to<'t>(
+        &self,
+        start: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
         match self {
             Self::Headers(bytes) => {
-                target.write_copy_of_slice(&bytes[start..start + target.len()]);
-                Ok(())
+                Ok(target.write_copy_of_slice(&bytes[start..start + target.len()]))
             }
             Self::Payload(payload, _, range) => {
                 assert!(start + target.len() <= range.len());
@@ -277,26 +278,26 @@ impl<P: Payload> Layout<P> {
         &self.pieces[number].payload
     }
 
-    /// Fills `target` with the bytes from `start` on.
+    /// Fills `target` with the bytes from `start` on, and returns it.
     ///
     /// # Panics
     /// If the output has not as many.
-    pub fn copy_to(
+    pub fn copy_to<'t>(
         &self,
         start: usize,
-        mut target: &mut [MaybeUninit<u8>],
+        target: &'t mut [MaybeUninit<u8>],
         caching: Caching,
-    ) -> Result<()> {
-        for slice in self.slices(start..start + target.len()) {
-            let (now, later) = target.split_at_mut(slice.len());
-            match slice.memory() {
-                Some(memory) if caching == Caching::Past => stream::copy(memory, now),
-                _ => slice.copy_to(0, now)?,
-            }
-            target = later;
+    ) -> Result<&'t mut [u8]> {
+        let range = start..start + target.len();
+        let mut filling = Filling::new(target);
+        for slice in self.slices(range) {
+            filling.fill(slice.len(), |now| match slice.memory() {
+                Some(memory) if caching == Caching::Past => Ok(stream::copy(memory, now)),
+                _ => slice.copy_to(0, now),
+            })?;
         }
-        assert!(target.is_empty(), "the slices of a range cover it");
-        Ok(())
+        assert!(filling.left() == 0, "the slices of a range cover it");
+        Ok(filling.finish())
     }
 
     /// The whole output in pieces: memory as it is where at least `join_max` bytes of it

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::layout::{Layout, Payload, Slice};
+use crate::raw::{Filling, zeroed};
 use crate::source::Source;
 use crate::{Error, Result};
 
@@ -245,27 +246,31 @@ impl Source for Sparse {
         self.len
     }
 
-    fn read_at(&self, offset: usize, mut target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        let mut filling = Filling::new(target);
         let mut at = offset;
         let mut number = self.holes.partition_point(|hole| hole.place.end <= at);
-        while !target.is_empty() {
+        while filling.left() > 0 {
             let hole = self.holes.get(number);
             let place = hole.map_or(self.len..self.len, |hole| hole.place.clone());
             let is_there = at < place.start;
             let end = if is_there { place.start } else { place.end };
-            let (now, later) = target.split_at_mut(target.len().min(end - at));
+            let len = filling.left().min(end - at);
             if is_there {
                 let before = hole.map_or(self.bytes.len(), |hole| hole.before);
                 let from = before - (place.start - at);
-                now.write_copy_of_slice(&self.bytes[from..from + now.len()]);
+                filling.write(&self.bytes[from..from + len]);
             } else {
-                now.fill(MaybeUninit::new(0));
+                filling.fill(len, |now| Ok(zeroed(now)))?;
                 number += 1;
             }
             at = end;
-            target = later;
         }
-        Ok(())
+        Ok(filling.finish())
     }
 }
 
@@ -291,7 +296,11 @@ mod tests {
             }
         }
 
-        fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        fn copy_to<'t>(
+            &self,
+            start: usize,
+            target: &'t mut [MaybeUninit<u8>],
+        ) -> Result<&'t mut [u8]> {
             match self {
                 Self::There(bytes) => bytes.copy_to(start, target),
                 Self::Hole(_) => panic!("nobody asks for what is not there"),

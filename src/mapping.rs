@@ -11,7 +11,7 @@ use std::thread;
 
 use memmap2::{Mmap, MmapMut};
 
-use crate::raw::{AsRaw, RawBytes};
+use crate::raw::{AsRaw, Filling, RawBytes};
 use crate::source::Source;
 use crate::watch::Watch;
 use crate::{Error, Result, system};
@@ -92,16 +92,21 @@ impl Pages {
         Ok(())
     }
 
-    /// Appends `len` bytes that `fill` writes, all of them or none.
-    pub fn fill(
+    /// Appends `len` bytes that `fill` writes and returns, all of them or none.
+    ///
+    /// # Panics
+    /// If it returns others.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    pub(crate) fn fill(
         &mut self,
         len: usize,
-        fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> Result<()>,
+        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         let room = &mut self.room(len)?[..len];
         // SAFETY: a byte is laid out like one that may not be there. Nothing in this crate
         // takes bytes away from where they are.
-        fill(unsafe { &mut *(std::ptr::from_mut(room) as *mut [MaybeUninit<u8>]) })?;
+        let room = unsafe { &mut *(std::ptr::from_mut(room) as *mut [MaybeUninit<u8>]) };
+        Filling::new(room).fill(len, fill)?;
         self.add(len);
         Ok(())
     }
@@ -140,7 +145,11 @@ impl Source for Pages {
         self.len
     }
 
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
         self.as_raw().read_at(offset, target)
     }
 
@@ -235,7 +244,11 @@ impl Source for Mapping {
         self.pages.len()
     }
 
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
         /// What is longer is no header.
         const MOST: usize = 64 << 10;
         let is_short = target.len() <= MOST;
@@ -283,33 +296,38 @@ pub fn wait_for_input(_: &File, watch: &dyn Watch) -> Result<()> {
     watch.check()
 }
 
-/// Fills `target` with the bytes of a file from `offset` on.
+/// Fills `target` with the bytes of a file from `offset` on, and returns it.
 #[cfg(unix)]
-pub fn read_at(file: &File, offset: usize, mut target: &mut [MaybeUninit<u8>]) -> Result<()> {
+pub fn read_at<'t>(
+    file: &File,
+    offset: usize,
+    target: &'t mut [MaybeUninit<u8>],
+) -> Result<&'t mut [u8]> {
     let mut offset = offset as u64;
-    while !target.is_empty() {
-        match rustix::io::pread(file, &mut *target, offset) {
-            Ok(([], _)) => {
-                return Err(Error::Truncated {
-                    offset: usize::try_from(offset).unwrap_or(usize::MAX),
-                    missing: target.len() as u64,
-                });
-            }
-            Ok((read, _)) => {
-                let read = read.len();
-                offset += read as u64;
-                target = &mut target[read..];
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(io::Error::from(error).into()),
-        }
+    let mut filling = Filling::new(target);
+    while filling.left() > 0 {
+        let left = filling.left() as u64;
+        let read = filling.fill_some(|target| match rustix::io::pread(file, target, offset) {
+            Ok(([], _)) => Err(Error::Truncated {
+                offset: usize::try_from(offset).unwrap_or(usize::MAX),
+                missing: left,
+            }),
+            Ok((read, _)) => Ok(read),
+            Err(rustix::io::Errno::INTR) => Ok(&mut []),
+            Err(error) => Err(io::Error::from(error).into()),
+        })?;
+        offset += read as u64;
     }
-    Ok(())
+    Ok(filling.finish())
 }
 
-/// Fills `target` with the bytes of a file from `offset` on.
+/// Fills `target` with the bytes of a file from `offset` on, and returns it.
 #[cfg(not(unix))]
-pub fn read_at(file: &File, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+pub fn read_at<'t>(
+    file: &File,
+    offset: usize,
+    target: &'t mut [MaybeUninit<u8>],
+) -> Result<&'t mut [u8]> {
     use std::io::{Read, Seek, SeekFrom};
     let mut content = vec![0; target.len()];
     let mut file = file; // one position for all handles: readers take turns
@@ -317,8 +335,7 @@ pub fn read_at(file: &File, offset: usize, target: &mut [MaybeUninit<u8>]) -> Re
     let _turn = TURN.lock();
     file.seek(SeekFrom::Start(offset as u64))?;
     file.read_exact(&mut content)?;
-    target.write_copy_of_slice(&content);
-    Ok(())
+    Ok(target.write_copy_of_slice(&content))
 }
 
 #[cfg(test)]

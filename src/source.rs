@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::raw::{RawBytes, append_with};
+use crate::raw::{Filling, RawBytes, append_with};
 
 /// Encoded bytes that can be read in any order.
 ///
@@ -19,10 +19,9 @@ pub trait Source: Sync {
         self.len() == 0
     }
 
-    /// Fills `target` with the bytes from `offset` on, all of which must be there.
-    ///
-    /// On success every byte of `target` has been written.
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()>;
+    /// Fills `target` with the bytes from `offset` on, all of which must be there, and returns it.
+    fn read_at<'t>(&self, offset: usize, target: &'t mut [MaybeUninit<u8>])
+    -> Result<&'t mut [u8]>;
 
     /// Of bytes that lie less than this apart, those between are read as well, which costs less
     /// than one more read.
@@ -46,9 +45,12 @@ impl Source for RawBytes<'_> {
         RawBytes::len(*self)
     }
 
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
-        self.slice(offset..offset + target.len()).copy_to(target);
-        Ok(())
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        Ok(self.slice(offset..offset + target.len()).copy_to(target))
     }
 
     fn memory(&self) -> Option<RawBytes<'_>> {
@@ -64,7 +66,7 @@ macro_rules! behind {
                 (**self).len()
             }
 
-            fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+            fn read_at<'t>(&self, offset: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
                 (**self).read_at(offset, target)
             }
 
@@ -89,9 +91,12 @@ impl Source for Vec<u8> {
         self.as_slice().len()
     }
 
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
-        target.write_copy_of_slice(&self[offset..offset + target.len()]);
-        Ok(())
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        Ok(target.write_copy_of_slice(&self[offset..offset + target.len()]))
     }
 
     fn stable(&self) -> Option<&[u8]> {
@@ -112,20 +117,23 @@ impl Source for Parts<'_> {
         self.parts.iter().map(Range::len).sum()
     }
 
-    fn read_at(&self, offset: usize, mut target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        let mut filling = Filling::new(target);
         let mut skipped = offset;
         for part in self.parts {
             let from = skipped.min(part.len());
             skipped -= from;
-            let len = (part.len() - from).min(target.len());
-            let (now, later) = target.split_at_mut(len);
+            let len = (part.len() - from).min(filling.left());
             if len > 0 {
-                self.source.read_at(part.start + from, now)?;
+                filling.fill(len, |now| self.source.read_at(part.start + from, now))?;
             }
-            target = later;
         }
-        assert!(target.is_empty(), "there are as many bytes");
-        Ok(())
+        assert!(filling.left() == 0, "there are as many bytes");
+        Ok(filling.finish())
     }
 
     fn near(&self) -> usize {

@@ -17,15 +17,14 @@ pub const MIN_BYTES: usize = 32 << 20;
 /// Shorter slices are copied as usual.
 const MIN_SLICE: usize = 4 << 10;
 
-/// Copies `source` to `target`.
+/// Copies `source` to `target`, and returns it.
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn copy(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
+pub fn copy<'t>(source: RawBytes<'_>, target: &'t mut [MaybeUninit<u8>]) -> &'t mut [u8] {
     assert_eq!(source.len(), target.len());
     if source.len() < MIN_SLICE {
-        source.copy_to(target);
-        return;
+        return source.copy_to(target);
     }
     let before = target.as_ptr().align_offset(LINE);
     let after = before + (source.len() - before) / LINE * LINE;
@@ -34,6 +33,8 @@ pub fn copy(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
     source.slice(0..before).copy_to(head);
     copy_lines(source.slice(before..after), lines);
     source.slice(after..source.len()).copy_to(tail);
+    // SAFETY: its three parts have been written.
+    unsafe { target.assume_init_mut() }
 }
 
 /// A line of the cache.

@@ -71,21 +71,21 @@ impl<A: Fetch> Window<A> {
     /// array is forgotten here.
     ///
     /// Must not be called while something is held that [`Fetch`] needs.
-    pub fn copy_to(
+    pub fn copy_to<'t>(
         &self,
         number: usize,
         start: usize,
-        target: &mut [MaybeUninit<u8>],
-    ) -> Result<()> {
-        self.get(number)?.copy_to(start, target)?;
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        let copied = self.get(number)?.copy_to(start, target)?;
         let mut slots = self.slots.lock().map_err(|_| poisoned())?;
         let slot = &mut slots[number];
-        slot.copied += target.len();
+        slot.copied += copied.len();
         if slot.copied >= slot.len {
             slot.copied = 0;
             slot.stage = Stage::There;
         }
-        Ok(())
+        Ok(copied)
     }
 
     /// Fetches all arrays now. Each stays here until it is copied.
@@ -170,7 +170,11 @@ mod tests {
             self.0.len()
         }
 
-        fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        fn copy_to<'t>(
+            &self,
+            start: usize,
+            target: &'t mut [MaybeUninit<u8>],
+        ) -> Result<&'t mut [u8]> {
             self.0.copy_to(start, target)
         }
     }

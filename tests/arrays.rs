@@ -359,7 +359,11 @@ impl treepack::layout::Payload for Huge {
         self.0
     }
 
-    fn copy_to(&self, _: usize, _: &mut [std::mem::MaybeUninit<u8>]) -> treepack::Result<()> {
+    fn copy_to<'t>(
+        &self,
+        _: usize,
+        _: &'t mut [std::mem::MaybeUninit<u8>],
+    ) -> treepack::Result<&'t mut [u8]> {
         unreachable!("nobody asks for them")
     }
 }

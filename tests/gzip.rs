@@ -9,8 +9,9 @@ use std::num::NonZero;
 use std::sync::Mutex;
 
 use proptest::prelude::*;
-use treepack::gzip::{Filling, Indexed, Method, bound, compress, inflate_in_steps, method};
+use treepack::gzip::{Indexed, Method, bound, compress, inflate_in_steps, method};
 use treepack::layout::{Layout, LayoutBuilder};
+use treepack::raw::Filling;
 use treepack::watch::Watch;
 use treepack::{Error, Result};
 
@@ -52,8 +53,9 @@ fn by_index(stream: &[u8], threads: usize) -> Option<Vec<u8>> {
     let indexed = Indexed::open(&stream).unwrap()?;
     let mut out = vec![MaybeUninit::new(0); indexed.len()];
     let threads = NonZero::new(threads).unwrap();
-    let whole = indexed.inflate(&mut out, threads, &()).unwrap();
-    whole.then(|| indexed.read(0..indexed.len()).unwrap())
+    let whole = indexed.inflate(&mut out, threads, &()).unwrap()?;
+    assert_eq!(indexed.read(0..indexed.len()).unwrap(), whole);
+    Some(whole.to_vec())
 }
 
 /// Bytes without order.
@@ -206,7 +208,8 @@ fn progress_ends_with_all_and_can_stop() {
         let indexed = Indexed::open(&stream).unwrap().unwrap();
         let mut out = vec![MaybeUninit::new(0); indexed.len()];
         let watch = told(usize::MAX);
-        assert!(indexed.inflate(&mut out, threads, &watch).unwrap());
+        let whole = indexed.inflate(&mut out, threads, &watch).unwrap();
+        assert!(whole.is_some_and(|whole| whole == data));
         ends_with(watch, data.len());
         let stopped = indexed.inflate(&mut out, threads, &told(BLOCK));
         assert!(matches!(stopped, Err(Error::Stopped)));
@@ -239,7 +242,7 @@ fn what_cannot_be_compressed_takes_no_more_than_the_bound() {
             let mut filling = Filling::new(&mut memory);
             let one = NonZero::<usize>::MIN;
             compress(&layout(data), method, one, &mut filling, &()).unwrap();
-            assert_eq!(filling.filled(), stream.len());
+            assert_eq!(filling.finish(), stream);
         }
     }
 }

@@ -66,9 +66,12 @@ impl Source for Windowed<'_> {
         self.0.len()
     }
 
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
-        target.write_copy_of_slice(&self.0[offset..offset + target.len()]);
-        Ok(())
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        Ok(target.write_copy_of_slice(&self.0[offset..offset + target.len()]))
     }
 }
 

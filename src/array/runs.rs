@@ -392,7 +392,6 @@ fn each(repeats: &[Repeat], source: usize, target: usize, found: &mut impl FnMut
 #[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
 mod tests {
     use super::*;
-    use crate::raw::append_with;
     use proptest::prelude::*;
     use std::iter;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -405,7 +404,11 @@ mod tests {
             self.0.len()
         }
 
-        fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+        fn read_at<'t>(
+            &self,
+            offset: usize,
+            target: &'t mut [MaybeUninit<u8>],
+        ) -> Result<&'t mut [u8]> {
             self.0.read_at(offset, target)
         }
 
@@ -415,14 +418,12 @@ mod tests {
     }
 
     /// Returns the memory that runs are read to, which is zero between them.
+    #[allow(unsafe_code)]
     fn read(runs: &Runs, array: &dyn Source) -> Vec<u8> {
-        let mut found = Vec::new();
-        append_with(&mut found, runs.extent(), |target| {
-            target.fill(MaybeUninit::new(0));
-            runs.read(array, target, None, || Ok(()))
-        })
-        .unwrap();
-        found
+        let mut found = vec![MaybeUninit::new(0); runs.extent()];
+        runs.read(array, &mut found, None, || Ok(())).unwrap();
+        // SAFETY: all of it was zero before.
+        unsafe { found.assume_init_ref() }.to_vec()
     }
 
     fn boxes() -> impl Strategy<Value = (Vec<usize>, Vec<Bounds>, Vec<usize>, usize)> {
@@ -548,7 +549,11 @@ mod tests {
                 self.0.len()
             }
 
-            fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+            fn read_at<'t>(
+                &self,
+                offset: usize,
+                target: &'t mut [MaybeUninit<u8>],
+            ) -> Result<&'t mut [u8]> {
                 self.1.fetch_add(1, Ordering::Relaxed);
                 self.0.read_at(offset, target)
             }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::Result;
 use crate::layout::Payload;
-use crate::raw::AsRaw;
+use crate::raw::{AsRaw, Filling, zeroed};
 
 /// One block: the elements from `start` on, `shape` many in each dimension, in C order.
 #[derive(Debug)]
@@ -126,7 +126,12 @@ impl<M: AsRaw> Sharded<M> {
     }
 
     /// Copies a range of the bytes of one row.
-    fn copy_in_row(&self, row: usize, range: Range<usize>, mut target: &mut [MaybeUninit<u8>]) {
+    fn copy_in_row(
+        &self,
+        row: usize,
+        range: Range<usize>,
+        filling: &mut Filling<'_>,
+    ) -> Result<()> {
         let bounds = &self.bounds[self.split];
         let (first, local_row, _) = self.locate(row);
         let mut at = range.start;
@@ -135,35 +140,41 @@ impl<M: AsRaw> Sharded<M> {
             let (begin, end) = (bounds[column] * self.inner, bounds[column + 1] * self.inner);
             let len = end.min(range.end) - at;
             let from = local_row * (end - begin) + at - begin;
-            let (now, later) = target.split_at_mut(len);
-            self.cells[first + column]
-                .as_raw()
-                .slice(from..from + len)
-                .copy_to(now);
-            target = later;
+            let memory = self.cells[first + column].as_raw().slice(from..from + len);
+            filling.fill(len, |now| Ok(memory.copy_to(now)))?;
             at += len;
         }
+        Ok(())
     }
 
     /// Copies whole rows, in bulk as far as they lie in the same cells.
-    fn copy_rows(&self, rows: Range<usize>, mut target: &mut [MaybeUninit<u8>]) {
+    fn copy_rows(&self, rows: Range<usize>, filling: &mut Filling<'_>) -> Result<()> {
         let bounds = &self.bounds[self.split];
         let row_bytes = self.shape[self.split] * self.inner;
         let mut row = rows.start;
         while row < rows.end {
             let (first, local_row, together) = self.locate(row);
             let count = together.min(rows.end - row);
-            let (now, later) = target.split_at_mut(count * row_bytes);
-            for (column, pair) in bounds.windows(2).enumerate() {
-                let (begin, len) = (pair[0] * self.inner, (pair[1] - pair[0]) * self.inner);
-                let from = local_row * len;
-                let memory = self.cells[first + column].as_raw();
-                let memory = memory.slice(from..from + count * len);
-                memory.copy_rows(len, &mut now[begin..], row_bytes);
-            }
-            target = later;
+            filling.fill(count * row_bytes, |now| {
+                if let [_, _] = bounds[..] {
+                    let memory = self.cells[first].as_raw();
+                    let from = local_row * row_bytes;
+                    return Ok(memory.slice(from..from + count * row_bytes).copy_to(now));
+                }
+                // Its parts lie between each other.
+                let now = zeroed(now);
+                for (column, pair) in bounds.windows(2).enumerate() {
+                    let (begin, len) = (pair[0] * self.inner, (pair[1] - pair[0]) * self.inner);
+                    let from = local_row * len;
+                    let memory = self.cells[first + column].as_raw();
+                    let memory = memory.slice(from..from + count * len);
+                    memory.copy_rows(len, &mut now[begin..], row_bytes);
+                }
+                Ok(now)
+            })?;
             row += count;
         }
+        Ok(())
     }
 }
 
@@ -172,30 +183,32 @@ impl<M: AsRaw> Payload for Sharded<M> {
         self.shape[..=self.split].iter().product::<usize>() * self.inner
     }
 
-    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
         let end = start + target.len();
         assert!(end <= self.len());
-        if target.is_empty() {
-            return Ok(());
+        let mut filling = Filling::new(target);
+        if start == end {
+            return Ok(filling.finish());
         }
         let row_bytes = self.shape[self.split] * self.inner;
         let rows = start.div_ceil(row_bytes)..end / row_bytes;
         if rows.start > rows.end {
             let row = start / row_bytes;
             let range = start - row * row_bytes..end - row * row_bytes;
-            self.copy_in_row(row, range, target);
-            return Ok(());
+            self.copy_in_row(row, range, &mut filling)?;
+            return Ok(filling.finish());
         }
-        let (head, rest) = target.split_at_mut(rows.start * row_bytes - start);
-        let (whole, tail) = rest.split_at_mut(rows.len() * row_bytes);
-        if !head.is_empty() {
-            self.copy_in_row(rows.start - 1, row_bytes - head.len()..row_bytes, head);
+        let head = rows.start * row_bytes - start;
+        if head > 0 {
+            self.copy_in_row(rows.start - 1, row_bytes - head..row_bytes, &mut filling)?;
         }
-        if !tail.is_empty() {
-            self.copy_in_row(rows.end, 0..tail.len(), tail);
+        let after = rows.end;
+        self.copy_rows(rows, &mut filling)?;
+        let tail = filling.left();
+        if tail > 0 {
+            self.copy_in_row(after, 0..tail, &mut filling)?;
         }
-        self.copy_rows(rows, whole);
-        Ok(())
+        Ok(filling.finish())
     }
 }
 

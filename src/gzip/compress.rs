@@ -3,7 +3,6 @@
 //! Blocks end at byte boundaries and refer to nothing before them, so that threads can
 //! work on them. The bytes do not depend on how many threads there are.
 
-use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::sync::Mutex;
 
@@ -12,7 +11,7 @@ use crc32fast::Hasher;
 use super::block::{self, Coder, Encoded, Method};
 use super::index::{self, BLOCK_BYTES, END_BYTES, Entries, HEADER};
 use crate::layout::{Caching, Layout, Payload};
-use crate::raw::append_with;
+use crate::raw::{Filling, append_with};
 use crate::sink::Output;
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
@@ -60,29 +59,10 @@ impl Append for Output<'_> {
     }
 }
 
-/// Memory that is filled from its start.
-pub struct Filling<'a> {
-    memory: &'a mut [MaybeUninit<u8>],
-    filled: usize,
-}
-
-impl<'a> Filling<'a> {
-    /// Begins at the start. There must be room for all that is appended.
-    pub fn new(memory: &'a mut [MaybeUninit<u8>]) -> Self {
-        Self { memory, filled: 0 }
-    }
-
-    /// How many bytes have been filled.
-    #[must_use]
-    pub fn filled(&self) -> usize {
-        self.filled
-    }
-}
-
+/// There must be room for all that is appended.
 impl Append for Filling<'_> {
     fn append(&mut self, piece: &[u8]) -> Result<()> {
-        self.memory[self.filled..][..piece.len()].write_copy_of_slice(piece);
-        self.filled += piece.len();
+        self.write(piece);
         Ok(())
     }
 }
@@ -181,8 +161,11 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::{Duration, Instant};
 
+    use std::mem::MaybeUninit;
+
     use super::*;
     use crate::layout::LayoutBuilder;
+    use crate::raw::zeroed;
 
     /// Zeros, of which it is counted how many blocks have been copied from.
     struct Zeros<'a> {
@@ -195,10 +178,9 @@ mod tests {
             self.len
         }
 
-        fn copy_to(&self, _: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
-            target.fill(MaybeUninit::new(0));
+        fn copy_to<'t>(&self, _: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
             self.blocks.fetch_add(1, Ordering::Relaxed);
-            Ok(())
+            Ok(zeroed(target))
         }
     }
 

@@ -34,13 +34,13 @@ pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
     }
 }
 
-/// Fills `out` with what the stream contains, in one go, and compares the checksum. Returns
-/// false, with anything in `out`, if the stream is anything but one member of just this size.
+/// Fills `out` with what the stream contains, in one go, compares the checksum, and returns it;
+/// nothing, with anything in `out`, if the stream is anything but one member of just this size.
 ///
 /// A code of a single symbol is read whatever its bit, which zlib finds damaged if it is 1.
 #[must_use]
 #[allow(unsafe_code)] // the safe binding does not tell how much of the stream has been read
-pub fn inflate_at_once(stream: &[u8], out: &mut [MaybeUninit<u8>]) -> bool {
+pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut [MaybeUninit<u8>]) -> Option<&'t mut [u8]> {
     let (mut taken, mut made) = (0, 0);
     // SAFETY: the decompressor is used here alone and freed once. The function reads no more
     // than the length of the stream, and writes to `out`, which it does not read before,
@@ -49,7 +49,7 @@ pub fn inflate_at_once(stream: &[u8], out: &mut [MaybeUninit<u8>]) -> bool {
     let status = unsafe {
         let decompressor = libdeflate::libdeflate_alloc_decompressor();
         if decompressor.is_null() {
-            return false;
+            return None;
         }
         let status = libdeflate::libdeflate_gzip_decompress_ex(
             decompressor,
@@ -63,9 +63,11 @@ pub fn inflate_at_once(stream: &[u8], out: &mut [MaybeUninit<u8>]) -> bool {
         libdeflate::libdeflate_free_decompressor(decompressor);
         status
     };
-    status == libdeflate::libdeflate_result_LIBDEFLATE_SUCCESS
+    let whole = status == libdeflate::libdeflate_result_LIBDEFLATE_SUCCESS
         && taken == stream.len()
-        && made == out.len()
+        && made == out.len();
+    // SAFETY: so many bytes were made.
+    whole.then(|| unsafe { out.assume_init_mut() })
 }
 
 /// What all members of `stream` contain, one after the other; zero bytes after a member are
@@ -254,14 +256,9 @@ mod tests {
     use crate::gzip::oracle::gzip;
 
     fn at_once(stream: &[u8]) -> Option<Vec<u8>> {
-        let mut out = vec![0; claimed_size(&stream.to_vec()).unwrap()];
-        let mut place: Vec<_> = out.iter().copied().map(MaybeUninit::new).collect();
-        let whole = inflate_at_once(stream, &mut place);
-        for (byte, made) in out.iter_mut().zip(place) {
-            // SAFETY: all of it was made of bytes.
-            *byte = unsafe { made.assume_init() };
-        }
-        whole.then_some(out)
+        let size = claimed_size(&stream.to_vec()).unwrap();
+        let mut out = vec![MaybeUninit::uninit(); size];
+        inflate_at_once(stream, &mut out).map(|out| out.to_vec())
     }
 
     fn in_steps(stream: &[u8], max_size: Option<usize>) -> Result<Vec<u8>> {

@@ -11,6 +11,7 @@ use libdeflater::Decompressor;
 
 use super::index::{Block, Index};
 use super::interleaved::{Interleaved, LANES};
+use crate::raw::Room;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
@@ -58,16 +59,27 @@ impl<S: Source> Indexed<S> {
         self.len() == 0
     }
 
-    /// Fills `out`, which must have `len` bytes, with what comes out, and compares the
-    /// checksums. Returns false if the stream is damaged; `out` is of no use then.
+    /// Fills `out`, which must have `len` bytes, with what comes out, compares the
+    /// checksums, and returns it; nothing if the stream is damaged.
     ///
     /// `watch` is told how many bytes are there.
     ///
     /// # Panics
     /// If `out` has another length.
-    pub fn inflate(
+    pub fn inflate<'t>(
         &self,
-        out: &mut [MaybeUninit<u8>],
+        out: &'t mut [MaybeUninit<u8>],
+        threads: NonZero<usize>,
+        watch: &dyn Watch,
+    ) -> Result<Option<&'t mut [u8]>> {
+        let (whole, out) = Room::share(out, |room| self.inflate_to(room, threads, watch))?;
+        Ok(out.filter(|_| whole))
+    }
+
+    /// Fills `out`, and tells whether all checksums are those of the stream.
+    fn inflate_to(
+        &self,
+        out: Room<'_>,
         threads: NonZero<usize>,
         watch: &dyn Watch,
     ) -> Result<bool> {
@@ -77,21 +89,16 @@ impl<S: Source> Indexed<S> {
         let group_blocks = count.div_ceil(threads.get()).clamp(1, LANES);
         let group_bytes = group_blocks * self.index.block_bytes;
         let places: Vec<_> = out
-            .chunks_mut(group_bytes)
+            .chunks(group_bytes)
             .map(|place| Mutex::new(Some(place)))
             .collect();
         let work = |worker: &mut Worker, group: usize| {
             let place = places[group].lock().ok().and_then(|mut place| place.take());
             let place = place.expect("each group is worked on once");
-            let mut rests: Vec<_> = place.chunks_mut(self.index.block_bytes).collect();
+            let mut rests: Vec<_> = place.chunks(self.index.block_bytes).collect();
             let first = group * group_blocks;
             let range = first..first + rests.len();
-            self.decode(range, worker, |block, piece| {
-                let rest = mem::take(&mut rests[block]);
-                let (now, later) = rest.split_at_mut(piece.len());
-                now.write_copy_of_slice(piece);
-                rests[block] = later;
-            })
+            self.decode(range, worker, |block, piece| rests[block].write(piece))
         };
         let mut checksum = Hasher::new();
         let mut damaged = false;
@@ -247,9 +254,13 @@ impl<S: Source> Source for Indexed<S> {
         self.index.bytes
     }
 
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
-        target.write_copy_of_slice(&self.read(offset..offset + target.len())?);
-        Ok(())
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        let read = self.read(offset..offset + target.len())?;
+        Ok(target.write_copy_of_slice(&read))
     }
 
     fn near(&self) -> usize {
@@ -316,7 +327,7 @@ mod tests {
         let indexed = Indexed::open(stream).unwrap().unwrap();
         let mut out = [MaybeUninit::uninit(); DATA.len()];
         let whole = indexed.inflate(&mut out, NonZero::<usize>::MIN, &());
-        let whole = whole.unwrap();
+        let whole = whole.unwrap().is_some_and(|out| out == DATA);
         assert_eq!(indexed.read(0..24).is_ok_and(|found| found == DATA), whole);
         if whole {
             // Parts, in an order in which some are in the block that was read last.

@@ -24,7 +24,7 @@ mod literal;
 mod runs;
 
 pub use block::Method;
-pub use compress::{Append, Filling, bound, compress, method};
+pub use compress::{Append, bound, compress, method};
 pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps};
 pub use indexed::Indexed;
 

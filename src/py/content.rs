@@ -27,7 +27,11 @@ impl Source for Borrowed {
         self.as_raw().len()
     }
 
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
         self.as_raw().read_at(offset, target)
     }
 
@@ -69,19 +73,23 @@ impl Source for Elsewhere {
         self.len
     }
 
-    fn read_at(&self, offset: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
         Python::attach(|py| {
-            let mut read = || -> PyResult<()> {
+            let read = || -> PyResult<_> {
                 let found = self.read.bind(py).call1((offset, target.len()))?;
                 let found = found.cast_into::<PyBytes>()?;
                 if found.as_bytes().len() != target.len() {
                     let reason = format!("{} bytes were read of {}", found.len()?, target.len());
                     return Err(PyValueError::new_err(reason));
                 }
-                target.write_copy_of_slice(found.as_bytes());
-                Ok(())
+                Ok(found)
             };
-            read().map_err(|error| Error::Payload(Box::new(error)))
+            let found = read().map_err(|error| Error::Payload(Box::new(error)))?;
+            Ok(target.write_copy_of_slice(found.as_bytes()))
         })
     }
 

@@ -1,5 +1,6 @@
 //! Compressing and decompressing.
 
+use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use pyo3::prelude::*;
@@ -11,6 +12,7 @@ use super::watch::Watcher;
 use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::mapping::Pages;
+use crate::raw::Filling;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
@@ -34,9 +36,9 @@ pub fn to_bytes<'py>(
     let threads = self::threads(threads, layout.len())?;
     let watcher = Watcher::new(progress, layout.len());
     let made = new_bytes_at_most(py, gzip::bound(layout.len()), needs_python, |memory| {
-        let mut stream = gzip::Filling::new(memory);
+        let mut stream = Filling::new(memory);
         gzip::compress(layout, method, threads, &mut stream, &watcher)?;
-        Ok(stream.filled())
+        Ok(stream.finish())
     })?;
     made.map_err(|error| watcher.explain(error, PyErr::from))
 }
@@ -83,14 +85,14 @@ pub fn decompress<'py>(
         check_size(indexed.len(), max_size)?;
         let threads = self::threads(threads, indexed.len())?;
         let watcher = Watcher::new(progress.take(), indexed.len());
-        let mut whole = false;
+        let mut damaged = false;
         let made = new_bytes(py, indexed.len(), false, |out| {
-            whole = indexed.inflate(out, threads, &watcher)?;
-            Ok(())
+            let whole = indexed.inflate(out, threads, &watcher)?;
+            damaged = whole.is_none();
+            whole.ok_or(Error::Stopped)
         })?;
-        let bytes = made.map_err(|error| watcher.explain(error, PyErr::from))?;
-        if whole {
-            return Ok(bytes);
+        if !damaged {
+            return made.map_err(|error| watcher.explain(error, PyErr::from));
         }
         // What is wrong is found out below. A second attempt is not told of.
     }
@@ -133,13 +135,14 @@ fn inflate_in_steps<'py>(
         // The pages are given back as they have been copied, so that there are never twice
         // as many.
         const PART: usize = 16 << 20;
-        for (index, target) in target.chunks_mut(PART).enumerate() {
-            let start = index * PART;
-            target.write_copy_of_slice(&pages.as_slice()[start..start + target.len()]);
-            pages.forget(start + target.len());
+        let mut filling = Filling::new(target);
+        for start in (0..len).step_by(PART) {
+            let end = len.min(start + PART);
+            filling.write(&pages.as_slice()[start..end]);
+            pages.forget(end);
             watcher.check()?;
         }
-        Ok(())
+        Ok(filling.finish())
     })?;
     made.map_err(|error| watcher.explain(error, PyErr::from))
 }
@@ -154,24 +157,22 @@ fn inflate_at_once(
     source: Borrowed,
     size: usize,
 ) -> PyResult<Option<Bound<'_, PyBytes>>> {
-    let inflate = move |out: &mut [_]| {
-        let stream = source.as_stable();
-        stream.is_some_and(|stream| gzip::inflate_at_once(stream, out))
-    };
     if size <= SHORT_BYTES {
-        let mut whole = false;
         let made = new_bytes(py, size, false, |out| {
-            whole = inflate(out);
-            Ok(())
+            inflate_stable(&source, out).ok_or(Error::Stopped)
         });
-        return Ok(made.ok().and_then(Result::ok).filter(|_| whole));
+        return Ok(made.ok().and_then(Result::ok));
     }
     let watcher = Watcher::signals();
-    match new_bytes_elsewhere(py, size, &watcher, inflate) {
-        Ok(Ok((bytes, whole))) => Ok(whole.then_some(bytes)),
-        Ok(Err(error)) => Err(watcher.explain(error, PyErr::from)),
+    let made = new_bytes_elsewhere(py, size, &watcher, move |out| inflate_stable(&source, out));
+    match made {
+        Ok(made) => made.map_err(|error| watcher.explain(error, PyErr::from)),
         Err(_) => Ok(None),
     }
+}
+
+fn inflate_stable<'t>(source: &Borrowed, out: &'t mut [MaybeUninit<u8>]) -> Option<&'t mut [u8]> {
+    gzip::inflate_at_once(source.as_stable()?, out)
 }
 
 /// What a stream contains, aligned to pages.
@@ -191,12 +192,16 @@ pub fn inflate_to_pages(
         let watcher = Watcher::new(progress.take(), indexed.len());
         let inflated = py.detach(|| {
             let mut pages = Pages::with_room(indexed.len())?;
-            let mut whole = false;
-            pages.fill(indexed.len(), |out| {
-                whole = indexed.inflate(out, threads, &watcher)?;
-                Ok(())
-            })?;
-            Ok(whole.then_some(pages))
+            let mut damaged = false;
+            let filled = pages.fill(indexed.len(), |out| {
+                let whole = indexed.inflate(out, threads, &watcher)?;
+                damaged = whole.is_none();
+                whole.ok_or(Error::Stopped)
+            });
+            if damaged {
+                return Ok(None);
+            }
+            filled.map(|()| Some(pages))
         });
         if let Some(pages) = inflated.map_err(|error| watcher.explain(error, PyErr::from))? {
             return Ok(pages);
@@ -237,12 +242,10 @@ fn pages_at_once(source: &dyn Source, size: usize, watch: &dyn Watch) -> Result<
         watch.check()?;
     }
     let inflate = move || {
-        let mut whole = false;
         let filled = pages.fill(size, |out| {
-            whole = gzip::inflate_at_once(&stream, out);
-            Ok(())
+            gzip::inflate_at_once(&stream, out).ok_or(Error::Stopped)
         });
-        (whole && filled.is_ok()).then_some(pages)
+        filled.is_ok().then_some(pages)
     };
     if size <= SHORT_BYTES {
         return Ok(inflate());

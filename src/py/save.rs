@@ -180,7 +180,7 @@ impl Layout {
             })
         } else {
             buffer.fill(py, range, self.needs_python, |memory| {
-                pour(&self.output, memory, Target::Used, threads, &watcher)
+                pour(&self.output, memory, Target::Used, threads, &watcher).map(drop)
             })
         };
         filled.map_err(|error| watcher.explain(error, PyErr::from))?;

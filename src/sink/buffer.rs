@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use crate::layout::{Caching, Layout, Payload};
+use crate::raw::Room;
 use crate::watch::Watch;
 use crate::{Result, parallel, stream};
 
@@ -16,17 +17,17 @@ pub enum Target {
     Used,
 }
 
-/// Fills `memory`, which must have the layout's length, completely.
+/// Fills `memory`, which must have the layout's length, and returns it.
 ///
 /// # Panics
-/// If the lengths differ.
-pub fn pour<P: Payload + Sync>(
+/// If the lengths differ, or a payload does not fill what it is given.
+pub fn pour<'t, P: Payload + Sync>(
     layout: &Layout<P>,
-    memory: &mut [MaybeUninit<u8>],
+    memory: &'t mut [MaybeUninit<u8>],
     target: Target,
     threads: NonZero<usize>,
     watch: &dyn Watch,
-) -> Result<()> {
+) -> Result<&'t mut [u8]> {
     assert_eq!(memory.len(), layout.len());
     let caching = if target == Target::Used && layout.len() >= stream::MIN_BYTES {
         Caching::Past
@@ -36,8 +37,12 @@ pub fn pour<P: Payload + Sync>(
     if memory.len() <= parallel::BLOCK {
         return layout.copy_to(0, memory, caching);
     }
-    let blocks = memory.chunks_mut(parallel::BLOCK).enumerate().collect();
-    let copy =
-        |(index, block): (usize, &mut [_])| layout.copy_to(index * parallel::BLOCK, block, caching);
-    parallel::for_each(blocks, threads, copy, || watch.check())
+    let ((), whole) = Room::share(memory, |room| {
+        let blocks = room.chunks(parallel::BLOCK).enumerate().collect();
+        let copy = |(index, block): (usize, Room<'_>)| {
+            block.fill(|block| layout.copy_to(index * parallel::BLOCK, block, caching))
+        };
+        parallel::for_each(blocks, threads, copy, || watch.check())
+    })?;
+    Ok(whole.expect("the blocks cover the memory"))
 }

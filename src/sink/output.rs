@@ -134,16 +134,13 @@ impl<'a> Output<'a> {
 
     /// Writes bytes, joined with those before and after them.
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
-        self.join(bytes.len(), |target| {
-            target.write_copy_of_slice(bytes);
-            Ok(())
-        })
+        self.join(bytes.len(), |target| Ok(target.write_copy_of_slice(bytes)))
     }
 
     fn join(
         &mut self,
         len: usize,
-        fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> Result<()>,
+        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         append_with(&mut self.joined, len, fill)?;
         if self.joined.len() >= JOIN_BYTES {

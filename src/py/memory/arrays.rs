@@ -15,7 +15,7 @@ use pyo3::{PyClass, PyTypeInfo, ffi};
 use smallvec::SmallVec;
 
 use super::{Borrowed, OwnPages};
-use crate::raw::{AsRaw, RawBytes};
+use crate::raw::{AsRaw, Filling, RawBytes};
 
 /// A new array whose elements have not been written yet.
 pub struct FreshArray<'py> {
@@ -113,15 +113,15 @@ impl<'py> SmallCopies<'py> {
     /// What NumPy asks for its largest element, a complex of long doubles.
     const ALIGN: usize = 16;
 
-    /// An array with a copy of bytes that `fill` writes, which keeps its block alive.
+    /// An array with a copy of bytes that `fill` writes and returns, which keeps its block alive.
     ///
     /// # Panics
-    /// If it is larger than `MAX_BYTES`.
+    /// If it is larger than `MAX_BYTES`, or `fill` returns other bytes.
     pub fn array(
         &mut self,
         dtype: &Bound<'py, PyArrayDescr>,
         shape: &[usize],
-        fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> crate::Result<()>,
+        fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> crate::Result<&'t mut [u8]>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let len = nbytes(dtype, shape)?;
         assert!(len <= Self::MAX_BYTES);
@@ -138,7 +138,7 @@ impl<'py> SmallCopies<'py> {
             }
         };
         let place = block.part(self.used..self.used + len);
-        fill(place)?;
+        Filling::new(place).fill(len, fill)?;
         let start = place.as_mut_ptr();
         self.used += len.next_multiple_of(Self::ALIGN);
         over(dtype, shape, start.cast(), &block.array)

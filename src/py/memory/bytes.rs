@@ -9,23 +9,27 @@ use pyo3::types::PyBytes;
 
 use super::detached;
 use super::pages::advise_huge;
+use crate::raw::Filling;
 use crate::watch::Watch;
-use crate::{Result, parallel};
+use crate::{Error, Result, parallel};
 
 /// Less than this is not fresh memory from the system, but may have been touched before.
 const MIN_FRESH_BYTES: usize = 1 << 20;
 
-/// A new `bytes` object of `len` bytes that `fill` writes, or its error.
+/// A new `bytes` object of `len` bytes that `fill` writes and returns, or its error. It runs
+/// detached if there is much to write, or always.
 ///
-/// `fill` must write every byte if it succeeds. It runs detached if there is much to write, or
-/// always.
+/// # Panics
+/// If `fill` returns other bytes.
 pub fn new_bytes(
     py: Python<'_>,
     len: usize,
     always_detached: bool,
-    fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> Result<()> + Send,
+    fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> + Send,
 ) -> PyResult<Result<Bound<'_, PyBytes>>> {
-    let (bytes, filled) = filled(py, len, always_detached, fill)?;
+    let (bytes, filled) = filled(py, len, always_detached, |content| {
+        Filling::new(content).fill(len, fill)
+    })?;
     Ok(filled.map(|()| bytes))
 }
 
@@ -53,16 +57,17 @@ fn filled<T: Send>(
     Ok((bytes, told))
 }
 
-/// A new `bytes` object of `len` bytes that `fill` writes in another thread, and what it tells.
+/// A new `bytes` object of `len` bytes that `fill` writes in another thread and returns, or nothing.
 /// If `watch` says so, nobody waits for it any more, and the object goes when it is done.
 ///
-/// The object is whole only if `fill` tells so.
-pub fn new_bytes_elsewhere<'py, T: Send + 'static>(
+/// # Panics
+/// If `fill` returns other bytes.
+pub fn new_bytes_elsewhere<'py>(
     py: Python<'py>,
     len: usize,
     watch: &dyn Watch,
-    fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> T + Send + 'static,
-) -> PyResult<Result<(Bound<'py, PyBytes>, T)>> {
+    fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Option<&'t mut [u8]> + Send + 'static,
+) -> PyResult<Result<Option<Bound<'py, PyBytes>>>> {
     let (bytes, start) = filled(py, len, false, |content| Start(content.as_mut_ptr()))?;
     let content = (bytes.clone().unbind(), start);
     let work = move || {
@@ -70,10 +75,12 @@ pub fn new_bytes_elsewhere<'py, T: Send + 'static>(
         let start: Start = start;
         // SAFETY: the object, which `_owner` keeps, is fresh, and nobody else reads or writes its
         // `len` bytes before this is done.
-        fill(unsafe { slice::from_raw_parts_mut(start.0, len) })
+        let memory = unsafe { slice::from_raw_parts_mut(start.0, len) };
+        let filled = Filling::new(memory).fill(len, |it| fill(it).ok_or(Error::Stopped));
+        filled.is_ok()
     };
-    let told = py.detach(|| parallel::elsewhere(work, watch));
-    Ok(told.map(|told| (bytes, told)))
+    let whole = py.detach(|| parallel::elsewhere(work, watch));
+    Ok(whole.map(|whole| whole.then_some(bytes)))
 }
 
 /// Where the content of an object begins.
@@ -91,24 +98,23 @@ pub fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyByt
 }
 
 /// A new `bytes` object of at most so many bytes: as many as `fill` has written from the
-/// start, and tells, or nothing but its error. It runs detached if there may be much to write.
-///
-/// `fill` must have written every byte that it tells.
+/// start, and returns, or nothing but its error. It runs detached if there may be much to write.
 ///
 /// # Panics
-/// If `fill` tells more than there are.
+/// If `fill` returns other bytes.
 pub fn new_bytes_at_most(
     py: Python<'_>,
     most: usize,
     always_detached: bool,
-    fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> Result<usize> + Send,
+    fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> + Send,
 ) -> PyResult<Result<Bound<'_, PyBytes>>> {
-    let (bytes, filled) = filled(py, most, always_detached, fill)?;
+    let (bytes, filled) = filled(py, most, always_detached, |content| {
+        Filling::new(content).fill_some(fill)
+    })?;
     let len = match filled {
         Ok(len) => len,
         Err(error) => return Ok(Err(error)),
     };
-    assert!(len <= most);
     if most < MIN_FRESH_BYTES || most - len > len / 2 {
         // So little that a copy costs less than the memory that would be kept.
         // SAFETY: `fill` has written so many bytes, of an object that is ours alone.

@@ -27,7 +27,6 @@ use super::memory::{
 use super::watch::{Signals, Watcher};
 use crate::array::resolve;
 use crate::events::{Closed, Event, Reader, Span, no_dtype};
-use crate::raw::RawBytes;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, parallel, sniff, wire};
@@ -177,7 +176,7 @@ fn copy_all(
     let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
     let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
     detached(py, bytes, false, || {
-        let read = |(start, target): Block<'_>| source.read_at(start, target);
+        let read = |(start, target): Block<'_>| source.read_at(start, target).map(drop);
         parallel::for_each(blocks, threads, read, || watcher.check())
     })
 }
@@ -396,9 +395,11 @@ impl<'py> Objects<'_, 'py> {
             }
             if copy == CopyMode::IfNeeded && nbytes <= SmallCopies::MAX_BYTES {
                 let bytes = memory.memory().slice(span.range());
-                let fill = |place: &mut [_]| RawBytes::read_at(&bytes, 0, place);
                 let dtype = dtype.object.bind(self.py);
-                return Ok(self.small_copies.array(dtype, shape, fill)?);
+                let copied = self
+                    .small_copies
+                    .array(dtype, shape, |it| bytes.read_at(0, it));
+                return Ok(copied?);
             }
         }
         let (dtype, shape) = (dtype.object.bind(self.py).clone(), shape.clone());

@@ -98,7 +98,7 @@ impl Payload for OnHost {
         }
     }
 
-    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
         match self {
             Self::Whole(memory) => memory.copy_to(start, target),
             Self::Sharded(array) => array.copy_to(start, target),

@@ -9,7 +9,7 @@ use super::devices::Devices;
 use crate::Result;
 use crate::layout::Payload;
 use crate::mapping::Pages;
-use crate::raw::{AsRaw, RawBytes};
+use crate::raw::{AsRaw, RawBytes, zeroed};
 use crate::source::{Parts, Source};
 
 /// The bytes of one leaf, or a range of them.
@@ -41,7 +41,7 @@ pub struct InSource {
 }
 
 impl InSource {
-    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
         let (source, parts) = (&*self.source, &*self.pieces);
         Parts { source, parts }.read_at(self.range.start + start, target)
     }
@@ -82,18 +82,14 @@ impl Payload for Leaf {
     }
 
     #[inline]
-    fn copy_to(&self, start: usize, target: &mut [MaybeUninit<u8>]) -> Result<()> {
+    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
         match self {
             Self::Memory(memory) | Self::Held(memory) => memory.copy_to(start, target),
             Self::Copied(pages, range) => {
                 let start = range.start + start;
-                target.write_copy_of_slice(&pages.as_slice()[start..start + target.len()]);
-                Ok(())
+                Ok(target.write_copy_of_slice(&pages.as_slice()[start..start + target.len()]))
             }
-            Self::Hole { .. } => {
-                target.fill(MaybeUninit::new(0));
-                Ok(())
-            }
+            Self::Hole { .. } => Ok(zeroed(target)),
             Self::Device(leaf) => {
                 let start = leaf.range.start + start;
                 leaf.devices.copy_to(leaf.number, start, target)

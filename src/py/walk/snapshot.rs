@@ -10,7 +10,7 @@ use super::payload::Leaf;
 use crate::layout::Layout;
 use crate::mapping::Pages;
 use crate::parallel;
-use crate::raw::RawBytes;
+use crate::raw::{RawBytes, Room};
 use crate::watch::Watch;
 
 /// Copies all memory that may change, and fetches all arrays that are elsewhere.
@@ -43,25 +43,27 @@ fn copied(
         return Ok(());
     }
     let mut pages = Pages::with_room(nbytes)?;
-    pages.fill(nbytes, |mut rest| {
-        let mut blocks = Vec::new();
-        for memory in layout.payloads().filter_map(Leaf::changing) {
-            let (target, later) = rest.split_at_mut(memory.len());
-            let parts = target.chunks_mut(parallel::BLOCK).enumerate();
-            blocks.extend(parts.map(|(number, part)| {
-                let start = number * parallel::BLOCK;
-                (memory.slice(start..start + part.len()), part)
-            }));
-            rest = later;
-        }
-        let threads = parallel::threads(None, nbytes, parallel::MIN_COPY_BYTES)?;
-        detached(py, nbytes, false, || {
-            let copy = |(memory, part): (RawBytes<'_>, &mut [_])| {
-                memory.copy_to(part);
-                Ok(())
-            };
-            parallel::for_each(blocks, threads, copy, || watcher.check())
-        })
+    let threads = parallel::threads(None, nbytes, parallel::MIN_COPY_BYTES)?;
+    pages.fill(nbytes, |memory| {
+        let ((), whole) = Room::share(memory, |mut rest| {
+            let mut blocks = Vec::new();
+            for memory in layout.payloads().filter_map(Leaf::changing) {
+                let (target, later) = rest.split(memory.len());
+                let parts = target.chunks(parallel::BLOCK).enumerate();
+                blocks.extend(parts.map(|(number, part)| {
+                    let start = number * parallel::BLOCK;
+                    (memory.slice(start..start + part.len()), part)
+                }));
+                rest = later;
+            }
+            detached(py, nbytes, false, || {
+                let copy = |(memory, part): (RawBytes<'_>, Room<'_>)| {
+                    part.fill(|part| Ok(memory.copy_to(part)))
+                };
+                parallel::for_each(blocks, threads, copy, || watcher.check())
+            })
+        })?;
+        Ok(whole.expect("there are as many bytes as were counted"))
     })?;
     let pages = Arc::new(pages);
     let mut start = 0;
