@@ -1,4 +1,6 @@
 //! A box of an array: runs of its bytes at equal distances, which are read to where they belong.
+//!
+//! It is one idea, and long because few large runs and many small ones are read in other ways.
 
 use std::mem::{self, MaybeUninit};
 use std::ops::Range;

@@ -1,4 +1,6 @@
 //! One block of a stream: how it is coded, chosen by what is in it.
+//!
+//! It is one choice, and long because there are several candidates.
 
 use flate2::{Compress, Compression, FlushCompress, Status};
 

@@ -1,4 +1,6 @@
 //! Leaves of encoded data by their paths, read one by one.
+//!
+//! It is one class of Python, and long because it has a method for whatever is asked of a file.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;

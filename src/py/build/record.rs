@@ -1,4 +1,6 @@
 //! The putting together of a state dict by the record of its structure.
+//!
+//! It is one recursion, and long because each kind of node can be damaged in its own way.
 
 use std::collections::{HashMap, HashSet};
 

@@ -3,36 +3,39 @@
 //! An array becomes a view of the input wherever its payload is aligned for its
 //! dtype. Where it must be copied, a small one is copied at once and a large one
 //! with all others at the end, in parallel and detached.
+//!
+//! | file | what is there |
+//! |---|---|
+//! | `arrays.rs` | arrays |
+//! | `keys.rs` | keys of maps |
+//! | `like.rs` | the containers of a template around what is read |
 
+mod arrays;
+mod keys;
 mod like;
 
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
-use numpy::PyArrayDescr;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyTuple};
 use smallvec::SmallVec;
 
+use self::arrays::{Copies, copy_all};
+use self::keys::KeyCache;
 use super::build::Matching;
 use super::dtypes::Dtype;
 use super::failure::{Failure, Walked};
 use super::hooks::Hooks;
 use super::memory::{
-    FreshArray, FreshPages, Owned, SmallCopies, copied, detached, new_bytes, new_complex, new_dict,
-    new_float, new_int, new_list, new_string, new_uint, view,
+    FreshPages, Owned, SmallCopies, copied, new_bytes, new_complex, new_dict, new_float, new_int,
+    new_list, new_string, new_uint,
 };
 use super::watch::{Signals, Watcher};
-use crate::array::resolve;
-use crate::events::{Closed, Event, Reader, Span, no_dtype};
+use crate::events::{Closed, Event, Reader, Span};
 use crate::source::{Source, read_to};
-use crate::watch::Watch;
 use crate::{Error, parallel, sniff, wire};
-
-/// Arrays of at least so many bytes are copied together at the end.
-const LATER_MIN_BYTES: usize = 64 << 10;
 
 /// What becomes of arrays; the first three are what NumPy 2 means by `copy=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,54 +157,6 @@ pub fn explain(error: Error, source: &dyn Source) -> Error {
         }
         _ => error,
     }
-}
-
-/// Fresh arrays, and where in the source their bytes are.
-type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;
-
-/// Fills all planned arrays.
-fn copy_all(
-    py: Python<'_>,
-    source: &dyn Source,
-    mut copies: Copies<'_>,
-    threads: Option<i64>,
-    watcher: &Watcher,
-) -> crate::Result<()> {
-    let arrays = copies.iter_mut();
-    let blocks = arrays.flat_map(|(array, spans)| {
-        let pieces = spans.iter().map(|span| span.range());
-        blocks_of(pieces, array.memory())
-    });
-    let blocks: Vec<_> = blocks.collect();
-    let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
-    let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
-    detached(py, bytes, false, || {
-        let read = |(start, target): Block<'_>| source.read_at(start, target).map(drop);
-        parallel::for_each(blocks, threads, read, || watcher.check())
-    })
-}
-
-/// Memory to be filled, and where in a source its bytes begin.
-type Block<'m> = (usize, &'m mut [MaybeUninit<u8>]);
-
-/// Memory that takes pieces of a source, one after the other, in blocks that threads may share.
-///
-/// # Panics
-/// If it does not have as many bytes as the pieces.
-fn blocks_of(
-    pieces: impl IntoIterator<Item = Range<usize>>,
-    memory: &mut [MaybeUninit<u8>],
-) -> Vec<Block<'_>> {
-    let mut blocks = Vec::new();
-    let mut rest = memory;
-    for piece in pieces {
-        let (now, later) = rest.split_at_mut(piece.len());
-        let starts = (piece.start..).step_by(parallel::BLOCK);
-        blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
-        rest = later;
-    }
-    assert!(rest.is_empty(), "the pieces cover the memory");
-    blocks
 }
 
 type Built<'py> = Walked<Bound<'py, PyAny>>;
@@ -357,143 +312,5 @@ impl<'py> Objects<'_, 'py> {
             }
         }
         Ok(dict.into_any())
-    }
-
-    /// An array: a view if it may and can be one.
-    #[inline(never)] // see `value`
-    fn array(&mut self, number: u32, copy: CopyMode) -> Built<'py> {
-        let found = self.reader.events().array(number);
-        let known = self.dtypes.get(found.dtype_number);
-        let Some(Some(dtype)) = known else {
-            self.find_dtype(number)?;
-            return self.array(number, copy);
-        };
-        let nbytes = found.nbytes();
-        let same = [
-            found.dims_start,
-            found.dims.len(),
-            found.dtype_number,
-            nbytes,
-        ];
-        if self.resolved.0 != same {
-            let shape = resolve(found.dims, nbytes, dtype.itemsize, found.offset)?;
-            self.resolved = (same, shape);
-        }
-        let shape = &self.resolved.1;
-        if copy == CopyMode::Abstract {
-            let shape = PyTuple::new(self.py, shape)?;
-            let abstract_array = self.hooks.abstract_array.bind(self.py);
-            return Ok(abstract_array.call1((shape, &dtype.object))?);
-        }
-        if let ([span], Some(memory)) = (found.spans, self.memory)
-            && copy != CopyMode::Always
-        {
-            let start = span.start;
-            let address = memory.memory().as_ptr().addr() + start;
-            if address.is_multiple_of(dtype.alignment) {
-                return Ok(view(dtype.object.bind(self.py), shape, memory, start)?);
-            }
-            if copy == CopyMode::IfNeeded && nbytes <= SmallCopies::MAX_BYTES {
-                let bytes = memory.memory().slice(span.range());
-                let dtype = dtype.object.bind(self.py);
-                let copied = self
-                    .small_copies
-                    .array(dtype, shape, |it| bytes.read_at(0, it));
-                return Ok(copied?);
-            }
-        }
-        let (dtype, shape) = (dtype.object.bind(self.py).clone(), shape.clone());
-        self.copied_array(number, &dtype, &shape, copy)
-    }
-
-    #[inline(never)]
-    fn copied_array(
-        &mut self,
-        number: u32,
-        dtype: &Bound<'py, PyArrayDescr>,
-        shape: &[usize],
-        copy: CopyMode,
-    ) -> Built<'py> {
-        let found = self.reader.events().array(number);
-        let nbytes = found.nbytes();
-        if copy == CopyMode::Never && nbytes > 0 {
-            return Err(Error::malformed(
-                found.offset,
-                "copy=False, but this array can only be had by a copy: its bytes are in \
-                 several chunks, or not aligned for its dtype; pass copy=None",
-            )
-            .into());
-        }
-        let writable = copy == CopyMode::Always;
-        let later = self.source.len().saturating_sub(found.offset);
-        let mut fresh = match self.fresh_pages.take(nbytes, later) {
-            Some(pages) => FreshArray::over(pages, dtype, shape, writable),
-            None => FreshArray::new(dtype, shape, writable),
-        }?;
-        let object = fresh.object().clone();
-        if self.at_once || nbytes < LATER_MIN_BYTES {
-            let mut rest = fresh.memory();
-            for span in found.spans {
-                let (now, later) = rest.split_at_mut(span.len as usize);
-                self.source.read_at(span.start, now)?;
-                rest = later;
-            }
-        } else {
-            self.copies.push((fresh, SmallVec::from_slice(found.spans)));
-        }
-        Ok(object)
-    }
-
-    /// Looks up the dtype of an array, once for all of its name.
-    #[inline(never)]
-    fn find_dtype(&mut self, number: u32) -> Walked {
-        let found = self.reader.events().array(number);
-        let Some(dtype) = Dtype::named(self.py, found.dtype)? else {
-            return Err(no_dtype(found.dtype, found.offset).into());
-        };
-        if self.dtypes.len() <= found.dtype_number {
-            self.dtypes.resize_with(found.dtype_number + 1, || None);
-        }
-        self.dtypes[found.dtype_number] = Some(dtype);
-        Ok(())
-    }
-}
-
-/// The bytes of a key, and the string they are.
-type CachedKey<'py> = (SmallVec<[u8; 24]>, Bound<'py, PyString>);
-
-/// Recently seen map keys: the same few stand in every layer.
-#[derive(Default)]
-struct KeyCache<'py> {
-    slots: Vec<Option<CachedKey<'py>>>,
-}
-
-impl<'py> KeyCache<'py> {
-    const SLOTS: u32 = 256;
-    const MAX_LEN: usize = 64;
-
-    #[inline]
-    fn get(&mut self, py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyString>> {
-        let new = || new_string(py, text);
-        if text.len() > Self::MAX_LEN {
-            return new();
-        }
-        if self.slots.is_empty() {
-            self.slots.resize_with(Self::SLOTS as usize, || None);
-        }
-        // FNV-1a, which is short and good enough for a cache. Its low bits depend on all
-        // bytes; the high ones hardly on the last, which is all that differs in `w0`, `w1`.
-        let hash = text.iter().fold(0x811c_9dc5_u32, |hash, byte| {
-            (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-        });
-        let slot = &mut self.slots[(hash % Self::SLOTS) as usize];
-        if let Some((known, string)) = slot
-            && known[..] == *text
-        {
-            return Ok(string.clone());
-        }
-        let string = new()?;
-        *slot = Some((SmallVec::from_slice(text), string.clone()));
-        Ok(string)
     }
 }

@@ -1,4 +1,6 @@
 //! Containers, and the choice of what a value is.
+//!
+//! It is one recursion, and long because there are many kinds of containers.
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::intern;

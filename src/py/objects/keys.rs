@@ -1,0 +1,48 @@
+//! Keys of maps as strings of Python.
+
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use smallvec::SmallVec;
+
+use super::super::memory::new_string;
+
+/// The bytes of a key, and the string they are.
+type CachedKey<'py> = (SmallVec<[u8; 24]>, Bound<'py, PyString>);
+
+/// Recently seen map keys: the same few stand in every layer.
+#[derive(Default)]
+pub(super) struct KeyCache<'py> {
+    slots: Vec<Option<CachedKey<'py>>>,
+}
+
+impl<'py> KeyCache<'py> {
+    /// A map of more keys does not use it.
+    pub(super) const SLOTS: u32 = 256;
+    const MAX_LEN: usize = 64;
+
+    /// The string of a key.
+    #[inline]
+    pub(super) fn get(&mut self, py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyString>> {
+        let new = || new_string(py, text);
+        if text.len() > Self::MAX_LEN {
+            return new();
+        }
+        if self.slots.is_empty() {
+            self.slots.resize_with(Self::SLOTS as usize, || None);
+        }
+        // FNV-1a, which is short and good enough for a cache. Its low bits depend on all
+        // bytes; the high ones hardly on the last, which is all that differs in `w0`, `w1`.
+        let hash = text.iter().fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+        });
+        let slot = &mut self.slots[(hash % Self::SLOTS) as usize];
+        if let Some((known, string)) = slot
+            && known[..] == *text
+        {
+            return Ok(string.clone());
+        }
+        let string = new()?;
+        *slot = Some((SmallVec::from_slice(text), string.clone()));
+        Ok(string)
+    }
+}

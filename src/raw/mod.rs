@@ -1,0 +1,225 @@
+//! Memory that somebody else may change meanwhile.
+//!
+//! Python may run, and other processes may write to mapped files, while bytes are being
+//! saved or parsed. Rust's `&[u8]` promises that nobody writes, so such memory is never lent
+//! as a slice: it is copied, and only the copy is looked at. What is copied while others write
+//! is a mix of old and new bytes, as with `memcpy` in any other program.
+#![allow(unsafe_code)]
+
+mod filling;
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::ptr;
+
+pub(crate) use self::filling::append_with;
+pub use self::filling::{Filling, Room, zeroed};
+
+use crate::Result;
+
+/// A run of memory that can be read for `'a`, and that others may change.
+#[derive(Debug, Clone, Copy)]
+pub struct RawBytes<'a> {
+    start: *const u8,
+    len: usize,
+    lifetime: PhantomData<&'a [u8]>,
+}
+
+// SAFETY: the memory may be read by any thread; nothing is written through this.
+unsafe impl Send for RawBytes<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for RawBytes<'_> {}
+
+impl<'a> From<&'a [u8]> for RawBytes<'a> {
+    #[inline]
+    fn from(bytes: &'a [u8]) -> Self {
+        Self {
+            start: bytes.as_ptr(),
+            len: bytes.len(),
+            lifetime: PhantomData,
+        }
+    }
+}
+
+impl RawBytes<'_> {
+    /// The `len` bytes from `start` on.
+    ///
+    /// # Safety
+    /// They must stay readable for `'a`. Their content may change.
+    #[inline]
+    #[must_use]
+    pub unsafe fn new(start: *const u8, len: usize) -> Self {
+        Self {
+            start,
+            len,
+            lifetime: PhantomData,
+        }
+    }
+
+    /// How many bytes there are.
+    #[inline]
+    #[must_use]
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the first byte is.
+    #[inline]
+    #[must_use]
+    pub fn as_ptr(self) -> *const u8 {
+        self.start
+    }
+
+    /// A part of these bytes.
+    ///
+    /// # Panics
+    /// If `range` is not inside them.
+    #[inline]
+    #[must_use]
+    pub fn slice(self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len);
+        Self {
+            // SAFETY: the range is inside the memory.
+            start: unsafe { self.start.add(range.start) },
+            len: range.len(),
+            lifetime: PhantomData,
+        }
+    }
+
+    /// Whether some of this memory is part of the other.
+    #[must_use]
+    pub fn overlaps(self, other: RawBytes<'_>) -> bool {
+        let (ours, theirs) = (self.start.addr(), other.start.addr());
+        ours < theirs + other.len && theirs < ours + self.len
+    }
+
+    /// Copies all bytes to `target`, and returns them there.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    #[inline]
+    pub fn copy_to(self, target: &mut [MaybeUninit<u8>]) -> &mut [u8] {
+        assert_eq!(target.len(), self.len);
+        // SAFETY: both have `len` bytes, of which those of `target` are ours alone, and so
+        // apart from these. All of it is written.
+        unsafe {
+            ptr::copy_nonoverlapping(self.start, target.as_mut_ptr().cast(), self.len);
+            target.assume_init_mut()
+        }
+    }
+
+    /// A copy of the `N` bytes from `at` on, or `None` if there are fewer.
+    #[inline]
+    #[must_use]
+    pub fn load<const N: usize>(self, at: usize) -> Option<[u8; N]> {
+        if self.len < N || at > self.len - N {
+            return None;
+        }
+        let mut copy = [0; N];
+        // SAFETY: `N` bytes from `at` on are inside the memory, and `copy` has as many.
+        unsafe { ptr::copy_nonoverlapping(self.start.add(at), copy.as_mut_ptr(), N) };
+        Some(copy)
+    }
+
+    /// Appends a copy of all bytes to a vector.
+    pub fn append_to(self, target: &mut Vec<u8>) -> Result<()> {
+        append_with(target, self.len, |place| Ok(self.copy_to(place)))
+    }
+
+    /// Copies `rows` rows of `row_bytes` bytes each to `target`, where one begins every
+    /// `stride` bytes. Here they lie one after the other.
+    ///
+    /// # Panics
+    /// If there are not as many bytes, or not as much room.
+    pub fn copy_rows(self, row_bytes: usize, target: &mut [u8], stride: usize) {
+        let rows = self.len / row_bytes;
+        assert!(rows * row_bytes == self.len && row_bytes <= stride);
+        assert!(rows == 0 || (rows - 1) * stride + row_bytes <= target.len());
+        let to = target.as_mut_ptr();
+        // SAFETY: in each step as many bytes are copied as there are on both sides, which was
+        // checked for the last row. Elements of the usual sizes are a load and a store.
+        unsafe {
+            macro_rules! copy {
+                ($len:expr) => {
+                    for row in 0..rows {
+                        let from = self.start.add(row * row_bytes);
+                        ptr::copy_nonoverlapping(from, to.add(row * stride), $len);
+                    }
+                };
+            }
+            match row_bytes {
+                1 => copy!(1),
+                2 => copy!(2),
+                4 => copy!(4),
+                8 => copy!(8),
+                16 => copy!(16),
+                _ => copy!(row_bytes),
+            }
+        }
+    }
+}
+
+/// Memory that can be copied from as long as this lives.
+pub trait AsRaw {
+    /// All of it.
+    fn as_raw(&self) -> RawBytes<'_>;
+}
+
+impl AsRaw for Vec<u8> {
+    fn as_raw(&self) -> RawBytes<'_> {
+        self.as_slice().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_outside_is_not_loaded() {
+        let bytes = RawBytes::from(&b"abcdef"[..]);
+        assert_eq!(bytes.load(2), Some(*b"cdef"));
+        assert_eq!(bytes.load::<4>(3), None);
+        assert_eq!(bytes.load::<7>(0), None);
+        assert_eq!(bytes.load::<1>(usize::MAX), None);
+        assert_eq!(bytes.load(6), Some([]));
+    }
+
+    #[test]
+    fn rows_are_spread() {
+        for row_bytes in 1..20 {
+            let source: Vec<u8> = (1..=5 * row_bytes)
+                .map(|i| u8::try_from(i).unwrap())
+                .collect();
+            let stride = row_bytes + 3;
+            let mut target = vec![0; 4 * stride + row_bytes];
+            source.as_raw().copy_rows(row_bytes, &mut target, stride);
+            for (row, expected) in source.chunks(row_bytes).enumerate() {
+                assert_eq!(&target[row * stride..][..row_bytes], expected);
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "rows")]
+    fn rows_beyond_the_target_are_refused() {
+        vec![0; 6].as_raw().copy_rows(3, &mut [0; 7], 5);
+    }
+
+    #[test]
+    fn memory_overlaps_where_it_does() {
+        let bytes = RawBytes::from(&b"abcdef"[..]);
+        assert!(bytes.slice(0..3).overlaps(bytes.slice(2..4)));
+        assert!(bytes.slice(2..4).overlaps(bytes));
+        assert!(!bytes.slice(0..3).overlaps(bytes.slice(3..6)));
+        assert!(!bytes.slice(3..6).overlaps(bytes.slice(0..3)));
+    }
+}
