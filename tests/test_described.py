@@ -321,7 +321,7 @@ def test_a_type_that_is_not_registered_is_refused_with_its_path() -> None:
 def test_static_data_that_cannot_be_saved_name_type_and_field() -> None:
     with pytest.raises(TypeError, match=r"at a: node_types.Struct: the field 'name': static.*lam"):
         treepack.dumps({"a": Struct(1, lambda: None)})
-    with pytest.raises(TypeError, match=r"at \.: static data of type .*function"):
+    with pytest.raises(TypeError, match=r"at \.: the field 'func': static data of .*function"):
         treepack.dumps(Partial(lambda: None))
 
 

@@ -63,6 +63,18 @@ def left_out(values: dict[str, Any]) -> dict[str, Any]:
     return {field: _dug(value, field) for field, value in values.items()}
 
 
+# What to do about static data that have no name.
+OR_HOLES = "; or leave it out with holes=True, and fill it in with static= when loading"
+
+
+def check_field(field: str, value: Any, where: str = "") -> None:
+    """Raises a TypeError with the name of a field if its value cannot be written."""
+    try:
+        _core.encode_value(value)
+    except (TypeError, ValueError) as reason:
+        raise TypeError(f"{where}the field {field!r}: {reason}{OR_HOLES}") from None
+
+
 def dug(value: Any, fields: Sequence[str] | None) -> Any:
     """Returns static data with holes for what cannot be written; of a tuple of fields, in them."""
     if fields and isinstance(value, tuple) and len(value) == len(fields):

@@ -261,11 +261,14 @@ def _own_type(ty: type, name: str, reduce: Any, rebuild: Any) -> NodeType:
 
 def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
     function = _holes.left_out({"func": _jax.partial_function(partial)})["func"]
+    _holes.check_field("func", function)
     return _core.encode_value(function), {"args": partial.args, "keywords": partial.keywords}
 
 
 def _reduce_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
     functions = _holes.left_out(pruned.functions())
+    for name, function in functions.items():
+        _holes.check_field(name, function)
     kind = type(pruned.container).__name__
     return _core.encode_value((kind, pruned.keys(), functions)), pruned.children()
 

@@ -643,7 +643,7 @@ def _add_functions(
     """Returns static data with the functions among the children of these names."""
     functions = _holes.left_out(functions)
     for name, function in functions.items():
-        _check_field(name, function, f"{default_name(nodetype)}: ")
+        _holes.check_field(name, function, f"{default_name(nodetype)}: ")
     return _core.encode_value((_FUNCTIONS, data, names, functions))
 
 
@@ -659,18 +659,6 @@ def _taken(data: bytes) -> _Variable | _WithFunctions | None:
     return None
 
 
-def _check_field(field: str, value: Any, where: str) -> None:
-    """Raises a TypeError with the name of a field if its value cannot be written."""
-    try:
-        _core.encode_value(value)
-    except (TypeError, ValueError) as reason:
-        raise TypeError(f"{where}the field {field!r}: {reason}{_OR_HOLES}") from None
-
-
-# What to do about static data that have no name.
-_OR_HOLES = "; or leave it out with holes=True, and fill it in with static= when loading"
-
-
 def _encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None) -> bytes:
     """Returns auxdata as bytes; an error names type and field."""
     try:
@@ -681,5 +669,5 @@ def _encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None
         where = "" if nodetype is None else f"{default_name(nodetype)}: "
         if meta and isinstance(auxdata, tuple) and len(auxdata) == len(meta):
             for field, value in zip(meta, auxdata, strict=True):
-                _check_field(field, value, where)
-        raise TypeError(f"{where}{error}{_OR_HOLES}") from None
+                _holes.check_field(field, value, where)
+        raise TypeError(f"{where}{error}{_holes.OR_HOLES}") from None
