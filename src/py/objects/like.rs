@@ -30,18 +30,17 @@ impl<'py> Objects<'_, 'py> {
         if has_record(template)? {
             return Ok(None);
         }
-        if self.is_rooted()? {
-            self.reader.next()?;
-            self.reader.next()?;
-            let found = self.value_like(template, matching)?;
-            let whole = found.is_some() && self.end(true)?;
-            return Ok(found.filter(|_| whole));
-        }
         let event = self.reader.next()?;
-        if let Event::Map(map) = event
-            && map.len as usize == matching.len(template)? + 1
-        {
-            return self.map_like(map.len as usize - 1, true, template, matching);
+        if let Event::Map(map) = event {
+            if map.len == 2 && self.is_rooted()? {
+                self.reader.next()?; // the key
+                let found = self.value_like(template, matching)?;
+                let whole = found.is_some() && self.end(true)?;
+                return Ok(found.filter(|_| whole));
+            }
+            if map.len as usize == matching.len(template)? + 1 {
+                return self.map_like(map.len as usize - 1, true, template, matching);
+            }
         }
         self.event_like(event, template, matching)
     }
