@@ -450,6 +450,9 @@ def test_numbers_where_the_template_has_arrays_of_jax(tmp_path: Path) -> None:
     assert treepack.loads(data, template, sharding=WHOLE)["step"].sharding == WHOLE
     assert treepack.loads(data, template, arrays="numpy") == {"step": 3, "scale": 2.5}
     assert treepack.serialization.from_bytes(template, data) == {"step": 3, "scale": 2.5}
+    # Of another kind they would be other numbers.
+    found = treepack.loads(treepack.dumps({"step": 2.5, "scale": 3}), template, strict=False)
+    assert found == {"step": 2.5, "scale": 3}
     with pytest.raises(treepack.TreepackError, match=r"at step: 1099511627776 does not fit int32"):
         treepack.loads(treepack.dumps({"step": 2**40, "scale": 0.0}), template)
 

@@ -80,11 +80,12 @@ def converter(
 
 
 def _numbered(leaf: tuple[str, Any, Any], found: Any) -> Any:
-    """Returns a number as an array, where the template has one of jax in its place."""
+    """Returns a number as an array, where the template has one of jax of its kind in its place."""
     path, target, _ = leaf
     if type(found) not in (bool, int, float, complex) or not _jax.is_abstract(target):
         return found
-    if target.shape != () or _jax.is_extended(target.dtype):
+    expected = signature(target)
+    if expected is None or expected.shape != () or expected.kind != type(found).__name__:
         return found
     try:
         return np.asarray(found, target.dtype)
