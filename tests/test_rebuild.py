@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import treepack
 from treepack import _core, _restore
-from treepack._restore import Restore
+from treepack._restoring import Restore
 from treepack.errors import MismatchError
 from trees import assert_same
 
@@ -66,8 +66,7 @@ def states(template: Any) -> st.SearchStrategy[Any]:
 
 
 def outcome(child: Any, template: Any, state: Any, strict: Any) -> tuple[Any, Any]:
-    restore = Restore(strict)
-    restore.child = child
+    restore = Restore(strict, child)
     result = error = None
     with contextlib.suppress(ValueError):
         try:

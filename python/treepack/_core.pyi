@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import Buffer
 
 from treepack._options import Strict
-from treepack._restore import Restore
+from treepack._restoring import Restore
 
 __all__ = [
     "CHUNKED_MARKER",

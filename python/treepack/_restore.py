@@ -4,17 +4,15 @@
                                        plain containers,   everything else,
                                        equal leaves        and all that is wrong
 
-The core goes through what is plain by itself, and asks here about the rest. A `Restore` is where
-it all meets: the path, and the mismatches so far. It belongs to the thread that restores. Handlers
-of the program call `from_state_dict` in the middle of it, and take part in the same restore.
+The core goes through what is plain by itself, and asks here about the rest. A `Restore`
+(`_restoring`) is where it all meets: the path, and the mismatches so far.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from treepack import _core, _paths, _prng
@@ -27,178 +25,11 @@ from treepack._nodes.code import Pruned
 from treepack._nodes.kind import Difference
 from treepack._options import Strict, check_strict
 from treepack._report import ABSENT, Convert, Partial, state_leaves
-from treepack.errors import Mismatch, MismatchError
+from treepack._restoring import NOTHING, Restore, RestoreChild, as_part, current
+from treepack.errors import MismatchError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-# Takes a child of the template, its state, its name and the restore it is part of.
-RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
-
-
-class Restore:
-    """One restore, from the outermost call to its end, as a context manager.
-
-    While it is entered, it is what this thread restores; another one that was under
-    way is set aside meanwhile. Leaving it raises an error for what it found wrong.
-
-    Attributes:
-      strict: How strict it is; inner calls inherit it.
-      cast: Whether floats may have another dtype than the template's.
-      in_words: Whether its error says first what flax says.
-      partial: What stays as the template has it, if not all is restored.
-      kinds: What was saved where, if that is compared: see `_core.state_of_today`.
-      child: The function that restores a child of the template.
-      path: The names from the root to where it is.
-      mismatches: The differences so far by path, so that none is told twice.
-      sentence: What flax says of the first difference in structure.
-      found: The leaves so far that are to be converted, if any are.
-      converted: By path, what was found and what takes its place.
-    """
-
-    def __init__(
-        self,
-        strict: Strict,
-        *,
-        cast: bool = False,
-        in_words: bool = True,
-        partial: Partial | None = None,
-        kinds: dict[str, str] | None = None,
-    ):
-        self.partial = partial
-        self.kinds = kinds
-        self.strict = check_strict(strict)
-        self.cast = cast
-        self.in_words = in_words
-        self.child = restore_child if kinds is not None else _child_restorer()
-        self.path: list[str] = []
-        self.mismatches: dict[str, Mismatch] = {}
-        self.sentence: str | None = None
-        self.found: list[tuple[str, Any, Any]] | None = None
-        self.converted: dict[str, list[tuple[Any, Any]]] | None = None
-        self._outer: Restore | None = None
-
-    def __enter__(self) -> Restore:
-        self._outer, _local.restore = _local.restore, self
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        _local.restore = self._outer
-        if kind is None and self.mismatches:
-            raise self.error()
-
-    def error(self) -> MismatchError:
-        """Returns the error that tells all differences so far."""
-        found = list(self.mismatches.values())
-        singular, plural = ("leaf", "leaves") if self.sentence is None else ("place", "places")
-        count = f"1 {singular} does" if len(found) == 1 else f"{len(found)} {plural} do"
-        lines = [f"\n  {_line(mismatch)}" for mismatch in found[:_MOST_LINES]]
-        if len(found) > _MOST_LINES:
-            lines.append(f"\n  and {len(found) - _MOST_LINES} more, in the error's mismatches")
-        text = f"{count} not match the template:{''.join(lines)}"
-        if self.sentence is None:
-            of_names = any(NOTHING in (it.expected, it.found) for it in found)
-            hint = "" if of_names else "\nPass strict=False to restore what is found regardless."
-            return MismatchError(f"{text}{hint}", found)
-        if not self.in_words:
-            return MismatchError(text, found)
-        error = MismatchError(self.sentence, found)
-        error.add_note(text)
-        return error
-
-    def below(self, child: Any, state: Any, name: str) -> Any:
-        """Returns a child of the template with its state."""
-        return self.child(child, state, name, self)
-
-    @property
-    def converts(self) -> bool:
-        """Whether leaves are converted, so that none may be missed."""
-        return self.found is not None or self.converted is not None
-
-    @contextlib.contextmanager
-    def part(self, strict: Strict) -> Iterator[None]:
-        """Is more or less strict for a part of the tree.
-
-        What a part found wrong is forgotten if it ends in an error: whoever catches
-        that may go another way.
-        """
-        outer = self.strict, self.sentence
-        found = dict(self.mismatches)
-        self.strict = check_strict(strict)
-        try:
-            yield
-        except BaseException:
-            self.mismatches, self.sentence = found, outer[1]
-            raise
-        finally:
-            self.strict = outer[0]
-
-    def path_of(self, name: str) -> str:
-        """Returns how the child `name` of the current place is written."""
-        return _paths.text(part for part in [*self.path, name] if part is not _HERE)
-
-    def note(self, name: str, expected: str, found: str, similar: str = "") -> None:
-        """Notes a difference at the child `name` of the current place."""
-        path = self.path_of(name)
-        self.mismatches.setdefault(path, Mismatch(path, expected, found, similar))
-
-    def keep(self, target: Any, name: str) -> Any:
-        """Returns a part of the template that stays as it is."""
-        if self.partial is not None:
-            self.partial.kept(target, self.path_of(name))
-        return target
-
-    def leaf(self, target: Any, state: Any, name: str) -> Any:
-        """Returns a leaf, or what it is converted to, or keeps it for that."""
-        path = self.path_of(name)
-        if self.found is not None:
-            self.found.append((path, target, state))
-        elif self.converted is not None:
-            for found, made in self.converted.get(path, ()):
-                if found is state:
-                    return made
-        return state
-
-    @contextlib.contextmanager
-    def as_found(self) -> Iterator[None]:
-        """Leaves all leaves below as they are."""
-        outer, self.found, self.converted = (self.found, self.converted), None, None
-        try:
-            yield
-        finally:
-            self.found, self.converted = outer
-
-
-class _Name(str):
-    """A name that is told from an equal key of a dict."""
-
-
-# What `name="."` is inside: the place where it is said, and no child of it.
-_HERE = _Name(_paths.ROOT)
-
-
-def _as_part(name: str) -> str:
-    """Returns a name that a caller gave, for a path."""
-    return _HERE if name == _HERE else name
-
-
-class _Local(threading.local):
-    restore: Restore | None = None
-
-
-_local = _Local()
-
-
-def current_path() -> str:
-    """Returns the path in the state dict during a restore, for error messages.
-
-    Example:
-      >>> import treepack
-      >>> treepack.serialization.current_path()
-      ''
-    """
-    return "" if _local.restore is None else "/".join(_local.restore.path)
-
 
 T = TypeVar("T")
 
@@ -240,7 +71,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
       >>> treepack.serialization.from_state_dict(template, state)
       {'w': array([1., 1.]), 'n': (1, 2)}
     """
-    restore = _local.restore
+    restore = current()
     if restore is None:
         return restore_tree(target, state, name, strict)
     if target is None:
@@ -248,7 +79,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
     # A handler calls in the midst of a restore, which it takes part in.
     with restore.part(restore.strict if strict is True else strict):
         outer, restore.sentence = restore.sentence, None
-        restored = restore.below(target, state, _as_part(name))
+        restored = restore.below(target, state, as_part(name))
         if restore.sentence is not None:
             # Raised at once, since the handler may know what to do.
             raise restore.error()
@@ -312,14 +143,15 @@ def restore_tree(
     if target is None:
         check_strict(strict)
         return state
-    name = _as_part(name)
+    name = as_part(name)
     kinds: dict[str, str] | None = None
     if record is not None and (strict == "exact" or _core.has_older_types(record[0])):
         kinds = {} if strict == "exact" else None
         state = _core.state_of_today(state, record[0], kinds=kinds, absent=ABSENT, at=record[1])
 
     def begun() -> Restore:
-        return Restore(strict, cast=cast, in_words=in_words, partial=partial, kinds=kinds)
+        child = restore_child if kinds is not None else _child_restorer()
+        return Restore(strict, child, cast=cast, in_words=in_words, partial=partial, kinds=kinds)
 
     with begun() as restore:
         if convert is not None:
@@ -483,8 +315,6 @@ def _note_names(
         restore.note(str(name), NOTHING, described(state[name]))
 
 
-NOTHING = "nothing"
-
 # Among more names than these, similar ones take long to find.
 _MOST_NAMES = 1000
 
@@ -583,16 +413,3 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
         return compared
     finally:
         restore.path.pop()
-
-
-# The most lines of differences that a message has; all are in its `mismatches`.
-_MOST_LINES = 50
-
-
-def _line(found: Mismatch) -> str:
-    if found.found == NOTHING:
-        hint = f"; is it {found.similar}?" if found.similar else ""
-        return f"{found.path}: missing (expected {found.expected}){hint}"
-    if found.expected == NOTHING:
-        return f"{found.path}: unexpected (found {found.found})"
-    return f"{found.path}: expected {found.expected}, found {found.found}"

@@ -22,11 +22,11 @@ from treepack._nodes import handlers
 from treepack._nodes.handlers import register_serialization_state
 from treepack._options import Progress, Strict, telling
 from treepack._restore import (
-    current_path,
     from_state_dict,
     restore_encoded,
     without_structure,
 )
+from treepack._restoring import current_path
 from treepack._state_dict import is_serializable, to_state_dict
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ pub fn rebuild<'py>(
 struct Rebuild<'a, 'py> {
     hooks: &'static Hooks,
     signals: Signals,
-    /// The `_restore.Restore` that this is part of, and the list that `current_path` joins.
+    /// The `_restoring.Restore` that this is part of, and the list that `current_path` joins.
     restore: &'a Bound<'py, PyAny>,
     path: Bound<'py, PyList>,
     depth: Cell<usize>,
