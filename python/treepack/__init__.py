@@ -19,12 +19,8 @@ from treepack._open import File, open
 from treepack._options import Progress, Strict
 from treepack._pipelines import buffers, pack_into, packed_size
 from treepack._placement import Arrays
-from treepack._registration import (
-    register_dataclass,
-    register_namedtuple,
-    register_node,
-    register_tree,
-)
+from treepack._register_tree import register_tree
+from treepack._registration import register_dataclass, register_namedtuple, register_node
 from treepack._report import Report
 from treepack._saving import Saving
 from treepack._streams import read_stream, write_stream
