@@ -11,10 +11,7 @@ from treepack import _auxdata, _core, _jax_export, _node_types
 from treepack._evolution import fields_text
 from treepack._fields import Fields
 from treepack._jax_nodes import add_type, encode_auxdata
-from treepack._libraries.jax import (
-    is_node_type,
-    needed,
-)
+from treepack._libraries.jax import is_node_type, needed
 from treepack._names import default_name, registering
 from treepack._node_types import FieldNames, NodeType, Upgrade, check_children
 from treepack._nodes import is_plain_namedtuple
