@@ -156,7 +156,9 @@ def test_upgrades_into_a_template(strict: Any, tmp_path: Path) -> None:
     assert found["w"].tolist() == [0]
     # What was encoded without types is not known to be old.
     assert treepack.serialization.from_state_dict(template, flat)["u"][0].mass.tolist() == [1, 2]
-    with pytest.raises(treepack.TreepackError, match="rename is not for files with nodes of older"):
+    with pytest.raises(
+        treepack.TreepackError, match="rename is not for files with nodes that are to be upgraded"
+    ):
         treepack.load(path, template, rename={"w": "w"})
 
 
@@ -182,22 +184,90 @@ def test_upgrades_of_names_into_a_template() -> None:
         treepack.loads(data, {"x": new(np.zeros(3), "none")})
 
 
-def test_new_fields_into_a_template() -> None:
-    data = treepack.dumps({"x": define("a")(1)})
-    new = define("a", ("b", Any, dataclasses.field(default=2)), static("c", default=3))
-    found = treepack.loads(data, {"x": new(0, 0, 4)})["x"]
-    assert (found.a, found.b, found.c) == (1, 2, 4)
+def test_new_fields_into_a_template(tmp_path: Path) -> None:
+    treepack.register_auxdata(
+        Mode, "tests.evolution.Mode", lambda _: 1, lambda _: pytest.fail("it was read")
+    )
+    path = tmp_path / "old"
+    treepack.save(path, {"x": define("a", static("mode"))(1, Mode.ONE)})
+    new = define("a", static("mode"), ("b", Any, dataclasses.field(default=None)))
+    template = {"x": new(0, None, np.ones(2))}
+    for strict in (True, False, "exact"):
+        with pytest.raises(treepack.MismatchError, match=r"x/b: missing \(expected float64\[2\]\)"):
+            treepack.load(path, template, strict=strict)
+    # The template has a value already; what is static there is not even read.
+    found, report = treepack.load(path, template, missing="target", return_report=True)
+    assert (found["x"].a, found["x"].mode) == (1, None)
+    assert found["x"].b.tolist() == [1, 1]
+    assert (report.loaded, report.kept) == (["x/a"], ["x/b"])
     # A field that is gone is told.
-    define("b", ("c", Any, dataclasses.field(default=2)))
+    gone = define(static("mode"), ("b", Any, dataclasses.field(default=2)))
     with pytest.raises(treepack.MismatchError, match="x/a: unexpected"):
-        treepack.loads(data, {"x": define("b")(0)})
+        treepack.load(path, {"x": gone(None, 0)})
+
+
+class Mode(enum.Enum):
+    """Static data that nobody has to read."""
+
+    ONE = 1
+
+
+class Inner(NamedTuple):
+    z: Any
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_an_upgrade_gets_the_same_with_a_template_as_without(tmp_path: Path, sharded: bool) -> None:
+    treepack.register_namedtuple(Inner, serialized_name="tests.evolution.Inner")
+    path = tmp_path / "old"
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    w = jax.device_put(jnp.arange(4.0), place)
+    old = define("w", "layers", "inner", static("act"))
+    hole = lambda x: x  # noqa: E731
+    treepack.save(path, {"x": old(w, [1, (2,)], Inner(3), hole)}, holes=True, sharded=sharded)
+    seen = []
+
+    def upgrade(fields: Any, children: Any, version: int) -> Any:
+        seen.append(
+            (fields, {name: (type(child), repr(child)) for name, child in children.items()})
+        )
+        w = children["w"].at[0].set(7) * 2
+        return fields, {"w": w, "layers": [*children["layers"], Inner(4)], "inner": {"i": w + 1}}
+
+    new = define("w", "layers", "inner", static("act"), version=1, upgrade=upgrade)
+    template = {"x": new(jnp.zeros(4), [0, (0,), Inner(0)], {"i": jnp.zeros(4)}, hole)}
+    expected = treepack.load(path, static={"x/act": hole})["x"]
+    for strict in (True, False, "exact"):
+        for found in (
+            treepack.load(path, template, strict=strict)["x"],
+            treepack.load(path, template, strict=strict, missing="target")["x"],
+            treepack.open(path)["x"].load(template["x"], strict=strict),
+        ):
+            assert repr(found) == repr(expected)
+            assert isinstance(found.w, jax.Array)
+            assert type(found.layers[1]) is tuple
+    assert all(one == seen[0] for one in seen)
+    if not sharded:
+        numpy = treepack.serialization.load_from_file(template, path)["x"]
+        assert type(numpy.w) is np.ndarray
+        assert numpy.w.tolist() == [14, 2, 4, 6]
+
+
+def test_what_a_template_ignores_is_not_upgraded(tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    treepack.save(path, {"x": define("a")(1), "n": 2})
+    define("a", version=1, upgrade=lambda *_: pytest.fail("it was upgraded"))
+    assert treepack.load(path, {"n": 0}) == {"n": 2}
+    found, report = treepack.load(path, {"n": 0}, missing="target", return_report=True)
+    assert (found, report.unexpected) == ({"n": 2}, ["x/a"])
 
 
 def test_a_part_of_an_older_node_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "old"
     treepack.save(path, {"x": define("a", "b")(1, 2)})
     new = define("a", "b", version=1, upgrade=lambda static, children, _: (static, children))
-    with pytest.raises(treepack.TreepackError, match="all of such a node has to be loaded"):
+    with pytest.raises(treepack.TreepackError, match="has to be loaded whole, or not at all"):
         treepack.load(path, {"x": new(0, 0)}, select="x/a")
 
 

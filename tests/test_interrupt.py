@@ -196,3 +196,14 @@ def test_a_timer_does_not_keep_a_file_from_being_saved(tmp_path: Path):
     path = tmp_path / "model"
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
     assert path.stat().st_size > 240_000_000
+
+
+def test_what_a_handler_raises_is_not_swallowed():
+    template = [0] * 2_000_000
+    data = treepack.serialization.to_bytes(template)
+
+    def handler(*_: object) -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        stopped(lambda: treepack.serialization.from_bytes(template, data), handler, 0.02)

@@ -25,11 +25,12 @@ __all__ = [
     "decompress",
     "encode_value",
     "has_older_types",
+    "mark_older",
+    "other_kinds",
     "problems",
     "rebuild",
     "restore",
     "restore_like",
-    "state_of_today",
     "stream_items",
     "thread_count",
     "trailer_metadata",
@@ -467,31 +468,40 @@ def assemble(
       DecodeError: A ValueError. If the record is damaged, or is not that of the state.
     """
 
-def state_of_today(
-    state: Any,
-    trailer: bytes,
-    *,
-    kinds: dict[str, str] | None = None,
-    absent: Any = None,
-    at: list[tuple[int, int]] = ...,
+def mark_older(
+    state: Any, trailer: bytes, mark: Callable[[Any, list[tuple[int, int]]], Any], *, at: Any = ...
 ) -> Any:
-    """Returns a state dict as the types of today have it, if they have changed since.
+    """Returns a state dict with marks for nodes that are to be upgraded.
 
     Args:
       state: The state, which stays as it is.
       trailer: The record of its structure.
-      kinds: Is told what the containers are that are no dicts with strings as keys, by their paths:
-        `list`, `tuple`, `keys` for a dict with others, or the name of a type.
-      absent: What stands in the state for what was not read.
+      mark: Takes the state of such a node and where it is, as `at`; returns the mark.
       at: See `assemble`.
 
     Raises:
       DecodeError: A ValueError. If the record is damaged, or is not that of the state.
-      TreepackError: If only a part was read of a node that has to be made anew.
+    """
+
+def other_kinds(target: Any, state: Any, trailer: bytes, *, at: Any = ...) -> dict[str, str] | None:
+    """Returns what containers were saved as, unless a template plainly has the same.
+
+    Args:
+      target: The template.
+      state: A state dict.
+      trailer: The record of its structure.
+      at: See `assemble`.
+
+    Returns:
+      By path, of containers that are no dicts with strings as keys: `list`, `tuple`, `keys` for a
+      dict with others, or the name of a type.
+
+    Raises:
+      DecodeError: A ValueError. If the record is damaged, or is not that of the state.
     """
 
 def has_older_types(trailer: bytes) -> bool:
-    """Tells whether `state_of_today` has something to do with the record of a structure."""
+    """Tells whether `mark_older` has something to mark."""
 
 def trailer_metadata(trailer: bytes) -> Any:
     """Returns the metadata in the record of a structure, or `None`."""

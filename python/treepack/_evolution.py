@@ -46,36 +46,6 @@ def evolved(found: NodeType, saved: FieldNames | None, version: int) -> NodeType
     )
 
 
-def state_maker(found: NodeType, saved: FieldNames | None, version: int) -> NodeType | None:
-    """Returns a type that makes today's state of what such nodes consisted of, instead of nodes.
-
-    `None` if that is the state they have, or if nobody knows how: then it is for the template to
-    tell what does not fit.
-    """
-    if version == found.version:
-        if saved is None or found.fields is None:
-            return None
-        before = {*saved[0], *saved[1]}
-        added = [name for name in found.fields[0] if name not in before]
-        defaults = {name: default_of(found.ty, name) for name in added}
-        known = {name: default[0] for name, default in defaults.items() if default}
-
-        def fill(_: Any, names: list[str], children: list[Any]) -> dict[str, Any]:
-            state = dict(zip(names, children, strict=True))
-            return state | {name: make() for name, make in known.items()}
-
-        return found._replace(rebuild=fill) if known else None
-    if found.upgrade is None or version > found.version:
-        return None
-    convert = _converter(found, saved, version)
-
-    def make(*parts: Any) -> dict[str, Any]:
-        _, names, children = convert(*parts)
-        return dict(zip(names, children, strict=True))
-
-    return found._replace(rebuild=make)
-
-
 # Takes static data, names and children as they were; returns them as they are today.
 Converter = Callable[[Any, list[str], list[Any]], tuple[Any, list[str], list[Any]]]
 

@@ -177,7 +177,8 @@ class _Filling:
         """Returns what a node like the one that was saved has in the place of a hole."""
         if hole.field is None:
             return (node,) if default_name(type(node)) == hole.what else None
-        if type(node) is not self.ty:
+        # A subclass has the fields as well, but perhaps other static data as a whole.
+        if type(node) is not self.ty and not (hole.field and isinstance(node, self.ty)):
             return None
         if isinstance(node, Pruned):
             functions = node.functions()

@@ -22,7 +22,7 @@ from treepack._leaves import (
 )
 from treepack._libraries.msgpack import make as make_ext
 from treepack._node_types import find as find_node_type
-from treepack._node_types import find_upgrade
+from treepack._node_types import is_named, upgrades
 from treepack._node_types import reduce as reduce_node
 from treepack._nodes.builtin import check_unique_keys
 from treepack._prng import unwrap as unwrap_key
@@ -39,11 +39,11 @@ __all__ = [
     "explain",
     "fill_holes",
     "find_node_type",
-    "find_upgrade",
     "finish_transfer",
     "fixed_fields",
     "host_view",
     "is_abstract_array",
+    "is_named",
     "make_ext",
     "rebuild_value",
     "reduce_node",
@@ -53,5 +53,6 @@ __all__ = [
     "start_transfer",
     "to_contiguous",
     "unwrap_key",
+    "upgrades",
     "wrap_key",
 ]

@@ -198,13 +198,10 @@ def find(name: str, fields: FieldNames | None, version: int, or_none: bool) -> N
         raise
 
 
-def find_upgrade(name: str, fields: FieldNames | None, version: int) -> NodeType | None:
-    """Returns the type with a name, which makes today's state of what was saved with these fields.
-
-    `None` if that is today's state already, or if the program does not say how.
-    """
+def upgrades(name: str, version: int) -> bool:
+    """Tells whether what was saved of a type in a version is upgraded when it is loaded."""
     found = _types.by_name(name)
-    return None if found is None else _evolution.state_maker(found, fields, version)
+    return found is not None and found.upgrade is not None and version < found.version
 
 
 def is_named(ty: type, name: str) -> bool:

@@ -110,11 +110,10 @@ def load_part(tree: Tree, target: Any, part: Part, how: Reading) -> Any:
 
 
 def _check_renamed(record: tuple[bytes, Any] | None) -> None:
-    """Raises if types were defined otherwise: what would be made anew has other paths."""
+    """Raises if there are nodes to be upgraded, which might have other names then."""
     if record is not None and _core.has_older_types(record[0]):
         raise TreepackError(
-            "rename is not for files with nodes of older definitions of their types: load the tree "
-            "without a target, which upgrades them"
+            "rename is not for files with nodes that are to be upgraded: load them without it"
         )
 
 

@@ -80,17 +80,22 @@ def converter(
 
 
 def _numbered(leaf: tuple[str, Any, Any], found: Any) -> Any:
-    """Returns a number as an array, where the template has one of jax of its kind in its place."""
-    path, target, _ = leaf
+    """Returns a number as an array, where the template has one of jax of its kind in its place.
+
+    One that does not fit the dtype stays a number.
+    """
+    _, target, _ = leaf
     if type(found) not in (bool, int, float, complex) or not _jax.is_abstract(target):
         return found
     expected = signature(target)
     if expected is None or expected.shape != () or expected.kind != type(found).__name__:
         return found
     try:
-        return np.asarray(found, target.dtype)
-    except (OverflowError, TypeError) as error:
-        raise TreepackError(f"at {path}: {found!r} does not fit {target.dtype}") from error
+        with np.errstate(over="ignore"):
+            made = np.asarray(found, expected.dtype)
+    except OverflowError:
+        return found
+    return made if np.isfinite(made) or not np.isfinite(found) else found
 
 
 # Casting

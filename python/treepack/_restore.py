@@ -23,6 +23,7 @@ from treepack._node_types import is_named, name_of
 from treepack._nodes import NodeKind, handlers, kind_of
 from treepack._nodes.code import Pruned
 from treepack._nodes.kind import Difference
+from treepack._older import Older, Record, marked
 from treepack._options import Strict, check_strict
 from treepack._report import ABSENT, Convert, Partial, state_leaves
 from treepack._restoring import NOTHING, Restore, RestoreChild, as_part, current
@@ -119,7 +120,7 @@ def restore_tree(
     convert: Convert | None = None,
     in_words: bool = True,
     partial: Partial | None = None,
-    record: tuple[bytes, list[tuple[int, int]]] | None = None,
+    record: Record | None = None,
 ) -> Any:
     """Returns a tree as `from_state_dict` does, apart from any restore under way.
 
@@ -144,10 +145,11 @@ def restore_tree(
         check_strict(strict)
         return state
     name = as_part(name)
-    kinds: dict[str, str] | None = None
-    if record is not None and (strict == "exact" or _core.has_older_types(record[0])):
-        kinds = {} if strict == "exact" else None
-        state = _core.state_of_today(state, record[0], kinds=kinds, absent=ABSENT, at=record[1])
+    kinds = None
+    if record is not None:
+        if strict == "exact":
+            kinds = _core.other_kinds(target, state, record[0], at=record[1])
+        state = marked(state, record)
 
     def begun() -> Restore:
         child = restore_child if kinds is not None else _child_restorer()
@@ -195,6 +197,9 @@ def is_abstract_array(target: object) -> bool:
 def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     """Returns a part of the template with its state: any container or leaf."""
     kind = kind_of(target)
+    if type(state) is Older:
+        with restore.without_kinds():
+            return restore.below(target, state.today(target), name)
     if state is ABSENT:
         if restore.partial is None or restore.partial.keeps(target, restore.path_of(name)):
             return restore.keep(target, name)

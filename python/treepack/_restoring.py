@@ -34,7 +34,7 @@ class Restore:
       cast: Whether floats may have another dtype than the template's.
       in_words: Whether its error says first what flax says.
       partial: What stays as the template has it, if not all is restored.
-      kinds: What was saved where, if that is compared: see `_core.state_of_today`.
+      kinds: What was saved where, if that is compared: see `_core.other_kinds`.
       child: The function that restores a child of the template.
       path: The names from the root to where it is.
       mismatches: The differences so far by path, so that none is told twice.
@@ -146,6 +146,15 @@ class Restore:
                 if found is state:
                     return made
         return state
+
+    @contextlib.contextmanager
+    def without_kinds(self) -> Iterator[None]:
+        """Compares no kinds of containers: what is below is not as it was saved."""
+        outer, self.kinds = self.kinds, None
+        try:
+            yield
+        finally:
+            self.kinds = outer
 
     @contextlib.contextmanager
     def as_found(self) -> Iterator[None]:

@@ -43,9 +43,10 @@ pub struct Hooks {
     pub reduce_node: Py<PyAny>,
     /// `find_node_type(name, fields, version, or_none) -> NodeType | None`: which type has this name?
     pub find_node_type: Py<PyAny>,
-    /// `find_upgrade(name, fields, version) -> NodeType | None`: which type has this name, if it makes a
-    /// state of today's of what was saved?
-    pub find_upgrade: Py<PyAny>,
+    /// `upgrades(name, version) -> bool`: is what was saved in this version to be upgraded?
+    pub upgrades: Py<PyAny>,
+    /// `is_named(type, name) -> bool`: does a name in a file stand for this type?
+    pub is_named: Py<PyAny>,
     /// `fill_holes(data, path, static, type) -> data`: static data with what was not saved.
     pub fill_holes: Py<PyAny>,
     /// `reduce_value(value) -> (name, value)`: what is a value made of?
@@ -84,7 +85,8 @@ impl Hooks {
                 check_unique_keys: hook("check_unique_keys")?,
                 reduce_node: hook("reduce_node")?,
                 find_node_type: hook("find_node_type")?,
-                find_upgrade: hook("find_upgrade")?,
+                upgrades: hook("upgrades")?,
+                is_named: hook("is_named")?,
                 fill_holes: hook("fill_holes")?,
                 reduce_value: hook("reduce_value")?,
                 rebuild_value: hook("rebuild_value")?,

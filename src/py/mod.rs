@@ -83,7 +83,9 @@ mod _core {
     #[pymodule_export]
     const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
     #[pymodule_export]
-    use super::build::{assemble, has_older_types, rebuild, state_of_today, trailer_metadata};
+    use super::build::{
+        assemble, has_older_types, mark_older, other_kinds, rebuild, trailer_metadata,
+    };
     #[pymodule_export]
     use super::catalog::Catalog;
     #[pymodule_export]

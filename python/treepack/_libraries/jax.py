@@ -14,6 +14,7 @@ from treepack._libraries import imported
 
 if TYPE_CHECKING:
     import jax
+    import numpy as np
 
 
 def needed(what: str) -> Any:
@@ -27,6 +28,17 @@ def needed(what: str) -> Any:
     except ImportError as error:
         raise ImportError(f"{what}, and jax is not installed here") from error
     return jax
+
+
+def like(array: np.ndarray) -> Any:
+    """Returns an array of jax, or the one of NumPy where jax has no such, or is not installed."""
+    try:
+        import jax.numpy as jnp
+
+        made = jnp.asarray(array)
+    except (ImportError, TypeError):
+        return array
+    return made if made.dtype == array.dtype else array
 
 
 def is_array(value: object) -> bool:

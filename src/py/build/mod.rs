@@ -11,8 +11,10 @@
 //! | `matching.rs` | what of a template plainly matches |
 //! | `partial.rs` | by a record, where not all was read |
 //! | `record.rs` | by a record: `assemble`, and what else a record tells |
-//! | `older.rs` | a state of types that were defined otherwise when it was saved |
+//! | `older.rs` | nodes whose types were defined otherwise when they were saved |
+//! | `kinds.rs` | what containers were saved as, and whether a template has the same |
 
+mod kinds;
 mod matching;
 mod older;
 mod partial;
@@ -22,10 +24,14 @@ mod template;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use self::record::{check_count, damaged};
+use super::failure::Walked;
 use super::memory::new_dict;
+use crate::structure::{Kind, Trailer};
 
+pub use self::kinds::other_kinds;
 pub use self::matching::Matching;
-pub use self::older::{has_older_types, state_of_today};
+pub use self::older::{has_older_types, mark_older};
 pub use self::record::{assemble, trailer_metadata};
 pub use self::template::rebuild;
 
@@ -41,4 +47,25 @@ fn dict_of<'py>(
         dict.set_item(key, child)?;
     }
     Ok(dict)
+}
+
+/// The node of a record that positions lead to from the root: which child, and of how many.
+fn node_at(trailer: &Trailer, positions: &[(u64, u64)]) -> Walked<usize> {
+    let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
+    positions
+        .iter()
+        .try_fold(root, |node, &(mut index, count)| {
+            let found = &trailer.nodes[node];
+            if found.0 == Kind::Plain {
+                return Ok(node); // as all below it
+            }
+            check_count(found, count)?;
+            for repeat in &found.1 {
+                if index < u64::from(repeat.0) {
+                    return Ok(repeat.1 as usize);
+                }
+                index -= u64::from(repeat.0);
+            }
+            damaged("a container has fewer children than it was saved with")
+        })
 }

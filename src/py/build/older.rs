@@ -1,136 +1,129 @@
-//! A state of nodes whose types were defined otherwise when it was saved, for a template of today.
+//! Nodes whose types were defined otherwise when they were saved, for a template of today.
 //!
-//! This goes through the state as `record.rs` does, but makes states of nodes, not nodes.
-
-use std::collections::{HashMap, HashSet};
+//! Each is marked in its state. It becomes what a program of today would have saved only once a template
+//! asks for it.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::super::errors;
 use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
 use super::super::watch::Signals;
-use super::dict_of;
-use super::record::{Assembled, Assembly, Known, keys};
-use crate::structure::{Kind, NodeType, Trailer};
+use super::record::{Assembled, children};
+use super::{dict_of, node_at};
+use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
 
-/// The state as nodes of today's types have it; see `_core.pyi`.
+/// The state with marks for such nodes; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (state, trailer, *, kinds=None, absent=None, at=vec![]))]
-pub fn state_of_today<'py>(
+#[pyo3(signature = (state, trailer, mark, *, at=vec![]))]
+pub fn mark_older<'py>(
     state: Bound<'py, PyAny>,
     trailer: &[u8],
-    kinds: Option<Bound<'py, PyDict>>,
-    absent: Option<Bound<'py, PyAny>>,
+    mark: Bound<'py, PyAny>,
     at: Vec<(u64, u64)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
     let trailer = Trailer::read(trailer)?;
-    let types: Vec<_> = trailer
+    let older: Vec<bool> = trailer
         .types
         .iter()
-        .map(|class| older(py, class))
+        .map(|class| is_older(py, class))
         .collect::<PyResult<_>>()?;
-    if types.iter().all(Option::is_none) && kinds.is_none() {
-        return Ok(state);
+    // Which nodes are such, or have some below them, which stand before them.
+    let mut marked: Vec<bool> = Vec::with_capacity(trailer.nodes.len());
+    for Node(kind, repeats) in &trailer.nodes {
+        let here = matches!(kind, Kind::Typed(class, _) if older[*class as usize]);
+        marked.push(here || repeats.iter().any(|repeat| marked[repeat.1 as usize]));
     }
-    let mut assembly = Assembly {
-        py,
+    let marking = Marking {
         signals: Signals::new(),
         trailer: &trailer,
-        types,
-        decoded: HashMap::new(),
-        with_holes: HashSet::new(),
-        make: "rebuild",
-        unknown_as_dict: true,
-        fillings: py.None().into_bound(py),
-        path: Vec::new(),
-        leaves: None,
-        absent,
-        states: Some(States { kinds }),
+        older: &older,
+        marked: &marked,
+        mark,
     };
-    let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
-    let done = assembly
-        .below(root, &at)
-        .and_then(|root| assembly.node(state, root));
+    let mut at = at;
+    let done = node_at(&trailer, &at).and_then(|node| marking.node(state, node, &mut at));
     done.map_err(|failure| failure.into_py(py, "loading"))
 }
 
-/// Whether a record has types that were defined otherwise; one that is damaged has none. See `_core.pyi`.
+/// Whether a record has such types; one that is damaged has none. See `_core.pyi`.
 #[pyfunction]
 pub fn has_older_types(py: Python<'_>, trailer: &[u8]) -> PyResult<bool> {
     for class in Trailer::types(trailer).unwrap_or_default() {
-        if older(py, &class)?.is_some() {
+        if is_older(py, &class)? {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-fn older<'py>(py: Python<'py>, class: &NodeType) -> PyResult<Option<Known<'py>>> {
-    let find = Hooks::get(py)?.find_upgrade.bind(py);
-    let found = find.call1((&class.name, &class.fields, class.version))?;
-    (!found.is_none())
-        .then(|| Known::of(&found, "rebuild"))
-        .transpose()
+fn is_older(py: Python<'_>, class: &NodeType) -> PyResult<bool> {
+    let upgrades = Hooks::get(py)?.upgrades.bind(py);
+    upgrades.call1((&class.name, class.version))?.is_truthy()
 }
 
-/// States are made, not nodes.
-pub(super) struct States<'py> {
-    /// Is told the kinds of containers by their paths.
-    kinds: Option<Bound<'py, PyDict>>,
+struct Marking<'a, 'py> {
+    signals: Signals,
+    trailer: &'a Trailer,
+    /// By the numbers of types.
+    older: &'a [bool],
+    /// By the numbers of nodes.
+    marked: &'a [bool],
+    /// Takes a state and where its node is.
+    mark: Bound<'py, PyAny>,
 }
 
-impl<'py> Assembly<'_, 'py> {
-    /// The state of a container whose children have these states.
-    #[inline(never)] // see `node`
-    pub(super) fn state(
-        &mut self,
+impl<'py> Marking<'_, 'py> {
+    /// The state of a node; `at` is which child of how many leads there.
+    fn node(
+        &self,
+        state: Bound<'py, PyAny>,
         node: usize,
-        dict: &Bound<'py, PyDict>,
-        built: Vec<Bound<'py, PyAny>>,
+        at: &mut Vec<(u64, u64)>,
     ) -> Assembled<'py> {
-        let kind = &self.trailer.nodes[node].0;
-        self.tell(kind)?;
-        if let Kind::Typed(class, data) = kind
-            && self.types[*class as usize].is_some()
-        {
-            if built.iter().any(|child| self.is_absent(child)) {
-                let name = &self.trailer.types[*class as usize].name;
-                let what = format!(
-                    "the type {name:?} was defined otherwise when this was saved: all of such a \
-                     node has to be loaded, or nothing"
-                );
-                return Err(errors::make(self.py, "TreepackError", (what,)).into());
-            }
-            return self.typed(node, *class as usize, data, dict, &built);
+        if !self.marked[node] {
+            return Ok(state);
         }
-        let mut position = 0;
-        let mut same = built.iter().map(|child| {
-            dict_next(dict, &mut position).is_some_and(|(_, before)| before.is(child))
-        });
-        if same.all(|same| same) {
-            return Ok(dict.clone().into_any());
+        let py = state.py();
+        self.signals.check(py)?;
+        let found = &self.trailer.nodes[node];
+        let Ok(dict) = children(&state, found) else {
+            return Ok(state); // what is not there, or damaged, is told elsewhere
+        };
+        if matches!(&found.0, Kind::Typed(class, _) if self.older[*class as usize]) {
+            return Ok(self.mark.call1((state, at.clone()))?);
         }
-        // The state may be the program's.
-        Ok(dict_of(self.py, keys(dict).into_iter(), built)?.into_any())
+        let (mut keys, mut made) = (Vec::new(), Vec::new());
+        self.below(dict, found, at, &mut keys, &mut made)?;
+        // The state may be the program's, so it stays as it is.
+        Ok(dict_of(py, keys.into_iter(), made)?.into_any())
     }
 
-    /// Tells what kind of container there is.
-    fn tell(&self, kind: &Kind) -> Walked {
-        let kinds = self.states.as_ref().and_then(|it| it.kinds.as_ref());
-        let Some(kinds) = kinds else {
-            return Ok(());
-        };
-        let kind = match kind {
-            Kind::List => "list",
-            Kind::Tuple => "tuple",
-            Kind::DictWithKeys(_) => "keys",
-            Kind::Typed(class, _) => &self.trailer.types[*class as usize].name,
-            _ => return Ok(()),
-        };
-        Ok(kinds.set_item(self.path_text(), kind)?)
+    #[inline(never)] // what `node` calls must not need much of the stack
+    fn below(
+        &self,
+        dict: &Bound<'py, PyDict>,
+        node: &Node,
+        at: &mut Vec<(u64, u64)>,
+        keys: &mut Vec<Bound<'py, PyAny>>,
+        made: &mut Vec<Bound<'py, PyAny>>,
+    ) -> Walked {
+        let count = node.count();
+        let mut position = 0;
+        for Repeat(times, child) in &node.1 {
+            for _ in 0..*times {
+                let Some((key, state)) = dict_next(dict, &mut position) else {
+                    return super::record::damaged("a dict has lost a key");
+                };
+                at.push((made.len() as u64, count));
+                let done = self.node(state, *child as usize, at);
+                at.pop();
+                made.push(done.map_err(|failure| failure.below(key.to_string()))?);
+                keys.push(key);
+            }
+        }
+        Ok(())
     }
 }

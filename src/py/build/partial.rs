@@ -3,10 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::super::failure::Walked;
 use super::super::memory::{dict_next, new_dict};
-use super::record::{Assembled, Assembly, check_count, damaged, replaced};
-use crate::structure::Kind;
+use super::record::{Assembled, Assembly, replaced};
 
 impl<'py> Assembly<'_, 'py> {
     /// Whether a state was not read.
@@ -51,25 +49,5 @@ impl<'py> Assembly<'_, 'py> {
             Some(absent) if found.is_empty() => absent.clone(),
             _ => found.into_any(),
         })
-    }
-
-    /// The node that positions lead to from another one: which child, and of how many.
-    pub(super) fn below(&self, node: usize, positions: &[(u64, u64)]) -> Walked<usize> {
-        positions
-            .iter()
-            .try_fold(node, |node, &(mut index, count)| {
-                let found = &self.trailer.nodes[node];
-                if found.0 == Kind::Plain {
-                    return Ok(node); // as all below it
-                }
-                check_count(found, count)?;
-                for repeat in &found.1 {
-                    if index < u64::from(repeat.0) {
-                        return Ok(repeat.1 as usize);
-                    }
-                    index -= u64::from(repeat.0);
-                }
-                damaged("a container has fewer children than it was saved with")
-            })
     }
 }

@@ -14,8 +14,7 @@ use super::super::hooks::Hooks;
 use super::super::memory::{copied, dict_next, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
 use super::super::{errors, value};
-use super::dict_of;
-use super::older::States;
+use super::{dict_of, node_at};
 use crate::error::Path;
 use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
 
@@ -50,11 +49,8 @@ pub fn assemble<'py>(
         path: Vec::new(),
         leaves: None,
         absent,
-        states: None,
     };
-    let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
-    let below = assembly.below(root, &at);
-    let root = below.map_err(|failure| failure.into_py(py, "loading"))?;
+    let root = node_at(&trailer, &at).map_err(|failure| failure.into_py(py, "loading"))?;
     let mut found = Vec::new();
     let done = match convert {
         None => assembly.node(state, root),
@@ -94,32 +90,30 @@ pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
 
 pub(super) struct Assembly<'a, 'py> {
     pub(super) py: Python<'py>,
-    pub(super) signals: Signals,
+    signals: Signals,
     pub(super) trailer: &'a Trailer,
     /// What is known of each type, once it has been asked for.
-    pub(super) types: Vec<Option<Known<'py>>>,
+    types: Vec<Option<Known<'py>>>,
     /// What has been decoded for a node, by its number: many children may be the same node.
-    pub(super) decoded: HashMap<usize, Bound<'py, PyAny>>,
+    decoded: HashMap<usize, Bound<'py, PyAny>>,
     /// The nodes of these whose static data have holes.
-    pub(super) with_holes: HashSet<usize>,
+    with_holes: HashSet<usize>,
     /// What of a type makes nodes.
-    pub(super) make: &'static str,
-    pub(super) unknown_as_dict: bool,
+    make: &'static str,
+    unknown_as_dict: bool,
     /// What fills the holes of static data.
-    pub(super) fillings: Bound<'py, PyAny>,
+    fillings: Bound<'py, PyAny>,
     /// The keys that lead to the node that is being put together.
-    pub(super) path: Vec<Bound<'py, PyAny>>,
+    path: Vec<Bound<'py, PyAny>>,
     /// What takes the place of the arrays of jax, in order, and how many are used.
-    pub(super) leaves: Option<(Bound<'py, PyList>, usize)>,
+    leaves: Option<(Bound<'py, PyList>, usize)>,
     /// What stands where nothing is to be loaded.
     pub(super) absent: Option<Bound<'py, PyAny>>,
-    /// If states are made instead of nodes.
-    pub(super) states: Option<States<'py>>,
 }
 
 /// What is known of a type; see `_node_types.NodeType`.
 #[derive(Clone)]
-pub(super) struct Known<'py> {
+struct Known<'py> {
     class: Bound<'py, PyAny>,
     decode: Bound<'py, PyAny>,
     /// What makes nodes of it.
@@ -128,7 +122,7 @@ pub(super) struct Known<'py> {
 
 impl<'py> Known<'py> {
     /// A type, and the name of what makes nodes of it.
-    pub(super) fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
+    fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
         Ok(Self {
             class: found.getattr(intern!(found.py(), "ty"))?,
             decode: found.getattr(intern!(found.py(), "decode"))?,
@@ -140,27 +134,19 @@ impl<'py> Known<'py> {
 impl<'py> Assembly<'_, 'py> {
     /// What a node makes of its state. This and `built` are the recursion, as deep as the
     /// state, which must not need much of the stack: what they call is not inlined.
-    pub(super) fn node(&mut self, state: Bound<'py, PyAny>, node: usize) -> Assembled<'py> {
+    fn node(&mut self, state: Bound<'py, PyAny>, node: usize) -> Assembled<'py> {
         self.signals.check(self.py)?;
         let Node(kind, repeats) = &self.trailer.nodes[node];
         if self.is_absent(&state) {
             return Ok(state);
         }
         match kind {
-            Kind::Plain | Kind::Jax | Kind::Bytearray | Kind::Memoryview
-                if self.states.is_some() =>
-            {
-                Ok(state)
-            }
             Kind::Plain if self.absent.is_some() => self.pruned(state),
             Kind::Plain => Ok(state),
             Kind::Jax | Kind::Bytearray | Kind::Memoryview => self.leaf(kind, state),
             Kind::Dict | Kind::DictWithKeys(_) | Kind::List | Kind::Tuple | Kind::Typed(..) => {
                 let dict = children(&state, &self.trailer.nodes[node])?;
                 let built = self.built(dict, repeats)?;
-                if self.states.is_some() {
-                    return self.state(node, dict, built);
-                }
                 if self.absent.is_some() && built.iter().any(|child| self.is_absent(child)) {
                     return self.partial(dict, &built);
                 }
@@ -261,7 +247,7 @@ impl<'py> Assembly<'_, 'py> {
     }
 
     /// An object of a registered type.
-    pub(super) fn typed(
+    fn typed(
         &mut self,
         node: usize,
         class: usize,
@@ -301,7 +287,7 @@ impl<'py> Assembly<'_, 'py> {
             }
             data
         };
-        let data = if self.with_holes.contains(&node) && self.states.is_none() {
+        let data = if self.with_holes.contains(&node) {
             self.filled(data, &class.class)?
         } else {
             data
@@ -339,7 +325,7 @@ impl<'py> Assembly<'_, 'py> {
         Ok(fill.call1((data, path, &self.fillings, class))?)
     }
 
-    pub(super) fn path_text(&self) -> String {
+    fn path_text(&self) -> String {
         let mut path = Path::default();
         for key in self.path.iter().rev() {
             path.push_outer(key.to_string());
@@ -383,7 +369,7 @@ impl<'py> Assembly<'_, 'py> {
 }
 
 /// The keys of a dict, in order.
-pub(super) fn keys<'py>(dict: &Bound<'py, PyDict>) -> Vec<Bound<'py, PyAny>> {
+fn keys<'py>(dict: &Bound<'py, PyDict>) -> Vec<Bound<'py, PyAny>> {
     let mut keys = Vec::with_capacity(dict.len());
     let mut position = 0;
     while let Some((key, _)) = dict_next(dict, &mut position) {
@@ -461,7 +447,10 @@ fn indexed(dict: &Bound<'_, PyDict>) -> Walked {
 }
 
 /// The state of a container, if it has the children of the node.
-fn children<'a, 'py>(state: &'a Bound<'py, PyAny>, node: &Node) -> Walked<&'a Bound<'py, PyDict>> {
+pub(super) fn children<'a, 'py>(
+    state: &'a Bound<'py, PyAny>,
+    node: &Node,
+) -> Walked<&'a Bound<'py, PyDict>> {
     match state.cast_exact::<PyDict>() {
         Ok(dict) => check_count(node, dict.len() as u64).map(|()| dict),
         Err(_) => damaged("there is a leaf where a container was saved"),

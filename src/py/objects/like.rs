@@ -78,7 +78,7 @@ impl<'py> Objects<'_, 'py> {
     /// The next value. This and what it calls for containers is the recursion, which must not
     /// need much of the stack.
     fn value_like(&mut self, template: &Bound<'py, PyAny>, matching: &Matching<'py>) -> Like<'py> {
-        self.signals.check(self.py)?;
+        self.check_signals()?;
         let event = self.reader.next()?;
         self.event_like(event, template, matching)
     }

@@ -93,7 +93,9 @@ pub fn build_like<'py>(
         Ok(Some(tree)) if objects.reader.finish().is_ok() => {
             objects.finish(Ok(tree), threads).map(Some)
         }
-        Err(failure) if failure.must_be_raised(py) => Err(failure.into_py(py, "restoring")),
+        Err(failure) if objects.interrupted || failure.must_be_raised(py) => {
+            Err(failure.into_py(py, "restoring"))
+        }
         // What is wrong is told when all is read once more.
         _ => Ok(None),
     }
@@ -122,6 +124,7 @@ impl<'a, 'py> Objects<'a, 'py> {
             small_copies: SmallCopies::default(),
             at_once: false,
             signals: Signals::new(),
+            interrupted: false,
         })
     }
 
@@ -180,13 +183,23 @@ struct Objects<'a, 'py> {
     /// The arrays here are read by Python before the end, so copy them at once.
     at_once: bool,
     signals: Signals,
+    /// Whether a signal has raised something.
+    interrupted: bool,
 }
 
 impl<'py> Objects<'_, 'py> {
+    #[inline]
+    fn check_signals(&mut self) -> Walked {
+        self.signals.check(self.py).map_err(|error| {
+            self.interrupted = true;
+            error.into()
+        })
+    }
+
     /// The next value. This and what it calls for containers is the recursion, which
     /// must not need much of the stack: what is inlined here counts at every level.
     fn value(&mut self) -> Built<'py> {
-        self.signals.check(self.py)?;
+        self.check_signals()?;
         let event = self.reader.next()?;
         self.object(event)
     }

@@ -1,0 +1,232 @@
+//! What containers were saved as, and whether a template has the same: what `strict="exact"` compares.
+
+use std::cell::RefCell;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString, PyTuple, PyType};
+
+use super::super::failure::Walked;
+use super::super::fields::FieldsByType;
+use super::super::hooks::Hooks;
+use super::super::memory::dict_next;
+use super::super::watch::Signals;
+use super::node_at;
+use super::record::children;
+use crate::error::Path;
+use crate::structure::{Kind, Node, Repeat, Trailer};
+
+/// The kinds of containers by their paths; nothing if a template plainly has the same. See `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (target, state, trailer, *, at=vec![]))]
+pub fn other_kinds<'py>(
+    target: &Bound<'py, PyAny>,
+    state: &Bound<'py, PyAny>,
+    trailer: &[u8],
+    at: Vec<(u64, u64)>,
+) -> PyResult<Option<Bound<'py, PyDict>>> {
+    let py = state.py();
+    let trailer = Trailer::read(trailer)?;
+    let kinds = Kinds {
+        signals: Signals::new(),
+        trailer: &trailer,
+        fields: RefCell::default(),
+        known: RefCell::default(),
+    };
+    let told = || {
+        let node = node_at(&trailer, &at)?;
+        if kinds.is_same(target, state, node)? {
+            return Ok(None);
+        }
+        let found = PyDict::new(py);
+        kinds.tell(state, node, &mut Vec::new(), &found)?;
+        Ok(Some(found))
+    };
+    let told: Walked<_> = told();
+    told.map_err(|failure| failure.into_py(py, "loading"))
+}
+
+struct Kinds<'a, 'py> {
+    signals: Signals,
+    trailer: &'a Trailer,
+    fields: RefCell<FieldsByType<'py>>,
+    /// Types that have been met, and by the number of the record whether they are the same.
+    known: RefCell<Vec<(Bound<'py, PyType>, u32, bool)>>,
+}
+
+impl<'py> Kinds<'_, 'py> {
+    /// Whether a template plainly has the same kinds. What is not the same in another way is told elsewhere.
+    fn is_same(
+        &self,
+        target: &Bound<'py, PyAny>,
+        state: &Bound<'py, PyAny>,
+        node: usize,
+    ) -> Walked<bool> {
+        self.signals.check(target.py())?;
+        let node = &self.trailer.nodes[node];
+        match &node.0 {
+            Kind::Plain => self.is_plain(target, state),
+            Kind::Jax | Kind::Bytearray | Kind::Memoryview => Ok(true),
+            Kind::DictWithKeys(_) => Ok(false),
+            Kind::Dict => match target.cast_exact::<PyDict>() {
+                Ok(target) if has_string_keys(target) => {
+                    self.all(state, node, |_, key| target.get_item(key))
+                }
+                _ => Ok(false),
+            },
+            Kind::List => match target.cast_exact::<PyList>() {
+                Ok(target) => self.all(state, node, |index, _| Ok(target.get_item(index).ok())),
+                Err(_) => Ok(false),
+            },
+            Kind::Tuple => match target.cast_exact::<PyTuple>() {
+                Ok(target) => self.all(state, node, |index, _| Ok(target.get_item(index).ok())),
+                Err(_) => Ok(false),
+            },
+            Kind::Typed(class, _) => self.is_same_type(target, state, node, *class),
+        }
+    }
+
+    #[inline(never)] // what `is_same` calls must not need much of the stack
+    fn is_same_type(
+        &self,
+        target: &Bound<'py, PyAny>,
+        state: &Bound<'py, PyAny>,
+        node: &Node,
+        class: u32,
+    ) -> Walked<bool> {
+        if !self.is_named(&target.get_type(), class)? {
+            return Ok(false);
+        }
+        let found = self.fields.borrow_mut().attributes(target, |_| Ok(true))?;
+        let Some((fields, children)) = found else {
+            return Ok(false);
+        };
+        let child = |key: &Bound<'py, PyAny>| {
+            for (name, child) in fields.names.iter().zip(&children) {
+                if name.as_any().eq(key)? {
+                    return Ok(Some(child.clone()));
+                }
+            }
+            Ok(None)
+        };
+        self.all(state, node, |_, key| child(key))
+    }
+
+    /// Whether all children have the same kinds, as far as the template has them.
+    #[inline(never)] // see `is_same_type`
+    fn all(
+        &self,
+        state: &Bound<'py, PyAny>,
+        node: &Node,
+        target: impl Fn(usize, &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>>,
+    ) -> Walked<bool> {
+        let Ok(dict) = children(state, node) else {
+            return Ok(true); // it is not there, or damaged
+        };
+        let (mut position, mut index) = (0, 0);
+        for Repeat(times, child) in &node.1 {
+            for _ in 0..*times {
+                if let Some((key, state)) = dict_next(dict, &mut position)
+                    && let Some(target) = target(index, &key)?
+                    && !self.is_same(&target, &state, *child as usize)?
+                {
+                    return Ok(false);
+                }
+                index += 1;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether a template has dicts wherever a plain state has some.
+    #[inline(never)] // see `is_same_type`
+    fn is_plain(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> Walked<bool> {
+        self.signals.check(target.py())?;
+        let Ok(state) = state.cast_exact::<PyDict>() else {
+            return Ok(true);
+        };
+        let Ok(target) = target.cast_exact::<PyDict>() else {
+            return Ok(false);
+        };
+        if !has_string_keys(target) {
+            return Ok(false);
+        }
+        let mut position = 0;
+        while let Some((key, state)) = dict_next(state, &mut position) {
+            if let Some(target) = target.get_item(&key)?
+                && !self.is_plain(&target, &state)?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether a type of the record is this one.
+    fn is_named(&self, class: &Bound<'py, PyType>, number: u32) -> PyResult<bool> {
+        let same =
+            |(known, of, _): &&(Bound<'py, PyType>, u32, bool)| *of == number && known.is(class);
+        if let Some((.., answer)) = self.known.borrow().iter().find(same) {
+            return Ok(*answer);
+        }
+        let is_named = Hooks::get(class.py())?.is_named.bind(class.py());
+        let name = &self.trailer.types[number as usize].name;
+        let answer = is_named.call1((class, name))?.is_truthy()?;
+        self.known
+            .borrow_mut()
+            .push((class.clone(), number, answer));
+        Ok(answer)
+    }
+
+    /// Tells the kinds of all containers that are no dicts with strings as keys.
+    fn tell(
+        &self,
+        state: &Bound<'py, PyAny>,
+        node: usize,
+        path: &mut Vec<Bound<'py, PyAny>>,
+        told: &Bound<'py, PyDict>,
+    ) -> Walked {
+        let node = &self.trailer.nodes[node];
+        let kind = match &node.0 {
+            Kind::List => Some("list"),
+            Kind::Tuple => Some("tuple"),
+            Kind::DictWithKeys(_) => Some("keys"),
+            Kind::Typed(class, _) => Some(&*self.trailer.types[*class as usize].name),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            told.set_item(text(path), kind)?;
+        }
+        let Ok(dict) = children(state, node) else {
+            return Ok(());
+        };
+        let mut position = 0;
+        for Repeat(times, child) in &node.1 {
+            for _ in 0..*times {
+                if let Some((key, state)) = dict_next(dict, &mut position) {
+                    path.push(key);
+                    self.tell(&state, *child as usize, path, told)?;
+                    path.pop();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn text(path: &[Bound<'_, PyAny>]) -> String {
+    let mut text = Path::default();
+    for key in path.iter().rev() {
+        text.push_outer(key.to_string());
+    }
+    text.to_string()
+}
+
+fn has_string_keys(dict: &Bound<'_, PyDict>) -> bool {
+    let mut position = 0;
+    while let Some((key, _)) = dict_next(dict, &mut position) {
+        if !key.is_exact_instance_of::<PyString>() {
+            return false;
+        }
+    }
+    true
+}
