@@ -223,9 +223,14 @@ def test_an_upgrade_gets_the_same_with_a_template_as_without(tmp_path: Path, sha
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     w = jax.device_put(jnp.arange(4.0), place)
-    old = define("w", "layers", "inner", static("act"))
+    old = define("w", "layers", "inner", "key", static("act"))
     hole = lambda x: x  # noqa: E731
-    treepack.save(path, {"x": old(w, [1, (2,)], Inner(3), hole)}, holes=True, sharded=sharded)
+    treepack.save(
+        path,
+        {"x": old(w, [1, (2,)], Inner(3), jax.random.key(5), hole)},
+        holes=True,
+        sharded=sharded,
+    )
     seen = []
 
     def upgrade(fields: Any, children: Any, version: int) -> Any:
@@ -233,10 +238,17 @@ def test_an_upgrade_gets_the_same_with_a_template_as_without(tmp_path: Path, sha
             (fields, {name: (type(child), repr(child)) for name, child in children.items()})
         )
         w = children["w"].at[0].set(7) * 2
-        return fields, {"w": w, "layers": [*children["layers"], Inner(4)], "inner": {"i": w + 1}}
+        key = jax.random.split(children["key"])[0]
+        return fields, {
+            "w": w,
+            "key": key,
+            "layers": [*children["layers"], Inner(4)],
+            "inner": {"i": w + 1},
+        }
 
-    new = define("w", "layers", "inner", static("act"), version=1, upgrade=upgrade)
-    template = {"x": new(jnp.zeros(4), [0, (0,), Inner(0)], {"i": jnp.zeros(4)}, hole)}
+    new = define("w", "layers", "inner", "key", static("act"), version=1, upgrade=upgrade)
+    key = jax.random.key(0)
+    template = {"x": new(jnp.zeros(4), [0, (0,), Inner(0)], {"i": jnp.zeros(4)}, key, hole)}
     expected = treepack.load(path, static={"x/act": hole})["x"]
     for strict in (True, False, "exact"):
         for found in (
@@ -267,7 +279,9 @@ def test_a_part_of_an_older_node_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "old"
     treepack.save(path, {"x": define("a", "b")(1, 2)})
     new = define("a", "b", version=1, upgrade=lambda static, children, _: (static, children))
-    with pytest.raises(treepack.TreepackError, match="has to be loaded whole, or not at all"):
+    with pytest.raises(
+        treepack.TreepackError, match="at x: a node of an older version has to be loaded whole"
+    ):
         treepack.load(path, {"x": new(0, 0)}, select="x/a")
 
 

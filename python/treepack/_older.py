@@ -33,23 +33,24 @@ class Older(dict[str, Any]):
     record: Record
     upgraded: Any = None
 
-    def today(self, target: Any) -> Any:
+    def today(self, target: Any, path: str) -> Any:
         """Returns its state in the version of today; holes are filled by the template.
 
         Raises:
           TreepackError: If only a part of it was read.
         """
         if self.upgraded is None:
-            self.upgraded = self._upgraded(target)
+            self.upgraded = self._upgraded(target, path)
         return self.upgraded
 
-    def _upgraded(self, target: Any) -> Any:
+    def _upgraded(self, target: Any, path: str) -> Any:
         absent = [leaf is ABSENT for _, leaf in state_leaves(self, "")]
         if any(absent):
             if all(absent):
                 return dict(self)
             raise TreepackError(
-                "a node of an older version has to be loaded whole, or not at all: select it"
+                f"at {path}: a node of an older version has to be loaded whole, or not at all: "
+                "select all of it"
             )
         trailer, at = self.record
         node = _core.assemble(
@@ -86,8 +87,10 @@ def _copied(state: Any) -> Any:
 
 
 def _as_saved(leaves: list[tuple[str, Any, Any]]) -> list[Any]:
-    """Returns arrays of jax, where jax has such."""
-    return [_jax.like(np.asarray(found)) for _, _, found in leaves]
+    """Returns arrays of jax, where jax has such; keys are some already."""
+    return [
+        found if _jax.is_array(found) else _jax.like(np.asarray(found)) for _, _, found in leaves
+    ]
 
 
 def _on_host(state: Any) -> Any:

@@ -199,7 +199,8 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     kind = kind_of(target)
     if type(state) is Older:
         with restore.without_kinds():
-            return restore.below(target, state.today(target), name)
+            today = state.today(target, restore.path_of(name))
+            return restore.below(target, today, name)
     if state is ABSENT:
         if restore.partial is None or restore.partial.keeps(target, restore.path_of(name)):
             return restore.keep(target, name)
