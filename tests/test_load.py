@@ -414,6 +414,7 @@ def test_options_that_exist_where_work_is_done(tmp_path: Path) -> None:
         path.write_bytes(made)
         for load in (
             functools.partial(treepack.load, path, tree),
+            functools.partial(treepack.load, path, tree, return_report=True),
             functools.partial(serialization.load_from_file, tree, path),
             functools.partial(treepack.load_exported, path),
         ):
@@ -421,6 +422,8 @@ def test_options_that_exist_where_work_is_done(tmp_path: Path) -> None:
                 load(max_size=10)
             with pytest.raises(ValueError, match="max_size must not be negative"):
                 load(max_size=-1)
+        with pytest.raises(treepack.TreepackError, match="exceeds max_size=10 bytes"):
+            treepack.open(path, max_size=10)
         assert treepack.load(path, tree, max_size=1_000_000)["w"].shape == (100_000,)
     tree = {"f": jax.tree_util.Partial(lambda: 1)}
     options: Any = {"metadata": {"step": 3}, "holes": True}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treepack import _core, _remote
 from treepack._options import Progress, telling
-from treepack.errors import GzipError, GzipTruncatedError
+from treepack.errors import GzipError, GzipTruncatedError, TreepackError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -139,15 +139,20 @@ class Opened(NamedTuple):
     damage: str | None = None
 
 
-def opened(source: Openable, *, mmap: bool = True, salvage: bool = False) -> Opened:
+def opened(
+    source: Openable, *, mmap: bool = True, salvage: bool = False, max_size: int | None = None
+) -> Opened:
     """Returns what is in a file or buffer, to be read in parts, decompressed where it is gzip.
 
     With `salvage`, of gzip without an index what can be had of it.
 
     Raises:
       GzipError: If it is gzip that can only be read as a whole.
+      TreepackError: If gzip has more than `max_size` bytes inside.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
+    if max_size is not None and max_size < 0:
+        raise ValueError("max_size must not be negative")
     if isinstance(source, (str, os.PathLike)):
         url = url_of(source)
         content = _local_content(source, mmap, None) if url is None else _remote.content(url)
@@ -161,6 +166,8 @@ def opened(source: Openable, *, mmap: bool = True, salvage: bool = False) -> Ope
         return Opened(content)
     found = content.indexed()
     if found is not None:
+        if max_size is not None and found.nbytes > max_size:
+            raise TreepackError(f"the decompressed data exceeds max_size={max_size} bytes")
         return Opened(found)
     if salvage:
         return _salvaged(content)
@@ -169,7 +176,7 @@ def opened(source: Openable, *, mmap: bool = True, salvage: bool = False) -> Ope
             "this gzip file has no index, so it cannot be read in parts: load it as a whole, or "
             "convert it with `treepack convert` or gunzip"
         )
-    return Opened(content.inflate(threads=None, progress=None))
+    return Opened(content.inflate(max_size=max_size, threads=None, progress=None))
 
 
 def _salvaged(content: _core.Content) -> Opened:

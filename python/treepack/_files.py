@@ -311,7 +311,7 @@ def load(
       static: What fills static data that were not saved (see `holes` of `save`): a dict by path,
         such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
         which has them.
-      max_size: The most bytes that gzip may become, where all of a file is loaded.
+      max_size: The most bytes that gzip may have inside.
       threads: See `save`; for decompressing, casting, and arrays that are copied.
       progress: See `save`; for reading and decompressing. There is nothing to tell
         of a file that is mapped.
@@ -356,9 +356,9 @@ def load(
         else:
             return restore_described(content, target, how)
     for _ in range(_REPLACED):
-        with contextlib.suppress(ReplacedError), File(path, mmap=mmap) as file:
+        with contextlib.suppress(ReplacedError), File(path, mmap=mmap, max_size=max_size) as file:
             return load_part(file, target, part, how)
-    with File(path, mmap=mmap) as file:
+    with File(path, mmap=mmap, max_size=max_size) as file:
         return load_part(file, target, part, how)
 
 

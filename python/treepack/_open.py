@@ -308,15 +308,22 @@ class File(Tree):
       damage: With `salvage=True`, what is wrong with the file, in words; or `None`.
     """
 
-    def __init__(self, source: Openable, *, salvage: bool = False, mmap: bool = True):
+    def __init__(
+        self,
+        source: Openable,
+        *,
+        salvage: bool = False,
+        mmap: bool = True,
+        max_size: int | None = None,
+    ):
         self._source = source
-        self._options = {"salvage": salvage, "mmap": mmap}
+        self._options = {"salvage": salvage, "mmap": mmap, "max_size": max_size}
         self._name = (
             repr(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "in memory"
         )
         self._shards: Checkpoint | None = None
         try:
-            found = opened(source, mmap=mmap, salvage=salvage)
+            found = opened(source, mmap=mmap, salvage=salvage, max_size=max_size)
         except IsADirectoryError:
             self._shards = Checkpoint(source, functools.partial(File, mmap=mmap, salvage=salvage))
             found = Opened(self._shards.manifest.content)
@@ -403,7 +410,9 @@ def _reopened(source: Openable, options: dict[str, bool]) -> File:
     return File(source, **options)
 
 
-def open(source: Openable, *, salvage: bool = False, mmap: bool = True) -> File:
+def open(
+    source: Openable, *, salvage: bool = False, mmap: bool = True, max_size: int | None = None
+) -> File:
     """Opens a file to look into it, and to read some of it.
 
     A file of `save` tells at its end what is in it. Of any other one, such as flax's, the headers
@@ -415,6 +424,7 @@ def open(source: Openable, *, salvage: bool = False, mmap: bool = True) -> File:
       salvage: Whether a file that is cut short or damaged is opened, too, with what can be found.
         Its `damage` tells what is wrong then.
       mmap: Whether a file is mapped. `False` reads all of it now.
+      max_size: The most bytes that gzip may have inside.
 
     Returns:
       The file: a mapping, see `Tree`, and a context manager.
@@ -432,7 +442,7 @@ def open(source: Openable, *, salvage: bool = False, mmap: bool = True) -> File:
       ...     print(list(file), file["params/w"].shape, file["params/w"][:2, 0], file["step"])
       ['params', 'step'] (1000, 8) [1. 1.] 3
     """
-    return File(source, salvage=salvage, mmap=mmap)
+    return File(source, salvage=salvage, mmap=mmap, max_size=max_size)
 
 
 def leaf_text(catalog: _core.Catalog, value: int) -> tuple[str, str]:
