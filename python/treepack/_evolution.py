@@ -57,9 +57,12 @@ def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Conve
         if upgrade is None:
             return static, children
         made = upgrade(static, children, version)
-        if type(made) is not tuple or len(made) != 2 or not isinstance(made[1], dict):
-            raise TypeError(f"upgrade= must return static data and children, not {made!r:.100}")
-        return made
+        try:
+            static, children = made
+            return static, dict(children)
+        except (TypeError, ValueError):
+            reason = f"upgrade= must return static data and children, not {made!r:.100}"
+            raise TypeError(reason) from None
 
     def convert(static: Any, names: list[str], children: list[Any]) -> tuple[Any, ...]:
         values = dict(zip(names, children, strict=True))
