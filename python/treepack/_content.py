@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treepack import _core, _remote
 from treepack._options import Progress, telling
-from treepack.errors import GzipError, GzipTruncatedError, TreepackError
+from treepack.errors import GzipError, GzipTruncatedError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -164,10 +164,8 @@ def opened(
         content = _core.Content.lent(source)
     if not content.is_gzip():
         return Opened(content)
-    found = content.indexed()
+    found = content.indexed(max_size=max_size)
     if found is not None:
-        if max_size is not None and found.nbytes > max_size:
-            raise TreepackError(f"the decompressed data exceeds max_size={max_size} bytes")
         return Opened(found)
     if salvage:
         return _salvaged(content)

@@ -173,8 +173,12 @@ class Content:
     def elsewhere(read: Callable[[int, int], bytes], len: int) -> Content:
         """Reads by a function, which takes an offset and a length."""
 
-    def indexed(self) -> Content | None:
-        """Returns the content, decompressed where it is read; `None` without an index."""
+    def indexed(self, *, max_size: int | None = None) -> Content | None:
+        """Returns the content, decompressed where it is read; `None` without an index.
+
+        Raises:
+          TreepackError: If there are more than `max_size` bytes.
+        """
 
     @property
     def nbytes(self) -> int:

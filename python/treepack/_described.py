@@ -14,7 +14,7 @@ from treepack import _core, _holes, serialization
 from treepack._content import save_layout
 from treepack._options import Progress, Strict
 from treepack._placement import Arrays, Leaves, converter
-from treepack._restore import restore_encoded, without_structure
+from treepack._restore import restore_encoded, split
 from treepack.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -174,10 +174,10 @@ def assembled(
 
 def _split(state: Any) -> tuple[Any, bytes | None]:
     """Returns the state of a tree and the record of its structure, if there is one."""
-    trailer = state.get(_core.TRAILER_KEY) if type(state) is dict else None
+    state, trailer = split(state)
     if trailer is not None and type(trailer) is not bytes:
         raise DecodeError(f"{_core.TRAILER_KEY!r} is a {type(trailer).__name__}, not bytes")
-    return without_structure(state), trailer
+    return state, trailer
 
 
 def present(trailer: bytes | None) -> bytes:

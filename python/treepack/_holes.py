@@ -138,12 +138,13 @@ class _Filling:
         """Returns a value with its holes filled, as far as there is something for them."""
         if type(value) is Hole:
             whole = [*self.parts, value.field] if value.field else self.parts
-            for found in (self._by_path(value, whole), self._in_template(value)):
-                if found is not None:
-                    return found[0]
+            found = self._by_path(value, whole) or self._in_template(value)
+            if found is not None:
+                return found[0]
             self.missing.append((value, _paths.text(whole)))
+            return value
         if isinstance(value, tuple):
-            parts = [self.filled(part) for part in value] if type(value) is not Hole else value
+            parts = [self.filled(part) for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         if type(value) is list:
             return [self.filled(part) for part in value]

@@ -72,19 +72,19 @@ def converter(
         found = _cast(leaves, threads) if cast else [found for _, _, found in leaves]
         if not placed:
             return found
-        found = [_numbered(*leaf) for leaf in zip(leaves, found, strict=True)]
+        pairs = zip(leaves, found, strict=True)
+        found = [_numbered(target, it) for (_, target, _), it in pairs]
         made = _place(leaves, found, _where(device, sharding), may_change, threads)
         return [it.__array__(copy=copy) if isinstance(it, LazyArray) else it for it in made]
 
     return convert
 
 
-def _numbered(leaf: tuple[str, Any, Any], found: Any) -> Any:
+def _numbered(target: Any, found: Any) -> Any:
     """Returns a number as an array, where the template has one of jax of its kind in its place.
 
     One that does not fit the dtype stays a number.
     """
-    _, target, _ = leaf
     if type(found) not in (bool, int, float, complex) or not _jax.is_abstract(target):
         return found
     expected = signature(target)

@@ -138,9 +138,8 @@ def restore_tree(
         see `_core.assemble`.
     """
     if target is None or _core.TRAILER_KEY not in _keys(target):
-        trailer = state.get(_core.TRAILER_KEY) if type(state) is dict else None
+        state, trailer = split(state)
         record = (trailer, []) if type(trailer) is bytes else record
-        state = without_structure(state)
     if target is None:
         check_strict(strict)
         return state
@@ -169,6 +168,12 @@ def restore_tree(
     with begun() as restore:
         restore.converted = converted
         return restore.below(target, state, name)
+
+
+def split(state: Any) -> tuple[Any, Any]:
+    """Returns the state of a tree, and what there is as the record of its structure."""
+    trailer = state.get(_core.TRAILER_KEY) if type(state) is dict else None
+    return without_structure(state), trailer
 
 
 def without_structure(state: Any) -> Any:

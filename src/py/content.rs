@@ -136,9 +136,17 @@ impl Content {
 
     /// What the content is when it is decompressed, piece by piece where it is read; nothing if it
     /// has no index of its pieces.
-    fn indexed(&self, py: Python<'_>) -> PyResult<Option<Self>> {
+    #[pyo3(signature = (*, max_size=None))]
+    fn indexed(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
+    ) -> PyResult<Option<Self>> {
         let source = self.shared();
         let indexed = py.detach(|| Indexed::open(source))?;
+        if let Some(indexed) = &indexed {
+            gzip::check_size(indexed.len(), gzip::limit(max_size)?)?;
+        }
         Ok(indexed.map(|indexed| Self(Place::Gzip(Arc::new(indexed)))))
     }
 

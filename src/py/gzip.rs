@@ -107,12 +107,13 @@ pub fn decompress<'py>(
 }
 
 /// A limit in bytes.
-fn limit(max_size: Option<i64>) -> Result<Option<usize>> {
+pub fn limit(max_size: Option<i64>) -> Result<Option<usize>> {
     let limit = max_size.map(usize::try_from).transpose();
     limit.map_err(|_| Error::Option("max_size must not be negative".into()))
 }
 
-fn check_size(size: usize, max_size: Option<usize>) -> Result<()> {
+/// An error if there are more bytes than the limit.
+pub fn check_size(size: usize, max_size: Option<usize>) -> Result<()> {
     match max_size {
         Some(max_size) if size > max_size => Err(Error::OutputLimit { max_size }),
         _ => Ok(()),

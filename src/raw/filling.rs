@@ -74,7 +74,8 @@ impl<'a> Filling<'a> {
         fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         let part = &mut self.memory[self.filled..][..len];
-        self.filled += filled_of(part, fill)?;
+        assert_eq!(filled_of(part, fill)?, len, "{WHOLE}");
+        self.filled += len;
         Ok(())
     }
 
@@ -86,11 +87,7 @@ impl<'a> Filling<'a> {
         &mut self,
         fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
     ) -> Result<usize> {
-        let part = &mut self.memory[self.filled..];
-        let (start, len) = (part.as_ptr().addr(), part.len());
-        let found = fill(part)?;
-        assert!(found.is_empty() || (found.as_ptr().addr() == start && found.len() <= len));
-        let found = found.len();
+        let found = filled_of(&mut self.memory[self.filled..], fill)?;
         self.filled += found;
         Ok(found)
     }
@@ -103,21 +100,23 @@ impl<'a> Filling<'a> {
     }
 }
 
-/// Has all of some memory filled, and tells how much it is.
+/// Has memory filled, and tells how much of it was, from its start on.
+///
+/// # Panics
+/// If what is returned does not begin there.
 #[inline]
 fn filled_of(
     part: &mut [MaybeUninit<u8>],
     fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
 ) -> Result<usize> {
     let (start, len) = (part.as_ptr().addr(), part.len());
-    let filled = fill(part)?;
     // A reference to bytes is to bytes that are there.
-    assert!(
-        filled.as_ptr().addr() == start && filled.len() == len,
-        "what was to be filled is what was filled"
-    );
-    Ok(len)
+    let filled = fill(part)?;
+    assert!(filled.is_empty() || (filled.as_ptr().addr() == start && filled.len() <= len));
+    Ok(filled.len())
 }
+
+const WHOLE: &str = "what was to be filled is what was filled";
 
 /// Memory of which several threads fill parts, and how much of it they have filled together.
 pub struct Room<'a> {
@@ -181,8 +180,9 @@ impl Room<'_> {
         self,
         fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
-        self.filled
-            .fetch_add(filled_of(self.memory, fill)?, Relaxed);
+        let len = self.len();
+        assert_eq!(filled_of(self.memory, fill)?, len, "{WHOLE}");
+        self.filled.fetch_add(len, Relaxed);
         Ok(())
     }
 

@@ -3,16 +3,15 @@
 use std::cell::RefCell;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple, PyType};
+use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 
 use super::super::failure::Walked;
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
-use super::super::memory::dict_next;
+use super::super::memory::{dict_next, has_string_keys, new_dict};
 use super::super::watch::Signals;
-use super::node_at;
 use super::record::children;
-use crate::error::Path;
+use super::{node_at, path_text};
 use crate::structure::{Kind, Node, Repeat, Trailer};
 
 /// The kinds of containers by their paths; nothing if a template plainly has the same. See `_core.pyi`.
@@ -37,7 +36,7 @@ pub fn other_kinds<'py>(
         if kinds.is_same(target, state, node)? {
             return Ok(None);
         }
-        let found = PyDict::new(py);
+        let found = new_dict(py)?;
         kinds.tell(state, node, &mut Vec::new(), &found)?;
         Ok(Some(found))
     };
@@ -194,7 +193,7 @@ impl<'py> Kinds<'_, 'py> {
             _ => None,
         };
         if let Some(kind) = kind {
-            told.set_item(text(path), kind)?;
+            told.set_item(path_text(path), kind)?;
         }
         let Ok(dict) = children(state, node) else {
             return Ok(());
@@ -211,22 +210,4 @@ impl<'py> Kinds<'_, 'py> {
         }
         Ok(())
     }
-}
-
-fn text(path: &[Bound<'_, PyAny>]) -> String {
-    let mut text = Path::default();
-    for key in path.iter().rev() {
-        text.push_outer(key.to_string());
-    }
-    text.to_string()
-}
-
-fn has_string_keys(dict: &Bound<'_, PyDict>) -> bool {
-    let mut position = 0;
-    while let Some((key, _)) = dict_next(dict, &mut position) {
-        if !key.is_exact_instance_of::<PyString>() {
-            return false;
-        }
-    }
-    true
 }

@@ -27,6 +27,7 @@ use pyo3::types::PyDict;
 use self::record::{check_count, damaged};
 use super::failure::Walked;
 use super::memory::new_dict;
+use crate::error::Path;
 use crate::structure::{Kind, Trailer};
 
 pub use self::kinds::other_kinds;
@@ -68,4 +69,13 @@ fn node_at(trailer: &Trailer, positions: &[(u64, u64)]) -> Walked<usize> {
             }
             damaged("a container has fewer children than it was saved with")
         })
+}
+
+/// How the place that keys lead to is written.
+fn path_text(keys: &[Bound<'_, PyAny>]) -> String {
+    let mut path = Path::default();
+    for key in keys.iter().rev() {
+        path.push_outer(key.to_string());
+    }
+    path.to_string()
 }

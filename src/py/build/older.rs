@@ -10,7 +10,7 @@ use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
 use super::super::watch::Signals;
-use super::record::{Assembled, children};
+use super::record::{Assembled, children, damaged};
 use super::{dict_of, node_at};
 use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
 
@@ -115,7 +115,7 @@ impl<'py> Marking<'_, 'py> {
         for Repeat(times, child) in &node.1 {
             for _ in 0..*times {
                 let Some((key, state)) = dict_next(dict, &mut position) else {
-                    return super::record::damaged("a dict has lost a key");
+                    return damaged("a dict has lost a key");
                 };
                 at.push((made.len() as u64, count));
                 let done = self.node(state, *child as usize, at);

@@ -14,8 +14,7 @@ use super::super::hooks::Hooks;
 use super::super::memory::{copied, dict_next, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
 use super::super::{errors, value};
-use super::{dict_of, node_at};
-use crate::error::Path;
+use super::{dict_of, node_at, path_text};
 use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
@@ -320,17 +319,9 @@ impl<'py> Assembly<'_, 'py> {
     /// Static data of the node at `path` with its holes filled.
     #[inline(never)]
     fn filled(&self, data: Bound<'py, PyAny>, class: &Bound<'py, PyAny>) -> Assembled<'py> {
-        let path = self.path_text();
+        let path = path_text(&self.path);
         let fill = Hooks::get(self.py)?.fill_holes.bind(self.py);
         Ok(fill.call1((data, path, &self.fillings, class))?)
-    }
-
-    fn path_text(&self) -> String {
-        let mut path = Path::default();
-        for key in self.path.iter().rev() {
-            path.push_outer(key.to_string());
-        }
-        path.to_string()
     }
 
     /// Collects all arrays of jax in the order in which `node` comes by them: their paths,
@@ -347,7 +338,7 @@ impl<'py> Assembly<'_, 'py> {
             return Ok(());
         }
         if node.0 == Kind::Jax {
-            let leaf = (self.path_text(), self.py.None(), state);
+            let leaf = (path_text(&self.path), self.py.None(), state);
             found.push(leaf.into_pyobject(self.py)?.into_any());
         } else if !node.1.is_empty() {
             let dict = children(state, node)?;

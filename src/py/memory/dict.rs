@@ -2,7 +2,7 @@
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 
 /// The entry of `dict` at `position`, which is moved on.
 ///
@@ -26,4 +26,16 @@ pub fn dict_next<'py>(
             Bound::from_borrowed_ptr(py, value),
         ))
     }
+}
+
+/// Whether all keys of a dict are strings.
+#[inline(never)] // what calls this is recursive
+pub fn has_string_keys(dict: &Bound<'_, PyDict>) -> bool {
+    let mut position = 0;
+    while let Some((key, _)) = dict_next(dict, &mut position) {
+        if !key.is_exact_instance_of::<PyString>() {
+            return false;
+        }
+    }
+    true
 }

@@ -47,7 +47,7 @@ pub use create::{
     new_complex, new_dict, new_float, new_int, new_list, new_list_of, new_string, new_tuple_of,
     new_uint,
 };
-pub use dict::dict_next;
+pub use dict::{dict_next, has_string_keys};
 pub use pages::{FreshPages, OwnPages};
 pub use reserve::keep as keep_reserve;
 pub use writable::Writable;

@@ -70,10 +70,16 @@ pub fn build<'py>(
     copy: CopyMode,
     threads: Option<i64>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    parallel::threads(threads, 0, 1)?; // a number that makes no sense is always told
-    let mut objects = Objects::new(py, source, part, memory, copy)?;
-    let tree = objects.value();
-    objects.finish(tree, threads)
+    let mut objects = Objects::new(py, source, part, memory, copy, threads)?;
+    let tree = objects
+        .value()
+        .and_then(|tree| Ok(objects.reader.finish().map(|()| tree)?))
+        .map_err(|failure| {
+            failure
+                .map_core(|error| explain(error, source))
+                .into_py(py, "restoring")
+        })?;
+    objects.copied(tree)
 }
 
 /// The tree as `build` makes it, around which the containers of a template are built; nothing if
@@ -87,12 +93,9 @@ pub fn build_like<'py>(
     threads: Option<i64>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = template.py();
-    parallel::threads(threads, 0, 1)?;
-    let mut objects = Objects::new(py, source, 0..source.len(), memory, copy)?;
+    let mut objects = Objects::new(py, source, 0..source.len(), memory, copy, threads)?;
     match objects.root_like(template, matching) {
-        Ok(Some(tree)) if objects.reader.finish().is_ok() => {
-            objects.finish(Ok(tree), threads).map(Some)
-        }
+        Ok(Some(tree)) if objects.reader.finish().is_ok() => objects.copied(tree).map(Some),
         Err(failure) if objects.interrupted || failure.must_be_raised(py) => {
             Err(failure.into_py(py, "restoring"))
         }
@@ -108,9 +111,12 @@ impl<'a, 'py> Objects<'a, 'py> {
         part: Range<usize>,
         memory: Option<Owned<'a, 'py>>,
         copy: CopyMode,
+        threads: Option<i64>,
     ) -> PyResult<Self> {
+        parallel::threads(threads, 0, 1)?; // a number that makes no sense is always told
         Ok(Self {
             py,
+            threads,
             hooks: Hooks::get(py)?,
             source,
             memory,
@@ -128,20 +134,13 @@ impl<'a, 'py> Objects<'a, 'py> {
         })
     }
 
-    /// The tree, or why there is none, once all has been read and copied.
-    fn finish(self, tree: Built<'py>, threads: Option<i64>) -> PyResult<Bound<'py, PyAny>> {
-        let tree = tree
-            .and_then(|tree| Ok(self.reader.finish().map(|()| tree)?))
-            .map_err(|failure| {
-                failure
-                    .map_core(|error| explain(error, self.source))
-                    .into_py(self.py, "restoring")
-            })?;
+    /// The tree, once all its arrays have been copied.
+    fn copied(self, tree: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         if self.copies.is_empty() {
             return Ok(tree);
         }
         let watcher = Watcher::signals();
-        copy_all(self.py, self.source, self.copies, threads, &watcher)
+        copy_all(self.py, self.source, self.copies, self.threads, &watcher)
             .map_err(|error| watcher.explain(error, PyErr::from))?;
         Ok(tree)
     }
@@ -170,6 +169,7 @@ struct Objects<'a, 'py> {
     source: &'a dyn Source,
     memory: Option<Owned<'a, 'py>>,
     copy: CopyMode,
+    threads: Option<i64>,
     reader: Reader<'a>,
     keys: KeyCache<'py>,
     /// By the numbers of their names.

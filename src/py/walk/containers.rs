@@ -14,7 +14,7 @@ use super::super::classes::Class;
 use super::super::errors;
 use super::super::failure::{Failure, Walked};
 use super::super::fields::{Attributes, Fields};
-use super::super::memory::dict_next;
+use super::super::memory::{dict_next, has_string_keys};
 use super::super::value;
 use super::state::{Place, Walk};
 use crate::structure::{Kind, NodeType};
@@ -435,17 +435,6 @@ impl<'py> Walk<'py> {
         self.jax_array(&data)?;
         Ok(self.out.end_prng_key()?)
     }
-}
-
-#[inline(never)] // see `Walk::value`
-fn has_string_keys(dict: &Bound<'_, PyDict>) -> bool {
-    let mut position = 0;
-    while let Some((key, _)) = dict_next(dict, &mut position) {
-        if !key.is_exact_instance_of::<PyString>() {
-            return false;
-        }
-    }
-    true
 }
 
 fn changed(what: &str) -> PyErr {
