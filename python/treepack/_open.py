@@ -217,16 +217,18 @@ class Tree(Mapping[str, Any]):
             return _leaves.abstract(found.shape, found.dtype)
         return found
 
-    def _state(self, leaf: Callable[[int, list[str]], Any], wanted: bytes | None = None) -> Any:
+    def _state(
+        self, leaf: Callable[[int, list[str]], Any], marks: _core.Marks | None = None
+    ) -> Any:
         """Returns the state: dicts and lists of what `leaf` makes of values and their parts.
 
-        `ABSENT` is in the place of leaves and empty containers that are not wanted.
+        `ABSENT` is in the place of leaves and empty containers that are not marked.
         """
         catalog = self._catalog()
 
         def below(value: int, parts: list[str]) -> Any:
             children = catalog.children(value)
-            if not children and wanted is not None and not wanted[value]:
+            if not children and marks is not None and value not in marks:
                 return ABSENT
             if children is None:
                 return leaf(value, parts)

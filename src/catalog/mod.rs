@@ -6,10 +6,12 @@
 //! | file | what is there |
 //! |---|---|
 //! | `read.rs` | finding the leaves: of an index, or of the headers |
+//! | `select.rs` | marking the leaves that are meant |
 //! | `stream.rs` | leaves of streams, one after the other |
 //! | `verify.rs` | comparing leaves with their checksums |
 
 mod read;
+mod select;
 mod stream;
 mod verify;
 
@@ -18,6 +20,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::OnceLock;
 
+pub use select::Marks;
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};
 
@@ -158,8 +161,14 @@ impl Catalog {
     /// The keys that lead from the root to a value.
     #[must_use]
     pub fn path_of(&self, value: usize) -> Path {
+        self.path_below(0, value)
+    }
+
+    /// The keys that lead from a value to one that is in it.
+    #[must_use]
+    pub fn path_below(&self, from: usize, value: usize) -> Path {
         let mut keys = Vec::new();
-        let mut at = 0;
+        let mut at = from;
         while at != value {
             let mut children = self.children(at);
             let Some(child) = children.find(|child| value < self.after(*child)) else {
