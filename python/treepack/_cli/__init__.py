@@ -17,7 +17,7 @@ import sys
 import typer
 
 from treepack._cli import checking, listing, writing
-from treepack.errors import TreepackError
+from treepack.errors import UnserializableLeafError
 
 app = typer.Typer(
     name="treepack",
@@ -44,7 +44,9 @@ def run() -> None:
         sys.exit(141)
     except KeyError as error:
         sys.exit(_told(f"there is nothing at {error.args[0]}"))
-    except (OSError, TreepackError, ValueError, ImportError) as error:
+    except MemoryError:
+        sys.exit(_told("out of memory"))
+    except (OSError, ValueError, ImportError, UnserializableLeafError) as error:
         sys.exit(_told(str(error), getattr(error, "__notes__", [])))
 
 
