@@ -27,7 +27,8 @@ _SALVAGE_BYTES = 4 << 10
 # Gzip of so many bytes is inflated as a whole rather than refused.
 _SMALL_BYTES = 1 << 20
 
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
+# fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
+_URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
 
 def save_layout(
@@ -245,9 +246,14 @@ def _local_content(
 
 def joined(path: str | os.PathLike[str], name: str) -> str:
     """Returns the path or URL of a file in a directory."""
-    if url_of(path) is None:
+    url = url_of(path)
+    if url is None:
         return os.path.join(local(path), name)  # noqa: PTH118
-    return f"{os.fspath(path).rstrip('/')}/{name}"
+    # Of a chain, the first link that has a path has that of the directory.
+    links = url.split("::")
+    at = next(at for at, link in enumerate(links) if "://" in link)
+    links[at] += name if links[at].endswith("/") else f"/{name}"
+    return "::".join(links)
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
