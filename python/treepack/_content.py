@@ -270,6 +270,14 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
     return text
 
 
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Returns the path of a file from wherever the program goes; a URL as it is."""
+    if url_of(path) is not None:
+        return os.fspath(path)
+    # Not `abspath`: `..` after a link leads elsewhere.
+    return os.path.join(os.getcwd(), local(path))  # noqa: PTH109, PTH118
+
+
 def local(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Returns the path of a local file, which may be given as a URL."""
     text = os.fspath(path)

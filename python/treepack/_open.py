@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from treepack import _core, _leaves, _paths, _prng
-from treepack._content import Openable, Opened, opened
+from treepack._content import Openable, Opened, absolute, opened
 from treepack._described import Reading, Unknown, check_unknown
 from treepack._lazy import LazyArray
 from treepack._options import Progress, Strict
@@ -318,16 +318,18 @@ class File(Tree):
         mmap: bool = True,
         max_size: int | None = None,
     ):
-        self._source = source
+        is_path = isinstance(source, (str, os.PathLike))
+        # The program may go elsewhere, and so may a pickle.
+        self._source = absolute(source) if is_path else source
         self._options = {"salvage": salvage, "mmap": mmap, "max_size": max_size}
-        self._name = (
-            repr(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "in memory"
-        )
+        self._name = repr(os.fspath(source)) if is_path else "in memory"
         self._shards: Checkpoint | None = None
         try:
             found = opened(source, mmap=mmap, salvage=salvage, max_size=max_size)
         except IsADirectoryError:
-            self._shards = Checkpoint(source, functools.partial(File, mmap=mmap, salvage=salvage))
+            self._shards = Checkpoint(
+                self._source, functools.partial(File, mmap=mmap, salvage=salvage)
+            )
             found = Opened(self._shards.manifest.content)
         self._opened: _core.Catalog | None = _core.Catalog.open(found.content, salvage=salvage)
         self._damage = found.damage
@@ -405,11 +407,13 @@ class File(Tree):
             raise TypeError("a File that was opened by a file object cannot be pickled")
         if not isinstance(source, (str, os.PathLike)):
             source = bytes(source)
-        return _reopened, (source, self._options)
+        return _reopened, (source, self._options, self._name)
 
 
-def _reopened(source: Openable, options: dict[str, bool]) -> File:
-    return File(source, **options)
+def _reopened(source: Openable, options: dict[str, Any], name: str) -> File:
+    file = File(source, **options)
+    file._name = name
+    return file
 
 
 def open(
