@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -22,11 +23,12 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 import treepack
 from treepack import DecodeError, TreepackError, _convert, serialization
-from treepack._cli import app
+from treepack._cli import app, output
 
 TREE: dict[str, Any] = {
     "params": {
@@ -279,7 +281,7 @@ treepack.save("large", {f"l{i}": np.full(1 << 22, i, np.float32) for i in range(
 
 MEMORY = """
 import resource, sys
-from treepack._cli import app
+from treepack._cli import app, output
 import numpy as np, zipfile, json, treepack._convert
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 app(sys.argv[1:], standalone_mode=False)
@@ -548,3 +550,71 @@ def test_names_as_deep_as_trees(folder: Path) -> None:
     call("convert", "deep.safetensors", "new", "--dtype", "float16")
     call("convert", "new", "new.npz")
     assert np.load("new.npz")[".".join("a" * 511)].dtype == np.float16
+
+
+# A title of the window, a cleared screen, a line of its own, text from right to left, nothing that
+# can be seen, and markup of rich. In escapes, as people see them:
+HOSTILE = "\x1b]0;x\x07\x1b[2J\n0 corrupt\r\u202e\u2066\u200b\ufeff\u2028\x9b\x7f[red]\t."
+SEEN = r"\x1b]0;x\x07\x1b[2J\n0 corrupt\r\u202e\u2066\u200b\ufeff\u2028\x9b\x7f[red]\t."
+
+
+def check_harmless(text: str) -> None:
+    assert all(line.isprintable() for line in text.split("\n")), ascii(text)
+
+
+def test_what_files_bring_is_escaped(folder: Path) -> None:
+    treepack.save("hostile", {HOSTILE: {"w": np.ones(3), HOSTILE: 1}, "v": HOSTILE})
+    Path(HOSTILE).write_bytes(Path("hostile").read_bytes())
+    treepack.save("other", {HOSTILE: {"w": np.zeros(3)}, "v": 1}, metadata=HOSTILE)
+    data = bytearray(Path("hostile").read_bytes())
+    data[data.index(np.ones(3).tobytes())] ^= 1
+    Path("damaged").write_bytes(data)
+    for args, status in (
+        (("ls", "hostile"), 0),
+        (("ls", "--flat", "hostile"), 0),
+        (("ls", HOSTILE, HOSTILE), 0),
+        (("show", HOSTILE, f"{HOSTILE}/w"), 0),
+        (("diff", "hostile", "other"), 1),
+        (("verify", "damaged", HOSTILE), 1),
+        (("salvage", "damaged", "new"), 1),
+        (("convert", "other", f"{HOSTILE}.new"), 0),
+        (("get", HOSTILE, HOSTILE, f"{HOSTILE}.part"), 0),
+    ):
+        text = call(*args, status=status)
+        check_harmless(text)
+        assert SEEN in text, args
+    check_harmless(call("show", "hostile", "v"))
+    check_harmless(call("ls", "--json", "other"))
+    for args in (
+        ("ls", HOSTILE + "?"),
+        ("show", "hostile", HOSTILE),
+        ("ls", "hostile", HOSTILE * 2),
+    ):
+        text = run(*args, status=2)
+        check_harmless(text)
+    Path("hostile.safetensors").write_bytes(packed({HOSTILE: ARRAY | {"shape": [3]}}, bytes(8)))
+    text = run("convert", "hostile.safetensors", "new", status=2)
+    check_harmless(text)
+    assert SEEN in text
+
+
+def test_columns_count_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {"ab": 1, "\u5c42\u6a21": 2, "e\u0301": 3, "\u5c42" * 40: 4}
+    treepack.save("wide", tree)
+    lines = call("ls", "--flat", "wide").splitlines()
+    starts = [cell_len(line[: line.index("int")]) for line in lines]
+    assert starts == [82] * 4
+    monkeypatch.setattr(output.shutil, "get_terminal_size", lambda: os.terminal_size((40, 20)))
+    with contextlib.redirect_stdout(Terminal()) as shown:
+        output.rows([((key, "int"), ("", "")) for key in tree])
+    lines = shown.getvalue().splitlines()
+    assert [cell_len(line) for line in lines] == [40] * 4
+    assert lines[3].startswith("\u2026\u5c42")
+
+
+class Terminal(io.StringIO):
+    """What somebody looks at."""
+
+    def isatty(self) -> bool:
+        """Tells so."""
+        return True

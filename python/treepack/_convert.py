@@ -22,6 +22,7 @@ from treepack._deferred import Deferred, InContent, rows_cast
 from treepack._described import Writing
 from treepack._open import Tree
 from treepack._options import Progress
+from treepack._printable import printable
 from treepack._replacing import replacing
 from treepack.errors import DecodeError, TreepackError
 
@@ -349,6 +350,10 @@ def write_msgpack(
     how.save(layout, path, progress)
 
 
+def _at(name: str) -> str:
+    return f"at {printable(name)}"
+
+
 def write_safetensors(state: State, path: str | os.PathLike[str], separator: str) -> None:
     """Writes the arrays of a state to a file of safetensors."""
     leaves = list(_named(state.tree, separator))
@@ -356,11 +361,11 @@ def write_safetensors(state: State, path: str | os.PathLike[str], separator: str
     offset = 0
     for name, array in leaves:
         if name == "__metadata__":
-            raise TreepackError(f"at {name}: safetensors keeps this name for other things")
+            raise TreepackError(f"{_at(name)}: safetensors keeps this name for other things")
         known = _SAFETENSORS.get(array.dtype.name)
         if known is None:
             raise TreepackError(
-                f"at {name}: safetensors has no dtype {array.dtype.name}; convert it with --dtype"
+                f"{_at(name)}: safetensors has no dtype {array.dtype.name}; convert it with --dtype"
             )
         end = offset + array.nbytes
         header[name] = {"dtype": known, "shape": list(array.shape), "data_offsets": [offset, end]}
@@ -388,11 +393,11 @@ def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> Non
         for name, array in _named(state.tree, separator):
             if "\0" in name or len(name.encode()) > _MAX_ZIP_NAME:
                 raise TreepackError(
-                    f"at {name:.100}: names in npz have no NUL and at most {_MAX_ZIP_NAME} bytes"
+                    f"{_at(name[:100])}: names in npz have no NUL and at most {_MAX_ZIP_NAME} bytes"
                 )
             if array.dtype.kind == "V":  # as which NumPy would read it again
                 raise TreepackError(
-                    f"at {name}: npz has no dtype {array.dtype.name}; convert it with --dtype"
+                    f"{_at(name)}: npz has no dtype {array.dtype.name}; convert it with --dtype"
                 )
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 head = {
@@ -414,7 +419,9 @@ def _named(tree: Any, separator: str) -> Iterator[tuple[str, Any]]:
     seen = set()
     for name, array in _arrays(tree, separator):
         if name in seen:
-            raise TreepackError(f"at {name}: two arrays would have this name; choose another --sep")
+            raise TreepackError(
+                f"{_at(name)}: two arrays would have this name; choose another --sep"
+            )
         seen.add(name)
         yield name, array
 
@@ -427,7 +434,7 @@ def _arrays(tree: Any, separator: str, parts: tuple[str, ...] = ()) -> Iterator[
         for key, child in tree.items():
             if separator and separator in key:
                 raise TreepackError(
-                    f"at {_paths.text([*parts, key])}: the key has {separator!r} in it, which "
+                    f"{_at(_paths.text([*parts, key]))}: the key has {separator!r} in it, which "
                     "separates keys; choose another one with --sep"
                 )
             yield from _arrays(child, separator, (*parts, key))
@@ -439,7 +446,7 @@ def _arrays(tree: Any, separator: str, parts: tuple[str, ...] = ()) -> Iterator[
         yield name, np.asarray(tree)
     elif tree is not None:
         raise TreepackError(
-            f"at {_paths.text(parts)}: a {type(tree).__name__} is no array; take the others with "
+            f"{_at(_paths.text(parts))}: a {type(tree).__name__} is no array; take the others with "
             "`treepack get`"
         )
 

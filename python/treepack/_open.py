@@ -19,6 +19,7 @@ from treepack._lazy import LazyArray
 from treepack._options import Progress, Strict
 from treepack._partial import Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
+from treepack._printable import cells, padded, printable
 from treepack._report import ABSENT
 from treepack._sharded.reading import Checkpoint, ShardedArray
 
@@ -253,9 +254,12 @@ class Tree(Mapping[str, Any]):
         if self._file._opened is None:
             return f"<{self._title()}: closed>"
         rows = self._rows()
-        width = max((len(path) for path, _, _ in rows), default=0)
-        middle = max((len(kind) for _, kind, _ in rows), default=0)
-        lines = [f"\n  {path:{width}}  {kind:{middle}}  {size:>9}" for path, kind, size in rows]
+        width = max((cells(path) for path, _, _ in rows), default=0)
+        middle = max((cells(kind) for _, kind, _ in rows), default=0)
+        lines = [
+            f"\n  {padded(path, width)}  {padded(kind, middle)}  {size:>9}"
+            for path, kind, size in rows
+        ]
         return f"<{self._title()}: {self._summary()}{''.join(lines)}{self._and_more()}>"
 
     def _repr_html_(self) -> str:
@@ -268,18 +272,20 @@ class Tree(Mapping[str, Any]):
 
     def __rich__(self) -> Any:
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=f"{self._title()}: {self._summary()}", caption=self._and_more() or None)
+        title = Text(f"{self._title()}: {self._summary()}")  # not markup, as text would be
+        table = Table(title=title, caption=self._and_more() or None)
         for name, justify in (("path", "left"), ("kind", "left"), ("size", "right")):
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
         for row in self._rows():
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         return table
 
     def _title(self) -> str:
         name = type(self).__name__
         return f"treepack.{name} {self._file._name}" + (
-            f" at {_paths.text(self._parts)}" if self._parts else ""
+            f" at {printable(_paths.text(self._parts))}" if self._parts else ""
         )
 
     def _summary(self) -> str:
@@ -289,7 +295,7 @@ class Tree(Mapping[str, Any]):
     def _rows(self) -> list[tuple[str, str, str]]:
         catalog = self._catalog()
         found = catalog.leaves(self._value)[:_MOST_ROWS]
-        return [(path, *leaf_text(catalog, value)) for path, value in found]
+        return [(printable(path), *leaf_text(catalog, value)) for path, value in found]
 
     def _and_more(self) -> str:
         more = self._catalog().totals(self._value)[0] - _MOST_ROWS
@@ -460,10 +466,10 @@ def leaf_text(catalog: _core.Catalog, value: int) -> tuple[str, str]:
 def kind_text(kind: tuple[Any, ...]) -> str:
     """Returns what a leaf is: `float32[3,4]`, `int`."""
     if kind[0] == "array":
-        return f"{kind[1]}[{','.join(map(str, kind[2]))}]"
+        return f"{printable(kind[1])}[{','.join(map(str, kind[2]))}]"
     if kind[0] == "prng_key":
-        return f"key<{kind[1]}>"
-    return f"{kind[1]}[]" if kind[0] == "scalar" else str(kind[0])
+        return f"key<{printable(kind[1])}>"
+    return f"{printable(kind[1])}[]" if kind[0] == "scalar" else str(kind[0])
 
 
 def count_text(leaves: int) -> str:

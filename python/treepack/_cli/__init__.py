@@ -17,6 +17,7 @@ import sys
 import typer
 
 from treepack._cli import checking, listing, writing
+from treepack._printable import printable_lines
 from treepack.errors import UnserializableLeafError
 
 app = typer.Typer(
@@ -51,5 +52,6 @@ def run() -> None:
 
 
 def _told(message: str, notes: list[str] | None = None) -> int:
-    print("\n".join([f"treepack: {message}", *(notes or [])]), file=sys.stderr)
+    text = "\n".join([f"treepack: {message}", *(notes or [])])
+    print(printable_lines(text), file=sys.stderr)
     return 2
