@@ -521,6 +521,14 @@ def test_archives_that_are_refused(folder: Path, method: int) -> None:
     )
 
 
+def test_archives_of_many_arrays_are_opened_once(folder: Path) -> None:
+    np.savez("many.npz", **{f"a{index}": np.ones(2) for index in range(50)})
+    before = len(os.listdir("/dev/fd"))  # noqa: PTH208
+    state = _convert.read_npz("many.npz", ".")
+    assert len(os.listdir("/dev/fd")) <= before + 2  # noqa: PTH208
+    assert state.tree["a49"].flat_range(0, 2).tolist() == [1, 1]
+
+
 def test_what_is_no_archive(folder: Path) -> None:
     for content in (b"", b"PK", npy(np.ones(2)), b"PK\x03\x04" + bytes(40)):
         Path("bad.npz").write_bytes(content)

@@ -207,7 +207,7 @@ def _safetensors_entry(name: str, entry: Any) -> _Entry:
     if not isinstance(shape, list) or not all(map(_is_count, shape)):
         raise wrong(f"{shape!r:.100} is no shape")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
-        raise wrong(f"{offsets!r:.100} are no two offsets")
+        raise wrong(f"{offsets!r:.100} are not two offsets of bytes")
     begin, end = offsets
     dtype = _dtypes.resolve(_NUMPY.get(named, "").encode())
     if dtype is None:
@@ -241,6 +241,7 @@ def read_npz(path: str | os.PathLike[str], separator: str) -> State:
     flat: dict[str, Any] = {}
     name = None
     try:
+        content = _core.Content.map(path)
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
                 name = member.filename.removesuffix(".npy")
@@ -248,7 +249,7 @@ def read_npz(path: str | os.PathLike[str], separator: str) -> State:
                     continue
                 if name in flat:
                     raise ValueError("two arrays have this name")
-                flat[name] = _zipped(path, archive, member)
+                flat[name] = _zipped(content, archive, member)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # zipfile and NumPy raise all kinds for what they cannot read
@@ -256,7 +257,7 @@ def read_npz(path: str | os.PathLike[str], separator: str) -> State:
     return State(_nested(flat, separator), None)
 
 
-def _zipped(path: Any, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+def _zipped(content: _core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
     """Returns an array of an archive: where it lies, if it is stored as it is."""
     is_stored = member.compress_type == zipfile.ZIP_STORED
     if not is_stored and member.compress_type != zipfile.ZIP_DEFLATED:
@@ -279,11 +280,9 @@ def _zipped(path: Any, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any
             pass
     if not lies_there:
         return np.ndarray(shape, dtype, data, order="F" if fortran else "C")
-    with Path(path).open("rb") as whole:
-        whole.seek(member.header_offset + 26)
-        name_length, extra = struct.unpack("<HH", whole.read(4))
-    start = member.header_offset + 30 + name_length + extra + before
-    return InContent(shape, dtype, _core.Content.map(path), start)
+    lengths = content.read_range(member.header_offset + 26, member.header_offset + 30)
+    start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + before
+    return InContent(shape, dtype, content, start)
 
 
 _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
