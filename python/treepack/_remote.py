@@ -53,6 +53,7 @@ def file_system(url: str) -> tuple[Any, str]:
     found, path = url_to_fs(url)
     for layer in _layers(found):
         layer.invalidate_cache(path)
+        layer.invalidate_cache(layer._parent(path))  # some drop one listing only
     return found, path
 
 
