@@ -25,6 +25,7 @@ from treepack._nodes.code import Pruned
 from treepack._nodes.kind import Difference
 from treepack._older import Older, Record, marked
 from treepack._options import Strict, check_strict
+from treepack._printable import printable
 from treepack._report import ABSENT, Convert, Partial, state_leaves
 from treepack._restoring import NOTHING, Restore, RestoreChild, as_part, current
 from treepack.errors import MismatchError, TreepackError
@@ -448,7 +449,8 @@ def _restore_by_handler(
         _say(restore, str(error))
         return target
     except Exception as error:  # whatever a handler raises
-        error.add_note(f"while {type(target).__name__} was restored at {'/'.join(restore.path)}")
+        where = printable("/".join(restore.path))
+        error.add_note(f"while {type(target).__name__} was restored at {where}")
         raise
     finally:
         restore.path.pop()
