@@ -345,6 +345,23 @@ def test_what_was_just_saved_is_found(store: Store) -> None:
     assert treepack.load("store://bucket/0") == {"a": "longer than before"}
 
 
+class OneListing(Store):
+    """Drops the listing of a path only, as the file systems of FTP and Azure do."""
+
+    protocol = "onelisting"
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Forgets what is listed at a path."""
+        self.dircache.pop("" if path is None else self._strip_protocol(path), None)
+
+
+def test_listings_of_the_directory_are_dropped(store: Store) -> None:
+    fsspec.register_implementation("onelisting", OneListing, clobber=True)
+    assert fsspec.filesystem("onelisting").ls("bucket") == []
+    treepack.save("onelisting://bucket/model", {"a": 1})
+    assert treepack.load("onelisting://bucket/model") == {"a": 1}
+
+
 def test_what_others_have_saved_is_found(store: Store) -> None:
     assert store.ls("bucket") == []
     treepack.save("memory://others/model", {"a": 1})
