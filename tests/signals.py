@@ -1,0 +1,88 @@
+"""Signals that come while a function of the core runs, on machines of any speed.
+
+How long work takes is the machine's affair, so a test does not send a signal after some time and
+hope that the work still goes on. A timer ticks only between the call of a function of the core
+and its return, which `sys.setprofile` tells. A tick counts if the function itself answers it: the
+handler runs in the frame that has called it, and it has not returned. One that Python code answers
+that the core calls, or that waits until the function is over, does not count.
+
+Work that ends before its first answer, because the machine is fast, is done again, twice as large.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+# Seconds; the core looks at signals more seldom.
+TICK = 0.001
+
+
+def answered(function: str, work: Callable[[], Any], answer: Callable[[], Any]) -> bool:
+    """Does work under a timer that ticks while a function of the core of this name runs.
+
+    Args:
+      function: Its name.
+      work: What calls it, in the main thread.
+      answer: Called whenever the function answers a tick; what it raises ends the work.
+
+    Returns:
+      Whether the function has answered one.
+    """
+    callers: list[types.FrameType] = []
+    answers = 0
+
+    def handle(_: int, frame: types.FrameType | None) -> None:
+        nonlocal answers
+        if callers and frame is callers[-1]:
+            answers += 1
+            answer()
+
+    def profile(frame: types.FrameType, event: str, called: Any) -> None:
+        if not event.startswith("c_") or called.__name__ != function:
+            return
+        if event == "c_call":
+            callers.append(frame)
+            signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
+        else:
+            # A tick that nobody has answered is answered by this function, and does not count.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            callers.pop()
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        sys.setprofile(profile)
+        work()
+    finally:
+        sys.setprofile(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return answers > 0
+
+
+def interrupted(
+    function: str, work: Callable[[], Any], error: type[BaseException] = KeyboardInterrupt
+) -> bool:
+    """Does work that a tick interrupts; tells whether the error came out of the function."""
+
+    def interrupt() -> None:
+        raise error
+
+    try:
+        answered(function, work, interrupt)
+    except error:
+        return True
+    return False
+
+
+def soon(attempt: Callable[[int], bool], largest: int = 32) -> bool:
+    """Makes attempts with work of size 1, 2, 4 and so on, until one succeeds."""
+    size = 1
+    while size <= largest:
+        if attempt(size):
+            return True
+        size *= 2
+    return False
