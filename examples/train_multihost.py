@@ -138,12 +138,18 @@ def train(run: Run, folder: Path, steps: int) -> None:
 
 # The program that starts and kills them
 
+# Sockets that keep ports for the runs.
+held: list[socket.socket] = []
+
 
 def start(run: Run, folder: Path, steps: int) -> list[subprocess.Popen[str]]:
     """Starts the processes of a run."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    # Nobody else gets this port before process 0 listens on it, which asks to share it.
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(("127.0.0.1", 0))
+    held.append(holder)
+    port = holder.getsockname()[1]
     flags = f"--xla_force_host_platform_device_count={run.devices}"
     settings = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     program = [sys.executable, __file__, "--folder", str(folder), "--steps", str(steps)]
@@ -177,7 +183,7 @@ def follow(processes: list[subprocess.Popen[str]], losses: dict[int, float], mos
         most -= 1
         if most == 0:
             return True
-    if any(process.wait(60) for process in processes):
+    if any(process.wait(600) for process in processes):
         raise RuntimeError("a process has failed")
     return False
 

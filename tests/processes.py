@@ -17,21 +17,31 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 if count > 1:
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=count, process_id=index)
+    address = f"127.0.0.1:{port}"
+    jax.distributed.initialize(address, count, index, initialization_timeout=1800)
 """
 
+# Those that hold ports, until this process ends.
+_held: list[socket.socket] = []
 
-def free_port() -> int:
-    """Returns a port that nobody uses now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+
+def own_port() -> int:
+    """Returns a port that nobody else gets, even before a program listens on it.
+
+    Who binds it has to ask to share it, as the server of jax does; the system gives it to nobody
+    who asks for any port.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("127.0.0.1", 0))
+    _held.append(held)
+    port: int = held.getsockname()[1]
+    return port
 
 
 def start(program: str, count: int, *args: object, devices: int = 1) -> list[subprocess.Popen[str]]:
     """Starts a program in so many processes, which have so many devices each."""
-    port = free_port()
+    port = own_port()
     return [
         subprocess.Popen(
             [
@@ -49,7 +59,7 @@ def start(program: str, count: int, *args: object, devices: int = 1) -> list[sub
     ]
 
 
-def run(program: str, count: int, *args: object, devices: int = 1, timeout: float = 120) -> str:
+def run(program: str, count: int, *args: object, devices: int = 1, timeout: float = 1800) -> str:
     """Runs a program in so many processes, and returns what the first of them has printed.
 
     Raises:

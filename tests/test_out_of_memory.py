@@ -134,7 +134,7 @@ sys.exit(failed > 0)
 
 def test_there_is_a_memory_error():
     done = subprocess.run(
-        [sys.executable, "-c", HELPERS + SCRIPT], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", HELPERS + SCRIPT], capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -180,6 +180,6 @@ def test_there_is_a_memory_error_at_every_step(kind: str, tmp_path: Path):
         [sys.executable, "-c", HELPERS + STEPS, str(path), kind],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
