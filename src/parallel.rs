@@ -354,11 +354,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "a scoped thread panicked")]
     fn a_panic_of_another_thread_is_passed_on() {
-        let here = thread::current().id();
+        let (here, begun) = (thread::current().id(), AtomicBool::new(false));
         let work = |(): &mut (), _| {
+            // The others have something to do until one of them has begun.
+            begun.fetch_or(thread::current().id() != here, Ordering::Relaxed);
             assert_eq!(thread::current().id(), here);
-            // Until the others have something to do.
-            thread::sleep(std::time::Duration::from_millis(20));
+            while !begun.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
         };
         let _ = in_order(1000, NonZero::new(3).unwrap(), 8, work, |_, ()| Ok(()));
     }
@@ -366,10 +369,14 @@ mod tests {
     #[test]
     #[should_panic(expected = "of work here")]
     fn a_panic_of_this_thread_is_passed_on() {
-        let here = thread::current().id();
+        let (here, begun) = (thread::current().id(), AtomicBool::new(false));
         let work = |(): &mut (), _| {
+            // This thread has something to do until it has begun.
+            begun.fetch_or(thread::current().id() == here, Ordering::Relaxed);
             assert_ne!(thread::current().id(), here, "of work here");
-            thread::sleep(std::time::Duration::from_millis(1));
+            while !begun.load(Ordering::Relaxed) {
+                thread::yield_now();
+            }
         };
         let _ = in_order(1000, NonZero::new(3).unwrap(), 8, work, |_, ()| Ok(()));
     }
@@ -379,8 +386,7 @@ mod tests {
     fn a_panic_where_results_arrive_is_passed_on() {
         let work = |(): &mut (), _| ();
         let _ = in_order(1000, NonZero::new(3).unwrap(), 8, work, |index, ()| {
-            // Until then all threads wait for room.
-            thread::sleep(std::time::Duration::from_millis(20));
+            // The other threads wait for room, sooner or later, and would wait for ever.
             assert_ne!(index, 2, "of each");
             Ok(())
         });
