@@ -430,7 +430,8 @@ VALUES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+# No names of the values: those of sets and functions are others in each process.
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
 def test_static_data_come_back(value: Any) -> None:
     encoded = _core.encode_value(value)
     found = _core.decode_value(encoded)
