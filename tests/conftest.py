@@ -1,4 +1,4 @@
-"""What all tests share: four CPU devices, and a profile of hypothesis without deadlines."""
+"""What all tests share: four CPU devices, and a profile of hypothesis without clocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ import pytest
 
 from treepack import serialization
 
-hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=150)
+# No test depends on how fast the machine is, nor on how fast examples are made.
+hypothesis.settings.register_profile(
+    "default",
+    deadline=None,
+    derandomize=True,
+    max_examples=150,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("default")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import pytest
 
 import processes
 import treepack
-from treepack import Saving
+from treepack import Saving, _saving
+from waiting import HANG_S
 
 
 def test_a_save_in_the_background_is_like_another(tmp_path: Path) -> None:
@@ -40,7 +43,7 @@ class Gate:
 
     def __call__(self, done: int, total: int) -> None:
         self.reached.set()
-        assert self.open.wait(60)
+        assert self.open.wait(HANG_S)
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -92,11 +95,23 @@ def test_arrays_on_several_devices_may_be_donated(tmp_path: Path) -> None:
     processes.run(DONATED, 1, tmp_path / "model", devices=8)
 
 
+def waits_for_another(thread: threading.Thread) -> bool:
+    """Tells whether a thread is blocked because another save to a path is under way."""
+    innermost = frame = sys._current_frames().get(thread.ident or 0)
+    names = set()
+    while frame is not None:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    is_blocked = innermost is not None and innermost.f_code is threading.Condition.wait.__code__
+    return is_blocked and _saving.wait_for.__name__ in names
+
+
 def test_the_next_save_to_a_path_waits(tmp_path: Path) -> None:
     gate = Gate()
     path = tmp_path / "model"
-    treepack.save(path, np.zeros(1 << 20), background=True, progress=gate)
-    assert gate.reached.wait(60)
+    first = treepack.save(path, np.zeros(1 << 20), background=True, progress=gate)
+    assert first is not None
+    assert gate.reached.wait(HANG_S)
     treepack.save(tmp_path / "other", 1)  # does not
     relative = tmp_path / "folder" / ".." / "model"
     (tmp_path / "folder").mkdir()
@@ -105,11 +120,13 @@ def test_the_next_save_to_a_path_waits(tmp_path: Path) -> None:
         target=lambda: saving.append(treepack.save(relative, "second", background=True))
     )
     second.start()
-    second.join(0.2)
+    while second.is_alive() and not waits_for_another(second):
+        time.sleep(0.001)
     assert second.is_alive()
+    assert not first.done()
     assert not path.exists()
     gate.open.set()
-    second.join(60)
+    second.join()
     saving[0].result()
     assert treepack.load(path) == "second"
 
@@ -128,7 +145,7 @@ def test_what_goes_wrong_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         saving = treepack.save(tmp_path / "model", {"w": 1}, background=True)
         for thread in threading.enumerate():
             if thread.name.startswith("treepack"):
-                thread.join(60)
+                thread.join()
         del saving
         gc.collect()
         assert "model has failed" in caplog.text
@@ -167,9 +184,14 @@ def test_nothing_is_held_afterwards(tmp_path: Path) -> None:
 
 
 AT_EXIT = """
+import threading
 from pathlib import Path
-treepack.save(args[0], {"w": np.ones(1 << 23)}, background=True)
-assert not Path(args[0]).exists()
+
+def told(done, total):
+    threading.main_thread().join()  # which has come to the end of the program
+    assert not Path(args[0]).exists()
+
+treepack.save(args[0], {"w": np.ones(1 << 23)}, background=True, progress=told)
 """
 
 

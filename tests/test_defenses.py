@@ -7,12 +7,11 @@ import contextlib
 import gzip
 import mmap
 import os
+import re
 import stat
 import struct
 import subprocess
 import sys
-import threading
-import time
 import types
 import warnings
 from multiprocessing import shared_memory
@@ -27,7 +26,7 @@ import numpy as np
 import pytest
 
 import treepack
-from treepack import _dtypes, serialization
+from treepack import _core, _dtypes, _prng, serialization
 from trees import assert_same
 
 # Memory of others
@@ -86,9 +85,11 @@ if child == 0:
         at = random.randrange(120)
         memory[at] = random.randrange(256)
         memory[at] = encoded[at]
-found = set()
+found, rounds = set(), 200_000
 try:
-    for _ in range(200_000):
+    # Until the system has let the other process run often enough that both are seen.
+    while len(found) < 2 or rounds > 0:
+        rounds -= 1
         try:
             treepack.serialization.msgpack_restore(memory)
             found.add("read")
@@ -97,12 +98,11 @@ try:
 finally:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-assert found == {"read", "refused"}, found
 """
 
 
 def test_memory_that_changes_while_it_is_parsed_is_read_or_refused():
-    subprocess.run([sys.executable, "-c", CHANGING], check=True, timeout=200)
+    subprocess.run([sys.executable, "-c", CHANGING], check=True, timeout=1800)
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4"])
@@ -198,43 +198,47 @@ def test_a_private_file_stays_private_while_it_is_replaced(tmp_path: Path):
     path = tmp_path / "model"
     treepack.serialization.save_to_file({"w": np.zeros(1_000_000)}, path)
     path.chmod(0o600)
-    seen, done = set(), threading.Event()
+    seen = []
 
-    def look() -> None:
-        while not done.is_set():
-            for entry in os.scandir(tmp_path):
-                with contextlib.suppress(FileNotFoundError):
-                    seen.add(stat.S_IMODE(entry.stat().st_mode))
+    def look(*_: int) -> None:
+        seen.append([stat.S_IMODE(entry.stat().st_mode) for entry in os.scandir(tmp_path)])
 
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    for _ in range(50):
-        treepack.serialization.save_to_file({"w": np.zeros(1_000_000)}, path, durable=False)
-    done.set()
-    watcher.join()
-    assert seen == {0o600}
+    treepack.serialization.save_to_file({"w": np.zeros(4_000_000)}, path, progress=look)
+    assert len(seen) > 2
+    assert all(modes == [0o600, 0o600] for modes in seen)
+    look()
+    assert seen[-1] == [0o600]
+
+
+def test_what_replaces_a_private_file_is_private_from_the_first(tmp_path: Path):
+    path, trace = tmp_path / "model", tmp_path / "trace"
+    treepack.serialization.save_to_file({}, path)
+    path.chmod(0o600)
+    traced("openat", "import sys, treepack; treepack.save(sys.argv[1], {})", path, trace)
+    modes = re.findall(rf"{path.name}\.treepack-\S+, \S*O_CREAT\S*, (\d+)\)", trace.read_text())
+    assert modes == ["0600"]
 
 
 def test_files_of_killed_writers_are_removed_by_the_next(tmp_path: Path):
     path = tmp_path / "model"
     code = (
-        "import sys, numpy, treepack\n"
-        "tree = {'a': numpy.ones(20_000_000)}\n"
-        "print('ready', flush=True)\n"
-        "while True:\n"
-        "    treepack.serialization.save_to_file(tree, sys.argv[1], durable=False)\n"
+        "import signal, sys, numpy, treepack\n"
+        "def told(done, total):\n"
+        "    print('saving', flush=True)\n"
+        "    signal.pause()\n"
+        "tree = {'a': numpy.ones(4_000_000)}\n"
+        "treepack.serialization.save_to_file(tree, sys.argv[1], durable=False, progress=told)\n"
     )
-    left = 0
-    for wait in (0.03, 0.06, 0.09, 0.05, 0.07):
-        writer = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        time.sleep(wait)
-        writer.kill()
-        writer.wait()
-        writer.stdout.close()
-        left = max(left, len(list(tmp_path.iterdir())))
-    assert left <= 2, "one at most, since each writer begins by removing those before"
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE
+        ) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"saving\n"
+            writer.kill()
+        # One, since each writer begins by removing those before.
+        [left] = tmp_path.iterdir()
+        assert left.name.startswith(".model.treepack-")
     (tmp_path / ".model2.treepack-x.tmp").touch()  # of another file
     treepack.serialization.save_to_file({"a": 1}, path)
     assert {entry.name for entry in tmp_path.iterdir()} == {"model", ".model2.treepack-x.tmp"}
@@ -325,16 +329,21 @@ def test_faults_of_the_file_system(
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
-def test_new_directories_are_synced(tmp_path: Path):
-    trace = tmp_path / "trace"
+def traced(calls: str, code: str, path: Path, trace: Path) -> None:
+    """Runs a program with an argument, and writes which calls of the system it makes to a file."""
     try:
         subprocess.run(["strace", "-V"], check=True, capture_output=True)
     except FileNotFoundError:
         pytest.skip("needs strace")
+    command = ["strace", "-f", "-y", "-e", f"trace={calls}", "-o", str(trace)]
+    subprocess.run([*command, sys.executable, "-c", code, str(path)], check=True)
+
+
+def test_new_directories_are_synced(tmp_path: Path):
+    trace = tmp_path / "trace"
     code = "import sys, treepack; treepack.serialization.save_to_file({}, sys.argv[1])"
     path = tmp_path / "a" / "b" / "model"
-    command = ["strace", "-f", "-y", "-e", "trace=fsync", "-o", str(trace)]
-    subprocess.run([*command, sys.executable, "-c", code, str(path)], check=True)
+    traced("fsync", code, path, trace)
     synced = trace.read_text()
     for directory in (tmp_path, tmp_path / "a", tmp_path / "a" / "b"):
         assert f"<{directory}>" in synced
@@ -422,13 +431,6 @@ def test_nodes_with_handlers_count_one_level():
 # Hostile input
 
 
-def seconds(data: bytes, read: Any = treepack.serialization.msgpack_restore) -> float:
-    start = time.perf_counter()
-    with contextlib.suppress(treepack.DecodeError):
-        read(data)
-    return time.perf_counter() - start
-
-
 def complex_keys(count: int) -> bytes:
     """A map whose keys are different and have one hash."""
     modulus = sys.hash_info.modulus
@@ -449,22 +451,42 @@ def test_keys_of_one_hash_do_not_take_long():
 def test_late_chunk_markers_around_much_take_no_longer_than_it_does():
     much = msgpack.packb([None] * 3_000_000)
     data = much
-    marker = msgpack.packb("__msgpack_chunked_array__") + b"\xc3"
+    array = np.arange(3.0)
+    chunked = {
+        "__msgpack_chunked_array__": True,
+        "shape": {"0": 3},
+        "chunks": {"0": msgpack.ExtType(1, msgpack.packb(([3], "float64", array.tobytes())))},
+    }
+    late = msgpack.packb(chunked)[1:]
     for _ in range(500):
-        data = b"\x82\xa1x" + data + marker
+        data = b"\x84\xa1x" + data + late
+    read = 0
+
+    def count(start: int, length: int) -> bytes:
+        nonlocal read
+        read += length
+        return data[start : start + length]
+
+    found = _core.restore(_core.Content.elsewhere(count, len(data)), None, None)
+    np.testing.assert_array_equal(found, array)
     # Every level would be as long as all if it was read again.
-    assert seconds(data) < 20 * seconds(much) + 1
+    assert len(much) <= read < 2 * len(data)
 
 
-def test_abstract_keys_are_made_once():
+def test_abstract_keys_are_made_once(monkeypatch: pytest.MonkeyPatch):
     key = {"__prng_key__": "threefry2x32", "data": np.zeros(2, np.uint32)}
     one = treepack.serialization.msgpack_serialize(key, in_place=True)
     many = struct.pack(">BI", 0xDD, 20_000) + one * 20_000
-    assert seconds(many, abstract) < 5  # 300 microseconds each, if JAX was asked for each
+    asked, eval_shape = [], jax.eval_shape
 
+    def count(*args: Any) -> Any:
+        asked.append(args)
+        return eval_shape(*args)
 
-def abstract(data: bytes) -> Any:
-    return treepack._core.restore(data, None, None, abstract_arrays=True)
+    monkeypatch.setattr(jax, "eval_shape", count)
+    _prng._implementation.cache_clear()
+    assert len(_core.restore(many, None, None, abstract_arrays=True)) == 20_000
+    assert len(asked) == 2  # which takes 300 microseconds
 
 
 @pytest.mark.parametrize("name", ["float128", "complex256", ">f4", "float6_e2m3fn", "M8[s]"])

@@ -7,7 +7,6 @@ import http.server
 import io
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,8 +20,6 @@ import pytest
 import treepack
 from treepack import serialization
 
-LATENCY = 0.02
-
 TREE: dict[str, Any] = {
     f"layer_{index}": {"kernel": np.full((64, 1024), index, np.float32), "bias": np.zeros(3)}
     for index in range(60)
@@ -30,14 +27,13 @@ TREE: dict[str, Any] = {
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Answers ranges after some time, and counts."""
+    """Answers ranges, and counts."""
 
     requests: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         """Sends a range of a file."""
         type(self).requests.append(f"GET {self.headers.get('Range')}")
-        time.sleep(LATENCY)
         data = (Path(self.directory) / self.path[1:]).read_bytes()
         start, stop = 0, len(data)
         if "Range" in self.headers:
@@ -55,7 +51,6 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def do_HEAD(self) -> None:
         """Tells how large a file is."""
         type(self).requests.append("HEAD")
-        time.sleep(LATENCY)
         path = Path(self.directory) / self.path[1:]
         self.send_response(200 if path.exists() else 404)
         self.send_header("Content-Length", str(path.stat().st_size if path.exists() else 0))
