@@ -248,6 +248,8 @@ FAULTS = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -276,6 +278,19 @@ int close(int fd) {
     if (large && wanted("close fails")) { errno = EDQUOT; return -1; }
     return done;
 }
+
+static int is_temporary(int fd) {
+    char link[64], name[4096] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    return readlink(link, name, sizeof name - 1) > 0 && strstr(name, ".treepack-");
+}
+
+int statx(int fd, const char *path, int flags, unsigned mask, struct statx *found) {
+    int is_fstat = path && !*path && flags & AT_EMPTY_PATH;
+    if (is_fstat && is_temporary(fd) && wanted("fstat fails")) { errno = EIO; return -1; }
+    int (*next)(int, const char *, int, unsigned, struct statx *) = dlsym(RTLD_NEXT, "statx");
+    return next(fd, path, flags, mask, found);
+}
 """
 
 
@@ -299,6 +314,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("directory fails", True, "OSError: [Errno 5] the new file is in place, but", True),
         ("close fails", False, "OSError: [Errno 122]", False),
         ("close fails", True, "OSError: [Errno 122]", False),
+        ("fstat fails", False, "OSError: [Errno 5]", False),
     ],
 )
 def test_faults_of_the_file_system(

@@ -180,6 +180,38 @@ def test_errors_of_the_system(tmp_path: Path):
         treepack.serialization.save_to_file({}, tmp_path / "file" / "model")
 
 
+FORKED = """
+import os, sys
+from pathlib import Path
+import numpy as np, treepack
+
+def names(folder):
+    found = set()
+    def look(done, total):
+        found.update(path.name for path in folder.iterdir())
+    treepack.save(folder / "model", np.zeros(1 << 20), durable=False, progress=look)
+    return found - {"model"}
+
+before = names(Path(sys.argv[1]))  # now the state of what is random is there
+for folder in map(Path, sys.argv[2:]):
+    child = os.fork()
+    if child == 0:
+        (folder / "names").write_text("\\n".join(names(folder) - {"names"}))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    new = set((folder / "names").read_text().split("\\n"))
+    assert len(new) == 1 and not new & before, (new, before)
+    before |= new
+"""
+
+
+def test_forked_processes_draw_other_temporary_names(tmp_path: Path):
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+    subprocess.run([sys.executable, "-c", FORKED, *map(str, folders)], check=True)
+
+
 def test_errors_of_the_temporary_file(tmp_path: Path):
     with pytest.raises(FileNotFoundError) as caught:
         treepack.serialization.save_to_file({}, "/proc/none")

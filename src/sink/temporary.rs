@@ -47,6 +47,8 @@ mod unix {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     use std::path::Path;
+    use std::process;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use rustix::fs::{FlockOperation, OFlags, flock};
     use tempfile::NamedTempFile;
@@ -73,23 +75,44 @@ mod unix {
         remove_leftovers(directory, &prefix);
         let mode = if private { 0o600 } else { 0o666 };
         tempfile::Builder::new()
-            .prefix(&prefix)
+            .prefix(&unique(prefix))
             .suffix(SUFFIX)
             .make_in(directory, |path| {
                 let mut options = File::options();
                 let file = options.write(true).create_new(true).mode(mode).open(path)?;
-                match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                    // Somebody takes it for a leftover, or has done so before it was locked.
-                    Err(rustix::io::Errno::WOULDBLOCK) => {
-                        Err(io::Error::from(io::ErrorKind::AlreadyExists))
-                    }
-                    Ok(()) if file.metadata()?.nlink() == 0 => {
-                        Err(io::Error::from(io::ErrorKind::AlreadyExists))
-                    }
-                    // Without locks nobody removes it.
-                    Ok(()) | Err(_) => Ok(file),
+                let locked = lock(&file);
+                if locked.is_err() {
+                    // Nobody else makes a file of this name.
+                    let _ = fs::remove_file(path);
                 }
+                locked.map(|()| file)
             })
+    }
+
+    /// Adds to a prefix what no other file of this host gets.
+    ///
+    /// A fork inherits the state that the random part of a name is drawn from.
+    fn unique(mut prefix: OsString) -> OsString {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        prefix.push(format!("{:x}-{count:x}-", process::id()));
+        prefix
+    }
+
+    /// Locks a file that was just made.
+    ///
+    /// Returns `AlreadyExists` if somebody takes it for a leftover, or did so before it was locked:
+    /// then another one has to be made.
+    fn lock(file: &File) -> io::Result<()> {
+        let taken = match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => file.metadata()?.nlink() == 0,
+            // Without locks nobody removes it.
+            Err(error) => error == rustix::io::Errno::WOULDBLOCK,
+        };
+        if taken {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        Ok(())
     }
 
     /// Removes the temporary files of writers that do not live any more. Nothing depends on it.
@@ -116,6 +139,18 @@ mod unix {
             .open(path)?;
         if file.metadata()?.is_file() {
             flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            remove_locked(&file, path)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a file by its name, if the name is still that of this file, which is locked.
+    ///
+    /// Before it was locked, its writer may have renamed it, or somebody else may have removed it.
+    /// From then on nobody does: both need the lock. And no other file gets the name again.
+    fn remove_locked(file: &File, path: &Path) -> io::Result<()> {
+        let (locked, named) = (file.metadata()?, fs::symlink_metadata(path)?);
+        if (locked.dev(), locked.ino()) == (named.dev(), named.ino()) {
             fs::remove_file(path)?;
         }
         Ok(())
@@ -145,6 +180,31 @@ mod unix {
             assert_eq!(names(directory.path()), 3);
             drop((alive, other, next));
             assert_eq!(names(directory.path()), 0);
+        }
+
+        #[test]
+        fn a_name_that_another_file_has_by_now_stays() {
+            let directory = tempfile::tempdir().unwrap();
+            let target = OsStr::new("model");
+            let dead = create(directory.path(), target, true).unwrap();
+            let (dead, path) = dead.keep().unwrap();
+            fs::rename(&path, directory.path().join("model")).unwrap();
+            fs::write(&path, "of a living writer").unwrap();
+            remove_locked(&dead, &path).unwrap();
+            assert!(path.exists());
+            let living = File::open(&path).unwrap();
+            remove_locked(&living, &path).unwrap();
+            assert!(!path.exists());
+        }
+
+        #[test]
+        fn names_do_not_repeat() {
+            let names: Vec<_> = (0..3).map(|_| unique(prefix(OsStr::new("model")))).collect();
+            assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2]);
+            let of_this_process = format!(".model.treepack-{:x}-", process::id());
+            for name in names {
+                assert!(name.to_str().unwrap().starts_with(&of_this_process));
+            }
         }
 
         #[test]
