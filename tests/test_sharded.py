@@ -522,6 +522,29 @@ def test_leftovers_go_and_nothing_else(checkpoint: Path) -> None:
     assert len(names) == len(others) + 1  # the arrays are in the manifest
 
 
+def test_a_temporary_file_that_is_another_by_now_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / ".0123abcd-00003.treepack.treepack-x1y2z3.tmp"
+    lock = fcntl.flock
+
+    def replaced(file: int, how: int) -> None:
+        (tmp_path / "other").touch()
+        (tmp_path / "other").replace(path)
+        lock(file, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", replaced)
+        path.touch()
+        treepack.save(tmp_path, {"w": np.ones(3)}, sharded=True)
+    assert path.exists()
+    treepack.save(tmp_path, {"w": np.ones(3)}, sharded=True)
+    assert not path.exists()
+    os.mkfifo(path)  # which nobody opens to write
+    treepack.save(tmp_path, {"w": np.ones(3)}, sharded=True)
+    assert path.exists()
+
+
 def test_options_of_files_are_those_of_shards(tmp_path: Path) -> None:
     tree = {"w": jnp.zeros(100_000), "rest": (np.ones(1000), "text")}
     treepack.save(tmp_path / "plain", tree, sharded=True, durable=False, align=1)

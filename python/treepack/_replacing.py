@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,15 +63,21 @@ def sync_directory(path: Path) -> None:
             os.close(directory)
 
 
-def is_locked(path: Path) -> bool:
-    """Tells whether somebody writes to a temporary file, as the core locks those of its own."""
+def remove_if_dead(path: Path) -> None:
+    """Removes a temporary file of the core, unless its writer, who locks it, is alive.
+
+    It goes while it is locked here, so that nobody can take it over meanwhile, and only if the
+    name is still that of the file that was locked.
+    """
     try:
         import fcntl
     except ImportError:
-        return True  # nobody can know
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+        return  # nobody can know
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode) and os.path.samestat(found, path.lstat()):
+            path.unlink()
+    finally:
+        os.close(file)

@@ -27,7 +27,7 @@ from treepack._libraries import imported
 from treepack._libraries import jax as _jax
 from treepack._options import Progress
 from treepack._placement import leaves_of
-from treepack._replacing import is_locked, sync_directory
+from treepack._replacing import remove_if_dead, sync_directory
 from treepack._sharded.group import Group, NotSavedError
 from treepack._sharded.shards import MANIFEST, bounds, cell_of, name_of, plan_of, start_of
 from treepack.errors import DecodeError, TreepackError
@@ -324,7 +324,8 @@ class Directory:
                 return
             for name in self._names():
                 if _SHARD_FILE.fullmatch(name) and name not in used:
-                    self._remove(name)
+                    with contextlib.suppress(OSError):  # which keeps none of the others
+                        self._remove(name)
 
     def _used(self) -> set[str] | None:
         """Returns the files of the checkpoint that is there; `None` if that cannot be known."""
@@ -347,5 +348,7 @@ class Directory:
         if self._url is not None:
             fs, path = _remote.file_system(self._url)
             fs.rm_file(f"{path}/{name}")
-        elif not name.startswith(".") or not is_locked(Path(self.file(name))):
+        elif name.startswith("."):
+            remove_if_dead(Path(self.file(name)))
+        else:
             Path(self.file(name)).unlink(missing_ok=True)
