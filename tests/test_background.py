@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
 import sys
 import threading
 import time
@@ -218,3 +219,107 @@ def test_nothing_is_held_after_a_failure(tmp_path: Path) -> None:
     del array
     gc.collect()
     assert alive() is None
+
+
+def test_a_thread_that_cannot_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    array = jnp.ones(1 << 18)
+    alive = weakref.ref(array)
+    for sharded in (False, True):
+        path = tmp_path / f"model-{sharded}"
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(RuntimeError, match="can't start"):
+                treepack.save(path, [array], background=True, sharded=sharded)
+        assert not path.exists()
+        assert not _saving._under_way
+        saving = treepack.save(path, {"w": 1}, background=True, sharded=sharded)
+        saving.result(60)
+    del array
+    gc.collect()
+    assert alive() is None
+
+
+FORKED = """
+import os, signal, sys, threading
+import numpy as np, treepack
+from treepack import _names, _saving
+
+def in_child(work):
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(60)  # which kills it if it waits for ever
+            work()
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+path = sys.argv[1]
+go_on, reached = threading.Event(), threading.Event()
+
+def gate(done, total):
+    reached.set()
+    assert go_on.wait(60)
+
+told = []
+saving = treepack.save(path, np.zeros(1 << 20), background=True, progress=gate)
+saving.add_done_callback(told.append)
+assert reached.wait(60)
+
+def save_again():
+    for background in (False, True):
+        again = treepack.save(path, "child", background=background)
+    again.result(60)
+    try:
+        saving.result(60)
+    except treepack.TreepackError as error:
+        assert "the process that started to save" in str(error), error
+    else:
+        raise AssertionError("no error")
+    assert saving.done() and not told
+
+in_child(save_again)
+assert treepack.load(path) == "child"
+
+def register():
+    class Here:
+        pass
+    treepack.register_auxdata(Here, "here", lambda _: 1, lambda _: Here())
+    treepack.save(path, "registered", background=True).result(60)
+
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with _saving._lock, _names.registering, saving._condition:
+        held.set()
+        assert done.wait(60)
+
+thread = threading.Thread(target=hold)
+thread.start()
+assert held.wait(60)
+in_child(register)
+in_child(save_again)
+done.set()
+thread.join()
+go_on.set()
+saving.result(60)
+assert told == [saving]
+assert treepack.load(path).shape == (1 << 20,)
+"""
+
+
+def test_a_fork_does_not_wait_for_what_its_parent_saves(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

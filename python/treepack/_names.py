@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import threading
 import warnings
@@ -18,8 +19,20 @@ class _Registering:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._depth = 0
+        self._owner = 0
         self._tables: list[Names[Any]] = []
         self._before: list[tuple[dict[Any, Any], ...]] = []
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        """Begins anew in a forked process, unless the thread that forked is registering."""
+        if self._depth and self._owner != threading.get_ident():
+            for table, before in zip(self._tables, self._before, strict=True):
+                table.put_back(before)
+            self._depth = 0
+        if self._depth == 0:
+            self._lock = threading.RLock()
 
     def watch(self, table: Names[Any]) -> None:
         self._tables.append(table)
@@ -28,6 +41,7 @@ class _Registering:
         self._lock.acquire()
         if self._depth == 0:
             self._before = [table.copy() for table in self._tables]
+            self._owner = threading.get_ident()
         self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -7,6 +7,7 @@ Until a save has ended, another one to the same path waits.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 
 from treepack._content import local, url_of
 from treepack._options import Progress, telling
+from treepack.errors import TreepackError
 
 # Takes who is told how far it has come, and returns when all is written.
 Write = Callable[[Progress], None]
@@ -83,6 +85,15 @@ class Saving(Future[None]):
         error = super().exception()
         return f"<treepack.Saving {self.path!r}: {'saved' if error is None else repr(error)}>"
 
+    def _leave(self) -> None:
+        """Ends it in a forked process, in which the thread that writes does not run."""
+        self._condition = threading.Condition()  # the other one may be held
+        self._waiters, self._done_callbacks = [], []  # those of the parent
+        if not self.done():
+            self.set_exception(
+                TreepackError(f"the process that started to save {self.path} goes on: ask it")
+            )
+
     def _run(self, write: Write, progress: Progress) -> None:
         try:
             with telling(progress, "save") as tell:
@@ -113,10 +124,32 @@ _lock = threading.Lock()
 _under_way: dict[str, Saving] = {}
 
 
+def _forget() -> None:
+    """Forgets, in a forked process, what its parent saves."""
+    global _lock
+    _lock = threading.Lock()
+    savings = [*_under_way.values()]
+    _under_way.clear()
+    for saving in savings:
+        saving._leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
 def run(
-    path: str | os.PathLike[str], write: Write, progress: Progress, *, background: bool
+    path: str | os.PathLike[str],
+    write: Write,
+    progress: Progress,
+    *,
+    background: bool,
+    abandon: Callable[[BaseException], object] | None = None,
 ) -> Saving | None:
-    """Writes what is to be saved: now, or in a thread."""
+    """Writes what is to be saved: now, or in a thread.
+
+    If there is no thread to be had, `write` is never called, and `abandon` gets the error.
+    """
     if not background:
         write(progress)
         return None
@@ -125,18 +158,32 @@ def run(
 
     def work() -> None:
         try:
-            saving._run(write_once.pop(), progress)
+            with contextlib.suppress(IndexError):  # given up before it began
+                saving._run(write_once.pop(), progress)
         finally:
-            with _lock:
-                if _under_way.get(place) is saving:
-                    del _under_way[place]
+            _ended(place, saving)
 
     write_once = [write]  # so that nothing holds it when it has been called
     with _lock:
         _under_way[place] = saving
-    # No daemon: Python waits for it at exit.
-    threading.Thread(target=work, name=f"treepack save {place}").start()
+    try:
+        # No daemon: Python waits for it at exit.
+        threading.Thread(target=work, name=f"treepack save {place}").start()
+    except BaseException as error:
+        with contextlib.suppress(IndexError):  # an interrupt may come when it has begun
+            write_once.pop()
+            _ended(place, saving)
+            saving.set_exception(error)  # for those who wait
+            if abandon is not None:
+                abandon(error)
+        raise
     return saving
+
+
+def _ended(place: str, saving: Saving) -> None:
+    with _lock:
+        if _under_way.get(place) is saving:
+            del _under_way[place]
 
 
 def wait_for(path: str | os.PathLike[str]) -> None:
@@ -148,9 +195,7 @@ def wait_for(path: str | os.PathLike[str]) -> None:
         if saving is None:
             return
         Future.exception(saving)  # which is for those who have asked for it
-        with _lock:
-            if _under_way.get(place) is saving:
-                del _under_way[place]
+        _ended(place, saving)
 
 
 def _place(path: str | os.PathLike[str]) -> str:
