@@ -323,3 +323,25 @@ def test_a_fork_does_not_wait_for_what_its_parent_saves(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+FORKED_GROUP = """
+import warnings
+warnings.simplefilter("ignore")
+child = os.fork()
+if child == 0:
+    try:
+        treepack.save(f"{args[0]}-{index}", {"w": np.ones(3)})
+        treepack.save(args[0], {"w": np.ones(3)}, sharded=True)
+    except treepack.TreepackError as error:
+        os._exit(0 if "is a fork of one that saves together" in str(error) else 1)
+    os._exit(2)
+assert os.waitpid(child, 0)[1] == 0
+treepack.save(args[0], {"w": np.ones(3)}, sharded=True)
+"""
+
+
+def test_a_fork_is_not_one_of_the_processes_that_save_together(tmp_path: Path) -> None:
+    processes.run(FORKED_GROUP, 2, tmp_path / "model")
+    assert treepack.load(tmp_path / "model")["w"].sum() == 3
+    assert treepack.load(tmp_path / "model-1")["w"].sum() == 3

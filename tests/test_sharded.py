@@ -613,6 +613,104 @@ def test_writers_share_what_several_have() -> None:
     assert shards.writers(splits) == found
 
 
+# Processes that do not save the same.
+
+SAVED = """
+path = args[0]
+rows = NamedSharding(mesh(2, 1), P("x"))
+
+def tree(step, **more):
+    return {"w": put(np.full((256, 128), step, np.float32), rows), **more}
+
+def fails(what, tree, *, path=path, **options):
+    for background in (False, True):
+        try:
+            saving = treepack.save(path, tree, background=background, **options)
+            if background:
+                saving.result()
+        except treepack.TreepackError as error:
+            assert what in str(error), (what, error)
+        else:
+            raise AssertionError(f"saved, where {what}: {tree}")
+    found = treepack.load(args[0], arrays="numpy")["w"]
+    assert (found == 0).all(), found
+    assert len(os.listdir(args[0])) == 3 or index == 1  # process 0 has cleaned up
+"""
+
+OTHERS = (
+    TREE
+    + SAVED
+    + """
+treepack.save(path, tree(0), step=0)
+one, two = 1, 1 + index
+fails("process 1 saves step 2, process 0 step 1", tree(two), step=two)
+fails("process 1 saves no step, process 0 step 1", tree(two), step=None if index else 1)
+fails("process 1 saves other metadata than process 0", tree(two), metadata={"step": two})
+fails("process 1 saves with compress=True, process 0 with compress=False", tree(1),
+      compress=index == 1)
+fails("all processes have to write to the same directory", tree(1), path=f"{path}-{index}")
+everywhere = NamedSharding(mesh(2, 1), P())
+for leaf in (
+    two, float(two), str(two), bytes([two]), np.float32(two), np.full(3, two), np.full(5000, two),
+    jnp.full(5000, two), jnp.float32(two), jnp.ones(3, jnp.int4) * two, jax.random.key(two),
+    put(np.array(two, np.int32), everywhere), put(np.full(10, index == 0), everywhere),
+):
+    fails("process 1 has other values than process 0 at a/b", tree(1, a={"b": leaf}, c=1))
+fails("process 1 has saved another tree than process 0", tree(1, a=1) if index else tree(1))
+fails("process 1 has saved another tree than process 0", tree(1, a=(1,) if index else [1]))
+many = {str(at): at + index for at in range(2000)}
+fails("at a/0, a/1, a/2, a/3, a/4, ...: what is no sharded array", tree(1, a=many))
+many = {str(at): at + index * (at == 1999) for at in range(2000)}
+fails("process 1 has saved another tree than process 0", tree(1, a=many))
+# What is the same, though it looks different.
+nan = np.full((60, 70), np.nan)
+alike = {"nan": nan.T.copy().T if index else nan, "order": np.arange(600.0).astype(">f8" if index
+         else "<f8"), "drift": put(np.float32(index), everywhere)}
+os.chdir(os.path.dirname(path))
+here = os.path.basename(path) + "/" if index else path
+treepack.save(here, tree(3, **alike), step=2**70, metadata=frozenset("abcdef"), threads=1 + index)
+assert (treepack.load(path, arrays="numpy")["w"] == 3).all()
+"""
+)
+
+
+def test_processes_that_save_something_else_are_told(tmp_path: Path) -> None:
+    processes.run(OTHERS, 2, tmp_path / "checkpoint")
+
+
+MISSED = (
+    TREE
+    + SAVED
+    + """
+treepack.save(path, tree(0), step=0)
+# Process 1 misses step 1, and goes on with the next ones.
+for step in (1, 2, 3):
+    if index == 0:
+        fails(f"process 1 saves step {2 * step}, process 0 step {2 * step - 1}",
+              tree(2 * step - 1), step=2 * step - 1)
+    else:
+        fails(f"process 1 saves step {2 * step}, process 0 step {2 * step - 1}",
+              tree(2 * step), step=2 * step)
+treepack.save(path, tree(7), step=7)  # what both do again
+assert (treepack.load(path, arrays="numpy")["w"] == 7).all()
+"""
+)
+
+
+def test_a_process_that_has_missed_a_save(tmp_path: Path) -> None:
+    processes.run(MISSED, 2, tmp_path / "checkpoint")
+
+
+def test_a_step_is_an_integer(tmp_path: Path) -> None:
+    for step in (0, -1, 2**70, np.int64(3), jnp.int32(3), True):
+        treepack.save(tmp_path / "file", {"w": 1}, step=step)
+        treepack.save(tmp_path / "directory", {"w": 1}, step=step, sharded=True)
+    for wrong in (1.5, "1", [1]):
+        with pytest.raises(TypeError, match="integer"):
+            treepack.save(tmp_path / "file", {"w": 2}, step=wrong)  # type: ignore[call-overload]
+    assert treepack.load(tmp_path / "file") == {"w": 1}
+
+
 # Processes are killed at random while they save, again and again.
 
 KILLED = (

@@ -104,7 +104,7 @@ def opened(folder: Path) -> None:
     error: BaseException | None = saving.exception(timeout=60.0)
     saving.result()
     print(saving.done(), done, error)
-    treepack.save(folder / "checkpoint", tree, sharded=True)
+    treepack.save(folder / "checkpoint", tree, sharded=True, step=3)
     treepack.save(path, tree)
     file: treepack.File
     with treepack.open(path, salvage=False, mmap=True) as file:

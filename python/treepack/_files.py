@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -18,7 +19,7 @@ from treepack._placement import Arrays
 from treepack._report import Report
 from treepack._saving import Saving, run, wait_for
 from treepack._sharded.reading import ReplacedError
-from treepack._sharded.writing import is_distributed, sharded_write
+from treepack._sharded.writing import ShardedWrite, is_distributed
 
 if TYPE_CHECKING:
     import jax
@@ -31,6 +32,7 @@ def save(
     *,
     background: Literal[False] = False,
     sharded: bool | None = None,
+    step: int | None = None,
     metadata: Any = None,
     holes: bool = False,
     compress: bool = False,
@@ -49,6 +51,7 @@ def save(
     *,
     background: Literal[True],
     sharded: bool | None = None,
+    step: int | None = None,
     metadata: Any = None,
     holes: bool = False,
     compress: bool = False,
@@ -66,6 +69,7 @@ def save(
     *,
     background: bool = False,
     sharded: bool | None = None,
+    step: int | None = None,
     metadata: Any = None,
     holes: bool = False,
     compress: bool = False,
@@ -100,6 +104,9 @@ def save(
       sharded: Whether `path` is to be a directory, in which each process of `jax.distributed`
         writes a file of shards that it has; see docs/sharded.md. All processes have to call this
         with the same tree. `None` does so if there are arrays that no process has all of.
+      step: A number of what is saved, such as the step of training. Processes that save together
+        compare it, so that none that has missed a save pairs its shards with those of another
+        step. It is not stored: `metadata` is.
       metadata: Anything to be kept with the tree, such as a step or a configuration: values
         of the plain types of Python, or of types that `register_auxdata` knows. See
         `read_metadata`.
@@ -126,7 +133,8 @@ def save(
         node has a type that is not registered, or static data or keys that cannot be written.
       ValueError: If keys of a dict are the same as strings, or reserved.
       TypeError: If metadata cannot be written.
-      TreepackError: A ValueError. In another process: what has gone wrong there.
+      TreepackError: A ValueError. In another process: what has gone wrong there. If processes
+        that save together do not save the same.
 
     Example:
       >>> import jax.numpy as jnp, tempfile, treepack
@@ -136,6 +144,7 @@ def save(
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
     check_level(level, compress)
+    step = None if step is None else operator.index(step)
     how = Writing(compress, level, align, durable, threads)
     wait_for(path)
     if isinstance(tree, Iterator):
@@ -147,11 +156,11 @@ def save(
     if sharded is None:
         sharded = is_distributed(tree)
     if sharded:
-        write = sharded_write(path, tree, metadata, holes, how, snapshot=background)
-    else:
-        layout = how.layout(tree, metadata, holes=holes, snapshot=background)
-        write = functools.partial(how.save, layout, path)
-        del layout  # which an error that is kept must not keep
+        together = ShardedWrite(path, tree, metadata, holes, how, snapshot=background, step=step)
+        return run(path, together, progress, background=background, abandon=together.abandon)
+    layout = how.layout(tree, metadata, holes=holes, snapshot=background)
+    write = functools.partial(how.save, layout, path)
+    del layout  # which an error that is kept must not keep
     return run(path, write, progress, background=background)
 
 

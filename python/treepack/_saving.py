@@ -87,8 +87,9 @@ class Saving(Future[None]):
 
     def _leave(self) -> None:
         """Ends it in a forked process, in which the thread that writes does not run."""
-        self._condition = threading.Condition()  # the other one may be held
-        self._waiters, self._done_callbacks = [], []  # those of the parent
+        future: Any = self
+        future._condition = threading.Condition()  # the other one may be held
+        future._waiters, future._done_callbacks = [], []  # those of the parent
         if not self.done():
             self.set_exception(
                 TreepackError(f"the process that started to save {self.path} goes on: ask it")

@@ -34,7 +34,7 @@ from treepack._files import load
 from treepack._metadata import abstract
 from treepack._options import Strict
 from treepack._placement import Arrays
-from treepack._sharded.writing import sharded_write
+from treepack._sharded.writing import ShardedWrite
 from treepack.errors import TreepackError
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "load_aggregate"]
@@ -75,7 +75,7 @@ class TreepackHandler(_AsyncHandler):
         self, directory: Any, args: TreepackSave
     ) -> list[ocp.future.Future] | None:
         """Takes from the tree what is to be saved, and starts to write it."""
-        write = sharded_write(
+        write = ShardedWrite(
             directory, args.item, args.metadata, args.holes, self._how, snapshot=True
         )
 
@@ -88,7 +88,7 @@ class TreepackHandler(_AsyncHandler):
 
     def save(self, directory: Any, args: TreepackSave) -> None:
         """Saves a tree, and returns when that is done."""
-        write = sharded_write(
+        write = ShardedWrite(
             directory, args.item, args.metadata, args.holes, self._how, snapshot=False
         )
         write(None)

@@ -74,9 +74,13 @@ def processes() -> tuple[int, int, Any]:
     jax = imported("jax")
     if jax is None or not jax.distributed.is_initialized():
         return 0, 1, None
-    from jax._src.distributed import global_state
+    return jax.process_index(), jax.process_count(), client()
 
-    return jax.process_index(), jax.process_count(), global_state.client
+
+def client() -> Any:
+    """Returns the client of the processes of `jax.distributed`; `None` if there are none."""
+    distributed = imported("jax._src.distributed")
+    return None if distributed is None else distributed.global_state.client
 
 
 def is_node(value: object) -> bool:

@@ -9,6 +9,7 @@
 |---|---|
 | `shards.py` | how arrays are split, and which process writes which shard |
 | `group.py` | what processes tell each other |
+| `identity.py` | what makes a save the same in all of them |
 | `writing.py` | the files, and the manifest that commits them |
 | `reading.py` | arrays that are put together from shards |
 """

@@ -1,7 +1,7 @@
 """What processes that save together tell each other: three short messages each.
 
-    process 0        prepares the directory ──▶ name ──▶ all
-    every process    writes its file ──▶ done, or what has gone wrong ──▶ process 0
+    process 0        prepares the directory ──▶ name, and what is saved ──▶ all
+    every process    writes its file ──▶ done, or what has gone wrong or differs ──▶ process 0
     process 0        commits ──▶ end, or what has gone wrong ──▶ all
 
 They go through the key-value store of `jax.distributed`, which may be used in the background: it
@@ -11,7 +11,9 @@ needs no devices.
 from __future__ import annotations
 
 import itertools
+import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from treepack._libraries import jax as _jax
@@ -28,6 +30,21 @@ _OLD = 100
 
 _rounds = itertools.count()
 
+# What a message begins with that tells what differs.
+_DIFFERS = "differs:"
+
+# The client of the parent, whose threads do not run in a forked process.
+_inherited: Any = None
+
+
+def _forked() -> None:
+    global _inherited
+    _inherited = _jax.client()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
 
 class NotSavedError(TreepackError):
     """Something has gone wrong in another process."""
@@ -42,29 +59,50 @@ class Group:
     """
 
     def __init__(self) -> None:
+        # Before jax is asked, which would wait for others.
+        if _inherited is not None and _jax.client() is _inherited:
+            raise TreepackError(
+                "this process is a fork of one that saves together with others, and cannot do so "
+                "itself: start it with `spawn`, or save in the parent"
+            )
         self.index, self.count, self._client = _jax.processes()
         # All processes save in the same order.
         self._round = next(_rounds) if self.count > 1 else -1
 
-    def announce(self, name: str) -> None:
-        """Tells all others the name of what is written now; for process 0."""
-        self._tell("name", name)
+    def announce(self, what: str) -> None:
+        """Tells all others what is written now, or nothing if nothing is; for process 0."""
+        self._tell("name", what)
 
-    def name(self) -> str:
+    def announced(self) -> str:
         """Returns what process 0 has announced."""
         return self._hear("name", 0)
+
+    def differs(self, what: str) -> None:
+        """Tells process 0 that this one saves something else, and what."""
+        self._tell(f"done/{self.index}", _DIFFERS + what)
 
     def done(self, error: BaseException | None = None) -> None:
         """Tells process 0 that this one has written, or that it could not."""
         self._tell(f"done/{self.index}", _text(error))
 
-    def gather(self) -> list[str]:
-        """Waits for all others, and returns what has gone wrong in them; for process 0."""
+    def gather(self, differences: Callable[[int, str], str]) -> list[str]:
+        """Waits for all others, and returns what has gone wrong in them; for process 0.
+
+        Args:
+          differences: Takes the number of a process that saves something else, and what that is,
+            and tells in words how it differs.
+        """
         others = [(index, self._hear(f"done/{index}", index)) for index in range(1, self.count)]
         if self.count > 1:  # the store keeps all in memory, and nobody will read this any more
             self._client.key_value_delete(f"treepack/{self._round}/done/")
             self._client.key_value_delete(f"treepack/{self._round - _OLD}/")
-        return [f"process {index}: {error}" for index, error in others if error]
+        return [
+            differences(index, error.removeprefix(_DIFFERS))
+            if error.startswith(_DIFFERS)
+            else f"process {index}: {error}"
+            for index, error in others
+            if error
+        ]
 
     def end(self, error: BaseException | None = None) -> None:
         """Tells all others that the checkpoint is whole, or that it will not be; for process 0."""

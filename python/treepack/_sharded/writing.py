@@ -10,6 +10,7 @@ a directory that is written again is the old checkpoint until the new manifest r
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -23,12 +24,12 @@ from typing import Any, NamedTuple, TypeVar
 from treepack import _core, _paths, _remote
 from treepack._content import check_level, joined, local, opened, read_all, size_of, url_of, write
 from treepack._described import Writing, described_layout, present
-from treepack._libraries import imported
 from treepack._libraries import jax as _jax
 from treepack._options import Progress
 from treepack._placement import leaves_of
 from treepack._replacing import remove_if_dead, sync_directory
 from treepack._sharded.group import Group, NotSavedError
+from treepack._sharded.identity import Identity, identity_of
 from treepack._sharded.shards import MANIFEST, bounds, cell_of, name_of, plan_of, start_of
 from treepack.errors import DecodeError, TreepackError
 
@@ -41,7 +42,7 @@ _SHARD_FILE = re.compile(rf"{_NAME}|\.{_NAME}\.treepack-.*\.tmp")
 
 def is_distributed(tree: Any) -> bool:
     """Tells whether a tree has arrays that no process has all of."""
-    if imported("jax") is None or _jax.processes()[1] == 1:
+    if _jax.client() is None:
         return False
     return any(
         _jax.is_array(leaf) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
@@ -49,73 +50,112 @@ def is_distributed(tree: Any) -> bool:
     )
 
 
-def sharded_write(
-    path: str | os.PathLike[str],
-    tree: Any,
-    metadata: Any,
-    holes: bool,
-    how: Writing,
-    *,
-    snapshot: bool,
-) -> Callable[[Progress], None]:
-    """Returns what writes a tree to a directory, together with all other processes."""
-    group = Group()
-    try:
-        check_level(how.level, how.compress)
-        part = Part(tree, metadata, holes, how, group, snapshot=snapshot)
-    except BaseException as error:
-        group.done(error)  # nobody shall wait for this process
-        if group.index == 0:
-            group.announce("")
-            group.end(error)
-        raise
+class ShardedWrite:
+    """Writes a tree to a directory, together with all other processes, when it is called."""
 
-    def write(progress: Progress) -> None:
-        directory = Directory(path)
-        if group.index == 0:
-            _lead(group, directory, part, progress)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tree: Any,
+        metadata: Any,
+        holes: bool,
+        how: Writing,
+        *,
+        snapshot: bool,
+        step: int | None = None,
+    ):
+        self._group = Group()
+        self._path = path
+        try:
+            check_level(how.level, how.compress)
+            identify = functools.partial(identity_of, path, step, metadata, holes, how)
+            self._part = Part(tree, metadata, holes, how, self._group, identify, snapshot=snapshot)
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    def abandon(self, error: BaseException) -> None:
+        """Tells all others that this process does not write, so that nobody waits for it."""
+        self._group.done(error)
+        if self._group.index == 0:
+            self._group.announce("")
+            self._group.end(error)
+
+    def __call__(self, progress: Progress) -> None:
+        """Writes it, once.
+
+        Raises:
+          TreepackError: If something has gone wrong in another process, or its files are not
+            in the same directory.
+        """
+        directory = Directory(self._path)
+        if self._group.index == 0:
+            _lead(self._group, directory, self._part, progress)
         else:
-            _follow(group, directory, part, progress)
-
-    return write
+            _follow(self._group, directory, self._part, progress)
 
 
 def _lead(group: Group, directory: Directory, part: Part, progress: Progress) -> None:
     """Writes as process 0."""
+    name = secrets.token_hex(4)
     try:
         directory.make()
-        directory.clean()
-        name = secrets.token_hex(4)
     except BaseException as error:
         group.announce("")
         group.end(error)
         raise
-    group.announce(name)
     try:
-        part.write(directory, name, progress)
-        errors = group.gather()
-        if errors:
-            raise NotSavedError(f"the checkpoint was not saved: {'; '.join(errors)}")
-        part.commit(directory, name)
+        try:
+            _lead_with_lease(group, directory, part, name, progress)
+        finally:
+            directory.clean()
     except BaseException as error:
-        directory.clean()
         group.end(error)
         raise
-    directory.clean()
     group.end()
+
+
+def _lead_with_lease(
+    group: Group, directory: Directory, part: Part, name: str, progress: Progress
+) -> None:
+    directory.clean()
+    errors = []
+    if part.identity is None:  # there are no others
+        part.write(directory, name, progress)
+    else:
+        group.announce(json.dumps([name, part.identity.told()]))
+        part.write(directory, name, progress)
+        errors = group.gather(part.identity.differences)
+    if errors:
+        raise NotSavedError(f"the checkpoint was not saved: {_joined(errors)}")
+    part.commit(directory, name)
 
 
 def _follow(group: Group, directory: Directory, part: Part, progress: Progress) -> None:
     """Writes as another process."""
-    name = group.name()
-    if name:
-        try:
-            part.write(directory, name, progress)
-        except BaseException as error:
-            group.done(error)
-            raise
-        group.done()
+    announced = group.announced()
+    if announced and part.identity is not None:
+        name, identity = json.loads(announced)
+        if part.identity.is_same(identity):
+            try:
+                part.write(directory, name, progress)
+            except BaseException as error:
+                group.done(error)
+                raise
+            group.done()
+        else:
+            group.differs(part.identity.text())  # process 0 tells all in words
     group.wait()
+
+
+def _joined(errors: list[str]) -> str:
+    """Returns what has gone wrong in some processes; in thousands it is mostly the same."""
+    more = len(errors) - _TOLD
+    return "; ".join(errors[:_TOLD]) + (f"; and {more} more processes" if more > 0 else "")
+
+
+# Of so many processes is told what has gone wrong.
+_TOLD = 10
 
 
 class Part:
@@ -123,6 +163,7 @@ class Part:
 
     Attributes:
       index: The number of this process.
+      identity: What others compare with what they save; `None` if there are no others.
     """
 
     def __init__(
@@ -132,6 +173,7 @@ class Part:
         holes: bool,
         how: Writing,
         group: Group,
+        identify: Callable[[int, _core.Manifest, list[Any]], Identity],
         *,
         snapshot: bool,
     ):
@@ -152,6 +194,9 @@ class Part:
         ]
         # What differs where two processes save something else.
         self._plan = zlib.crc32(json.dumps([plan.checksum, about]).encode())
+        self.identity: Identity | None = None
+        if group.count > 1:
+            self.identity = identify(self._plan, self._draft, arrays)
         mine: Any = {}
         for path, array, grid, files in zip(paths, arrays, plan.grids, plan.writers, strict=True):
             for name, shard in _shards(path, array, grid, files, self.index):
@@ -317,14 +362,17 @@ class Directory:
         return Found(size_of(file), zlib.crc32(record), plan)
 
     def clean(self) -> None:
-        """Removes files of saves that were not committed, or that another one has replaced."""
-        with contextlib.suppress(OSError):
+        """Removes files of saves that were not committed, or that another one has replaced.
+
+        Nothing depends on it.
+        """
+        with contextlib.suppress(Exception):
             used = self._used()
             if used is None:
                 return
             for name in self._names():
                 if _SHARD_FILE.fullmatch(name) and name not in used:
-                    with contextlib.suppress(OSError):  # which keeps none of the others
+                    with contextlib.suppress(Exception):  # which keeps none of the others
                         self._remove(name)
 
     def _used(self) -> set[str] | None:
