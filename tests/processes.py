@@ -39,7 +39,9 @@ def own_port() -> int:
     return port
 
 
-def start(program: str, count: int, *args: object, devices: int = 1) -> list[subprocess.Popen[str]]:
+def start(
+    program: str, count: int, *args: object, devices: int = 1, stdin: int | None = None
+) -> list[subprocess.Popen[str]]:
     """Starts a program in so many processes, which have so many devices each."""
     port = own_port()
     return [
@@ -50,6 +52,7 @@ def start(program: str, count: int, *args: object, devices: int = 1) -> list[sub
                 START + program,
                 *map(str, (port, count, index, devices, *args)),
             ],
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -28,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import processes
 import treepack
 from treepack import _placement
-from treepack._sharded import reading, shards
+from treepack._sharded import lease, reading, shards, writing
 from waiting import HANG_S
 
 # Devices of this process are as many as jax has; those of others are made for a test.
@@ -709,6 +710,251 @@ def test_a_step_is_an_integer(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="integer"):
             treepack.save(tmp_path / "file", {"w": 2}, step=wrong)  # type: ignore[call-overload]
     assert treepack.load(tmp_path / "file") == {"w": 1}
+
+
+# Two jobs with one directory.
+
+
+def save_to(path: Path | str, value: float, **options: Any) -> None:
+    treepack.save(path, {"w": jnp.full(5000, value)}, sharded=True, durable=False, **options)
+
+
+def value_in(path: Path | str) -> float:
+    found = treepack.load(path, arrays="numpy")["w"]
+    assert (found == found[0]).all()
+    return float(found[0])
+
+
+def during(path: Path | str, action: Any) -> None:
+    """Saves a 1, and does something meanwhile."""
+    actions = [action]
+
+    def tell(_: int, __: int) -> None:
+        while actions:
+            actions.pop()()
+
+    save_to(path, 1, progress=tell)
+    assert not actions
+
+
+def another_lease(path: Path, **about: Any) -> Path:
+    """Makes the lease of a job on another host."""
+    text = {"host": "elsewhere", "pid": 7, "since": 0, "system": "x", "is_locked": True} | about
+    (path / lease.FILE).write_text(json.dumps(text))
+    return path / lease.FILE
+
+
+def test_a_directory_that_another_job_saves_to(tmp_path: Path) -> None:
+    save_to(tmp_path, 0)
+
+    def another() -> None:
+        told = rf"is being saved to by process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d"
+        for _ in range(2):
+            with pytest.raises(treepack.TreepackError, match=told):
+                save_to(tmp_path, 2)
+        saving = treepack.save(tmp_path / ".", {}, sharded=True, background=True)
+        with pytest.raises(treepack.TreepackError, match=told):
+            saving.result(60)
+        assert value_in(tmp_path) == 0
+
+    during(tmp_path, another)
+    assert value_in(tmp_path) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+    save_to(tmp_path, 2)
+    assert value_in(tmp_path) == 2
+
+
+DIES = """
+import warnings
+warnings.simplefilter("ignore")
+
+def die(done, total):
+    if len(args) > 1 and os.fork() == 0:  # and leaves a child, which has all files that it had
+        print("child", flush=True)
+        sys.stdin.read()
+        os._exit(0)
+    os._exit(3)
+
+treepack.save(args[0], {"w": jnp.full(5000, 2)}, sharded=True, progress=die)
+"""
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_the_lease_of_a_dead_process_is_taken_over(tmp_path: Path, forks: bool) -> None:
+    save_to(tmp_path, 0)
+    [running] = processes.start(DIES, 1, tmp_path, *["fork"] * forks, stdin=subprocess.PIPE)
+    assert running.stdout is not None
+    try:
+        if forks:
+            assert running.stdout.readline() == "child\n"
+        assert running.wait(60) == 3
+        assert (tmp_path / lease.FILE).exists()
+        assert value_in(tmp_path) == 0
+        save_to(tmp_path, 1)
+        assert value_in(tmp_path) == 1
+    finally:
+        running.communicate()
+    save_to(tmp_path, 2)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_lease_of_another_host_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_to(tmp_path, 0)
+    file = another_lease(tmp_path, name="0123abcd")
+    others = [tmp_path / "0123abcd-00001.treepack", tmp_path / "0123abce-00001.treepack"]
+    for other in others:
+        other.write_bytes(b"?")
+    told = r"by process 7 on elsewhere since 1970-01-01 00:00:00 UTC.*counts as dead after 120 s"
+    with pytest.raises(treepack.TreepackError, match=told):
+        save_to(tmp_path, 1)
+    assert file.exists()
+    assert all(other.exists() for other in others)
+    now = lease._now
+    with monkeypatch.context() as patch:
+        patch.setattr(lease, "_now", lambda directory: now(directory) + lease.EXPIRY_S + 1)
+        save_to(tmp_path, 1)
+    assert [other.exists() for other in others] == [True, False]  # it may be alive after all
+    assert not file.exists()
+    assert value_in(tmp_path) == 1
+    save_to(tmp_path, 2)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"?", b"\xff", b"[" * 4096, b"[]", b'{"since": 1e300}', b'{"since": "x"}']
+)
+def test_a_lease_that_tells_nothing(
+    tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / lease.FILE).write_bytes(data)
+    with pytest.raises(treepack.TreepackError, match="is being saved to by another job"):
+        save_to(tmp_path, 1)
+    monkeypatch.setattr(lease, "EXPIRY_S", -1.0)
+    save_to(tmp_path, 1)
+    assert value_in(tmp_path) == 1
+
+
+def test_a_lease_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.001)
+
+    def wait() -> None:
+        os.utime(tmp_path / lease.FILE, (0, 0))
+        until = time.monotonic() + 60
+        while (tmp_path / lease.FILE).stat().st_mtime == 0:
+            assert time.monotonic() < until
+
+    during(tmp_path, wait)
+
+
+def test_a_lease_that_is_lost_is_noticed(tmp_path: Path) -> None:
+    """As that of a process that was suspended for long."""
+    save_to(tmp_path, 0)
+    theirs = tmp_path / "0123abcd-00000.treepack"
+
+    def lose() -> None:
+        (tmp_path / lease.FILE).unlink()
+        another_lease(tmp_path)
+        theirs.touch()
+
+    with pytest.raises(treepack.TreepackError, match=r"is gone.*process 7 on elsewhere since"):
+        during(tmp_path, lose)
+    assert value_in(tmp_path) == 0
+    assert theirs.exists()
+    (tmp_path / lease.FILE).unlink()
+    with pytest.raises(treepack.TreepackError, match=r"is gone.*somebody removed it"):
+        during(tmp_path, (tmp_path / lease.FILE).unlink)
+    save_to(tmp_path, 2)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("enough")
+
+    for owner, name in (
+        (threading.Thread, "start"),
+        (lease.json, "dumps"),
+        (writing.Directory, "_manifest"),
+        (writing._core, "write_file"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            with pytest.raises((OSError, TypeError)):
+                save_to(tmp_path, 1)
+        assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="enough"):
+        during(tmp_path, fail)
+    assert not list(tmp_path.iterdir())
+    save_to(tmp_path, 1)
+
+
+def test_what_another_job_has_saved_meanwhile_stays(tmp_path: Path) -> None:
+    for place in ("memory://sharded/two-jobs", tmp_path):
+        save_to(place, 0)
+
+        def another() -> None:
+            if place is tmp_path:  # noqa: B023
+                (tmp_path / lease.FILE).rename(tmp_path / "aside")
+            save_to(place, 2)  # noqa: B023
+            if place is tmp_path:  # noqa: B023
+                (tmp_path / "aside").rename(tmp_path / lease.FILE)
+
+        with pytest.raises(treepack.TreepackError, match="another job has saved to"):
+            during(place, another)
+        assert value_in(place) == 2
+        save_to(place, 3)
+        assert value_in(place) == 3
+
+
+RACES = """
+import time
+job, count = int(args[1]), int(args[2])
+saved = lost = 0
+print("ready", os.getpid(), flush=True)
+other = sys.stdin.readline().strip()  # when both are
+while saved < count:
+    value = float(job * 1_000_000 + saved)
+    tree = {"a": jnp.full(2000, value), "b": np.full(500, value)}
+    try:
+        treepack.save(args[0], tree, sharded=True, durable=False, metadata=value)
+    except treepack.TreepackError as error:
+        assert f"process {other} on" in str(error), error
+        lost += 1
+        continue
+    saved += 1
+    found = treepack.load(args[0], arrays="numpy")
+    values = {*found["a"].tolist(), *found["b"].tolist()}
+    assert len(values) == 1, values
+    if values != {value}:
+        assert job != values.pop() // 1_000_000
+print("saved", saved, "lost", lost, flush=True)
+sys.stdin.readline()  # so that the other one can tell who has the lease
+"""
+
+
+def test_two_jobs_that_race_for_a_directory(tmp_path: Path) -> None:
+    """Set TREEPACK_RACES to let them save more often."""
+    count = int(os.environ.get("TREEPACK_RACES", "20"))
+    jobs = [
+        processes.start(RACES, 1, tmp_path, job, count, stdin=subprocess.PIPE)[0] for job in (1, 2)
+    ]
+    try:
+        told = [job.stdout.readline().split() for job in jobs if job.stdout is not None]
+        pids = [words[1] for words in told if words[0] == "ready"]
+        for job, pid in zip(jobs, reversed(pids), strict=True):
+            assert job.stdin is not None
+            job.stdin.write(f"{pid}\n")
+            job.stdin.flush()
+        for job in jobs:
+            assert job.stdout is not None
+            found = job.stdout.readline()
+            if not found.startswith(f"saved {count} "):
+                pytest.fail(found + job.stdout.read())
+            print(found)
+    finally:
+        for job in jobs:
+            job.communicate()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 # Processes are killed at random while they save, again and again.

@@ -134,7 +134,7 @@ def save(
       ValueError: If keys of a dict are the same as strings, or reserved.
       TypeError: If metadata cannot be written.
       TreepackError: A ValueError. In another process: what has gone wrong there. If processes
-        that save together do not save the same.
+        that save together do not save the same, or another job saves to the same directory now.
 
     Example:
       >>> import jax.numpy as jnp, tempfile, treepack

@@ -5,12 +5,14 @@
 
 A directory without a manifest is no checkpoint. The files of another attempt have another name, so
 a directory that is written again is the old checkpoint until the new manifest replaces the old one.
+Only one job at a time saves to a directory: the one that has its lease (`lease.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import re
@@ -30,14 +32,15 @@ from treepack._placement import leaves_of
 from treepack._replacing import remove_if_dead, sync_directory
 from treepack._sharded.group import Group, NotSavedError
 from treepack._sharded.identity import Identity, identity_of
+from treepack._sharded.lease import BusyError, Lease
 from treepack._sharded.shards import MANIFEST, bounds, cell_of, name_of, plan_of, start_of
 from treepack.errors import DecodeError, TreepackError
 
 T = TypeVar("T")
 
-# What files with shards are called, and temporary files of theirs.
+# What files with shards are called, and temporary files of theirs and of leases.
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
-_SHARD_FILE = re.compile(rf"{_NAME}|\.{_NAME}\.treepack-.*\.tmp")
+_SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|lease\.treepack)\.treepack-.*\.tmp")
 
 
 def is_distributed(tree: Any) -> bool:
@@ -85,8 +88,8 @@ class ShardedWrite:
         """Writes it, once.
 
         Raises:
-          TreepackError: If something has gone wrong in another process, or its files are not
-            in the same directory.
+          TreepackError: If something has gone wrong in another process, or another job saves to
+            the same directory.
         """
         directory = Directory(self._path)
         if self._group.index == 0:
@@ -100,6 +103,7 @@ def _lead(group: Group, directory: Directory, part: Part, progress: Progress) ->
     name = secrets.token_hex(4)
     try:
         directory.make()
+        directory.claim(name)
     except BaseException as error:
         group.announce("")
         group.end(error)
@@ -108,7 +112,10 @@ def _lead(group: Group, directory: Directory, part: Part, progress: Progress) ->
         try:
             _lead_with_lease(group, directory, part, name, progress)
         finally:
-            directory.clean()
+            try:
+                directory.clean()
+            finally:
+                directory.release()
     except BaseException as error:
         group.end(error)
         raise
@@ -219,7 +226,8 @@ class Part:
         """Writes the manifest, when all files are there; for process 0.
 
         Raises:
-          TreepackError: If a file is not there, or is of another tree.
+          TreepackError: If a file is not there, or is of another tree, or another job saves to
+            the directory.
         """
 
         def look(process: int) -> tuple[str, int, int]:
@@ -229,7 +237,7 @@ class Part:
             except FileNotFoundError as error:
                 raise TreepackError(
                     f"the file of process {process} is not in {directory}: all processes have "
-                    "to write to the same directory"
+                    "to write to the same directory, and no other job may"
                 ) from error
             if found.plan != self._plan:
                 raise TreepackError(
@@ -239,6 +247,7 @@ class Part:
             return file, found.nbytes, found.record
 
         files = _in_threads(look, self._processes)
+        directory.check()
         directory.write(MANIFEST, self._draft.with_files(files), durable=self._how.durable)
 
 
@@ -329,6 +338,8 @@ class Directory:
     def __init__(self, path: str | os.PathLike[str]):
         self._url = url_of(path)
         self._path = local(path)
+        self._lease: Lease | None = None
+        self._before: bytes | None = None
 
     def __str__(self) -> str:
         return os.fspath(self._path)
@@ -343,6 +354,51 @@ class Directory:
         if self._url is None and not path.is_dir():
             path.mkdir(parents=True)
             sync_directory(path.parent)
+
+    def claim(self, name: str) -> None:
+        """Keeps other jobs from saving to it until `release`; `name` is that of the save.
+
+        What is elsewhere has no lease: there, `check` finds what other jobs have saved.
+
+        Raises:
+          BusyError: If another one does so now.
+        """
+        if self._url is None:
+            self._lease = Lease(Path(self._path), name)
+        try:
+            self._before = self._manifest()
+        except BaseException:
+            self.release()
+            raise
+
+    def check(self) -> None:
+        """Raises if another job has saved to it since `claim`.
+
+        Raises:
+          BusyError: If it has, or has taken the lease.
+        """
+        if self._lease is not None:
+            self._lease.check()
+        if self._manifest() != self._before:
+            raise BusyError(f"another job has saved to {self} meanwhile")
+
+    def release(self) -> None:
+        """Lets other jobs save to it."""
+        if self._lease is not None:
+            self._lease.release()
+
+    def _manifest(self) -> bytes | None:
+        """Returns what tells the manifest that is there from others.
+
+        Its CRC would not: it ends with one of itself.
+        """
+        if self._url is not None:
+            _remote.file_system(self._url)[0].invalidate_cache()
+        try:
+            data = read_all(self.file(MANIFEST))
+        except FileNotFoundError:
+            return None
+        return hashlib.blake2b(data).digest()
 
     def write(self, name: str, data: bytes, *, durable: bool) -> None:
         """Writes a file whole or not at all."""
@@ -364,14 +420,20 @@ class Directory:
     def clean(self) -> None:
         """Removes files of saves that were not committed, or that another one has replaced.
 
-        Nothing depends on it.
+        Nothing depends on it. Those of a job that may still be alive stay.
         """
+        spared = None
+        if self._lease is not None:
+            if not self._lease.is_held:
+                return
+            spared = self._lease.spared
         with contextlib.suppress(Exception):
             used = self._used()
             if used is None:
                 return
             for name in self._names():
-                if _SHARD_FILE.fullmatch(name) and name not in used:
+                is_spared = spared is not None and name.lstrip(".").startswith(f"{spared}-")
+                if _SHARD_FILE.fullmatch(name) and name not in used and not is_spared:
                     with contextlib.suppress(Exception):  # which keeps none of the others
                         self._remove(name)
 
