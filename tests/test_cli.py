@@ -29,6 +29,7 @@ from typer.testing import CliRunner
 import treepack
 from treepack import DecodeError, TreepackError, _convert, serialization
 from treepack._cli import app, output
+from trees import ML_DTYPES
 
 TREE: dict[str, Any] = {
     "params": {
@@ -237,6 +238,20 @@ def test_what_cannot_be_converted(folder: Path) -> None:
     Path("keys").write_bytes(serialization.to_bytes({"a.b": np.ones(2)}))
     assert "choose another one with --sep" in run("convert", "keys", "x.npz", status=2)
     assert sorted(os.listdir()) == ["bad.safetensors", "flax", "keys", "model"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("name", ["bcomplex32", "complex32"])
+def test_complex_numbers_of_ml_dtypes(folder: Path, name: str) -> None:
+    array = np.asarray([3j, 3j], getattr(ml_dtypes, name))
+    Path("complex").write_bytes(serialization.to_bytes({"w": array}))
+    assert "|x| from  3 to 3" in call("show", "complex", "w")
+
+
+@pytest.mark.parametrize("dtype", ML_DTYPES, ids=str)
+def test_npz_has_no_dtypes_of_ml_dtypes(folder: Path, dtype: Any) -> None:
+    Path("one").write_bytes(serialization.to_bytes({"w": np.zeros(3, dtype)}))
+    with pytest.raises(treepack.TreepackError, match=f"npz has no dtype {dtype.name}"):
+        call("convert", "one", "one.npz")
 
 
 def test_salvage(folder: Path) -> None:

@@ -30,6 +30,7 @@ import processes
 import treepack
 from treepack import _placement
 from treepack._sharded import lease, reading, shards, writing
+from trees import DTYPES, example_array
 from waiting import HANG_S
 
 # Devices of this process are as many as jax has; those of others are made for a test.
@@ -437,6 +438,34 @@ def test_what_is_no_checkpoint_says_so(checkpoint: Path, tmp_path: Path) -> None
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError, match=r"exists|directory"):
         treepack.save(tmp_path / "file", {"w": 1}, sharded=True)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_every_dtype_is_split_and_put_together(tmp_path: Path, compress: bool) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
+    split = NamedSharding(mesh, PartitionSpec("x", "y"))
+    columns = NamedSharding(mesh, PartitionSpec(None, "y"))
+    dtypes = [dtype for dtype in DTYPES if _placement._jax_has(dtype)]
+    expected = {dtype.name: example_array(dtype, (8, 12)) for dtype in dtypes}
+    with jax.enable_x64(True):
+        tree = {name: jax.device_put(array, split) for name, array in expected.items()}
+        assert all(tree[dtype.name].dtype == dtype for dtype in dtypes)
+        treepack.save(tmp_path / "saved", tree, sharded=True, compress=compress, durable=False)
+        template = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=columns)
+            for name, leaf in tree.items()
+        }
+        found = [treepack.load(tmp_path / "saved"), treepack.load(tmp_path / "saved", template)]
+    with treepack.open(tmp_path / "saved") as file:
+        treepack.save(tmp_path / "again", dict(file), sharded=True, durable=False)
+        found.append({name: file[name][:] for name in expected})
+        found.append({name: file[name].flat_range(0, 96).reshape(8, 12) for name in expected})
+    found.append(treepack.load(tmp_path / "again", arrays="numpy"))
+    for loaded in found:
+        for name, array in expected.items():
+            assert loaded[name].dtype == array.dtype
+            assert np.asarray(loaded[name]).tobytes() == array.tobytes(), name
+    assert treepack.verify(tmp_path / "saved").ok
 
 
 def test_files_elsewhere_are_not_opened(checkpoint: Path) -> None:

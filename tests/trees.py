@@ -17,7 +17,8 @@ ML_DTYPES = [
     for found in (getattr(ml_dtypes, name) for name in ml_dtypes.__all__)
     if isinstance(found, type) and issubclass(found, np.generic)
 ]
-NUMPY_DTYPES = [np.dtype(code) for code in "?bhilqBHILQefdgFDG"] + [
+NUMPY_DTYPES = [
+    *map(np.dtype, "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]),
     np.dtype("datetime64[ns]"),
     np.dtype("timedelta64[D]"),
 ]

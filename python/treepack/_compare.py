@@ -52,7 +52,7 @@ _KINDS = {
     "bool": ("bool",),
     "int": ("int", "uint"),
     "float": ("float", "bfloat"),
-    "complex": ("complex",),
+    "complex": ("complex", "bcomplex"),
 }
 
 

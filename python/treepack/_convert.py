@@ -394,7 +394,7 @@ def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> Non
                 raise TreepackError(
                     f"{_at(name[:100])}: names in npz have no NUL and at most {_MAX_ZIP_NAME} bytes"
                 )
-            if array.dtype.kind == "V":  # as which NumPy would read it again
+            if array.dtype.isbuiltin == 2:  # of ml_dtypes: NumPy would read another one, or none
                 raise TreepackError(
                     f"{_at(name)}: npz has no dtype {array.dtype.name}; convert it with --dtype"
                 )

@@ -36,6 +36,11 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
     return native.name, dtype.isnative
 
 
+def is_complex(dtype: np.dtype) -> bool:
+    """Tells whether elements are complex numbers, those of ml_dtypes included."""
+    return dtype.name.startswith(("complex", "bcomplex"))
+
+
 def is_float(dtype: np.dtype) -> bool:
     """Tells whether elements are real floating-point numbers, those of ml_dtypes included."""
     return dtype.name.startswith(("float", "bfloat"))

@@ -93,7 +93,7 @@ impl<'a> Leaves<'a> {
             path.push_outer(key.clone());
         }
         let dtype = std::str::from_utf8(array.dtype).unwrap_or("?");
-        let itemsize = itemsize(dtype);
+        let itemsize = array.itemsize();
         let itemsize = itemsize.ok_or_else(|| super::no_dtype(array.dtype, array.offset));
         let shape = itemsize.and_then(|it| resolve(array.dims, array.nbytes(), it, array.offset));
         match shape {
@@ -113,7 +113,7 @@ impl<'a> Leaves<'a> {
 }
 
 /// How many bytes an element of a dtype takes, by its name: `float32`, `bfloat16`, `int4`.
-/// Those of less than a byte take one.
+/// Those of less than a byte take one. Nothing for names of another form.
 pub(super) fn itemsize(name: &str) -> Option<usize> {
     if name == "bool" {
         return Some(1);

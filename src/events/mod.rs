@@ -126,14 +126,23 @@ impl ArrayEvent<'_> {
     /// Its shape, if that can be told without asking anybody for the dtype.
     #[must_use]
     pub fn shape(&self) -> Option<SmallVec<[usize; 6]>> {
-        let dtype = std::str::from_utf8(self.dtype).ok()?;
-        resolve(
-            self.dims,
-            self.nbytes(),
-            leaves::itemsize(dtype)?,
-            self.offset,
-        )
-        .ok()
+        resolve(self.dims, self.nbytes(), self.itemsize()?, self.offset).ok()
+    }
+
+    /// How many bytes an element takes: what the name of the dtype tells, or, for names that are
+    /// not known here, what the bytes and the dimensions tell.
+    #[must_use]
+    pub fn itemsize(&self) -> Option<usize> {
+        let name = std::str::from_utf8(self.dtype).ok()?;
+        leaves::itemsize(name).or_else(|| {
+            let count = |product: usize, &dim: &isize| {
+                usize::try_from(dim).ok()?.checked_mul(product)
+            };
+            match self.dims.iter().try_fold(1, count)? {
+                0 => Some(1), // there are no elements
+                elements => Some(self.nbytes() / elements).filter(|itemsize| *itemsize > 0),
+            }
+        })
     }
 
     /// How many bytes the elements have.

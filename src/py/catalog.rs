@@ -12,12 +12,13 @@ use pyo3::types::{PyBytes, PyTuple};
 use smallvec::SmallVec;
 
 use super::content::Content;
+use super::dtypes::Dtype;
 use super::memory::{FreshArray, Writable, detached, new_dict, new_list};
 use super::objects::{Parts, explain};
 use super::select::{Marks, Selector};
 use super::watch::Watcher;
 use super::{errors, integer_or_none};
-use crate::array::{Bounds, Runs};
+use crate::array::{Bounds, Runs, resolve};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::{Event, Events};
 use crate::source;
@@ -407,6 +408,7 @@ impl Catalog {
             && let LeafKind::Array(dtype, expected) = self.catalog.kind(leaf)
             && let found = events.array(number)
             && found.dtype == dtype.as_bytes()
+            && let Some(known) = Dtype::named(py, found.dtype)?
         {
             let dims = |shape: &[usize]| {
                 shape
@@ -414,7 +416,8 @@ impl Catalog {
                     .map(|dim| *dim as u64)
                     .eq(expected.iter().copied())
             };
-            if let Some(shape) = found.shape().filter(|shape| dims(shape)) {
+            let shape = resolve(found.dims, found.nbytes(), known.itemsize, found.offset);
+            if let Some(shape) = shape.ok().filter(|shape| dims(shape)) {
                 let parts = found.spans.iter().map(|span| span.range()).collect();
                 return Ok(ArrayPlace { shape, parts });
             }

@@ -9,6 +9,7 @@ import typer
 
 from treepack import _paths
 from treepack._cli import output, values
+from treepack._dtypes import is_complex
 from treepack._lazy import LazyArray
 from treepack._open import File, Tree, count_text, kind_text, open, size_text
 
@@ -103,7 +104,7 @@ def show(file: FILE, path: PATH) -> None:
         output.line(f"{path}: {kind}, {size_text(found.nbytes)}", "bold")
         known = values.statistics(found, 40) if values.is_numeric(found) else None
         if known is not None:
-            what = "|x|" if found.dtype.kind == "c" else "x"
+            what = "|x|" if is_complex(found.dtype) else "x"
             rows = [
                 (f"{what} from", f"{known.minimum:.6g} to {known.maximum:.6g}"),
                 ("mean", f"{known.mean:.6g} ± {known.deviation:.6g}"),

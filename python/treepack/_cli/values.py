@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from treepack import _dtypes
 from treepack._lazy import LazyArray
 
 # Elements that are read at a time.
@@ -33,7 +34,7 @@ def blocks(array: LazyArray) -> Iterator[np.ndarray]:
     """Yields the elements of an array as float64, or complex128, in order."""
     for start in range(0, array.size, _BLOCK):
         found = array.flat_range(start, min(array.size, start + _BLOCK))
-        yield found.astype(np.complex128 if found.dtype.kind == "c" else np.float64)
+        yield found.astype(np.complex128 if _dtypes.is_complex(found.dtype) else np.float64)
 
 
 def is_numeric(array: LazyArray) -> bool:
