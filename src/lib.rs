@@ -48,6 +48,8 @@ pub mod catalog;
 
 pub mod manifest;
 
+pub mod handle;
+
 pub mod mapping;
 
 pub mod sink;

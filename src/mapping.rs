@@ -11,6 +11,8 @@ use std::thread;
 
 use memmap2::{Mmap, MmapMut};
 
+pub use crate::handle::open;
+use crate::handle::{Handle, open_regular};
 use crate::raw::{AsRaw, Filling, RawBytes};
 use crate::source::Source;
 #[cfg(unix)]
@@ -171,38 +173,34 @@ impl Source for Pages {
 /// `mmap` and of every library that offers it.
 #[derive(Debug)]
 pub struct Mapping {
-    file: File,
-    /// The same file, on Linux opened once more: what is said of its reads must not hold for
-    /// others.
-    headers: File,
+    file: Handle,
     pages: Mmap,
 }
 
 impl Mapping {
     /// Maps the file at `path`.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path)?;
+        let file = open_regular(path)?;
         // SAFETY: the pages are only lent as `RawBytes`, whose content may change.
         let pages = unsafe { Mmap::map(&file)? };
-        let Some(headers) = for_headers(&file, path)? else {
-            return Self::open(path); // it was replaced just now
-        };
-        Ok(Self {
-            file,
-            headers,
-            pages,
-        })
+        let file = Handle::new(file, path)?;
+        Ok(Self { file, pages })
     }
 
     /// Begins to read ranges of the file.
     pub fn prefetch(&self, ranges: Vec<Range<usize>>) {
         #[cfg(target_os = "linux")]
         for range in ranges {
-            let len = std::num::NonZero::new(range.len() as u64);
-            if len.is_some() {
+            let Some(len) = std::num::NonZero::new(range.len() as u64) else {
+                continue;
+            };
+            // Advice that is refused has no effect.
+            if let Some(file) = self.file.kept() {
                 let advice = rustix::fs::Advice::WillNeed;
-                // Advice that is refused has no effect.
-                let _ = rustix::fs::fadvise(&self.file, range.start as u64, len, advice);
+                let _ = rustix::fs::fadvise(file, range.start as u64, Some(len), advice);
+            } else {
+                let advice = memmap2::Advice::WillNeed;
+                let _ = self.pages.advise_range(advice, range.start, range.len());
             }
         }
         #[cfg(not(target_os = "linux"))]
@@ -248,48 +246,15 @@ impl Source for Mapping {
         offset: usize,
         target: &'t mut [MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
-        /// What is longer is no header.
-        const MOST: usize = 64 << 10;
-        let is_short = target.len() <= MOST;
-        let file = if is_short { &self.headers } else { &self.file };
-        read_at(file, offset, target)
+        match self.file.opened(target.len()) {
+            Some(file) => read_at(&file, offset, target),
+            None => self.as_raw().read_at(offset, target),
+        }
     }
 
     fn near(&self) -> usize {
         4 << 10 // what is copied in the time of a call
     }
-}
-
-/// A file, opened once more to read headers: they lie apart, and what is around them need not be
-/// read from the disk. `None` if another one is at `path` by now.
-#[cfg(target_os = "linux")]
-fn for_headers(file: &File, path: &Path) -> io::Result<Option<File>> {
-    use std::os::unix::fs::MetadataExt;
-    let headers = File::open(path)?;
-    let (one, other) = (file.metadata()?, headers.metadata()?);
-    if (one.dev(), one.ino()) != (other.dev(), other.ino()) {
-        return Ok(None);
-    }
-    let _ = rustix::fs::fadvise(&headers, 0, None, rustix::fs::Advice::Random);
-    Ok(Some(headers))
-}
-
-/// A file, for its headers. There is nothing to say of reads here, so that it need not be opened
-/// again, when another one may be at the same path.
-#[cfg(not(target_os = "linux"))]
-fn for_headers(file: &File, _: &Path) -> io::Result<Option<File>> {
-    file.try_clone().map(Some)
-}
-
-/// Opens a file to read it; a pipe without waiting for who writes to it.
-pub fn open(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt;
-        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
-    }
-    options.read(true).open(path)
 }
 
 /// Waits until a pipe has something, or has ended, as long as the caller agrees.
@@ -355,16 +320,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
         std::fs::write(&path, b"old").unwrap();
-        let file = File::open(&path).unwrap();
-        let same = for_headers(&file, &path).unwrap().expect("it is there");
+        let mapping = Mapping::open(&path).unwrap();
         let other = directory.path().join("other");
         std::fs::write(&other, b"new").unwrap();
         std::fs::rename(&other, &path).unwrap();
-        let again = for_headers(&file, &path).unwrap();
-        for headers in [Some(same), again].into_iter().flatten() {
-            let mut bytes = [MaybeUninit::uninit(); 3];
-            assert_eq!(read_at(&headers, 0, &mut bytes).unwrap(), b"old");
-        }
+        let mut bytes = [MaybeUninit::uninit(); 3];
+        assert_eq!(mapping.read_at(0, &mut bytes).unwrap(), b"old");
     }
 
     #[test]

@@ -135,9 +135,8 @@ impl ArrayEvent<'_> {
     pub fn itemsize(&self) -> Option<usize> {
         let name = std::str::from_utf8(self.dtype).ok()?;
         leaves::itemsize(name).or_else(|| {
-            let count = |product: usize, &dim: &isize| {
-                usize::try_from(dim).ok()?.checked_mul(product)
-            };
+            let count =
+                |product: usize, &dim: &isize| usize::try_from(dim).ok()?.checked_mul(product);
             match self.dims.iter().try_fold(1, count)? {
                 0 => Some(1), // there are no elements
                 elements => Some(self.nbytes() / elements).filter(|itemsize| *itemsize > 0),

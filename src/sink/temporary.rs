@@ -199,7 +199,9 @@ mod unix {
 
         #[test]
         fn names_do_not_repeat() {
-            let names: Vec<_> = (0..3).map(|_| unique(prefix(OsStr::new("model")))).collect();
+            let names: Vec<_> = (0..3)
+                .map(|_| unique(prefix(OsStr::new("model"))))
+                .collect();
             assert!(names[0] != names[1] && names[1] != names[2] && names[0] != names[2]);
             let of_this_process = format!(".model.treepack-{:x}-", process::id());
             for name in names {

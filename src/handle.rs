@@ -1,0 +1,175 @@
+//! Opening files, of which a process may have only so many at a time.
+
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::{Error, Result};
+
+/// How many handles keep their file open.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+/// A file that has been mapped: kept open, unless there are too many of them. Then it is opened again
+/// for each read. There are no locks, which a process that is forked might find held for ever.
+#[derive(Debug)]
+pub struct Handle {
+    file: Option<File>,
+    /// Whether the system is told not to read ahead of short reads.
+    is_random: AtomicBool,
+    path: PathBuf,
+    id: Id,
+}
+
+/// A file that is open, for as long as it is needed.
+#[derive(Debug)]
+pub enum Opened<'a> {
+    /// By a handle.
+    Kept(&'a File),
+    /// For one read.
+    Again(File),
+}
+
+impl Deref for Opened<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::Kept(file) => file,
+            Self::Again(file) => file,
+        }
+    }
+}
+
+impl Handle {
+    /// A handle of the file at `path`, which is open.
+    pub fn new(file: File, path: &Path) -> io::Result<Self> {
+        let id = Id::of(&file)?;
+        let kept = KEPT.fetch_add(1, Ordering::Relaxed);
+        let mut made = Self {
+            file: Some(file),
+            is_random: AtomicBool::new(false),
+            // The program may go to another directory.
+            path: std::path::absolute(path).unwrap_or_else(|_| path.into()),
+            id,
+        };
+        if kept >= most_kept() {
+            made.close();
+        }
+        Ok(made)
+    }
+
+    /// The file, if it is kept open.
+    #[must_use]
+    pub fn kept(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
+    /// The file, for a read of so many bytes; nothing if it has another path now, or cannot be
+    /// opened.
+    #[must_use]
+    pub fn opened(&self, bytes: usize) -> Option<Opened<'_>> {
+        /// What is longer is no header.
+        const MOST: usize = 64 << 10;
+        // Headers lie apart: what is around them need not be read from the disk.
+        let is_random = bytes <= MOST;
+        if let Some(file) = &self.file {
+            if self.is_random.swap(is_random, Ordering::Relaxed) != is_random {
+                advise(file, is_random);
+            }
+            return Some(Opened::Kept(file));
+        }
+        let file = open(&self.path).ok()?;
+        if Id::of(&file).ok()? != self.id {
+            return None; // it has been replaced
+        }
+        if is_random {
+            advise(&file, true);
+        }
+        Some(Opened::Again(file))
+    }
+
+    fn close(&mut self) {
+        if self.file.take().is_some() {
+            KEPT.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Opens a file to read it; a pipe without waiting for who writes to it.
+pub fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
+    }
+    options.read(true).open(path)
+}
+
+/// Opens a file that is no directory, pipe or device.
+pub fn open_regular(path: &Path) -> Result<File> {
+    let file = open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    let path = path.display();
+    Err(Error::Structure(format!("{path} is no regular file")))
+}
+
+/// Tells the system whether a file is read here and there, or from one end to the other.
+fn advise(file: &File, is_random: bool) {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::Advice;
+        let advice = if is_random {
+            Advice::Random
+        } else {
+            Advice::Normal
+        };
+        // Advice that is refused has no effect.
+        let _ = rustix::fs::fadvise(file, 0, None, advice);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, is_random);
+}
+
+/// How many files may be kept open: half of what the process may have, the rest is for others.
+#[cfg(unix)]
+fn most_kept() -> usize {
+    use rustix::process::{Resource, getrlimit};
+    let limit = getrlimit(Resource::Nofile).current;
+    let most = limit.map(|limit| usize::try_from(limit / 2).unwrap_or(usize::MAX));
+    most.unwrap_or(usize::MAX)
+}
+
+#[cfg(not(unix))]
+fn most_kept() -> usize {
+    usize::MAX // a file that is opened again could not be told from another one
+}
+
+/// Which file it is, whatever its name.
+#[derive(Debug, PartialEq, Eq)]
+struct Id(u64, u64);
+
+impl Id {
+    #[cfg(unix)]
+    fn of(file: &File) -> io::Result<Self> {
+        use std::os::unix::fs::MetadataExt;
+        let found = file.metadata()?;
+        Ok(Self(found.dev(), found.ino()))
+    }
+
+    #[cfg(not(unix))]
+    #[allow(clippy::unnecessary_wraps)] // as above
+    fn of(_: &File) -> io::Result<Self> {
+        Ok(Self(0, 0))
+    }
+}
