@@ -19,8 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::layout::{Layout, Payload, Slice};
-use crate::raw::{Filling, zeroed};
-use crate::source::Source;
+use crate::source::{Source, missing};
 use crate::{Error, Result};
 
 /// What a manifest ends with.
@@ -165,7 +164,11 @@ impl Manifest {
             let count = |product: usize, &count: &u32| product.checked_mul(count as usize);
             let shards = grid.counts.iter().try_fold(1, count);
             let known = |&file: &u32| (file as usize) < manifest.files.len();
-            shards == Some(grid.files.len()) && grid.files.iter().all(known)
+            let is_one = !grid.host || grid.files.len() == 1;
+            shards == Some(grid.files.len())
+                && shards != Some(0)
+                && is_one
+                && grid.files.iter().all(known)
         };
         if !manifest.arrays.iter().all(is_split) {
             return damaged("an array has another number of shards, or one is in no file");
@@ -177,14 +180,14 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The encoding, in which zeros are in the place of holes.
-    pub fn encoding(&self) -> Result<Sparse> {
-        let mut bytes = Vec::new();
-        if let Err(error) = ZlibDecoder::new(self.skeleton.as_slice()).read_to_end(&mut bytes) {
-            return damaged(&error.to_string());
-        }
+    /// The encoding, of which the bytes in holes are not there.
+    ///
+    /// What is compressed of it has at most `max_size` bytes.
+    pub fn encoding(&self, max_size: Option<usize>) -> Result<Sparse> {
+        let bytes = self.inflated(max_size)?;
         let (mut len, mut there) = (0_usize, 0_usize);
-        let mut holes = Vec::with_capacity(self.holes.len());
+        let mut holes = Vec::new();
+        holes.try_reserve_exact(self.holes.len())?;
         for hole in &self.holes {
             let sizes = usize::try_from(hole.before)
                 .and_then(|before| Ok((before, usize::try_from(hole.nbytes)?)));
@@ -197,16 +200,37 @@ impl Manifest {
             let (Some(start), Some(end), true) = (start, end, there <= bytes.len()) else {
                 return damaged("a hole is not in the encoding");
             };
-            holes.push(PlacedHole {
-                place: start..end,
-                array: hole.array as usize,
-                before: there,
-            });
+            if nbytes > 0 {
+                holes.push(PlacedHole {
+                    place: start..end,
+                    array: hole.array as usize,
+                    before: there,
+                });
+            }
             len = end;
         }
-        match len.checked_add(bytes.len() - there) {
+        // Offsets may be added up, as those of what lies in memory may be.
+        let is_length = |len: &usize| isize::try_from(*len).is_ok();
+        match len.checked_add(bytes.len() - there).filter(is_length) {
             Some(len) => Ok(Sparse { bytes, holes, len }),
             None => damaged("a hole is too large"),
+        }
+    }
+
+    fn inflated(&self, max_size: Option<usize>) -> Result<Vec<u8>> {
+        let limit = max_size.map_or(u64::MAX, |max_size| max_size as u64 + 1);
+        let mut bytes = Vec::new();
+        let decoder = ZlibDecoder::new(self.skeleton.as_slice());
+        match decoder.take(limit).read_to_end(&mut bytes) {
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::OutOfMemory => {
+                return Err(Error::OutOfMemory);
+            }
+            Err(error) => return damaged(&error.to_string()),
+        }
+        match max_size {
+            Some(max_size) if bytes.len() > max_size => Err(Error::OutputLimit { max_size }),
+            _ => Ok(bytes),
         }
     }
 }
@@ -215,7 +239,10 @@ fn damaged<T>(what: &str) -> Result<T> {
     Err(Error::Structure(format!("the manifest is damaged: {what}")))
 }
 
-/// Encoded bytes of which some are not there, and read as zeros.
+/// Encoded bytes of which some are not there.
+///
+/// To read those is an error, so that nothing but the bytes of arrays, which are in other files,
+/// can be in their place.
 #[derive(Debug)]
 pub struct Sparse {
     bytes: Vec<u8>,
@@ -232,12 +259,40 @@ struct PlacedHole {
 }
 
 impl Sparse {
-    /// The number of the array whose bytes begin first in a range.
+    /// Whether all bytes of a range are there.
     #[must_use]
-    pub fn array_in(&self, range: Range<usize>) -> Option<usize> {
-        let begins_before = |hole: &PlacedHole| hole.place.start < range.start;
-        let hole = self.holes.get(self.holes.partition_point(begins_before))?;
-        (hole.place.start < range.end).then_some(hole.array)
+    pub fn is_whole(&self, range: Range<usize>) -> bool {
+        self.present(range.clone()) == range.len()
+    }
+
+    /// The number of the array of which parts of the encoding are the bytes; nothing if they are not
+    /// holes, or of several arrays.
+    #[must_use]
+    pub fn array_of(&self, parts: impl IntoIterator<Item = Range<usize>>) -> Option<usize> {
+        let mut found = None;
+        for part in parts.into_iter().filter(|part| !part.is_empty()) {
+            let hole = self.holes.get(self.holes_before(part.start))?;
+            let is_other = found.is_some_and(|array| array != hole.array);
+            if hole.place != part || is_other {
+                return None;
+            }
+            found = Some(hole.array);
+        }
+        found
+    }
+
+    /// How many holes end at an offset or before.
+    fn holes_before(&self, offset: usize) -> usize {
+        self.holes.partition_point(|hole| hole.place.end <= offset)
+    }
+
+    /// How many bytes before an offset are there.
+    fn present_before(&self, offset: usize) -> usize {
+        match self.holes.get(self.holes_before(offset)) {
+            // Between the hole before and this one, or in this one.
+            Some(hole) => hole.before - hole.place.start.saturating_sub(offset),
+            None => self.bytes.len() - (self.len - offset),
+        }
     }
 }
 
@@ -251,34 +306,33 @@ impl Source for Sparse {
         offset: usize,
         target: &'t mut [MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
-        let mut filling = Filling::new(target);
-        let mut at = offset;
-        let mut number = self.holes.partition_point(|hole| hole.place.end <= at);
-        while filling.left() > 0 {
-            let hole = self.holes.get(number);
-            let place = hole.map_or(self.len..self.len, |hole| hole.place.clone());
-            let is_there = at < place.start;
-            let end = if is_there { place.start } else { place.end };
-            let len = filling.left().min(end - at);
-            if is_there {
-                let before = hole.map_or(self.bytes.len(), |hole| hole.before);
-                let from = before - (place.start - at);
-                filling.write(&self.bytes[from..from + len]);
-            } else {
-                filling.fill(len, |now| Ok(zeroed(now)))?;
-                number += 1;
-            }
-            at = end;
+        let run = self.run(offset);
+        if run < target.len() {
+            return Err(missing(offset + run));
         }
-        Ok(filling.finish())
+        let from = self.present_before(offset);
+        Ok(target.write_copy_of_slice(&self.bytes[from..from + target.len()]))
+    }
+
+    fn run(&self, offset: usize) -> usize {
+        let hole = self.holes.get(self.holes_before(offset));
+        let end = hole.map_or(self.len, |hole| hole.place.start);
+        end.saturating_sub(offset)
+    }
+
+    fn present(&self, range: Range<usize>) -> usize {
+        self.present_before(range.end) - self.present_before(range.start)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::iter::once;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::events::Events;
     use crate::layout::LayoutBuilder;
     use crate::source::read_to;
 
@@ -311,6 +365,9 @@ mod tests {
     /// Headers, and the payload after them, or how many bytes it would have.
     type Part = (Vec<u8>, Option<Vec<u8>>, usize);
 
+    /// What stands for a byte that is not there, and is no other one.
+    const HOLE: u8 = 0xc1;
+
     fn manifest(parts: &[Part]) -> (Manifest, Vec<u8>) {
         let mut builder = LayoutBuilder::default();
         let mut whole = Vec::new();
@@ -323,7 +380,7 @@ mod tests {
                 whole.extend_from_slice(payload);
             } else {
                 builder.push(Leaf::Hole(*hole)).unwrap();
-                whole.resize(whole.len() + hole, 0);
+                whole.resize(whole.len() + hole, HOLE);
                 arrays.push(Grid {
                     counts: vec![],
                     files: vec![0],
@@ -347,22 +404,35 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_encoding_is_read_with_zeros_in_its_holes(
+        fn the_encoding_is_read_but_for_its_holes(
             parts in prop::collection::vec(
-                (prop::collection::vec(any::<u8>(), 0..4), prop::option::of(prop::collection::vec(any::<u8>(), 1..4)), 1usize..5),
+                (prop::collection::vec(..HOLE, 0..4), prop::option::of(prop::collection::vec(..HOLE, 1..4)), 1usize..5),
                 0..6,
             ),
         ) {
             let (made, whole) = manifest(&parts);
             let read = Manifest::decode(&made.encode()).unwrap();
             prop_assert_eq!(&read, &made);
-            let encoding = read.encoding().unwrap();
+            let encoding = read.encoding(None).unwrap();
             prop_assert_eq!(encoding.len(), whole.len());
             for start in 0..=whole.len() {
+                let run = whole[start..].iter().take_while(|byte| **byte != HOLE).count();
+                prop_assert_eq!(encoding.run(start), run);
                 for end in start..=whole.len() {
+                    let expected = &whole[start..end];
+                    let present = expected.iter().filter(|byte| **byte != HOLE).count();
+                    prop_assert_eq!(encoding.present(start..end), present);
+                    prop_assert_eq!(encoding.is_whole(start..end), present == end - start);
                     let mut found = Vec::new();
-                    read_to(&encoding, start..end, &mut found).unwrap();
-                    prop_assert_eq!(&found, &whole[start..end]);
+                    let read = read_to(&encoding, start..end, &mut found);
+                    let mut target = vec![MaybeUninit::uninit(); end - start];
+                    prop_assert_eq!(encoding.read_at(start, &mut target).is_ok(), read.is_ok());
+                    if end - start <= run {
+                        prop_assert_eq!(&found, expected);
+                    } else {
+                        prop_assert_eq!(read.unwrap_err().offset(), Some(start + run));
+                        prop_assert_eq!(found.capacity(), 0);
+                    }
                 }
             }
         }
@@ -372,12 +442,69 @@ mod tests {
     fn holes_are_found_by_where_they_are() {
         let there = |byte| (vec![byte], None, 10);
         let (made, _) = manifest(&[there(1), there(2)]);
-        let encoding = made.encoding().unwrap();
-        assert_eq!(encoding.array_in(0..11), Some(0));
-        assert_eq!(encoding.array_in(1..2), Some(0));
-        assert_eq!(encoding.array_in(2..12), None);
-        assert_eq!(encoding.array_in(11..22), Some(1));
-        assert_eq!(encoding.array_in(13..99), None);
+        let encoding = made.encoding(None).unwrap();
+        assert_eq!(encoding.array_of(once(1..11)), Some(0));
+        assert_eq!(encoding.array_of([5..5, 12..22]), Some(1));
+        for no_hole in [
+            0..1,
+            0..11,
+            1..10,
+            2..11,
+            1..12,
+            1..22,
+            11..12,
+            11..22,
+            5..5,
+        ] {
+            assert_eq!(encoding.array_of(once(no_hole)), None);
+        }
+        assert_eq!(encoding.array_of([1..11, 12..22]), None);
+        let mut same = made.clone();
+        same.holes[1].array = 0;
+        let encoding = same.encoding(None).unwrap();
+        assert_eq!(encoding.array_of([1..11, 12..22]), Some(0));
+    }
+
+    /// What is encoded after a list of two is begun, and then a hole.
+    fn read_before_a_hole(header: &[u8], hole: usize) -> Result<Events> {
+        let header = [&[0x92], header].concat();
+        let (mut made, _) = manifest(&[(header, None, 1), (vec![0x01], Some(vec![]), 0)]);
+        made.holes[0].nbytes = hole as u64;
+        let encoding = made.encoding(None).unwrap();
+        Events::read(&encoding, || Ok(()))
+    }
+
+    #[test]
+    fn only_bodies_of_values_lie_in_holes() {
+        assert!(read_before_a_hole(&[0xc4, 10], 10).is_ok());
+        let huge = usize::MAX / 4;
+        let refused: [&[u8]; 9] = [
+            &[],                             // integers, if holes were zeros
+            &[0xc4],                         // a length
+            &[0xcf, 0, 0, 0],                // an integer
+            &[0xcb, 0x40],                   // a float
+            &[0xaa],                         // text
+            &[0xdb, 0xff, 0xff, 0xff, 0xff], // much text
+            &[0xdd, 0xff, 0xff, 0xff, 0xff], // a list
+            &[0xdf, 0x7f, 0xff, 0xff, 0xff], // a map
+            &[0xc7, 10, 1],                  // the header of an array
+        ];
+        for header in refused {
+            for hole in [1, 10, huge] {
+                assert!(
+                    read_before_a_hole(header, hole).is_err(),
+                    "{header:x?} {hole}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_compressed_is_limited() {
+        let (made, _) = manifest(&[(vec![0x01; 1000], None, 10)]);
+        assert!(made.encoding(Some(1000)).is_ok());
+        let refused = made.encoding(Some(999));
+        assert!(matches!(refused, Err(Error::OutputLimit { max_size: 999 })));
     }
 
     #[test]
@@ -393,16 +520,25 @@ mod tests {
         let broken = |change: fn(&mut Manifest)| {
             let mut broken = made.clone();
             change(&mut broken);
-            Manifest::decode(&broken.encode()).and_then(|read| read.encoding().map(|_| ()))
+            Manifest::decode(&broken.encode()).and_then(|read| read.encoding(None).map(|_| ()))
         };
         assert!(broken(|_| ()).is_ok());
-        let changes: [fn(&mut Manifest); 7] = [
+        let changes: [fn(&mut Manifest); 10] = [
             |it| it.version = 2,
             |it| it.files.clear(),
             |it| it.arrays.clear(),
             |it| it.arrays[0].counts = vec![u32::MAX; 4],
             |it| it.holes[0].before = 1000,
             |it| it.holes[0].nbytes = u64::MAX,
+            |it| it.holes[0].nbytes = u64::MAX / 2,
+            |it| (it.arrays[0].counts, it.arrays[0].files) = (vec![0], vec![]),
+            |it| {
+                it.arrays[0] = Grid {
+                    counts: vec![2],
+                    files: vec![0, 0],
+                    host: true,
+                }
+            },
             |it| it.skeleton = b"no zlib".to_vec().into(),
         ];
         for change in changes {

@@ -4,8 +4,8 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::Result;
 use crate::raw::{Filling, RawBytes, append_with};
+use crate::{Error, Result};
 
 /// Encoded bytes that can be read in any order.
 ///
@@ -22,6 +22,16 @@ pub trait Source: Sync {
     /// Fills `target` with the bytes from `offset` on, all of which must be there, and returns it.
     fn read_at<'t>(&self, offset: usize, target: &'t mut [MaybeUninit<u8>])
     -> Result<&'t mut [u8]>;
+
+    /// How many bytes from `offset` on can be read at once: all, unless some are not there.
+    fn run(&self, offset: usize) -> usize {
+        self.len() - offset
+    }
+
+    /// How many bytes of a range are there.
+    fn present(&self, range: Range<usize>) -> usize {
+        range.len()
+    }
 
     /// Of bytes that lie less than this apart, those between are read as well, which costs less
     /// than one more read.
@@ -68,6 +78,14 @@ macro_rules! behind {
 
             fn read_at<'t>(&self, offset: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
                 (**self).read_at(offset, target)
+            }
+
+            fn run(&self, offset: usize) -> usize {
+                (**self).run(offset)
+            }
+
+            fn present(&self, range: Range<usize>) -> usize {
+                (**self).present(range)
             }
 
             fn near(&self) -> usize {
@@ -148,8 +166,21 @@ impl Source for Parts<'_> {
     }
 }
 
+/// What is wrong where something else than the bytes of an array would lie in a hole.
+#[must_use]
+pub fn missing(offset: usize) -> Error {
+    Error::malformed(
+        offset,
+        "bytes are missing that are not those of an array: the manifest is damaged",
+    )
+}
+
 /// Appends a range of a source to `out`.
 pub fn read_to(source: &dyn Source, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+    let run = source.run(range.start);
+    if run < range.len() {
+        return Err(missing(range.start + run)); // before there is memory for it
+    }
     append_with(out, range.len(), |target| {
         source.read_at(range.start, target)
     })

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import json
@@ -10,14 +11,18 @@ import pickle
 import random
 import shutil
 import subprocess
+import sys
 import threading
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgpack
 import numpy as np
 import pytest
 from flax import serialization as flax
@@ -28,7 +33,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import processes
 import treepack
-from treepack import _placement
+from treepack import _core, _placement
+from treepack._described import described_layout
 from treepack._sharded import lease, reading, shards, writing
 from trees import DTYPES, example_array
 from waiting import HANG_S
@@ -468,12 +474,234 @@ def test_every_dtype_is_split_and_put_together(tmp_path: Path, compress: bool) -
     assert treepack.verify(tmp_path / "saved").ok
 
 
-def test_files_elsewhere_are_not_opened(checkpoint: Path) -> None:
-    from treepack import _core
+def sealed_manifest(record: Any) -> bytes:
+    """Returns a manifest with the checksum that belongs to it."""
+    packed = msgpack.packb(record)
+    crc = zlib.crc32(packed).to_bytes(4, "little")
+    return packed + crc + b"\x93treepm\n"
 
+
+def change_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes the record of a manifest, and its checksum with it."""
+    manifest = path / shards.MANIFEST
+    record = msgpack.unpackb(manifest.read_bytes()[:-12])
+    change(record)
+    manifest.write_bytes(sealed_manifest(record))
+
+
+# With no more memory than jax and NumPy need.
+LITTLE_MEMORY = """
+import resource, sys
+import jax, numpy, treepack
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), -1))
+path = sys.argv[1]
+for use in (
+    treepack.load, treepack.abstract, treepack.read_metadata, treepack.verify, treepack.open,
+    lambda path: treepack.load(path, select="**"),
+    lambda path: list(treepack.open(path, salvage=True).leaves()),
+):
+    try:
+        use(path)
+    except treepack.DecodeError as error:
+        assert "bytes are missing that are not those of an array" in str(error), error
+"""
+
+
+@pytest.mark.parametrize(
+    "skeleton",
+    [
+        b"\xdd\xff\xff\xff\xff",  # a list of what would be in the hole
+        b"\x82\xa1w\xdd\xff\xff\xff\xff",
+        b"\x81\xa1w\xc6\xff\xff\xff\xff",  # bytes
+        b"\x81\xa1w\xdb\xff\xff\xff\xff",  # text
+        b"\x81\xa1w\xcf",  # an integer
+        b"\x81\xac__treepack__\xc6\xff\xff\xff\xff",
+    ],
+    ids=repr,
+)
+def test_nothing_but_arrays_is_in_holes(tmp_path: Path, skeleton: bytes) -> None:
+    record = {
+        "version": 1,
+        "files": [["file", 1 << 40, 0]],
+        "arrays": [[[1], [0], False]],
+        "holes": [[len(skeleton), 1 << 40, 0]],
+        "skeleton": zlib.compress(skeleton),
+    }
+    (tmp_path / shards.MANIFEST).write_bytes(sealed_manifest(record))
+    subprocess.run([sys.executable, "-c", LITTLE_MEMORY, tmp_path], check=True, timeout=100)
+
+
+def test_holes_are_as_large_as_the_files(checkpoint: Path) -> None:
+    def enlarge(record: dict[str, Any]) -> None:
+        record["holes"][-1]["nbytes"] <<= 30
+
+    change_manifest(checkpoint, enlarge)
+    with pytest.raises(treepack.DecodeError, match="its arrays cannot be in files of"):
+        treepack.open(checkpoint)
+
+
+@pytest.mark.parametrize("place", ["before", "nbytes", "array"])
+def test_a_hole_is_all_of_an_array(checkpoint: Path, place: str) -> None:
+    def change(record: dict[str, Any]) -> None:
+        hole = record["holes"][0]
+        if place == "before":  # the last byte of its header is missing
+            hole["before"] -= 1
+            hole["nbytes"] += 1
+        elif place == "nbytes":
+            hole["nbytes"] -= 1
+        else:
+            hole["array"] = (hole["array"] + 1) % len(record["arrays"])
+
+    change_manifest(checkpoint, change)
+    damaged = treepack.DecodeError, treepack.CorruptionError
+    with pytest.raises(damaged):
+        treepack.load(checkpoint)
+    with contextlib.suppress(damaged):
+        assert not treepack.verify(checkpoint).ok
+
+
+def test_shards_are_there_before_memory_is_taken_for_them(checkpoint: Path) -> None:
+    for file in checkpoint.glob("*-*"):
+        file.unlink()
+    taken: list[Any] = []
+    with treepack.open(checkpoint) as file, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(np, "empty", lambda *args: taken.append(args))
+        for read in (lambda: file["params/w"][1:], lambda: np.asarray(file["params/w"])):
+            with pytest.raises(treepack.CorruptionError, match="is missing"):
+                read()
+    assert not taken
+
+
+def test_max_size_is_for_all_that_is_decompressed(tmp_path: Path) -> None:
+    tree = {"w": jnp.zeros(100_000), "v": jnp.ones(100_000), "name": "n" * 1000}
+    for compress in (False, True):
+        path = tmp_path / str(compress)
+        treepack.save(path, tree, sharded=True, compress=compress)
+        skeleton = _core.Manifest.decode((path / shards.MANIFEST).read_bytes()).inflated
+        for options in ({}, {"select": "w"}, {"target": tree}):
+            with pytest.raises(treepack.TreepackError, match=f"exceeds max_size={skeleton - 1}"):
+                treepack.load(path, max_size=skeleton - 1, **options)
+            if not compress:
+                assert treepack.load(path, max_size=skeleton, **options)["w"].sum() == 0
+                continue
+            for size in (skeleton, 800_000):
+                with pytest.raises(treepack.TreepackError, match=f"exceeds max_size={size} bytes"):
+                    treepack.load(path, max_size=size, **options)
+            assert treepack.load(path, max_size=900_000, **options)["w"].sum() == 0
+
+
+KINDS_OF_FILES: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "directory": Path.mkdir,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("kind", KINDS_OF_FILES)
+def test_shards_and_manifests_are_regular_files(checkpoint: Path, kind: str, mmap: bool) -> None:
+    [shard] = checkpoint.glob("*-00000.treepack")
+    shard.unlink()
+    KINDS_OF_FILES[kind](shard)
+    # Also if the manifest has its size.
+    nbytes = shard.stat().st_size
+    change_manifest(checkpoint, lambda record: record["files"][0].update(nbytes=nbytes))
+    with pytest.raises(treepack.CorruptionError, match="is no regular file"):
+        treepack.load(checkpoint, mmap=mmap)
+    array = treepack.open(checkpoint, mmap=mmap)["params/w"]
+    with pytest.raises(treepack.CorruptionError, match="is no regular file"):
+        np.asarray(array)
+    assert "is no regular file" in (treepack.verify(checkpoint).damage or "")
+    manifest = checkpoint / shards.MANIFEST
+    manifest.unlink()
+    KINDS_OF_FILES[kind](manifest)
+    for use in (treepack.load, treepack.open, treepack.verify, treepack.abstract):
+        with pytest.raises(treepack.DecodeError, match="is no regular file"):
+            use(checkpoint)
+
+
+def test_a_checkpoint_as_a_shard_of_another_one(checkpoint: Path, saved: Path) -> None:
+    """It would be read as zeros."""
+    [shard] = checkpoint.glob("*-00000.treepack")
+    shard.unlink()
+    shutil.copytree(saved, shard)
+    nbytes, record = shard.stat().st_size, treepack.open(shard)._catalog().trailer
+    change_manifest(
+        checkpoint,
+        lambda it: it["files"][0].update(nbytes=nbytes, record=zlib.crc32(record or b"")),
+    )
+    with pytest.raises(treepack.CorruptionError, match="is no regular file"):
+        treepack.load(checkpoint)
+
+
+def test_links_to_files_are_files(checkpoint: Path, tmp_path: Path) -> None:
+    for file in list(checkpoint.iterdir()):
+        file.rename(tmp_path / file.name)
+        file.symlink_to(tmp_path / file.name)
+    np.testing.assert_array_equal(treepack.load(checkpoint)["params"]["w"], W)
+
+
+# 600 files, with so few handles that not all can be open.
+MANY_FILES = """
+import os, resource, sys
+import numpy as np, treepack
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+path, rows = sys.argv[1], np.arange(600.0 * 30).reshape(600, 30)
+os.chdir(path)
+with treepack.open(".") as file:
+    os.chdir("/")
+    np.testing.assert_array_equal(file["w"], rows)
+    assert len(os.listdir("/proc/self/fd")) < 200
+    views = [file["w"].box((slice(at, at + 1), slice(0, 30))) for at in range(600)]
+    for at in range(0, 600, 7):
+        np.testing.assert_array_equal(file["w"][at : at + 2, 3], rows[at : at + 2, 3])
+    np.testing.assert_array_equal(file["w"][5, ::7], rows[5, ::7])
+assert len(os.listdir("/proc/self/fd")) < 200
+np.testing.assert_array_equal(np.concatenate(views), rows)
+del views, file
+assert treepack.verify(path).ok
+np.testing.assert_array_equal(treepack.load(path, arrays="numpy")["w"], rows)
+np.testing.assert_array_equal(treepack.load(path, {"w": rows})["w"], rows)
+assert treepack.load(path, mmap=False, arrays="numpy")["w"][599, 29] == rows[599, 29]
+assert len(os.listdir("/proc/self/fd")) < 20
+# What has been opened is read, whatever becomes of the files.
+with treepack.open(path) as file:
+    array = file["w"]
+    assert array[:, 3].tolist() == rows[:, 3].tolist()
+    for name in os.listdir(path):
+        os.rename(f"{path}/{name}", f"{path}/old-{name}")
+        open(f"{path}/{name}", "wb").close()
+    np.testing.assert_array_equal(array, rows)
+"""
+
+
+def many_files(path: Path, rows: np.ndarray) -> None:
+    """Makes a checkpoint as so many processes save it that have one row each."""
+    path.mkdir()
+    files = []
+    for at, row in enumerate(rows):
+        file = path / f"0123abcd-{at:05}.treepack"
+        shard = {"w": {f"[{at}:{at + 1},0:{rows.shape[1]}]": row[None]}}
+        treepack.save(file, shard, durable=False)
+        with treepack.open(file) as opened:
+            record = zlib.crc32(opened._catalog().trailer or b"")
+        files.append((file.name, file.stat().st_size, record))
+    whole = described_layout({"w": rows}, 1, index=True, hollow=True)
+    grid = [len(rows), 1], list(range(len(rows))), False
+    (path / shards.MANIFEST).write_bytes(_core.Manifest.encode(whole, files, [grid]))
+
+
+def test_many_files_need_few_handles(tmp_path: Path) -> None:
+    many_files(tmp_path / "checkpoint", np.arange(600.0 * 30).reshape(600, 30))
+    program = [sys.executable, "-c", MANY_FILES, tmp_path / "checkpoint"]
+    subprocess.run(program, check=True, timeout=100)
+
+
+def test_files_elsewhere_are_not_opened(checkpoint: Path) -> None:
     manifest = checkpoint / shards.MANIFEST
     read = _core.Manifest.decode(manifest.read_bytes())
-    for name in ("../other.treepack", "/etc/passwd", "..", ""):
+    for name in ("../other.treepack", "/etc/passwd", "..", "", "a\0b"):
         manifest.write_bytes(read.with_files([(name, 1, 1) for _ in read.files]))
         with pytest.raises(treepack.DecodeError, match="is no file beside it"):
             treepack.load(checkpoint)

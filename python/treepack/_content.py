@@ -134,20 +134,29 @@ class Opened(NamedTuple):
     Attributes:
       content: The data, decompressed where they are gzip.
       damage: What is wrong with the gzip stream around them, in words.
+      inflated: How many bytes come out of gzip.
     """
 
     content: _core.Content
     damage: str | None = None
+    inflated: int = 0
 
 
 def opened(
-    source: Openable, *, mmap: bool = True, salvage: bool = False, max_size: int | None = None
+    source: Openable,
+    *,
+    mmap: bool = True,
+    salvage: bool = False,
+    max_size: int | None = None,
+    regular: bool = False,
 ) -> Opened:
     """Returns what is in a file or buffer, to be read in parts, decompressed where it is gzip.
 
-    With `salvage`, of gzip without an index what can be had of it.
+    With `salvage`, of gzip without an index what can be had of it. With `regular`, a local file
+    must be a regular one.
 
     Raises:
+      DecodeError: If it is no regular file, and has to be one.
       GzipError: If it is gzip that can only be read as a whole.
       TreepackError: If gzip has more than `max_size` bytes inside.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
@@ -156,7 +165,9 @@ def opened(
         raise ValueError("max_size must not be negative")
     if isinstance(source, (str, os.PathLike)):
         url = url_of(source)
-        content = _local_content(source, mmap, None) if url is None else _remote.content(url)
+        content = (
+            _local_content(source, mmap, None, regular) if url is None else _remote.content(url)
+        )
     elif isinstance(source, _core.Content):
         content = source
     elif hasattr(source, "read") and not isinstance(source, mmap_module.mmap):
@@ -167,7 +178,7 @@ def opened(
         return Opened(content)
     found = content.indexed(max_size=max_size)
     if found is not None:
-        return Opened(found)
+        return Opened(found, inflated=found.nbytes)
     if salvage:
         return _salvaged(content)
     if content.nbytes > _SMALL_BYTES:
@@ -175,13 +186,15 @@ def opened(
             "this gzip file has no index, so it cannot be read in parts: load it as a whole, or "
             "convert it with `treepack convert` or gunzip"
         )
-    return Opened(content.inflate(max_size=max_size, threads=None, progress=None))
+    found = content.inflate(max_size=max_size, threads=None, progress=None)
+    return Opened(found, inflated=found.nbytes)
 
 
 def _salvaged(content: _core.Content) -> Opened:
     """Returns what comes out of a gzip stream as far as it is whole."""
     try:
-        return Opened(content.inflate(threads=None, progress=None))
+        found = content.inflate(threads=None, progress=None)
+        return Opened(found, inflated=found.nbytes)
     except (GzipError, GzipTruncatedError) as error:
         damage = str(error)
     parts = []
@@ -190,7 +203,8 @@ def _salvaged(content: _core.Content) -> Opened:
         for start in range(0, content.nbytes, _SALVAGE_BYTES):
             part = content.read_range(start, min(content.nbytes, start + _SALVAGE_BYTES))
             parts.append(inflating.decompress(part))
-    return Opened(_core.Content.lent(b"".join(parts)), damage)
+    data = b"".join(parts)
+    return Opened(_core.Content.lent(data), damage, len(data))
 
 
 class NoIndexError(GzipError):
@@ -223,25 +237,35 @@ def size_of(path: str | os.PathLike[str]) -> int:
 
 
 def read_all(path: str | os.PathLike[str]) -> bytes:
-    """Returns all of a small file, here or elsewhere."""
+    """Returns all of a small file, here or elsewhere.
+
+    Raises:
+      DecodeError: If it is no regular file.
+    """
     url = url_of(path)
-    return Path(local(path)).read_bytes() if url is None else bytes(_remote.downloaded(url))
+    if url is not None:
+        return bytes(_remote.downloaded(url))
+    content = _core.Content.read(local(path), progress=None, regular=True)
+    return content.read_range(0, content.nbytes)
 
 
 def _local_content(
-    path: str | os.PathLike[str], mmap: bool, tell: Callable[[int, int], object] | None
+    path: str | os.PathLike[str],
+    mmap: bool,
+    tell: Callable[[int, int], object] | None,
+    regular: bool = False,
 ) -> _core.Content:
-    """Returns what is in a local file: mapped, or read."""
+    """Returns what is in a local file: mapped, or read. With `regular` it must be a regular one."""
     path = local(path)
     try:
         found = Path(path).stat()
     except ValueError:  # no file can have such a name, as the core tells
         return _core.Content.read(path, progress=tell)
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(found.st_mode) and not regular:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0:  # not so in /proc
         return _core.Content.map(path)
-    return _core.Content.read(path, progress=tell)
+    return _core.Content.read(path, progress=tell, regular=regular)
 
 
 def joined(path: str | os.PathLike[str], name: str) -> str:

@@ -163,11 +163,17 @@ class Content:
 
     @staticmethod
     def map(path: str | PathLike[str]) -> Content:
-        """Maps a file into memory."""
+        """Maps a regular file into memory."""
 
     @staticmethod
-    def read(path: str | PathLike[str], *, progress: _Progress | None) -> Content:
-        """Reads a file."""
+    def read(
+        path: str | PathLike[str], *, progress: _Progress | None, regular: bool = False
+    ) -> Content:
+        """Reads a file; with `regular` it must be no directory, pipe or device.
+
+        Raises:
+          DecodeError: A ValueError. If it is one.
+        """
 
     @staticmethod
     def lent(data: Buffer) -> Content:
@@ -226,11 +232,16 @@ class Manifest:
         """Returns the same manifest with as many other files."""
 
     @staticmethod
-    def decode(data: bytes) -> Manifest:
+    def decode(data: bytes, *, max_size: int | None = None) -> Manifest:
         """Reads a manifest.
+
+        Args:
+          data: The file.
+          max_size: The most bytes that what is compressed in it may have.
 
         Raises:
           DecodeError: A ValueError. If it is none, or is damaged.
+          TreepackError: If there are more bytes inside.
         """
 
     @property
@@ -239,10 +250,11 @@ class Manifest:
 
     @property
     def content(self) -> Content:
-        """The encoding of the tree, with zeros in the place of the arrays."""
+        """The encoding of the tree, of which the bytes of arrays are not there."""
 
-    def array_in(self, start: int, stop: int) -> int | None:
-        """Returns the number of the array whose place is inside a range of the encoding."""
+    @property
+    def inflated(self) -> int:
+        """How many bytes what is compressed in it has."""
 
     def grid(self, array: int) -> tuple[list[int], bool]:
         """Returns how an array is split into shards of one shape.
@@ -443,6 +455,15 @@ class Catalog:
         """Begins to read boxes of arrays, by their values, in another thread.
 
         What is around them is not read ahead any more from then on.
+        """
+
+    def array_elsewhere(self, value: int) -> int | None:
+        """Returns the number of the array whose bytes a leaf has, and which is in other files.
+
+        `None` if the bytes are here.
+
+        Raises:
+          DecodeError: A ValueError. If something else is missing.
         """
 
     def pieces(self, value: int) -> tuple[Content, list[tuple[int, int]]]:

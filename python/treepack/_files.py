@@ -321,7 +321,8 @@ def load(
       static: What fills static data that were not saved (see `holes` of `save`): a dict by path,
         such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
         which has them.
-      max_size: The most bytes that gzip may have inside.
+      max_size: The most bytes that gzip may have inside; of a directory, its manifest and all its
+        files together.
       threads: See `save`; for decompressing, casting, and arrays that are copied.
       progress: See `save`; for reading and decompressing. There is nothing to tell
         of a file that is mapped.

@@ -82,6 +82,7 @@ class LazyArray(Deferred):
         """Returns the elements of a box."""
         shape = tuple(map(len, box))
         if 0 in shape:
+            self._tree._catalog().pieces(self._value)  # it has as many dimensions as the index has
             return np.empty(shape, self.dtype)
         data = self._tree._catalog().read_box(self._value, bounds_of(box))
         return data.view(self.dtype).reshape(shape)

@@ -7,6 +7,7 @@ import functools
 import html
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,7 @@ from treepack._placement import Arrays
 from treepack._printable import cells, padded, printable
 from treepack._report import ABSENT
 from treepack._sharded.reading import Checkpoint, ShardedArray
+from treepack.errors import DecodeError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,6 +35,9 @@ _MOST_NAMES = 1000
 
 # A repr has so many leaves.
 _MOST_ROWS = 20
+
+# NumPy has no arrays of more dimensions.
+_MOST_NDIM = 64
 
 
 Status = Literal["ok", "corrupt", "unchecked"]
@@ -89,15 +94,33 @@ class Tree(Mapping[str, Any]):
         catalog = self._catalog()
         if catalog.children(value) is not None:
             return Tree(self._file, value, parts)
-        _, kind, *_ = catalog.leaf(value)
+        kind = self._kind(value, parts)
         if kind[0] == "array":
             return self._array(value, parts, kind)
         if kind[0] == "prng_key" and self._file._shards is not None:
             return _prng.wrap(kind[1], np.asarray(self._array(value, parts, kind)))
         return catalog.read(value, copy=None, threads=None)
 
+    def _kind(self, value: int, parts: list[str]) -> tuple[Any, ...]:
+        """Returns what a leaf is, as `Catalog.leaf` tells it.
+
+        Raises:
+          DecodeError: If it is an array that NumPy could not have.
+        """
+        _, kind, start, _, _ = self._catalog().leaf(value)
+        if kind[0] == "array" or kind[0] == "prng_key":
+            shape = kind[2]
+            if len(shape) > _MOST_NDIM or max(shape, default=0) > sys.maxsize:
+                raise DecodeError(
+                    "the index of the file has an array of more dimensions, or larger ones, than "
+                    "there can be",
+                    start,
+                    _paths.text(parts),
+                )
+        return kind
+
     def _array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns an array, or the data of a PRNG key; `kind` is what `Catalog.leaf` tells."""
+        """Returns an array, or the data of a PRNG key; `kind` is what `_kind` returns."""
         dtype, shape = kind[1] if kind[0] == "array" else "uint32", kind[2]
         path, shards = _paths.text(parts), self._file._shards
         found = None if shards is None else shards.array(self, value, path, dtype, shape)
@@ -208,7 +231,7 @@ class Tree(Mapping[str, Any]):
 
     def _abstract(self, value: int, parts: list[str]) -> Any:
         """Returns what stands for a leaf whose bytes are not read."""
-        _, kind, *_ = self._catalog().leaf(value)
+        kind = self._kind(value, parts)
         if kind[0] == "prng_key":
             key = _prng.wrap(kind[1], _leaves.abstract(kind[2], np.dtype(np.uint32)))
             if key is not None:
@@ -323,7 +346,9 @@ class File(Tree):
         salvage: bool = False,
         mmap: bool = True,
         max_size: int | None = None,
+        is_shard: bool = False,
     ):
+        """See `open`; with `is_shard` it must be a regular file."""
         is_path = isinstance(source, (str, os.PathLike))
         # The program may go elsewhere, and so may a pickle.
         self._source = absolute(source) if is_path else source
@@ -331,14 +356,14 @@ class File(Tree):
         self._name = repr(os.fspath(source)) if is_path else "in memory"
         self._shards: Checkpoint | None = None
         try:
-            found = opened(source, mmap=mmap, salvage=salvage, max_size=max_size)
+            found = opened(source, mmap=mmap, salvage=salvage, max_size=max_size, regular=is_shard)
         except IsADirectoryError:
-            self._shards = Checkpoint(
-                self._source, functools.partial(File, mmap=mmap, salvage=salvage)
-            )
+            open_file = functools.partial(File, mmap=mmap, salvage=salvage, is_shard=True)
+            self._shards = Checkpoint(self._source, open_file, max_size=max_size)
             found = Opened(self._shards.manifest.content)
         self._opened: _core.Catalog | None = _core.Catalog.open(found.content, salvage=salvage)
         self._damage = found.damage
+        self._inflated = found.inflated
         super().__init__(self, 0, [])
 
     @property
@@ -369,14 +394,16 @@ class File(Tree):
         if self._shards is not None:
             arrays = {}
             for path, value in leaves:
-                kind = catalog.leaf(value)[1]
+                parts = _paths.parts(path)
+                kind = self._kind(value, parts)
                 if kind[0] in ("array", "prng_key"):
-                    array = self._array(value, _paths.parts(path), kind)
+                    array = self._array(value, parts, kind)
                     if isinstance(array, ShardedArray):
                         arrays[value] = array
             found, damage = self._shards.verify(
                 arrays, threads=threads, progress=progress or (lambda *_: None)
             )
+            damage = "; ".join(filter(None, [self.damage, damage])) or None
             # All others are in the manifest, whose checksum was compared.
             return {value: found.get(value, "ok") for _, value in leaves}, damage
         *statuses, rest = catalog.verify(threads=threads, progress=progress)
@@ -436,7 +463,8 @@ def open(
       salvage: Whether a file that is cut short or damaged is opened, too, with what can be found.
         Its `damage` tells what is wrong then.
       mmap: Whether a file is mapped. `False` reads all of it now.
-      max_size: The most bytes that gzip may have inside.
+      max_size: The most bytes that gzip may have inside; of a directory, its manifest and all its
+        files together.
 
     Returns:
       The file: a mapping, see `Tree`, and a context manager.

@@ -21,7 +21,7 @@ use super::{errors, integer_or_none};
 use crate::array::{Bounds, Runs, resolve};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::{Event, Events};
-use crate::source;
+use crate::source::{self, Source as _};
 use crate::structure::LeafKind;
 use crate::watch::Watch as _;
 use crate::{Error, Result, parallel};
@@ -32,6 +32,9 @@ pub struct Catalog {
     content: Py<Content>,
     catalog: catalog::Catalog,
 }
+
+/// What typed PRNG keys are made of.
+const KEY_DTYPE: &str = "uint32";
 
 /// From where to where the bytes of an array lie.
 type Pieces = Vec<(usize, usize)>;
@@ -349,6 +352,24 @@ impl Catalog {
         Ok(())
     }
 
+    /// The number of the array in other files whose bytes a leaf has; nothing if they are here.
+    fn array_elsewhere(&self, py: Python<'_>, value: usize) -> PyResult<Option<usize>> {
+        let leaf = self.leaf_of(value)?;
+        let place = self.catalog.place(leaf);
+        let sparse = self.content.get().holes();
+        let Some(sparse) = sparse.filter(|it| !it.is_whole(place.start..place.end)) else {
+            return Ok(None);
+        };
+        let array = self.array(py, value)?;
+        // Nothing of the leaf is missing but its bytes.
+        let missing = place.end - place.start - sparse.present(place.start..place.end);
+        let found = sparse.array_of(array.parts.iter().cloned());
+        match found.filter(|_| missing == array.nbytes()) {
+            Some(found) => Ok(Some(found)),
+            None => Err(self.at(py, source::missing(place.start).into(), value)),
+        }
+    }
+
     /// The data, and where in them the bytes of an array are.
     fn pieces(&self, py: Python<'_>, value: usize) -> PyResult<(Py<Content>, Pieces)> {
         let parts = self.array(py, value)?.parts.into_iter();
@@ -404,8 +425,17 @@ impl Catalog {
         let source = self.content.get().source();
         let events = py.detach(|| Events::read_part(source, place.start..place.end));
         let events = events.map_err(|error| self.at(py, error.into(), value))?;
-        if let &[Event::Array(number)] = events.as_slice()
-            && let LeafKind::Array(dtype, expected) = self.catalog.kind(leaf)
+        // Of a PRNG key what counts is its data.
+        let array = match (events.as_slice(), self.catalog.kind(leaf)) {
+            (&[Event::Array(number)], LeafKind::Array(dtype, shape)) => {
+                Some((number, dtype.as_str(), shape))
+            }
+            (&[Event::PrngKey(_), .., Event::Array(number)], LeafKind::PrngKey(_, shape)) => {
+                Some((number, KEY_DTYPE, shape))
+            }
+            _ => None,
+        };
+        if let Some((number, dtype, expected)) = array
             && let found = events.array(number)
             && found.dtype == dtype.as_bytes()
             && let Some(known) = Dtype::named(py, found.dtype)?
@@ -504,6 +534,14 @@ impl Catalog {
         parts: &mut Parts<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let place = self.catalog.place(leaf);
+        let content = self.content.get();
+        if content
+            .holes()
+            .is_some_and(|it| !it.is_whole(place.start..place.end))
+        {
+            // Before there is memory for what is not there.
+            return Err(self.at(py, source::missing(place.start).into(), value));
+        }
         let read = parts.read(place.start..place.end);
         read.map_err(|error| self.at(py, error, value))
     }

@@ -14,6 +14,7 @@ use super::memory::{Borrowed, Owned, new_bytes};
 use super::watch::Watcher;
 use super::{errors, gzip, integer_or_none};
 use crate::gzip::{Indexed, MAGIC};
+use crate::handle;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
 use crate::raw::{AsRaw, RawBytes};
@@ -109,11 +110,21 @@ impl Content {
         Ok(Self(Place::Mapped(Arc::new(mapping))))
     }
 
-    /// Reads a file.
+    /// Reads a file, or what else can be read unless that is excluded.
     #[staticmethod]
-    #[pyo3(signature = (path, *, progress))]
-    fn read(py: Python<'_>, path: PathBuf, progress: Option<Py<PyAny>>) -> PyResult<Self> {
-        let file = mapping::open(&path).map_err(|error| errors::file_error(error.into(), &path))?;
+    #[pyo3(signature = (path, *, progress, regular=false))]
+    fn read(
+        py: Python<'_>,
+        path: PathBuf,
+        progress: Option<Py<PyAny>>,
+        regular: bool,
+    ) -> PyResult<Self> {
+        let file = if regular {
+            handle::open_regular(&path)
+        } else {
+            handle::open(&path).map_err(Error::from)
+        };
+        let file = file.map_err(|error| errors::file_error(error, &path))?;
         let expected = file.metadata()?.len();
         let expected = usize::try_from(expected).unwrap_or(0);
         let watcher = Watcher::new(progress, expected);
@@ -257,6 +268,14 @@ impl Content {
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         match &self.0 {
             Place::Mapped(mapping) => Some(mapping),
+            _ => None,
+        }
+    }
+
+    /// The encoding of a manifest, if it is one.
+    pub fn holes(&self) -> Option<&Sparse> {
+        match &self.0 {
+            Place::Sparse(sparse) => Some(sparse),
             _ => None,
         }
     }

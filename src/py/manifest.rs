@@ -8,7 +8,9 @@ use pyo3::types::PyBytes;
 
 use super::content::Content;
 use super::save::Layout;
+use super::{gzip, integer_or_none};
 use crate::manifest::{self, Grid, ShardFile, Sparse};
+use crate::source::Source as _;
 
 /// What holds the files of a sharded checkpoint together; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
@@ -46,9 +48,13 @@ impl Manifest {
 
     /// Reads a manifest.
     #[staticmethod]
-    fn decode(data: &[u8]) -> PyResult<Self> {
+    #[pyo3(signature = (data, *, max_size=None))]
+    fn decode(
+        data: &[u8],
+        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
+    ) -> PyResult<Self> {
         let manifest = manifest::Manifest::decode(data)?;
-        let encoding = Arc::new(manifest.encoding()?);
+        let encoding = Arc::new(manifest.encoding(gzip::limit(max_size)?)?);
         Ok(Self { manifest, encoding })
     }
 
@@ -71,9 +77,10 @@ impl Manifest {
             .collect()
     }
 
-    /// The number of the array whose place is inside a range of the encoding.
-    fn array_in(&self, start: usize, stop: usize) -> Option<usize> {
-        self.encoding.array_in(start..stop)
+    /// How many bytes what is compressed in it has.
+    #[getter]
+    fn inflated(&self) -> usize {
+        self.encoding.present(0..self.encoding.len())
     }
 
     /// How many shards an array has in each dimension, and whether it is of the host.
@@ -89,7 +96,7 @@ impl Manifest {
             .ok_or_else(|| PyIndexError::new_err("there are fewer shards"))
     }
 
-    /// The encoding, with zeros in the place of the arrays.
+    /// The encoding, of which the bytes of arrays are not there.
     #[getter]
     fn content(&self) -> Content {
         Content::sparse(self.encoding.clone())

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use crate::raw::RawBytes;
-use crate::source::{Source, read_to};
+use crate::source::{Source, missing, read_to};
 use crate::wire::Head;
 use crate::{Error, Result};
 
@@ -123,8 +123,23 @@ impl<'a> Cursor<'a> {
                 missing: least - room,
             });
         }
+        if matches!(head, Head::Array(_) | Head::Map(_)) && self.memory.is_none() {
+            self.check_present(least)?;
+        }
         self.position += width;
         Ok(head)
+    }
+
+    /// Errors if there are not so many bytes left apart from what is missing.
+    fn check_present(&self, least: u64) -> Result<()> {
+        let present = self.source.present(self.position..self.end) as u64;
+        match least.checked_sub(present) {
+            Some(missing @ 1..) => Err(Error::Truncated {
+                offset: self.position,
+                missing,
+            }),
+            _ => Ok(()),
+        }
     }
 
     #[cold]
@@ -198,7 +213,8 @@ impl<'a> Cursor<'a> {
     #[inline(never)]
     fn peek_slowly(&mut self) -> Result<[u8; 16]> {
         let mut bytes = [0; 16];
-        let len = (self.source.len() - self.position).min(bytes.len());
+        let left = (self.source.len() - self.position).min(bytes.len());
+        let len = left.min(self.source.run(self.position));
         if let Some(memory) = self.memory {
             for (at, byte) in bytes[..len].iter_mut().enumerate() {
                 [*byte] = memory.load(self.position + at).unwrap_or_default();
@@ -206,6 +222,9 @@ impl<'a> Cursor<'a> {
         } else {
             self.look(len)?;
             bytes[..len].copy_from_slice(&self.window[self.position - self.window_start..][..len]);
+        }
+        if len < left && Head::read(&bytes, len).is_err_and(|width| width > len) {
+            return Err(missing(self.position + len));
         }
         Ok(bytes)
     }
@@ -224,7 +243,11 @@ impl<'a> Cursor<'a> {
         } else {
             MIN_WINDOW
         };
-        let size = size.max(len).min(self.source.len() - self.position);
+        let run = self.source.run(self.position);
+        if len > run {
+            return Err(missing(self.position + run));
+        }
+        let size = size.max(len).min(run);
         self.window.clear();
         self.window_start = self.position;
         read_to(

@@ -158,7 +158,7 @@ def _leaf_sums(manifest: _core.Manifest, sums: list[str | None]) -> list[tuple[s
     found = []
     for path, value in catalog.leaves(0):
         _, _, start, stop, _ = catalog.leaf(value)
-        array = manifest.array_in(start, stop)
+        array = catalog.array_elsewhere(value)
         known = _sum_of(content.read_range(start, stop)) if array is None else sums[array]
         if known is not None:
             found.append((path, known))

@@ -13,24 +13,33 @@ import math
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from treepack import _core, _paths
-from treepack._content import joined, read_all, size_of
+from treepack._content import joined, local, read_all, size_of, url_of
 from treepack._deferred import rows_cast
 from treepack._lazy import LazyArray, bounds_of
 from treepack._sharded.shards import MANIFEST, bounds, name_of
-from treepack.errors import CorruptionError, DecodeError, GzipError, GzipTruncatedError
+from treepack.errors import (
+    CorruptionError,
+    DecodeError,
+    GzipError,
+    GzipTruncatedError,
+    TreepackError,
+)
 
 if TYPE_CHECKING:
     from treepack._open import File, Status, Tree
 
 # What reading raises where data are not what was saved.
 _DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
+
+# The most bytes that gzip makes of one.
+_MOST_INFLATED = 1032
 
 # Where jax on CPU uses memory in place.
 _ALIGN = 64
@@ -47,9 +56,24 @@ class Checkpoint:
       manifest: What the files are, and which of them has which shard.
     """
 
-    def __init__(self, path: str | os.PathLike[str], open_file: Callable[[Any], File]):
-        """`open_file` opens one of them."""
-        self._path = path
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        open_file: Callable[..., File],
+        *,
+        max_size: int | None = None,
+    ):
+        """Reads the manifest.
+
+        Args:
+          path: The directory.
+          open_file: Opens a file with shards; it takes a path, and `max_size=`.
+          max_size: The most bytes that the manifest and all files may have when they are
+            decompressed.
+        """
+        # The program may go to another directory before all files are open.
+        self._path = path if url_of(path) else os.path.abspath(local(path))  # noqa: PTH100
+        self._max_size = max_size
         self._open_file = open_file
         self._lock = Lock()
         try:
@@ -60,11 +84,17 @@ class Checkpoint:
                 "has not come to its end"
             ) from None
         self._data = data
-        self.manifest = _core.Manifest.decode(data)
+        self.manifest = _core.Manifest.decode(data, max_size=max_size)
+        self._inflated = self.manifest.inflated
         self._expected = self.manifest.files
         for name, _, _ in self._expected:
-            if name in ("", ".", "..") or os.path.basename(name) != name:  # noqa: PTH119
+            if name in ("", ".", "..") or "\0" in name or os.path.basename(name) != name:  # noqa: PTH119
                 raise DecodeError(f"the manifest is damaged: {name!r} is no file beside it")
+        nbytes = len(data) + sum(nbytes for _, nbytes, _ in self._expected)
+        if self.manifest.content.nbytes > _MOST_INFLATED * nbytes:
+            raise DecodeError(
+                f"the manifest is damaged: its arrays cannot be in files of {nbytes} bytes"
+            )
         self._is_closed = False
         self._files: list[File | None] = [None] * len(self._expected)
 
@@ -87,20 +117,29 @@ class Checkpoint:
         try:
             if size_of(place) != nbytes:
                 raise CorruptionError(f"{place} has {size_of(place)} bytes, and had {nbytes}")
-            file = self._open_file(place)
+            left = None if self._max_size is None else max(0, self._max_size - self._inflated)
+            file = self._open_file(place, max_size=left)
         except FileNotFoundError:
             raise self.gone(place) from None
         except _DAMAGE as error:
             raise CorruptionError(f"{place} is damaged: {error}") from error
+        except TreepackError as error:
+            if self._max_size is None:
+                raise
+            raise TreepackError(
+                f"{place}: the decompressed checkpoint exceeds max_size={self._max_size} bytes"
+            ) from error
+        self._inflated += file._inflated
         if zlib.crc32(file._catalog().trailer or b"") != record:
             raise CorruptionError(f"{place} is not the file that was saved: it has another record")
         return file
 
     def gone(self, place: str) -> CorruptionError:
         """Returns what is wrong if a file is not there."""
-        if read_all(joined(self._path, MANIFEST)) != self._data:
-            path = os.fspath(self._path)
-            return ReplacedError(f"{path!r} has been saved again meanwhile: open it again")
+        with contextlib.suppress(FileNotFoundError, DecodeError):
+            if read_all(joined(self._path, MANIFEST)) != self._data:
+                path = os.fspath(self._path)
+                return ReplacedError(f"{path!r} has been saved again meanwhile: open it again")
         return CorruptionError(f"{place} is missing: the checkpoint is not whole")
 
     def close(self) -> None:
@@ -114,8 +153,7 @@ class Checkpoint:
 
     def array(self, tree: Tree, value: int, path: str, dtype: str, shape: Any) -> Any:
         """Returns the array at a value; `None` if its bytes are in the manifest itself."""
-        _, _, start, stop, _ = tree._catalog().leaf(value)
-        array = self.manifest.array_in(start, stop)
+        array = tree._catalog().array_elsewhere(value)
         if array is None:
             return None
         return ShardedArray(tree, value, path, dtype, shape, self, array)
@@ -135,32 +173,30 @@ class Checkpoint:
         """
         total = sum(nbytes for _, nbytes, _ in self._expected)
         done = 0
-        statuses: list[dict[str, Status]] = []
+        worst: dict[int, Status] = dict.fromkeys(arrays, "ok")
         damage = []
+        cells: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for key, array in arrays.items():
+            for cell, number in enumerate(array.files()):
+                cells[number].append((key, cell))
         for number, (_, nbytes, _) in enumerate(self._expected):
+            statuses: dict[int, Status] = {}
             try:
                 file = self.file(number)
             except CorruptionError as error:
                 damage.append(str(error))
-                statuses.append({})
             else:
                 tell = functools.partial(_told, progress, done, total)
-                found, wrong = file._verified(threads=threads, progress=tell)
-                leaves = file._catalog().leaves(0)
-                statuses.append({path: found[value] for path, value in leaves})
+                statuses, wrong = file._verified(threads=threads, progress=tell)
                 damage.extend([] if wrong is None else [f"{file._name}: {wrong}"])
+            for key, cell in cells[number]:
+                status = arrays[key].status(cell, statuses)
+                worst[key] = max(worst[key], status, key=_BADNESS.index)
             done += nbytes
-        worst = {
-            key: max(
-                (statuses[file].get(path, "corrupt") for file, path in array.shards()),
-                key=_BADNESS.index,
-            )
-            for key, array in arrays.items()
-        }
         return worst, "; ".join(damage) or None
 
 
-_BADNESS = ["ok", "unchecked", "corrupt"]
+_BADNESS: list[Status] = ["ok", "unchecked", "corrupt"]
 
 
 def _told(
@@ -225,8 +261,9 @@ class ShardedArray(LazyArray):
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
+        plan = self._plan(box)  # before there is memory for what may not be there
         made = np.empty(tuple(map(len, box)), self.dtype)
-        self._plan(box).read_to(made)
+        plan.read_to(made)
         return made
 
     def _parts(self, box: Sequence[range]) -> Iterator[_Part]:
@@ -240,14 +277,17 @@ class ShardedArray(LazyArray):
             local, target = [it.local for it in pieces], [it.target for it in pieces]
             yield _Part(self, self._shard(cell), local, target)
 
-    def shards(self) -> Iterator[tuple[int, str]]:
-        """Yields for each shard the number of its file, and its path there."""
+    def files(self) -> Iterator[int]:
+        """Yields the number of the file of each shard."""
         for cell in range(math.prod(self._counts)):
-            file = self.checkpoint.manifest.file_of(self._number, cell)
-            yield file, self._path_of(bounds(cell, self.shape, self._counts))
+            yield self.checkpoint.manifest.file_of(self._number, cell)
 
-    def _path_of(self, index: tuple[slice, ...]) -> str:
-        return _paths.text(self._keys_of(index))
+    def status(self, cell: int, statuses: Mapping[int, Status]) -> Status:
+        """Returns what is known of a shard; `statuses` tells it of the leaves of its file."""
+        try:
+            return statuses[self._find(cell)._value] if statuses else "corrupt"
+        except CorruptionError:
+            return "corrupt"
 
     def _keys_of(self, index: tuple[slice, ...]) -> list[str]:
         """Returns the keys that lead to a shard in its file."""
@@ -264,12 +304,24 @@ class ShardedArray(LazyArray):
         file = self.checkpoint.file(number)
         index = bounds(cell, self.shape, self._counts)
         keys = self._keys_of(index)
-        value = file._catalog().find(keys, 0)
-        shard = None if value is None else file._at(value, keys)
         shape = tuple(part.stop - part.start for part in index)
-        if not isinstance(shard, LazyArray) or (shard.shape, shard.dtype) != (shape, self._stored):
-            path = _paths.text(keys)
-            raise CorruptionError(f"{path} is not in {file._name} as the manifest has it")
+        shard = cause = None
+        try:
+            value = file._catalog().find(keys, 0)
+            shard = None if value is None else file._at(value, keys)
+            if isinstance(shard, LazyArray):
+                file._catalog().pieces(shard._value)  # it is there as the index has it
+        except _DAMAGE as error:
+            cause = error
+        if (
+            cause is not None
+            or not isinstance(shard, LazyArray)
+            or (shard.shape, shard.dtype) != (shape, self._stored)
+        ):
+            path, reason = _paths.text(keys), "" if cause is None else f": {cause}"
+            raise CorruptionError(
+                f"{path} is not in {file._name} as the manifest has it{reason}"
+            ) from cause
         return shard
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -288,8 +288,7 @@ def _array_paths(manifest: _core.Manifest, count: int) -> list[list[str]]:
     catalog = _core.Catalog.open(manifest.content, salvage=False)
     found: list[list[str]] = [[] for _ in range(count)]
     for path, value in catalog.leaves(0):
-        _, _, start, stop, _ = catalog.leaf(value)
-        array = manifest.array_in(start, stop)
+        array = catalog.array_elsewhere(value)
         if array is not None:
             found[array] = _paths.parts(path)
     return found
