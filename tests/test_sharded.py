@@ -920,13 +920,16 @@ many = {str(at): at + index for at in range(2000)}
 fails("at a/0, a/1, a/2, a/3, a/4, ...: what is no sharded array", tree(1, a=many))
 many = {str(at): at + index * (at == 1999) for at in range(2000)}
 fails("process 1 has saved another tree than process 0", tree(1, a=many))
+long = {"x" * 1_000_000: {str(at): index for at in range(50)}}
+fails("what is no sharded array has to be the same", tree(1, a=long))
 # What is the same, though it looks different.
 nan = np.full((60, 70), np.nan)
 alike = {"nan": nan.T.copy().T if index else nan, "order": np.arange(600.0).astype(">f8" if index
          else "<f8"), "drift": put(np.float32(index), everywhere)}
 os.chdir(os.path.dirname(path))
 here = os.path.basename(path) + "/" if index else path
-treepack.save(here, tree(3, **alike), step=2**70, metadata=frozenset("abcdef"), threads=1 + index)
+treepack.save(here, tree(3, **alike), step=2**70, metadata=frozenset("abcdef"), threads=1 + index,
+              align=np.int64(64), durable=np.True_)
 assert (treepack.load(path, arrays="numpy")["w"] == 3).all()
 """
 )
@@ -1142,7 +1145,13 @@ def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="enough"):
         during(tmp_path, fail)
     assert not list(tmp_path.iterdir())
+
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
     save_to(tmp_path, 1)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_what_another_job_has_saved_meanwhile_stays(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +24,10 @@ from treepack._libraries import jax as _jax
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Values of so many leaves are compared one by one, to tell which of them differ.
+# Values of so many leaves, with paths of so many characters together, are compared one by one, to
+# tell which of them differ.
 _NAMED = 1000
+_NAMED_CHARS = 100_000
 
 # Of so many leaves is told that they differ.
 _TOLD = 5
@@ -137,13 +140,18 @@ def identity_of(
       arrays: Those that are not in it.
     """
     sums = [_checksum(array) for array in arrays]
-    options = how._asdict()
-    del options["threads"]  # of which one host may have more than another
+    options = {
+        "compress": bool(how.compress),
+        "level": None if how.level is None else operator.index(how.level),
+        "align": operator.index(how.align),
+        "durable": bool(how.durable),
+        "holes": bool(holes),
+    }
     skeleton = manifest.with_files(manifest.files)
     return Identity(
         _places(path),
         step,
-        {**options, "holes": holes},
+        options,
         "" if metadata is None else _sum_of(_core.encode_value(metadata)),
         tree,
         _sum_of(skeleton, json.dumps(sums).encode()),
@@ -156,13 +164,15 @@ def _leaf_sums(manifest: _core.Manifest, sums: list[str | None]) -> list[tuple[s
     content = manifest.content
     catalog = _core.Catalog.open(content, salvage=False)
     found = []
+    chars = 0
     for path, value in catalog.leaves(0):
         _, _, start, stop, _ = catalog.leaf(value)
         array = catalog.array_elsewhere(value)
         known = _sum_of(content.read_range(start, stop)) if array is None else sums[array]
         if known is not None:
             found.append((path, known))
-        if len(found) == _NAMED:
+            chars += len(path)
+        if len(found) == _NAMED or chars > _NAMED_CHARS:
             break
     return found
 

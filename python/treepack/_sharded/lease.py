@@ -81,8 +81,9 @@ class Lease:
             self._data = data
             _held.add(self)
             thread = threading.Thread(target=self._renew, daemon=True)
-            thread.start()
-            self._renewer = thread
+            with contextlib.suppress(RuntimeError):  # no thread: then the lock has to do
+                thread.start()
+                self._renewer = thread
         except BaseException:
             self._path.unlink(missing_ok=True)
             self.release()
