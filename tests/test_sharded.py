@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import json
@@ -1469,3 +1470,164 @@ for found in (treepack.load(args[0], tree)["keys"],
 
 def test_keys_of_several_processes(tmp_path: Path) -> None:
     processes.run(KEYS, 2, tmp_path / "checkpoint", devices=2)
+
+
+class Called:
+    """A container whose handlers tell what they were given."""
+
+    def __init__(self, **parts: Any):
+        self.parts = parts
+
+
+def counted(name: str, tells: bool = True, register: Any = None) -> tuple[Any, list[Any]]:
+    """Returns a kind of `Called` with handlers, and the states that these were given."""
+    kind, given = type(name, (Called,), {}), []
+
+    def to_state(it: Any) -> Any:
+        if it.parts.get("is_template") and not tells:
+            raise RuntimeError("a template has no state")
+        return {key: it.parts[key] for key in ("w", "host", "items", "inner") if key in it.parts}
+
+    def from_state(it: Any, state: Any) -> Any:
+        given.append(state)
+        return kind(**state)
+
+    (register or treepack.serialization.register_serialization_state)(kind, to_state, from_state)
+    return kind, given
+
+
+SOURCES: dict[str, Any] = {
+    "bytes": lambda path, tree, target, **how: treepack.loads(
+        treepack.dumps(tree, holes=True), target, **how
+    ),
+    "file": lambda path, tree, target, **how: (
+        treepack.save(path, tree, holes=True),
+        treepack.load(path, target, **how),
+    )[1],
+    "gzip": lambda path, tree, target, **how: (
+        treepack.save(path, tree, holes=True, compress=True),
+        treepack.load(path, target, **how),
+    )[1],
+    "part": lambda path, tree, target, **how: (
+        treepack.save(path, tree, holes=True),
+        treepack.load(path, target, select="**", **how),
+    )[1],
+    "directory": lambda path, tree, target, **how: (
+        treepack.save(path, tree, holes=True, sharded=True),
+        treepack.load(path, target, **how),
+    )[1],
+    "part of a directory": lambda path, tree, target, **how: (
+        treepack.save(path, tree, holes=True, sharded=True),
+        treepack.load(path, target, select="**", **how),
+    )[1],
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("options", [{}, {"cast": True}, {"strict": False}, {"strict": "exact"}])
+@pytest.mark.parametrize("register", [None, flax.register_serialization_state])
+def test_handlers_get_what_the_template_has_once(
+    tmp_path: Path, source: str, options: Any, register: Any
+) -> None:
+    kind, given = counted("Counted", register=register)
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    split = NamedSharding(mesh, PartitionSpec("x"))
+    w = jax.device_put(jnp.arange(8.0), split)
+
+    def made(factor: int) -> Any:
+        return {
+            "a": kind(
+                w=w * factor,
+                host=np.arange(3.0) * factor,
+                items=[jnp.arange(4.0) * factor, 1],
+                inner={"w": w * factor, "b": (w * factor, np.ones(2))},
+            )
+        }
+
+    found = SOURCES[source](tmp_path / "it", made(3), made(0), **options)["a"].parts
+    assert len(given) == 1
+    assert isinstance(found["w"], jax.Array)
+    assert found["w"].sharding.is_equivalent_to(split, 1)
+    assert type(found["host"]) is np.ndarray
+    assert isinstance(found["items"][0], jax.Array)
+    assert isinstance(found["inner"]["w"], jax.Array)
+    np.testing.assert_array_equal(found["w"], np.arange(8.0) * 3)
+    np.testing.assert_array_equal(found["host"], np.arange(3.0) * 3)
+    np.testing.assert_array_equal(found["items"][0], np.arange(4.0) * 3)
+    assert isinstance(found["inner"]["b"][0], jax.Array)
+    assert type(found["inner"]["b"][1]) is np.ndarray
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_handler_without_a_state_of_its_template_runs_once(tmp_path: Path, source: str) -> None:
+    kind, given = counted("Untold", tells=False)
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    split = NamedSharding(mesh, PartitionSpec("x"))
+    w = jax.device_put(jnp.arange(8.0), split)
+    tree = {"a": kind(w=w, host=np.arange(3.0)), "b": w}
+    target = {"a": kind(is_template=True), "b": jnp.zeros_like(w)}
+    found = SOURCES[source](tmp_path / "it", tree, target)
+    assert len(given) == 1
+    for name in ("w", "host"):
+        assert type(given[0][name]) is np.ndarray
+        np.testing.assert_array_equal(given[0][name], tree["a"].parts[name])
+    assert isinstance(found["b"], jax.Array)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("tells", [True, False])
+def test_what_handlers_restore_by_themselves_is_converted(
+    tmp_path: Path, source: str, tells: bool
+) -> None:
+    """Handlers that call `from_state_dict` on parts, which are dataclasses."""
+    given = []
+
+    class Outer:
+        def __init__(self, inner: Any, tells: bool = True):
+            self.inner, self.tells = inner, tells
+
+    def to_state(it: Outer) -> Any:
+        if not it.tells:
+            raise RuntimeError("a template has no state")
+        return {"inner": it.inner}
+
+    def from_state(it: Outer, state: Any) -> Outer:
+        given.append(state)
+        return Outer(treepack.serialization.from_state_dict(it.inner, state["inner"], "inner"))
+
+    treepack.serialization.register_serialization_state(Outer, to_state, from_state)
+    tree = Outer(Inside(jnp.arange(8.0), np.arange(3.0)))
+    target = Outer(Inside(jnp.zeros(8), np.zeros(3)), tells)
+    found = SOURCES[source](tmp_path / "it", tree, target).inner
+    assert len(given) == 1
+    assert isinstance(found.w, jax.Array)
+    assert type(found.host) is np.ndarray
+    np.testing.assert_array_equal(found.w, np.arange(8.0))
+    np.testing.assert_array_equal(found.host, np.arange(3.0))
+    short = Outer(Inside(jnp.zeros(7), np.zeros(3)), tells)
+    with pytest.raises(treepack.MismatchError, match=r"inner/w: expected float32\[7\]"):
+        SOURCES[source](tmp_path / "other", tree, short)
+
+
+@dataclasses.dataclass
+class Inside:
+    w: Any
+    host: Any
+
+
+def test_code_of_types_runs_once() -> None:
+    calls = []
+
+    @treepack.register_dataclass(serialized_name="tests.sharded.Checked")
+    @dataclasses.dataclass
+    class Checked:
+        w: Any
+
+        def __post_init__(self) -> None:
+            calls.append(type(self.w))
+
+    tree = {"a": Checked(jnp.arange(3.0)), "b": [Checked(np.arange(3))]}
+    data = treepack.dumps(tree)
+    calls.clear()
+    found = treepack.loads(data, tree)
+    assert calls == [type(found["a"].w), np.ndarray]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -172,7 +172,16 @@ def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
     if kind is None:
         yield path, node
         return
-    for name, child in kind.children(node).items():
+    try:
+        children = kind.children(node)
+    except Exception:
+        if not kind.final:
+            raise
+        return  # a template that its handler makes no state of
+    if kind.final and not isinstance(children, Mapping):
+        yield path, children
+        return
+    for name, child in children.items():
         yield from leaves_of(child, (*path, name))
 
 

@@ -117,7 +117,12 @@ def leaf_paths(tree: Any, path: str) -> list[str]:
     kind = kind_of(tree)
     if kind is None:
         return [path]
-    state = kind.children(tree)
+    try:
+        state = kind.children(tree)
+    except Exception:
+        if not kind.final:
+            raise
+        return [path]  # a template that its handler makes no state of
     if kind.final:
         return [leaf for leaf, _ in state_leaves(state, path)]
     return [

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from treepack import _core, _paths, _prng
 from treepack._compare import described, difference, signature
+from treepack._lazy import LazyArray
 from treepack._libraries import jax as _jax
 from treepack._names import default_name
 from treepack._node_types import is_named, name_of
@@ -28,6 +29,7 @@ from treepack._options import Strict, check_strict
 from treepack._printable import printable
 from treepack._report import ABSENT, Convert, Partial, state_leaves
 from treepack._restoring import NOTHING, Restore, RestoreChild, as_part, current
+from treepack._state_dict import finished
 from treepack.errors import MismatchError, TreepackError
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
     # A handler calls in the midst of a restore, which it takes part in.
     with restore.part(restore.strict if strict is True else strict):
         outer, restore.sentence = restore.sentence, None
-        restored = restore.below(target, state, as_part(name))
+        restored = restore.whole(target, state, as_part(name))
         if restore.sentence is not None:
             # Raised at once, since the handler may know what to do.
             raise restore.error()
@@ -232,24 +234,17 @@ def restore_tree(
             kinds = _core.other_kinds(target, state, record[0], at=record[1])
         state = marked(state, record)
 
-    def begun() -> Restore:
-        child = restore_child if kinds is not None else _child_restorer()
-        return Restore(strict, child, cast=cast, in_words=in_words, partial=partial, kinds=kinds)
-
-    with begun() as restore:
-        if convert is not None:
-            restore.found = []
-        restored = restore.below(target, state, name)
-    if convert is None or not restore.found:
-        return restored
-    # Once more, with other leaves.
-    found = restore.found
-    converted: dict[str, list[tuple[Any, Any]]] = {}
-    for (path, _, leaf), made in zip(found, convert(found), strict=True):
-        converted.setdefault(path, []).append((leaf, made))
-    with begun() as restore:
-        restore.converted = converted
-        return restore.below(target, state, name)
+    child = restore_child if kinds is not None else _child_restorer()
+    with Restore(
+        strict,
+        child,
+        cast=cast,
+        in_words=in_words,
+        partial=partial,
+        kinds=kinds,
+        convert=convert,
+    ) as restore:
+        return restore.whole(target, state, name)
 
 
 def split(state: Any) -> tuple[Any, Any]:
@@ -332,7 +327,7 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
         if name in state
     }
     # Code of the type might not like children that do not fit; an error follows anyway.
-    return target if restore.mismatches else make(found)
+    return target if restore.mismatches or restore.collects else make(found)
 
 
 def _compare_kinds(target: Any, kinds: dict[str, str], restore: Restore) -> None:
@@ -424,25 +419,24 @@ def _restore_by_handler(
     The handler compares nothing, so the state is compared with that of the template
     before, if the handler can tell it: templates are not always complete.
     """
-    strict, known = restore.strict, False
-    if strict or restore.converts or restore.partial is not None:
-        try:
-            expected = kind.children(target)
-        except Exception:  # whatever a handler raises
-            pass
-        else:
-            known = True
-            # The handler may take it apart, and it may be needed once more.
-            state = _compared(expected, state, name, restore)
-            strict = False  # all of it has been compared
+    strict = restore.strict
+    known = strict or restore.converts or restore.partial is not None
+    expected = _expected_of(kind, target, name, restore) if known else ()
+    for template in expected:
+        # The handler may take it apart, and it may be needed once more.
+        state = _compared(template, state, name, restore)
+        strict = False  # all of it has been compared
+    if restore.collects:
+        return target
+    given = state if restore.convert is None else _on_host(state)
     restore.path.append(name)
     try:
         with (
             restore.part(strict),
-            restore.as_found() if known else contextlib.nullcontext(),
+            restore.as_found() if expected else contextlib.nullcontext(),
             handlers.foreign_path(restore.path),
         ):
-            return kind.make(target, state)
+            return kind.make(target, given)
     except MismatchError as error:
         for mismatch in error.mismatches:
             restore.mismatches.setdefault(mismatch.path, mismatch)
@@ -454,6 +448,40 @@ def _restore_by_handler(
         raise
     finally:
         restore.path.pop()
+
+
+def _expected_of(kind: NodeKind, target: Any, name: str, restore: Restore) -> tuple[Any, ...]:
+    """Returns the state of a template that a handler makes; nothing if it makes none.
+
+    It is asked once, even if the restore comes by two times.
+    """
+    path = restore.path_of(name)
+    if path not in restore.handled:
+        expected = _told(kind, target)
+        if not restore.converts:
+            return expected
+        restore.handled[path] = expected
+    return restore.handled[path]
+
+
+def _told(kind: NodeKind, target: Any) -> tuple[Any, ...]:
+    try:
+        children = kind.children(target)
+    except Exception:  # whatever a handler raises
+        return ()
+    try:
+        return (finished(children),)
+    except Exception:  # likewise, of what is inside
+        return (children,)
+
+
+def _on_host(state: Any) -> Any:
+    """Returns the state of a handler with arrays that are not read yet as arrays of NumPy."""
+    if type(state) is dict:
+        return {key: _on_host(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(_on_host, state))
+    return np.asarray(state) if isinstance(state, LazyArray) else state
 
 
 def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
@@ -478,6 +506,8 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
     Returns:
       The state, with other leaves where they are converted.
     """
+    if _are_lists(template, state):
+        return _converted(template, state, name, restore) if restore.converts else state
     if not isinstance(template, Mapping) or not isinstance(state, Mapping):
         # What is a container in the template's state has no leaf in its place.
         if state is ABSENT:
@@ -507,3 +537,37 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
         return compared
     finally:
         restore.path.pop()
+
+
+def _are_lists(template: Any, state: Any) -> bool:
+    """Tells whether the state of a handler has a list of as many elements as the template's."""
+    types = type(template), type(state)
+    return {*types} <= {list, tuple} and len(template) == len(state)
+
+
+def _converted(template: Any, state: Any, name: str, restore: Restore) -> Any:
+    """Returns a list of a handler's state with other leaves, where it has what the template has.
+
+    What lists have in them is for the handler alone, so nothing is wrong with any other.
+    """
+    restore.path.append(name)
+    try:
+        if _are_lists(template, state):
+            pairs = enumerate(zip(template, state, strict=True))
+            return type(state)(
+                _converted(expected, found, str(index), restore)
+                for index, (expected, found) in pairs
+            )
+        if isinstance(template, Mapping) and type(state) is dict:
+            return {
+                key: _converted(template[key], found, str(key), restore)
+                if key in template
+                else found
+                for key, found in state.items()
+            }
+    finally:
+        restore.path.pop()
+    fits = difference(template, state, restore.strict, cast=restore.cast) is None
+    if not fits or signature(template) is None or signature(state) is None:
+        return state
+    return restore.leaf(template, state, name)

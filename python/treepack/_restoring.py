@@ -14,7 +14,7 @@ from typing import Any
 from treepack import _paths
 from treepack._options import Strict, check_strict
 from treepack._printable import printable
-from treepack._report import Partial
+from treepack._report import Convert, Partial
 from treepack.errors import Mismatch, MismatchError
 
 # Takes a child of the template, its state, its name and the restore it is part of.
@@ -40,8 +40,10 @@ class Restore:
       path: The names from the root to where it is.
       mismatches: The differences so far by path, so that none is told twice.
       sentence: What flax says of the first difference in structure.
-      found: The leaves so far that are to be converted, if any are.
-      converted: By path, what was found and what takes its place.
+      convert: Converts leaves, if that is asked for: then it goes through the tree two times.
+      found: The leaves so far that are to be converted, while it collects them.
+      converted: By path, what was found and what takes its place, once they are converted.
+      handled: By path, the state that a handler makes of its template, if it makes one.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Restore:
         in_words: bool = True,
         partial: Partial | None = None,
         kinds: dict[str, str] | None = None,
+        convert: Convert | None = None,
     ):
+        self.convert = convert
         self.partial = partial
         self.kinds = kinds
         self.strict = check_strict(strict)
@@ -65,6 +69,7 @@ class Restore:
         self.sentence: str | None = None
         self.found: list[tuple[str, Any, Any]] | None = None
         self.converted: dict[str, list[tuple[Any, Any]]] | None = None
+        self.handled: dict[str, tuple[Any, ...]] = {}
         self._outer: Restore | None = None
 
     def __enter__(self) -> Restore:
@@ -99,10 +104,36 @@ class Restore:
         """Returns a child of the template with its state."""
         return self.child(child, state, name, self)
 
+    def whole(self, target: Any, state: Any, name: str) -> Any:
+        """Returns a tree with its state, and with converted leaves if that is asked for.
+
+        Then it goes through the tree once to compare and to collect the leaves, without any code
+        of the types in it, and once more to make the tree.
+        """
+        if self.convert is None:
+            return self.below(target, state, name)
+        outer = self.found, self.converted, self.handled
+        self.found, self.converted, self.handled = [], None, {}
+        try:
+            self.below(target, state, name)
+            if self.mismatches:
+                return target  # an error follows
+            found, self.found, self.converted = self.found, None, {}
+            for (path, _, leaf), made in zip(found, self.convert(found), strict=True):
+                self.converted.setdefault(path, []).append((leaf, made))
+            return self.below(target, state, name)
+        finally:
+            self.found, self.converted, self.handled = outer
+
     @property
     def converts(self) -> bool:
         """Whether leaves are converted, so that none may be missed."""
         return self.found is not None or self.converted is not None
+
+    @property
+    def collects(self) -> bool:
+        """Whether it only compares and collects leaves: no code of the types runs."""
+        return self.found is not None
 
     @contextlib.contextmanager
     def part(self, strict: Strict) -> Iterator[None]:
@@ -160,11 +191,12 @@ class Restore:
     @contextlib.contextmanager
     def as_found(self) -> Iterator[None]:
         """Leaves all leaves below as they are."""
-        outer, self.found, self.converted = (self.found, self.converted), None, None
+        outer = self.convert, self.found, self.converted
+        self.convert = self.found = self.converted = None
         try:
             yield
         finally:
-            self.found, self.converted = outer
+            self.convert, self.found, self.converted = outer
 
 
 class _Name(str):

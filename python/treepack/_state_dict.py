@@ -34,7 +34,7 @@ def to_state_dict(target: Any) -> Any:
     if kind is None:
         return target
     if kind.final:
-        return _finish(_checked(kind.children(target)))
+        return finished(_checked(kind.children(target)))
     return {name: to_state_dict(child) for name, child in kind.children(target).items()}
 
 
@@ -78,10 +78,10 @@ def _checked(state: Any) -> Any:
     return state
 
 
-def _finish(state: Any) -> Any:
+def finished(state: Any) -> Any:
     """Returns a handler's state with what the handler left as containers expanded."""
     if type(state) is dict:
-        return {key: _finish(value) for key, value in state.items()}
+        return {key: finished(value) for key, value in state.items()}
     if type(state) in (list, tuple):
-        return type(state)(_finish(value) for value in state)
+        return type(state)(finished(value) for value in state)
     return to_state_dict(state)

@@ -31,6 +31,7 @@ pub fn rebuild<'py>(
     let path: Bound<'py, PyList> = restore.getattr(intern!(py, "path"))?.cast_into()?;
     let strict = restore.getattr(intern!(py, "strict"))?;
     let converts = restore.getattr(intern!(py, "converts"))?.is_truthy()?;
+    let collects = restore.getattr(intern!(py, "collects"))?.is_truthy()?;
     let partial = !restore.getattr(intern!(py, "partial"))?.is_none();
     let rebuild = Rebuild {
         hooks: Hooks::get(py)?,
@@ -40,6 +41,7 @@ pub fn rebuild<'py>(
         path,
         exact: partial || strict.is_instance_of::<PyString>(),
         partial,
+        collects,
         matching: Matching::new(py, strict.is_truthy()?, converts),
     };
     rebuild.child(target, state, name)
@@ -56,6 +58,8 @@ struct Rebuild<'a, 'py> {
     exact: bool,
     /// Whether Python takes note of all leaves.
     partial: bool,
+    /// Whether leaves are collected only, and nothing is made of them yet.
+    collects: bool,
     matching: Matching<'py>,
 }
 
@@ -103,6 +107,9 @@ impl<'py> Rebuild<'_, 'py> {
         values: Vec<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         if let Container::Made(_) = container {
+            if self.collects {
+                return Ok(target.clone());
+            }
             // Code of the type might not like children that do not fit; an error follows anyway.
             let mismatches = self.restore.getattr(intern!(target.py(), "mismatches"))?;
             if mismatches.is_truthy()? {
