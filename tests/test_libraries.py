@@ -300,6 +300,109 @@ def test_a_handler_of_jax_arrays() -> None:
         del handlers._handlers[ty]
 
 
+# Classes with methods of their own
+
+
+class Pose(NamedTuple):
+    """A namedtuple that is a sequence of something else, as `Rotation` of jax is."""
+
+    quat: Any
+    name: Any
+
+    def __len__(self) -> int:
+        if self.quat.ndim == 1:
+            raise TypeError("a single pose has no len()")
+        return int(self.quat.shape[0])
+
+    def __iter__(self) -> Any:
+        raise TypeError("take .quat")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a pose is neither true nor false")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("compare .quat")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 4)])
+def test_namedtuples_with_a_len_of_their_own(tmp_path: Path, shape: Any) -> None:
+    from jax.scipy.spatial.transform import Rotation
+
+    treepack.register_namedtuple(Rotation, serialized_name="tests.libraries.Rotation")
+    treepack.register_namedtuple(Pose, serialized_name="tests.libraries.Pose")
+    quat = np.random.default_rng(0).normal(size=shape)
+    quat /= np.linalg.norm(quat, axis=-1, keepdims=True)
+    rotation = Rotation(jnp.asarray(quat))
+    tree = {"a": [rotation], "b": Pose(quat, 3)}
+    treepack.save(tmp_path / "file", tree)
+    treepack.save(tmp_path / "directory", tree, sharded=True)
+    plain = serialization.to_bytes(tree)
+    for found in (
+        treepack.load(tmp_path / "file"),
+        treepack.load(tmp_path / "file", tree),
+        treepack.load(tmp_path / "file", tree, select="b"),
+        treepack.load(tmp_path / "directory", tree),
+        treepack.loads(treepack.dumps(tree, holes=True)),
+        serialization.from_bytes(tree, plain),
+        serialization.from_state_dict(tree, serialization.to_state_dict(tree)),
+        flax.serialization.from_bytes({"a": [rotation]}, serialization.to_bytes({"a": [rotation]}))
+        | {"b": tree["b"]},
+    ):
+        assert type(found["a"][0]) is Rotation
+        assert type(found["b"]) is Pose
+        np.testing.assert_array_equal(found["a"][0].quat, rotation.quat)
+        np.testing.assert_array_equal(found["b"].quat, quat)
+        assert found["b"].name == 3
+    assert treepack.abstract(treepack.dumps(tree))["b"].quat.shape == shape
+    static = treepack.read_metadata(treepack.dumps({}, metadata=tree["b"]))
+    np.testing.assert_array_equal(static.quat, quat)
+
+
+class Guarded(dict[str, Any]):
+    """A dict that cannot be changed, and counts what is below."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("it cannot be changed")
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __bool__(self) -> bool:
+        raise TypeError("neither")
+
+
+class Row(list[Any]):
+    """A list that cannot be changed, and counts what is below."""
+
+    def append(self, value: Any) -> None:
+        raise TypeError("it cannot be changed")
+
+    extend = __setitem__ = append  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return 1000
+
+
+def test_dicts_and_lists_with_methods_of_their_own() -> None:
+    tree = {"a": Guarded(x=np.ones(2), y=1), "b": Row([np.ones(3), 2])}
+    target = {"a": Guarded(x=np.zeros(2), y=0), "b": Row([np.zeros(3), 0])}
+    target["a"].note = target["b"].note = "of the template"
+    for found in (
+        serialization.from_bytes(target, serialization.to_bytes(tree)),
+        serialization.from_state_dict(target, serialization.to_state_dict(tree)),
+        treepack.loads(treepack.dumps(tree, holes=True), target),
+    ):
+        assert type(found["a"]) is Guarded
+        assert type(found["b"]) is Row
+        assert found["a"].note == found["b"].note == "of the template"
+        assert [found["a"][key] for key in ("x", "y")][1] == 1
+        np.testing.assert_array_equal(found["a"]["x"], np.ones(2))
+        assert [*found["b"]][1] == 2
+        assert sum(1 for _ in found["b"]) == 2
+
+
 # Modules of equinox
 
 

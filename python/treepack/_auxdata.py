@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from treepack import _codecs
 from treepack._names import Names, default_name, registering
+from treepack._nodes.builtin import namedtuple_of
 from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
 
 T = TypeVar("T", bound=type)
@@ -340,7 +341,7 @@ def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
     if not fields.keys() <= set(names) or not all(defaults.values()):
         raise ValueError(f"it has the fields {sorted(names)}, not {sorted(fields)}")
     found = {name: fields[name] if name in fields else defaults[name][0]() for name in names}
-    return ty._make(found.values()) if is_tuple else with_attributes(ty, found)
+    return namedtuple_of(ty, found.values()) if is_tuple else with_attributes(ty, found)
 
 
 def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:

@@ -17,7 +17,7 @@ from treepack._fields import Fields
 from treepack._libraries import equinox
 from treepack._libraries import jax as _jax
 from treepack._nodes import NodeKind, handlers, kind_of
-from treepack._nodes.builtin import NAMEDTUPLE, is_namedtuple
+from treepack._nodes.builtin import NAMEDTUPLE, is_namedtuple, namedtuple_of
 from treepack._nodes.dataclass import DATACLASS, STRUCT, data_fields, struct_fields
 from treepack._nodes.pytree import PYTREE
 
@@ -92,8 +92,7 @@ def _of_kind(kind: NodeKind, node: Any) -> _Attributes | None:
     if kind is NAMEDTUPLE:
         if not _has_elements_as_fields(ty):
             return None
-        make = ty._make
-        return _Attributes(list(ty._fields), (), [], lambda _, new: make(new))
+        return _Attributes(list(ty._fields), (), [], lambda _, new: namedtuple_of(ty, new))
     if kind is DATACLASS:
         return _Attributes(data_fields(node))
     if kind is STRUCT:

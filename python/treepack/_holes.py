@@ -144,8 +144,7 @@ class _Filling:
             self.missing.append((value, _paths.text(whole)))
             return value
         if isinstance(value, tuple):
-            parts = [self.filled(part) for part in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+            return tuple.__new__(type(value), map(self.filled, tuple.__iter__(value)))
         if type(value) is list:
             return [self.filled(part) for part in value]
         if type(value) is dict:

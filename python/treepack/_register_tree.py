@@ -117,7 +117,7 @@ def _register_static(value: Any, owner: type) -> None:
     except (TypeError, ValueError):
         pass
     if isinstance(value, (tuple, list, set, frozenset)):
-        for part in value:
+        for part in tuple.__iter__(value) if isinstance(value, tuple) else value:
             _register_static(part, owner)
     elif isinstance(value, Mapping):
         for part in (*value.keys(), *value.values()):

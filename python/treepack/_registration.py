@@ -15,7 +15,7 @@ from treepack._libraries.jax import is_node_type, needed
 from treepack._names import default_name, registering
 from treepack._node_types import FieldNames, NodeType, Upgrade, check_children
 from treepack._nodes import is_plain_namedtuple
-from treepack._nodes.builtin import is_namedtuple
+from treepack._nodes.builtin import is_namedtuple, namedtuple_of
 
 T = TypeVar("T", bound=type)
 
@@ -319,14 +319,14 @@ def register_namedtuple(
     fields: FieldNames = (list(nodetype._fields), [])
 
     def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
-        return _core.encode_value(()), dict(zip(fields[0], node, strict=True))
+        return _core.encode_value(()), dict(zip(fields[0], tuple.__iter__(node), strict=True))
 
     def rebuild(_: Any, names: list[str], children: list[Any]) -> Any:
         check_children(fields[0], names)
-        return nodetype._make(children)
+        return namedtuple_of(nodetype, children)
 
     def from_children(_: Any, children: Iterable[Any]) -> Any:
-        return nodetype._make(children)
+        return namedtuple_of(nodetype, children)
 
     with registering:
         name = _node_types.chosen_name(nodetype, serialized_name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from treepack._nodes.kind import Difference, NodeKind
@@ -12,8 +12,10 @@ from treepack._nodes.kind import Difference, NodeKind
 
 def check_unique_keys(mapping: Mapping[Any, Any]) -> None:
     """Raises a ValueError unless the keys are still distinct as strings."""
-    strings = {str(key) for key in mapping}
-    if len(strings) != len(mapping):
+    # A subclass may have a `len` of its own.
+    keys = list(mapping)
+    strings = {str(key) for key in keys}
+    if len(strings) != len(keys):
         raise ValueError(
             f"Dict keys do not have a unique string representation: {strings} vs given: {mapping}"
         )
@@ -22,6 +24,22 @@ def check_unique_keys(mapping: Mapping[Any, Any]) -> None:
 def is_namedtuple(ty: type) -> bool:
     """Tells whether a type is a namedtuple."""
     return issubclass(ty, tuple) and hasattr(ty, "_fields")
+
+
+def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
+    """Returns a namedtuple of these elements.
+
+    `_make` asks `len`, which may be a method of the type that counts something else.
+
+    Raises:
+      TypeError: If there are not as many as it has fields.
+    """
+    made = tuple.__new__(ty, values)
+    if tuple.__len__(made) != len(ty._fields):
+        raise TypeError(
+            f"{ty.__name__} has {len(ty._fields)} fields, and there are {tuple.__len__(made)} values"
+        )
+    return made
 
 
 # dict and its subclasses
@@ -37,11 +55,24 @@ def _make_dict(target: Any, new: dict[str, Any]) -> Any:
     if type(target) is dict:
         return {key: new[str(key)] for key in target}
     # A copy keeps what a subclass has beside its items, such as a default factory.
-    made = copy.copy(target)
-    for key in target:
-        # The methods of a subclass may do more than set (Counter adds on update).
-        dict.__setitem__(made, key, new[str(key)])
+    made = _copied(target)
+    # The methods of a subclass may do more than set (Counter adds on update), or refuse it.
+    ordered = isinstance(target, collections.OrderedDict)
+    put: Any = collections.OrderedDict.__setitem__ if ordered else dict.__setitem__
+    for key, _ in target.items():
+        put(made, key, new[str(key)])
     return made
+
+
+def _copied(target: Any) -> Any:
+    """Returns a copy of a dict or list of some class; an empty one if that refuses items."""
+    try:
+        return copy.copy(target)
+    except Exception:  # whatever code of the program raises
+        made = type(target).__new__(type(target))
+        if hasattr(target, "__dict__"):
+            made.__dict__.update(target.__dict__)
+        return made
 
 
 def dict_in_words(found: Difference) -> str:
@@ -63,8 +94,8 @@ def _list_children(sequence: Any) -> dict[str, Any]:
 def _make_list(target: Any, new: dict[str, Any]) -> Any:
     if type(target) is list:
         return list(new.values())
-    made = copy.copy(target)
-    made[:] = new.values()
+    made = _copied(target)
+    list.__setitem__(made, slice(None), list(new.values()))
     return made
 
 
@@ -116,7 +147,7 @@ LIST = NodeKind(_list_children, _make_list, _list_in_words)
 TUPLE = NodeKind(_list_children, lambda _, new: tuple(new.values()), _list_in_words)
 NAMEDTUPLE = NodeKind(
     _namedtuple_children,
-    lambda target, new: type(target)._make(new[name] for name in target._fields),
+    lambda target, new: namedtuple_of(type(target), (new[name] for name in target._fields)),
     _namedtuple_in_words,
     upgrade=_upgrade_namedtuple,
 )
