@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import re
 import subprocess
@@ -298,6 +300,83 @@ def test_a_handler_of_jax_arrays() -> None:
         from treepack._nodes import handlers
 
         del handlers._handlers[ty]
+
+
+class Hashable:
+    """What some libraries make of arrays in static data, so that JAX can compare them."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hashable) and np.array_equal(self.array, other.array)
+
+    def __hash__(self) -> int:
+        return hash(self.array.tobytes())
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A dataclass whose flatten function makes others of its static fields, as those of mjx do."""
+
+    qpos: Any
+    body: Any
+    names: Any
+
+
+def flatten_system(system: System) -> Any:
+    def static(value: Any) -> Any:
+        return Hashable(value) if isinstance(value, np.ndarray) else value
+
+    children = ((jax.tree_util.GetAttrKey("qpos"), system.qpos),)
+    return children, (static(system.body), static(system.names))
+
+
+def unflatten_system(static: Any, children: Any) -> System:
+    # No array is taken for what it is not.
+    return System(*children, *(it.array if type(it) is Hashable else str.lower(it) for it in static))
+
+
+jax.tree_util.register_pytree_with_keys(System, flatten_system, unflatten_system)
+
+
+def test_a_tree_fills_holes_with_its_static_data_as_they_are_saved() -> None:
+    treepack.register_dataclass(System, serialized_name="tests.libraries.System")
+    system = System(jnp.arange(3.0), np.arange(4), "names")
+    data = treepack.dumps({"a": [system]}, holes=True)
+    other = System(None, np.arange(4), "other names")
+    for static in ({"a": [other]}, {"a": (other,)}):
+        found = treepack.loads(data, static=static)["a"][0]
+        np.testing.assert_array_equal(found.qpos, system.qpos)
+        np.testing.assert_array_equal(found.body, system.body)
+        assert found.names == "names"  # it was saved
+        assert jax.tree.structure(found) == jax.tree.structure(system)
+    found = treepack.loads(data, static={"a/0/body": Hashable(np.arange(4))})["a"][0]
+    np.testing.assert_array_equal(found.body, system.body)
+    assert jax.tree.structure(found) == jax.tree.structure(system)
+
+
+class Key:
+    """A key of a dict that has no name."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def test_a_tree_fills_holes_of_what_is_known_by_itself() -> None:
+    keys = [Key("x"), Key("y")]
+    tree = [
+        collections.OrderedDict.fromkeys(keys, 1),
+        collections.defaultdict(lambda: 3, a=2),
+        jax.tree_util.Partial(lambda x: x + 1),
+    ]
+    found = treepack.loads(treepack.dumps(tree, holes=True), static=tree)
+    assert list(found[0]) == keys
+    assert found[1]["b"] == 3
+    assert found[2](1) == 2
 
 
 # Classes with methods of their own

@@ -10,14 +10,12 @@ import contextlib
 import difflib
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 from treepack import _core, _paths
 from treepack._names import default_name
 from treepack._nodes import kind_of
-from treepack._nodes.code import Pruned
-from treepack._nodes.pytree import flatten
 from treepack.errors import HoleError
 
 
@@ -75,9 +73,14 @@ def check_field(field: str, value: Any, where: str = "") -> None:
         raise TypeError(f"{where}the field {field!r}: {reason}{OR_HOLES}") from None
 
 
+def is_of(value: Any, fields: Sequence[str] | None) -> TypeGuard[tuple[Any, ...]]:
+    """Tells whether static data are a tuple of fields, as most types have them."""
+    return bool(fields) and isinstance(value, tuple) and len(value) == len(fields or ())
+
+
 def dug(value: Any, fields: Sequence[str] | None) -> Any:
     """Returns static data with holes for what cannot be written; of a tuple of fields, in them."""
-    if fields and isinstance(value, tuple) and len(value) == len(fields):
+    if is_of(value, fields):
         return tuple(_dug(part, field) for part, field in zip(value, fields, strict=True))
     return _dug(value, "")
 
@@ -99,7 +102,11 @@ def _described(value: Any) -> str:
     return f"{type(value).__name__}: {text:.60}"
 
 
-def filled(value: Any, path: str, static: Any, ty: type) -> Any:
+# Takes a node, returns its static data as they are saved: by field, and under "" as a whole.
+StaticOf = Callable[[Any], dict[str, Any]]
+
+
+def filled(value: Any, path: str, static: Any, ty: type, static_of: StaticOf) -> Any:
     """Returns static data of a node with its holes filled.
 
     Args:
@@ -107,11 +114,12 @@ def filled(value: Any, path: str, static: Any, ty: type) -> Any:
       path: The path of the node.
       static: What the holes are filled with, by path; or a tree like the one that was saved.
       ty: The type of the node.
+      static_of: Takes a node apart.
 
     Raises:
       HoleError: If there is nothing for some of the holes.
     """
-    filling = _Filling(_paths.parts(path), static, ty)
+    filling = _Filling(_paths.parts(path), static, ty, static_of)
     found = filling.filled(value)
     if filling.missing:
         raise filling.error()
@@ -125,13 +133,15 @@ class _Filling:
       parts: The path of the node.
       static: See `filled`.
       ty: See `filled`.
+      static_of: See `filled`.
       missing: The holes that nothing was found for, and their paths.
     """
 
-    def __init__(self, parts: list[str], static: Any, ty: type):
+    def __init__(self, parts: list[str], static: Any, ty: type, static_of: StaticOf):
         self.parts = parts
         self.static = static
         self.ty = ty
+        self.static_of = static_of
         self.missing: list[tuple[Hole, str]] = []
 
     def filled(self, value: Any) -> Any:
@@ -180,12 +190,11 @@ class _Filling:
         # A subclass has the fields as well, but perhaps other static data as a whole.
         if type(node) is not self.ty and not (hole.field and isinstance(node, self.ty)):
             return None
-        if isinstance(node, Pruned):
-            functions = node.functions()
-            return (functions[hole.field],) if hole.field in functions else None
-        if hole.field:
-            return (getattr(node, hole.field),) if hasattr(node, hole.field) else None
-        return (flatten(node)[1].node_data()[1],)
+        # What a flatten function makes of a field may be another thing than the field.
+        static = self.static_of(node)
+        if hole.field in static:
+            return (static[hole.field],)
+        return (getattr(node, hole.field),) if hasattr(node, hole.field) else None
 
     def error(self) -> HoleError:
         """Returns the error that tells the holes that are left."""

@@ -10,7 +10,6 @@ from treepack._auxdata import reduce as reduce_value
 from treepack._dtypes import describe as describe_dtype
 from treepack._dtypes import resolve as resolve_dtype
 from treepack._fixed_fields import fixed_fields
-from treepack._holes import filled as fill_holes
 from treepack._leaves import abstract as abstract_array
 from treepack._leaves import (
     classify,
@@ -21,8 +20,8 @@ from treepack._leaves import (
     to_contiguous,
 )
 from treepack._libraries.msgpack import make as make_ext
+from treepack._node_types import fill_holes, is_named, upgrades
 from treepack._node_types import find as find_node_type
-from treepack._node_types import is_named, upgrades
 from treepack._node_types import reduce as reduce_node
 from treepack._nodes.builtin import check_unique_keys
 from treepack._prng import unwrap as unwrap_key

@@ -42,6 +42,12 @@ def add_type(
             data = _add_functions(nodetype, data, list(children), functions)
         return data, state
 
+    def static_of(node: Any) -> dict[str, Any]:
+        children, treedef = flatten(node)
+        auxdata = treedef.node_data()[1]
+        fields = zip(meta, auxdata, strict=True) if _holes.is_of(auxdata, meta) else ()
+        return {**code.split(node, children)[1], **dict(fields), "": auxdata}
+
     def decode_all(data: bytes) -> Any:
         found = _taken(data)
         return decode(data) if found is None else found._replace(static=decode(found.static))
@@ -93,6 +99,7 @@ def add_type(
         rebuild,
         build,
         plain,
+        static_of,
     )
     _node_types.add(added, aliases)
 

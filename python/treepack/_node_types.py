@@ -48,6 +48,8 @@ class NodeType(NamedTuple):
       rebuild: Takes static data, names and children, returns a node.
       build: Does so with placeholders as children, which code of the type might not like.
       plain: Whether the static data are written as JAX has them.
+      static: Takes a node, returns what fills holes in the static data of nodes like it; see
+        `_holes.StaticOf`.
     """
 
     ty: type
@@ -61,6 +63,7 @@ class NodeType(NamedTuple):
     rebuild: Callable[[Any, list[str], list[Any]], Any]
     build: Callable[[Any, list[str], list[Any]], Any]
     plain: bool = False
+    static: _holes.StaticOf = lambda _: {}
 
 
 _types: Names[NodeType] = Names("node type")
@@ -204,6 +207,16 @@ def upgrades(name: str, version: int) -> bool:
     return found is not None and found.upgrade is not None and version < found.version
 
 
+def fill_holes(static: Any, path: str, fillings: Any, ty: type) -> Any:
+    """Returns static data with their holes filled; see `_holes.filled`."""
+    return _holes.filled(static, path, fillings, ty, _static_of)
+
+
+def _static_of(node: Any) -> dict[str, Any]:
+    found = registered(type(node)) or own(type(node))
+    return {} if found is None else found.static(node)
+
+
 def is_named(ty: type, name: str) -> bool:
     """Tells whether a name in a file stands for a type."""
     found = _types.by_name(name) or own(_own_by_name(name))
@@ -249,17 +262,28 @@ def _mapping(
             raise ValueError("a key occurs twice")
         return make(more, items)
 
-    return _own_type(ty, name, reduce, rebuild)
+    def static(mapping: Any) -> dict[str, Any]:
+        return {"keys": list(mapping), "default_factory": extra(mapping)}
+
+    return _own_type(ty, name, reduce, rebuild, static)
 
 
-def _own_type(ty: type, name: str, reduce: Any, rebuild: Any) -> NodeType:
-    return NodeType(ty, name, None, 0, None, False, reduce, _core.decode_value, rebuild, rebuild)
+def _own_type(
+    ty: type, name: str, reduce: Any, rebuild: Any, static: _holes.StaticOf = lambda _: {}
+) -> NodeType:
+    decode = _core.decode_value
+    more: dict[str, Any] = {"static": static}
+    return NodeType(ty, name, None, 0, None, False, reduce, decode, rebuild, rebuild, **more)
 
 
 def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
     function = _holes.left_out({"func": _jax.partial_function(partial)})["func"]
     _holes.check_field("func", function)
     return _core.encode_value(function), {"args": partial.args, "keywords": partial.keywords}
+
+
+def _static_of_partial(partial: Any) -> dict[str, Any]:
+    return {"func": _jax.partial_function(partial)}
 
 
 def _reduce_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
@@ -316,7 +340,9 @@ def _rebuild_partial(function: Any, names: list[str], children: list[Any]) -> An
 _UNNAMED = "treepack.unnamed"
 
 _own: dict[type, NodeType] = {
-    Pruned: _own_type(Pruned, "treepack.pruned", _reduce_pruned, _rebuild_pruned),
+    Pruned: _own_type(
+        Pruned, "treepack.pruned", _reduce_pruned, _rebuild_pruned, Pruned.functions
+    ),
     # A type that no node has.
     NodeKind: _own_type(NodeKind, _UNNAMED, None, _rebuild_unnamed),
     collections.OrderedDict: _mapping(
@@ -357,7 +383,8 @@ def own(ty: Any) -> NodeType | None:
         return None
     flax = imported("flax.core")
     if _jax.is_partial_type(ty):
-        found = _own_type(ty, "jax.tree_util.Partial", _reduce_partial, _rebuild_partial)
+        name = "jax.tree_util.Partial"
+        found = _own_type(ty, name, _reduce_partial, _rebuild_partial, _static_of_partial)
         return _own.setdefault(ty, found)
     if flax is not None and ty is flax.FrozenDict:
         name = "flax.core.FrozenDict"
