@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -598,3 +599,143 @@ def test_hostile_parts_of_static_data(name: str, parts: Any) -> None:
 
     with pytest.raises(treepack.DecodeError, match="cannot be restored"):
         _auxdata.rebuild(name, parts)
+
+
+# What would take long
+
+
+class Asked:
+    """Counts how often things are asked for by name."""
+
+    def __init__(self, names: Any):
+        self.names = names
+        self.count: collections.Counter[str] = collections.Counter()
+
+    def by_name(self, name: str) -> Any:
+        self.count[name] += 1
+        return self.names.by_name(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.names, name)
+
+
+def many(kind: Any, types: Any, count: int = 300) -> bytes:
+    """Returns a list of so many dicts, which are all the same node of a kind."""
+    state = {str(index): {"a": index, "b": 1} for index in range(count)}
+    return with_trailer(state, record([PLAIN, [kind, [[2, 0]]], ["list", [[count, 1]]]], types))
+
+
+def test_what_is_unknown_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from treepack import _auxdata, _holes, _node_types
+
+    types, static = Asked(_node_types._types), Asked(_auxdata._types)
+    monkeypatch.setattr(_node_types, "_types", types)
+    monkeypatch.setattr(_auxdata, "_types", static)
+    filled = []
+    fill = _holes.filled
+    monkeypatch.setattr(_holes, "filled", lambda *parts: filled.append(1) or fill(*parts))
+    lost = msgpack.packb({"named": ["tests.LostData", {"int": 1}]})
+    hole = _core.encode_value((_holes.Hole("mode", "a mode"), None))
+    frozen = _node_types.registered(Frozen)
+    assert frozen is not None
+    fields = ["a", "b"]
+    for kind, of in (
+        ({"typed": [0, b""]}, [["tests.LostType", [fields * 1000, []]]]),
+        ({"typed": [0, lost]}, [["tests.Frozen", frozen.fields]]),
+        ({"typed": [0, hole]}, [["tests.Frozen", frozen.fields]]),
+        ({"dict_with_keys": msgpack.packb({"list": [msgpack.unpackb(lost)] * 2})}, []),
+    ):
+        found = treepack.loads(many(kind, of), unknown="dict")
+        assert found == [{"a": index, "b": 1} for index in range(300)]
+    assert types.count["tests.LostType"] == 1
+    assert static.count["tests.LostData"] == 2  # in the second and in the fourth
+    assert len(filled) == 1
+
+
+def test_holes_that_are_filled_in_some_places() -> None:
+    lost: Any = object()
+    tree = [Frozen(w=1, b=2, mode=lost, config=Config(1)) for _ in range(2)]
+    data = treepack.dumps(tree, holes=True)
+    found = treepack.loads(data, unknown="dict", static={"1/mode": Mode.EVAL})
+    assert found[0] == {"w": 1, "b": 2}
+    assert found[1].mode is Mode.EVAL
+
+
+COLLIDING = [{"named": ["int", {"str": str((2**61 - 1) * index)}]} for index in range(400)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"frozenset": COLLIDING},
+        {"dict": [[key, "none"] for key in COLLIDING]},
+        {"frozenset": [{"tuple": [key, "none"]} for key in COLLIDING]},
+        {"frozenset": [{"frozenset": [key]} for key in COLLIDING]},
+        {"named": ["set", {"frozenset": COLLIDING}]},
+    ],
+)
+def test_keys_that_have_the_same_hash(value: Any) -> None:
+    with pytest.raises(treepack.DecodeError, match="have the same hash"):
+        _core.decode_value(msgpack.packb(value))
+
+
+def test_keys_of_dicts_that_have_the_same_hash() -> None:
+    state = {str(index): index for index in range(400)}
+    keys = msgpack.packb({"list": COLLIDING})
+    with pytest.raises(treepack.DecodeError, match="have the same hash"):
+        treepack.loads(with_trailer(state, record([PLAIN, [{"dict_with_keys": keys}, [[400, 0]]]])))
+    static = msgpack.packb({"tuple": [{"list": COLLIDING}, "none"]})
+    ordered = record(
+        [PLAIN, [{"typed": [0, static]}, [[400, 0]]]], [["collections.OrderedDict", None]]
+    )
+    with pytest.raises(treepack.DecodeError, match="have the same hash"):
+        treepack.loads(with_trailer(state, ordered))
+
+
+def test_keys_of_maps_that_have_the_same_hash() -> None:
+    parts = itertools.product((-1, -2), repeat=9)  # which have the same hash
+    keys = [msgpack.ExtType(4, msgpack.packb(part)) for part in parts]
+    data = (
+        b"\xde"
+        + len(keys).to_bytes(2, "big")
+        + b"".join(msgpack.packb(key) + b"\1" for key in keys)
+    )
+    with pytest.raises(treepack.DecodeError, match="have the same hash"):
+        treepack.serialization.msgpack_restore(data)
+    # The same key again is none more.
+    twice = b"\xde\x01\x90" + b"\1\2" * 400
+    assert treepack.serialization.msgpack_restore(twice) == {1: 2}
+    honest = dict.fromkeys([*range(-1000, 1000), *(index / 8 for index in range(1, 999, 2))], 1)
+    assert treepack.serialization.msgpack_restore(msgpack.packb(honest)) == honest
+    found = {frozenset(itertools.product((-2, -1, 0, 1), repeat=4)): 1, frozenset(range(9999)): 2}
+    assert treepack.loads(treepack.dumps(found)) == found
+
+
+def test_many_keys_are_put_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes ten times as long to put a key as to make one."""
+    data = treepack.dumps([jax.random.key(index) for index in range(100)])
+    put, wrapped = [], []
+    device_put, wrap = jax.device_put, jax.random.wrap_key_data
+    monkeypatch.setattr(jax, "device_put", lambda it, *at: put.extend(it) or device_put(it, *at))
+    monkeypatch.setattr(
+        jax.random, "wrap_key_data", lambda it, **how: wrapped.append(type(it)) or wrap(it, **how)
+    )
+    found = [int(jax.random.key_data(key)[1]) for key in treepack.loads(data)]
+    assert found == list(range(100))
+    assert put == []
+    assert wrapped[-1] is not np.ndarray
+
+
+def test_names_of_no_implementation_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes jax long to find out in `eval_shape`, and a file may have many."""
+    asked = []
+    eval_shape = jax.eval_shape
+    monkeypatch.setattr(jax, "eval_shape", lambda *it: asked.append(it) or eval_shape(*it))
+    keys = treepack.serialization.msgpack_serialize([jax.random.key(0)] * 300)
+    parts = keys.split(b"threefry2x32")
+    names = [f"no-such-{index:04d}".encode() for index in range(300)]
+    data = parts[0] + b"".join(map(bytes.__add__, names, parts[1:]))
+    found = treepack.serialization.msgpack_restore(data)
+    assert found[7]["__prng_key__"] == "no-such-0007"
+    assert _core.restore(data, None, None, abstract_arrays=True)[7].keys() == found[7].keys()
+    assert asked == []

@@ -647,6 +647,14 @@ def decode_value(data: bytes) -> Any:
       DecodeError: A ValueError. If the bytes are damaged.
     """
 
+def check_hashes(keys: object) -> None:
+    """Raises if too many keys of a list have the same hash, so that a dict of them would be slow.
+
+    Raises:
+      DecodeError: A ValueError. If that is so.
+      TypeError: If one cannot be hashed.
+    """
+
 def compress(
     data: Buffer, level: int | None, *, threads: int | None, progress: _Progress | None
 ) -> bytes:

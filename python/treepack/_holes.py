@@ -11,7 +11,7 @@ import difflib
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from treepack import _core, _paths
 from treepack._names import default_name
@@ -73,16 +73,17 @@ def check_field(field: str, value: Any, where: str = "") -> None:
         raise TypeError(f"{where}the field {field!r}: {reason}{OR_HOLES}") from None
 
 
-def is_of(value: Any, fields: Sequence[str] | None) -> TypeGuard[tuple[Any, ...]]:
-    """Tells whether static data are a tuple of fields, as most types have them."""
-    return bool(fields) and isinstance(value, tuple) and len(value) == len(fields or ())
+def by_field(value: Any, fields: Sequence[str] | None) -> dict[str, Any]:
+    """Returns static data by field if they are a tuple of fields, as most types have them."""
+    if not fields or not isinstance(value, tuple) or len(value) != len(fields):
+        return {}
+    return dict(zip(fields, value, strict=True))
 
 
 def dug(value: Any, fields: Sequence[str] | None) -> Any:
     """Returns static data with holes for what cannot be written; of a tuple of fields, in them."""
-    if is_of(value, fields):
-        return tuple(_dug(part, field) for part, field in zip(value, fields, strict=True))
-    return _dug(value, "")
+    parts = by_field(value, fields)
+    return tuple(_dug(part, field) for field, part in parts.items()) if parts else _dug(value, "")
 
 
 def _dug(value: Any, field: str) -> Any:
@@ -106,23 +107,26 @@ def _described(value: Any) -> str:
 StaticOf = Callable[[Any], dict[str, Any]]
 
 
-def filled(value: Any, path: str, static: Any, ty: type, static_of: StaticOf) -> Any:
+def filled(
+    value: Any, path: list[str], static: Any, ty: type, static_of: StaticOf, in_words: bool
+) -> Any:
     """Returns static data of a node with its holes filled.
 
     Args:
       value: The data; holes are the whole of it, or parts of a tuple or dict.
-      path: The path of the node.
+      path: The keys that lead to the node.
       static: What the holes are filled with, by path; or a tree like the one that was saved.
       ty: The type of the node.
       static_of: Takes a node apart.
+      in_words: Whether somebody will read what is missing.
 
     Raises:
       HoleError: If there is nothing for some of the holes.
     """
-    filling = _Filling(_paths.parts(path), static, ty, static_of)
+    filling = _Filling(path, static, ty, static_of)
     found = filling.filled(value)
     if filling.missing:
-        raise filling.error()
+        raise filling.error() if in_words else HoleError("static data were not saved")
     return found
 
 

@@ -45,8 +45,8 @@ def add_type(
     def static_of(node: Any) -> dict[str, Any]:
         children, treedef = flatten(node)
         auxdata = treedef.node_data()[1]
-        fields = zip(meta, auxdata, strict=True) if _holes.is_of(auxdata, meta) else ()
-        return {**code.split(node, children)[1], **dict(fields), "": auxdata}
+        fields = _holes.by_field(auxdata, meta)
+        return {**code.split(node, children)[1], **fields, "": auxdata}
 
     def decode_all(data: bytes) -> Any:
         found = _taken(data)

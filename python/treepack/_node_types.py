@@ -99,6 +99,12 @@ def name_of(ty: type) -> str | None:
     return _types.name_of(ty)
 
 
+def type_named(name: str) -> type | None:
+    """Returns the type that the program has registered with a name or alias."""
+    found = _types.by_name(name)
+    return None if found is None else found.ty
+
+
 # The name that a type is to have: the given one, its own, or a default. (No function of its own,
 # since a warning tells who called the one that calls this.)
 chosen_name = _types.chosen
@@ -207,9 +213,9 @@ def upgrades(name: str, version: int) -> bool:
     return found is not None and found.upgrade is not None and version < found.version
 
 
-def fill_holes(static: Any, path: str, fillings: Any, ty: type) -> Any:
+def fill_holes(static: Any, path: list[str], fillings: Any, ty: type, in_words: bool) -> Any:
     """Returns static data with their holes filled; see `_holes.filled`."""
-    return _holes.filled(static, path, fillings, ty, _static_of)
+    return _holes.filled(static, path, fillings, ty, _static_of, in_words)
 
 
 def _static_of(node: Any) -> dict[str, Any]:
@@ -257,6 +263,8 @@ def _mapping(
 
     def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
         keys, more = static
+        if keys is not None:
+            _core.check_hashes(keys)
         items = dict(zip(names if keys is None else keys, children, strict=True))
         if len(items) != len(children):
             raise ValueError("a key occurs twice")
@@ -296,6 +304,7 @@ def _reduce_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
 
 def _rebuild_pruned(static: Any, names: list[str], children: list[Any]) -> Any:
     kind, keys, functions = static
+    _core.check_hashes(keys)
     found = functions | dict(zip(names, children, strict=True))
     if kind not in _PRUNED or [str(key) for key in keys] != [
         name for name in map(str, keys) if name in found
@@ -340,9 +349,7 @@ def _rebuild_partial(function: Any, names: list[str], children: list[Any]) -> An
 _UNNAMED = "treepack.unnamed"
 
 _own: dict[type, NodeType] = {
-    Pruned: _own_type(
-        Pruned, "treepack.pruned", _reduce_pruned, _rebuild_pruned, Pruned.functions
-    ),
+    Pruned: _own_type(Pruned, "treepack.pruned", _reduce_pruned, _rebuild_pruned, Pruned.functions),
     # A type that no node has.
     NodeKind: _own_type(NodeKind, _UNNAMED, None, _rebuild_unnamed),
     collections.OrderedDict: _mapping(

@@ -395,8 +395,12 @@ def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]
         return item.array
 
     arrays = [whole(item) for item in batch]
+    # Keys are where all goes by default already, and take long to put.
+    rest = [at for at, array in enumerate(arrays) if place is not None or not _jax.is_array(array)]
+    made: list[Any] = list(arrays)
     try:
-        made: list[Any] = jax.device_put(arrays, place)
+        for at, put in zip(rest, jax.device_put([arrays[at] for at in rest], place), strict=True):
+            made[at] = put
     except Exception as error:
         if len(batch) == 1:
             raise _misplaced(batch[0].path, batch[0].array, place, error) from error

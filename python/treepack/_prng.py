@@ -62,10 +62,40 @@ def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
         return _abstract(impl, data.shape)
     try:
         # A copy, because jax may take the memory as its own, and it may be somebody's buffer.
-        key: jax.Array = jax.random.wrap_key_data(np.array(data), impl=impl)  # type: ignore[arg-type]
+        copied = np.array(data)
+        on_device = _quickly(copied) if _is_one(impl, copied) else copied
+        key: jax.Array = jax.random.wrap_key_data(on_device, impl=impl)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
+    _wrapped[impl] = _wrapped.get(impl, 0) + 1
     return key
+
+
+# How many keys have been wrapped one by one, by implementation: as many as are few.
+_wrapped: dict[str, int] = {}
+
+_FEW = 64
+
+
+def _is_one(impl: str, data: np.ndarray) -> bool:
+    """Tells whether this is the data of a single key, and that of many before it."""
+    known = _implementation(impl) if _wrapped.get(impl, 0) >= _FEW else None
+    return known is not None and data.shape == known[1]
+
+
+@functools.cache
+def _identity() -> Any:
+    import jax
+
+    return jax.jit(lambda data: data)
+
+
+def _quickly(data: np.ndarray) -> Any:
+    """Returns an array of jax.
+
+    A compiled function is several times as fast as any other way to one, which pays for many.
+    """
+    return _identity()(data)
 
 
 def _abstract(impl: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | None:
@@ -88,7 +118,26 @@ def _implementation(impl: str) -> tuple[Any, tuple[int, ...]] | None:
     import jax
 
     try:
-        key = jax.eval_shape(functools.partial(jax.random.key, impl=impl), 0)
-        return key.dtype, jax.eval_shape(jax.random.key_data, key).shape
+        # To find out that a name is known takes long in `eval_shape`; this is no seed.
+        jax.random.key(np.zeros(1), impl=impl)
+    except ValueError:
+        return None
+    except TypeError:
+        pass
+    try:
+        # Exceptions that leave `eval_shape` take milliseconds.
+        found = jax.eval_shape(functools.partial(_key_of, impl), 0)
     except (TypeError, ValueError):
         return None
+    return None if found is None else (found[0].dtype, found[1].shape)
+
+
+def _key_of(impl: str, seed: Any) -> tuple[Any, Any] | None:
+    """Returns a key and its data, or `None` if there is no such implementation."""
+    import jax
+
+    try:
+        key = jax.random.key(seed, impl=impl)
+    except (TypeError, ValueError):
+        return None
+    return key, jax.random.key_data(key)

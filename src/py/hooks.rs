@@ -47,7 +47,7 @@ pub struct Hooks {
     pub upgrades: Py<PyAny>,
     /// `is_named(type, name) -> bool`: does a name in a file stand for this type?
     pub is_named: Py<PyAny>,
-    /// `fill_holes(data, path, static, type) -> data`: static data with what was not saved.
+    /// `fill_holes(data, path, static, type, in_words) -> data`: static data with what was not saved.
     pub fill_holes: Py<PyAny>,
     /// `reduce_value(value) -> (name, value)`: what is a value made of?
     pub reduce_value: Py<PyAny>,

@@ -17,6 +17,7 @@
 //! | `classes.rs` | what values are, as Python tells by their types |
 //! | `dtypes.rs` | dtypes, of which Python is asked once |
 //! | `fields.rs` | containers whose children and static data are attributes of fixed names |
+//! | `hashes.rs` | keys that have the same hash, which there may not be many of |
 //! | `hooks.rs` | the Python functions that these walks ask |
 //! | `watch.rs` | telling Python how far long work has come, and hearing Ctrl-C |
 //! | `failure.rs`, `errors.rs` | what stops a walk, and errors as Python exceptions |
@@ -31,6 +32,7 @@ mod errors;
 mod failure;
 mod fields;
 mod gzip;
+mod hashes;
 mod hooks;
 mod load;
 mod manifest;
@@ -96,6 +98,8 @@ mod _core {
     use super::content::Content;
     #[pymodule_export]
     use super::gzip::{compress, decompress};
+    #[pymodule_export]
+    use super::hashes::check_hashes;
     #[pymodule_export]
     use super::load::{restore, restore_like, stream_items};
     #[pymodule_export]

@@ -1,6 +1,6 @@
 //! Typed values as Python objects.
 
-use pyo3::exceptions::{PyException, PyValueError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{
     PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PyString, PyTuple,
@@ -8,6 +8,7 @@ use pyo3::types::{
 use serde_bytes::ByteBuf;
 
 use super::errors;
+use super::hashes::{Hashes, check_hashes};
 use super::hooks::Hooks;
 use super::memory::{
     copied, new_complex, new_dict, new_float, new_int, new_list_of, new_string, new_tuple_of,
@@ -132,14 +133,19 @@ fn to_python<'py>(
         Value::List(values) => new_list_of(py, each(values)?)?.into_any(),
         Value::Dict(pairs) => {
             let dict = new_dict(py)?;
+            let mut hashes = Hashes::default();
             for (key, value) in pairs {
-                let set = dict.set_item(below(key)?, below(value)?);
-                set.map_err(|error| hashing(py, error))?;
+                let (key, value) = (below(key)?, below(value)?);
+                let known = pairs.len() <= Hashes::MOST;
+                let set = if known { Ok(()) } else { hashes.add(&key) };
+                set.and_then(|()| dict.set_item(key, value))
+                    .map_err(|error| hashing(py, error))?;
             }
             dict.into_any()
         }
         Value::Frozenset(values) => {
-            let set = PyFrozenSet::new(py, each(values)?);
+            let items = new_list_of(py, each(values)?)?;
+            let set = check_hashes(items.as_any()).and_then(|()| PyFrozenSet::new(py, items));
             set.map_err(|error| hashing(py, error))?.into_any()
         }
         Value::Named(name, made_of) => {
@@ -151,6 +157,9 @@ fn to_python<'py>(
 
 /// The exception for a key that Python does not take.
 fn hashing(py: Python<'_>, error: PyErr) -> PyErr {
+    if errors::is(py, &error, "TreepackError") || error.is_instance_of::<PyMemoryError>(py) {
+        return error;
+    }
     if error.is_instance_of::<PyException>(py) {
         let reason = format!("a damaged value: a key cannot be hashed: {error}");
         return errors::to_py(py, Error::Structure(reason), None);

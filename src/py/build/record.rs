@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
 
 use super::super::failure::{Failure, Walked};
+use super::super::hashes::check_hashes;
 use super::super::hooks::Hooks;
 use super::super::memory::{copied, dict_next, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
@@ -39,8 +40,9 @@ pub fn assemble<'py>(
         py,
         signals: Signals::new(),
         trailer: &trailer,
-        types: vec![None; trailer.types.len()],
+        types: vec![Asked::NotYet; trailer.types.len()],
         decoded: HashMap::new(),
+        unknown: HashSet::new(),
         with_holes: HashSet::new(),
         make: if placeholders { "build" } else { "rebuild" },
         unknown_as_dict,
@@ -92,9 +94,11 @@ pub(super) struct Assembly<'a, 'py> {
     signals: Signals,
     pub(super) trailer: &'a Trailer,
     /// What is known of each type, once it has been asked for.
-    types: Vec<Option<Known<'py>>>,
+    types: Vec<Asked<'py>>,
     /// What has been decoded for a node, by its number: many children may be the same node.
     decoded: HashMap<usize, Bound<'py, PyAny>>,
+    /// The nodes that cannot be what they were, wherever they are: dicts take their places.
+    unknown: HashSet<usize>,
     /// The nodes of these whose static data have holes.
     with_holes: HashSet<usize>,
     /// What of a type makes nodes.
@@ -117,6 +121,15 @@ struct Known<'py> {
     decode: Bound<'py, PyAny>,
     /// What makes nodes of it.
     make: Bound<'py, PyAny>,
+}
+
+/// What has become of a question for a type.
+#[derive(Clone)]
+enum Asked<'py> {
+    NotYet,
+    Known(Known<'py>),
+    /// There is none, and dicts take the place of its nodes.
+    Unknown,
 }
 
 impl<'py> Known<'py> {
@@ -212,6 +225,7 @@ impl<'py> Assembly<'_, 'py> {
                 indexed(dict)?;
                 new_tuple_of(self.py, built)?.into_any()
             }
+            _ if self.unknown.contains(&node) => replaced(dict, built)?,
             Kind::Typed(class, data) => match self.typed(node, *class as usize, data, dict, &built)
             {
                 Err(failure) if self.is_unknown(&failure) => replaced(dict, built)?,
@@ -240,7 +254,9 @@ impl<'py> Assembly<'_, 'py> {
         if let Some(known) = self.decoded.get(&node) {
             return Ok(known.clone());
         }
-        let keys = value::decode(self.py, keys)?;
+        let keys = value::decode(self.py, keys);
+        let keys = keys.map_err(|error| self.remembered(node, error.into()))?;
+        check_hashes(&keys).map_err(|error| unhashable(self.py, error))?;
         self.decoded.insert(node, keys.clone());
         Ok(keys)
     }
@@ -257,8 +273,9 @@ impl<'py> Assembly<'_, 'py> {
         let py = self.py;
         let found = &self.trailer.types[class];
         let class = match &self.types[class] {
-            Some(known) => known.clone(),
-            None => self.find(class)?,
+            Asked::Known(known) => known.clone(),
+            Asked::NotYet => self.find(class)?,
+            Asked::Unknown => return Err(self.no_type()),
         };
         let of_type = |error: PyErr| {
             if error.is_instance_of::<PyMemoryError>(py)
@@ -277,7 +294,8 @@ impl<'py> Assembly<'_, 'py> {
                 self.with_holes.insert(node);
             }
             let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
-            let data = class.decode.call1(data).map_err(of_type)?;
+            let data = class.decode.call1(data).map_err(of_type);
+            let data = data.map_err(|failure| self.remembered(node, failure))?;
             match data.hash() {
                 // It is not meant to change, either.
                 Ok(_) => drop(self.decoded.insert(node, data.clone())),
@@ -287,6 +305,9 @@ impl<'py> Assembly<'_, 'py> {
             data
         };
         let data = if self.with_holes.contains(&node) {
+            if self.unknown_as_dict && self.fillings.is_none() {
+                self.unknown.insert(node);
+            }
             self.filled(data, &class.class)?
         } else {
             data
@@ -309,19 +330,36 @@ impl<'py> Assembly<'_, 'py> {
         let find = Hooks::get(py)?.find_node_type.bind(py);
         let found = find.call1((name, fields, version, self.unknown_as_dict))?;
         if found.is_none() {
-            // `unknown_as_dict` is set, and this is how it is told.
-            return Err(errors::make(py, "UnregisteredTypeError", ("",)).into());
+            self.types[class] = Asked::Unknown;
+            return Err(self.no_type());
         }
         let known = Known::of(&found, self.make)?;
-        Ok(self.types[class].insert(known).clone())
+        self.types[class] = Asked::Known(known.clone());
+        Ok(known)
+    }
+
+    /// How it is told that there is no type, where `unknown_as_dict` is set.
+    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
+    fn no_type(&self) -> Box<Failure> {
+        errors::make(self.py, "UnregisteredTypeError", ("",)).into()
+    }
+
+    /// A failure of what is the same for a node wherever it is, which need not be tried again.
+    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
+    fn remembered(&mut self, node: usize, failure: Box<Failure>) -> Box<Failure> {
+        if self.is_unknown(&failure) {
+            self.unknown.insert(node);
+        }
+        failure
     }
 
     /// Static data of the node at `path` with its holes filled.
     #[inline(never)]
     fn filled(&self, data: Bound<'py, PyAny>, class: &Bound<'py, PyAny>) -> Assembled<'py> {
-        let path = path_text(&self.path);
+        let path = new_list_of(self.py, self.path.iter().cloned())?;
         let fill = Hooks::get(self.py)?.fill_holes.bind(self.py);
-        Ok(fill.call1((data, path, &self.fillings, class))?)
+        let in_words = !self.unknown_as_dict;
+        Ok(fill.call1((data, path, &self.fillings, class, in_words))?)
     }
 
     /// Collects all arrays of jax in the order in which `node` comes by them: their paths,
@@ -407,17 +445,23 @@ fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> As
         Err(_) => return damaged("the keys of a dict are no list"),
     };
     let count = built.len();
-    let dict = dict_of(py, keys.iter(), built).map_err(|error| {
-        if error.is_instance_of::<PyTypeError>(py) {
-            Failure::structure(format!("a key cannot be hashed: {error}"))
-        } else {
-            error.into()
-        }
-    })?;
+    let dict = dict_of(py, keys.iter(), built).map_err(|error| unhashable(py, error))?;
     if dict.len() != count {
         return damaged("a key occurs twice");
     }
     Ok(dict.into_any())
+}
+
+/// The failure for a key that Python does not take.
+#[allow(clippy::unnecessary_box_returns)] // see `Walked`
+fn unhashable(py: Python<'_>, error: PyErr) -> Box<Failure> {
+    if error.is_instance_of::<PyMemoryError>(py)
+        || !error.is_instance_of::<PyException>(py)
+        || errors::is(py, &error, "TreepackError")
+    {
+        return error.into();
+    }
+    Failure::structure(format!("a key cannot be hashed: {error}"))
 }
 
 /// Checks that the keys of a dict are those of a list.

@@ -27,6 +27,7 @@ use self::keys::KeyCache;
 use super::build::Matching;
 use super::dtypes::Dtype;
 use super::failure::{Failure, Walked};
+use super::hashes::Hashes;
 use super::hooks::Hooks;
 use super::memory::{
     FreshPages, Owned, SmallCopies, copied, new_bytes, new_complex, new_dict, new_float, new_int,
@@ -185,6 +186,22 @@ impl<'a, 'py> Objects<'a, 'py> {
     }
 }
 
+/// Sets an item of a dict, unless too many keys in it have the same hash.
+#[inline(never)] // see `value`
+fn set_hashed<'py>(
+    dict: &Bound<'py, PyDict>,
+    key: &Bound<'py, PyAny>,
+    value: Bound<'py, PyAny>,
+    hashes: &mut Option<Box<Hashes>>,
+) -> Walked {
+    let before = dict.len();
+    dict.set_item(key, value)?;
+    if dict.len() > before {
+        hashes.get_or_insert_default().add(key)?;
+    }
+    Ok(())
+}
+
 /// Adds what the data seems to be instead of msgpack.
 pub fn explain(error: Error, source: &dyn Source) -> Error {
     let mut start = Vec::new();
@@ -322,6 +339,7 @@ impl<'py> Objects<'_, 'py> {
         let planned = self.copies.len();
         let was_at_once = self.at_once;
         let dict = new_dict(self.py)?;
+        let mut hashes = None;
         for index in 0..pairs {
             let key = self.reader.next()?;
             let object = if let Event::Str(text) = key {
@@ -339,7 +357,11 @@ impl<'py> Objects<'_, 'py> {
             let value = self
                 .value()
                 .map_err(|failure| failure.below(self.reader.events().key_text(key)))?;
-            dict.set_item(object, value)?;
+            if matches!(key, Event::Str(_)) || pairs as usize <= Hashes::MOST {
+                dict.set_item(object, value)?;
+            } else {
+                set_hashed(&dict, &object, value, &mut hashes)?;
+            }
         }
         self.at_once = was_at_once;
         match self.reader.close()? {
