@@ -334,7 +334,9 @@ def flatten_system(system: System) -> Any:
 
 def unflatten_system(static: Any, children: Any) -> System:
     # No array is taken for what it is not.
-    return System(*children, *(it.array if type(it) is Hashable else str.lower(it) for it in static))
+    return System(
+        *children, *(it.array if type(it) is Hashable else str.lower(it) for it in static)
+    )
 
 
 jax.tree_util.register_pytree_with_keys(System, flatten_system, unflatten_system)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import os
 import pathlib
+import subprocess
 import sys
 import threading
 import types
@@ -588,3 +590,63 @@ def test_an_older_function_is_told() -> None:
     with pytest.raises(TypeError, match=r"older definition of 'registration.functions.scale'"):
         treepack.dumps(jax.tree_util.Partial(old))
     del sys.modules[module.__name__]
+
+
+def test_hostile_values_end_in_documented_errors() -> None:
+    """Set TREEPACK_HOSTILE to the number of cases to try more of them."""
+    import hostile_values
+
+    count = int(os.environ.get("TREEPACK_HOSTILE", "200"))
+    command = [sys.executable, str(hostile_values.__file__), "0", str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("done\n"), f"{done.stdout[-5000:]}\n{done.stderr[-5000:]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("jax.sharding.PartitionSpec", (range(2**26), frozenset(), frozenset())),
+        ("jax.sharding.PartitionSpec", ((range(9),), frozenset(), frozenset())),
+        ("jax.sharding.PartitionSpec", ((("x", ("y",)),), frozenset(), frozenset())),
+        ("jax.sharding.PartitionSpec", ((), frozenset([(1,)]), frozenset())),
+        ("numpy.ndarray", ("int8", range(2**26), b"")),
+        ("numpy.ndarray", ("int8", (True,), b"\0")),
+        ("numpy.ndarray", ("int8", (-1,), b"\0")),
+        ("numpy.ndarray", ("int8", (2**63, 0), b"")),
+        ("numpy.ndarray", ("int8", (1,) * 65, b"\0")),
+        ("numpy.ndarray", ("int16", (1,), b"\0")),
+        ("numpy.ndarray", (np.dtype("int8"), (1,), b"\0")),
+        ("numpy.generic", ("int8", (1,), b"\0")),
+        ("jax.Array", ("int8", range(2**26), b"")),
+        ("jax.sharding.NamedSharding", (("x",), (0,), PartitionSpec(), None)),
+        ("jax.sharding.NamedSharding", (("x",), (-1,), PartitionSpec(), None)),
+        ("jax.sharding.NamedSharding", (("x",), (True,), PartitionSpec(), None)),
+        ("jax.sharding.NamedSharding", (("x", "y"), (2**31, 2**31), PartitionSpec(), None)),
+        ("jax.sharding.NamedSharding", (("x", "x"), (2, 2), PartitionSpec(), None)),
+        ("jax.sharding.NamedSharding", (("x",), (2, 2), PartitionSpec(), None)),
+        ("jax.sharding.NamedSharding", (("x",), (2,), ("x",), None)),
+        ("jax.sharding.NamedSharding", (("x",), (2,), PartitionSpec("y"), None)),
+        ("jax.sharding.NamedSharding", (("x",), (2,), PartitionSpec(), 3)),
+        ("jax.sharding.NamedSharding", (("x",), (2,), PartitionSpec(), None, ("Auto", "Auto"))),
+        ("jax.sharding.NamedSharding", (("x",), (2,), PartitionSpec(), None, range(2**26))),
+        ("jax.tree_util.Partial", (scale, range(2**26), {})),
+        ("jax.tree_util.PyTreeDef", ("dict", ["a", "a"], [None, None])),
+        ("jax.tree_util.PyTreeDef", ("none", None, [None])),
+        ("jax.tree_util.PyTreeDef", ("list", None, range(2**26))),
+        ("jax.tree_util.PyTreeDef", ("tests.Frozen", range(2), [None, None])),
+        ("functools.partial", (scale, (), [])),
+        ("range", (1, 2)),
+        ("slice", (1,)),
+        ("treepack.hole", (None, None)),
+        ("types.MappingProxyType", [("a", 1)]),
+        ("node_types.Config", range(10**12)),
+        ("node_types.Mode", range(10**12)),
+        ("function", range(10**12)),
+        ("equinox.Missing", 1),
+    ],
+)
+def test_parts_of_static_data_have_exact_types(name: str, parts: Any) -> None:
+    from treepack import _auxdata
+
+    with pytest.raises(treepack.DecodeError):
+        _auxdata.rebuild(name, parts)

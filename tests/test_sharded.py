@@ -1556,6 +1556,12 @@ def test_handlers_get_what_the_template_has_once(
     np.testing.assert_array_equal(found["items"][0], np.arange(4.0) * 3)
     assert isinstance(found["inner"]["b"][0], jax.Array)
     assert type(found["inner"]["b"][1]) is np.ndarray
+    # A list of another length is what the handler makes of it.
+    target = made(0)
+    target["a"].parts["items"] = [jnp.zeros(4)]
+    found = SOURCES[source](tmp_path / "other", made(3), target, **options)["a"].parts
+    assert type(found["items"][0]) is np.ndarray
+    assert len(given) == 2
 
 
 @pytest.mark.parametrize("source", SOURCES)

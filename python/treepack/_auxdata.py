@@ -300,7 +300,7 @@ def of_main(name: str) -> str:
 
 
 def _function(name: str) -> Any:
-    function = _functions.by_name(name)
+    function = _functions.by_name(name) if type(name) is str else None
     if function is None:
         raise UnregisteredTypeError(
             f"no function is registered with the name {name!r}; call treepack.register_function "
@@ -323,6 +323,8 @@ def _member_name(member: enum.Enum) -> str | int:
 
 
 def _member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
+    if type(name) not in (int, str):
+        raise ValueError(f"a {type(name).__name__} is no member")
     return ty(name) if isinstance(name, int) else ty[name]
 
 
@@ -335,6 +337,8 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
     """Returns a dataclass or namedtuple with these fields; those that are new have defaults."""
+    if type(fields) is not dict:  # in others it might take long to look for a name
+        raise ValueError(f"fields by name are needed, not a {type(fields).__name__}")
     is_tuple = issubclass(ty, tuple)
     names = ty._fields if is_tuple else [field.name for field in dataclasses.fields(ty)]
     defaults = {name: default_of(ty, name) for name in names if name not in fields}

@@ -6,7 +6,9 @@ name. They are known to every program, so a file may have them without any regis
 
 from __future__ import annotations
 
+import enum
 import functools
+import math
 import pathlib
 import types
 from collections.abc import Callable
@@ -14,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from treepack import _dtypes
+from treepack import _core, _dtypes
 from treepack._holes import Hole
 from treepack._libraries import equinox, flax, imported
 from treepack._libraries.jax import partial_function, treedef_with
 from treepack._names import default_name
+from treepack._nodes import is_plain_namedtuple
+from treepack._nodes.builtin import is_namedtuple
 
 # Static data are compared and hashed by JAX; more than this belongs into leaves.
 MAX_ARRAY_BYTES = 64 << 10
@@ -108,28 +112,38 @@ def _treedef(parts: Any) -> Any:
 
     if parts is None:
         return jax.tree_util.tree_structure(0)
-    name, auxdata, children = parts
-    types = {known: ty for ty, known in _TREEDEFS.items()}
-    ty = types.get(name) or _node_types.registered_types().get(name)
+    name, auxdata, children = _parts((str, object, list), parts)
+    ty = _TREEDEF_TYPES.get(name) or _node_types.type_named(name)
     if ty is None:
         raise ValueError(f"no type is registered with the name {name!r}")
     # JAX reads beyond the end of what is too short.
     found = _node_types.registered(ty)
     if ty is type(None):
-        return jax.tree_util.tree_structure(None)
-    if ty is dict:
-        fits = type(auxdata) is list and len(auxdata) == len(children)
+        fits = auxdata is None and not children
+    elif ty is dict:
+        fits = type(auxdata) is list and len(auxdata) == len(children) == len(_set(auxdata))
+    elif is_namedtuple(ty) and is_plain_namedtuple(ty):
+        fits = len(children) == len(getattr(ty, "_fields", ()))
     elif found is not None and found.fields is not None and found.checked:
         data, meta = found.fields
-        fits = len(data) == len(children) and (not meta or len(auxdata) == len(meta))
+        static = type(auxdata) is tuple and len(auxdata) == len(meta)
+        fits = len(data) == len(children) and (not meta or static)
     else:
         fits = ty not in (list, tuple) or auxdata is None
     if not fits:
         raise ValueError(f"a node of the type {name} has other children or static data")
+    if ty is type(None):
+        return jax.tree_util.tree_structure(None)
     return treedef_with(ty, auxdata, [_treedef(child) for child in children])
 
 
+def _set(keys: list[Any]) -> set[Any]:
+    _core.check_hashes(keys)
+    return set(keys)
+
+
 _TREEDEFS: dict[type, str] = {type(None): "none", dict: "dict", list: "list", tuple: "tuple"}
+_TREEDEF_TYPES = {name: ty for ty, name in _TREEDEFS.items()}
 
 
 def _partial_parts(value: functools.partial[Any]) -> Parts:
@@ -160,7 +174,7 @@ _PLAIN: dict[type, Callable[[Any], Parts]] = {
 
 
 def _dtype(name: str) -> np.dtype:
-    dtype = _dtypes.resolve(name.encode())
+    dtype = _dtypes.resolve(_one(str, name).encode())
     if dtype is None:
         raise ValueError(f"{name!r} is no dtype that an array can have")
     return dtype
@@ -180,8 +194,19 @@ def _array_parts(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _array(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
-    name, shape, content = parts
-    return np.frombuffer(content, _dtype(name)).reshape(shape).copy()
+    name, shape, content = _parts((str, tuple, bytes), parts)
+    dtype = _dtype(name)
+    sizes = _counts(shape)
+    if len(sizes) > _MOST_DIMENSIONS or math.prod(sizes) * dtype.itemsize != len(content):
+        raise ValueError(f"{len(content)} bytes are no array of {name} with the shape {shape}")
+    return np.frombuffer(content, dtype).reshape(sizes).copy()
+
+
+def _scalar(parts: Any) -> Any:
+    array = _array(parts)
+    if array.ndim:
+        raise ValueError(f"a scalar has no shape, such as {array.shape}")
+    return array[()]
 
 
 # types
@@ -205,7 +230,7 @@ def _type_parts(ty: type) -> tuple[str, str]:
 
 
 def _type(parts: tuple[str, str]) -> Any:
-    module, name = parts
+    module, name = _parts((str, str), parts)
     if module == "builtins":
         return _TYPES[name]
     if module == "numpy":
@@ -231,22 +256,30 @@ def _spec_parts(spec: Any) -> tuple[Any, ...]:
 def _spec(parts: tuple[Any, ...]) -> Any:
     from jax.sharding import PartitionSpec
 
-    axes, unreduced, reduced = parts
-    more = {"unreduced": unreduced, "reduced": reduced}
+    axes, unreduced, reduced = _parts((tuple, frozenset, frozenset), parts)
+    for axis in axes:
+        _check_axes(axis if type(axis) is tuple else () if axis is None else (axis,))
+    more = {"unreduced": _check_axes(unreduced), "reduced": _check_axes(reduced)}
     more = {kind: names for kind, names in more.items() if names}
     return PartitionSpec(*axes, **more)  # type: ignore[no-untyped-call]
 
 
 def _named_sharding(parts: tuple[Any, ...]) -> Any:
     """Makes a mesh with these axes of the devices that are here, or of none in particular."""
-    import math
-
     import jax
-    from jax.sharding import AbstractMesh, NamedSharding
+    from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-    names, sizes, spec, memory_kind, *more = _one(tuple, parts)
-    _of((int,), sizes)
-    axis_types = tuple(jax.sharding.AxisType[kind] for kinds in more for kind in kinds)
+    types = (tuple, tuple, PartitionSpec, (str, type(None)), tuple)
+    names, sizes, spec, memory_kind, *more = _parts(types[: 5 if len(parts) > 4 else 4], parts)
+    _check_axes(names)
+    # jax ends the program where a mesh has no devices, or more than it can count.
+    if 0 in _counts(sizes) or math.prod(sizes) > _MOST_DEVICES:
+        raise ValueError(f"there is no mesh of the sizes {sizes}")
+    if not len({*names}) == len(names) == len(sizes) <= _MOST_DIMENSIONS:
+        raise ValueError(f"a mesh has one size for each name, not {sizes} for {names}")
+    axis_types = tuple(jax.sharding.AxisType[_one(str, kind)] for kinds in more for kind in kinds)
+    if len(axis_types) not in (0, len(names)):
+        raise ValueError(f"a mesh has one type for each axis, not {axis_types} for {names}")
     kinds = {"axis_types": axis_types} if axis_types else {}
     mesh: Any = AbstractMesh(sizes, names, **kinds)
     if math.prod(sizes) <= jax.device_count():
@@ -258,8 +291,7 @@ def _named_sharding(parts: tuple[Any, ...]) -> Any:
 def _partial(parts: tuple[Any, ...]) -> Any:
     from jax.tree_util import Partial
 
-    function, args, keywords = parts
-    args, keywords = _one(tuple, args), _one(dict, keywords)
+    function, args, keywords = _parts((object, tuple, dict), parts)
     return Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
 
 
@@ -276,13 +308,13 @@ def _jax_array(parts: tuple[str, tuple[int, ...], bytes]) -> Any:
 def _precision(name: str) -> Any:
     from jax.lax import Precision
 
-    return Precision[name]
+    return Precision[_one(str, name)]
 
 
 def _jax_nn(name: str) -> Any:
     import jax
 
-    function = None if name.startswith("_") else getattr(jax.nn, name, None)
+    function = None if _one(str, name).startswith("_") else getattr(jax.nn, name, None)
     if not callable(function):
         raise ValueError(f"jax.nn has no function {name!r}")
     return function
@@ -295,28 +327,74 @@ def _one(ty: type, value: Any) -> Any:
     return value
 
 
-def _of(types_of_parts: tuple[type, ...], parts: Any) -> Any:
-    for part in _one(tuple, parts):
-        if type(part) not in types_of_parts:
+def _parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
+    """Returns a tuple of parts of these types, of which each is one, some, or `object` for any."""
+    if len(_one(tuple, parts)) != len(types_of_parts):
+        raise ValueError(f"it has {len(types_of_parts)} parts, not {len(parts)}")
+    for expected, part in zip(types_of_parts, parts, strict=True):
+        if expected is object:
+            continue
+        if type(part) not in (expected if type(expected) is tuple else (expected,)):
             raise ValueError(f"a {type(part).__name__} is no part of it")
     return parts
 
 
+def _counts(parts: Any) -> tuple[int, ...]:
+    """Returns a tuple of numbers that count something."""
+    for part in _one(tuple, parts):
+        if type(part) is not int or not 0 <= part < 2**63:
+            raise ValueError(f"{part!r:.100} counts nothing")
+    found: tuple[int, ...] = parts
+    return found
+
+
+def _check_axes(names: Any) -> Any:
+    """Returns a tuple or frozenset of names of axes, which are strings nearly always."""
+    for name in names:
+        if type(name) not in (str, int) and not isinstance(name, enum.Enum):
+            raise ValueError(f"a {type(name).__name__} is no name of an axis")
+    return names
+
+
+def _missing(parts: Any) -> Any:
+    missing = equinox.missing()
+    if parts is not None or missing is None:
+        raise ValueError("equinox is not imported")
+    return missing
+
+
+def _callable(function: Any) -> Any:
+    if not callable(function):
+        raise ValueError(f"a {type(function).__name__} is no function")
+    return function
+
+
+def _functools_partial(parts: Any) -> Any:
+    function, args, keywords = _parts((object, tuple, dict), parts)
+    return functools.partial(_callable(function), *args, **keywords)
+
+
+_BOUND = (int, type(None), str)
+
+# As many as arrays of NumPy have.
+_MOST_DIMENSIONS = 64
+
+_MOST_DEVICES = 2**31 - 1
+
+
 DECODERS: dict[str, Callable[[Any], Any]] = {
-    "treepack.hole": lambda parts: Hole(*_of((str, type(None)), parts)),
+    "treepack.hole": lambda parts: Hole(*_parts(((str, type(None)), str), parts)),
     "int": lambda text: int(_one(str, text)),
     "set": lambda items: set(_one(frozenset, items)),
     "bytearray": lambda data: bytearray(_one(bytes, data)),
-    "range": lambda parts: range(*_of((int,), parts)),
-    "slice": lambda parts: slice(*_of((int, type(None), str), parts)),
-    "functools.partial": lambda parts: functools.partial(
-        parts[0], *_one(tuple, parts[1]), **_one(dict, parts[2])
-    ),
-    "pathlib.Path": pathlib.Path,
-    "pathlib.PurePosixPath": pathlib.PurePosixPath,
-    "pathlib.PureWindowsPath": pathlib.PureWindowsPath,
+    "range": lambda parts: range(*_parts((int, int, int), parts)),
+    "slice": lambda parts: slice(*_parts((_BOUND, _BOUND, _BOUND), parts)),
+    "functools.partial": _functools_partial,
+    "pathlib.Path": lambda path: pathlib.Path(_one(str, path)),
+    "pathlib.PurePosixPath": lambda path: pathlib.PurePosixPath(_one(str, path)),
+    "pathlib.PureWindowsPath": lambda path: pathlib.PureWindowsPath(_one(str, path)),
     "numpy.dtype": _dtype,
-    "numpy.generic": lambda parts: _array(parts)[()],
+    "numpy.generic": _scalar,
     "numpy.ndarray": _array,
     "type": _type,
     "jax.sharding.PartitionSpec": _spec,
@@ -325,10 +403,10 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
     "jax.lax.Precision": _precision,
     "jax.tree_util.Partial": _partial,
     "jax.tree_util.PyTreeDef": _treedef,
-    "types.MappingProxyType": lambda items: types.MappingProxyType(dict(items)),
-    "flax.typing.HashableMapping": lambda items: flax.hashable_mapping()(items),
+    "types.MappingProxyType": lambda items: types.MappingProxyType(_one(dict, items)),
+    "flax.typing.HashableMapping": lambda items: flax.hashable_mapping()(_one(dict, items)),
     "jax.nn": _jax_nn,
-    "equinox.Missing": lambda _: equinox.missing(),
+    "equinox.Missing": _missing,
 }
 
 

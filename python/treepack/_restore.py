@@ -481,7 +481,7 @@ def _on_host(state: Any) -> Any:
         return {key: _on_host(value) for key, value in state.items()}
     if type(state) in (list, tuple):
         return type(state)(map(_on_host, state))
-    return np.asarray(state) if isinstance(state, LazyArray) else state
+    return state.__array__() if isinstance(state, LazyArray) else state
 
 
 def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:

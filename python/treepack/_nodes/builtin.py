@@ -36,9 +36,8 @@ def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
     """
     made = tuple.__new__(ty, values)
     if tuple.__len__(made) != len(ty._fields):
-        raise TypeError(
-            f"{ty.__name__} has {len(ty._fields)} fields, and there are {tuple.__len__(made)} values"
-        )
+        fields = f"{len(ty._fields)} fields"
+        raise TypeError(f"{ty.__name__} has {fields}, and there are {tuple.__len__(made)} values")
     return made
 
 
@@ -69,7 +68,8 @@ def _copied(target: Any) -> Any:
     try:
         return copy.copy(target)
     except Exception:  # whatever code of the program raises
-        made = type(target).__new__(type(target))
+        ty: Any = type(target)
+        made = ty.__new__(ty)
         if hasattr(target, "__dict__"):
             made.__dict__.update(target.__dict__)
         return made

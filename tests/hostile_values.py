@@ -1,0 +1,285 @@
+"""Typed values as no writer makes them: run as a program, `hostile_values.py FIRST COUNT`.
+
+Takes the encodings of a value of each codec, changes some parts of them, seals them into records as
+metadata, static data and keys, and loads those in every way. Prints the number of each case before
+it runs, so that whoever started it knows which one has ended it.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import os
+import pathlib
+import random
+import resource
+import signal
+import sys
+import traceback
+import types
+import warnings
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import equinox
+import flax.typing
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import treepack
+from node_types import NODES, Config, Mode, scale
+from treepack import _codecs, _core
+from treepack._holes import Hole
+from trees import record_of, sealed
+
+# One case may take so many seconds on the slowest machine; what is hostile takes minutes.
+SECONDS = 60
+
+MEMORY = 4 << 30
+
+# A value of more parts is not changed any more, since some changes repeat one many times.
+MOST_PARTS = 3000
+
+
+def values() -> list[Any]:
+    """Returns values of all codecs."""
+    mesh = Mesh(np.array(jax.devices()).reshape(-1, 1), ("x", "y"))
+    abstract = jax.sharding.AbstractMesh((8, 4), ("x", "y"))
+    spec = PartitionSpec("x", None, ("y",))
+    return [
+        2**100,
+        {1, 2},
+        bytearray(b"abc"),
+        range(1, 9, 2),
+        types.MappingProxyType({"a": 1}),
+        slice(1, None, 2),
+        functools.partial(scale, 2, x=3),
+        pathlib.Path("a/b"),
+        pathlib.PureWindowsPath("a"),
+        Hole("a", "b"),
+        np.dtype("float32"),
+        np.float32(2),
+        np.arange(6, dtype=np.int16).reshape(2, 3),
+        jnp.float32,
+        np.int8,
+        tuple,
+        spec,
+        NamedSharding(mesh, PartitionSpec("x")),
+        NamedSharding(abstract, spec, memory_kind="device"),
+        jax.tree_util.Partial(scale, 2, x=3),
+        jax.tree.structure({"a": [1, (2, None)], "b": NODES["pair"]}),
+        jax.tree.structure([NODES["plain"], NODES["frozen"]]),
+        jax.lax.Precision.HIGHEST,
+        jnp.arange(3),
+        jax.nn.relu,
+        flax.typing.HashableMapping({"a": 1}),
+        equinox.nn.Identity,
+        Mode.EVAL,
+        Config(3, ("a",)),
+        {(1, 2): frozenset({1, (2, 3)}), None: [1.5, 2j, b"x", True]},
+    ]
+
+
+def encoded(value: Any) -> Any:
+    """Returns how a value is written, before it becomes bytes."""
+    try:
+        return msgpack.unpackb(_core.encode_value(value), strict_map_key=False)
+    except (TypeError, ValueError):
+        return {"tuple": []}
+
+
+NAMES = [*_codecs.DECODERS, "function", "node_types.Mode", "node_types.Config", "tests.Lost"]
+NUMBERS = [0, 1, -1, 2, 3, 4, 64, 65, 255, 2**20, 2**26, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1]
+
+
+def mutated(value: Any, seeds: list[Any], rng: random.Random) -> Any:
+    """Returns a value with one part changed."""
+    places: list[tuple[Any, Any]] = []
+
+    def visit(node: Any) -> None:
+        keys = (
+            range(len(node)) if isinstance(node, list) else node if isinstance(node, dict) else ()
+        )
+        for key in keys:
+            if len(places) > MOST_PARTS:
+                return
+            places.append((node, key))
+            visit(node[key])
+
+    # The whole of it as well.
+    root = [copy.deepcopy(value)]
+    visit(root)
+    if len(places) > MOST_PARTS:
+        return value
+    node, key = rng.choice(places)
+    node[key] = changed(node[key], seeds, rng)
+    return root[0]
+
+
+def changed(part: Any, seeds: list[Any], rng: random.Random) -> Any:
+    """Returns something else in the place of a part."""
+    kind = rng.randrange(12)
+    if kind == 0:
+        return {"int": rng.choice([*NUMBERS, *(-number for number in NUMBERS)])}
+    if kind == 1:
+        big = rng.choice([2**31, 2**63, 2**64, 10**30, -1, 2**26, 10**12])
+        return {
+            "named": [
+                "range",
+                {"tuple": [{"int": 0}, {"named": ["int", {"str": str(big)}]}, {"int": 1}]},
+            ]
+        }
+    if kind == 2:
+        return {"named": ["int", {"str": str(rng.choice([2**63, 2**64, 10**40, -(10**30), "x"]))}]}
+    if kind == 3:
+        return copy.deepcopy(rng.choice(seeds))
+    if kind == 4 and isinstance(part, list) and part:
+        return part * rng.choice([0, 2, 65, 1000]) if len(part) < 100 else part[:1]
+    if kind == 5 and isinstance(part, list) and part:
+        return rng.sample(part, rng.randrange(len(part)))
+    if kind == 6 and isinstance(part, dict):
+        (old,) = part.values() if len(part) == 1 else (None,)
+        return {rng.choice(["tuple", "list", "frozenset", "dict", "str", "bytes", "int"]): old}
+    if kind == 7:
+        return {"named": [rng.choice(NAMES), copy.deepcopy(part) if rng.random() < 0.7 else "none"]}
+    if kind == 8 and isinstance(part, str):
+        return rng.choice(
+            [
+                *NAMES,
+                "",
+                "\0",
+                "x" * 10_000,
+                "float32",
+                "V3",
+                "O",
+                "M8[s]",
+                "int4",
+                "Auto",
+                "none",
+                "dict",
+            ]
+        )
+    if kind == 9 and isinstance(part, int) and not isinstance(part, bool):
+        return rng.choice([*NUMBERS, *(-number for number in NUMBERS)])
+    if kind == 10 and isinstance(part, bytes):
+        return rng.choice([b"", part * 2, part[:-1], bytes(1000)])
+    if kind == 11:
+        return {
+            rng.choice(["tuple", "list", "frozenset"]): [copy.deepcopy(part)]
+            * rng.choice([1, 2, 200])
+        }
+    return rng.choice(
+        [
+            "none",
+            {"bool": True},
+            {"float": float("nan")},
+            {"str": ""},
+            {"bytes": b""},
+            {"dict": []},
+            {"tuple": []},
+        ]
+    )
+
+
+def case(number: int, seeds: list[Any], states: list[tuple[Any, Any]]) -> bytes:
+    """Returns the data of a case."""
+    rng = random.Random(number)
+    value = copy.deepcopy(rng.choice(seeds))
+    for _ in range(rng.choice([1, 1, 2, 4, 8])):
+        value = mutated(value, seeds, rng)
+    packed = msgpack.packb(value)
+    place = rng.randrange(4)
+    if place == 0:
+        record = {"version": 1, "types": [], "nodes": [["plain", []]], "metadata": packed}
+        state = {"a": 1}
+    elif place == 1:
+        keys = msgpack.packb({"list": [value, {"int": 5}]} if rng.random() < 0.7 else value)
+        record = {
+            "version": 1,
+            "types": [],
+            "nodes": [["plain", []], [{"dict_with_keys": keys}, [[2, 0]]]],
+        }
+        state = {"a": 1, "b": 2}
+    else:
+        state, record = copy.deepcopy(rng.choice(states))
+        for node in record["nodes"]:
+            if isinstance(node[0], dict) and "typed" in node[0]:
+                if rng.random() < 0.6:  # a part of what it was
+                    old = msgpack.unpackb(node[0]["typed"][1], strict_map_key=False)
+                    value = mutated(old, [value], rng)
+                node[0]["typed"][1] = msgpack.packb(value)
+        if rng.random() < 0.2 and record["types"]:
+            rng.choice(record["types"])[0] = rng.choice(
+                [
+                    *treepack.registered_types(),
+                    "treepack.pruned",
+                    "treepack.unnamed",
+                    "jax.tree_util.Partial",
+                    "collections.OrderedDict",
+                ]
+            )
+        if rng.random() < 0.2 and record["types"]:
+            chosen = rng.choice(record["types"])
+            chosen[1] = rng.choice(
+                [None, [[], []], [["a"] * 1000, []], [list(state), []], [[], list(state)]]
+            )
+    return msgpack.packb({**state, "__treepack__": sealed(msgpack.packb(record))})
+
+
+def parts_of(tree: Any) -> tuple[Any, Any]:
+    """Returns the state of a tree and its record."""
+    state = msgpack.unpackb(treepack.dumps(tree), strict_map_key=False)
+    return state, msgpack.unpackb(record_of(state.pop("__treepack__")), strict_map_key=False)
+
+
+def run(first: int, count: int) -> None:
+    """Runs cases."""
+    warnings.simplefilter("ignore")
+    seeds = [encoded(value) for value in values()]
+    nodes = [*NODES.values(), collections.defaultdict(int, a=1), collections.OrderedDict({1: 2})]
+    states = [parts_of(node) for node in nodes]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    verbs: list[Any] = [
+        treepack.read_metadata,
+        treepack.loads,
+        treepack.abstract,
+        lambda data: treepack.loads(data, unknown="dict"),
+        lambda data: treepack.loads(data, arrays="numpy", static={"a": 1}),
+        lambda data: treepack.loads(data, {"a": 0, "b": 0}, strict="exact"),
+        lambda data: treepack.open(data).load(),
+    ]
+    failed: list[int] = []
+    for number in range(first, first + count):
+        print(number, flush=True)
+        try:
+            data = case(number, seeds, states)
+        except (ValueError, OverflowError, TypeError):
+            continue  # no bytes at all
+        target = random.Random(number).choice(nodes)
+        into = functools.partial(treepack.loads, target=target)
+        for verb in [*verbs, into]:
+            signal.alarm(SECONDS)
+            try:
+                verb(data)
+            except (treepack.TreepackError, MemoryError):
+                pass
+            except Exception as error:
+                if any("was restored at" in note for note in getattr(error, "__notes__", ())):
+                    continue  # what a handler of another library raises
+                failed.append(number)
+                print(f"case {number} failed:", traceback.format_exc(), sep="\n", flush=True)
+            finally:
+                signal.alarm(0)
+    print(f"failed: {failed}" if failed else "done", flush=True)
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), int(sys.argv[2]))
