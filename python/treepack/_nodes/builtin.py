@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from treepack._nodes.handlers import is_from
 from treepack._nodes.kind import Difference, NodeKind
 
 
@@ -29,11 +30,15 @@ def is_namedtuple(ty: type) -> bool:
 def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
     """Returns a namedtuple of these elements.
 
-    `_make` asks `len`, which may be a method of the type that counts something else.
+    The `_make` of `collections` asks `len`, which may be a method of the type that counts
+    something else; one that the program has written is called.
 
     Raises:
       TypeError: If there are not as many as it has fields.
     """
+    make = getattr(ty, "_make", None)
+    if make is not None and not is_from(make, "collections"):
+        return make(values)
     made = tuple.__new__(ty, values)
     if tuple.__len__(made) != len(ty._fields):
         fields = f"{len(ty._fields)} fields"
