@@ -34,10 +34,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import processes
 import treepack
-from treepack import _core, _placement
+from treepack import _core, _placement, _prng
 from treepack._described import described_layout
 from treepack._sharded import lease, reading, shards, writing
-from trees import DTYPES, example_array
+from trees import DTYPES, example_array, record_of, sealed
 from waiting import HANG_S
 
 # Devices of this process are as many as jax has; those of others are made for a test.
@@ -697,6 +697,45 @@ def test_many_files_need_few_handles(tmp_path: Path) -> None:
     many_files(tmp_path / "checkpoint", np.arange(600.0 * 30).reshape(600, 30))
     program = [sys.executable, "-c", MANY_FILES, tmp_path / "checkpoint"]
     subprocess.run(program, check=True, timeout=100)
+
+
+def test_records_that_are_hostile_are_documented_errors() -> None:
+    """Set TREEPACK_HOSTILE to change more of them."""
+    count = os.environ.get("TREEPACK_HOSTILE", "20")
+    program = [sys.executable, Path(__file__).with_name("hostile.py"), "0", count]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_index_that_has_an_array_where_there_is_none(checkpoint: Path) -> None:
+    [file] = checkpoint.glob("*-00000.treepack")
+    data = file.read_bytes()
+    record = msgpack.unpackb(record_of(data), strict_map_key=False)
+    index = msgpack.unpackb(record["index"])
+    plain = data[: data.rindex(b"__treepack__") + len(b"__treepack__")]
+    at = index["kinds"].index({"array": ["float64", [1000]]})
+    for shape in ([999], [2**63], [1] * 65, [2**64 - 1, 0]):
+        index["kinds"][at] = {"array": ["float64", shape]}
+        packed = msgpack.packb({**record, "index": msgpack.packb(index)})
+        opened = treepack.open(plain + msgpack.packb(sealed(packed)))
+        reads: list[Callable[[], Any]] = [
+            lambda opened=opened: opened["host"][:0],
+            lambda opened=opened: np.asarray(opened["host"]),
+        ]
+        if shape != [999]:  # of which headers are needed to tell
+            reads += [opened.abstract, lambda opened=opened: dict(opened.leaves())]
+        for read in reads:
+            with pytest.raises(treepack.DecodeError, match=r"index of the file has.*at host"):
+                read()
+
+
+def test_keys_of_an_unknown_implementation_are_as_those_of_a_file(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_prng, "wrap", lambda *_: None)
+    found = treepack.open(saved)["key"]
+    assert found.keys() == {"__prng_key__", "data"}
+    assert found["data"].tolist() == jax.random.key_data(jax.random.key(7)).tolist()
 
 
 def test_files_elsewhere_are_not_opened(checkpoint: Path) -> None:

@@ -59,6 +59,10 @@ class LazyArray(Deferred):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         catalog = self._tree._catalog()
         array: np.ndarray = catalog.read(self._value, copy=copy, threads=None)
+        same = isinstance(array, np.ndarray) and array.dtype == self.dtype
+        if not same or array.shape != self.shape:
+            reason = "the leaf is not what the index of the file has there"
+            raise DecodeError(reason, path=self.path)
         if dtype is None or np.dtype(dtype) == array.dtype:
             return array
         if copy is False:

@@ -98,7 +98,12 @@ class Tree(Mapping[str, Any]):
         if kind[0] == "array":
             return self._array(value, parts, kind)
         if kind[0] == "prng_key" and self._file._shards is not None:
-            return _prng.wrap(kind[1], np.asarray(self._array(value, parts, kind)))
+            data = self._array(value, parts, kind)
+            if isinstance(data, ShardedArray):
+                found = np.asarray(data)
+                key = _prng.wrap(kind[1], found)
+                # Of an implementation that is not known here, as in a file.
+                return {_prng.MARKER: kind[1], "data": found} if key is None else key
         return catalog.read(value, copy=None, threads=None)
 
     def _kind(self, value: int, parts: list[str]) -> tuple[Any, ...]:
