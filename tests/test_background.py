@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ import pytest
 
 import processes
 import treepack
-from treepack import Saving, _saving
+from treepack import Saving, _described, _saving
 from waiting import HANG_S
 
 
@@ -313,6 +315,28 @@ saving.result(60)
 assert told == [saving]
 assert treepack.load(path).shape == (1 << 20,)
 """
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_program_may_go_to_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
+) -> None:
+    gone = threading.Event()
+    save_layout = _described.save_layout
+
+    def waiting(*args: Any, **options: Any) -> None:
+        assert gone.wait(HANG_S)
+        save_layout(*args, **options)
+
+    monkeypatch.setattr(_described, "save_layout", waiting)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    saving = treepack.save("model", {"w": np.ones(3)}, background=True, sharded=sharded)
+    os.chdir("other")
+    gone.set()
+    saving.result()
+    assert treepack.load(tmp_path / "model")["w"].sum() == 3
+    assert list(Path().iterdir()) == []
 
 
 def test_a_fork_does_not_wait_for_what_its_parent_saves(tmp_path: Path) -> None:

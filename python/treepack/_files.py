@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from treepack import _streams
-from treepack._content import check_level, open_content
+from treepack._content import absolute, check_level, open_content
 from treepack._described import Reading, Unknown, Writing, restore_described
 from treepack._open import File
 from treepack._options import Progress, Strict
@@ -159,7 +159,8 @@ def save(
         together = ShardedWrite(path, tree, metadata, holes, how, snapshot=background, step=step)
         return run(path, together, progress, background=background, abandon=together.abandon)
     layout = how.layout(tree, metadata, holes=holes, snapshot=background)
-    write = functools.partial(how.save, layout, path)
+    # In the background the program may go to another directory.
+    write = functools.partial(how.save, layout, absolute(path) if background else path)
     del layout  # which an error that is kept must not keep
     return run(path, write, progress, background=background)
 

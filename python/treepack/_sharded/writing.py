@@ -24,7 +24,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from treepack import _core, _paths, _remote
-from treepack._content import check_level, joined, local, opened, read_all, size_of, url_of, write
+from treepack._content import (
+    absolute,
+    check_level,
+    joined,
+    local,
+    opened,
+    read_all,
+    size_of,
+    url_of,
+    write,
+)
 from treepack._described import Writing, described_layout, present
 from treepack._libraries import jax as _jax
 from treepack._options import Progress
@@ -68,7 +78,7 @@ class ShardedWrite:
         step: int | None = None,
     ):
         self._group = Group()
-        self._path = path
+        self._path = absolute(path)  # the program may go to another directory
         try:
             check_level(how.level, how.compress)
             identify = functools.partial(identity_of, path, step, metadata, holes, how)
