@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -214,8 +215,13 @@ def _corrupt(tree: Tree, chosen: Mapping[str, int], part: Part, how: Reading) ->
             "dumps"
         )
     with telling(how.progress, "verify") as tell:
-        statuses, _ = tree._file._verified(threads=how.threads, progress=tell)
+        statuses, damage = tree._file._verified(threads=how.threads, progress=tell)
     found = [path for path, value in chosen.items() if statuses[value] != "ok"]
+    if damage is not None:
+        told = f"{tree._file._name} is damaged: {damage}"
+        if part.on_corrupt == "error":
+            raise CorruptionError(told)
+        warnings.warn(f"{told}; leaves that are whole are loaded", UserWarning, stacklevel=2)
     if found and part.on_corrupt == "error":
         raise CorruptionError(f"{listed(found)} damaged: pass on_corrupt='skip' to load all else")
     return found

@@ -136,6 +136,13 @@ impl ArrayEvent<'_> {
         .ok()
     }
 
+    /// Whether the name of the dtype tells how many bytes an element has.
+    #[must_use]
+    pub fn has_known_size(&self) -> bool {
+        let dtype = std::str::from_utf8(self.dtype).ok();
+        dtype.and_then(leaves::itemsize).is_some()
+    }
+
     /// How many bytes the elements have.
     #[inline]
     #[must_use]
