@@ -1,5 +1,6 @@
 //! The one error type of the core: what is wrong, and where in the input or the tree.
 
+use std::borrow::Cow;
 use std::collections::TryReserveError;
 use std::fmt;
 use std::io;
@@ -187,6 +188,18 @@ impl Path {
     }
 }
 
+/// A key as it is written in a path.
+#[must_use]
+pub fn escaped(key: &str) -> Cow<'_, str> {
+    if key == "." {
+        "~2".into()
+    } else if key.contains(['~', '/']) {
+        key.replace('~', "~0").replace('/', "~1").into()
+    } else {
+        key.into()
+    }
+}
+
 /// `params/encoder/0/kernel`, and `.` for the root. In a key, `~` is written `~0` and `/` is
 /// written `~1`, as in JSON Pointer (RFC 6901); a key that is `.` is written `~2`.
 impl fmt::Display for Path {
@@ -198,13 +211,7 @@ impl fmt::Display for Path {
             if index > 0 {
                 f.write_str("/")?;
             }
-            if key == "." {
-                f.write_str("~2")?;
-            } else if key.contains(['~', '/']) {
-                f.write_str(&key.replace('~', "~0").replace('/', "~1"))?;
-            } else {
-                f.write_str(key)?;
-            }
+            f.write_str(&escaped(key))?;
         }
         Ok(())
     }

@@ -42,6 +42,8 @@ pub mod encoder;
 
 pub mod events;
 
+pub mod select;
+
 pub mod catalog;
 
 pub mod manifest;

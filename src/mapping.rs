@@ -13,8 +13,10 @@ use memmap2::{Mmap, MmapMut};
 
 use crate::raw::{AsRaw, Filling, RawBytes};
 use crate::source::Source;
+#[cfg(unix)]
+use crate::system;
 use crate::watch::Watch;
-use crate::{Error, Result, system};
+use crate::{Error, Result};
 
 /// Fresh pages for `len` bytes, huge ones where the system has them: one page fault for
 /// 2 MiB instead of 512. Those that are not written to take no memory.
@@ -170,7 +172,8 @@ impl Source for Pages {
 #[derive(Debug)]
 pub struct Mapping {
     file: File,
-    /// The same file, opened once more: what is said of its reads must not hold for others.
+    /// The same file, on Linux opened once more: what is said of its reads must not hold for
+    /// others.
     headers: File,
     pages: Mmap,
 }
@@ -181,13 +184,9 @@ impl Mapping {
         let file = File::open(path)?;
         // SAFETY: the pages are only lent as `RawBytes`, whose content may change.
         let pages = unsafe { Mmap::map(&file)? };
-        let headers = File::open(path)?;
-        if !is_same(&file, &headers)? {
+        let Some(headers) = for_headers(&file, path)? else {
             return Self::open(path); // it was replaced just now
-        }
-        // Headers lie apart: what is around them need not be read from the disk.
-        #[cfg(target_os = "linux")]
-        let _ = rustix::fs::fadvise(&headers, 0, None, rustix::fs::Advice::Random);
+        };
         Ok(Self {
             file,
             headers,
@@ -261,16 +260,25 @@ impl Source for Mapping {
     }
 }
 
-#[cfg(unix)]
-fn is_same(one: &File, other: &File) -> io::Result<bool> {
+/// A file, opened once more to read headers: they lie apart, and what is around them need not be
+/// read from the disk. `None` if another one is at `path` by now.
+#[cfg(target_os = "linux")]
+fn for_headers(file: &File, path: &Path) -> io::Result<Option<File>> {
     use std::os::unix::fs::MetadataExt;
-    let (one, other) = (one.metadata()?, other.metadata()?);
-    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+    let headers = File::open(path)?;
+    let (one, other) = (file.metadata()?, headers.metadata()?);
+    if (one.dev(), one.ino()) != (other.dev(), other.ino()) {
+        return Ok(None);
+    }
+    let _ = rustix::fs::fadvise(&headers, 0, None, rustix::fs::Advice::Random);
+    Ok(Some(headers))
 }
 
-#[cfg(not(unix))]
-fn is_same(one: &File, other: &File) -> io::Result<bool> {
-    Ok(one.metadata()?.len() == other.metadata()?.len())
+/// A file, for its headers. There is nothing to say of reads here, so that it need not be opened
+/// again, when another one may be at the same path.
+#[cfg(not(target_os = "linux"))]
+fn for_headers(file: &File, _: &Path) -> io::Result<Option<File>> {
+    file.try_clone().map(Some)
 }
 
 /// Opens a file to read it; a pipe without waiting for who writes to it.
@@ -329,9 +337,9 @@ pub fn read_at<'t>(
     target: &'t mut [MaybeUninit<u8>],
 ) -> Result<&'t mut [u8]> {
     use std::io::{Read, Seek, SeekFrom};
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let mut content = vec![0; target.len()];
     let mut file = file; // one position for all handles: readers take turns
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _turn = TURN.lock();
     file.seek(SeekFrom::Start(offset as u64))?;
     file.read_exact(&mut content)?;
@@ -341,6 +349,23 @@ pub fn read_at<'t>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn headers_are_of_the_file_that_is_mapped() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model");
+        std::fs::write(&path, b"old").unwrap();
+        let file = File::open(&path).unwrap();
+        let same = for_headers(&file, &path).unwrap().expect("it is there");
+        let other = directory.path().join("other");
+        std::fs::write(&other, b"new").unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        let again = for_headers(&file, &path).unwrap();
+        for headers in [Some(same), again].into_iter().flatten() {
+            let mut bytes = [MaybeUninit::uninit(); 3];
+            assert_eq!(read_at(&headers, 0, &mut bytes).unwrap(), b"old");
+        }
+    }
 
     #[test]
     fn pages_grow_with_their_content() {

@@ -5,8 +5,10 @@
 use std::fs::File;
 use std::io;
 
+#[cfg(unix)]
 use crate::Result;
 use crate::raw::RawBytes;
+#[cfg(unix)]
 use crate::watch::Watch;
 
 /// Writes some of the bytes at the position of a file, as `write(2)` does, and returns how many.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import random
+import re
+import struct
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +21,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors
 import safetensors.numpy
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 import treepack
-from treepack import serialization
-from treepack._cli import app
+from treepack import DecodeError, TreepackError, _convert, serialization
+from treepack._cli import app, output
 
 TREE: dict[str, Any] = {
     "params": {
@@ -273,7 +281,7 @@ treepack.save("large", {f"l{i}": np.full(1 << 22, i, np.float32) for i in range(
 
 MEMORY = """
 import resource, sys
-from treepack._cli import app
+from treepack._cli import app, output
 import numpy as np, zipfile, json, treepack._convert
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 app(sys.argv[1:], standalone_mode=False)
@@ -303,3 +311,318 @@ def test_without_its_libraries(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'treepack[cli]'" in done.stderr
+
+
+ARRAY: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+def packed(header: Any, body: bytes, length: int | None = None) -> bytes:
+    """The bytes of a file of safetensors."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + body
+
+
+def hostile_headers() -> dict[str, bytes]:
+    zeros = bytes(16)
+
+    def one(**changes: Any) -> bytes:
+        return packed({"a": ARRAY | changes}, zeros[:8])
+
+    def two(first: list[int], second: list[int], body: int = 16) -> bytes:
+        ours, theirs = ARRAY | {"data_offsets": first}, ARRAY | {"data_offsets": second}
+        return packed({"a": ours, "b": theirs}, zeros[:body])
+
+    many = 1 << 32
+    return {
+        "negative": one(data_offsets=[-8, 0]),
+        "overlapping": two([0, 8], [4, 12], 12),
+        "equal": two([0, 8], [0, 8], 8),
+        "hole": two([0, 8], [12, 20], 20),
+        "hole at the start": packed({"a": ARRAY | {"data_offsets": [8, 16]}}, zeros),
+        "more after": packed({"a": ARRAY}, zeros),
+        "beyond the end": packed({"a": ARRAY}, zeros[:7]),
+        "backward": one(data_offsets=[8, 0]),
+        "three offsets": one(data_offsets=[0, 8, 8]),
+        "offsets of floats": one(data_offsets=[0.0, 8.0]),
+        "negative shape": one(shape=[-1, -2]),
+        "shape of bools": one(shape=[True, 2]),
+        "no shape": one(shape=None),
+        "shape wraps around": one(shape=[many, many, 0], data_offsets=[0, 0]),
+        "shape beyond integers": one(shape=[10**4000, 0], data_offsets=[0, 0]),
+        "other size": one(dtype="F64"),
+        "unknown dtype": one(dtype="F31"),
+        "dtype of another kind": one(dtype=["F32"]),
+        "dtypes of NumPy": one(dtype="float32"),
+        "no fields": packed({"a": {}}, b""),
+        "no map": packed({"a": 5}, b""),
+        "a list": packed(b"[]", b""),
+        "nothing": packed(b"", b""),
+        "metadata of numbers": packed({"__metadata__": {"a": 1}}, b""),
+        "metadata of text": packed({"__metadata__": "a"}, b""),
+        "NaN": packed(b'{"__metadata__":NaN}', b""),
+        "half a character": packed(b'{"\\ud800":' + json.dumps(ARRAY).encode() + b"}", zeros[:8]),
+        "no UTF-8": packed(b'{"\xff":' + json.dumps(ARRAY).encode() + b"}", zeros[:8]),
+        "deep": packed(b'{"a":' + b"[" * 100_000, b""),
+        "deep in what nobody reads": one(more=json.loads("[" * 200 + "]" * 200)),
+        "more after the header": packed(b"{}\0", b""),
+        "too large": packed(b"{}", b"", length=100_000_001),
+        "cut": b"\x02\0\0",
+        "empty": b"",
+    }
+
+
+@pytest.mark.parametrize("name", hostile_headers())
+def test_what_safetensors_refuses_is_refused(folder: Path, name: str) -> None:
+    data = hostile_headers()[name]
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.deserialize(data)
+    Path("hostile.safetensors").write_bytes(data)
+    with pytest.raises(DecodeError):
+        _convert.read_safetensors("hostile.safetensors", ".")
+
+
+def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
+    Path("hostile.safetensors").write_bytes(hostile_headers()["negative"])
+    assert "[-8, 0]" in run("convert", "hostile.safetensors", "new", status=2)
+    assert not Path("new").exists()
+    twice = json.dumps({"a": ARRAY})[1:-1]
+    Path("hostile.safetensors").write_bytes(packed(f"{{{twice},{twice}}}".encode(), bytes(8)))
+    with pytest.raises(DecodeError, match="'a' is there twice"):
+        call("convert", "hostile.safetensors", "new")
+    path = "a." * 5000
+    Path("deep.safetensors").write_bytes(packed({path: ARRAY}, bytes(8)))
+    with pytest.raises(DecodeError, match="another separator"):
+        call("convert", "deep.safetensors", "new")
+    call("convert", "deep.safetensors", "new", "--sep", "/")
+    assert list(treepack.open("new")) == [path]
+
+
+def mutated(random: random.Random) -> bytes:
+    """A file of safetensors with some things wrong, or none."""
+    header: dict[str, Any] = {"__metadata__": {"k": "v"}} if random.random() < 0.3 else {}
+    body = 0
+    for name in random.sample("abcd", random.randrange(4)):
+        dtype, size = random.choice([("F32", 4), ("BF16", 2), ("BOOL", 1), ("F8_E4M3FNUZ", 1)])
+        shape = [random.randrange(4) for _ in range(random.randrange(3))]
+        stop = body + size * int(np.prod(shape))
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [body, stop]}
+        body = stop
+    names = random.sample(list(header), len(header))
+    header = {name: header[name] for name in names}
+    for _ in range(random.randrange(3)):
+        entry: Any = header.get(random.choice("abcd"), {})
+        if "shape" not in entry:
+            continue
+        number = random.choice([-1, 0, 1, 2, 4, 8, 2**31, 2**63, 2**64 - 1, 2**64, 1.0, None, "1"])
+        which = random.choice(["data_offsets", "data_offsets", "shape", "dtype", "more", "gone"])
+        if which == "data_offsets":
+            entry[which][random.randrange(2)] = number
+        elif which == "shape":
+            entry[which].insert(0, number)
+        elif which == "dtype":
+            entry[which] = random.choice(["F16", "U8", "C64", "F8_E8M0", "f32", "", None, 1])
+        elif which == "more":
+            entry[random.choice(["x", "Shape"])] = number
+        else:
+            del entry[random.choice(["dtype", "shape", "data_offsets"])]
+            break
+    text = bytearray(json.dumps(header).encode() + b" " * random.randrange(3))
+    if random.random() < 0.3 and text:
+        text[random.randrange(len(text))] = random.choice(b'0123456789-.eE{}[]",:ab \\\xff\0')
+    length, wrong = (
+        len(text) + random.choice([0] * 20 + [-1, 1]),
+        random.choice([0] * 20 + [-1, 1]),
+    )
+    return packed(bytes(text), random.randbytes(max(0, body + wrong)), length)
+
+
+# The format forbids the first two, though its reader does not look; NumPy cannot have the third.
+NOT_TAKEN = "begins with no {|is there twice|NumPy has no array"
+
+
+def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
+    own = random.Random(23)
+    taken = refused = 0
+    for _ in range(1500):
+        data = mutated(own)
+        Path("any.safetensors").write_bytes(data)
+        try:
+            expected = dict(safetensors.deserialize(data))
+        except safetensors.SafetensorError:
+            refused += 1
+            with pytest.raises(DecodeError):
+                _convert.read_safetensors("any.safetensors", "")
+            continue
+        try:
+            found = _convert.read_safetensors("any.safetensors", "").tree
+        except DecodeError as error:
+            if not re.search(NOT_TAKEN, str(error)):
+                raise
+            continue
+        taken += 1
+        assert found.keys() == expected.keys()
+        for name, array in found.items():
+            dtype = _convert._SAFETENSORS[array.dtype.name]
+            info = {"shape": list(array.shape), "dtype": dtype}
+            assert expected[name] == info | {"data": array.flat_range(0, array.size).tobytes()}
+    assert min(taken, refused) > 300
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def archive_of(
+    *members: tuple[str, bytes], method: int = zipfile.ZIP_STORED, flipped: int | None = None
+) -> None:
+    with zipfile.ZipFile("bad.npz", "w", method) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    if flipped is not None:
+        data = bytearray(Path("bad.npz").read_bytes())
+        data[flipped] ^= 1
+        Path("bad.npz").write_bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_archives_that_are_refused(folder: Path, method: int) -> None:
+    good = npy(np.ones(20))
+    longer = good.replace(b"(20,), ", b"(2000,)")
+    negative = good.replace(b"(20,)", b"(-2,)")
+    objects = npy(np.array([{}, 1], dtype=object))
+    for members, message in (
+        ([("a.npy", good[:-3])], "more than the bytes"),
+        ([("a.npy", longer), ("b.npy", good)], "more than the bytes"),
+        ([("a.npy", negative)], "more than the bytes"),
+        ([("a.npy", good), ("a.npy", good)], "two arrays"),
+        ([("a.npy", good), ("a", good)], "two arrays"),
+        ([("a.txt", b"what is no array")], "magic"),
+        ([("a.npy", objects)], "never read"),
+        ([("a.npy", good.replace(b"(20,), ", b"((20,),"))], "not of numpy.savez"),
+    ):
+        archive_of(*members, method=method)
+        with pytest.raises(DecodeError, match=message):
+            _convert.read_npz("bad.npz", ".")
+    archive_of(("a.npy", good), method=method, flipped=60)
+    with pytest.raises(DecodeError):
+        _convert.read_npz("bad.npz", ".")
+    archive_of(("a.npy", good), method=zipfile.ZIP_LZMA)
+    with pytest.raises(DecodeError, match="method 14"):
+        _convert.read_npz("bad.npz", ".")
+    archive_of(("folder/", b""), ("folder/a.npy", good), method=method)
+    np.testing.assert_array_equal(
+        np.asarray(_convert.read_npz("bad.npz", "/").tree["folder"]["a"].flat_range(0, 20))
+        if method == zipfile.ZIP_STORED
+        else _convert.read_npz("bad.npz", "/").tree["folder"]["a"],
+        np.ones(20),
+    )
+
+
+def test_archives_of_many_arrays_are_opened_once(folder: Path) -> None:
+    np.savez("many.npz", **{f"a{index}": np.ones(2) for index in range(50)})
+    before = len(os.listdir("/dev/fd"))  # noqa: PTH208
+    state = _convert.read_npz("many.npz", ".")
+    assert len(os.listdir("/dev/fd")) <= before + 2  # noqa: PTH208
+    assert state.tree["a49"].flat_range(0, 2).tolist() == [1, 1]
+
+
+def test_what_is_no_archive(folder: Path) -> None:
+    for content in (b"", b"PK", npy(np.ones(2)), b"PK\x03\x04" + bytes(40)):
+        Path("bad.npz").write_bytes(content)
+        with pytest.raises(DecodeError, match=r"not of numpy\.savez"):
+            call("convert", "bad.npz", "new")
+    np.savez("text.npz", a=np.array(["x"]))
+    assert "cannot serialize" in run("convert", "text.npz", "new", status=2)
+    assert not Path("new").exists()
+
+
+def test_names_that_other_formats_cannot_have(folder: Path) -> None:
+    for tree, write, message in (
+        ({"a": {"b": 1}, "ab": 2}, _convert.write_safetensors, "two arrays"),
+        ({"a": {"b": 1}, "ab": 2}, _convert.write_npz, "two arrays"),
+        ({"__metadata__": 1}, _convert.write_safetensors, "__metadata__"),
+        ({"a\0b": 1}, _convert.write_npz, "no NUL"),
+        ({"a" * 65_532: 1}, _convert.write_npz, "at most"),
+    ):
+        with pytest.raises(TreepackError, match=message):
+            write(_convert.State(tree, None), "new", "")
+    _convert.write_npz(_convert.State({"a" * 65_531: 1}, None), "new", "")
+    assert np.load("new")["a" * 65_531] == 1
+
+
+def test_names_as_deep_as_trees(folder: Path) -> None:
+    safetensors.numpy.save_file({".".join("a" * 511): np.ones(1)}, "deep.safetensors")
+    call("convert", "deep.safetensors", "new", "--dtype", "float16")
+    call("convert", "new", "new.npz")
+    assert np.load("new.npz")[".".join("a" * 511)].dtype == np.float16
+
+
+# A title of the window, a cleared screen, a line of its own, text from right to left, nothing that
+# can be seen, and markup of rich. In escapes, as people see them:
+HOSTILE = "\x1b]0;x\x07\x1b[2J\n0 corrupt\r\u202e\u2066\u200b\ufeff\u2028\x9b\x7f[red]\t."
+SEEN = r"\x1b]0;x\x07\x1b[2J\n0 corrupt\r\u202e\u2066\u200b\ufeff\u2028\x9b\x7f[red]\t."
+
+
+def check_harmless(text: str) -> None:
+    assert all(line.isprintable() for line in text.split("\n")), ascii(text)
+
+
+def test_what_files_bring_is_escaped(folder: Path) -> None:
+    treepack.save("hostile", {HOSTILE: {"w": np.ones(3), HOSTILE: 1}, "v": HOSTILE})
+    Path(HOSTILE).write_bytes(Path("hostile").read_bytes())
+    treepack.save("other", {HOSTILE: {"w": np.zeros(3)}, "v": 1}, metadata=HOSTILE)
+    data = bytearray(Path("hostile").read_bytes())
+    data[data.index(np.ones(3).tobytes())] ^= 1
+    Path("damaged").write_bytes(data)
+    for args, status in (
+        (("ls", "hostile"), 0),
+        (("ls", "--flat", "hostile"), 0),
+        (("ls", HOSTILE, HOSTILE), 0),
+        (("show", HOSTILE, f"{HOSTILE}/w"), 0),
+        (("diff", "hostile", "other"), 1),
+        (("verify", "damaged", HOSTILE), 1),
+        (("salvage", "damaged", "new"), 1),
+        (("convert", "other", f"{HOSTILE}.new"), 0),
+        (("get", HOSTILE, HOSTILE, f"{HOSTILE}.part"), 0),
+    ):
+        text = call(*args, status=status)
+        check_harmless(text)
+        assert SEEN in text, args
+    check_harmless(call("show", "hostile", "v"))
+    check_harmless(call("ls", "--json", "other"))
+    for args in (
+        ("ls", HOSTILE + "?"),
+        ("show", "hostile", HOSTILE),
+        ("ls", "hostile", HOSTILE * 2),
+    ):
+        text = run(*args, status=2)
+        check_harmless(text)
+    Path("hostile.safetensors").write_bytes(packed({HOSTILE: ARRAY | {"shape": [3]}}, bytes(8)))
+    text = run("convert", "hostile.safetensors", "new", status=2)
+    check_harmless(text)
+    assert SEEN in text
+
+
+def test_columns_count_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {"ab": 1, "\u5c42\u6a21": 2, "e\u0301": 3, "\u5c42" * 40: 4}
+    treepack.save("wide", tree)
+    lines = call("ls", "--flat", "wide").splitlines()
+    starts = [cell_len(line[: line.index("int")]) for line in lines]
+    assert starts == [82] * 4
+    monkeypatch.setattr(output.shutil, "get_terminal_size", lambda: os.terminal_size((40, 20)))
+    with contextlib.redirect_stdout(Terminal()) as shown:
+        output.rows([((key, "int"), ("", "")) for key in tree])
+    lines = shown.getvalue().splitlines()
+    assert [cell_len(line) for line in lines] == [40] * 4
+    assert lines[3].startswith("\u2026\u5c42")
+
+
+class Terminal(io.StringIO):
+    """What somebody looks at."""
+
+    def isatty(self) -> bool:
+        """Tells so."""
+        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import pickle
 import stat
 import subprocess
 import sys
@@ -280,3 +281,23 @@ def _progress_during(work: Any) -> int:
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_pickled_file_is_found_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    treepack.save("model", {"w": np.arange(3)})
+    treepack.save("sharded", {"w": np.arange(3000)}, sharded=True)
+    treepack.save(tmp_path / "elsewhere" / "model", {"w": np.zeros(3)})
+    treepack.save("memory://pickled/model", {"w": np.arange(3)})
+    names = ["model", "sharded", Path("model"), "memory://pickled/model"]
+    files = [treepack.open(name) for name in [*names, (tmp_path / "model").as_uri()]]
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for file in files:
+        assert np.asarray(file["w"])[2] == 2
+        for again in (pickle.loads(pickle.dumps(file)), pickle.loads(pickle.dumps(file["w"]))):
+            assert np.asarray(again["w"] if isinstance(again, treepack.File) else again)[2] == 2
+        assert repr(pickle.loads(pickle.dumps(file))) == repr(file)
+    assert "treepack.File 'model'" in repr(files[0])

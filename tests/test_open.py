@@ -22,9 +22,11 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
+import rich.console
 
 import treepack
 from treepack import _core, serialization
+from treepack._open import kind_text
 from trees import record_of, sealed
 
 TREE: dict[str, Any] = {
@@ -283,6 +285,45 @@ def test_a_closed_file(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="closed"):
             use()
     np.testing.assert_array_equal(view, TREE["params"]["layers"][1]["w"])
+
+
+def test_reprs_show_what_cannot_be_seen() -> None:
+    hostile = "\x1b[2J\n\u202e\ufeff\u2028[red]<b>"
+    seen = r"\x1b[2J\n\u202e\ufeff\u2028[red]"
+    with treepack.open(treepack.dumps({hostile: {hostile: 1, "\u5c42": 2, "a": 3}})) as file:
+        for tree in (file, file[hostile]):
+            text = repr(tree)
+            assert all(line.isprintable() for line in text.split("\n"))
+            assert f"{seen}<b>" in text
+            page = tree._repr_html_()
+            assert page.isprintable()
+            assert f"{seen}&lt;b&gt;" in page
+            shown = io.StringIO()
+            rich.console.Console(file=shown, width=200).print(tree)
+            assert f"{seen}<b>" in shown.getvalue()
+            assert "\x1b" not in shown.getvalue()
+        escaped, wide, narrow = (row.index("int") for row in repr(file[hostile]).splitlines()[1:])
+        assert escaped == wide + 1 == narrow, "a wide character takes two cells"
+        for kind in (("array", hostile, (2,)), ("scalar", hostile), ("prng_key", hostile)):
+            assert kind_text(kind).isprintable()
+        assert {path for path, _ in file.leaves()} >= {f"{hostile}/a"}, "data stay as they are"
+
+
+def test_errors_show_what_cannot_be_seen() -> None:
+    hostile = "\x1b[2J\n\u202e"
+    seen = r"\x1b[2J\n\u202e"
+    data = treepack.dumps({hostile: np.ones(3), "b": {hostile: 1}})
+    with pytest.raises(treepack.TreepackError) as caught:
+        treepack.loads(data, {hostile: np.ones(4), "b": {}})
+    assert f"\n  {seen}: expected" in str(caught.value)
+    assert caught.value.mismatches[0].path == hostile
+    with pytest.raises(treepack.UnserializableLeafError) as other:
+        treepack.dumps({hostile: object()})
+    assert str(other.value).startswith(f"at {seen}: ")
+    assert other.value.path == hostile
+    for error in (caught.value, other.value, treepack.DecodeError("bad", 1, hostile)):
+        assert all(line.isprintable() for line in str(error).split("\n"))
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_pickles(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import http.server
+import io
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+import fsspec.spec
 import jax
 import numpy as np
 import pytest
@@ -106,6 +109,48 @@ def test_what_is_not_there(server: str) -> None:
             read(f"{server}/nothing")  # type: ignore[operator]
 
 
+class Cutting(Handler):
+    """Tells that it sends more than it sends, or sends less than it was asked for."""
+
+    honest: ClassVar[bool] = True
+
+    def send_header(self, keyword: str, value: str) -> None:
+        """Counts 5 bytes too many."""
+        if keyword == "Content-Length" and self.command == "GET" and not self.honest:
+            value = str(int(value) + 5)
+        super().send_header(keyword, value)
+
+    def do_GET(self) -> None:
+        """Sends a range, without its last byte."""
+        last = int(self.headers["Range"].rsplit("-")[1])
+        del self.headers["Range"]
+        self.headers["Range"] = f"bytes=0-{last - 1}"
+        super().do_GET()
+
+
+@pytest.mark.parametrize("honest", [False, True])
+def test_what_is_cut_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, honest: bool
+) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(Cutting, "honest", honest)
+    size = len(treepack.dumps({"a": 1}))
+    (tmp_path / "saved").write_bytes(treepack.dumps({"a": 1}))
+    handler = functools.partial(Cutting, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/saved"
+        for read in (treepack.load, treepack.open, treepack.verify):
+            with pytest.raises(OSError, match=f"{url}: bytes 0 to {size} were asked for"):
+                read(url)  # type: ignore[operator]
+        server.shutdown()
+
+
+def test_where_nothing_can_be_written(server: str) -> None:
+    with pytest.raises(OSError, match="fsspec cannot write there"):
+        treepack.save(f"{server}/new", {"a": 1})
+
+
 @pytest.mark.parametrize("compress", [False, True])
 def test_all_verbs_in_memory(compress: bool) -> None:
     url = f"memory://folder/{compress}/model"
@@ -176,3 +221,240 @@ def test_the_command_line_converts_to_urls(tmp_path: Path) -> None:
     done = typer_testing.CliRunner().invoke(app, ["convert", str(tmp_path / "model"), url])
     assert done.exit_code == 0, done.output
     np.testing.assert_array_equal(treepack.load(url)["w"], np.ones(3))
+
+
+class Upload(io.BytesIO):
+    """An object of a store, which is there when it is committed."""
+
+    def __init__(self, store: Store, path: str, autocommit: bool):
+        super().__init__()
+        self.store = store
+        self.path = path
+        self.autocommit = autocommit
+
+    def close(self) -> None:
+        """Ends the upload."""
+        if not self.closed:
+            self.content = self.getvalue()
+            if self.autocommit:
+                self.commit()
+        super().close()
+
+    def commit(self) -> None:
+        """Shows the object, if there is such a bucket."""
+        if self.path.split("/")[0] not in Store.buckets:
+            raise FileNotFoundError("the bucket does not exist")
+        Store.objects[self.path] = self.content
+        self.store.invalidate_cache(self.path)
+
+    def discard(self) -> None:
+        """Leaves it."""
+
+
+class Store(fsspec.spec.AbstractFileSystem):
+    """Keeps listings, and makes buckets, as s3fs does."""
+
+    protocol = "store"
+    buckets: ClassVar[set[str]] = set()
+    objects: ClassVar[dict[str, bytes]] = {}
+
+    def ls(self, path: str, detail: bool = True, refresh: bool = False, **_: Any) -> list[Any]:
+        """Lists a prefix, perhaps as it was before."""
+        path = self._strip_protocol(path)
+        if refresh or path not in self.dircache:
+            below = f"{path}/" if path else ""
+            names = {
+                below + name[len(below) :].split("/")[0]
+                for name in [*self.objects, *self.buckets]
+                if name.startswith(below)
+            }
+            self.dircache[path] = [self._entry(name) for name in sorted(names)]
+        found = self.dircache[path]
+        if not found and path not in self.buckets | {""}:
+            raise FileNotFoundError(path)
+        return found if detail else [entry["name"] for entry in found]
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        if name in self.objects:
+            return {"name": name, "size": len(self.objects[name]), "type": "file"}
+        return {"name": name, "size": 0, "type": "directory"}
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Tells of an object; of a listing that has been made, what it has."""
+        path = self._strip_protocol(path)
+        parent = self._parent(path)
+        if parent in self.dircache:
+            for entry in self.dircache[parent]:
+                if entry["name"] == path:
+                    found: dict[str, Any] = entry
+                    return found
+            raise FileNotFoundError(path)
+        if path not in self.objects:
+            self.ls(path)
+        return self._entry(path)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Forgets the listings that have a path."""
+        if path is None:
+            self.dircache.clear()
+            return
+        path = self._strip_protocol(path)
+        while path:
+            self.dircache.pop(path, None)
+            path = self._parent(path)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Makes the bucket, which is all that there is to make."""
+        self.buckets.add(self._strip_protocol(path).split("/")[0])
+
+    def rm_file(self, path: str) -> None:
+        """Removes an object."""
+        del self.objects[self._strip_protocol(path)]
+        self.invalidate_cache(path)
+
+    def _open(
+        self, path: str, mode: str = "rb", block_size: Any = None, autocommit: bool = True, **_: Any
+    ) -> Any:
+        if mode == "wb":
+            upload = Upload(self, path, autocommit)
+            if not autocommit:
+                self.transaction.files.append(upload)
+            return upload
+        return io.BytesIO(self.objects[path])
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    fsspec.register_implementation("store", Store, clobber=True)
+    Store.clear_instance_cache()
+    Store.buckets.add("bucket")
+    yield fsspec.filesystem("store")
+    Store.buckets.clear()
+    Store.objects.clear()
+
+
+def test_what_was_just_saved_is_found(store: Store) -> None:
+    assert store.ls("bucket") == []
+    for step in range(2):
+        treepack.save(f"store://bucket/{step}", {"a": step})
+        assert treepack.load(f"store://bucket/{step}") == {"a": step}
+        assert treepack.open(f"store://bucket/{step}")["a"] == step
+        assert treepack.verify(f"store://bucket/{step}").ok
+        assert store.ls("bucket", detail=False)[step] == f"bucket/{step}"
+    treepack.save("store://bucket/0", {"a": "longer than before"})
+    assert treepack.load("store://bucket/0") == {"a": "longer than before"}
+
+
+def test_what_others_have_saved_is_found(store: Store) -> None:
+    assert store.ls("bucket") == []
+    treepack.save("memory://others/model", {"a": 1})
+    Store.objects["bucket/model"] = fsspec.filesystem("memory").cat_file("/others/model")
+    assert treepack.load("store://bucket/model") == {"a": 1}
+    del Store.objects["bucket/model"]
+    with pytest.raises(FileNotFoundError):
+        treepack.open("store://bucket/model")
+
+
+@pytest.mark.parametrize("chain", ["", "simplecache::", "filecache::"])
+def test_sharded_checkpoints_are_saved_again(store: Store, chain: str) -> None:
+    url = f"{chain}store://bucket/runs/sharded"
+    for step in range(3):
+        treepack.save(url, {"w": np.full(3000, step), "step": step}, sharded=True)
+        store.ls("bucket/runs/sharded")
+        assert treepack.load(url)["w"].tolist() == [step] * 3000
+        assert treepack.open(url)["w"][7] == step
+        assert treepack.verify(url).ok
+    assert len(Store.objects) == 2, "files of older steps are removed"
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("folder", ["", "runs/"])
+def test_buckets_are_not_made(store: Store, folder: str, sharded: bool) -> None:
+    with pytest.raises(FileNotFoundError):
+        treepack.save(f"store://mistyped/{folder}model", {"w": np.ones(3000)}, sharded=sharded)
+    assert Store.buckets == {"bucket"}
+    assert not Store.objects
+
+
+def test_directories_are_made_where_there_are_some(tmp_path: Path) -> None:
+    fsspec.filesystem("local").mkdir(str(tmp_path / "known"))
+    for url in (
+        f"local://{tmp_path}/new/folder/model",
+        f"simplecache::file://{tmp_path}/cached/folder/model",
+        f"dir://below/it/model::file://{tmp_path}/known",
+    ):
+        treepack.save(url, {"a": 1})
+        assert treepack.load(url) == {"a": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cached", "known", "new"]
+
+
+@pytest.mark.parametrize("cache", ["simplecache", "filecache"])
+def test_chained_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"{cache}::memory://chained/{cache}/model"
+    for step in range(3):
+        treepack.save(url, {"step": step, "w": np.full(3 << 20, step)})
+        assert treepack.load(url)["w"][-1] == step
+        assert treepack.load(url.removeprefix(f"{cache}::"))["step"] == step
+        assert treepack.open(url)["w"][7] == step
+    with pytest.raises(ValueError, match="pathlib"):
+        treepack.save(Path(url), {})
+    assert not os.listdir(tmp_path)  # noqa: PTH208
+    treepack.save("a::b", {"a": 1})
+    treepack.save("run::2/c:d", {"a": 1})
+    assert sorted(os.listdir(tmp_path)) == ["a::b", "run::2"]  # noqa: PTH208
+
+
+def test_links_of_a_chain_keep_their_places() -> None:
+    from treepack._content import joined
+
+    for directory, file in (
+        ("s3://bucket/model", "s3://bucket/model/x"),
+        ("s3://bucket/", "s3://bucket/x"),
+        ("simplecache::s3://bucket/model", "simplecache::s3://bucket/model/x"),
+        ("zip://model::s3://bucket/all.zip", "zip://model/x::s3://bucket/all.zip"),
+        ("zip://::simplecache::s3://all.zip", "zip://x::simplecache::s3://all.zip"),
+    ):
+        assert joined(directory, "x") == file
+
+
+class Short(Store):
+    """Sends less than it was asked for, or nothing."""
+
+    protocol = "short"
+    answer: ClassVar[BaseException | None] = None
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **_: Any) -> bytes:
+        """Sends all but the last byte."""
+        if self.answer is not None:
+            raise self.answer
+        found: bytes = super().cat_file(path, start=start, end=end)
+        return found[:-1]
+
+
+def test_a_short_answer_is_told_with_its_url(store: Store) -> None:
+    fsspec.register_implementation("short", Short, clobber=True)
+    treepack.save("store://bucket/model", {"w": np.ones(50_000)})
+    url, size = "short://bucket/model", len(Store.objects["bucket/model"])
+    told = f"{url}: bytes {{}} to {size} were asked for, and {{}} bytes came instead of {{}}"
+    with pytest.raises(OSError, match=told.format(0, size - 1, size)):
+        treepack.load(url)
+    last = 160 << 10
+    with pytest.raises(OSError, match=told.format(size - last, last - 1, last)):
+        treepack.open(url)
+
+
+def test_errors_of_other_libraries_are_told_with_the_url(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.register_implementation("short", Short, clobber=True)
+    treepack.save("store://bucket/model", {"w": np.ones(5)})
+    monkeypatch.setattr(Short, "answer", RuntimeError("the line is dead"))
+    told = "short://bucket/model: bytes 0 to .* were asked for: RuntimeError: the line is dead"
+    for read in (treepack.load, treepack.open):
+        with pytest.raises(OSError, match=told):
+            read("short://bucket/model")  # type: ignore[operator]
+    monkeypatch.setattr(Short, "answer", PermissionError("not you"))
+    with pytest.raises(PermissionError, match="not you") as caught:
+        treepack.load("short://bucket/model")
+    assert "short://bucket/model: bytes 0 to" in caught.value.__notes__[0]

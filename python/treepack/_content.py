@@ -39,7 +39,8 @@ _SMALL_BYTES = 1 << 20
 # Gzip of so many bytes that is refused is inflated nevertheless, to tell whether it is damaged.
 _CHECKED_BYTES = 64 << 20
 
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/")
+# fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
+_URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
 
 def save_layout(
@@ -316,9 +317,14 @@ def _local_content(
 
 def joined(path: str | os.PathLike[str], name: str) -> str:
     """Returns the path or URL of a file in a directory."""
-    if url_of(path) is None:
+    url = url_of(path)
+    if url is None:
         return os.path.join(local(path), name)  # noqa: PTH118
-    return f"{os.fspath(path).rstrip('/')}/{name}"
+    # Of a chain, the first link that has a path has that of the directory.
+    links = url.split("::")
+    at = next(at for at, link in enumerate(links) if "://" in link)
+    links[at] += name if links[at].endswith("/") else f"/{name}"
+    return "::".join(links)
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
@@ -333,6 +339,14 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
     if "://" not in text:
         raise ValueError(f"{text!r} is a URL that pathlib has changed: pass it as text")
     return text
+
+
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Returns the path of a file from wherever the program goes; a URL as it is."""
+    if url_of(path) is not None:
+        return os.fspath(path)
+    # Not `abspath`: `..` after a link leads elsewhere.
+    return os.path.join(os.getcwd(), local(path))  # noqa: PTH109, PTH118
 
 
 def local(path: str | os.PathLike[str]) -> str | os.PathLike[str]:

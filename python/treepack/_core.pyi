@@ -19,7 +19,10 @@ __all__ = [
     "Content",
     "Layout",
     "Manifest",
+    "Marks",
+    "Selector",
     "assemble",
+    "captures",
     "compress",
     "decode_value",
     "decompress",
@@ -31,6 +34,7 @@ __all__ = [
     "rebuild",
     "restore",
     "restore_like",
+    "restore_selected",
     "stream_items",
     "thread_count",
     "trailer_metadata",
@@ -260,6 +264,49 @@ class Manifest:
 _BoxBounds = Sequence[tuple[int, int, int]]
 
 @final
+class Selector:
+    """Compiled patterns of paths, or a tree of bools; see `_patterns`."""
+
+    @staticmethod
+    def patterns(patterns: list[tuple[str, bool]]) -> Selector:
+        """Compiles patterns, each with whether it is literal: a path without wildcards."""
+
+    @staticmethod
+    def bools(bools: list[tuple[list[str], bool]]) -> Selector:
+        """Compiles a tree of bools: each is for all below its keys where no other is nearer."""
+
+    def means(self, keys: list[str]) -> bool | None:
+        """Tells whether a leaf is meant; `None` if no bool is for it."""
+
+    def matching(self, keys: list[str]) -> list[int]:
+        """Returns the numbers of the patterns that match a leaf, or a container around it."""
+
+@final
+class Marks:
+    """Which leaves and empty containers of a `Catalog` are meant."""
+
+    def __contains__(self, value: int, /) -> bool: ...
+    @property
+    def values(self) -> list[int]:
+        """The values that are meant, in their order."""
+
+    @property
+    def unmatched(self) -> list[int]:
+        """The numbers of the patterns that match nothing."""
+
+    @property
+    def undecided(self) -> int | None:
+        """The first leaf that no bool is for."""
+
+def captures(pattern: str, path: str) -> tuple[list[str], str] | None:
+    """Matches a pattern to the first parts of a path.
+
+    Returns:
+      The text that each wildcard stands for, the first ones as long as can be, and the rest of the
+      path; `None` if it does not match.
+    """
+
+@final
 class Catalog:
     """What is in encoded data: containers and leaves. They have numbers, the root has 0."""
 
@@ -299,12 +346,6 @@ class Catalog:
     def without_content(self) -> Catalog:
         """Returns the same without the data: it tells what is where, and reads nothing."""
 
-    def path(self, value: int) -> str:
-        """Returns the path of a value."""
-
-    def is_leaf(self, value: int) -> bool:
-        """Tells whether a value is a leaf, and not a container."""
-
     def leaves(self, value: int) -> Iterator[tuple[str, int]]:
         """Yields the paths and values of all leaves below a value, in their order.
 
@@ -321,6 +362,9 @@ class Catalog:
     @property
     def dtypes(self) -> list[str]:
         """The names of all dtypes that leaves have."""
+
+    def leaf_values(self, value: int) -> list[int]:
+        """Returns the leaves below a value."""
 
     @property
     def values(self) -> int:
@@ -340,7 +384,7 @@ class Catalog:
         *,
         copy: bool | None,
         threads: int | None,
-        wanted: bytes | None = None,
+        marks: Marks | None = None,
         absent: Any = None,
     ) -> Any:
         """Reads a value.
@@ -349,9 +393,25 @@ class Catalog:
           value: A leaf, or a container: its state.
           copy: See `restore`.
           threads: See `restore`.
-          wanted: For each value that `ends` tells, whether it is read, by its number.
-          absent: What takes the place of those that are not.
+          marks: Which of the values that `ends` tells are read; `None` for all.
+          absent: Stands in the state for the others.
         """
+
+    def path_of(self, value: int, start: int) -> str:
+        """Returns the path to a value from one around it."""
+
+    def select(self, value: int, selector: Selector) -> Marks:
+        """Marks the leaves and empty containers below a value that a selector means.
+
+        Paths begin at the value. Of a container with nothing in it that no bool is for, the
+        nearest container around it that has leaves decides: it is meant if all of those are.
+        """
+
+    def select_by(self, value: int, is_meant: Callable[[str], object]) -> Marks:
+        """Marks the leaves and empty containers below a value by a predicate on their paths."""
+
+    def mark(self, values: set[int]) -> Marks:
+        """Marks these leaves and empty containers."""
 
     def read_bytes(self, value: int, start: int, stop: int) -> np.ndarray:
         """Reads a range of the bytes of an array into a fresh array of bytes.
@@ -463,6 +523,46 @@ def restore_like(
     `None` where that is not just like the template: other keys or another order, leaves that do not
     plainly match, containers that only Python knows, errors. With `converts`, all arrays that are
     not plainly what the template has are such leaves.
+    """
+
+def restore_selected(
+    file: Catalog,
+    value: int,
+    template: Any,
+    settle: Callable[[list[tuple[str, Any, Any]]], list[Any] | None],
+    *,
+    marks: Marks | None,
+    selector: Selector | None,
+    strict: bool,
+    converts: bool,
+    keeps_missing: bool,
+    refuses_more: bool,
+    note: bool,
+    copy: bool | None,
+    threads: int | None,
+) -> tuple[Any, tuple[list[str], list[tuple[str, Any]]]] | None:
+    """Restores leaves of a file in a template, if its containers plainly fit.
+
+    Args:
+      file: The file.
+      value: The part of it that the template is for.
+      template: The template.
+      settle: Takes the paths of leaves that do not plainly match, those of the template, and those
+        that were read. Returns what takes their places, or `None` if they do not match.
+      marks: Which leaves are read; `None` for all. The others stay as in the template.
+      selector: Tells whether a leaf is meant that the file lacks; `None` if nobody can.
+      strict: Whether leaves are compared.
+      converts: Whether arrays that are to become those of jax are settled.
+      keeps_missing: Whether leaves that the file lacks stay as in the template.
+      refuses_more: Whether the file may have no leaf that a dict of the template lacks.
+      note: Whether paths are noted.
+      copy: See `restore`.
+      threads: See `restore`.
+
+    Returns:
+      The tree and, if they are noted, the paths of leaves that were read, and the parts of the
+      template that stayed with their paths. `None` if the tree has to be restored in another way,
+      which tells why it does not fit.
     """
 
 def stream_items(content: Content) -> list[tuple[list[str], int, int]]:

@@ -282,10 +282,11 @@ def load(
         it and may have wildcards (`*` in one part, `**` over any number of them); several of those;
         a predicate of paths; or a pytree of bools, of which each is for all below its place. With a
         target its other leaves stay as they are. Without, containers that are not whole come
-        back as dicts.
+        back as dicts. A pattern that matches nothing, neither in the file nor in the target, is an
+        error.
       rename: What leaves of the file are called in the target: a dict of paths, with wildcards as
-        above, such as `{"old/*/w": "new/*/kernel"}`; or a function of paths. Paths in `select`
-        and in errors are the new ones.
+        above, such as `{"old/*/w": "new/*/kernel"}`, of which at least one has to match; or a
+        function of paths. Paths in `select` and in errors are the new ones.
       missing: What becomes of leaves of the target that the file lacks: an error, or they stay as
         they are (`"target"`).
       unexpected: Whether leaves of the file that a dict of the target lacks are an error.
@@ -323,6 +324,7 @@ def load(
     Raises:
       OSError: If the file cannot be read.
       DecodeError: A ValueError, with the byte offset. If it is no such file.
+      ValueError: If `select` or `rename` match nothing.
       MismatchError: A ValueError. If it does not fit the target; it lists all differences.
       UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
       CorruptionError: A ValueError. If it is a damaged gzip file, or if `verify` finds damage.

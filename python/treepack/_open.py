@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from treepack import _core, _dtypes, _leaves, _paths, _prng
-from treepack._content import Openable, Opened, opened
+from treepack._content import Openable, Opened, absolute, opened
 from treepack._described import Reading, Unknown, check_unknown
 from treepack._lazy import LazyArray
 from treepack._options import Progress, Strict
 from treepack._partial import Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
+from treepack._printable import cells, padded, printable
 from treepack._report import ABSENT
 from treepack._sharded.reading import Checkpoint, ShardedArray
 
@@ -218,16 +219,18 @@ class Tree(Mapping[str, Any]):
             return _leaves.abstract(found.shape, found.dtype)
         return found
 
-    def _state(self, leaf: Callable[[int, list[str]], Any], wanted: bytes | None = None) -> Any:
+    def _state(
+        self, leaf: Callable[[int, list[str]], Any], marks: _core.Marks | None = None
+    ) -> Any:
         """Returns the state: dicts and lists of what `leaf` makes of values and their parts.
 
-        `ABSENT` is in the place of leaves and empty containers that are not wanted.
+        `ABSENT` is in the place of leaves and empty containers that are not marked.
         """
         catalog = self._catalog()
 
         def below(value: int, parts: list[str]) -> Any:
             children = catalog.children(value)
-            if not children and wanted is not None and not wanted[value]:
+            if not children and marks is not None and value not in marks:
                 return ABSENT
             if children is None:
                 return leaf(value, parts)
@@ -252,9 +255,12 @@ class Tree(Mapping[str, Any]):
         if self._file._opened is None:
             return f"<{self._title()}: closed>"
         rows = self._rows()
-        width = max((len(path) for path, _, _ in rows), default=0)
-        middle = max((len(kind) for _, kind, _ in rows), default=0)
-        lines = [f"\n  {path:{width}}  {kind:{middle}}  {size:>9}" for path, kind, size in rows]
+        width = max((cells(path) for path, _, _ in rows), default=0)
+        middle = max((cells(kind) for _, kind, _ in rows), default=0)
+        lines = [
+            f"\n  {padded(path, width)}  {padded(kind, middle)}  {size:>9}"
+            for path, kind, size in rows
+        ]
         return f"<{self._title()}: {self._summary()}{''.join(lines)}{self._and_more()}>"
 
     def _repr_html_(self) -> str:
@@ -267,18 +273,20 @@ class Tree(Mapping[str, Any]):
 
     def __rich__(self) -> Any:
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=f"{self._title()}: {self._summary()}", caption=self._and_more() or None)
+        title = Text(f"{self._title()}: {self._summary()}")  # not markup, as text would be
+        table = Table(title=title, caption=self._and_more() or None)
         for name, justify in (("path", "left"), ("kind", "left"), ("size", "right")):
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
         for row in self._rows():
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         return table
 
     def _title(self) -> str:
         name = type(self).__name__
         return f"treepack.{name} {self._file._name}" + (
-            f" at {_paths.text(self._parts)}" if self._parts else ""
+            f" at {printable(_paths.text(self._parts))}" if self._parts else ""
         )
 
     def _summary(self) -> str:
@@ -288,7 +296,7 @@ class Tree(Mapping[str, Any]):
     def _rows(self) -> list[tuple[str, str, str]]:
         catalog = self._catalog()
         found = itertools.islice(catalog.leaves(self._value), _MOST_ROWS)
-        return [(path, *leaf_text(catalog, value)) for path, value in found]
+        return [(printable(path), *leaf_text(catalog, value)) for path, value in found]
 
     def _and_more(self) -> str:
         more = self._catalog().totals(self._value)[0] - _MOST_ROWS
@@ -318,17 +326,17 @@ class File(Tree):
         mmap: bool = True,
         max_size: int | None = None,
     ):
-        self._source = source
+        is_path = isinstance(source, (str, os.PathLike))
+        # The program may go elsewhere, and so may a pickle.
+        self._source = absolute(source) if is_path else source
         self._options = {"salvage": salvage, "mmap": mmap, "max_size": max_size}
-        self._name = (
-            repr(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "in memory"
-        )
+        self._name = repr(os.fspath(source)) if is_path else "in memory"
         self._shards: Checkpoint | None = None
         try:
             found = opened(source, mmap=mmap, salvage=salvage, max_size=max_size)
         except IsADirectoryError:
             open_file = functools.partial(File, mmap=mmap, salvage=salvage, max_size=max_size)
-            self._shards = Checkpoint(source, open_file)
+            self._shards = Checkpoint(self._source, open_file)
             found = Opened(self._shards.manifest.content)
         self._opened: _core.Catalog | None = _core.Catalog.open(found.content, salvage=salvage)
         self._damage = found.damage
@@ -386,8 +394,7 @@ class File(Tree):
         for name in catalog.dtypes:
             if damage is None and _dtypes.resolve(name.encode()) is None:
                 damage = f"{name!r} is no dtype that an array can have"
-        values = filter(catalog.is_leaf, range(catalog.values))
-        return dict(zip(values, told, strict=True)), damage
+        return dict(zip(catalog.leaf_values(0), told, strict=True)), damage
 
     @property
     def _is_summed(self) -> bool:
@@ -417,14 +424,16 @@ class File(Tree):
             raise TypeError("a File that was opened by a file object cannot be pickled")
         if not isinstance(source, (str, os.PathLike)):
             source = bytes(source)
-        return _reopened, (source, self._options)
+        return _reopened, (source, self._options, self._name)
 
 
 _DAMAGED_REST = "what lies between the leaves and the record of the structure is damaged"
 
 
-def _reopened(source: Openable, options: dict[str, bool]) -> File:
-    return File(source, **options)
+def _reopened(source: Openable, options: dict[str, Any], name: str) -> File:
+    file = File(source, **options)
+    file._name = name
+    return file
 
 
 def open(
@@ -472,10 +481,10 @@ def leaf_text(catalog: _core.Catalog, value: int) -> tuple[str, str]:
 def kind_text(kind: tuple[Any, ...]) -> str:
     """Returns what a leaf is: `float32[3,4]`, `int`."""
     if kind[0] == "array":
-        return f"{kind[1]}[{','.join(map(str, kind[2]))}]"
+        return f"{printable(kind[1])}[{','.join(map(str, kind[2]))}]"
     if kind[0] == "prng_key":
-        return f"key<{kind[1]}>"
-    return f"{kind[1]}[]" if kind[0] == "scalar" else str(kind[0])
+        return f"key<{printable(kind[1])}>"
+    return f"{printable(kind[1])}[]" if kind[0] == "scalar" else str(kind[0])
 
 
 def count_text(leaves: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from treepack import _core, _paths
@@ -13,10 +13,10 @@ from treepack._described import Reading
 from treepack._lazy import LazyArray
 from treepack._libraries import jax as _jax
 from treepack._options import telling
-from treepack._patterns import renamer, selector, unmatched
+from treepack._patterns import Renaming, Selection
 from treepack._placement import leaves_of
-from treepack._report import ABSENT, Partial
-from treepack._restore import restore_tree
+from treepack._report import ABSENT, Partial, leaf_paths
+from treepack._restore import restore_selected, restore_tree
 from treepack._sharded.reading import ShardedArray
 from treepack.errors import CorruptionError, TreepackError
 
@@ -73,46 +73,73 @@ def load_part(tree: Tree, target: Any, part: Part, how: Reading) -> Any:
     how.check(target)
     if part.rename is not None and target is None:
         raise ValueError("rename is for a target, whose names are taken")
-    found = _choose(tree, part, how)
-    if found.typos and target is None:
-        raise _nothing(found.typos)
-    partial = Partial(found.is_wanted, part.missing == "target", part.unexpected == "error")
+    found = _choose(tree, target, part, how)
+    partial = Partial(
+        found.selection.means,
+        part.missing == "target",
+        part.unexpected == "error",
+        notes=part.return_report,
+    )
     partial.skipped.update(found.corrupt)
     convert = how.converter(may_change=tree._file.may_change, copy=how.copy)
-    if convert is not None:
+    if convert is not None and part.return_report:
         convert = partial.watching(convert)
     if target is None:
-        loaded = _assembled(tree, found.wanted, convert, how)
-        report = partial.report(found.corrupt)._replace(loaded=found.paths)
-    else:
-        trailer = tree._catalog().trailer
-        record = None if trailer is None else (trailer, tree._positions())
-        if part.rename is None:
-            state = _read(tree, found.wanted, how, _on_devices(target))
-        else:
-            _check_renamed(record)
-            record = None
-            state = _renamed_state(tree, found.renamed, found.wanted, how, _on_devices(target))
-        loaded = restore_tree(
-            target,
-            state,
-            _paths.ROOT,
-            how.strict,
-            cast=how.cast,
-            convert=convert,
-            in_words=False,
-            partial=partial,
-            record=record,
-        )
+        loaded = _assembled(tree, found.marks, convert, how)
         report = partial.report(found.corrupt)
-        if found.typos and not report.loaded:
-            raise _nothing(found.typos)
+        if part.return_report:
+            report = report._replace(loaded=_paths_of(tree, found.marks))
+    else:
+        loaded = _restored(tree, target, found, partial, convert, how)
+        report = partial.report(found.corrupt)
     return (loaded, report) if part.return_report else loaded
 
 
-def _check_renamed(record: tuple[bytes, Any] | None) -> None:
+def _restored(
+    tree: Tree, target: Any, found: _Choice, partial: Partial, convert: Any, how: Reading
+) -> Any:
+    """Returns the target with what was chosen of a file in its place."""
+    catalog = tree._catalog()
+    trailer = catalog.trailer
+    if found.renamed is not None:
+        _check_renamed(trailer)
+        record = None
+        state = _renamed_state(tree, found.renamed, found.marks, how, _on_devices(target))
+    else:
+        if tree._file._shards is None and not (trailer and _core.has_older_types(trailer)):
+            restored = restore_selected(
+                target,
+                catalog,
+                tree._value,
+                how.strict,
+                marks=found.marks,
+                selector=found.selection.selector,
+                partial=partial,
+                copy=how.copy,
+                threads=how.threads,
+                cast=how.cast,
+                convert=convert,
+            )
+            if restored is not None:
+                return restored[0]
+        record = None if trailer is None else (trailer, tree._positions())
+        state = _read(tree, found.marks, how, _on_devices(target))
+    return restore_tree(
+        target,
+        state,
+        _paths.ROOT,
+        how.strict,
+        cast=how.cast,
+        convert=convert,
+        in_words=False,
+        partial=partial,
+        record=record,
+    )
+
+
+def _check_renamed(trailer: bytes | None) -> None:
     """Raises if there are nodes to be upgraded, which might have other names then."""
-    if record is not None and _core.has_older_types(record[0]):
+    if trailer is not None and _core.has_older_types(trailer):
         raise TreepackError(
             "rename is not for files with nodes that are to be upgraded: load them without it"
         )
@@ -122,45 +149,94 @@ class _Choice(NamedTuple):
     """What is to be loaded.
 
     Attributes:
-      is_wanted: Tells of a path whether it is meant.
-      renamed: The new paths of all leaves and empty containers.
-      paths: The new paths of the leaves that are loaded.
-      wanted: For each value of the catalog, whether it is loaded.
+      selection: Tells of a path whether it is meant.
+      marks: The leaves and empty containers that are loaded; `None` for all.
+      renamed: The new paths of all leaves and empty containers, if they are renamed.
       corrupt: The new paths of leaves that are left out, because they are damaged.
-      typos: Patterns that match nothing.
     """
 
-    is_wanted: Callable[[str], bool]
-    renamed: dict[str, str]
-    paths: list[str]
-    wanted: bytes
+    selection: Selection
+    marks: _core.Marks | None
+    renamed: dict[str, str] | None
     corrupt: list[str]
-    typos: list[str]
 
 
-def _choose(tree: Tree, part: Part, how: Reading) -> _Choice:
+def _choose(tree: Tree, target: Any, part: Part, how: Reading) -> _Choice:
     catalog = tree._catalog()
-    new_path, is_wanted = renamer(part.rename), selector(part.select)
-    # Of leaves with one path the last counts, as in a dict.
-    ends = dict(catalog.ends(tree._value))
-    renamed = {path: new_path(path) for path in ends}
-    if len(set(renamed.values())) < len(ends):
+    selection = Selection(part.select)
+    renamed: dict[str, str] | None = None
+    if part.rename is None:
+        marks = selection.mark(catalog, tree._value)
+        unmatched = [] if marks is None else marks.unmatched
+    else:
+        renamed = _renamed(tree, part)
+        marks = _mark_renamed(catalog, tree._value, renamed, selection)
+        numbers = range(len(selection.patterns))
+        unmatched = selection.unmatched(numbers, renamed.values())
+    if unmatched:
+        _check_patterns(selection, unmatched, target, part)
+    corrupt: dict[int, str] = {}
+    if part.verifies:
+        corrupt = _corrupt(tree, marks, renamed, part, how)
+    if corrupt:
+        values = range(catalog.values) if marks is None else marks.values
+        marks = catalog.mark(set(values) - corrupt.keys())
+    return _Choice(selection, marks, renamed, [*corrupt.values()])
+
+
+def _check_patterns(
+    selection: Selection, unmatched: Iterable[int], target: Any, part: Part
+) -> None:
+    """Raises if one of some patterns matches nothing in the target either."""
+    if target is None and part.missing == "target":
+        return
+    places = () if target is None else leaf_paths(target, _paths.ROOT)
+    typos = [selection.patterns[number] for number in selection.unmatched(unmatched, places)]
+    if typos:
+        raise ValueError(f"select matches nothing in the file: {', '.join(typos)}")
+
+
+def _renamed(tree: Tree, part: Part) -> dict[str, str]:
+    """Returns the new paths of all leaves and empty containers."""
+    renaming = Renaming(part.rename)
+    renamed = {path: renaming(path) for path, _ in tree._catalog().ends(tree._value)}
+    renaming.check()
+    if len(set(renamed.values())) < len(renamed):
         raise ValueError("rename gives two leaves the same path")
-    leaves = {
-        renamed[path]: value for path, value in ends.items() if catalog.children(value) is None
-    }
-    chosen = {path: value for path, value in leaves.items() if is_wanted(path)}
-    typos = [] if part.missing == "target" else unmatched(part.select, renamed.values())
-    corrupt = _corrupt(tree, chosen, part, how) if part.verifies else []
-    for path in corrupt:
-        del chosen[path]
-    wanted = bytearray(catalog.values)
-    for value in chosen.values():
-        wanted[value] = 1
-    for path, value in ends.items():
-        if renamed[path] not in leaves and _is_empty_wanted(renamed[path], is_wanted, leaves):
-            wanted[value] = 1
-    return _Choice(is_wanted, renamed, list(chosen), bytes(wanted), corrupt, typos)
+    return renamed
+
+
+def _mark_renamed(
+    catalog: _core.Catalog, start: int, renamed: Mapping[str, str], selection: Selection
+) -> _core.Marks:
+    """Marks what is meant by its new path; see `Catalog.select` for empty containers."""
+    # Of leaves with one path the last counts, as in a dict.
+    ends = {renamed[path]: value for path, value in catalog.ends(start)}
+    leaves = {path: value for path, value in ends.items() if catalog.children(value) is None}
+    meant = {value for path, value in leaves.items() if selection.means(path)}
+    # Whether all leaves in a container are meant, by its keys.
+    around: dict[tuple[str, ...], bool] = {}
+    for path, value in leaves.items():
+        parts = tuple(_paths.parts(path))
+        for count in range(len(parts)):
+            around[parts[:count]] = around.get(parts[:count], True) and value in meant
+    for path, value in ends.items() - leaves.items():
+        try:
+            is_meant = selection.means(path)
+        except ValueError:  # there is no bool for it
+            parts = tuple(_paths.parts(path))
+            places = [parts[:count] for count in range(len(parts) - 1, -1, -1)]
+            is_meant = next((around[place] for place in places if place in around), True)
+        if is_meant:
+            meant.add(value)
+    return catalog.mark(meant)
+
+
+def _paths_of(tree: Tree, marks: _core.Marks | None) -> list[str]:
+    """Returns the paths of the leaves that are marked."""
+    leaves = tree._catalog().leaves(tree._value)
+    found = (path for path, value in leaves if marks is None or value in marks)
+    return list(dict.fromkeys(found))
 
 
 # Tells of the parts of a path whether the array there goes to devices.
@@ -177,15 +253,17 @@ def _below(on_devices: OnDevices, start: list[str], parts: Sequence[str]) -> boo
     return on_devices([*start, *parts])
 
 
-def _read(tree: Tree, wanted: bytes, how: Reading, on_devices: OnDevices = lambda _: True) -> Any:
-    """Returns the state of a tree, with `ABSENT` for what is not wanted.
+def _read(
+    tree: Tree, marks: _core.Marks | None, how: Reading, on_devices: OnDevices = lambda _: True
+) -> Any:
+    """Returns the state of a tree, with `ABSENT` for what is not marked.
 
     Arrays that lie in several files and go to devices are not read yet: each device will read its
     part.
     """
     if tree._file._shards is None:
         return tree._catalog().read(
-            tree._value, copy=how.copy, threads=how.threads, wanted=wanted, absent=ABSENT
+            tree._value, copy=how.copy, threads=how.threads, marks=marks, absent=ABSENT
         )
 
     def leaf(value: int, parts: list[str]) -> Any:
@@ -196,15 +274,17 @@ def _read(tree: Tree, wanted: bytes, how: Reading, on_devices: OnDevices = lambd
         waits = is_sharded and how.arrays == "saved" and on_devices(parts[len(tree._parts) :])
         return found if waits else found.__array__(copy=how.copy)
 
-    return tree._state(leaf, wanted)
+    return tree._state(leaf, marks)
 
 
-def _nothing(patterns: list[str]) -> ValueError:
-    return ValueError(f"select matches nothing in the file: {', '.join(patterns)}")
-
-
-def _corrupt(tree: Tree, chosen: Mapping[str, int], part: Part, how: Reading) -> list[str]:
-    """Returns the paths of leaves that have another checksum.
+def _corrupt(
+    tree: Tree,
+    marks: _core.Marks | None,
+    renamed: Mapping[str, str] | None,
+    part: Part,
+    how: Reading,
+) -> dict[int, str]:
+    """Returns the leaves that have another checksum, with their new paths.
 
     Raises:
       CorruptionError: If there are some, and none may be left out.
@@ -216,14 +296,22 @@ def _corrupt(tree: Tree, chosen: Mapping[str, int], part: Part, how: Reading) ->
         )
     with telling(how.progress, "verify") as tell:
         statuses, damage = tree._file._verified(threads=how.threads, progress=tell)
-    found = [path for path, value in chosen.items() if statuses[value] != "ok"]
     if damage is not None:
         told = f"{tree._file._name} is damaged: {damage}"
         if part.on_corrupt == "error":
             raise CorruptionError(told)
         warnings.warn(f"{told}; leaves that are whole are loaded", UserWarning, stacklevel=2)
+    catalog = tree._catalog()
+    inside = set(catalog.leaf_values(tree._value))
+    found = {}
+    for value, status in statuses.items():
+        if status != "ok" and value in inside and (marks is None or value in marks):
+            path = catalog.path_of(value, tree._value)
+            found[value] = path if renamed is None else renamed[path]
     if found and part.on_corrupt == "error":
-        raise CorruptionError(f"{listed(found)} damaged: pass on_corrupt='skip' to load all else")
+        raise CorruptionError(
+            f"{listed([*found.values()])} damaged: pass on_corrupt='skip' to load all else"
+        )
     return found
 
 
@@ -234,14 +322,14 @@ def listed(paths: list[str], most: int = 10) -> str:
     return f"{', '.join(paths[:most])}{more} {verb}"
 
 
-def _assembled(tree: Tree, wanted: bytes, convert: Any, how: Reading) -> Any:
+def _assembled(tree: Tree, marks: _core.Marks | None, convert: Any, how: Reading) -> Any:
     """Returns what is wanted of a tree, with its structure as far as it is whole."""
     catalog = tree._catalog()
     if catalog.trailer is None:
-        found = without_absent(_read(tree, wanted, how))
+        found = without_absent(_read(tree, marks, how))
     else:
         found = _core.assemble(
-            _read(tree, wanted, how),
+            _read(tree, marks, how),
             catalog.trailer,
             convert=convert,
             unknown_as_dict=how.unknown == "dict",
@@ -251,24 +339,6 @@ def _assembled(tree: Tree, wanted: bytes, convert: Any, how: Reading) -> Any:
             at=tree._positions(),
         )
     return {} if found is ABSENT else found
-
-
-def _is_empty_wanted(
-    path: str, is_wanted: Callable[[str], bool], leaves: Mapping[str, int]
-) -> bool:
-    """Tells whether a container with nothing in it is wanted: it has no leaf to ask about."""
-    try:
-        return is_wanted(path)
-    except ValueError:  # a pytree of bools has none for it
-        pass
-    # As what is around it: only if all of that is wanted.
-    parts = _paths.parts(path)
-    for count in range(len(parts) - 1, -1, -1):
-        start = _paths.text([*parts[:count], ""]) if count else ""
-        around = [leaf for leaf in leaves if leaf.startswith(start)]
-        if around:
-            return all(map(is_wanted, around))
-    return True
 
 
 def without_absent(state: Any) -> Any:
@@ -284,7 +354,11 @@ def without_absent(state: Any) -> Any:
 
 
 def _renamed_state(
-    tree: Tree, renamed: Mapping[str, str], wanted: bytes, how: Reading, on_devices: OnDevices
+    tree: Tree,
+    renamed: Mapping[str, str],
+    marks: _core.Marks | None,
+    how: Reading,
+    on_devices: OnDevices,
 ) -> Any:
     """Returns the state of a tree in which leaves have other paths."""
     catalog = tree._catalog()
@@ -297,7 +371,7 @@ def _renamed_state(
             new = _list_path(text, renamed)
         parts = _paths.parts(new)
         part = tree._part(value, path)
-        found = _read(part, wanted, how, functools.partial(_below, on_devices, parts))
+        found = _read(part, marks, how, functools.partial(_below, on_devices, parts))
         if not parts:
             root.append(found)
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from treepack._printable import printable
 from treepack.errors import TreepackError
 
 T = TypeVar("T")
@@ -61,9 +62,9 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
     for part in parts[:-1]:
         place = place.setdefault(part, {})
         if type(place) is not dict:
-            raise TreepackError(f"a leaf would be at {text(parts)}, below a leaf")
+            raise TreepackError(f"a leaf would be at {printable(text(parts))}, below a leaf")
     if not parts or parts[-1] in place:
-        raise TreepackError(f"a leaf would be at {text(parts)}, where others are")
+        raise TreepackError(f"a leaf would be at {printable(text(parts))}, where others are")
     place[parts[-1]] = leaf
 
 
@@ -77,7 +78,7 @@ def at_or_above(tree: Mapping[tuple[str, ...], T], path: str, what: str) -> T:
     for count in range(len(names), -1, -1):
         if names[:count] in tree:
             return tree[names[:count]]
-    raise ValueError(f"at {path}: the tree of {what} has none for it")
+    raise ValueError(f"at {printable(path)}: the tree of {what} has none for it")
 
 
 def key_name(entry: Any) -> str:

@@ -6,17 +6,16 @@ and `?` for one character. What it matches is meant with all below it: `params/*
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from treepack import _paths
+from treepack import _core, _paths
 from treepack._placement import leaves_of
 
-# Takes the path of a leaf, tells whether it is meant.
+# Tells of the path of a leaf whether it is meant.
 Selects = Callable[[str], bool]
 
 Select = str | tuple[Any, ...] | list[Any] | Callable[[str], object] | Mapping[Any, Any] | None
@@ -26,50 +25,105 @@ Rename = Mapping[str, str] | Callable[[str], str] | None
 """New names: patterns and what takes the place of what they match, or a function of paths."""
 
 
-def selector(select: Any) -> Selects:
-    """Returns what tells whether a leaf is meant.
+class Selection:
+    """Compiles `select=`, to mark leaves of files and to tell of single paths.
 
-    Raises:
-      TypeError: If `select` is nothing of the kind.
+    Attributes:
+      selector: The patterns or bools as the core knows them; `None` for all leaves, or a predicate.
+      patterns: The patterns as they are written.
     """
-    if select is None:
-        return lambda _: True
-    if isinstance(select, str) or is_key_path(select):
-        return _any_of([select])
-    if isinstance(select, (list, set, frozenset, tuple)) and all(
-        isinstance(part, str) or is_key_path(part) for part in select
-    ):
-        return _any_of(list(select))
-    tree = dict(leaves_of(select, ()))
-    if all(isinstance(leaf, _BOOLS) for leaf in tree.values()) and tree:
-        return lambda path: bool(_paths.at_or_above(tree, path, "bools"))
-    if callable(select):
-        return lambda path: bool(select(path))
-    raise TypeError(
-        "select is a pattern, several of them, a predicate of paths, or a pytree of bools, "
-        f"not {select!r:.100}"
-    )
+
+    def __init__(self, select: Any):
+        """Compiles it.
+
+        Raises:
+          TypeError: If `select` is none of what `Select` lists.
+        """
+        self.selector: _core.Selector | None = None
+        self.patterns: list[str] = []
+        self._predicate: Callable[[str], object] | None = None
+        if select is None:
+            return
+        patterns = _patterns_in(select)
+        if patterns is not None:
+            self.patterns = list(patterns)
+            self.selector = _core.Selector.patterns([*patterns.items()])
+            return
+        tree = dict(leaves_of(select, ()))
+        if tree and all(isinstance(leaf, _BOOLS) for leaf in tree.values()):
+            bools = [([*keys], bool(leaf)) for keys, leaf in tree.items()]
+            self.selector = _core.Selector.bools(bools)
+        elif callable(select):
+            self._predicate = select
+        else:
+            raise TypeError(
+                "select is a pattern, several of them, a predicate of paths, or a pytree of bools, "
+                f"not {select!r:.100}"
+            )
+
+    def mark(self, catalog: _core.Catalog, value: int) -> _core.Marks | None:
+        """Marks the leaves of a file below a value; `None` stands for all.
+
+        Raises:
+          ValueError: If a tree of bools has none for a leaf.
+        """
+        if self._predicate is not None:
+            return catalog.select_by(value, self._predicate)
+        if self.selector is None:
+            return None
+        marks = catalog.select(value, self.selector)
+        if marks.undecided is not None:
+            path = catalog.path_of(marks.undecided, value)
+            raise ValueError(f"at {path}: the tree of bools has none for it")
+        return marks
+
+    def means(self, path: str) -> bool:
+        """Tells whether the leaf at a path is meant.
+
+        Raises:
+          ValueError: If a tree of bools has none for it.
+        """
+        if self._predicate is not None:
+            return bool(self._predicate(path))
+        if self.selector is None:
+            return True
+        found = self.selector.means(_paths.parts(path))
+        if found is None:
+            raise ValueError(f"at {path}: the tree of bools has none for it")
+        return found
+
+    def unmatched(self, patterns: Iterable[int], paths: Iterable[str]) -> list[int]:
+        """Returns those of some patterns that match no path; all are given by their numbers."""
+        left = set(patterns)
+        for path in paths if left else ():
+            assert self.selector is not None
+            left.difference_update(self.selector.matching(_paths.parts(path)))
+        return sorted(left)
 
 
 # What a mask may have: `None` is a leaf that is not there, as in the masks of equinox.
 _BOOLS = (bool, np.bool_, type(None))
 
 
-def unmatched(select: Any, paths: Iterable[str]) -> list[str]:
-    """Returns the patterns, if that is what `select` is, that match none of the paths."""
-    one = isinstance(select, str) or is_key_path(select)
-    if not one and not isinstance(select, (list, set, frozenset, tuple)):
-        return []
-    patterns = [select] if one else list(select)
-    return [
-        _text(pattern)
-        for pattern in patterns
-        if (isinstance(pattern, str) or is_key_path(pattern))
-        and not any(_pattern(pattern).match(path) for path in paths)
-    ]
+def _patterns_in(select: Any) -> dict[str, bool] | None:
+    """Returns the patterns that `select` consists of, with whether each is literal."""
+    if isinstance(select, str) or is_key_path(select):
+        select = [select]
+    if not isinstance(select, (list, set, frozenset, tuple)):
+        return None
+    found: dict[str, bool] = {}
+    for pattern in select:
+        if isinstance(pattern, str):
+            found[pattern] = False
+        elif is_key_path(pattern):  # no character of it is a wildcard
+            found.setdefault(_paths.text(_paths.parts(pattern)), True)
+        else:
+            return None
+    return found
 
 
 def is_key_path(value: Any) -> bool:
+    """Tells whether a value is a key path of JAX."""
     return (
         isinstance(value, tuple)
         and bool(value)
@@ -77,50 +131,50 @@ def is_key_path(value: Any) -> bool:
     )
 
 
-def _any_of(patterns: list[Any]) -> Selects:
-    compiled = [_pattern(pattern) for pattern in patterns]
-    return lambda path: any(pattern.match(path) for pattern in compiled)
+class Renaming:
+    """Compiles `rename=`: a function from paths to new paths."""
 
+    def __init__(self, rename: Any):
+        """Compiles it.
 
-def _text(pattern: Any) -> str:
-    return pattern if isinstance(pattern, str) else _paths.text(_paths.parts(pattern))
+        Raises:
+          TypeError: If `rename` is nothing of the kind.
+          ValueError: If something is to take the place of more than a pattern has.
+        """
+        self._rules: list[tuple[str, list[str | None]]] = []
+        self._function: Callable[[str], str] | None = None
+        if isinstance(rename, Mapping):
+            self._rules = [(old, _replacement(old, new)) for old, new in rename.items()]
+        elif callable(rename):
+            self._function = rename
+        elif rename is not None:
+            raise TypeError(
+                f"rename is a dict of patterns or a function of paths, not {rename!r:.100}"
+            )
+        self._matches = rename is None or not self._rules
 
+    def __call__(self, path: str) -> str:
+        """Returns the path that a leaf is to have."""
+        if self._function is not None:
+            return self._function(path)
+        for pattern, replacement in self._rules:
+            found = ([], path) if pattern == _paths.ROOT else _core.captures(pattern, path)
+            if found is not None:
+                self._matches = True
+                wildcards, rest = iter(found[0]), found[1]
+                new = "".join(next(wildcards) if it is None else it for it in replacement)
+                return _joined(new, "" if path == _paths.ROOT else rest)
+        return path
 
-def _pattern(pattern: Any) -> re.Pattern[str]:
-    if isinstance(pattern, str):
-        return _compiled(pattern)
-    return re.compile(re.escape(_text(pattern)) + _END)  # no character of it is a wildcard
+    def check(self) -> None:
+        """Raises if no pattern has matched a path so far.
 
-
-def renamer(rename: Any) -> Callable[[str], str]:
-    """Returns what gives a leaf the path that it is to have.
-
-    Raises:
-      TypeError: If `rename` is nothing of the kind.
-      ValueError: If something is to take the place of more than a pattern has.
-    """
-    if rename is None:
-        return lambda path: path
-    if isinstance(rename, Mapping):
-        rules = [(_compiled(old), _replacement(old, new)) for old, new in rename.items()]
-        return functools.partial(_renamed, rules)
-    if callable(rename):
-        made: Callable[[str], str] = rename
-        return made
-    raise TypeError(f"rename is a dict of patterns or a function of paths, not {rename!r:.100}")
-
-
-Rule = tuple[re.Pattern[str], list[str | None]]
-
-
-def _renamed(rules: list[Rule], path: str) -> str:
-    for pattern, replacement in rules:
-        found = pattern.match(path)
-        if found is not None:
-            groups = iter(found.groups())
-            new = "".join((next(groups) or "") if part is None else part for part in replacement)
-            return _joined(new, "" if path == _paths.ROOT else path[found.end() :])
-    return path
+        Raises:
+          ValueError: If there are patterns, and none has.
+        """
+        if not self._matches:
+            patterns = ", ".join(pattern for pattern, _ in self._rules)
+            raise ValueError(f"rename matches nothing in the file: {patterns}")
 
 
 def _joined(new: str, rest: str) -> str:
@@ -131,26 +185,13 @@ def _joined(new: str, rest: str) -> str:
     return f"{new}/{rest}" if rest else new
 
 
-@functools.lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    if pattern == _paths.ROOT:
-        return re.compile("")
-    parts = [_EXPRESSIONS.get(part, re.escape(part)) for part in _WILDCARDS.split(pattern)]
-    return re.compile("".join(parts) + _END, re.DOTALL)
-
-
-# All of a path, or the parts that it begins with.
-_END = r"(?=/|\Z)"
-
 _WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
-# Without backtracking into what a wildcard has taken, where that can be.
-_EXPRESSIONS = {"**/": "((?:[^/]*/)*)", "**": "(.*)", "*": "([^/]*)", "?": "([^/])"}
 
 
 def _replacement(old: str, new: str) -> list[str | None]:
     """Returns the parts of a new path, with `None` for what the next wildcard matches."""
-    wildcards = [part for part in _WILDCARDS.split(old) if part in _EXPRESSIONS]
+    wildcards = _WILDCARDS.findall(old)
     parts = _WILDCARDS.split(new)
-    if [part for part in parts if part in _EXPRESSIONS] not in (wildcards, []):
+    if _WILDCARDS.findall(new) not in (wildcards, []):
         raise ValueError(f"{new!r} must have the wildcards of {old!r}, in their order, or none")
-    return [None if part in _EXPRESSIONS else part for part in parts]
+    return [None if _WILDCARDS.fullmatch(part) else part for part in parts]

@@ -9,11 +9,14 @@ show an object when its upload is complete, local and memory file systems rename
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from treepack import _core
@@ -23,9 +26,20 @@ from treepack._options import Progress, telling
 _REQUESTS = 8
 _PART_BYTES = 8 << 20
 
+# Where directories are real, and have to be made. In other places the first part of a path may be
+# a bucket, which `makedirs` would make as well.
+_HAVE_DIRECTORIES = frozenset(
+    (
+        *("arrow_hdfs", "box", "dbfs", "dropbox", "file", "ftp", "gdrive", "hdfs", "jlab"),
+        *("jupyter", "local", "sftp", "smb", "ssh", "webdav", "webhdfs"),
+    )
+)
 
-def file_system(url: str, **options: Any) -> tuple[Any, str]:
-    """Returns the file system of a URL, and the path there.
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Returns the file system of a URL, and the path there, of which no listing is remembered.
+
+    Programs share the object, so it may remember what was there before somebody saved.
 
     Raises:
       ImportError: If fsspec is not installed, or what it needs for this kind of URL.
@@ -36,8 +50,21 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
         raise ImportError(
             f"{url!r} is a URL, and fsspec is not installed: pip install 'treepack[remote]'"
         ) from error
-    found, path = url_to_fs(url, **options)
+    found, path = url_to_fs(url)
+    for layer in _layers(found):
+        layer.invalidate_cache(path)
+        layer.invalidate_cache(layer._parent(path))  # some drop one listing only
     return found, path
+
+
+def _layers(fs: Any) -> Iterator[Any]:
+    """Yields a file system, and those below it whose files it keeps copies of."""
+    from fsspec.implementations.cached import CachingFileSystem  # type: ignore[import-untyped]
+
+    yield fs
+    while isinstance(fs, CachingFileSystem):
+        fs = fs.fs
+        yield fs
 
 
 class Blocks:
@@ -101,40 +128,73 @@ def _size(url: str, fs: Any, path: str) -> int | None:
     return size
 
 
-def content(url: str) -> _core.Content:
-    """Returns what is in a file, which is read in parts."""
-    fs, path = file_system(url)
-    length = _size(url, fs, path)
-    if length is None:
-        raise OSError(f"{url}: the server does not tell the size, so it cannot be read in parts")
+class _Remote:
+    """A file that is read in ranges.
 
-    def fetch(start: int, stop: int) -> bytes:
-        found: bytes = fs.cat_file(path, start=start, end=stop)
+    Attributes:
+      length: How many bytes it has, or `None` if the server does not tell.
+      at_once: How many ranges may be read at a time.
+    """
+
+    def __init__(self, url: str):
+        self._url = url
+        self._fs, self._path = file_system(url)
+        self.length = _size(url, self._fs, self._path)
+        # Caches of fsspec take what another thread has begun to copy for the whole file.
+        self.at_once = 1 if len(list(_layers(self._fs))) > 1 else _REQUESTS
+        self._turn = threading.Lock() if self.at_once == 1 else contextlib.nullcontext()
+
+    def fetch(self, start: int, stop: int) -> bytes:
+        """Returns a range of its bytes.
+
+        Raises:
+          OSError: If it cannot be read, or if another number of bytes came.
+        """
+        asked = f"{self._url}: bytes {start} to {stop} were asked for"
+        try:
+            with self._turn:
+                found: bytes = self._fs.cat_file(self._path, start=start, end=stop)
+        except OSError as error:
+            error.add_note(asked)
+            raise
+        except MemoryError:
+            raise
+        except Exception as error:  # libraries below fsspec have classes of their own
+            raise OSError(f"{asked}: {type(error).__name__}: {error}") from error
+        if len(found) != stop - start:
+            raise OSError(f"{asked}, and {len(found)} bytes came instead of {stop - start}")
         return found
 
-    return _core.Content.elsewhere(Blocks(fetch, length).read, length)
+    def all(self) -> bytearray:
+        """Returns all of its bytes, in one request."""
+        return bytearray(self._fs.cat_file(self._path))
+
+
+def content(url: str) -> _core.Content:
+    """Returns what is in a file, which is read in parts."""
+    file = _Remote(url)
+    if file.length is None:
+        raise OSError(f"{url}: the server does not tell the size, so it cannot be read in parts")
+    return _core.Content.elsewhere(Blocks(file.fetch, file.length).read, file.length)
 
 
 def downloaded(url: str, progress: Progress = None) -> bytearray:
     """Returns all of a file, read in several parts at a time."""
-    fs, path = file_system(url)
-    length = _size(url, fs, path)
+    file = _Remote(url)
+    length = file.length
     if length is None:
-        return bytearray(fs.cat_file(path))
+        return file.all()
     data = bytearray(length)
     view = memoryview(data)
     done = 0
 
     def part(start: int) -> int:
         stop: int = min(length, start + _PART_BYTES)
-        found = fs.cat_file(path, start=start, end=stop)
-        if len(found) != stop - start:
-            raise OSError(f"{url}: {len(found)} bytes were read of {stop - start}")
-        view[start:stop] = found
+        view[start:stop] = file.fetch(start, stop)
         return stop - start
 
     starts = range(0, length, _PART_BYTES)
-    with telling(progress, "load") as tell, ThreadPoolExecutor(_REQUESTS) as pool:
+    with telling(progress, "load") as tell, ThreadPoolExecutor(file.at_once) as pool:
         for size in pool.map(part, starts):
             done += size
             if tell is not None:
@@ -143,13 +203,45 @@ def downloaded(url: str, progress: Progress = None) -> bytearray:
     return data
 
 
+def _own(fs: Any) -> Any:
+    """Returns a file system like another one, which nobody else has."""
+    return type(fs)(*fs.storage_args, skip_instance_cache=True, **fs.storage_options)
+
+
+def _make_parent(fs: Any, path: str) -> None:
+    """Makes the directory of a file, but no bucket."""
+    from fsspec.implementations.dirfs import DirFileSystem  # type: ignore[import-untyped]
+
+    while isinstance(fs, DirFileSystem):
+        fs, path = fs.fs, fs._join(path)
+    parent = fs._parent(path)
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}
+    first = parent.strip("/").split("/")[0]
+    if first and (protocols & _HAVE_DIRECTORIES or fs.exists(first)):
+        fs.makedirs(parent, exist_ok=True)
+
+
+def _forget(url: str) -> None:
+    """Drops what the file system that programs share remembers of a file, and copies of it."""
+    from fsspec.implementations.cached import CachingFileSystem, SimpleCacheFileSystem
+
+    fs, path = file_system(url)
+    for layer in _layers(fs):
+        with contextlib.suppress(OSError):  # a cache that is read-only
+            if isinstance(layer, SimpleCacheFileSystem):  # which knows its files by name alone
+                for storage in layer.storage:
+                    Path(storage, layer._mapper(path)).unlink(missing_ok=True)
+            elif isinstance(layer, CachingFileSystem):
+                layer.pop_from_cache(path)
+
+
 def write(url: str, save: Callable[[str], None]) -> None:
     """Writes to a URL what `save` writes to a path."""
+    shared, path = file_system(url)
     # A transaction is of all who have the same object, so this one is nobody else's.
-    fs, path = file_system(url, skip_instance_cache=True)
-    parent = fs._parent(path)
-    if parent and parent != path:
-        fs.makedirs(parent, exist_ok=True)
+    *_, lowest = _layers(shared)
+    fs = _own(lowest)
+    _make_parent(fs, path)
     reader, writer = os.pipe()
     failed: list[BaseException] = []
 
@@ -165,7 +257,10 @@ def write(url: str, save: Callable[[str], None]) -> None:
     thread.start()
     try:
         with fs.transaction, os.fdopen(reader, "rb", buffering=0) as pipe:
-            file = fs.open(path, "wb", block_size=_PART_BYTES)
+            try:
+                file = fs.open(path, "wb", block_size=_PART_BYTES)
+            except NotImplementedError as error:
+                raise io.UnsupportedOperation(f"{url}: fsspec cannot write there") from error
             while part := _read(pipe, _PART_BYTES):
                 file.write(part)
             thread.join()
@@ -174,6 +269,7 @@ def write(url: str, save: Callable[[str], None]) -> None:
             file.close()
     finally:
         thread.join()  # it ends when nobody reads any more
+    _forget(url)
 
 
 def _read(pipe: Any, most: int) -> bytes:

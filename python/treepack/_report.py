@@ -31,15 +31,22 @@ class Partial:
       keeps_missing: Whether what is wanted and not there stays as well.
       refuses_more: Whether there may be nothing that the template lacks.
       skipped: Paths that stay in any case.
+      notes: Whether anybody will ask for a report.
     """
 
     def __init__(
-        self, is_wanted: Callable[[str], bool], keeps_missing: bool, refuses_more: bool
+        self,
+        is_wanted: Callable[[str], bool],
+        keeps_missing: bool,
+        refuses_more: bool,
+        *,
+        notes: bool = True,
     ) -> None:
         self.is_wanted = is_wanted
         self.keeps_missing = keeps_missing
         self.refuses_more = refuses_more
         self.skipped: set[str] = set()
+        self.notes = notes
         # Without order and twice: some restores go through the tree two times.
         self._loaded: dict[str, None] = {}
         self._kept: dict[str, None] = {}
@@ -71,7 +78,8 @@ class Partial:
 
     def kept(self, target: Any, path: str) -> None:
         """Takes note of a part of the template that stays as it is."""
-        self._kept.update(dict.fromkeys(leaf_paths(target, path)))
+        if self.notes:
+            self._kept.update(dict.fromkeys(leaf_paths(target, path)))
 
     def unexpected(self, state: Any, path: str) -> bool:
         """Takes note of a part of the state that the template lacks; tells if there was any."""

@@ -25,9 +25,10 @@ from treepack._nodes.code import Pruned
 from treepack._nodes.kind import Difference
 from treepack._older import Older, Record, marked
 from treepack._options import Strict, check_strict
+from treepack._printable import printable
 from treepack._report import ABSENT, Convert, Partial, state_leaves
 from treepack._restoring import NOTHING, Restore, RestoreChild, as_part, current
-from treepack.errors import MismatchError
+from treepack.errors import MismatchError, TreepackError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -106,8 +107,89 @@ def restore_encoded(
         restored = _core.restore_like(data, target, check_strict(strict), converts, copy, threads)
         if restored is not None:
             return restored
+        if converts:
+            selected = _restore_converted(
+                target, data, strict, copy=copy, threads=threads, cast=cast, convert=convert
+            )
+            if selected is not None:
+                return selected[0]
     state = _core.restore(data, copy, threads)
     return restore_tree(target, state, ".", strict, cast=cast, convert=convert, in_words=in_words)
+
+
+def _restore_converted(
+    target: Any, data: Buffer | _core.Content, strict: Strict, **options: Any
+) -> tuple[Any] | None:
+    """Restores all of encoded bytes as `restore_selected` does, if they can be read."""
+    content = data if isinstance(data, _core.Content) else _core.Content.lent(data)
+    try:
+        catalog = _core.Catalog.open(content, salvage=False)
+    except TreepackError:  # which is told when all is read
+        return None
+    if catalog.trailer is not None and _core.has_older_types(catalog.trailer):
+        return None
+    return restore_selected(target, catalog, 0, strict, **options)
+
+
+def restore_selected(
+    target: Any,
+    catalog: _core.Catalog,
+    value: int,
+    strict: Strict,
+    *,
+    marks: _core.Marks | None = None,
+    selector: _core.Selector | None = None,
+    partial: Partial | None = None,
+    copy: bool | None,
+    threads: int | None,
+    cast: bool,
+    convert: Convert | None,
+) -> tuple[Any] | None:
+    """Returns a target with leaves of a file, in a tuple, if its containers plainly fit.
+
+    Otherwise `restore_tree` does the same, and tells what is wrong. See `_core.restore_selected`
+    for `catalog`, `value`, `marks` and `selector`, and `restore_tree` for the others.
+    """
+    check_strict(strict)
+    if strict == "exact" or handlers.overridden() or _core.TRAILER_KEY in _keys(target):
+        return None
+
+    def settle(leaves: list[tuple[str, Any, Any]]) -> list[Any] | None:
+        for _, expected, found in leaves:
+            if difference(expected, found, strict, cast=cast) is not None:
+                return None
+        if convert is None:
+            return [found for _, _, found in leaves]
+        converted = [leaf for leaf in leaves if signature(leaf[1]) is not None]
+        made = iter(convert(converted) if converted else ())
+        return [
+            found if signature(expected) is None else next(made) for _, expected, found in leaves
+        ]
+
+    restored = _core.restore_selected(
+        catalog,
+        value,
+        target,
+        settle,
+        marks=marks,
+        selector=selector,
+        strict=bool(strict),
+        converts=convert is not None,
+        keeps_missing=partial is not None and partial.keeps_missing,
+        refuses_more=partial is not None and partial.refuses_more,
+        note=partial is not None and partial.notes,
+        copy=copy,
+        threads=threads,
+    )
+    if restored is None:
+        return None
+    tree, (loaded, kept) = restored
+    if partial is not None:
+        for path in loaded:
+            partial.loaded(path)
+        for path, part in kept:
+            partial.kept(part, path)
+    return (tree,)
 
 
 def restore_tree(
@@ -367,7 +449,8 @@ def _restore_by_handler(
         _say(restore, str(error))
         return target
     except Exception as error:  # whatever a handler raises
-        error.add_note(f"while {type(target).__name__} was restored at {'/'.join(restore.path)}")
+        where = printable("/".join(restore.path))
+        error.add_note(f"while {type(target).__name__} was restored at {where}")
         raise
     finally:
         restore.path.pop()

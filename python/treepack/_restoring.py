@@ -13,6 +13,7 @@ from typing import Any
 
 from treepack import _paths
 from treepack._options import Strict, check_strict
+from treepack._printable import printable
 from treepack._report import Partial
 from treepack.errors import Mismatch, MismatchError
 
@@ -80,7 +81,7 @@ class Restore:
         found = list(self.mismatches.values())
         singular, plural = ("leaf", "leaves") if self.sentence is None else ("place", "places")
         count = f"1 {singular} does" if len(found) == 1 else f"{len(found)} {plural} do"
-        lines = [f"\n  {_line(mismatch)}" for mismatch in found[:_MOST_LINES]]
+        lines = [f"\n  {printable(_line(mismatch))}" for mismatch in found[:_MOST_LINES]]
         if len(found) > _MOST_LINES:
             lines.append(f"\n  and {len(found) - _MOST_LINES} more, in the error's mismatches")
         text = f"{count} not match the template:{''.join(lines)}"

@@ -48,7 +48,7 @@ class Statuses(Mapping[str, Status]):
     def with_status(self, status: Status) -> list[str]:
         """Returns the paths of the leaves of which this is known."""
         values = [value for value, known in self._statuses.items() if known == status]
-        return [self._catalog.path(value) for value in values]
+        return [self._catalog.path_of(value, 0) for value in values]
 
     def __repr__(self) -> str:
         return repr(dict(self))

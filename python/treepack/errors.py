@@ -9,9 +9,14 @@ from __future__ import annotations
 import gzip
 from typing import Any, NamedTuple
 
+from treepack._printable import printable, printable_lines
+
 
 class TreepackError(ValueError):
     """Something cannot be saved or loaded. The base class of most errors here."""
+
+    def __str__(self) -> str:
+        return printable_lines(super().__str__())  # keys of files may have anything in them
 
 
 class DecodeError(TreepackError):
@@ -26,7 +31,10 @@ class DecodeError(TreepackError):
         self.message = message
         self.offset = offset
         self.path = path
-        places = ["" if offset is None else f"byte {offset}", "" if path is None else f"at {path}"]
+        places = [
+            "" if offset is None else f"byte {offset}",
+            "" if path is None else f"at {printable(path)}",
+        ]
         where = ", ".join(filter(None, places))
         super().__init__(f"{message} ({where})" if where else message)
 
@@ -99,7 +107,10 @@ class UnserializableLeafError(TypeError):
     def __init__(self, message: str, path: str):
         self.message = message
         self.path = path
-        super().__init__(f"at {path}: {message}")
+        super().__init__(f"at {printable(path)}: {message}")
+
+    def __str__(self) -> str:
+        return printable_lines(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.path)

@@ -7,23 +7,26 @@
 //! |---|---|
 //! | `read.rs` | finding the leaves: of an index, or of the headers |
 //! | `check.rs` | comparing an index with the headers, where it is used |
+//! | `select.rs` | marking the leaves that are meant |
 //! | `stream.rs` | leaves of streams, one after the other |
 //! | `verify.rs` | comparing leaves with their checksums |
 
 mod check;
 mod read;
+mod select;
 mod stream;
 mod verify;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
+pub use select::Marks;
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};
 
-use self::check::Checked;
+use self::check::{Checked, Window};
 use crate::Error;
 use crate::error::Path;
 use crate::structure::LeafKind;
@@ -76,6 +79,8 @@ pub struct Catalog {
     /// Which heads were compared with an index, and which leaves.
     checked: Checked,
     read: Checked,
+    /// What was read last for that.
+    window: Mutex<Window>,
     /// What ended the reading of damaged data.
     damage: Option<Error>,
     /// Values by a hash of the container that they are in and their key; made when one is looked up.
@@ -170,12 +175,12 @@ impl Catalog {
     /// The keys that lead from the root to a value.
     #[must_use]
     pub fn path_of(&self, value: usize) -> Path {
-        self.path_from(0, value)
+        self.path_below(0, value)
     }
 
-    /// The keys that lead from a value to one in it.
+    /// The keys that lead from a value to one that is in it.
     #[must_use]
-    pub fn path_from(&self, from: usize, value: usize) -> Path {
+    pub fn path_below(&self, from: usize, value: usize) -> Path {
         let mut path = Path::default();
         let mut at = value;
         while at > from {
@@ -196,7 +201,7 @@ impl Catalog {
     pub fn ends_below(&self, value: usize) -> impl Iterator<Item = (Path, usize)> + '_ {
         (value..self.entries[value].end)
             .filter(|at| self.is_end(*at))
-            .map(move |at| (self.path_from(value, at), at))
+            .map(move |at| (self.path_below(value, at), at))
     }
 
     /// How many leaves there are in a value, and how many bytes their values have.

@@ -28,6 +28,7 @@ use smallvec::SmallVec;
 use crate::array::resolve;
 
 pub use extensions::no_dtype;
+pub(crate) use leaves::itemsize;
 pub use leaves::{Leaf, Leaves};
 pub use read::{Closed, Reader};
 

@@ -103,6 +103,16 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Goes on with another part of the source, which has to be one value.
+    ///
+    /// # Panics
+    /// If the source ends before, or a value has not been read to its end.
+    pub fn seek(&mut self, part: Range<usize>) {
+        assert!(self.open.is_empty() && self.needing == 0);
+        self.found.text.clear(); // of strings that nobody asks for any more
+        self.cursor.seek(part);
+    }
+
     /// The offset of the next byte.
     #[inline]
     #[must_use]

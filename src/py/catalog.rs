@@ -2,6 +2,7 @@
 //!
 //! It is one class of Python, and long because it has a method for whatever is asked of a file.
 
+use std::collections::HashSet;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,18 +11,19 @@ use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyString, PyTuple};
 use smallvec::SmallVec;
 
 use super::content::Content;
-use super::memory::{FreshArray, Writable, detached};
-use super::objects::{CopyMode, build, explain};
+use super::memory::{FreshArray, Writable, detached, new_dict, new_list};
+use super::objects::{Parts, explain};
+use super::select::{Marks, Selector};
 use super::watch::Watcher;
 use super::{errors, integer_or_none};
 use crate::array::{Bounds, Runs};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::Event;
-use crate::source::Parts;
+use crate::source;
 use crate::structure::LeafKind;
 use crate::watch::Watch as _;
 use crate::{Error, Result, parallel};
@@ -60,7 +62,7 @@ impl Paths {
                 py.check_signals()?;
             }
             if self.catalog.leaf(at).is_some() || self.with_empty && self.catalog.is_end(at) {
-                let path = self.catalog.path_from(self.from, at);
+                let path = self.catalog.path_below(self.from, at);
                 return Ok(Some((path.to_string(), at)));
             }
         }
@@ -72,13 +74,12 @@ impl Paths {
 type Pieces = Vec<(usize, usize)>;
 
 /// How a tree is put together of some of its leaves.
-struct Selection<'py> {
-    /// By the numbers of leaves and empty containers; nothing if all are wanted.
-    wanted: Option<Vec<u8>>,
+#[derive(Clone, Copy)]
+struct Selection<'a, 'py> {
+    /// Which of them; nothing if all are wanted.
+    marks: Option<&'a catalog::Marks>,
     /// What takes the place of the others.
-    absent: Bound<'py, PyAny>,
-    copy: CopyMode,
-    threads: Option<i64>,
+    absent: Option<&'a Bound<'py, PyAny>>,
 }
 
 /// For each dimension: where a box begins, how many indices it has, and how far apart they are.
@@ -222,18 +223,6 @@ impl Catalog {
         Ok(self.catalog.is_list(value))
     }
 
-    /// The path of a value.
-    fn path(&self, value: usize) -> PyResult<String> {
-        self.check(value)?;
-        Ok(self.catalog.path_of(value).to_string())
-    }
-
-    /// Whether a value is a leaf.
-    fn is_leaf(&self, value: usize) -> PyResult<bool> {
-        self.check(value)?;
-        Ok(self.catalog.leaf(value).is_some())
-    }
-
     /// The paths of the leaves below a value, and their numbers among all values.
     fn leaves(&self, value: usize) -> PyResult<Paths> {
         self.paths(value, false)
@@ -256,6 +245,15 @@ impl Catalog {
         self.catalog.dtypes().collect()
     }
 
+    /// The numbers of the leaves below a value among all values.
+    fn leaf_values(&self, value: usize) -> PyResult<Vec<usize>> {
+        self.check(value)?;
+        let inside = value..self.catalog.after(value);
+        Ok(inside
+            .filter(|at| self.catalog.leaf(*at).is_some())
+            .collect())
+    }
+
     /// How many values there are.
     #[getter]
     fn values(&self) -> usize {
@@ -275,28 +273,59 @@ impl Catalog {
     }
 
     /// Reads a value: a leaf, or a container with all its leaves.
-    #[pyo3(signature = (value, *, copy, threads, wanted=None, absent=None))]
+    #[pyo3(signature = (value, *, copy, threads, marks=None, absent=None))]
     fn read<'py>(
         &self,
         py: Python<'py>,
         value: usize,
         copy: Option<bool>,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
-        wanted: Option<Vec<u8>>,
-        absent: Option<Bound<'py, PyAny>>,
+        marks: Option<&Marks>,
+        absent: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check(value)?;
-        let selection = Selection {
-            wanted,
-            absent: absent.unwrap_or_else(|| py.None().into_bound(py)),
-            copy: copy.into(),
-            threads,
-        };
-        let read = self.value(py, value, &selection);
+        let marks = marks.map(|marks| marks.of(&self.catalog)).transpose()?;
+        let mut parts = self.parts(py, value, copy, threads)?;
+        let read = self.value(value, Selection { marks, absent }, &mut parts);
+        let read = read.and_then(|read| parts.finish().map(|()| read));
         if self.catalog.leaf(value).is_none() {
             self.content.get().release(); // of the whole file, which is not worth it for a leaf
         }
         read
+    }
+
+    /// The path to a value from one around it.
+    fn path_of(&self, value: usize, start: usize) -> PyResult<String> {
+        self.check(value)?;
+        self.check(start)?;
+        Ok(self.catalog.path_below(start, value).to_string())
+    }
+
+    /// Marks the leaves that a selector means below a value.
+    fn select(&self, py: Python<'_>, value: usize, selector: &Selector) -> PyResult<Marks> {
+        self.check(value)?;
+        let watcher = Watcher::signals();
+        let marks = py.detach(|| self.catalog.select(value, selector.get(), &watcher));
+        let marks = marks.map_err(|error| watcher.explain(error, PyErr::from))?;
+        Ok(Marks::new(marks))
+    }
+
+    /// Marks the leaves and empty containers below a value for whose paths a function says so.
+    fn select_by(&self, value: usize, is_meant: &Bound<'_, PyAny>) -> PyResult<Marks> {
+        self.check(value)?;
+        let mut values = HashSet::new();
+        for (path, at) in self.catalog.ends_below(value) {
+            if is_meant.call1((path.to_string(),))?.is_truthy()? {
+                values.insert(at);
+            }
+        }
+        self.mark(values)
+    }
+
+    /// Marks values.
+    fn mark(&self, values: HashSet<usize>) -> PyResult<Marks> {
+        let is_meant = |value| Ok(values.contains(&value));
+        Ok(Marks::new(catalog::Marks::new(&self.catalog, is_meant)?))
     }
 
     /// Reads a range of the bytes of an array into a fresh array of bytes.
@@ -496,7 +525,7 @@ impl Catalog {
         threads: Option<i64>,
         fill: impl FnOnce(Read<'_>) -> Result<()>,
     ) -> PyResult<()> {
-        let source = Parts {
+        let source = source::Parts {
             source: self.content.get().source(),
             parts: &array.parts,
         };
@@ -513,25 +542,48 @@ impl Catalog {
         leaf.ok_or_else(|| PyTypeError::new_err("the value is no leaf"))
     }
 
-    fn read_leaf<'py>(
+    /// What reads parts of the data, of all that a value has.
+    pub fn parts<'a, 'py>(
+        &'a self,
+        py: Python<'py>,
+        value: usize,
+        copy: Option<bool>,
+        threads: Option<i64>,
+    ) -> PyResult<Parts<'a, 'py>> {
+        let content = self.content.bind(py);
+        Parts::new(
+            py,
+            content.get().source(),
+            self.catalog.totals(value).1,
+            Content::owned(content),
+            copy.into(),
+            threads,
+        )
+    }
+
+    /// Reads a leaf.
+    pub fn read_leaf<'py>(
         &self,
         py: Python<'py>,
         value: usize,
         leaf: usize,
-        selection: &Selection<'py>,
+        parts: &mut Parts<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let place = self.catalog.place(leaf);
-        let content = self.content.bind(py);
-        self.catalog.check_leaf(content.get().source(), value)?;
-        let read = build(
-            py,
-            content.get().source(),
-            place.start..place.end,
-            Content::owned(content),
-            selection.copy,
-            selection.threads,
-        );
+        self.catalog
+            .check_leaf(self.content.get().source(), value)?;
+        let read = parts.read(place.start..place.end);
         read.map_err(|error| self.at(py, error, value))
+    }
+
+    /// The leaves and their paths.
+    pub fn core(&self) -> &catalog::Catalog {
+        &self.catalog
+    }
+
+    /// Takes what has been read off this process's account.
+    pub fn release(&self) {
+        self.content.get().release();
     }
 
     /// What is wrong with a value, with its path.
@@ -552,19 +604,19 @@ impl Catalog {
     /// A value with all that is wanted below it.
     fn value<'py>(
         &self,
-        py: Python<'py>,
         value: usize,
-        selection: &Selection<'py>,
+        selection: Selection<'_, 'py>,
+        parts: &mut Parts<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let catalog = &self.catalog;
-        if let Some(wanted) = &selection.wanted {
-            let below = wanted.get(value..catalog.after(value)).unwrap_or_default();
-            if below.iter().all(|it| *it == 0) {
-                return Ok(selection.absent.clone());
-            }
+        let (catalog, py) = (&self.catalog, parts.py());
+        if let Some(marks) = selection.marks
+            && marks.count(value..catalog.after(value)) == 0
+        {
+            let absent = selection.absent.cloned();
+            return Ok(absent.unwrap_or_else(|| py.None().into_bound(py)));
         }
         if let Some(leaf) = catalog.leaf(value) {
-            return self.read_leaf(py, value, leaf, selection);
+            return self.read_leaf(py, value, leaf, parts);
         }
         if catalog.is_end(value) {
             catalog.check_place(self.content.get().source(), value)?;
@@ -572,19 +624,18 @@ impl Catalog {
         if catalog.is_list(value) {
             // A list with gaps would be another one.
             let whole = Selection {
-                wanted: None,
-                absent: selection.absent.clone(),
-                ..*selection
+                marks: None,
+                ..selection
             };
-            let list = PyList::empty(py);
+            let list = new_list(py)?;
             for child in catalog.children(value) {
-                list.append(self.value(py, child, &whole)?)?;
+                list.append(self.value(child, whole, parts)?)?;
             }
             return Ok(list.into_any());
         }
-        let dict = PyDict::new(py);
+        let dict = new_dict(py)?;
         for child in catalog.children(value) {
-            dict.set_item(catalog.key(child), self.value(py, child, selection)?)?;
+            dict.set_item(catalog.key(child), self.value(child, selection, parts)?)?;
         }
         Ok(dict.into_any())
     }

@@ -6,6 +6,8 @@
 //! | `load.rs` | the verbs that load: bytes in, a tree out |
 //! | `content.rs` | what is in a file or a buffer |
 //! | `catalog.rs` | leaves by their paths, read one by one |
+//! | `select.rs` | which leaves are meant |
+//! | `selected.rs` | some leaves of a file in the place of those of a template |
 //! | `manifest.rs` | what holds the files of a sharded checkpoint together |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
@@ -35,6 +37,8 @@ mod manifest;
 mod memory;
 mod objects;
 mod save;
+mod select;
+mod selected;
 mod value;
 mod walk;
 mod watch;
@@ -98,6 +102,10 @@ mod _core {
     use super::manifest::Manifest;
     #[pymodule_export]
     use super::save::{Layout, problems, walk, write_file};
+    #[pymodule_export]
+    use super::select::{Marks, Selector, captures};
+    #[pymodule_export]
+    use super::selected::restore_selected;
     #[pymodule_export]
     use super::value::{decode_value, encode_value};
 }

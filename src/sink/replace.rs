@@ -6,7 +6,9 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+#[cfg(unix)]
 use std::thread;
+#[cfg(unix)]
 use std::time::Duration;
 
 use super::output::Output;
@@ -204,6 +206,7 @@ fn preallocate(file: &File, size: usize, watch: &dyn Watch) -> Result<()> {
 }
 
 #[cfg(not(target_os = "linux"))]
+#[allow(clippy::unnecessary_wraps)] // as where there is something to do
 fn preallocate(_: &File, _: usize, _: &dyn Watch) -> Result<()> {
     Ok(())
 }
@@ -229,6 +232,7 @@ fn sync_directory(directory: &Path) -> io::Result<()> {
 }
 
 #[cfg(not(unix))]
+#[allow(clippy::unnecessary_wraps)] // as where there is something to do
 fn sync_directory(_: &Path) -> io::Result<()> {
     Ok(())
 }

@@ -60,6 +60,15 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// Goes to another part of the source; what is near is not read once more.
+    ///
+    /// # Panics
+    /// If the source ends before.
+    pub fn seek(&mut self, part: Range<usize>) {
+        assert!(part.start <= part.end && part.end <= self.source.len());
+        (self.position, self.end) = (part.start, part.end);
+    }
+
     /// The offset of the next byte.
     #[inline]
     #[must_use]

@@ -17,7 +17,8 @@ import sys
 import typer
 
 from treepack._cli import checking, listing, writing
-from treepack.errors import TreepackError
+from treepack._printable import printable_lines
+from treepack.errors import UnserializableLeafError
 
 app = typer.Typer(
     name="treepack",
@@ -44,10 +45,13 @@ def run() -> None:
         sys.exit(141)
     except KeyError as error:
         sys.exit(_told(f"there is nothing at {error.args[0]}"))
-    except (OSError, TreepackError, ValueError, ImportError) as error:
+    except MemoryError:
+        sys.exit(_told("out of memory"))
+    except (OSError, ValueError, ImportError, UnserializableLeafError) as error:
         sys.exit(_told(str(error), getattr(error, "__notes__", [])))
 
 
 def _told(message: str, notes: list[str] | None = None) -> int:
-    print("\n".join([f"treepack: {message}", *(notes or [])]), file=sys.stderr)
+    text = "\n".join([f"treepack: {message}", *(notes or [])])
+    print(printable_lines(text), file=sys.stderr)
     return 2

@@ -97,7 +97,7 @@ def show(file: FILE, path: PATH) -> None:
             raise ValueError(f"{path} has {len(found)} parts: treepack ls {file} {path}")
         if not isinstance(found, LazyArray):
             output.line(f"{path}: {type(found).__name__}", "bold")
-            output.line(repr(found))
+            output.block(repr(found))
             return
         kind = kind_text(("array", found.dtype.name, found.shape))
         output.line(f"{path}: {kind}, {size_text(found.nbytes)}", "bold")
@@ -114,4 +114,4 @@ def show(file: FILE, path: PATH) -> None:
             output.rows([(row, ("dim", "")) for row in rows])
             bars = values.histogram(known.counts)
             output.line(f"{known.minimum:.3g} {bars} {known.maximum:.3g}", "cyan")
-        output.line(values.preview(found))
+        output.block(values.preview(found))

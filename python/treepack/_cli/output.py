@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -18,18 +19,20 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from treepack._printable import printable, printable_lines
+
 # A row: its cells, and the styles that these have.
 Row = tuple[Sequence[str], Sequence[str]]
 
 
 def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     """Prints rows in columns, those of `right` to the right. In a pipe nothing is cut."""
-    found = list(lines)
+    found = [([printable(cell) for cell in cells], styles) for cells, styles in lines]
     if not found:
         return
     count = max(len(cells) for cells, _ in found)
     widths = [
-        max((len(cells[at]) for cells, _ in found if at < len(cells)), default=0)
+        max((cell_len(cells[at]) for cells, _ in found if at < len(cells)), default=0)
         for at in range(count)
     ]
     if sys.stdout.isatty():
@@ -39,17 +42,32 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
     for cells, styles in found:
         line = Text()
         for at, (cell, style) in enumerate(zip(cells, styles, strict=True)):
-            cell = cell if len(cell) <= widths[at] else f"…{cell[1 - widths[at] :]}"
-            cell = cell.rjust(widths[at]) if at in right else cell.ljust(widths[at])
-            line.append(cell, style)
+            cell = _end(cell, widths[at])
+            room = " " * (widths[at] - cell_len(cell))
+            line.append(room + cell if at in right else cell + room, style)
             line.append("  ")
         line.rstrip()
         console.print(line)
 
 
+def _end(cell: str, width: int) -> str:
+    """Returns the end of a cell that is wider than so many cells of the terminal."""
+    if cell_len(cell) <= width:
+        return cell
+    start = max(0, len(cell) - width)  # few characters have no cell
+    while cell_len(cell[start:]) > width - 1:
+        start += 1
+    return f"…{cell[start:]}"
+
+
 def line(text: str, style: str = "") -> None:
     """Prints a line."""
-    Console(soft_wrap=True, highlight=False).print(Text(text, style))
+    Console(soft_wrap=True, highlight=False).print(Text(printable(text), style))
+
+
+def block(text: str) -> None:
+    """Prints lines, such as the rows of an array."""
+    Console(soft_wrap=True, highlight=False).print(Text(printable_lines(text)))
 
 
 @contextlib.contextmanager

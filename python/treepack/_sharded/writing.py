@@ -341,7 +341,7 @@ class Directory:
         if self._url is None:
             return [entry.name for entry in os.scandir(self._path)]
         fs, path = _remote.file_system(self._url)
-        return [found.rsplit("/", 1)[-1] for found in fs.ls(path, detail=False, refresh=True)]
+        return [found.rsplit("/", 1)[-1] for found in fs.ls(path, detail=False)]
 
     def _remove(self, name: str) -> None:
         if self._url is not None:

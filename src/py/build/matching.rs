@@ -4,10 +4,10 @@ use std::cell::RefCell;
 
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyComplex, PyDict, PyList, PyTuple, PyType};
 use pyo3::{PyTypeInfo, ffi, intern};
 
-use super::super::classes::{Classes, is_plain};
+use super::super::classes::{Class, Classes, is_plain};
 use super::super::fields::{Attributes, FieldsByType};
 use super::super::hooks::Hooks;
 
@@ -41,8 +41,12 @@ impl<'py> Matching<'py> {
     pub fn leaf(&self, target: &Bound<'py, PyAny>, state: &Bound<'py, PyAny>) -> PyResult<bool> {
         let is_array = target.get_type_ptr() == self.array;
         if !is_array && !self.is_abstract_array(target)? {
-            let same = !self.strict || target.get_type_ptr() == state.get_type_ptr();
-            return Ok(same && is_plain(target));
+            let same = target.get_type_ptr() == state.get_type_ptr();
+            if is_plain(target) {
+                return Ok(same || !self.strict);
+            }
+            // Of one type, all numbers have one dtype.
+            return Ok(same && self.is_number(target)?);
         }
         if state.get_type_ptr() != self.array || (self.converts && !is_array) {
             return Ok(false);
@@ -90,6 +94,33 @@ impl<'py> Matching<'py> {
     /// Whether a part of the template is an array of some kind.
     pub fn is_array(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
         Ok(target.get_type_ptr() == self.array || self.is_abstract_array(target)?)
+    }
+
+    /// Whether a part of the template surely is no container.
+    #[inline(never)] // which keeps the recursion small
+    pub fn is_leaf(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
+        let is_plain = is_plain(target)
+            || target.is_exact_instance_of::<PyBytes>()
+            || target.is_exact_instance_of::<PyComplex>();
+        if is_plain || self.is_array(target)? {
+            return Ok(true);
+        }
+        Ok(matches!(
+            self.classes.borrow_mut().of(target)?,
+            Class::Array | Class::Scalar | Class::JaxArray | Class::PrngKey | Class::BytesLike
+        ))
+    }
+
+    /// Whether a value is a scalar of NumPy that is a number.
+    fn is_number(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
+        if self.classes.borrow_mut().of(value)? != Class::Scalar {
+            return Ok(false);
+        }
+        let kind: char = value
+            .getattr(intern!(value.py(), "dtype"))?
+            .getattr(intern!(value.py(), "kind"))?
+            .extract()?;
+        Ok("biufc".contains(kind))
     }
 
     /// Whether `value` is a jax array, or stands for one.

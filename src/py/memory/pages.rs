@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use crate::mapping::fresh_pages;
 
 /// From so many bytes on, fresh memory is worth asking huge pages for.
+#[cfg(target_os = "linux")]
 const HUGE_MIN_BYTES: usize = 4 << 20;
 
 /// Asks for huge pages on the interior of fresh memory: one page fault for 2 MiB

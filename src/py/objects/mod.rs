@@ -70,16 +70,53 @@ pub fn build<'py>(
     copy: CopyMode,
     threads: Option<i64>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let mut objects = Objects::new(py, source, part, memory, copy, threads)?;
-    let tree = objects
-        .value()
-        .and_then(|tree| Ok(objects.reader.finish().map(|()| tree)?))
-        .map_err(|failure| {
+    let mut parts = Parts::new(py, source, part.len(), memory, copy, threads)?;
+    let tree = parts.read(part)?;
+    parts.finish()?;
+    Ok(tree)
+}
+
+/// Parts of a source that are read one by one, as `build` does it, each of which is one value.
+pub struct Parts<'a, 'py>(Objects<'a, 'py>);
+
+impl<'a, 'py> Parts<'a, 'py> {
+    /// For parts of so many bytes in all.
+    pub fn new(
+        py: Python<'py>,
+        source: &'a dyn Source,
+        nbytes: usize,
+        memory: Option<Owned<'a, 'py>>,
+        copy: CopyMode,
+        threads: Option<i64>,
+    ) -> PyResult<Self> {
+        let objects = Objects::new(py, source, 0..0, nbytes, memory, copy, threads);
+        Ok(Self(objects?))
+    }
+
+    /// Python, which made the values.
+    pub fn py(&self) -> Python<'py> {
+        self.0.py
+    }
+
+    /// The value of a part. No other one can be read after an error.
+    ///
+    /// The bytes of large arrays are there after [`Self::finish`].
+    pub fn read(&mut self, part: Range<usize>) -> PyResult<Bound<'py, PyAny>> {
+        let Self(objects) = self;
+        objects.reader.seek(part);
+        let value = objects.value();
+        let value = value.and_then(|value| Ok(objects.reader.finish().map(|()| value)?));
+        value.map_err(|failure| {
             failure
-                .map_core(|error| explain(error, source))
-                .into_py(py, "restoring")
-        })?;
-    objects.copied(tree)
+                .map_core(|error| explain(error, objects.source))
+                .into_py(objects.py, "restoring")
+        })
+    }
+
+    /// Copies what was left to be copied.
+    pub fn finish(self) -> PyResult<()> {
+        self.0.copied(())
+    }
 }
 
 /// The tree as `build` makes it, around which the containers of a template are built; nothing if
@@ -93,7 +130,8 @@ pub fn build_like<'py>(
     threads: Option<i64>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = template.py();
-    let mut objects = Objects::new(py, source, 0..source.len(), memory, copy, threads)?;
+    let whole = 0..source.len();
+    let mut objects = Objects::new(py, source, whole, source.len(), memory, copy, threads)?;
     match objects.root_like(template, matching) {
         Ok(Some(tree)) if objects.reader.finish().is_ok() => objects.copied(tree).map(Some),
         Err(failure) if objects.interrupted || failure.must_be_raised(py) => {
@@ -109,6 +147,7 @@ impl<'a, 'py> Objects<'a, 'py> {
         py: Python<'py>,
         source: &'a dyn Source,
         part: Range<usize>,
+        nbytes: usize,
         memory: Option<Owned<'a, 'py>>,
         copy: CopyMode,
         threads: Option<i64>,
@@ -122,7 +161,7 @@ impl<'a, 'py> Objects<'a, 'py> {
             memory,
             copy,
             dtypes: Vec::new(),
-            fresh_pages: FreshPages::new(part.len()),
+            fresh_pages: FreshPages::new(nbytes),
             reader: Reader::within(source, part),
             keys: KeyCache::default(),
             resolved: ([usize::MAX; 4], SmallVec::new()),
@@ -134,8 +173,8 @@ impl<'a, 'py> Objects<'a, 'py> {
         })
     }
 
-    /// The tree, once all its arrays have been copied.
-    fn copied(self, tree: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    /// A tree, once all its arrays have been copied.
+    fn copied<T>(self, tree: T) -> PyResult<T> {
         if self.copies.is_empty() {
             return Ok(tree);
         }

@@ -1,0 +1,473 @@
+//! Patterns of paths: which leaves are meant, and what wildcards stand for.
+//!
+//! A pattern is a path. In it `*` stands for any text inside one part, `**` for any number of
+//! parts, and `?` for one character. What it matches is meant with all below it.
+//!
+//! All patterns are matched at once, while the keys of a tree are read one by one: a set of
+//! positions in the patterns moves over the text (Thompson's simulation of an automaton, see
+//! Russ Cox, "Regular Expression Matching Can Be Simple And Fast"). So the time is linear in the
+//! text whatever the patterns are, and no path is put together. Patterns without wildcards are
+//! looked up part by part in a table, however many there are.
+
+use std::collections::HashMap;
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::Result;
+use crate::error::escaped;
+
+/// A position in a pattern, and what leads on from there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Token {
+    /// This character.
+    Char(char),
+    /// `?`: one character of a part.
+    One,
+    /// `*`: any text inside one part.
+    Within,
+    /// `**` that is no part of its own: any text.
+    Any,
+    /// `**/`: any number of whole parts. This position is before a part.
+    Parts,
+    /// The same inside a part: always after `Parts`.
+    InPart,
+    /// The end of the pattern with this number.
+    End(usize),
+}
+
+/// The tokens of a pattern, without its end.
+fn tokens(pattern: &str) -> impl Iterator<Item = Token> + '_ {
+    let mut chars = pattern.chars().peekable();
+    let mut inside = false;
+    std::iter::from_fn(move || {
+        if std::mem::take(&mut inside) {
+            return Some(Token::InPart);
+        }
+        Some(match chars.next()? {
+            '?' => Token::One,
+            '*' if chars.next_if_eq(&'*').is_none() => Token::Within,
+            '*' if chars.next_if_eq(&'/').is_some() => {
+                inside = true;
+                Token::Parts
+            }
+            '*' => Token::Any,
+            other => Token::Char(other),
+        })
+    })
+}
+
+/// How many positions before the next one a position can be left without reading.
+fn skips(token: Token) -> Option<usize> {
+    match token {
+        Token::Within | Token::Any => Some(1),
+        Token::Parts => Some(2),
+        _ => None,
+    }
+}
+
+/// The position that a character leads to from one, relative to it.
+fn moves(token: Token, char: char) -> Option<isize> {
+    match (token, char) {
+        (Token::Char(expected), _) if expected == char => Some(1),
+        (Token::One | Token::Within, '/') => None,
+        (Token::Within | Token::Any, _) | (Token::Parts, '/') => Some(0),
+        (Token::One | Token::Parts, _) => Some(1),
+        (Token::InPart, '/') => Some(-1),
+        (Token::InPart, _) => Some(0),
+        _ => None,
+    }
+}
+
+/// A set of positions.
+type Positions = SmallVec<[u64; 1]>;
+
+fn each(positions: &Positions) -> impl Iterator<Item = usize> + '_ {
+    positions.iter().enumerate().flat_map(|(at, word)| {
+        let mut left = *word;
+        std::iter::from_fn(move || {
+            let bit = left.trailing_zeros() as usize;
+            left &= left.wrapping_sub(1);
+            (bit < 64).then_some(64 * at + bit)
+        })
+    })
+}
+
+/// Adds a position, and those that can be reached from it without reading.
+fn add(tokens: &[Token], positions: &mut Positions, position: usize) {
+    let mut next = Some(position);
+    while let Some(at) = next {
+        positions[at / 64] |= 1 << (at % 64);
+        next = skips(tokens[at]).map(|by| at + by);
+    }
+}
+
+/// A pattern, or a part of a tree of bools.
+#[derive(Debug, Clone, Default)]
+struct Rule {
+    /// The number of the pattern that ends here.
+    pattern: Option<usize>,
+    /// The bool for what is here.
+    bool: Option<bool>,
+    /// What is below, by the part that leads there.
+    below: HashMap<Box<str>, usize>,
+}
+
+/// Which leaves are meant: those of patterns, or those of a tree of bools.
+#[derive(Debug)]
+pub struct Selector {
+    /// What is looked up part by part; the first is about the whole tree.
+    rules: Vec<Rule>,
+    /// The patterns with wildcards, one after the other.
+    tokens: Vec<Token>,
+    /// Before the first token of each.
+    begin: Positions,
+    /// How many patterns there are; nothing of bools.
+    patterns: Option<usize>,
+}
+
+/// Where the parts of a path so far have led.
+#[derive(Debug, Clone)]
+pub struct State {
+    /// Which of the rules is about what is here.
+    rule: Option<usize>,
+    positions: Positions,
+    meant: Option<bool>,
+    depth: usize,
+}
+
+impl State {
+    /// Whether what is here is meant: as a pattern or bool for it or above it says.
+    #[must_use]
+    pub fn meant(&self) -> Option<bool> {
+        self.meant
+    }
+}
+
+impl Selector {
+    /// Leaves that one of some patterns matches. A pattern that is `literal` has no wildcards.
+    pub fn patterns<'a>(patterns: impl IntoIterator<Item = (&'a str, bool)>) -> Result<Self> {
+        let mut made = Self::empty();
+        let mut begin = Vec::new();
+        let mut count = 0;
+        for (number, (pattern, literal)) in patterns.into_iter().enumerate() {
+            count = number + 1;
+            if literal || !pattern.contains(['*', '?']) {
+                let parts = (pattern != ".").then(|| pattern.split('/'));
+                let node = made.insert(parts.into_iter().flatten())?;
+                made.rules[node].pattern = Some(number);
+            } else {
+                begin.try_reserve(1)?;
+                begin.push(made.tokens.len());
+                made.tokens.try_reserve(pattern.len() + 1)?;
+                made.tokens.extend(tokens(pattern));
+                made.tokens.push(Token::End(number));
+            }
+        }
+        made.begin = smallvec![0; made.tokens.len().div_ceil(64)];
+        for position in begin {
+            add(&made.tokens, &mut made.begin, position);
+        }
+        made.patterns = Some(count);
+        Ok(made)
+    }
+
+    /// Leaves for which a tree of bools, given by its keys, has `true` at their place or, nearest,
+    /// above it.
+    pub fn bools<'a, K: IntoIterator<Item = &'a str>>(
+        bools: impl IntoIterator<Item = (K, bool)>,
+    ) -> Result<Self> {
+        let mut made = Self::empty();
+        for (keys, bool) in bools {
+            let parts: Vec<_> = keys.into_iter().map(escaped).collect();
+            let node = made.insert(parts.iter().map(AsRef::as_ref))?;
+            made.rules[node].bool = Some(bool);
+        }
+        Ok(made)
+    }
+
+    fn empty() -> Self {
+        Self {
+            rules: vec![Rule::default()],
+            tokens: Vec::new(),
+            begin: Positions::new(),
+            patterns: None,
+        }
+    }
+
+    /// The number of the rule that parts lead to.
+    fn insert<'a>(&mut self, parts: impl Iterator<Item = &'a str>) -> Result<usize> {
+        let mut at = 0;
+        for part in parts {
+            self.rules.try_reserve(1)?;
+            let count = self.rules.len();
+            let below = &mut self.rules[at].below;
+            below.try_reserve(1)?;
+            at = *below.entry(part.into()).or_insert(count);
+            if at == count {
+                self.rules.push(Rule::default());
+            }
+        }
+        Ok(at)
+    }
+
+    /// How many patterns there are; nothing if it is a tree of bools.
+    #[must_use]
+    pub fn pattern_count(&self) -> Option<usize> {
+        self.patterns
+    }
+
+    /// Before the first part of a path.
+    #[must_use]
+    pub fn start(&self) -> State {
+        let mut state = State {
+            rule: Some(0),
+            positions: self.begin.clone(),
+            meant: None,
+            depth: 0,
+        };
+        self.decide(&mut state);
+        state
+    }
+
+    /// After the path of a tree that is a leaf, which has no parts.
+    #[must_use]
+    pub fn root(&self) -> State {
+        let mut state = self.start();
+        state.positions = self.moved(&state.positions, ".".chars());
+        self.decide(&mut state);
+        state
+    }
+
+    /// After one more key.
+    #[must_use]
+    pub fn below(&self, state: &State, key: &str) -> State {
+        let part = escaped(key);
+        let slash = (state.depth > 0).then_some('/');
+        let rule = state.rule.map(|rule| &self.rules[rule]);
+        let mut below = State {
+            rule: rule.and_then(|rule| rule.below.get(&*part).copied()),
+            positions: self.moved(&state.positions, slash.into_iter().chain(part.chars())),
+            meant: state.meant,
+            depth: state.depth + 1,
+        };
+        self.decide(&mut below);
+        below
+    }
+
+    fn decide(&self, state: &mut State) {
+        if let Some(bool) = state.rule.and_then(|rule| self.rules[rule].bool) {
+            state.meant = Some(bool);
+        }
+        if self.ended(state).next().is_some() {
+            state.meant = Some(true);
+        }
+    }
+
+    /// The patterns that match all of the path so far.
+    pub fn ended<'a>(&'a self, state: &'a State) -> impl Iterator<Item = usize> + 'a {
+        let of_rule = state.rule.and_then(|rule| self.rules[rule].pattern);
+        let of_tokens = each(&state.positions).filter_map(|at| match self.tokens[at] {
+            Token::End(pattern) => Some(pattern),
+            _ => None,
+        });
+        of_rule.into_iter().chain(of_tokens)
+    }
+
+    /// Whether a pattern or bool may be about something below.
+    #[must_use]
+    pub fn goes_on(&self, state: &State) -> bool {
+        state
+            .rule
+            .is_some_and(|rule| !self.rules[rule].below.is_empty())
+            || each(&state.positions).any(|at| !matches!(self.tokens[at], Token::End(_)))
+    }
+
+    fn moved(&self, positions: &Positions, text: impl Iterator<Item = char>) -> Positions {
+        let mut now = positions.clone();
+        let mut next: Positions = smallvec![0; now.len()];
+        for char in text {
+            if now.iter().all(|word| *word == 0) {
+                break;
+            }
+            next.fill(0);
+            for at in each(&now) {
+                if let Some(by) = moves(self.tokens[at], char) {
+                    add(&self.tokens, &mut next, at.wrapping_add_signed(by));
+                }
+            }
+            std::mem::swap(&mut now, &mut next);
+        }
+        now
+    }
+}
+
+/// What the wildcards of a pattern stand for in a path, and what follows the parts that it matches.
+///
+/// The first wildcard takes as much as it can, then the second, and so on.
+///
+/// # Errors
+/// If there is not enough memory for a bit for each character of both.
+pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>, &'p str)>> {
+    let tokens: Vec<_> = tokens(pattern).collect();
+    let chars: Vec<_> = path.char_indices().collect();
+    let byte = |at: usize| chars.get(at).map_or(path.len(), |(byte, _)| *byte);
+    let char = |at: usize| chars.get(at).map(|(_, char)| *char);
+    // Whether what is left of the pattern matches what is left of the path.
+    let width = tokens.len() + 1;
+    let mut matches: Vec<bool> = Vec::new();
+    matches.try_reserve_exact(width * (chars.len() + 1))?;
+    matches.resize(width * (chars.len() + 1), false);
+    for at in (0..=chars.len()).rev() {
+        matches[at * width + tokens.len()] = char(at).is_none_or(|char| char == '/');
+        for (position, token) in tokens.iter().enumerate().rev() {
+            let skipped = skips(*token).is_some_and(|by| matches[at * width + position + by]);
+            let moved = char(at).and_then(|char| moves(*token, char));
+            let moved = moved.map(|by| position.wrapping_add_signed(by));
+            matches[at * width + position] =
+                skipped || moved.is_some_and(|next| matches[(at + 1) * width + next]);
+        }
+    }
+    if !matches[0] {
+        return Ok(None);
+    }
+    let mut found = Vec::new();
+    let (mut at, mut position) = (0, 0);
+    while let Some(token) = tokens.get(position) {
+        let next = position + skips(*token).unwrap_or(1);
+        let start = at;
+        match token {
+            Token::Char(_) | Token::One => at += 1,
+            Token::Within | Token::Any | Token::Parts | Token::InPart | Token::End(_) => {
+                let is_end = |end: &usize| {
+                    let whole =
+                        *token != Token::Parts || *end == start || char(end - 1) == Some('/');
+                    whole && matches[end * width + next]
+                };
+                let inside = |at: &usize| *token != Token::Within || char(*at) != Some('/');
+                let most = (start..chars.len())
+                    .find(|at| !inside(at))
+                    .unwrap_or(chars.len());
+                // There is one: it matches.
+                at = (start..=most).rev().find(is_end).unwrap_or(start);
+            }
+        }
+        if !matches!(token, Token::Char(_)) {
+            found.push(&path[byte(start)..byte(at)]);
+        }
+        position = next;
+    }
+    Ok(Some((found, &path[byte(at)..])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a pattern matches the first parts of a path: the definition, by trying everything.
+    fn naive(pattern: &str, path: &str) -> bool {
+        let chars: Vec<char> = path.chars().collect();
+        let pattern: Vec<char> = pattern.chars().collect();
+        naive_at(&pattern, &chars)
+    }
+
+    fn naive_at(pattern: &[char], path: &[char]) -> bool {
+        let tails = |inside: fn(char) -> bool| {
+            let most = path
+                .iter()
+                .position(|it| !inside(*it))
+                .unwrap_or(path.len());
+            (0..=most).map(|start| &path[start..])
+        };
+        match pattern {
+            [] => matches!(path, [] | ['/', ..]),
+            ['*', '*', '/', rest @ ..] => {
+                let after_slash = (0..path.len())
+                    .filter(|at| path[*at] == '/')
+                    .map(|at| at + 1);
+                naive_at(rest, path)
+                    || after_slash
+                        .into_iter()
+                        .any(|at| naive_at(rest, &path[at..]))
+            }
+            ['*', '*', rest @ ..] => tails(|_| true).any(|tail| naive_at(rest, tail)),
+            ['*', rest @ ..] => tails(|char| char != '/').any(|tail| naive_at(rest, tail)),
+            ['?', rest @ ..] => {
+                path.first().is_some_and(|it| *it != '/') && naive_at(rest, &path[1..])
+            }
+            [first, rest @ ..] => path.first() == Some(first) && naive_at(rest, &path[1..]),
+        }
+    }
+
+    fn selected(selector: &Selector, path: &str) -> Option<bool> {
+        let mut state = selector.start();
+        for part in path.split('/') {
+            state = selector.below(&state, part);
+        }
+        state.meant()
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn patterns_mean_what_they_are_defined_to(
+            patterns in proptest::collection::vec("[ab*?/]{0,8}", 1..4),
+            path in "[abü/]{0,10}",
+        ) {
+            let selector = Selector::patterns(patterns.iter().map(|it| (it.as_str(), false)));
+            let expected = patterns.iter().any(|it| naive(it, &path));
+            assert_eq!(selected(&selector.unwrap(), &path) == Some(true), expected);
+            for pattern in &patterns {
+                let found = captures(pattern, &path).unwrap();
+                assert_eq!(found.is_some(), naive(pattern, &path), "{pattern} {path}");
+                let Some((wildcards, rest)) = found else { continue };
+                // With the wildcards put back, it is the path.
+                let mut wildcards = wildcards.into_iter();
+                let text = tokens(pattern).filter(|it| *it != Token::InPart).map(|it| match it {
+                    Token::Char(char) => char.to_string(),
+                    _ => wildcards.next().unwrap().to_string(),
+                });
+                assert_eq!(text.collect::<String>() + rest, path);
+                assert!(rest.is_empty() || rest.starts_with('/'));
+            }
+        }
+    }
+
+    #[test]
+    fn wildcards_take_as_much_as_they_can() {
+        let found = |pattern, path| captures(pattern, path).unwrap();
+        assert_eq!(found("*a*", "aaa/b"), Some((vec!["aa", ""], "/b")));
+        assert_eq!(found("**/w", "a/w/w/w"), Some((vec!["a/w/w/"], "")));
+        assert_eq!(found("a/**", "a/b/c"), Some((vec!["b/c"], "")));
+        assert_eq!(found("?/?", "a/b/c"), Some((vec!["a", "b"], "/c")));
+        assert_eq!(found("*", "a/b"), Some((vec!["a"], "/b")));
+        assert_eq!(found("b", "ab"), None);
+    }
+
+    #[test]
+    fn bools_are_for_all_below() {
+        let bools = [
+            (vec!["a"], true),
+            (vec!["a", "b"], false),
+            (vec!["x/y"], true),
+        ];
+        let selector = Selector::bools(bools).unwrap();
+        let meant = |keys: &[&str]| {
+            let below = |state, key: &&str| selector.below(&state, key);
+            keys.iter().fold(selector.start(), below).meant()
+        };
+        assert_eq!(meant(&["a", "c", "d"]), Some(true));
+        assert_eq!(meant(&["a", "b", "c"]), Some(false));
+        assert_eq!(meant(&["x/y"]), Some(true));
+        assert_eq!(meant(&["x", "y"]), None);
+        assert_eq!(meant(&["b"]), None);
+    }
+
+    #[test]
+    fn long_patterns_take_linear_time() {
+        // Whoever tried everything would take 2^30 steps.
+        let pattern = "*a".repeat(30) + "b";
+        let path = "a".repeat(60);
+        let selector = Selector::patterns([(pattern.as_str(), false)]).unwrap();
+        assert_eq!(selected(&selector, &path), None);
+        assert_eq!(captures(&pattern, &path).unwrap(), None);
+    }
+}

@@ -1,0 +1,208 @@
+"""Which leaves `select=` and `rename=` mean, and the way that reads them without a state dict."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import flax.struct
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import treepack
+from treepack import _partial, _patterns, _restore, serialization
+
+ARRAY = np.arange(3, dtype=np.float32)
+
+
+@flax.struct.dataclass
+class Node:
+    a: Any
+    b: Any
+
+
+def leaves() -> st.SearchStrategy[Any]:
+    plain = st.sampled_from([1, 2.5, "s", None, True, 1j, b"b"])
+    arrays = st.sampled_from([np.float32(3), np.int64(4), ARRAY, ARRAY[:0], ARRAY > 0])
+    of_jax = st.sampled_from([jnp.ones(2), jnp.zeros(3), jax.random.key(1)])
+    return st.one_of(plain, arrays, of_jax)
+
+
+def templates() -> st.SearchStrategy[Any]:
+    more = st.sampled_from([jax.ShapeDtypeStruct((3,), np.float32), jnp.ones((2,), jnp.int32)])
+    return trees(st.one_of(leaves(), more))
+
+
+def trees(leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = st.sampled_from(["a", "b", "a/b", "0", "~"])
+
+    def containers(child: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.one_of(
+            st.dictionaries(names, child, max_size=3),
+            st.lists(child, max_size=3),
+            st.tuples(child, child),
+            st.builds(Node, child, child),
+        )
+
+    return st.recursive(leaf, containers, max_leaves=8)
+
+
+PATTERNS = st.lists(
+    st.sampled_from(["a", "**", "*", "**/b", "a/*", "?", "0", "b/**", "a~1b", ".", "x"]), max_size=2
+)
+
+
+def plain(tree: Any) -> Any:
+    """Returns a tree with types and elements in the place of containers and arrays."""
+    if isinstance(tree, dict):
+        return dict, [(key, plain(child)) for key, child in tree.items()]
+    if isinstance(tree, (list, tuple)):
+        return type(tree), [plain(child) for child in tree]
+    if isinstance(tree, Node):
+        return Node, plain(tree.a), plain(tree.b)
+    if isinstance(tree, jax.Array) and jnp.issubdtype(tree.dtype, jax.dtypes.prng_key):
+        return str(tree.dtype), jax.random.key_data(tree).tolist()
+    if isinstance(tree, (np.ndarray, np.generic, jax.Array)):
+        return type(tree), tree.dtype, tree.shape, np.asarray(tree).tolist()
+    return type(tree), tree
+
+
+def outcome(load: Any) -> Any:
+    try:
+        found = load()
+        if isinstance(found, tuple) and isinstance(found[-1], treepack.Report):
+            return plain(found[0]), [sorted(paths) for paths in found[1]]
+        return plain(found)
+    except treepack.TreepackError as error:
+        return type(error), str(error), getattr(error, "__notes__", [])
+    except (ValueError, TypeError) as error:
+        return type(error), str(error)
+
+
+@hypothesis.given(
+    tree=trees(leaves()),
+    template=templates(),
+    same=st.booleans(),
+    select=st.one_of(st.none(), PATTERNS, st.sampled_from([{"a": True, "b": False}, len])),
+    missing=st.sampled_from(["error", "target"]),
+    unexpected=st.sampled_from(["ignore", "error"]),
+    strict=st.booleans(),
+    cast=st.booleans(),
+    arrays=st.sampled_from(["saved", "numpy"]),
+    note=st.booleans(),
+)
+def test_both_ways_agree(
+    tree: Any, template: Any, same: bool, select: Any, note: bool, **options: Any
+) -> None:
+    """Compares the walk of file and template in the core with the general way."""
+    if same:
+        template = jax.tree.map(lambda leaf: leaf, tree)
+    file = treepack.open(serialization.to_bytes(tree))
+
+    def load() -> Any:
+        return file.load(template, select=select, return_report=note, **options)
+
+    found = outcome(load)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_partial, "restore_selected", lambda *_, **__: None)
+        assert found == outcome(load)
+
+
+@hypothesis.given(tree=trees(leaves()), template=templates(), same=st.booleans())
+def test_whole_loads_agree_as_well(tree: Any, template: Any, same: bool) -> None:
+    if same:
+        template = jax.tree.map(lambda leaf: leaf, tree)
+    data = serialization.to_bytes(tree)
+    found = outcome(lambda: treepack.loads(data, template))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_restore, "_restore_converted", lambda *_, **__: None)
+        assert found == outcome(lambda: treepack.loads(data, template))
+
+
+@pytest.mark.parametrize(
+    ("select", "missing"),
+    [(None, "target"), ("**", "error"), ("**/w", "error"), ({"p": True, "k": False}, "error")],
+)
+def test_no_state_dict_is_made_of_what_plainly_fits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, select: Any, missing: Any
+) -> None:
+    def made(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was restored in the general way")
+
+    tree = {"p": {"w": ARRAY, "n": Node(np.float32(1), (2, [jnp.ones(2)]))}, "k": jax.random.key(1)}
+    template = {
+        "k": jax.random.key(0),
+        "p": {"n": Node(np.float32(0), (0, [jnp.zeros(2)])), "w": ARRAY * 0},
+    }
+    serialization.save_to_file(tree, tmp_path / "x")
+    monkeypatch.setattr(_partial, "restore_tree", made)
+    monkeypatch.setattr(_restore, "restore_tree", made)
+    found = treepack.load(tmp_path / "x", template, select=select, missing=missing)
+    np.testing.assert_array_equal(found["p"]["w"], ARRAY)
+    whole = treepack.load(tmp_path / "x", template)
+    np.testing.assert_array_equal(whole["p"]["n"].b[1][0], [1, 1])
+    assert isinstance(whole["p"]["n"].b[1][0], jax.Array)
+
+
+def test_what_matches_nothing_is_an_error() -> None:
+    file = treepack.open(treepack.dumps({"a": {"w": 1}, "b": 2}))
+    template = {"a": {"w": 0}, "b": 0, "c": 0}
+    for options in ({"missing": "target"}, {"missing": "error"}):
+        for select in ("x", ["b", "x"], ["b", "a/*/x"]):
+            with pytest.raises(ValueError, match=r"select matches nothing in the file: .*x$"):
+                file.load(template, select=select, **options)
+        with pytest.raises(ValueError, match="rename matches nothing in the file: x, y"):
+            file.load(template, rename={"x": "a", "y/*": "b/*"}, **options)
+    # What the template has may be missing in the file, and is told or kept.
+    assert file.load(template, select=["b", "c"], missing="target")["b"] == 2
+    with pytest.raises(treepack.MismatchError, match="c: missing"):
+        file.load(template, select=["b", "c"])
+
+
+def test_a_file_that_lacks_what_is_meant_does_not_pass() -> None:
+    """A part of the file without anything that is meant is looked at all the same."""
+    file = treepack.open(treepack.dumps({"a": {"x": 1}, "b": {"w": 2}}))
+    template = {"a": {"x": 0, "w": 0}, "b": {"w": 0}}
+    with pytest.raises(treepack.MismatchError, match="a/w: missing"):
+        file.load(template, select="**/w")
+    assert file.load(template, select="b")["b"] == {"w": 2}
+
+
+def test_patterns_and_masks_take_linear_time() -> None:
+    """Whoever tries all ways, or all leaves for each, does not come to an end here."""
+    path = "/".join(["a" * 2000] * 3)
+    pattern = "*a" * 20 + "*b"
+    file = treepack.open(treepack.dumps({path: 1, "c": 2}))
+    assert file.load(select=[pattern, "c"], missing="target") == {"c": 2}
+    assert _patterns.Renaming({pattern: "x"})(path) == path
+    empty = {str(number): () for number in range(50_000)}
+    file = treepack.open(treepack.dumps({"a": empty, "b": {"c": 1}}))
+    assert file.load(select={"b": True}) == {"a": empty, "b": {"c": 1}}
+    assert file.load(select={"b": False}) == {}
+    names = [f"layer{number}/w" for number in range(50_000)]
+    file = treepack.open(treepack.dumps({f"layer{number}": {"w": 1} for number in range(50_000)}))
+    assert len(file.load(select=names)) == 50_000
+
+
+def test_paths_are_not_made_for_patterns() -> None:
+    """A long key above many leaves is in each of their paths."""
+    code = (
+        "import resource, treepack, numpy\n"
+        "below = dict.fromkeys(map(str, range(10_000)), 1)\n"
+        "data = treepack.dumps({'k' * 300_000: below, 'w': 2})\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)\n"
+        "file = treepack.open(data)\n"
+        "assert file.load(select='w') == {'w': 2}\n"
+        "assert len(file.load(select='**')) == 2\n"
+        "template = file.load()\n"
+        "assert file.load(template, select=['**/7', 'w'])['w'] == 2\n"
+        "assert len(file.load(select=lambda path: path.endswith('/7'))) == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
