@@ -13,7 +13,7 @@ use std::io;
 #[non_exhaustive]
 pub enum Error {
     /// The input ends inside a value.
-    #[error("the data ends inside a value: at least {missing} more bytes are needed")]
+    #[error("{} (byte {offset})", truncated(*missing))]
     Truncated {
         /// Where the value that does not fit begins.
         offset: usize,
@@ -21,7 +21,7 @@ pub enum Error {
         missing: u64,
     },
     /// The input is not what the format allows at this place.
-    #[error("{reason}")]
+    #[error("{reason} (byte {offset})")]
     Malformed {
         /// Where the offending value begins.
         offset: usize,
@@ -29,7 +29,7 @@ pub enum Error {
         reason: String,
     },
     /// Containers of the input are nested too deep.
-    #[error("containers are nested more than {limit} levels deep")]
+    #[error("{} (byte {offset})", too_deep(*limit))]
     TooDeep {
         /// Where the container that is one too deep begins.
         offset: usize,
@@ -110,6 +110,18 @@ impl Error {
         }
     }
 
+    /// What is wrong, without the place in the input or in the tree.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Truncated { missing, .. } => truncated(*missing),
+            Self::Malformed { reason, .. } => reason.clone(),
+            Self::TooDeep { limit, .. } => too_deep(*limit),
+            Self::At { error, .. } => error.reason(),
+            other => other.to_string(),
+        }
+    }
+
     /// The byte offset in the input, where there is one.
     #[must_use]
     pub fn offset(&self) -> Option<usize> {
@@ -130,6 +142,14 @@ impl Error {
             other => (other, None),
         }
     }
+}
+
+fn truncated(missing: u64) -> String {
+    format!("the data ends inside a value: at least {missing} more bytes are needed")
+}
+
+fn too_deep(limit: usize) -> String {
+    format!("containers are nested more than {limit} levels deep")
 }
 
 impl From<io::Error> for Error {
@@ -194,5 +214,32 @@ impl fmt::Display for Path {
             f.write_str(&escaped(key))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_has_an_offset_shows_it() {
+        let limit = 3;
+        for error in [
+            Error::Truncated {
+                offset: 17,
+                missing: 2,
+            },
+            Error::malformed(17, "nonsense"),
+            Error::TooDeep { offset: 17, limit },
+        ] {
+            let (shown, reason) = (error.to_string(), error.reason());
+            assert_eq!(shown, format!("{reason} (byte 17)"));
+            let mut path = Path::default();
+            path.push_outer("a");
+            let error = Box::new(error);
+            let error = Error::At { path, error };
+            assert_eq!(error.to_string(), format!("{shown} (at a)"));
+            assert_eq!(error.reason(), reason);
+        }
     }
 }

@@ -29,9 +29,7 @@ pub fn describe(data: &[u8]) -> Option<&'static str> {
         (b"\x80\x04\x95", "a Python pickle"),
         (b"\x80\x05\x95", "a Python pickle"),
     ];
-    if data.is_empty() {
-        Some("empty")
-    } else if lower.starts_with(b"<!doctype") || lower.starts_with(b"<html") {
+    if lower.starts_with(b"<!doctype") || lower.starts_with(b"<html") {
         Some("an HTML page: the download went wrong")
     } else if lower.starts_with(b"<?xml") {
         Some("an XML document: the download went wrong")

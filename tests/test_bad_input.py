@@ -359,7 +359,7 @@ def test_many_dtype_objects():
 def test_what_the_data_are_comes_first(load: Any):
     with pytest.raises(treepack.DecodeError, match=r"^the data looks like an HTML page: .*; 14 tr"):
         load(b"<!DOCTYPE html>")
-    with pytest.raises(treepack.DecodeError, match=r"^the data looks like empty; "):
+    with pytest.raises(treepack.DecodeError, match=r"^the data is empty \(0 bytes\) \(byte 0"):
         load(b"")
 
 

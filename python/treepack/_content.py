@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
+import io
 import mmap as mmap_module
 import os
 import re
@@ -16,7 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treepack import _core, _remote
 from treepack._options import Progress, telling
-from treepack.errors import GzipError, GzipTruncatedError
+from treepack.errors import (
+    DecodeError,
+    GzipCorruptionError,
+    GzipError,
+    GzipTruncatedError,
+    NoIndexError,
+    TreepackError,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -26,6 +35,9 @@ _SALVAGE_BYTES = 4 << 10
 
 # Gzip of so many bytes is inflated as a whole rather than refused.
 _SMALL_BYTES = 1 << 20
+
+# Gzip of so many bytes that is refused is inflated nevertheless, to tell whether it is damaged.
+_CHECKED_BYTES = 64 << 20
 
 # fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
 _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
@@ -82,11 +94,13 @@ def open_content(
     max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
+    may_be_empty: bool = False,
 ) -> _core.Content:
     """Returns what is in a file, decompressed if it is gzip, to at most `max_size` bytes.
 
     Raises:
       TreepackError: If there are more.
+      DecodeError: If the file is empty, unless it may be.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
     url = url_of(path)
@@ -95,16 +109,25 @@ def open_content(
             content = _local_content(path, mmap, tell)
         else:
             content = _core.Content.lent(_remote.downloaded(url, tell))
+        if not may_be_empty:
+            _check_empty(content, path)
         if content.is_gzip():
             content = content.inflate(max_size=max_size, threads=threads, progress=tell)
     return content
 
 
-def content_of(path_or_data: str | os.PathLike[str] | Buffer) -> _core.Content | Buffer:
+def _check_empty(content: _core.Content, path: str | os.PathLike[str]) -> None:
+    if content.nbytes == 0:
+        raise DecodeError(f"the file {os.fspath(path)!r} is empty (0 bytes)", 0)
+
+
+def content_of(
+    path_or_data: str | os.PathLike[str] | Buffer, *, max_size: int | None = None
+) -> _core.Content | Buffer:
     """Returns what is in a file, or data as they are, decompressed if they are gzip."""
     if isinstance(path_or_data, (str, os.PathLike)):
-        return open_content(path_or_data)
-    return inflated(path_or_data)
+        return open_content(path_or_data, max_size=max_size)
+    return inflated(path_or_data, max_size=max_size)
 
 
 def inflated(
@@ -156,8 +179,10 @@ def opened(
     must be a regular one.
 
     Raises:
-      DecodeError: If it is no regular file, and has to be one.
-      GzipError: If it is gzip that can only be read as a whole.
+      NoIndexError: A GzipError. If it is gzip that can only be read as a whole.
+      GzipCorruptionError: A GzipError. If the index of gzip is damaged, or all of it.
+      DecodeError: If it is no regular file, and has to be one; or if it is empty, without
+        `salvage`.
       TreepackError: If gzip has more than `max_size` bytes inside.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
@@ -168,6 +193,8 @@ def opened(
         content = (
             _local_content(source, mmap, None, regular) if url is None else _remote.content(url)
         )
+        if not salvage:
+            _check_empty(content, source)
     elif isinstance(source, _core.Content):
         content = source
     elif hasattr(source, "read") and not isinstance(source, mmap_module.mmap):
@@ -179,36 +206,79 @@ def opened(
     found = content.indexed(max_size=max_size)
     if found is not None:
         return Opened(found, inflated=found.nbytes)
+    damage = _DAMAGED_INDEX if content.has_traces_of_index() else None
     if salvage:
-        return _salvaged(content)
+        return _salvaged(content, damage, max_size)
     if content.nbytes > _SMALL_BYTES:
+        if damage is not None:
+            raise GzipCorruptionError(
+                f"{damage}, so it cannot be read in parts: load it as a whole, and save it again"
+            )
+        if content.nbytes <= _CHECKED_BYTES:
+            _check_whole(content)
         raise NoIndexError(
             "this gzip file has no index, so it cannot be read in parts: load it as a whole, or "
             "convert it with `treepack convert` or gunzip"
         )
     found = content.inflate(max_size=max_size, threads=None, progress=None)
-    return Opened(found, inflated=found.nbytes)
+    return Opened(found, damage, found.nbytes)
 
 
-def _salvaged(content: _core.Content) -> Opened:
+class _Raw(io.RawIOBase):
+    """A content as a file."""
+
+    def __init__(self, content: _core.Content):
+        self._content = content
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        stop = min(self._content.nbytes, self._at + len(target))
+        part = self._content.read_range(self._at, stop)
+        target[: len(part)] = part
+        self._at = stop
+        return len(part)
+
+
+def _check_whole(content: _core.Content) -> None:
+    """Raises if a gzip stream is damaged or ends early. Nothing of what comes out is kept."""
+    try:
+        with gzip.open(io.BufferedReader(_Raw(content))) as file:
+            while file.read(_SMALL_BYTES):
+                pass
+    except EOFError as error:
+        raise GzipTruncatedError(str(error)) from error
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise GzipCorruptionError(str(error)) from error
+
+
+_DAMAGED_INDEX = "the index of the gzip blocks is damaged"
+
+
+def _salvaged(content: _core.Content, damage: str | None, max_size: int | None) -> Opened:
     """Returns what comes out of a gzip stream as far as it is whole."""
     try:
-        found = content.inflate(threads=None, progress=None)
-        return Opened(found, inflated=found.nbytes)
+        # In steps, by zlib: what is found whole here is what other readers of gzip take.
+        inflated = content.inflate(max_size=max_size, threads=None, progress=lambda *_: None)
+        return Opened(inflated, damage, inflated.nbytes)
     except (GzipError, GzipTruncatedError) as error:
         damage = str(error)
-    parts = []
+    parts: list[bytes] = []
+    left = max_size
     inflating = zlib.decompressobj(wbits=31)
     with contextlib.suppress(zlib.error):
         for start in range(0, content.nbytes, _SALVAGE_BYTES):
             part = content.read_range(start, min(content.nbytes, start + _SALVAGE_BYTES))
-            parts.append(inflating.decompress(part))
+            # One byte more than there may be, to notice it; 0 would be without bound.
+            parts.append(inflating.decompress(part, 0 if left is None else left + 1))
+            if left is not None:
+                left -= len(parts[-1])
+                if left < 0:
+                    raise TreepackError(f"the decompressed data exceeds max_size={max_size} bytes")
     data = b"".join(parts)
     return Opened(_core.Content.lent(data), damage, len(data))
-
-
-class NoIndexError(GzipError):
-    """A gzip stream is whole, as far as that is known, but cannot be read in parts."""
 
 
 def _of_file_object(file: Any) -> _core.Content:

@@ -1,6 +1,6 @@
 """The native core: the walk over a tree, the encoding, and what it is poured into."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import Any, Literal, final
 
@@ -200,6 +200,12 @@ class Content:
     def is_gzip(self) -> bool:
         """Tells whether the content starts as gzip does."""
 
+    def has_traces_of_index(self) -> bool:
+        """Tells whether it ends as gzip with an index does.
+
+        That is damaged if `indexed` finds none.
+        """
+
     def inflate(
         self, *, max_size: int | None = None, threads: int | None, progress: _Progress | None
     ) -> Content:
@@ -349,11 +355,25 @@ class Catalog:
     def is_list(self, value: int) -> bool:
         """Tells whether a value is a list, and not a map."""
 
-    def leaves(self, value: int) -> list[tuple[str, int]]:
-        """Returns the paths and values of all leaves below a value, in their order."""
+    def without_content(self) -> Catalog:
+        """Returns the same without the data: it tells what is where, and reads nothing."""
 
-    def ends(self, value: int) -> list[tuple[str, int]]:
-        """Returns those and the containers with nothing in them."""
+    def leaves(self, value: int) -> Iterator[tuple[str, int]]:
+        """Yields the paths and values of all leaves below a value, in their order.
+
+        All paths may be much larger than the data: each is made when it is asked for.
+        """
+
+    def ends(self, value: int) -> Iterator[tuple[str, int]]:
+        """Yields those and the containers with nothing in them."""
+
+    @property
+    def stream_damage(self) -> str | None:
+        """What is wrong with a gzip stream around the data, whose blocks may all be whole."""
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The names of all dtypes that leaves have."""
 
     def leaf_values(self, value: int) -> list[int]:
         """Returns the leaves below a value."""
@@ -472,10 +492,16 @@ class Catalog:
     def verify(
         self, *, threads: int | None, progress: _Progress | None
     ) -> list[Literal["ok", "corrupt", "unchecked"]]:
-        """Compares the data with their checksums.
+        """Compares the data with their checksums, and their headers with the index.
 
         Returns:
           What is known of each leaf, and of what lies between the last one and the record.
+        """
+
+    def unlike_index(self) -> list[int]:
+        """Returns the numbers of the leaves whose headers are not what the index says.
+
+        One more is that of what lies between the last leaf and the record.
         """
 
 def thread_count(threads: int | None) -> int:

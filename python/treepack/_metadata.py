@@ -19,6 +19,7 @@ def abstract(
     *,
     unknown: Unknown = "error",
     static: Any = None,
+    max_size: int | None = None,
 ) -> Any:
     """Returns a saved tree with its arrays as shapes and dtypes only.
 
@@ -29,6 +30,7 @@ def abstract(
       path_or_data: A file of `save`, or what `dumps` returned.
       unknown: See `load`.
       static: See `load`.
+      max_size: See `load`.
 
     Returns:
       The tree, with `jax.ShapeDtypeStruct`s as arrays.
@@ -43,19 +45,22 @@ def abstract(
     """
     check_unknown(unknown)
     try:
-        content = content_of(path_or_data)
+        content = content_of(path_or_data, max_size=max_size)
     except IsADirectoryError:
-        with File(path_or_data) as file:
+        with File(path_or_data, max_size=max_size) as file:
             return file.abstract(unknown=unknown, static=static)
     state = _core.restore(content, None, None, abstract_arrays=True)
     return assembled(state, unknown=unknown, static=static, placeholders=True)
 
 
-def read_metadata(path_or_data: str | os.PathLike[str] | Buffer) -> Any:
+def read_metadata(
+    path_or_data: str | os.PathLike[str] | Buffer, *, max_size: int | None = None
+) -> Any:
     """Returns what was given to `save` as metadata, or `None`. No array is read.
 
     Args:
       path_or_data: A file of `save`, or what `dumps` returned.
+      max_size: See `load`.
 
     Raises:
       DecodeError: See `load`, as for other errors.
@@ -66,9 +71,9 @@ def read_metadata(path_or_data: str | os.PathLike[str] | Buffer) -> Any:
       {'step': 3, 'shape': (1, 2)}
     """
     try:
-        content = content_of(path_or_data)
+        content = content_of(path_or_data, max_size=max_size)
     except IsADirectoryError:
-        with File(path_or_data) as file:
+        with File(path_or_data, max_size=max_size) as file:
             return file.metadata
     if not isinstance(content, _core.Content):
         content = _core.Content.lent(content)

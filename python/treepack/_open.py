@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import html
+import itertools
 import operator
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from treepack import _core, _leaves, _paths, _prng
+from treepack import _core, _dtypes, _leaves, _paths, _prng
 from treepack._content import Openable, Opened, absolute, opened
 from treepack._described import Reading, Unknown, check_unknown
 from treepack._lazy import LazyArray
@@ -322,7 +323,7 @@ class Tree(Mapping[str, Any]):
 
     def _rows(self) -> list[tuple[str, str, str]]:
         catalog = self._catalog()
-        found = catalog.leaves(self._value)[:_MOST_ROWS]
+        found = itertools.islice(catalog.leaves(self._value), _MOST_ROWS)
         return [(printable(path), *leaf_text(catalog, value)) for path, value in found]
 
     def _and_more(self) -> str:
@@ -341,7 +342,8 @@ class File(Tree):
 
     Attributes:
       metadata: What was given to `save` as metadata, or `None`.
-      damage: With `salvage=True`, what is wrong with the file, in words; or `None`.
+      damage: What is wrong with the file, in words, or `None`: with `salvage=True`, why not all of
+        it could be read; and that the index of a small gzip file is damaged.
     """
 
     def __init__(
@@ -363,7 +365,9 @@ class File(Tree):
         try:
             found = opened(source, mmap=mmap, salvage=salvage, max_size=max_size, regular=is_shard)
         except IsADirectoryError:
-            open_file = functools.partial(File, mmap=mmap, salvage=salvage, is_shard=True)
+            open_file = functools.partial(
+                File, mmap=mmap, salvage=salvage, max_size=max_size, is_shard=True
+            )
             self._shards = Checkpoint(self._source, open_file, max_size=max_size)
             found = Opened(self._shards.manifest.content)
         self._opened: _core.Catalog | None = _core.Catalog.open(found.content, salvage=salvage)
@@ -395,10 +399,11 @@ class File(Tree):
           What is known of each leaf by its value, and what is wrong apart from leaves.
         """
         catalog = self._catalog()
-        leaves = catalog.leaves(0)
         if self._shards is not None:
+            leaves = []
             arrays = {}
-            for path, value in leaves:
+            for path, value in catalog.leaves(0):
+                leaves.append(value)
                 parts = _paths.parts(path)
                 kind = self._kind(value, parts)
                 if kind[0] in ("array", "prng_key"):
@@ -410,12 +415,21 @@ class File(Tree):
             )
             damage = "; ".join(filter(None, [self.damage, damage])) or None
             # All others are in the manifest, whose checksum was compared.
-            return {value: found.get(value, "ok") for _, value in leaves}, damage
-        *statuses, rest = catalog.verify(threads=threads, progress=progress)
-        damage = self.damage
+            statuses = {value: found.get(value, "ok") for value in leaves}
+            for number in catalog.unlike_index():
+                if number < len(leaves):
+                    statuses[leaves[number]] = "corrupt"
+                else:
+                    damage = damage or _DAMAGED_REST
+            return statuses, damage
+        *told, rest = catalog.verify(threads=threads, progress=progress)
+        damage = self.damage or catalog.stream_damage
         if damage is None and rest == "corrupt":
-            damage = "what lies between the leaves and the record of the structure is damaged"
-        return {value: statuses[catalog.leaf(value)[0]] for _, value in leaves}, damage
+            damage = _DAMAGED_REST
+        for name in catalog.dtypes:
+            if damage is None and _dtypes.resolve(name.encode()) is None:
+                damage = f"{name!r} is no dtype that an array can have"
+        return dict(zip(catalog.leaf_values(0), told, strict=True)), damage
 
     @property
     def _is_summed(self) -> bool:
@@ -448,6 +462,9 @@ class File(Tree):
         return _reopened, (source, self._options, self._name)
 
 
+_DAMAGED_REST = "what lies between the leaves and the record of the structure is damaged"
+
+
 def _reopened(source: Openable, options: dict[str, Any], name: str) -> File:
     file = File(source, **options)
     file._name = name
@@ -477,7 +494,8 @@ def open(
     Raises:
       OSError: If the file cannot be read.
       DecodeError: A ValueError, with the byte offset. If it is no such file.
-      GzipError: A ValueError. If it is gzip of others, which cannot be read in parts.
+      NoIndexError: A ValueError. If it is gzip of others, which cannot be read in parts.
+      CorruptionError: A ValueError. If it is damaged gzip.
 
     Example:
       >>> import numpy as np, tempfile, treepack

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -294,7 +295,12 @@ def _corrupt(
             "dumps"
         )
     with telling(how.progress, "verify") as tell:
-        statuses, _ = tree._file._verified(threads=how.threads, progress=tell)
+        statuses, damage = tree._file._verified(threads=how.threads, progress=tell)
+    if damage is not None:
+        told = f"{tree._file._name} is damaged: {damage}"
+        if part.on_corrupt == "error":
+            raise CorruptionError(told)
+        warnings.warn(f"{told}; leaves that are whole are loaded", UserWarning, stacklevel=2)
     catalog = tree._catalog()
     inside = set(catalog.leaf_values(tree._value))
     found = {}

@@ -23,11 +23,14 @@ from treepack._libraries import jax as _jax
 from treepack._replacing import replacing, spool
 
 
-def read_stream(path: str | os.PathLike[str]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def read_stream(
+    path: str | os.PathLike[str], *, max_size: int | None = None
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields the leaves of a stream of EasyLM or EasyDeL, one after the other.
 
     Args:
       path: The file.
+      max_size: The most bytes that gzip may have inside.
 
     Yields:
       The keys that lead to a leaf, and the leaf; arrays are read when they are used.
@@ -43,7 +46,7 @@ def read_stream(path: str | os.PathLike[str]) -> Iterator[tuple[tuple[str, ...],
       {('params', 'w'): array([1., 1.]), ('step',): 3}
       >>> treepack.save(f"{path}.treepack", treepack.read_stream(path))
     """
-    content = open_content(path)
+    content = open_content(path, max_size=max_size, may_be_empty=True)
     for key, start, end in _core.stream_items(content):
         yield tuple(key), _core.restore(content, None, None, part=(start, end))
 

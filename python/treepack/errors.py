@@ -78,8 +78,19 @@ class CorruptionError(TreepackError):
     """Stored data is damaged."""
 
 
-class GzipError(CorruptionError, gzip.BadGzipFile):
-    """A gzip stream is damaged, or is none. Python's own `gzip` raises a `BadGzipFile`."""
+class GzipError(TreepackError, gzip.BadGzipFile):
+    """A gzip stream cannot be read. Python's own `gzip` raises a `BadGzipFile`."""
+
+
+class GzipCorruptionError(CorruptionError, GzipError):
+    """A gzip stream is damaged, or is none."""
+
+
+class NoIndexError(GzipError):
+    """A gzip stream has no index of its blocks, so that it can only be read as a whole.
+
+    It is no damage: `load` reads such a stream, `open` does not.
+    """
 
 
 class GzipTruncatedError(CorruptionError, EOFError):

@@ -6,10 +6,12 @@
 //! | file | what is there |
 //! |---|---|
 //! | `read.rs` | finding the leaves: of an index, or of the headers |
+//! | `check.rs` | comparing an index with the headers, where it is used |
 //! | `select.rs` | marking the leaves that are meant |
 //! | `stream.rs` | leaves of streams, one after the other |
 //! | `verify.rs` | comparing leaves with their checksums |
 
+mod check;
 mod read;
 mod select;
 mod stream;
@@ -18,12 +20,13 @@ mod verify;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 pub use select::Marks;
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};
 
+use self::check::{Checked, Window};
 use crate::Error;
 use crate::error::Path;
 use crate::structure::LeafKind;
@@ -48,8 +51,13 @@ pub struct Place {
 struct Entry {
     key: Key,
     is_list: bool,
-    /// The number of the leaf.
-    leaf: Option<usize>,
+    is_leaf: bool,
+    /// How many values its header says that it has, if it is a container.
+    len: u32,
+    /// How many leaves there are before it: if it is one, its number.
+    head: usize,
+    /// The number of the container that it is in; of the root, its own.
+    parent: usize,
     /// The number of the entry after this one and all in it.
     end: usize,
 }
@@ -68,6 +76,11 @@ pub struct Catalog {
     /// What lies between the last leaf and the record.
     rest: Range<usize>,
     trailer: Option<Vec<u8>>,
+    /// Which heads were compared with an index, and which leaves.
+    checked: Checked,
+    read: Checked,
+    /// What was read last for that.
+    window: Mutex<Window>,
     /// What ended the reading of damaged data.
     damage: Option<Error>,
     /// Values by a hash of the container that they are in and their key; made when one is looked up.
@@ -113,7 +126,8 @@ impl Catalog {
     /// The number of the leaf that a value is, unless it is a container.
     #[must_use]
     pub fn leaf(&self, value: usize) -> Option<usize> {
-        self.entries[value].leaf
+        let entry = &self.entries[value];
+        entry.is_leaf.then_some(entry.head)
     }
 
     /// Whether a value is a list, and not a map.
@@ -167,53 +181,36 @@ impl Catalog {
     /// The keys that lead from a value to one that is in it.
     #[must_use]
     pub fn path_below(&self, from: usize, value: usize) -> Path {
-        let mut keys = Vec::new();
-        let mut at = from;
-        while at != value {
-            let mut children = self.children(at);
-            let Some(child) = children.find(|child| value < self.after(*child)) else {
-                break;
-            };
-            keys.push(self.key(child));
-            at = child;
-        }
         let mut path = Path::default();
-        for key in keys.into_iter().rev() {
-            path.push_outer(key);
+        let mut at = value;
+        while at > from {
+            path.push_outer(self.key(at));
+            at = self.entries[at].parent;
         }
         path
     }
 
+    /// Whether a value is a leaf, or a container with nothing in it.
+    #[must_use]
+    pub fn is_end(&self, value: usize) -> bool {
+        let entry = &self.entries[value];
+        entry.is_leaf || entry.end == value + 1
+    }
+
     /// The leaves of a value, and the containers with nothing in them, by their paths from there.
     pub fn ends_below(&self, value: usize) -> impl Iterator<Item = (Path, usize)> + '_ {
-        let mut around: Vec<usize> = Vec::new();
-        (value..self.entries[value].end).filter_map(move |at| {
-            while around.last().is_some_and(|it| self.entries[*it].end <= at) {
-                around.pop();
-            }
-            if self.entries[at].leaf.is_none() && self.entries[at].end > at + 1 {
-                around.push(at);
-                return None;
-            }
-            let mut path = Path::default();
-            for it in [at]
-                .iter()
-                .chain(around.iter().rev())
-                .filter(|it| **it != value)
-            {
-                path.push_outer(self.key(*it));
-            }
-            Some((path, at))
-        })
+        (value..self.entries[value].end)
+            .filter(|at| self.is_end(*at))
+            .map(move |at| (self.path_below(value, at), at))
     }
 
     /// How many leaves there are in a value, and how many bytes their values have.
     #[must_use]
     pub fn totals(&self, value: usize) -> (usize, usize) {
         let inside = &self.entries[value..self.entries[value].end];
-        let leaves = inside.iter().filter_map(|entry| entry.leaf);
+        let leaves = inside.iter().filter(|entry| entry.is_leaf);
         leaves.fold((0, 0), |(count, bytes), leaf| {
-            let place = self.leaves[leaf];
+            let place = self.leaves[leaf.head];
             (count + 1, bytes + place.end - place.start)
         })
     }
@@ -231,6 +228,14 @@ impl Catalog {
     #[must_use]
     pub fn kind(&self, leaf: usize) -> &LeafKind {
         &self.kinds[self.leaves[leaf].kind]
+    }
+
+    /// The names of all dtypes that leaves have.
+    pub fn dtypes(&self) -> impl Iterator<Item = &str> {
+        self.kinds.iter().filter_map(|kind| match kind {
+            LeafKind::Array(dtype, _) | LeafKind::Scalar(dtype) => Some(dtype.as_str()),
+            _ => None,
+        })
     }
 
     /// Whether there are checksums of the leaves.

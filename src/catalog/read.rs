@@ -1,14 +1,15 @@
 //! Finding the leaves: of an index, or of the headers.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
+use super::check::{Checked, compare_record_key};
 use super::{Catalog, Entry, Key, Place};
 use crate::error::Path;
 use crate::events::{Closed, Event, Reader};
 use crate::source::{Source, read_to};
 use crate::structure::{Footer, Index, LeafKind, ROOT_KEY, TRAILER_KEY, Trailer};
 use crate::watch::Watch;
-use crate::wire::{CHUNKED_MARKER, Head, PRNG_MARKER};
+use crate::wire::{CHUNKED_MARKER, Cursor, PRNG_MARKER};
 use crate::{Error, Result};
 
 /// After so many values the caller is asked whether to go on.
@@ -37,7 +38,7 @@ impl Catalog {
     /// Finds all leaves. With `salvage`, what is damaged is left out, and [`Catalog::damage`]
     /// tells why.
     pub fn open(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Self> {
-        match Self::recorded(source) {
+        match Self::recorded(source, salvage) {
             Ok(Some(found)) => return Ok(found),
             Err(error) if !salvage => return Err(error),
             _ => {} // the headers may tell more
@@ -67,7 +68,7 @@ impl Catalog {
     }
 
     /// What the index at the end of a source tells, if it is there and is that of this source.
-    fn recorded(source: &dyn Source) -> Result<Option<Self>> {
+    fn recorded(source: &dyn Source, salvage: bool) -> Result<Option<Self>> {
         let len = source.len();
         let mut tail = Vec::new();
         read_to(source, len - len.min(Footer::BYTES)..len, &mut tail)?;
@@ -75,34 +76,46 @@ impl Catalog {
         let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
             return Ok(None);
         };
+        // With the key and the header of the record.
+        let before = start.saturating_sub(*KEY_BYTES.end());
         tail.clear();
-        read_to(source, start..len, &mut tail)?;
-        let Ok(footer) = Footer::read(&tail) else {
+        read_to(source, before..len, &mut tail)?;
+        let record = start - before;
+        let Ok(footer) = Footer::read(&tail[record..]) else {
             return Ok(None); // the headers may tell more
         };
-        let Some(index) = Trailer::decode(footer.record(&tail))?.index else {
+        let Some(index) = Trailer::decode(footer.record(&tail[record..]))?.index else {
             return Ok(None);
         };
         let index = Index::decode(&index)?;
         let mut lengths = index.heads.iter().chain(&index.sizes);
         let leaves = lengths.try_fold(0_u64, |sum, len| sum.checked_add(*len));
-        let before = leaves.and_then(|leaves| leaves.checked_add(index.rest));
-        let before = before.and_then(|before| before.checked_add(key_bytes(tail.len())));
-        if before != Some(start as u64) {
+        let ends = leaves.and_then(|leaves| leaves.checked_add(index.rest));
+        let ends = ends.and_then(|ends| ends.checked_sub(before as u64));
+        let ends = ends.and_then(|ends| usize::try_from(ends).ok());
+        // Of a damaged key only the place is right.
+        let Some(ends) = ends.filter(|ends| KEY_BYTES.contains(&record.saturating_sub(*ends)))
+        else {
             return Ok(None); // the data are part of others, as their last leaf
+        };
+        if !salvage && !is_record(&tail, ends, record) {
+            return Err(damaged("the record does not stand under its key"));
         }
         #[allow(clippy::cast_possible_truncation)] // which lie before an offset
         let rest = leaves.unwrap_or(0) as usize..start;
         let mut catalog = Self {
-            checksums: footer.checksums(&tail),
+            checksums: footer.checksums(&tail[record..]),
             rest,
             ..Self::default()
         };
         catalog.read_index(index)?;
         let expected = catalog.leaves.len() + 1;
+        catalog.checked = Checked::none(expected)?;
+        catalog.read = Checked::none(expected)?;
         if ![0, expected].contains(&catalog.checksums.len()) {
             return Err(damaged("it has another number of checksums"));
         }
+        tail.drain(..record);
         catalog.trailer = Some(tail);
         Ok(Some(catalog))
     }
@@ -112,6 +125,9 @@ impl Catalog {
         let outline = index.outline.into_vec();
         let mut reader = Reader::new(&outline);
         let mut places = index.heads.iter().zip(&index.sizes);
+        // How many bytes the headers since the last leaf have at least: an index that names more
+        // than there is would take any memory.
+        let mut least = 0;
         self.kinds = index.kinds;
         let mut open: Vec<Open> = Vec::new();
         let mut keys: Vec<Key> = Vec::new();
@@ -136,7 +152,10 @@ impl Catalog {
                 continue;
             };
             match event {
-                Event::Map(map) => self.begin(&mut open, key, 0, true, map.len),
+                Event::Map(map) => {
+                    self.begin(&mut open, key, 0, true, map.len);
+                    least += self.least_head(self.entries.len() - 1);
+                }
                 Event::Uint(kind) => {
                     let kind = usize::try_from(kind).ok();
                     let (Some((head, size)), Some(kind)) =
@@ -147,8 +166,13 @@ impl Catalog {
                     // Their sum is, too.
                     #[allow(clippy::cast_possible_truncation)]
                     let (start, end) = (before + *head as usize, before + (head + size) as usize);
-                    self.add_leaf(key, before..start, end, kind);
+                    self.add_leaf(&open, key, before..start, end, kind);
+                    least += self.least_head(self.entries.len() - 1);
+                    if *head < least {
+                        return Err(damaged("it has longer keys than the data"));
+                    }
                     before = end;
+                    least = 0;
                 }
                 _ => {
                     return Err(damaged(
@@ -166,6 +190,7 @@ impl Catalog {
         }
         reader.finish()?;
         match places.next() {
+            None if index.rest < least => Err(damaged("it has longer keys than the data")),
             None => Ok(()),
             Some(_) => Err(damaged("it has another number of leaves or kinds")),
         }
@@ -230,7 +255,7 @@ impl Catalog {
                         map.prng_name = reader.events().text(name).into();
                     }
                     let kind = self.kind_of(reader, event);
-                    self.add_leaf(key, region..start, reader.offset(), kind);
+                    self.add_leaf(open, key, region..start, reader.offset(), kind);
                     region = reader.offset();
                 }
             }
@@ -251,7 +276,7 @@ impl Catalog {
                 self.leaves.truncate(last.leaves);
                 self.text.truncate(last.text);
                 region = reader.offset();
-                self.add_leaf(key, begin..last.start, region, kind);
+                self.add_leaf(open, key, begin..last.start, region, kind);
             }
             if open.is_empty() {
                 return reader.finish();
@@ -294,6 +319,7 @@ impl Catalog {
     }
 
     fn begin(&mut self, open: &mut Vec<Open>, key: Key, start: usize, is_map: bool, len: u32) {
+        let parent = open.last().map_or(0, |open| open.entry);
         open.push(Open {
             entry: self.entries.len(),
             start,
@@ -308,7 +334,10 @@ impl Catalog {
         self.entries.push(Entry {
             key,
             is_list: !is_map,
-            leaf: None,
+            is_leaf: false,
+            len,
+            head: self.leaves.len(),
+            parent,
             end: 0,
         });
     }
@@ -330,11 +359,14 @@ impl Catalog {
         }
     }
 
-    fn add_leaf(&mut self, key: Key, head: Range<usize>, end: usize, kind: usize) {
+    fn add_leaf(&mut self, open: &[Open], key: Key, head: Range<usize>, end: usize, kind: usize) {
         self.entries.push(Entry {
             key,
             is_list: false,
-            leaf: Some(self.leaves.len()),
+            is_leaf: true,
+            len: 0,
+            head: self.leaves.len(),
+            parent: open.last().map_or(0, |open| open.entry),
             end: self.entries.len() + 1,
         });
         self.leaves.push(Place {
@@ -416,17 +448,24 @@ impl Catalog {
         {
             self.entries.remove(0);
             for entry in &mut self.entries {
+                entry.parent = entry.parent.saturating_sub(1);
                 entry.end -= 1;
             }
         }
     }
 }
 
-/// How many bytes stand before a record of so many: its key, and the header of a byte string.
-fn key_bytes(record: usize) -> u64 {
-    let key = Head::Str(u32::try_from(TRAILER_KEY.len()).unwrap_or(0));
-    let bin = Head::Bin(u32::try_from(record).unwrap_or(0));
-    (key.width() + TRAILER_KEY.len() + bin.width()) as u64
+/// So many bytes stand before a record: its key, and the header of a byte string, of any width.
+const KEY_BYTES: RangeInclusive<usize> = 1 + TRAILER_KEY.len() + 2..=5 + TRAILER_KEY.len() + 5;
+
+/// Whether bytes from an offset on are the key of a record, the header of a byte string, both of any
+/// width, and the record.
+fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
+    let mut cursor = Cursor::within(bytes, offset..bytes.len());
+    compare_record_key(&mut cursor).is_ok_and(|len| {
+        let begins = cursor.offset();
+        begins == record && begins + len as usize == bytes.len()
+    })
 }
 
 fn damaged(what: &str) -> Error {

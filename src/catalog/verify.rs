@@ -25,7 +25,7 @@ pub enum Status {
 }
 
 impl Catalog {
-    /// Reads all of the source and compares it with the checksums.
+    /// Reads all of the source and compares it with the checksums, and the headers with the index.
     ///
     /// Returns what is known of each leaf, and of what lies between the last one and the record.
     /// `checks_itself` is whether the source gives errors for what is damaged, as a gzip stream
@@ -40,9 +40,27 @@ impl Catalog {
         watch: &dyn Watch,
     ) -> Result<Vec<Status>> {
         let count = self.leaves.len() + 1;
-        if !self.is_summed() && !checks_itself {
-            return Ok(vec![Status::Unchecked; count]);
+        let mut found = if self.is_summed() || checks_itself {
+            self.compare_sums(source, checks_itself, block_bytes, threads, watch)?
+        } else {
+            vec![Status::Unchecked; count]
+        };
+        let is_asked = |number: usize| found[number] != Status::Corrupt;
+        for number in self.unlike_index(source, is_asked, watch)? {
+            found[number] = Status::Corrupt;
         }
+        Ok(found)
+    }
+
+    fn compare_sums(
+        &self,
+        source: &dyn Source,
+        checks_itself: bool,
+        block_bytes: usize,
+        threads: NonZero<usize>,
+        watch: &dyn Watch,
+    ) -> Result<Vec<Status>> {
+        let count = self.leaves.len() + 1;
         let mut ends: Vec<usize> = self.leaves.iter().map(|leaf| leaf.end).collect();
         ends.push(self.rest.end.max(ends.last().copied().unwrap_or(0)));
         let len = if checks_itself {

@@ -114,7 +114,7 @@ impl<'a> Leaves<'a> {
 
 /// How many bytes an element of a dtype takes, by its name: `float32`, `bfloat16`, `int4`.
 /// Those of less than a byte take one. Nothing for names of another form.
-pub(super) fn itemsize(name: &str) -> Option<usize> {
+pub fn itemsize(name: &str) -> Option<usize> {
     if name == "bool" {
         return Some(1);
     }

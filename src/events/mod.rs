@@ -28,6 +28,7 @@ use smallvec::SmallVec;
 use crate::array::resolve;
 
 pub use extensions::no_dtype;
+pub(crate) use leaves::itemsize;
 pub use leaves::{Leaf, Leaves};
 pub use read::{Closed, Reader};
 
@@ -142,6 +143,13 @@ impl ArrayEvent<'_> {
                 elements => Some(self.nbytes() / elements).filter(|itemsize| *itemsize > 0),
             }
         })
+    }
+
+    /// Whether the name of the dtype tells how many bytes an element has.
+    #[must_use]
+    pub fn has_known_size(&self) -> bool {
+        let dtype = std::str::from_utf8(self.dtype).ok();
+        dtype.and_then(leaves::itemsize).is_some()
     }
 
     /// How many bytes the elements have.

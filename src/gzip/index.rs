@@ -154,6 +154,26 @@ pub fn index_bytes(blocks: usize) -> usize {
     blocks * ENTRY_BYTES + blocks.div_ceil(MEMBER_ENTRIES) * EMPTY_BYTES + TAIL_BYTES
 }
 
+/// Whether a stream ends as one with an index does, damaged or cut short as that may be: there is
+/// the start of an empty member with a subfield of ours.
+pub fn has_traces(stream: &dyn Source) -> Result<bool> {
+    let window = MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES + TAIL_BYTES;
+    let mut header = HEADER;
+    header[3] = 4;
+    let mut end = Vec::new();
+    read_to(
+        stream,
+        stream.len().saturating_sub(window)..stream.len(),
+        &mut end,
+    )?;
+    let is_ours = |bytes: &[u8]| {
+        let named = bytes[HEADER.len() + 2..].starts_with(b"TP")
+            || bytes[HEADER.len() + 2..].starts_with(b"TE");
+        named && bytes.starts_with(&header)
+    };
+    Ok(end.windows(HEADER.len() + 4).any(is_ours))
+}
+
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u32::from_le_bytes(*bytes))
@@ -309,6 +329,20 @@ mod tests {
             let stream = stream(&vec![(1, true); count], count * 9 - 3, 9);
             let index = Index::read(&stream).unwrap().unwrap();
             assert_eq!(index.blocks.len(), count);
+        }
+    }
+
+    #[test]
+    fn a_damaged_index_leaves_traces() {
+        let stream = stream(&[(100, true), (70, false)], 15, 10);
+        let begin = stream.len() - index_bytes(2);
+        assert!(!has_traces(&stream[..begin].to_vec()).unwrap());
+        for at in begin..stream.len() {
+            let mut damaged = stream.clone();
+            damaged[at] ^= 1;
+            assert!(has_traces(&damaged).unwrap(), "{at}");
+            let is_long = at > begin + HEADER.len() + 4;
+            assert!(!is_long || has_traces(&stream[..at].to_vec()).unwrap());
         }
     }
 

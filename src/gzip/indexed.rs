@@ -59,6 +59,21 @@ impl<S: Source> Indexed<S> {
         self.len() == 0
     }
 
+    /// Whether the checksum of the whole stream is that of its blocks, which alone are compared
+    /// where parts are read.
+    #[must_use]
+    pub fn adds_up(&self) -> bool {
+        let mut whole = Hasher::new();
+        for (number, block) in self.index.blocks.iter().enumerate() {
+            let len = self
+                .index
+                .block_bytes
+                .min(self.len() - number * self.index.block_bytes);
+            whole.combine(&Hasher::new_with_initial_len(block.checksum, len as u64));
+        }
+        whole.finalize() == self.index.checksum
+    }
+
     /// Fills `out`, which must have `len` bytes, with what comes out, compares the
     /// checksums, and returns it; nothing if the stream is damaged.
     ///
@@ -338,6 +353,13 @@ mod tests {
         whole
     }
 
+    fn inflate_all(stream: &Vec<u8>) -> bool {
+        let indexed = Indexed::open(stream).unwrap().unwrap();
+        let mut out = [MaybeUninit::uninit(); DATA.len()];
+        let whole = indexed.inflate(&mut out, NonZero::<usize>::MIN, &());
+        whole.unwrap().is_some()
+    }
+
     fn deflate(data: &[u8], flush: FlushCompress) -> Vec<u8> {
         let mut out = Vec::with_capacity(1000);
         let mut zlib = Compress::new(Compression::new(6), false);
@@ -353,7 +375,18 @@ mod tests {
             .iter()
             .map(|part| deflate(part, FlushCompress::Sync));
         let blocks: Vec<Vec<u8>> = blocks.collect();
-        assert!(inflate(&member([&blocks[0], &blocks[1], &blocks[2]])));
+        let stream = member([&blocks[0], &blocks[1], &blocks[2]]);
+        assert!(inflate(&stream));
+        assert!(Indexed::open(&stream).unwrap().unwrap().adds_up());
+        let mut other = stream.clone();
+        let checksum = crc32fast::hash(DATA).to_le_bytes();
+        let at = other
+            .windows(4)
+            .position(|bytes| bytes == checksum)
+            .unwrap();
+        other[at] ^= 1;
+        assert!(!inflate_all(&other));
+        assert!(!Indexed::open(&other).unwrap().unwrap().adds_up());
         assert!(!inflate(&member([&blocks[1], &blocks[0], &blocks[2]])));
     }
 

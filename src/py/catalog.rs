@@ -5,10 +5,13 @@
 use std::collections::HashSet;
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyString, PyTuple};
 use smallvec::SmallVec;
 
 use super::content::Content;
@@ -20,7 +23,7 @@ use super::watch::Watcher;
 use super::{errors, integer_or_none};
 use crate::array::{Bounds, Runs, resolve};
 use crate::catalog::{self, BLOCK_BYTES, Status};
-use crate::events::{Event, Events};
+use crate::events::Event;
 use crate::source::{self, Source as _};
 use crate::structure::LeafKind;
 use crate::watch::Watch as _;
@@ -30,7 +33,42 @@ use crate::{Error, Result, parallel};
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Catalog {
     content: Py<Content>,
-    catalog: catalog::Catalog,
+    catalog: Arc<catalog::Catalog>,
+}
+
+/// The paths of values one after the other, each made when it is asked for: all of them may be much
+/// larger than the data.
+#[pyclass(module = "treepack._core")]
+pub struct Paths {
+    catalog: Arc<catalog::Catalog>,
+    /// From which value on the paths lead.
+    from: usize,
+    /// The values that are still to come.
+    left: Range<usize>,
+    /// Whether containers with nothing in them are among them.
+    with_empty: bool,
+}
+
+#[pymethods]
+impl Paths {
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<(String, usize)>> {
+        /// After so many the caller may stop, who may be a loop that is not of Python.
+        const CHECK_PATHS: usize = 1 << 10;
+        for at in self.left.by_ref() {
+            if at.is_multiple_of(CHECK_PATHS) {
+                py.check_signals()?;
+            }
+            if self.catalog.leaf(at).is_some() || self.with_empty && self.catalog.is_end(at) {
+                let path = self.catalog.path_below(self.from, at);
+                return Ok(Some((path.to_string(), at)));
+            }
+        }
+        Ok(None)
+    }
 }
 
 /// What typed PRNG keys are made of.
@@ -121,8 +159,22 @@ impl Catalog {
             .map_err(|error| watcher.explain(error, |error| PyErr::from(explain(error, source))))?;
         Ok(Self {
             content: content.unbind(),
-            catalog,
+            catalog: Arc::new(catalog),
         })
+    }
+
+    /// The same without the data: only what is where is known.
+    fn without_content(&self, py: Python<'_>) -> PyResult<Self> {
+        let nothing = Content::lent(PyBytes::new(py, b"").as_any())?;
+        Ok(Self {
+            content: Py::new(py, nothing)?,
+            catalog: self.catalog.clone(),
+        })
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // as it is called
+    fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
+        visit.call(&self.content)
     }
 
     /// How many leaves there are.
@@ -176,18 +228,25 @@ impl Catalog {
     }
 
     /// The paths of the leaves below a value, and their numbers among all values.
-    fn leaves(&self, value: usize) -> PyResult<Vec<(String, usize)>> {
-        self.check(value)?;
-        let found = self.catalog.ends_below(value);
-        let found = found.filter(|(_, at)| self.catalog.leaf(*at).is_some());
-        Ok(found.map(|(path, at)| (path.to_string(), at)).collect())
+    fn leaves(&self, value: usize) -> PyResult<Paths> {
+        self.paths(value, false)
     }
 
     /// The same with the containers that have nothing in them.
-    fn ends(&self, value: usize) -> PyResult<Vec<(String, usize)>> {
-        self.check(value)?;
-        let found = self.catalog.ends_below(value);
-        Ok(found.map(|(path, at)| (path.to_string(), at)).collect())
+    fn ends(&self, value: usize) -> PyResult<Paths> {
+        self.paths(value, true)
+    }
+
+    /// What is wrong with a gzip stream around the data, though all its blocks may be whole.
+    #[getter]
+    fn stream_damage(&self) -> Option<&'static str> {
+        self.content.get().stream_damage()
+    }
+
+    /// All dtypes that arrays have, by name.
+    #[getter]
+    fn dtypes(&self) -> Vec<&str> {
+        self.catalog.dtypes().collect()
     }
 
     /// The numbers of the leaves below a value among all values.
@@ -379,12 +438,12 @@ impl Catalog {
 
     /// Compares the data with their checksums; see `_core.pyi`.
     #[pyo3(signature = (*, threads, progress))]
-    fn verify(
+    fn verify<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<Vec<&'static str>> {
+    ) -> PyResult<Vec<&Bound<'py, PyString>>> {
         let content = self.content.get();
         let source = content.source();
         let threads = parallel::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
@@ -402,15 +461,34 @@ impl Catalog {
         });
         let found = found.map_err(|error| watcher.explain(error, PyErr::from))?;
         let word = |status| match status {
-            Status::Ok => "ok",
-            Status::Corrupt => "corrupt",
-            Status::Unchecked => "unchecked",
+            Status::Ok => intern!(py, "ok"),
+            Status::Corrupt => intern!(py, "corrupt"),
+            Status::Unchecked => intern!(py, "unchecked"),
         };
         Ok(found.into_iter().map(word).collect())
+    }
+
+    /// Which leaves have other headers than the index says; the number after them is that of what
+    /// lies between the last one and the record.
+    fn unlike_index(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        let source = self.content.get().source();
+        let watcher = Watcher::signals();
+        let found = py.detach(|| self.catalog.unlike_index(source, |_| true, &watcher));
+        found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 }
 
 impl Catalog {
+    fn paths(&self, value: usize, with_empty: bool) -> PyResult<Paths> {
+        self.check(value)?;
+        Ok(Paths {
+            catalog: self.catalog.clone(),
+            from: value,
+            left: value..self.catalog.after(value),
+            with_empty,
+        })
+    }
+
     fn check(&self, value: usize) -> PyResult<()> {
         if value < self.catalog.values() {
             return Ok(());
@@ -421,10 +499,8 @@ impl Catalog {
     /// Where the array is that a leaf is, if the data have there what the catalog has.
     fn array(&self, py: Python<'_>, value: usize) -> PyResult<ArrayPlace> {
         let leaf = self.leaf_of(value)?;
-        let place = self.catalog.place(leaf);
         let source = self.content.get().source();
-        let events = py.detach(|| Events::read_part(source, place.start..place.end));
-        let events = events.map_err(|error| self.at(py, error.into(), value))?;
+        let events = py.detach(|| self.catalog.events_of(source, value))?;
         // Of a PRNG key what counts is its data.
         let array = match (events.as_slice(), self.catalog.kind(leaf)) {
             (&[Event::Array(number)], LeafKind::Array(dtype, shape)) => {
@@ -542,6 +618,7 @@ impl Catalog {
             // Before there is memory for what is not there.
             return Err(self.at(py, source::missing(place.start).into(), value));
         }
+        self.catalog.check_leaf(content.source(), value)?;
         let read = parts.read(place.start..place.end);
         read.map_err(|error| self.at(py, error, value))
     }
@@ -587,6 +664,9 @@ impl Catalog {
         }
         if let Some(leaf) = catalog.leaf(value) {
             return self.read_leaf(py, value, leaf, parts);
+        }
+        if catalog.is_end(value) {
+            catalog.check_place(self.content.get().source(), value)?;
         }
         if catalog.is_list(value) {
             // A list with gaps would be another one.

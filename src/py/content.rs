@@ -4,16 +4,17 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::memory::{Borrowed, Owned, new_bytes};
 use super::watch::Watcher;
 use super::{errors, gzip, integer_or_none};
-use crate::gzip::{Indexed, MAGIC};
+use crate::gzip::{Indexed, MAGIC, has_traces};
 use crate::handle;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
@@ -57,10 +58,17 @@ enum Place {
     Inflated(Arc<Pages>),
     Lent(Arc<Borrowed>),
     /// Inflated where they are read.
-    Gzip(Arc<Indexed<Arc<dyn Source + Send + Sync>>>),
+    Gzip(Arc<Indexed<Arc<dyn Source + Send + Sync>>>, Origin),
     Elsewhere(Arc<Elsewhere>),
     /// That of a manifest, whose arrays are in other files.
     Sparse(Arc<Sparse>),
+}
+
+/// The object of Python that has the bytes of a gzip stream.
+enum Origin {
+    Nobody,
+    Lent(Weak<Borrowed>),
+    Elsewhere(Weak<Elsewhere>),
 }
 
 /// Bytes that a function of Python reads: it takes an offset and a length, and returns `bytes`.
@@ -135,7 +143,7 @@ impl Content {
 
     /// Borrows the memory of a bytes-like object.
     #[staticmethod]
-    fn lent(data: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub fn lent(data: &Bound<'_, PyAny>) -> PyResult<Self> {
         Ok(Self(Place::Lent(Arc::new(Borrowed::buffer(data)?))))
     }
 
@@ -158,7 +166,45 @@ impl Content {
         if let Some(indexed) = &indexed {
             gzip::check_size(indexed.len(), gzip::limit(max_size)?)?;
         }
-        Ok(indexed.map(|indexed| Self(Place::Gzip(Arc::new(indexed)))))
+        let origin = match &self.0 {
+            Place::Lent(borrowed) => Origin::Lent(Arc::downgrade(borrowed)),
+            Place::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
+            _ => Origin::Nobody,
+        };
+        Ok(indexed.map(|indexed| Self(Place::Gzip(Arc::new(indexed), origin))))
+    }
+
+    /// Whether the content ends as gzip with an index does, which is damaged if `indexed` finds
+    /// none.
+    fn has_traces_of_index(&self, py: Python<'_>) -> PyResult<bool> {
+        let source = self.source();
+        Ok(py.detach(|| has_traces(source))?)
+    }
+
+    /// The objects that this keeps alive, as far as nothing else does so through it: what has
+    /// several owners must not be counted for each.
+    #[allow(clippy::needless_pass_by_value)] // as it is called
+    fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
+        match &self.0 {
+            Place::Lent(borrowed) if Arc::strong_count(borrowed) == 1 => {
+                visit.call(borrowed.unbound())
+            }
+            Place::Elsewhere(elsewhere) if Arc::strong_count(elsewhere) == 1 => {
+                visit.call(&elsewhere.read)
+            }
+            Place::Gzip(indexed, origin) if Arc::strong_count(indexed) == 1 => match origin {
+                Origin::Lent(borrowed) if borrowed.strong_count() == 1 => {
+                    let borrowed = borrowed.upgrade();
+                    borrowed.map_or(Ok(()), |borrowed| visit.call(borrowed.unbound()))
+                }
+                Origin::Elsewhere(elsewhere) if elsewhere.strong_count() == 1 => {
+                    let elsewhere = elsewhere.upgrade();
+                    elsewhere.map_or(Ok(()), |elsewhere| visit.call(&elsewhere.read))
+                }
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
     }
 
     /// How many bytes there are.
@@ -226,7 +272,7 @@ impl Content {
     pub fn owned<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Owned<'a, 'py>> {
         let has_memory = !matches!(
             slf.get().0,
-            Place::Gzip(_) | Place::Elsewhere(_) | Place::Sparse(_)
+            Place::Gzip(..) | Place::Elsewhere(_) | Place::Sparse(_)
         );
         has_memory.then(|| Owned::of(slf, Self::memory))
     }
@@ -236,7 +282,7 @@ impl Content {
             Place::Mapped(mapping) => mapping.as_raw(),
             Place::Read(pages) | Place::Inflated(pages) => pages.as_raw(),
             Place::Lent(borrowed) => borrowed.as_raw(),
-            Place::Gzip(_) | Place::Elsewhere(_) | Place::Sparse(_) => RawBytes::from(&[][..]),
+            Place::Gzip(..) | Place::Elsewhere(_) | Place::Sparse(_) => RawBytes::from(&[][..]),
         }
     }
 
@@ -246,7 +292,7 @@ impl Content {
             Place::Mapped(mapping) => mapping,
             Place::Read(pages) | Place::Inflated(pages) => pages,
             Place::Lent(borrowed) => borrowed,
-            Place::Gzip(indexed) => indexed,
+            Place::Gzip(indexed, _) => indexed,
             Place::Elsewhere(elsewhere) => elsewhere,
             Place::Sparse(sparse) => sparse,
         }
@@ -259,7 +305,7 @@ impl Content {
             Place::Read(pages) | Place::Inflated(pages) => pages.clone(),
             Place::Lent(borrowed) => borrowed.clone(),
             Place::Elsewhere(elsewhere) => elsewhere.clone(),
-            Place::Gzip(indexed) => indexed.clone(),
+            Place::Gzip(indexed, _) => indexed.clone(),
             Place::Sparse(sparse) => sparse.clone(),
         }
     }
@@ -282,7 +328,17 @@ impl Content {
 
     /// Whether damage is found whenever bytes are read.
     pub fn checks_itself(&self) -> bool {
-        matches!(self.0, Place::Gzip(_) | Place::Inflated(_))
+        matches!(self.0, Place::Gzip(..) | Place::Inflated(_))
+    }
+
+    /// What is wrong with a gzip stream around the bytes, though all its blocks may be whole.
+    pub fn stream_damage(&self) -> Option<&'static str> {
+        match &self.0 {
+            Place::Gzip(indexed, _) if !indexed.adds_up() => {
+                Some("the checksum of the gzip stream is not that of its blocks")
+            }
+            _ => None,
+        }
     }
 
     /// Whether bytes are read by a function of Python.

@@ -45,7 +45,7 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     let (error, known) = error.split();
     let known = known.map(|path| path.to_string());
     let path = known.as_deref().or(path);
-    let message = error.to_string();
+    let message = error.reason();
     match error {
         Error::Truncated { offset, .. }
         | Error::Malformed { offset, .. }
@@ -55,7 +55,7 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
             make(py, "TreepackError", (message,))
         }
         Error::GzipTruncated => make(py, "GzipTruncatedError", (message,)),
-        Error::Gzip(_) => make(py, "GzipError", (message,)),
+        Error::Gzip(_) => make(py, "GzipCorruptionError", (message,)),
         Error::OutOfMemory => PyMemoryError::new_err(message),
         Error::Payload(error) => match error.downcast::<PyErr>() {
             Ok(raised) => *raised,

@@ -26,19 +26,20 @@ def verify(
         damaged |= not found.ok
         if quiet:
             continue
-        for path in found.corrupt:
+        corrupt, unchecked = found.corrupt, found.unchecked
+        for path in corrupt:
             output.rows([(("corrupt", path), ("bold red", ""))])
         if found.damage is not None:
             output.line(f"damaged: {found.damage}", "bold red")
         counts = {
-            "ok": len(found.leaves) - len(found.corrupt) - len(found.unchecked),
-            "corrupt": len(found.corrupt),
-            "unchecked": len(found.unchecked),
+            "ok": len(found.leaves) - len(corrupt) - len(unchecked),
+            "corrupt": len(corrupt),
+            "unchecked": len(unchecked),
         }
         text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        style = "green" if found.ok and not found.unchecked else "yellow" if found.ok else "red"
+        style = "green" if found.ok and not unchecked else "yellow" if found.ok else "red"
         output.line(f"{file}: {text or 'no leaves'}", style)
-        if found.unchecked:
+        if unchecked:
             output.line("  unchecked: the file has no checksums, only its headers were read", "dim")
     raise typer.Exit(int(damaged))
 

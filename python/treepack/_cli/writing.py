@@ -14,7 +14,7 @@ from treepack._cli.listing import FILE, PATH
 from treepack._content import open_content, size_of
 from treepack._described import Writing
 from treepack._open import File, Tree, open, size_text
-from treepack.errors import GzipError
+from treepack.errors import NoIndexError
 
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
 GZIP = Annotated[bool | None, typer.Option("--gzip/--no-gzip", help="Whether it is compressed.")]
@@ -99,7 +99,7 @@ def _opened(source: str) -> File:
     """Opens a file; gzip of others, which cannot be read in parts, is read as a whole."""
     try:
         return open(source)
-    except GzipError:
+    except NoIndexError:
         with output.bar("decompress") as progress:
             return open(open_content(source, progress=progress))
 

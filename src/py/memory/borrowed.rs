@@ -1,10 +1,12 @@
 //! Reading memory of Python objects, which are kept alive meanwhile.
 
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 
 use numpy::PyUntypedArray;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyTypeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
@@ -92,7 +94,7 @@ impl Borrowed {
         Ok(Self {
             start: memory.as_ptr(),
             len: memory.len(),
-            owner: Py::new(py, Export { _buffer: export })?.into_any(),
+            owner: Py::new(py, Export::new(py, export))?.into_any(),
             stable: false,
         })
     }
@@ -100,6 +102,11 @@ impl Borrowed {
     /// The object that keeps the bytes alive.
     pub fn owner<'py>(&self, py: Python<'py>) -> &Bound<'py, PyAny> {
         self.owner.bind(py)
+    }
+
+    /// The same, for whoever is not attached to Python.
+    pub fn unbound(&self) -> &Py<PyAny> {
+        &self.owner
     }
 
     /// The bytes, if nobody ever changes them.
@@ -140,5 +147,32 @@ pub fn exported(export: &PyUntypedBuffer) -> RawBytes<'_> {
 /// memory have as their base.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Export {
+    /// What exports it: a reference of the export, not one of its own.
+    exporter: Option<ManuallyDrop<Py<PyAny>>>,
     _buffer: PyUntypedBuffer,
+}
+
+impl Export {
+    fn new(py: Python<'_>, buffer: PyUntypedBuffer) -> Self {
+        // SAFETY: a reference is copied that the buffer has until it is released, which is when this
+        // object ends; `ManuallyDrop` keeps the copy from being given back.
+        let exporter = buffer.obj(py).map(|exporter| unsafe {
+            ManuallyDrop::new(Bound::from_owned_ptr(py, exporter.as_ptr()).unbind())
+        });
+        Self {
+            exporter,
+            _buffer: buffer,
+        }
+    }
+}
+
+#[pymethods]
+impl Export {
+    #[allow(clippy::needless_pass_by_value)] // as it is called
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match &self.exporter {
+            Some(exporter) => visit.call(&**exporter),
+            None => Ok(()),
+        }
+    }
 }
