@@ -16,6 +16,10 @@
 
 pub mod error;
 
+pub mod grow;
+
+pub mod zlib;
+
 pub mod watch;
 
 pub mod raw;

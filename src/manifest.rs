@@ -8,7 +8,7 @@
 //! record (MessagePack) | CRC-32 of it (u32) | mark (8 bytes)
 //! ```
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -18,10 +18,11 @@ use flate2::write::ZlibEncoder;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::grow::{self, Growing, decode};
 use crate::layout::{Layout, Payload, Slice};
 use crate::raw::{Filling, zeroed};
 use crate::source::Source;
-use crate::{Error, Result};
+use crate::{Error, Result, zlib};
 
 /// What a manifest ends with.
 pub const MARK: [u8; 8] = *b"\x93treepm\n";
@@ -33,6 +34,7 @@ const VERSION: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardFile {
     /// Its name in the directory.
+    #[serde(deserialize_with = "decode::text")]
     pub name: String,
     /// How many bytes it has.
     pub nbytes: u64,
@@ -44,8 +46,10 @@ pub struct ShardFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grid {
     /// How many shards there are in each dimension.
+    #[serde(deserialize_with = "decode::list")]
     pub counts: Vec<u32>,
     /// The number of the file of each shard, the last dimension varying fastest.
+    #[serde(deserialize_with = "decode::list")]
     pub files: Vec<u32>,
     /// Whether it is an array of the host, not of devices. It is one shard.
     pub host: bool,
@@ -68,12 +72,16 @@ pub struct Manifest {
     /// The version of the format.
     pub version: u32,
     /// The files with the shards.
+    #[serde(deserialize_with = "decode::list")]
     pub files: Vec<ShardFile>,
     /// How each array is split.
+    #[serde(deserialize_with = "decode::list")]
     pub arrays: Vec<Grid>,
     /// The holes in the encoding, in order.
+    #[serde(deserialize_with = "decode::list")]
     pub holes: Vec<Hole>,
     /// The encoding without the bytes of holes, compressed (zlib, RFC 1950).
+    #[serde(deserialize_with = "decode::bytes")]
     pub skeleton: ByteBuf,
 }
 
@@ -92,7 +100,8 @@ impl Manifest {
         files: Vec<ShardFile>,
         arrays: Vec<Grid>,
     ) -> Result<Self> {
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+        let encoder = || ZlibEncoder::new(Growing::default(), Compression::default());
+        let mut encoder = zlib::state(encoder)?;
         let mut holes = Vec::new();
         let mut before = 0;
         let mut bytes = Vec::new();
@@ -100,11 +109,12 @@ impl Manifest {
             if let Slice::Payload(payload, ..) = &slice
                 && let Some(array) = hole(payload)
             {
-                holes.push(Hole {
+                let hole = Hole {
                     before: std::mem::take(&mut before),
                     nbytes: slice.len() as u64,
                     array: u32::try_from(array).map_err(|_| Error::OutOfMemory)?,
-                });
+                };
+                grow::push(&mut holes, hole)?;
                 continue;
             }
             bytes.clear();
@@ -117,21 +127,39 @@ impl Manifest {
             files,
             arrays,
             holes,
-            skeleton: encoder.finish()?.into(),
+            skeleton: encoder.finish()?.into_bytes().into(),
         })
     }
 
     /// The manifest as bytes.
-    ///
-    /// # Panics
-    /// Never: writing to memory cannot fail.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = rmp_serde::to_vec_named(self).expect("plain data always serializes");
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let mut bytes = grow::encode_named(self)?;
         let crc = crc32fast::hash(&bytes);
-        bytes.extend_from_slice(&crc.to_le_bytes());
-        bytes.extend_from_slice(&MARK);
-        bytes
+        grow::extend(&mut bytes, &crc.to_le_bytes())?;
+        grow::extend(&mut bytes, &MARK)?;
+        Ok(bytes)
+    }
+
+    /// A copy of it.
+    pub fn try_clone(&self) -> Result<Self> {
+        let file = |file: &ShardFile| {
+            let name = grow::to_string(&file.name)?;
+            Ok(ShardFile { name, ..*file })
+        };
+        let grid = |grid: &Grid| {
+            Ok(Grid {
+                counts: grow::to_vec(&grid.counts)?,
+                files: grow::to_vec(&grid.files)?,
+                host: grid.host,
+            })
+        };
+        Ok(Self {
+            version: self.version,
+            files: grow::try_collect(self.files.iter().map(file))?,
+            arrays: grow::try_collect(self.arrays.iter().map(grid))?,
+            holes: grow::to_vec(&self.holes)?,
+            skeleton: grow::to_vec(&self.skeleton)?.into(),
+        })
     }
 
     /// Reads a manifest.
@@ -159,7 +187,11 @@ impl Manifest {
         }
         let manifest: Self = match rmp_serde::from_slice(record) {
             Ok(manifest) => manifest,
-            Err(error) => return damaged(&error.to_string()),
+            Err(error) => {
+                return Err(decode::explain(&error, |error| {
+                    damaged::<()>(&error.to_string()).unwrap_err()
+                }));
+            }
         };
         let is_split = |grid: &Grid| {
             let count = |product: usize, &count: &u32| product.checked_mul(count as usize);
@@ -180,11 +212,16 @@ impl Manifest {
     /// The encoding, in which zeros are in the place of holes.
     pub fn encoding(&self) -> Result<Sparse> {
         let mut bytes = Vec::new();
-        if let Err(error) = ZlibDecoder::new(self.skeleton.as_slice()).read_to_end(&mut bytes) {
-            return damaged(&error.to_string());
+        let mut decoder = zlib::state(|| ZlibDecoder::new(self.skeleton.as_slice()))?;
+        if let Err(error) = decoder.read_to_end(&mut bytes) {
+            return match error.kind() {
+                io::ErrorKind::OutOfMemory => Err(Error::OutOfMemory),
+                _ => damaged(&error.to_string()),
+            };
         }
         let (mut len, mut there) = (0_usize, 0_usize);
-        let mut holes = Vec::with_capacity(self.holes.len());
+        let mut holes = Vec::new();
+        holes.try_reserve_exact(self.holes.len())?;
         for hole in &self.holes {
             let sizes = usize::try_from(hole.before)
                 .and_then(|before| Ok((before, usize::try_from(hole.nbytes)?)));
@@ -354,7 +391,7 @@ mod tests {
             ),
         ) {
             let (made, whole) = manifest(&parts);
-            let read = Manifest::decode(&made.encode()).unwrap();
+            let read = Manifest::decode(&made.encode().unwrap()).unwrap();
             prop_assert_eq!(&read, &made);
             let encoding = read.encoding().unwrap();
             prop_assert_eq!(encoding.len(), whole.len());
@@ -383,7 +420,7 @@ mod tests {
     #[test]
     fn damage_is_found() {
         let (made, _) = manifest(&[(vec![1, 2], None, 10)]);
-        let bytes = made.encode();
+        let bytes = made.encode().unwrap();
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1;
@@ -393,7 +430,7 @@ mod tests {
         let broken = |change: fn(&mut Manifest)| {
             let mut broken = made.clone();
             change(&mut broken);
-            Manifest::decode(&broken.encode()).and_then(|read| read.encoding().map(|_| ()))
+            Manifest::decode(&broken.encode().unwrap()).and_then(|read| read.encoding().map(|_| ()))
         };
         assert!(broken(|_| ()).is_ok());
         let changes: [fn(&mut Manifest); 7] = [

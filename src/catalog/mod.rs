@@ -6,24 +6,26 @@
 //! | file | what is there |
 //! |---|---|
 //! | `read.rs` | finding the leaves: of an index, or of the headers |
+//! | `find.rs` | values by their keys |
 //! | `stream.rs` | leaves of streams, one after the other |
 //! | `verify.rs` | comparing leaves with their checksums |
 
+mod find;
 mod read;
 mod stream;
 mod verify;
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::sync::OnceLock;
 
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};
 
-use crate::Error;
+use self::find::Tables;
 use crate::error::Path;
 use crate::structure::LeafKind;
+use crate::watch::Watch;
+use crate::{Error, Result, grow};
 
 /// Where the key of a value is in the text.
 type Key = (usize, usize);
@@ -67,9 +69,8 @@ pub struct Catalog {
     trailer: Option<Vec<u8>>,
     /// What ended the reading of damaged data.
     damage: Option<Error>,
-    /// Values by a hash of the container that they are in and their key; made when one is looked up.
-    by_key: OnceLock<HashMap<u64, Vec<usize>>>,
-    hasher: RandomState,
+    /// Of large containers, what is in them by their keys.
+    tables: Tables,
 }
 
 impl Catalog {
@@ -132,27 +133,23 @@ impl Catalog {
     }
 
     /// The value below another one that some keys lead to. Of equal keys the last counts.
-    pub fn find<'a>(&self, value: usize, keys: impl IntoIterator<Item = &'a str>) -> Option<usize> {
-        let mut keys = keys.into_iter();
-        keys.try_fold(value, |value, key| self.child(value, key))
-    }
-
-    fn child(&self, value: usize, key: &str) -> Option<usize> {
-        let known = self.by_key.get_or_init(|| {
-            let mut by_key: HashMap<u64, Vec<usize>> = HashMap::new();
-            let containers = (0..self.values()).filter(|at| self.leaf(*at).is_none());
-            for container in containers {
-                for child in self.children(container) {
-                    let hash = self.hasher.hash_one((container, self.key(child)));
-                    by_key.entry(hash).or_default().push(child);
-                }
-            }
-            by_key
-        });
-        let same = known.get(&self.hasher.hash_one((value, key)))?;
-        let inside = |child: &&usize| (value..self.after(value)).contains(*child);
-        let mut same = same.iter().filter(inside);
-        same.rfind(|child| self.key(**child) == key).copied()
+    ///
+    /// The first time that something is looked up in a large container takes as long as going
+    /// through it once, and `watch` is asked meanwhile whether to go on.
+    pub fn find<'a>(
+        &self,
+        value: usize,
+        keys: impl IntoIterator<Item = &'a str>,
+        watch: &dyn Watch,
+    ) -> Result<Option<usize>> {
+        let mut found = value;
+        for key in keys {
+            let Some(child) = self.child(found, key, watch)? else {
+                return Ok(None);
+            };
+            found = child;
+        }
+        Ok(Some(found))
     }
 
     /// The keys that lead from the root to a value.
@@ -176,15 +173,14 @@ impl Catalog {
     }
 
     /// The leaves of a value, and the containers with nothing in them, by their paths from there.
-    pub fn ends_below(&self, value: usize) -> impl Iterator<Item = (Path, usize)> + '_ {
+    pub fn ends_below(&self, value: usize) -> impl Iterator<Item = Result<(Path, usize)>> + '_ {
         let mut around: Vec<usize> = Vec::new();
         (value..self.entries[value].end).filter_map(move |at| {
             while around.last().is_some_and(|it| self.entries[*it].end <= at) {
                 around.pop();
             }
             if self.entries[at].leaf.is_none() && self.entries[at].end > at + 1 {
-                around.push(at);
-                return None;
+                return grow::push(&mut around, at).err().map(Err);
             }
             let mut path = Path::default();
             for it in [at]
@@ -192,9 +188,11 @@ impl Catalog {
                 .chain(around.iter().rev())
                 .filter(|it| **it != value)
             {
-                path.push_outer(self.key(*it));
+                if let Err(error) = path.try_push_outer(self.key(*it)) {
+                    return Some(Err(error));
+                }
             }
-            Some((path, at))
+            Some(Ok((path, at)))
         })
     }
 

@@ -2,45 +2,74 @@
 //!
 //! It is one class of Python, and long because it has a method for whatever is asked of a file.
 
+use std::collections::HashMap;
 use std::mem::MaybeUninit;
+use std::num::NonZero;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use smallvec::SmallVec;
 
 use super::content::Content;
-use super::memory::{FreshArray, Writable, detached};
+use super::memory::{
+    FreshArray, Writable, copied, detached, keep_reserve, list_of_results, new_dict, new_list,
+    new_list_of, new_string, new_tuple_of, new_uint, sizes,
+};
 use super::objects::{CopyMode, build, explain};
-use super::watch::Watcher;
+use super::watch::{Signals, Watcher};
 use super::{errors, integer_or_none};
 use crate::array::{Bounds, Runs};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::{Event, Events};
-use crate::source::Parts;
+use crate::source::{Parts, Pieces};
 use crate::structure::LeafKind;
 use crate::watch::Watch as _;
-use crate::{Error, Result, parallel};
+use crate::{Error, Result, grow, parallel};
 
 /// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Catalog {
     content: Py<Content>,
     catalog: catalog::Catalog,
+    chunked: Mutex<Chunked>,
 }
 
-/// From where to where the bytes of an array lie.
-type Pieces = Vec<(usize, usize)>;
+/// Where arrays in many chunks are, which takes long to find out: some of them, by their values.
+#[derive(Default)]
+struct Chunked {
+    known: HashMap<usize, Arc<ArrayPlace>>,
+    chunks: usize,
+}
+
+impl Chunked {
+    /// So many chunks are known at a time, at most, or those of one array.
+    const MOST: usize = 1 << 20;
+
+    fn remember(&mut self, value: usize, place: &Arc<ArrayPlace>) -> Result<()> {
+        let chunks = place.parts.as_slice().len();
+        if self.chunks + chunks > Self::MOST {
+            *self = Self::default();
+        }
+        self.known.try_reserve(1)?;
+        if self.known.insert(value, place.clone()).is_none() {
+            self.chunks += chunks;
+        }
+        Ok(())
+    }
+}
 
 /// How a tree is put together of some of its leaves.
-struct Selection<'py> {
+struct Selection<'a, 'py> {
     /// By the numbers of leaves and empty containers; nothing if all are wanted.
-    wanted: Option<Vec<u8>>,
+    wanted: Option<&'a [u8]>,
     /// What takes the place of the others.
     absent: Bound<'py, PyAny>,
     copy: CopyMode,
     threads: Option<i64>,
+    signals: &'a Signals,
 }
 
 /// For each dimension: where a box begins, how many indices it has, and how far apart they are.
@@ -52,36 +81,19 @@ type Read<'a> = &'a (dyn Fn(&mut [MaybeUninit<u8>]) -> Result<()> + Sync);
 /// What an array is, and where its bytes are in the data.
 struct ArrayPlace {
     shape: SmallVec<[usize; 6]>,
-    parts: Vec<Range<usize>>,
+    parts: Pieces,
 }
 
 impl ArrayPlace {
     fn nbytes(&self) -> usize {
-        self.parts.iter().map(Range::len).sum()
-    }
-
-    /// Where a range of its bytes is in the data.
-    fn pieces(&self, range: Range<usize>) -> PyResult<Vec<Range<usize>>> {
-        if range.start > range.end || range.end > self.nbytes() {
-            return Err(PyIndexError::new_err("the array has fewer bytes"));
-        }
-        let mut pieces = Vec::new();
-        let mut before = 0;
-        for part in &self.parts {
-            let end = before + part.len();
-            let (first, last) = (range.start.clamp(before, end), range.end.clamp(before, end));
-            pieces.push(part.start + first - before..part.start + last - before);
-            before = end;
-        }
-        Ok(pieces)
+        self.parts.len()
     }
 
     /// The runs of a box of it, for memory with these strides, or where it lies together.
     fn runs(&self, bounds: BoxBounds, strides: Option<&[usize]>) -> PyResult<Runs> {
-        let bounds: Vec<_> = bounds
-            .into_iter()
-            .map(|(start, count, step)| Bounds { start, count, step })
-            .collect();
+        let bounds = bounds.into_iter();
+        let bounds = bounds.map(|(start, count, step)| Bounds { start, count, step });
+        let bounds = grow::collect(bounds)?;
         let count = self.shape.iter().product::<usize>().max(1);
         let itemsize = self.nbytes() / count;
         let found = match strides {
@@ -95,9 +107,9 @@ impl ArrayPlace {
     fn ranges(&self, bounds: BoxBounds) -> PyResult<Vec<Range<usize>>> {
         /// To skip less is not worth another request to the disk.
         const NEAR_BYTES: usize = 32 << 10;
-        let ranges = self.runs(bounds, None)?.ranges(NEAR_BYTES).into_iter();
-        let pieces: PyResult<Vec<_>> = ranges.map(|range| self.pieces(range)).collect();
-        Ok(pieces?.concat())
+        let ranges = self.runs(bounds, None)?.ranges(NEAR_BYTES)?;
+        let pieces = ranges.into_iter().flat_map(|range| self.parts.of(range));
+        Ok(grow::collect(pieces)?)
     }
 }
 
@@ -117,6 +129,7 @@ impl Catalog {
         Ok(Self {
             content: content.unbind(),
             catalog,
+            chunked: Mutex::default(),
         })
     }
 
@@ -133,15 +146,17 @@ impl Catalog {
 
     /// The record of the structure, with what stands after it.
     #[getter]
-    fn trailer<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+    fn trailer<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let trailer = self.catalog.trailer();
-        trailer.map(|trailer| PyBytes::new(py, trailer))
+        trailer.map(|trailer| copied(py, trailer)).transpose()
     }
 
     /// What is wrong with data of which only a part could be read.
     #[getter]
-    fn damage(&self) -> Option<String> {
-        self.catalog.damage().map(ToString::to_string)
+    fn damage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyString>>> {
+        let damage = self.catalog.damage().map(grow::display);
+        let text = |text: Result<String>| new_string(py, text?.as_bytes());
+        damage.map(text).transpose()
     }
 
     /// Whether there are checksums of leaves.
@@ -153,15 +168,24 @@ impl Catalog {
     /// The value that keys lead to from another one.
     fn find(&self, keys: Vec<String>, value: usize) -> PyResult<Option<usize>> {
         self.check(value)?;
-        Ok(self.catalog.find(value, keys.iter().map(String::as_str)))
+        let watcher = Watcher::signals();
+        let keys = keys.iter().map(String::as_str);
+        let found = self.catalog.find(value, keys, &watcher);
+        found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
     /// The keys and values in a container; nothing for a leaf.
-    fn children(&self, value: usize) -> PyResult<Option<Vec<(&str, usize)>>> {
+    fn children<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Option<Bound<'py, PyList>>> {
         self.check(value)?;
-        let found = self.catalog.children(value);
-        let found = found.map(|child| (self.catalog.key(child), child));
-        Ok(self.catalog.leaf(value).is_none().then(|| found.collect()))
+        if self.catalog.leaf(value).is_some() {
+            return Ok(None);
+        }
+        let signals = Signals::new();
+        let pairs = self.catalog.children(value).map(|child| {
+            signals.check(py)?;
+            numbered(py, self.catalog.key(child), child)
+        });
+        list_of_results(py, pairs).map(Some)
     }
 
     /// Whether a value is a list.
@@ -171,18 +195,13 @@ impl Catalog {
     }
 
     /// The paths of the leaves below a value, and their numbers among all values.
-    fn leaves(&self, value: usize) -> PyResult<Vec<(String, usize)>> {
-        self.check(value)?;
-        let found = self.catalog.ends_below(value);
-        let found = found.filter(|(_, at)| self.catalog.leaf(*at).is_some());
-        Ok(found.map(|(path, at)| (path.to_string(), at)).collect())
+    fn leaves<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyList>> {
+        self.paths(py, value, |at| self.catalog.leaf(at).is_some())
     }
 
     /// The same with the containers that have nothing in them.
-    fn ends(&self, value: usize) -> PyResult<Vec<(String, usize)>> {
-        self.check(value)?;
-        let found = self.catalog.ends_below(value);
-        Ok(found.map(|(path, at)| (path.to_string(), at)).collect())
+    fn ends<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyList>> {
+        self.paths(py, value, |_| true)
     }
 
     /// How many values there are.
@@ -211,12 +230,13 @@ impl Catalog {
         value: usize,
         copy: Option<bool>,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
-        wanted: Option<Vec<u8>>,
+        wanted: Option<&[u8]>,
         absent: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check(value)?;
         let selection = Selection {
             wanted,
+            signals: &Signals::new(),
             absent: absent.unwrap_or_else(|| py.None().into_bound(py)),
             copy: copy.into(),
             threads,
@@ -275,6 +295,7 @@ impl Catalog {
     ) -> PyResult<()> {
         let array = self.array(py, value)?;
         let runs = array.runs(bounds, Some(&strides))?;
+        let threads = read_threads(threads, &runs)?;
         let mut target = Writable::get(target)?;
         let range = at..at.saturating_add(runs.extent());
         if range.end > target.len() {
@@ -301,27 +322,34 @@ impl Catalog {
         };
         let mut ranges = Vec::new();
         for (value, bounds) in boxes {
-            ranges.extend(self.array(py, value)?.ranges(bounds)?);
+            let more = self.array(py, value)?.ranges(bounds)?;
+            ranges.try_reserve(more.len()).map_err(Error::from)?;
+            ranges.extend(more);
         }
         mapping.prefetch_only(ranges);
         Ok(())
     }
 
     /// The data, and where in them the bytes of an array are.
-    fn pieces(&self, py: Python<'_>, value: usize) -> PyResult<(Py<Content>, Pieces)> {
-        let parts = self.array(py, value)?.parts.into_iter();
-        let pieces = parts.map(|part| (part.start, part.end)).collect();
-        Ok((self.content.clone_ref(py), pieces))
+    fn pieces<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+    ) -> PyResult<(Py<Content>, Bound<'py, PyList>)> {
+        let array = self.array(py, value)?;
+        let pieces = array.parts.as_slice().iter();
+        let pieces = pieces.map(|part| Ok(sizes(py, &[part.start, part.end])?.into_any()));
+        Ok((self.content.clone_ref(py), list_of_results(py, pieces)?))
     }
 
     /// Compares the data with their checksums; see `_core.pyi`.
     #[pyo3(signature = (*, threads, progress))]
-    fn verify(
+    fn verify<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<Vec<&'static str>> {
+    ) -> PyResult<Bound<'py, PyList>> {
         let content = self.content.get();
         let source = content.source();
         let threads = parallel::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
@@ -338,25 +366,61 @@ impl Catalog {
                 .verify(source, checks, block, threads, &watcher)
         });
         let found = found.map_err(|error| watcher.explain(error, PyErr::from))?;
+        let word = |word: &str| new_string(py, word.as_bytes());
+        let words = [word("ok")?, word("corrupt")?, word("unchecked")?];
+        let [ok, corrupt, unchecked] = words.map(Bound::into_any);
         let word = |status| match status {
-            Status::Ok => "ok",
-            Status::Corrupt => "corrupt",
-            Status::Unchecked => "unchecked",
+            Status::Ok => ok.clone(),
+            Status::Corrupt => corrupt.clone(),
+            Status::Unchecked => unchecked.clone(),
         };
-        Ok(found.into_iter().map(word).collect())
+        new_list_of(py, found.into_iter().map(word))
     }
 }
 
 impl Catalog {
     fn check(&self, value: usize) -> PyResult<()> {
+        keep_reserve();
         if value < self.catalog.values() {
             return Ok(());
         }
         Err(PyIndexError::new_err("there is no such value"))
     }
 
+    /// The paths of those ends below a value that are meant, and their numbers.
+    fn paths<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        is_meant: impl Fn(usize) -> bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        self.check(value)?;
+        let signals = Signals::new();
+        let found = self.catalog.ends_below(value);
+        let meant = found.filter(|found| found.as_ref().map_or(true, |(_, at)| is_meant(*at)));
+        let pairs = meant.map(|found| {
+            signals.check(py)?;
+            let (path, at) = found?;
+            numbered(py, &grow::display(&path)?, at)
+        });
+        list_of_results(py, pairs)
+    }
+
     /// Where the array is that a leaf is, if the data have there what the catalog has.
-    fn array(&self, py: Python<'_>, value: usize) -> PyResult<ArrayPlace> {
+    fn array(&self, py: Python<'_>, value: usize) -> PyResult<Arc<ArrayPlace>> {
+        // Never held while others may run.
+        let chunked = || self.chunked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = chunked().known.get(&value) {
+            return Ok(known.clone());
+        }
+        let place = Arc::new(self.new_array(py, value)?);
+        if place.parts.as_slice().len() > 1 {
+            chunked().remember(value, &place)?;
+        }
+        Ok(place)
+    }
+
+    fn new_array(&self, py: Python<'_>, value: usize) -> PyResult<ArrayPlace> {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
         let source = self.content.get().source();
@@ -374,7 +438,8 @@ impl Catalog {
                     .eq(expected.iter().copied())
             };
             if let Some(shape) = found.shape().filter(|shape| dims(shape)) {
-                let parts = found.spans.iter().map(|span| span.range()).collect();
+                let parts = grow::collect(found.spans.iter().map(|span| span.range()))?;
+                let parts = Pieces::new(parts)?;
                 return Ok(ArrayPlace { shape, parts });
             }
         }
@@ -399,7 +464,8 @@ impl Catalog {
         let mut fresh = FreshArray::new(&byte, &[runs.nbytes()], true)?;
         let object = fresh.object().clone();
         let memory = fresh.memory();
-        self.read_runs(py, value, array, runs, None, |read| {
+        let threads = read_threads(None, runs)?;
+        self.read_runs(py, value, array, runs, threads, |read| {
             detached(py, memory.len(), true, || read(memory))
         })?;
         Ok(object)
@@ -412,7 +478,7 @@ impl Catalog {
         value: usize,
         array: &ArrayPlace,
         runs: &Runs,
-        threads: Option<i64>,
+        threads: NonZero<usize>,
         fill: impl FnOnce(Read<'_>) -> Result<()>,
     ) -> PyResult<()> {
         let source = Parts {
@@ -437,7 +503,7 @@ impl Catalog {
         py: Python<'py>,
         value: usize,
         leaf: usize,
-        selection: &Selection<'py>,
+        selection: &Selection<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let place = self.catalog.place(leaf);
         let content = self.content.bind(py);
@@ -472,10 +538,11 @@ impl Catalog {
         &self,
         py: Python<'py>,
         value: usize,
-        selection: &Selection<'py>,
+        selection: &Selection<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let catalog = &self.catalog;
-        if let Some(wanted) = &selection.wanted {
+        selection.signals.check(py)?;
+        if let Some(wanted) = selection.wanted {
             let below = wanted.get(value..catalog.after(value)).unwrap_or_default();
             if below.iter().all(|it| *it == 0) {
                 return Ok(selection.absent.clone());
@@ -491,26 +558,44 @@ impl Catalog {
                 absent: selection.absent.clone(),
                 ..*selection
             };
-            let list = PyList::empty(py);
+            let list = new_list(py)?;
             for child in catalog.children(value) {
                 list.append(self.value(py, child, &whole)?)?;
             }
             return Ok(list.into_any());
         }
-        let dict = PyDict::new(py);
+        let dict = new_dict(py)?;
         for child in catalog.children(value) {
-            dict.set_item(catalog.key(child), self.value(py, child, selection)?)?;
+            let key = new_string(py, catalog.key(child).as_bytes())?;
+            dict.set_item(key, self.value(py, child, selection)?)?;
         }
         Ok(dict.into_any())
     }
 }
 
+/// How many threads read runs, where so many are wanted. The environment is asked here, where
+/// Python is attached, and what is small needs no answer.
+fn read_threads(wanted: Option<i64>, runs: &Runs) -> Result<NonZero<usize>> {
+    parallel::threads(wanted, runs.span(), parallel::MIN_COPY_BYTES)
+}
+
+/// A text and a number.
+fn numbered<'py>(py: Python<'py>, text: &str, number: usize) -> PyResult<Bound<'py, PyAny>> {
+    let text = new_string(py, text.as_bytes())?.into_any();
+    let number = new_uint(py, number as u64)?.into_any();
+    Ok(new_tuple_of(py, [text, number])?.into_any())
+}
+
 /// What a leaf is: its kind, and what there is to know of that.
 fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
-    let shaped = |name: &str, text: &str, shape: &[u64]| {
-        (name, text, PyTuple::new(py, shape)?).into_pyobject(py)
+    let text = |text: &str| Ok::<_, PyErr>(new_string(py, text.as_bytes())?.into_any());
+    let shaped = |name: &str, dtype: &str, shape: &[u64]| {
+        let dims = shape.iter().map(|dim| Ok(new_uint(py, *dim)?.into_any()));
+        let dims = grow::collect(list_of_results(py, dims)?)?;
+        let dims = new_tuple_of(py, dims)?.into_any();
+        new_tuple_of(py, [text(name)?, text(dtype)?, dims])
     };
-    let plain = |name: &str| (name,).into_pyobject(py);
+    let plain = |name: &str| new_tuple_of(py, [text(name)?]);
     match kind {
         LeafKind::None => plain("none"),
         LeafKind::Bool => plain("bool"),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+use super::memory::keep_reserve;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
@@ -34,6 +35,7 @@ impl Watcher {
 
     /// Tells the callable of work on `total` bytes.
     pub fn new(callback: Option<Py<PyAny>>, total: usize) -> Self {
+        keep_reserve();
         Self {
             callback,
             total,

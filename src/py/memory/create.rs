@@ -2,6 +2,8 @@
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use smallvec::SmallVec;
+
 use pyo3::types::{PyComplex, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 macro_rules! create {
@@ -66,6 +68,27 @@ macro_rules! create_of {
             }
         }
     )*};
+}
+
+/// A list of what comes, up to the first error.
+pub fn list_of_results<'py>(
+    py: Python<'py>,
+    items: impl IntoIterator<Item = PyResult<Bound<'py, PyAny>>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let list = new_list(py)?;
+    for item in items {
+        list.append(item?)?;
+    }
+    Ok(list)
+}
+
+/// A tuple of numbers.
+pub fn sizes<'py>(py: Python<'py>, numbers: &[usize]) -> PyResult<Bound<'py, PyTuple>> {
+    let mut found: SmallVec<[_; 6]> = SmallVec::new();
+    for number in numbers {
+        found.push(new_uint(py, *number as u64)?.into_any());
+    }
+    new_tuple_of(py, found)
 }
 
 create_of! {

@@ -18,7 +18,7 @@ use super::super::memory::{dict_next, has_string_keys};
 use super::super::value;
 use super::state::{Place, Walk};
 use crate::structure::{Kind, NodeType};
-use crate::wire;
+use crate::{grow, wire};
 
 /// What a container consists of.
 struct Reduced<'py> {
@@ -186,8 +186,13 @@ impl<'py> Walk<'py> {
             Err(error) if error.is_instance_of::<PyException>(self.py) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let node_type = || self.out.node_type(record.node_type());
-        let number = *record.number.get_or_init(node_type);
+        let number = match record.number.get() {
+            Some(known) => *known,
+            None => {
+                let number = self.out.node_type(record.node_type())?;
+                *record.number.get_or_init(|| number)
+            }
+        };
         Ok(Some(Kind::Typed(number, data)))
     }
 
@@ -243,8 +248,8 @@ impl<'py> Walk<'py> {
             name,
             fields,
             version,
-        });
-        let data = ByteBuf::from(data.as_bytes());
+        })?;
+        let data = ByteBuf::from(grow::to_vec(data.as_bytes())?);
         Ok(Some(Reduced {
             children,
             fixed,
