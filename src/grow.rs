@@ -10,6 +10,14 @@ use serde::Serialize;
 
 use crate::{Error, Result};
 
+/// An empty list with room for so many.
+#[inline]
+pub fn with_room<T>(count: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count)?;
+    Ok(list)
+}
+
 /// Appends one element.
 #[inline]
 pub fn push<T>(list: &mut Vec<T>, item: T) -> Result<()> {
@@ -77,6 +85,13 @@ pub fn try_collect<T>(items: impl IntoIterator<Item = Result<T>>) -> Result<Vec<
         push(&mut list, item?)?;
     }
     Ok(list)
+}
+
+/// Puts something in a place of its own.
+pub fn boxed<T>(item: T) -> Result<Box<T>> {
+    // A box cannot fail, but what was there a moment ago is there now.
+    check_room(size_of::<T>())?;
+    Ok(Box::new(item))
 }
 
 /// Makes a list of so many equal elements.
@@ -322,10 +337,7 @@ pub mod decode {
     pub fn boxed<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         from: D,
     ) -> std::result::Result<Box<T>, D::Error> {
-        let value = T::deserialize(from)?;
-        // A box cannot fail, but what was there a moment ago is there now.
-        or_full::<_, D::Error>(super::check_room(size_of::<T>()))?;
-        Ok(Box::new(value))
+        or_full(super::boxed(T::deserialize(from)?))
     }
 
     /// Decodes lists of strings in pairs, or nothing.

@@ -119,6 +119,7 @@ impl Catalog {
     #[staticmethod]
     #[pyo3(signature = (content, *, salvage))]
     fn open(content: Bound<'_, Content>, salvage: bool) -> PyResult<Self> {
+        keep_reserve()?;
         let watcher = Watcher::signals();
         let source = content.get().source();
         let opened = content
@@ -380,7 +381,7 @@ impl Catalog {
 
 impl Catalog {
     fn check(&self, value: usize) -> PyResult<()> {
-        keep_reserve();
+        keep_reserve()?;
         if value < self.catalog.values() {
             return Ok(());
         }

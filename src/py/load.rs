@@ -7,7 +7,9 @@ use pyo3::types::PyList;
 use super::build::Matching;
 use super::content::Content;
 use super::integer_or_none;
-use super::memory::{Borrowed, Owned, list_of_results, new_string, new_tuple_of, new_uint};
+use super::memory::{
+    Borrowed, Owned, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint,
+};
 use super::objects::{CopyMode, build, build_like, explain};
 use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
@@ -74,6 +76,7 @@ pub fn restore_like<'py>(
 #[pyfunction]
 pub fn stream_items<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, PyList>> {
     let py = content.py();
+    keep_reserve()?;
     let watcher = Watcher::signals();
     let source = content.get().source();
     let found = py.detach(|| items(source, &watcher));

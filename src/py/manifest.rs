@@ -35,7 +35,7 @@ impl Manifest {
         arrays: Vec<Split>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let py = layout.py();
-        keep_reserve();
+        keep_reserve()?;
         let grids = arrays.into_iter().map(|(counts, files, host)| Grid {
             counts,
             files,
@@ -49,7 +49,7 @@ impl Manifest {
     /// Reads a manifest.
     #[staticmethod]
     fn decode(data: &[u8]) -> PyResult<Self> {
-        keep_reserve();
+        keep_reserve()?;
         let manifest = manifest::Manifest::decode(data)?;
         let encoding = Arc::new(manifest.encoding()?);
         Ok(Self { manifest, encoding })
@@ -60,7 +60,7 @@ impl Manifest {
         if files.len() != self.manifest.files.len() {
             return Err(PyIndexError::new_err("there are other files"));
         }
-        keep_reserve();
+        keep_reserve()?;
         let mut manifest = self.manifest.try_clone()?;
         manifest.files = shard_files(files)?;
         copied(py, &manifest.encode()?)

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyType};
 
-use super::memory::{Owned, Writable, list_of_results, new_bytes, new_list_of, view};
+use super::memory::{Owned, Writable, keep_reserve, list_of_results, new_bytes, new_list_of, view};
 use super::walk::{Leaf, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip, integer, integer_or_none};
@@ -298,6 +298,7 @@ impl Layout {
 #[pyo3(signature = (path, data, *, durable))]
 #[allow(clippy::needless_pass_by_value)] // which is how Python passes a path
 pub fn write_file(py: Python<'_>, path: PathBuf, data: &[u8], durable: bool) -> PyResult<()> {
+    keep_reserve()?;
     let mut builder = LayoutBuilder::<Leaf>::default();
     builder.extend(data)?;
     let layout = builder.finish();

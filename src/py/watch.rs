@@ -35,7 +35,6 @@ impl Watcher {
 
     /// Tells the callable of work on `total` bytes.
     pub fn new(callback: Option<Py<PyAny>>, total: usize) -> Self {
-        keep_reserve();
         Self {
             callback,
             total,
@@ -78,6 +77,7 @@ impl Watcher {
 
 impl Watch for Watcher {
     fn check(&self) -> Result<()> {
+        keep_reserve()?;
         if self.state().looked.elapsed() < OFTEN {
             return Ok(());
         }
@@ -123,9 +123,10 @@ impl Signals {
         }
     }
 
-    /// Counts a value, and looks at signals now and then.
+    /// Counts a value, and looks at signals now and then; for each, whether memory is left.
     #[inline]
     pub fn check(&self, py: Python<'_>) -> PyResult<()> {
+        keep_reserve()?;
         let left = self.left.get() - 1;
         self.left.set(left);
         if left > 0 {

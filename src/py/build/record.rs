@@ -11,11 +11,12 @@ use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
 
 use super::super::failure::{Failure, Walked};
 use super::super::hooks::Hooks;
-use super::super::memory::{copied, dict_next, new_list_of, new_tuple_of};
+use super::super::memory::{copied, dict_next, new_list_of, new_string, new_tuple_of};
 use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::{dict_of, node_at, path_text};
 use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
+use crate::{Error, grow};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
@@ -39,7 +40,7 @@ pub fn assemble<'py>(
         py,
         signals: Signals::new(),
         trailer: &trailer,
-        types: vec![None; trailer.types.len()],
+        types: grow::filled(None, trailer.types.len())?,
         decoded: HashMap::new(),
         with_holes: HashSet::new(),
         make: if placeholders { "build" } else { "rebuild" },
@@ -160,7 +161,7 @@ impl<'py> Assembly<'_, 'py> {
         dict: &Bound<'py, PyDict>,
         repeats: &[Repeat],
     ) -> Walked<Vec<Bound<'py, PyAny>>> {
-        let mut built = Vec::with_capacity(dict.len());
+        let mut built = grow::with_room(dict.len())?;
         let mut position = 0;
         for Repeat(count, child) in repeats {
             for _ in 0..*count {
@@ -170,7 +171,8 @@ impl<'py> Assembly<'_, 'py> {
                 self.path.push(key);
                 let value = self.node(state, *child as usize);
                 let key = self.path.pop();
-                built.push(value.map_err(|failure| failure.below(text(key)))?);
+                let value = value.map_err(|failure| failure.below(text(key)))?;
+                grow::push(&mut built, value)?;
             }
         }
         Ok(built)
@@ -241,8 +243,15 @@ impl<'py> Assembly<'_, 'py> {
             return Ok(known.clone());
         }
         let keys = value::decode(self.py, keys)?;
-        self.decoded.insert(node, keys.clone());
+        self.remember(node, &keys)?;
         Ok(keys)
+    }
+
+    /// Notes what is decoded for all nodes like this one.
+    fn remember(&mut self, node: usize, decoded: &Bound<'py, PyAny>) -> Walked {
+        self.decoded.try_reserve(1).map_err(Error::from)?;
+        self.decoded.insert(node, decoded.clone());
+        Ok(())
     }
 
     /// An object of a registered type.
@@ -274,13 +283,14 @@ impl<'py> Assembly<'_, 'py> {
             known.clone()
         } else {
             if contains(data, HOLE) {
+                self.with_holes.try_reserve(1).map_err(Error::from)?;
                 self.with_holes.insert(node);
             }
             let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
             let data = class.decode.call1(data).map_err(of_type)?;
             match data.hash() {
                 // It is not meant to change, either.
-                Ok(_) => drop(self.decoded.insert(node, data.clone())),
+                Ok(_) => self.remember(node, &data)?,
                 Err(error) if error.is_instance_of::<PyException>(py) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -338,8 +348,10 @@ impl<'py> Assembly<'_, 'py> {
             return Ok(());
         }
         if node.0 == Kind::Jax {
-            let leaf = (path_text(&self.path), self.py.None(), state);
-            found.push(leaf.into_pyobject(self.py)?.into_any());
+            let path = new_string(self.py, path_text(&self.path).as_bytes())?.into_any();
+            let none = self.py.None().into_bound(self.py);
+            let leaf = new_tuple_of(self.py, [path, none, state.clone()])?;
+            grow::push(found, leaf.into_any())?;
         } else if !node.1.is_empty() {
             let dict = children(state, node)?;
             let mut position = 0;

@@ -129,7 +129,7 @@ impl<'py> Walk<'py> {
     ) -> Walked {
         let header = self.dtypes[dtype].header(code, &shape);
         let number = self.hollow.len();
-        self.hollow.push(array.clone().unbind());
+        grow::push(&mut self.hollow, array.clone().unbind())?;
         Ok(self.out.array(&header, kind, |out, range| {
             let len = range.len();
             out.push(Leaf::Hole { number, len })

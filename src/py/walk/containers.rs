@@ -392,7 +392,7 @@ impl<'py> Walk<'py> {
         let problems = self.problems.get_or_insert_default();
         match done {
             Err(failure) if failure.must_be_raised(self.py) => return Err(failure.below(key)),
-            Err(failure) => problems.push(*failure),
+            Err(failure) => grow::push(problems, *failure)?,
             Ok(()) => {}
         }
         for failure in &mut problems[before..] {
@@ -452,21 +452,23 @@ fn changed(what: &str) -> PyErr {
 fn sorted_items<'py>(
     dict: &Bound<'py, PyDict>,
 ) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
-    let mut items: Vec<_> = dict.iter().collect();
+    let mut items = grow::with_room(dict.len())?;
+    for item in dict {
+        grow::push(&mut items, item)?;
+    }
     if items
         .iter()
         .all(|(key, _)| key.is_exact_instance_of::<PyString>())
     {
         // Python compares strings by code point, which is how their UTF-8 bytes compare.
-        let mut keyed = Vec::with_capacity(items.len());
+        let mut keyed = grow::with_room(items.len())?;
         for (key, value) in &items {
             keyed.push((key.cast::<PyString>()?.to_str()?, key, value));
         }
         keyed.sort_unstable_by_key(|(text, ..)| *text);
-        return Ok(keyed
-            .into_iter()
-            .map(|(_, key, value)| (key.clone(), value.clone()))
-            .collect());
+        let sorted = keyed.into_iter();
+        let sorted = sorted.map(|(_, key, value)| (key.clone(), value.clone()));
+        return Ok(grow::collect(sorted)?);
     }
     let keys = dict.keys();
     match keys.sort() {
@@ -474,7 +476,7 @@ fn sorted_items<'py>(
             items.clear();
             for key in keys {
                 let value = dict.get_item(&key)?.ok_or_else(|| changed("dictionary"))?;
-                items.push((key, value));
+                grow::push(&mut items, (key, value))?;
             }
         }
         Err(error) if error.is_instance_of::<PyException>(dict.py()) => {}
