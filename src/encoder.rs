@@ -12,6 +12,7 @@ use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::structure::{
     Kind, LeafKind, Listing, NodeType, ROOT_KEY, Recorder, Regions, Seal, TRAILER_KEY, Trailer,
 };
+use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result, grow};
 
@@ -441,38 +442,47 @@ impl<P: Payload> Encoder<P> {
 
     /// The layout, when the whole tree has been written. `metadata` is a typed value that is
     /// recorded with the structure.
-    pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Result<Layout<P>> {
+    pub fn finish(self, metadata: Option<Vec<u8>>) -> Result<Layout<P>> {
+        self.finish_watched(metadata, &())
+    }
+
+    /// The same; `watch` is asked now and then whether to go on.
+    pub fn finish_watched(
+        mut self,
+        metadata: Option<Vec<u8>>,
+        watch: &dyn Watch,
+    ) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is not whole"));
         }
         match self.recorder.take() {
             None => Ok(self.layout.finish()),
-            Some(recorder) => self.end_with(recorder.finish(metadata)?),
+            Some(recorder) => self.end_with(recorder.finish(metadata)?, watch),
         }
     }
 
     /// The layout of a tree whose structure has been recorded before: this is the state of such
     /// a tree, and the record is taken as it is, but for the index of the leaves.
-    pub fn finish_as(mut self, trailer: Trailer) -> Result<Layout<P>> {
+    pub fn finish_as(mut self, trailer: Trailer, watch: &dyn Watch) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is not whole"));
         }
         if self.recorder.take().is_none() {
             return Err(misused("there is no room for a record"));
         }
-        self.end_with(trailer)
+        self.end_with(trailer, watch)
     }
 
-    fn end_with(mut self, mut trailer: Trailer) -> Result<Layout<P>> {
+    fn end_with(mut self, mut trailer: Trailer, watch: &dyn Watch) -> Result<Layout<P>> {
         trailer.index = None;
         let mut ends = Vec::new();
         if let Some(listing) = self.listing.take() {
             let (index, found) = listing.finish(self.layout.len())?;
-            trailer.index = Some(index.encode()?.into());
+            trailer.index = Some(index.encode(watch)?.into());
             ends = found;
         }
         self.write_key(TRAILER_KEY)?;
-        let record = trailer.encode()?;
+        let record = trailer.encode(watch)?;
         drop(trailer);
         self.finish_with(&record, ends)
     }

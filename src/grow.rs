@@ -8,6 +8,7 @@ use std::{fmt, io};
 
 use serde::Serialize;
 
+use crate::watch::Watch;
 use crate::{Error, Result};
 
 /// An empty list with room for so many.
@@ -115,34 +116,65 @@ pub fn check_room(bytes: usize) -> Result<()> {
     Ok(Vec::<u8>::new().try_reserve_exact(bytes)?)
 }
 
-/// Encodes typed data as a map, as `rmp_serde::to_vec_named` does.
+/// Encodes typed data as a map, as `rmp_serde::to_vec_named` does. `watch` is asked now and then
+/// whether to go on.
 ///
 /// # Panics
 /// If the data cannot be written anywhere.
-pub fn encode_named(data: &impl Serialize) -> Result<Vec<u8>> {
-    let mut bytes = Growing::default();
+pub fn encode_named(data: &impl Serialize, watch: &dyn Watch) -> Result<Vec<u8>> {
+    let mut bytes = Growing::watched(watch);
     let done = rmp_serde::encode::write_named(&mut bytes, data);
     bytes.finish(done)
 }
 
 /// Bytes that grow as long as there is memory.
-#[derive(Default)]
-pub struct Growing {
+pub struct Growing<'a> {
     bytes: Vec<u8>,
-    is_full: bool,
+    watch: &'a dyn Watch,
+    /// At so many bytes the caller is asked next.
+    check_at: usize,
+    failed: Option<Error>,
 }
 
-impl Growing {
+impl Default for Growing<'_> {
+    fn default() -> Self {
+        Self::watched(&())
+    }
+}
+
+impl<'a> Growing<'a> {
+    /// After so many bytes the caller is asked whether to go on.
+    const CHECK_BYTES: usize = 64 << 10;
+
+    /// No bytes yet.
+    #[must_use]
+    pub fn watched(watch: &'a dyn Watch) -> Self {
+        Self {
+            bytes: Vec::new(),
+            watch,
+            check_at: Self::CHECK_BYTES,
+            failed: None,
+        }
+    }
+
+    fn add(&mut self, more: &[u8]) -> Result<()> {
+        if self.bytes.len() >= self.check_at {
+            self.watch.check()?;
+            self.check_at = self.bytes.len() + Self::CHECK_BYTES;
+        }
+        extend(&mut self.bytes, more)
+    }
+
     /// Returns the bytes, when all has been written.
     ///
     /// # Panics
-    /// If writing has failed for another reason than memory.
+    /// If writing has failed for another reason than memory and the caller.
     pub fn finish(
         self,
         done: std::result::Result<(), rmp_serde::encode::Error>,
     ) -> Result<Vec<u8>> {
-        if self.is_full {
-            return Err(Error::OutOfMemory);
+        if let Some(error) = self.failed {
+            return Err(error);
         }
         done.expect("plain data always serialize");
         Ok(self.bytes)
@@ -155,10 +187,10 @@ impl Growing {
     }
 }
 
-impl io::Write for Growing {
+impl io::Write for Growing<'_> {
     fn write(&mut self, more: &[u8]) -> io::Result<usize> {
-        if extend(&mut self.bytes, more).is_err() {
-            self.is_full = true;
+        if let Err(error) = self.add(more) {
+            self.failed = Some(error);
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         Ok(more.len())
@@ -370,5 +402,26 @@ mod tests {
         assert_eq!(collect(0..3).unwrap(), [0, 1, 2]);
         let stopped = try_collect([Ok(1), Err(Error::Stopped)]);
         assert!(matches!(stopped, Err(Error::Stopped)));
+    }
+
+    #[test]
+    fn who_waits_for_an_encoding_is_asked() {
+        struct Stop;
+        impl Watch for Stop {
+            fn check(&self) -> Result<()> {
+                Err(Error::Stopped)
+            }
+
+            fn done(&self, _: usize) -> Result<()> {
+                self.check()
+            }
+        }
+        let short = vec![1_u8; 100];
+        assert_eq!(
+            encode_named(&short, &Stop).unwrap(),
+            rmp_serde::to_vec_named(&short).unwrap()
+        );
+        let long = vec![1_u8; 3 * Growing::CHECK_BYTES];
+        assert!(matches!(encode_named(&long, &Stop), Err(Error::Stopped)));
     }
 }

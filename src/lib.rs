@@ -16,11 +16,11 @@
 
 pub mod error;
 
+pub mod watch;
+
 pub mod grow;
 
 pub mod zlib;
-
-pub mod watch;
 
 pub mod raw;
 

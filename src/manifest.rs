@@ -133,7 +133,7 @@ impl Manifest {
 
     /// The manifest as bytes.
     pub fn encode(&self) -> Result<Vec<u8>> {
-        let mut bytes = grow::encode_named(self)?;
+        let mut bytes = grow::encode_named(self, &())?;
         let crc = crc32fast::hash(&bytes);
         grow::extend(&mut bytes, &crc.to_le_bytes())?;
         grow::extend(&mut bytes, &MARK)?;

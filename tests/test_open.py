@@ -669,3 +669,18 @@ def test_a_path_that_there_is_not() -> None:
         assert caught.value.args == (path,)
         notes = getattr(caught.value, "__notes__", [])
         assert notes == ([] if near is None else [f"is it {near!r}?"])
+
+
+def test_where_the_chunks_of_an_array_are_is_found_out_once(chunk_size: Any) -> None:
+    chunk_size(64)
+    array = np.arange(16 * 300)  # a chunk has eight
+    data = bytearray(serialization.to_bytes({"a": array}))
+    lazy = treepack.open(data)["a"]
+    np.testing.assert_array_equal(lazy[7:17], array[7:17])
+    # Nobody looks at the headers again.
+    for chunk in range(600):
+        data[data.index(array[8 * chunk : 8 * chunk + 8].tobytes()) - 3] ^= 0xFF
+    for start in (0, 7, 8, 15, 2400, 4790):
+        np.testing.assert_array_equal(lazy[start : start + 10], array[start : start + 10])
+    np.testing.assert_array_equal(lazy[::799], array[::799])
+    assert lazy[0:0].size == 0

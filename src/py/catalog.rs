@@ -169,7 +169,7 @@ impl Catalog {
     /// The value that keys lead to from another one.
     fn find(&self, keys: Vec<String>, value: usize) -> PyResult<Option<usize>> {
         self.check(value)?;
-        let watcher = Watcher::signals();
+        let watcher = Watcher::whenever_asked();
         let keys = keys.iter().map(String::as_str);
         let found = self.catalog.find(value, keys, &watcher);
         found.map_err(|error| watcher.explain(error, PyErr::from))

@@ -15,6 +15,8 @@ use crate::{Error, Result};
 pub struct Watcher {
     callback: Option<Py<PyAny>>,
     total: usize,
+    /// How often signals are looked at.
+    often: Duration,
     state: Mutex<State>,
 }
 
@@ -26,7 +28,7 @@ struct State {
     raised: Option<PyErr>,
 }
 
-/// How often signals are looked at.
+/// As often as nobody notices.
 const OFTEN: Duration = Duration::from_millis(30);
 
 impl Watcher {
@@ -38,6 +40,7 @@ impl Watcher {
         Self {
             callback,
             total,
+            often: OFTEN,
             state: Mutex::new(State {
                 told: 0,
                 looked: Instant::now(),
@@ -49,6 +52,14 @@ impl Watcher {
     /// Only looks at signals.
     pub fn signals() -> Self {
         Self::new(None, 0)
+    }
+
+    /// Looks at signals whenever it is asked, which should be seldom then.
+    pub fn whenever_asked() -> Self {
+        Self {
+            often: Duration::ZERO,
+            ..Self::signals()
+        }
     }
 
     /// The exception for an error: the one that has stopped the work, if one has.
@@ -78,7 +89,7 @@ impl Watcher {
 impl Watch for Watcher {
     fn check(&self) -> Result<()> {
         keep_reserve()?;
-        if self.state().looked.elapsed() < OFTEN {
+        if self.state().looked.elapsed() < self.often {
             return Ok(());
         }
         self.run(look_at_signals)

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteBuf;
 
 use super::trailer::read;
 use crate::grow::{self, decode};
+use crate::watch::Watch;
 use crate::wire::Head;
 use crate::{Error, Result};
 
@@ -75,7 +76,7 @@ impl LeafKind {
     }
 }
 
-/// Names that are not known are of a later version. (What serde derives keeps a copy of all that
+/// What is not known is of a later version. (What serde derives keeps a copy of all that
 /// it may have to look at twice, and ends the program where there is no memory.)
 impl<'de> Deserialize<'de> for LeafKind {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
@@ -94,6 +95,35 @@ impl<'de> Visitor<'de> for KindVisitor {
 
     fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<LeafKind, E> {
         Ok(LeafKind::named(name))
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, _: bool) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, _: i64) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, _: u64) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, _: f64) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_bytes<E: serde::de::Error>(self, _: &[u8]) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<LeafKind, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(LeafKind::Other)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<LeafKind, A::Error> {
@@ -147,8 +177,9 @@ pub struct Index {
 
 impl Index {
     /// The index as bytes: a map, so that readers may skip what they do not know.
-    pub fn encode(&self) -> Result<Vec<u8>> {
-        grow::encode_named(self)
+    /// `watch` is asked now and then whether to go on.
+    pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
+        grow::encode_named(self, watch)
     }
 
     /// Reads an index.

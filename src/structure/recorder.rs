@@ -171,7 +171,7 @@ mod tests {
         ];
         assert_eq!(trailer.nodes, expected);
         assert_eq!(
-            Trailer::decode(&trailer.encode().unwrap()).unwrap(),
+            Trailer::decode(&trailer.encode(&()).unwrap()).unwrap(),
             trailer
         );
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::grow::{self, decode};
+use crate::watch::Watch;
 use crate::{Error, Result};
 
 /// The version of the record that is written, and the only one that can be read.
@@ -146,8 +147,9 @@ impl Trailer {
     }
 
     /// The record as bytes: a map, so that readers may skip what they do not know.
-    pub fn encode(&self) -> Result<Vec<u8>> {
-        grow::encode_named(self)
+    /// `watch` is asked now and then whether to go on.
+    pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
+        grow::encode_named(self, watch)
     }
 
     /// Reads a record and checks that what it refers to is there.
