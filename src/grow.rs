@@ -372,10 +372,13 @@ pub mod decode {
         or_full(super::boxed(T::deserialize(from)?))
     }
 
-    /// Decodes lists of strings in pairs, or nothing.
+    /// Two lists of strings.
+    type TextLists = (Vec<String>, Vec<String>);
+
+    /// Decodes two lists of strings, or nothing.
     pub fn pair_of_texts<'de, D: Deserializer<'de>>(
         from: D,
-    ) -> std::result::Result<Option<(Vec<String>, Vec<String>)>, D::Error> {
+    ) -> std::result::Result<Option<TextLists>, D::Error> {
         #[derive(serde::Deserialize)]
         struct Pair(
             #[serde(deserialize_with = "texts")] Vec<String>,

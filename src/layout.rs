@@ -307,9 +307,11 @@ impl<P: Payload> Layout<P> {
     pub fn pieces(&self, join_max: usize) -> Result<Vec<OutputPiece>> {
         let mut pieces = Vec::new();
         let mut joined = 0;
-        let join = |pieces: &mut Vec<_>, range: Range<usize>| match range.is_empty() {
-            true => Ok(()),
-            false => grow::push(pieces, OutputPiece::Joined(range)),
+        let join = |pieces: &mut Vec<_>, range: Range<usize>| {
+            if range.is_empty() {
+                return Ok(());
+            }
+            grow::push(pieces, OutputPiece::Joined(range))
         };
         for (number, piece) in self.pieces.iter().enumerate() {
             let len = piece.payload.len();

@@ -66,9 +66,10 @@ pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result
 /// So many threads, or one for fewer than `min_bytes`.
 #[must_use]
 pub fn worth(threads: NonZero<usize>, bytes: usize, min_bytes: usize) -> NonZero<usize> {
-    match bytes < min_bytes {
-        true => NonZero::<usize>::MIN,
-        false => threads,
+    if bytes < min_bytes {
+        NonZero::<usize>::MIN
+    } else {
+        threads
     }
 }
 

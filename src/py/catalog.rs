@@ -31,6 +31,7 @@ use crate::{Error, Result, grow, parallel};
 
 /// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
+#[allow(clippy::struct_field_names)] // the catalog of the core
 pub struct Catalog {
     content: Py<Content>,
     catalog: catalog::Catalog,

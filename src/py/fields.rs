@@ -81,7 +81,7 @@ impl<'py> Fields<'py> {
             return Ok(Some(data.clone()));
         }
         let parts = record.told.head.iter().chain(&values);
-        let parts = grow::collect(parts.map(|part| part.clone()))?;
+        let parts = grow::collect(parts.cloned())?;
         let parts = new_tuple_of(node.py(), parts)?;
         let data = ByteBuf::from(value::encode(parts.as_any())?);
         *record.last.borrow_mut() = Some((values, data.clone()));

@@ -349,8 +349,8 @@ impl<'py> Assembly<'_, 'py> {
         }
         if node.0 == Kind::Jax {
             let path = new_string(self.py, path_text(&self.path).as_bytes())?.into_any();
-            let none = self.py.None().into_bound(self.py);
-            let leaf = new_tuple_of(self.py, [path, none, state.clone()])?;
+            let no_template = self.py.None().into_bound(self.py);
+            let leaf = new_tuple_of(self.py, [path, no_template, state.clone()])?;
             grow::push(found, leaf.into_any())?;
         } else if !node.1.is_empty() {
             let dict = children(state, node)?;

@@ -186,12 +186,11 @@ impl<'py> Walk<'py> {
             Err(error) if error.is_instance_of::<PyException>(self.py) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let number = match record.number.get() {
-            Some(known) => *known,
-            None => {
-                let number = self.out.node_type(record.node_type())?;
-                *record.number.get_or_init(|| number)
-            }
+        let number = if let Some(known) = record.number.get() {
+            *known
+        } else {
+            let number = self.out.node_type(record.node_type())?;
+            *record.number.get_or_init(|| number)
         };
         Ok(Some(Kind::Typed(number, data)))
     }
