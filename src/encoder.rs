@@ -12,8 +12,9 @@ use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::structure::{
     Kind, LeafKind, Listing, NodeType, ROOT_KEY, Recorder, Regions, Seal, TRAILER_KEY, Trailer,
 };
+use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 /// Takes down a tree value by value, in the order of the output.
 ///
@@ -132,7 +133,7 @@ impl<P: Payload> Encoder<P> {
         if self.paused.is_none()
             && let Some(listing) = &mut self.listing
         {
-            listing.map(Head::Map(head));
+            listing.map(Head::Map(head))?;
         }
         let more = u32::from(is_root && self.is_described());
         let head = head.checked_add(more).ok_or(Error::TooLarge {
@@ -146,7 +147,7 @@ impl<P: Payload> Encoder<P> {
     /// Begins a map of so many pairs, whose keys are any values.
     pub fn map_of_values(&mut self, pairs: usize) -> Result<()> {
         self.begin(!self.is_described())?;
-        self.pause(Kind::Plain, LeafKind::Container);
+        self.pause(Kind::Plain, LeafKind::Container)?;
         Head::Map(length("map", pairs)?).write(self.layout.headers());
         self.enter(2 * pairs as u64, false)
     }
@@ -154,7 +155,7 @@ impl<P: Payload> Encoder<P> {
     /// Begins a list of so many elements.
     pub fn list(&mut self, len: usize) -> Result<()> {
         self.begin(!self.is_described())?;
-        self.pause(Kind::Plain, LeafKind::Container);
+        self.pause(Kind::Plain, LeafKind::Container)?;
         Head::Array(length("list", len)?).write(self.layout.headers());
         self.lists += 1;
         self.enter(len as u64, true)
@@ -166,10 +167,10 @@ impl<P: Payload> Encoder<P> {
             return Err(Error::TreeTooDeep { limit });
         }
         self.open.push(Open { left, is_list });
-        if let Some(recorder) = &mut self.recorder {
-            recorder.open();
+        match &mut self.recorder {
+            Some(recorder) => recorder.open(),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Ends the container that was begun last; `kind` is what it is recorded as.
@@ -182,19 +183,20 @@ impl<P: Payload> Encoder<P> {
         if self.resume() {
             return Ok(());
         }
-        if let Some(recorder) = &mut self.recorder {
-            recorder.close(kind);
+        match &mut self.recorder {
+            Some(recorder) => recorder.close(kind),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Takes down a leaf that is a container, and nothing of what is in it.
-    fn pause(&mut self, kind: Kind, listed: LeafKind) {
-        self.record(kind);
-        self.list_leaf(|| listed);
+    fn pause(&mut self, kind: Kind, listed: LeafKind) -> Result<()> {
+        self.record(kind)?;
+        self.list_leaf(|| Ok(listed))?;
         if let Some(recorder) = self.recorder.take() {
             self.paused = Some((recorder, self.open.len()));
         }
+        Ok(())
     }
 
     /// Whether the container that has ended was one that was taken down as a leaf.
@@ -228,10 +230,9 @@ impl<P: Payload> Encoder<P> {
     }
 
     /// The number by which [`Kind::Typed`] refers to a type of nodes.
-    pub fn node_type(&mut self, class: NodeType) -> u32 {
-        self.recorder
-            .as_mut()
-            .map_or(0, |recorder| recorder.node_type(class))
+    pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
+        let recorder = self.recorder.as_mut();
+        recorder.map_or(Ok(0), |recorder| recorder.node_type(class))
     }
 
     /// Writes a string that is the key of the next value.
@@ -251,12 +252,15 @@ impl<P: Payload> Encoder<P> {
             && self.recorder.is_some()
             && !self.open.is_empty()
         {
-            listing.key(head, text);
+            listing.key(head, text)?;
         }
         self.key = Some(KeyPlace {
             start: self.layout.len(),
             head: head.width(),
         });
+        // For the headers of its value, too.
+        let room = 2 * Head::MAX_BYTES + text.len();
+        self.layout.headers().try_reserve(room)?;
         head.write(self.layout.headers());
         self.layout.extend(text.as_bytes())
     }
@@ -337,8 +341,8 @@ impl<P: Payload> Encoder<P> {
         content: impl FnOnce(&mut LayoutBuilder<P>) -> Result<()>,
     ) -> Result<()> {
         self.begin(false)?;
-        self.record(kind);
-        self.list_leaf(|| LeafKind::Bytes);
+        self.record(kind)?;
+        self.list_leaf(|| Ok(LeafKind::Bytes))?;
         Head::Bin(length("byte string", len)?).write(self.layout.headers());
         content(&mut self.layout)
     }
@@ -356,8 +360,8 @@ impl<P: Payload> Encoder<P> {
         self.begin(false)?;
         // The root may have got a key just now.
         let key = key.or(self.key.take());
-        self.record(kind);
-        self.list_array(array);
+        self.record(kind)?;
+        self.list_array(array)?;
         let framing = Framing {
             // flax joins chunks only where all containers above are maps.
             may_box: self.framing.may_box && self.lists == 0,
@@ -381,28 +385,33 @@ impl<P: Payload> Encoder<P> {
 
     /// Takes down an array in the index; the data of a PRNG key tell that its shape.
     #[inline]
-    fn list_array(&mut self, array: &Array<'_>) {
-        let shape = || array.shape.iter().map(|&dim| dim as u64).collect();
+    fn list_array(&mut self, array: &Array<'_>) -> Result<()> {
+        let shape = || grow::collect(array.shape.iter().map(|&dim| dim as u64));
         if self.paused.is_none() {
-            self.list_leaf(|| match array.code {
-                wire::EXT_NPSCALAR => LeafKind::Scalar(array.dtype.into()),
-                _ => LeafKind::Array(array.dtype.into(), shape()),
-            });
+            self.list_leaf(|| {
+                let dtype = grow::to_string(array.dtype)?;
+                Ok(match array.code {
+                    wire::EXT_NPSCALAR => LeafKind::Scalar(dtype),
+                    _ => LeafKind::Array(dtype, shape()?),
+                })
+            })?;
         } else if let Some((LeafKind::PrngKey(_, data), _)) =
             self.listing.as_mut().and_then(Listing::pending)
         {
-            *data = shape();
+            *data = shape()?;
         }
+        Ok(())
     }
 
     /// Takes down a leaf in the index, whose value begins here.
     #[inline]
-    fn list_leaf(&mut self, kind: impl FnOnce() -> LeafKind) {
+    fn list_leaf(&mut self, kind: impl FnOnce() -> Result<LeafKind>) -> Result<()> {
         if let Some(listing) = &mut self.listing
             && self.paused.is_none()
         {
-            listing.leaf(kind(), self.layout.len());
+            listing.leaf(kind()?, self.layout.len());
         }
+        Ok(())
     }
 
     /// Whether what comes now is part of what an index has as one leaf, and not of its data: a list
@@ -416,7 +425,8 @@ impl<P: Payload> Encoder<P> {
     /// Begins a typed PRNG key of this implementation, whose data are the array that follows.
     pub fn prng_key(&mut self, name: &str) -> Result<()> {
         self.begin(false)?;
-        self.pause(Kind::Jax, LeafKind::PrngKey(name.into(), Vec::new()));
+        let listed = LeafKind::PrngKey(grow::to_string(name)?, Vec::new());
+        self.pause(Kind::Jax, listed)?;
         Head::Map(2).write(self.layout.headers());
         self.enter(4, false)?;
         self.begin(true)?;
@@ -432,45 +442,56 @@ impl<P: Payload> Encoder<P> {
 
     /// The layout, when the whole tree has been written. `metadata` is a typed value that is
     /// recorded with the structure.
-    pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Result<Layout<P>> {
+    pub fn finish(self, metadata: Option<Vec<u8>>) -> Result<Layout<P>> {
+        self.finish_watched(metadata, &())
+    }
+
+    /// The same; `watch` is asked now and then whether to go on.
+    pub fn finish_watched(
+        mut self,
+        metadata: Option<Vec<u8>>,
+        watch: &dyn Watch,
+    ) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is not whole"));
         }
         match self.recorder.take() {
             None => Ok(self.layout.finish()),
-            Some(recorder) => self.end_with(recorder.finish(metadata)),
+            Some(recorder) => self.end_with(recorder.finish(metadata)?, watch),
         }
     }
 
     /// The layout of a tree whose structure has been recorded before: this is the state of such
     /// a tree, and the record is taken as it is, but for the index of the leaves.
-    pub fn finish_as(mut self, trailer: Trailer) -> Result<Layout<P>> {
+    pub fn finish_as(mut self, trailer: Trailer, watch: &dyn Watch) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is not whole"));
         }
         if self.recorder.take().is_none() {
             return Err(misused("there is no room for a record"));
         }
-        self.end_with(trailer)
+        self.end_with(trailer, watch)
     }
 
-    fn end_with(mut self, mut trailer: Trailer) -> Result<Layout<P>> {
+    fn end_with(mut self, mut trailer: Trailer, watch: &dyn Watch) -> Result<Layout<P>> {
         trailer.index = None;
         let mut ends = Vec::new();
         if let Some(listing) = self.listing.take() {
-            let (index, found) = listing.finish(self.layout.len());
-            trailer.index = Some(index.encode().into());
+            let (index, found) = listing.finish(self.layout.len())?;
+            trailer.index = Some(index.encode(watch)?.into());
             ends = found;
         }
         self.write_key(TRAILER_KEY)?;
-        self.finish_with(&trailer.encode(), ends)
+        let record = trailer.encode(watch)?;
+        drop(trailer);
+        self.finish_with(&record, ends)
     }
 
     /// The layout with a record at its end, and what comes after that.
     fn finish_with(mut self, record: &[u8], mut ends: Vec<usize>) -> Result<Layout<P>> {
         if self.summed {
             // The length of the bin does not depend on where it begins.
-            ends.push(0);
+            grow::push(&mut ends, 0)?;
         } else {
             ends.clear();
         }
@@ -483,10 +504,12 @@ impl<P: Payload> Encoder<P> {
         let seal = Seal::new(record, Regions::new(ends));
         self.layout.extend(record)?;
         if self.summed {
-            self.layout.extend(&vec![0; after])?;
+            let headers = self.layout.headers();
+            let len = headers.len() + after;
+            grow::resize(headers, len, 0)?;
             return Ok(self.layout.sealed(Some(seal)));
         }
-        self.layout.extend(&seal.close(&[]))?;
+        self.layout.extend(&seal.close(&[])?)?;
         Ok(self.layout.finish())
     }
 
@@ -494,20 +517,19 @@ impl<P: Payload> Encoder<P> {
     #[inline]
     fn leaf(&mut self, head: Head, kind: LeafKind) -> Result<()> {
         self.begin(false)?;
-        self.record(Kind::Plain);
-        self.list_leaf(|| kind);
+        self.record(Kind::Plain)?;
+        self.list_leaf(|| Ok(kind))?;
         head.write(self.layout.headers());
         Ok(())
     }
 
     /// Takes down what a leaf is.
     #[inline]
-    fn record(&mut self, kind: Kind) {
-        if let Some(recorder) = &mut self.recorder {
-            match kind {
-                Kind::Plain => recorder.plain(),
-                kind => recorder.leaf(kind),
-            }
+    fn record(&mut self, kind: Kind) -> Result<()> {
+        match (&mut self.recorder, kind) {
+            (None, _) => Ok(()),
+            (Some(recorder), Kind::Plain) => recorder.plain(),
+            (Some(recorder), kind) => recorder.leaf(kind),
         }
     }
 
@@ -518,7 +540,7 @@ impl<P: Payload> Encoder<P> {
         if let Some(listing) = &mut self.listing
             && self.paused.is_none()
         {
-            listing.end_leaf(self.layout.len());
+            listing.end_leaf(self.layout.len())?;
         }
         self.layout.headers().try_reserve(Head::MAX_BYTES)?;
         if let Some(open) = self.open.last_mut() {
@@ -607,7 +629,7 @@ mod tests {
         encoder.bin(0, Kind::Jax, |_| Ok(())).unwrap();
         encoder.end(Kind::Tuple).unwrap();
         let recorder = encoder.recorder.take().unwrap();
-        let nodes = recorder.finish(None).nodes;
+        let nodes = recorder.finish(None).unwrap().nodes;
         let expected = [Repeat(1, 0), Repeat(1, 1)];
         assert_eq!(nodes.last(), Some(&Node(Kind::Tuple, expected.to_vec())));
     }

@@ -5,6 +5,8 @@ use std::collections::TryReserveError;
 use std::fmt;
 use std::io;
 
+use crate::grow;
+
 /// Everything that can go wrong in the core.
 ///
 /// `offset` is always a byte offset into the whole encoded input. Match on the variants that
@@ -134,6 +136,17 @@ impl Error {
         }
     }
 
+    /// Whether nothing is known to be wrong with the input: the caller has stopped the work, or
+    /// there was no memory for it.
+    #[must_use]
+    pub fn is_no_damage(&self) -> bool {
+        match self {
+            Self::At { error, .. } => error.is_no_damage(),
+            Self::Stopped | Self::OutOfMemory => true,
+            _ => false,
+        }
+    }
+
     /// The error, and the place in the tree where it happened, if that is known.
     #[must_use]
     pub fn split(self) -> (Self, Option<Path>) {
@@ -177,9 +190,17 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub struct Path(Vec<String>);
 
 impl Path {
-    /// Goes one level up: `key` is what leads from there to the place so far.
-    pub fn push_outer(&mut self, key: impl Into<String>) {
-        self.0.push(key.into());
+    /// Goes one level up: `key` is what leads from there to the place so far. Where there is no
+    /// memory for a key, `…` is in its place.
+    pub fn push_outer(&mut self, key: impl AsRef<str>) {
+        let key = grow::to_string(key.as_ref()).unwrap_or_else(|_| "…".into());
+        self.0.push(key);
+    }
+
+    /// The same, or an error where there is no memory for the key.
+    pub fn try_push_outer(&mut self, key: &str) -> Result<()> {
+        let key = grow::to_string(key)?;
+        grow::push(&mut self.0, key)
     }
 
     /// The keys from the root on.
@@ -211,7 +232,20 @@ impl fmt::Display for Path {
             if index > 0 {
                 f.write_str("/")?;
             }
-            f.write_str(&escaped(key))?;
+            if key == "." {
+                f.write_str("~2")?;
+                continue;
+            }
+            // Without a copy, for which there might be no memory.
+            for part in key.split_inclusive(['~', '/']) {
+                let plain = part.trim_end_matches(['~', '/']);
+                f.write_str(plain)?;
+                f.write_str(match &part[plain.len()..] {
+                    "~" => "~0",
+                    "/" => "~1",
+                    _ => "",
+                })?;
+            }
         }
         Ok(())
     }

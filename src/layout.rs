@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::raw::{AsRaw, Filling, RawBytes};
 use crate::structure::Seal;
-use crate::{Result, stream};
+use crate::{Result, grow, stream};
 
 /// The bytes of a leaf, which can be copied from wherever they are.
 ///
@@ -126,7 +126,7 @@ impl<P: Payload> LayoutBuilder<P> {
     ///
     /// # Panics
     /// If there has been a payload since.
-    pub fn take_headers(&mut self, start: usize) -> Vec<u8> {
+    pub fn take_headers(&mut self, start: usize) -> Result<Vec<u8>> {
         let kept = start
             .checked_sub(self.payload_bytes)
             .expect("no payload after the start");
@@ -135,7 +135,9 @@ impl<P: Payload> LayoutBuilder<P> {
                 .last()
                 .is_none_or(|piece| piece.headers_end <= kept)
         );
-        self.headers.split_off(kept)
+        let taken = grow::to_vec(&self.headers[kept..])?;
+        self.headers.truncate(kept);
+        Ok(taken)
     }
 
     /// The finished layout.
@@ -302,25 +304,25 @@ impl<P: Payload> Layout<P> {
 
     /// The whole output in pieces: memory as it is where at least `join_max` bytes of it
     /// lie together, and what is between.
-    #[must_use]
-    pub fn pieces(&self, join_max: usize) -> Vec<OutputPiece> {
+    pub fn pieces(&self, join_max: usize) -> Result<Vec<OutputPiece>> {
         let mut pieces = Vec::new();
         let mut joined = 0;
         let join = |pieces: &mut Vec<_>, range: Range<usize>| {
-            if !range.is_empty() {
-                pieces.push(OutputPiece::Joined(range));
+            if range.is_empty() {
+                return Ok(());
             }
+            grow::push(pieces, OutputPiece::Joined(range))
         };
         for (number, piece) in self.pieces.iter().enumerate() {
             let len = piece.payload.len();
             if len >= join_max && piece.payload.memory().is_some() {
-                join(&mut pieces, joined..piece.end - len);
-                pieces.push(OutputPiece::Payload(number));
+                join(&mut pieces, joined..piece.end - len)?;
+                grow::push(&mut pieces, OutputPiece::Payload(number))?;
                 joined = piece.end;
             }
         }
-        join(&mut pieces, joined..self.len);
-        pieces
+        join(&mut pieces, joined..self.len)?;
+        Ok(pieces)
     }
 
     /// The bytes of `range` of the output, as non-empty slices in order.
@@ -420,7 +422,7 @@ mod tests {
         ) {
             let (layout, whole) = layout(&parts, &[]);
             let mut found = Vec::new();
-            for piece in layout.pieces(join_max) {
+            for piece in layout.pieces(join_max).unwrap() {
                 match piece {
                     OutputPiece::Payload(number) => {
                         prop_assert!(layout.payload(number).len() >= join_max);
@@ -440,7 +442,7 @@ mod tests {
         builder.push(vec![1, 2, 3]).unwrap();
         let start = builder.len();
         builder.headers().extend_from_slice(b"key");
-        assert_eq!(builder.take_headers(start), b"key");
+        assert_eq!(builder.take_headers(start).unwrap(), b"key");
         assert_eq!(builder.len(), start);
         assert_eq!(bytes(&builder.finish(), 0..5), b"ab\x01\x02\x03");
     }

@@ -18,6 +18,10 @@ pub mod error;
 
 pub mod watch;
 
+pub mod grow;
+
+pub mod zlib;
+
 pub mod raw;
 
 pub mod system;

@@ -18,9 +18,10 @@ use flate2::write::ZlibEncoder;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::grow::{self, Growing, decode};
 use crate::layout::{Layout, Payload, Slice};
 use crate::source::{Source, missing};
-use crate::{Error, Result};
+use crate::{Error, Result, zlib};
 
 /// What a manifest ends with.
 pub const MARK: [u8; 8] = *b"\x93treepm\n";
@@ -32,6 +33,7 @@ const VERSION: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardFile {
     /// Its name in the directory.
+    #[serde(deserialize_with = "decode::text")]
     pub name: String,
     /// How many bytes it has.
     pub nbytes: u64,
@@ -43,8 +45,10 @@ pub struct ShardFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grid {
     /// How many shards there are in each dimension.
+    #[serde(deserialize_with = "decode::list")]
     pub counts: Vec<u32>,
     /// The number of the file of each shard, the last dimension varying fastest.
+    #[serde(deserialize_with = "decode::list")]
     pub files: Vec<u32>,
     /// Whether it is an array of the host, not of devices. It is one shard.
     pub host: bool,
@@ -67,12 +71,16 @@ pub struct Manifest {
     /// The version of the format.
     pub version: u32,
     /// The files with the shards.
+    #[serde(deserialize_with = "decode::list")]
     pub files: Vec<ShardFile>,
     /// How each array is split.
+    #[serde(deserialize_with = "decode::list")]
     pub arrays: Vec<Grid>,
     /// The holes in the encoding, in order.
+    #[serde(deserialize_with = "decode::list")]
     pub holes: Vec<Hole>,
     /// The encoding without the bytes of holes, compressed (zlib, RFC 1950).
+    #[serde(deserialize_with = "decode::bytes")]
     pub skeleton: ByteBuf,
 }
 
@@ -91,7 +99,8 @@ impl Manifest {
         files: Vec<ShardFile>,
         arrays: Vec<Grid>,
     ) -> Result<Self> {
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+        let encoder = || ZlibEncoder::new(Growing::default(), Compression::default());
+        let mut encoder = zlib::state(encoder)?;
         let mut holes = Vec::new();
         let mut before = 0;
         let mut bytes = Vec::new();
@@ -99,11 +108,12 @@ impl Manifest {
             if let Slice::Payload(payload, ..) = &slice
                 && let Some(array) = hole(payload)
             {
-                holes.push(Hole {
+                let hole = Hole {
                     before: std::mem::take(&mut before),
                     nbytes: slice.len() as u64,
                     array: u32::try_from(array).map_err(|_| Error::OutOfMemory)?,
-                });
+                };
+                grow::push(&mut holes, hole)?;
                 continue;
             }
             bytes.clear();
@@ -116,21 +126,39 @@ impl Manifest {
             files,
             arrays,
             holes,
-            skeleton: encoder.finish()?.into(),
+            skeleton: encoder.finish()?.into_bytes().into(),
         })
     }
 
     /// The manifest as bytes.
-    ///
-    /// # Panics
-    /// Never: writing to memory cannot fail.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = rmp_serde::to_vec_named(self).expect("plain data always serializes");
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let mut bytes = grow::encode_named(self, &())?;
         let crc = crc32fast::hash(&bytes);
-        bytes.extend_from_slice(&crc.to_le_bytes());
-        bytes.extend_from_slice(&MARK);
-        bytes
+        grow::extend(&mut bytes, &crc.to_le_bytes())?;
+        grow::extend(&mut bytes, &MARK)?;
+        Ok(bytes)
+    }
+
+    /// A copy of it.
+    pub fn try_clone(&self) -> Result<Self> {
+        let file = |file: &ShardFile| {
+            let name = grow::to_string(&file.name)?;
+            Ok(ShardFile { name, ..*file })
+        };
+        let grid = |grid: &Grid| {
+            Ok(Grid {
+                counts: grow::to_vec(&grid.counts)?,
+                files: grow::to_vec(&grid.files)?,
+                host: grid.host,
+            })
+        };
+        Ok(Self {
+            version: self.version,
+            files: grow::try_collect(self.files.iter().map(file))?,
+            arrays: grow::try_collect(self.arrays.iter().map(grid))?,
+            holes: grow::to_vec(&self.holes)?,
+            skeleton: grow::to_vec(&self.skeleton)?.into(),
+        })
     }
 
     /// Reads a manifest.
@@ -158,7 +186,11 @@ impl Manifest {
         }
         let manifest: Self = match rmp_serde::from_slice(record) {
             Ok(manifest) => manifest,
-            Err(error) => return damaged(&error.to_string()),
+            Err(error) => {
+                return Err(decode::explain(&error, |error| {
+                    damaged::<()>(&error.to_string()).unwrap_err()
+                }));
+            }
         };
         let is_split = |grid: &Grid| {
             let count = |product: usize, &count: &u32| product.checked_mul(count as usize);
@@ -220,7 +252,7 @@ impl Manifest {
     fn inflated(&self, max_size: Option<usize>) -> Result<Vec<u8>> {
         let limit = max_size.map_or(u64::MAX, |max_size| max_size as u64 + 1);
         let mut bytes = Vec::new();
-        let decoder = ZlibDecoder::new(self.skeleton.as_slice());
+        let decoder = zlib::state(|| ZlibDecoder::new(self.skeleton.as_slice()))?;
         match decoder.take(limit).read_to_end(&mut bytes) {
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::OutOfMemory => {
@@ -411,7 +443,7 @@ mod tests {
             ),
         ) {
             let (made, whole) = manifest(&parts);
-            let read = Manifest::decode(&made.encode()).unwrap();
+            let read = Manifest::decode(&made.encode().unwrap()).unwrap();
             prop_assert_eq!(&read, &made);
             let encoding = read.encoding(None).unwrap();
             prop_assert_eq!(encoding.len(), whole.len());
@@ -510,7 +542,7 @@ mod tests {
     #[test]
     fn damage_is_found() {
         let (made, _) = manifest(&[(vec![1, 2], None, 10)]);
-        let bytes = made.encode();
+        let bytes = made.encode().unwrap();
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1;
@@ -520,7 +552,8 @@ mod tests {
         let broken = |change: fn(&mut Manifest)| {
             let mut broken = made.clone();
             change(&mut broken);
-            Manifest::decode(&broken.encode()).and_then(|read| read.encoding(None).map(|_| ()))
+            Manifest::decode(&broken.encode().unwrap())
+                .and_then(|read| read.encoding(None).map(|_| ()))
         };
         assert!(broken(|_| ()).is_ok());
         let changes: [fn(&mut Manifest); 10] = [

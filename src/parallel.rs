@@ -11,7 +11,7 @@ use std::time::Duration;
 use std::{env, thread};
 
 use crate::watch::Watch;
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 /// Below so many bytes, copying with one thread is faster.
 pub const MIN_COPY_BYTES: usize = 16 << 20;
@@ -28,7 +28,8 @@ const MOST_THREADS: usize = 1 << 16;
 /// How many threads should work on `bytes`: one if they are fewer than `min_bytes`; otherwise
 /// as many as are requested, or as [`NUM_THREADS`] tells, or as there are cores for this process.
 ///
-/// Reads the environment, which must not be changed by another thread meanwhile.
+/// Reads the environment, which must not be changed by another thread meanwhile. So this is asked
+/// while attached to Python, which changes it for programs, and the number is handed down.
 pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result<NonZero<usize>> {
     let positive = |count: Option<usize>| count.and_then(NonZero::new);
     let requested = match requested {
@@ -62,6 +63,16 @@ pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result
     }
 }
 
+/// So many threads, or one for fewer than `min_bytes`.
+#[must_use]
+pub fn worth(threads: NonZero<usize>, bytes: usize, min_bytes: usize) -> NonZero<usize> {
+    if bytes < min_bytes {
+        NonZero::<usize>::MIN
+    } else {
+        threads
+    }
+}
+
 /// Calls `work` on every item, on so many threads of which this is one. After each that it has
 /// worked on, this one calls `check`. The first error of either ends the work.
 ///
@@ -86,6 +97,9 @@ pub fn for_each<T: Send>(
     thread::scope(|scope| {
         for _ in 1..threads {
             // A thread that cannot be started leaves its share to the others.
+            if !has_room_for_thread() {
+                break;
+            }
             let _ = thread::Builder::new().spawn_scoped(scope, || while step() {});
         }
         while step() {
@@ -144,6 +158,9 @@ pub fn in_order<S: Default, T: Send>(
             let sender = sender.clone();
             let run = &run;
             // A thread that cannot be started leaves its share to the others.
+            if !has_room_for_thread() {
+                break;
+            }
             let _ = thread::Builder::new().spawn_scoped(scope, move || run(sender));
         }
         drop(sender);
@@ -195,7 +212,7 @@ pub fn elsewhere<T: Send + 'static>(
         move || work.lock().expect(NO_PANIC).take()
     };
     let run = move || drop(take().map(|work| sender.send(work())));
-    if thread::Builder::new().spawn(run).is_err()
+    if !(has_room_for_thread() && thread::Builder::new().spawn(run).is_ok())
         && let Some(work) = work.lock().expect(NO_PANIC).take()
     {
         return Ok(work()); // there is no other thread to be had
@@ -207,6 +224,14 @@ pub fn elsewhere<T: Send + 'static>(
             Err(mpsc::RecvTimeoutError::Disconnected) => panic!("work in another thread panicked"),
         }
     }
+}
+
+/// Whether there is memory for another thread. One that begins with its last page cannot have even
+/// what the system keeps for each thread, and ends the program.
+fn has_room_for_thread() -> bool {
+    /// Of which most is its stack.
+    const THREAD_BYTES: usize = 3 << 20;
+    grow::check_room(THREAD_BYTES).is_ok()
 }
 
 /// Gives out numbers, but none too far ahead of what is done.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::raw::{Filling, RawBytes, append_with};
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 /// Encoded bytes that can be read in any order.
 ///
@@ -122,17 +122,71 @@ impl Source for Vec<u8> {
     }
 }
 
+/// Where the parts of something are that lie apart in a source.
+#[derive(Debug, Clone, Default)]
+pub struct Pieces {
+    parts: Vec<Range<usize>>,
+    /// Where each ends in what they are parts of.
+    ends: Vec<usize>,
+}
+
+impl Pieces {
+    /// These parts, one after the other.
+    pub fn new(parts: Vec<Range<usize>>) -> Result<Self> {
+        let mut end = 0;
+        let ends = parts.iter().map(|part| {
+            end += part.len();
+            end
+        });
+        let ends = grow::collect(ends)?;
+        Ok(Self { parts, ends })
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Range<usize>] {
+        &self.parts
+    }
+
+    /// How many bytes they have.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Whether they have none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where a range of the bytes is in the source, in parts with at least one byte. How many
+    /// there are in all hardly matters.
+    pub fn of(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
+        let first = self.ends.partition_point(|end| *end <= range.start);
+        let parts = self.parts[first..].iter().zip(&self.ends[first..]);
+        let within = parts.map_while(move |(part, end)| {
+            let begin = end - part.len();
+            (begin < range.end).then(|| {
+                let from = part.start + range.start.saturating_sub(begin);
+                from..part.end - end.saturating_sub(range.end)
+            })
+        });
+        within.filter(|part| !part.is_empty())
+    }
+}
+
 /// Parts of a source, one after the other.
 pub struct Parts<'a> {
     /// What they are parts of.
     pub source: &'a dyn Source,
     /// Where they are in it.
-    pub parts: &'a [Range<usize>],
+    pub parts: &'a Pieces,
 }
 
 impl Source for Parts<'_> {
     fn len(&self) -> usize {
-        self.parts.iter().map(Range::len).sum()
+        self.parts.len()
     }
 
     fn read_at<'t>(
@@ -140,15 +194,10 @@ impl Source for Parts<'_> {
         offset: usize,
         target: &'t mut [MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
+        let range = offset..offset + target.len();
         let mut filling = Filling::new(target);
-        let mut skipped = offset;
-        for part in self.parts {
-            let from = skipped.min(part.len());
-            skipped -= from;
-            let len = (part.len() - from).min(filling.left());
-            if len > 0 {
-                filling.fill(len, |now| self.source.read_at(part.start + from, now))?;
-            }
+        for part in self.parts.of(range) {
+            filling.fill(part.len(), |now| self.source.read_at(part.start, now))?;
         }
         assert!(filling.left() == 0, "there are as many bytes");
         Ok(filling.finish())
@@ -159,7 +208,7 @@ impl Source for Parts<'_> {
     }
 
     fn memory(&self) -> Option<RawBytes<'_>> {
-        match self.parts {
+        match self.parts.as_slice() {
             [part] => Some(self.source.memory()?.slice(part.clone())),
             _ => None,
         }
@@ -184,4 +233,29 @@ pub fn read_to(source: &dyn Source, range: Range<usize>, out: &mut Vec<u8>) -> R
     append_with(out, range.len(), |target| {
         source.read_at(range.start, target)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_parts_is_in_those_that_it_needs() {
+        let pieces = Pieces::new(vec![10..13, 20..20, 30..31, 5..9]).unwrap();
+        assert_eq!(pieces.len(), 8);
+        let whole: Vec<usize> = pieces.as_slice().iter().cloned().flatten().collect();
+        for start in 0..=8 {
+            for end in start..=8 {
+                let parts: Vec<_> = pieces.of(start..end).collect();
+                assert!(parts.iter().all(|part| !part.is_empty()));
+                assert!(
+                    parts
+                        .into_iter()
+                        .flatten()
+                        .eq(whole[start..end].iter().copied())
+                );
+            }
+        }
+        assert_eq!(Pieces::default().of(0..0).count(), 0);
+    }
 }

@@ -56,15 +56,16 @@ impl<A: Fetch> Window<A> {
     }
 
     /// Adds an array of `len` bytes, and returns its number.
-    pub fn add(&self, array: A, len: usize) -> usize {
+    pub fn add(&self, array: A, len: usize) -> Result<usize> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.try_reserve(1)?;
         slots.push(Slot {
             array,
             len,
             copied: 0,
             stage: Stage::There,
         });
-        slots.len() - 1
+        Ok(slots.len() - 1)
     }
 
     /// Copies the bytes of an array from `start` on to `target`. When all have been copied, the
@@ -204,7 +205,9 @@ mod tests {
         let window = Window::new(100);
         let arrays: Vec<Vec<u8>> = (0..20).map(|i| vec![i; 30 + usize::from(i)]).collect();
         for array in &arrays {
-            window.add(Remote(array.clone(), &counts), array.len());
+            window
+                .add(Remote(array.clone(), &counts), array.len())
+                .unwrap();
         }
         for round in 1..3 {
             for (number, array) in arrays.iter().enumerate() {
@@ -231,7 +234,7 @@ mod tests {
         let counts = Counts::default();
         let window = Window::new(10);
         for _ in 0..3 {
-            window.add(Remote(vec![1; 50], &counts), 50);
+            window.add(Remote(vec![1; 50], &counts), 50).unwrap();
         }
         for number in 0..3 {
             window
@@ -246,7 +249,7 @@ mod tests {
         let counts = Counts::default();
         let window = Window::new(10);
         for _ in 0..3 {
-            window.add(Remote(vec![1; 50], &counts), 50);
+            window.add(Remote(vec![1; 50], &counts), 50).unwrap();
         }
         window.fetch_all().unwrap();
         assert_eq!(counts.here.load(Ordering::Relaxed), 150);
@@ -263,7 +266,7 @@ mod tests {
     fn an_array_that_cannot_be_had_is_an_error() {
         let counts = Counts::default();
         let window = Window::new(10);
-        window.add(Remote(Vec::new(), &counts), 0);
+        window.add(Remote(Vec::new(), &counts), 0).unwrap();
         assert!(window.copy_to(0, 0, &mut []).is_err());
     }
 }

@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+import collections
+import ctypes
 import fcntl
 import functools
+import gc
 import gzip
+import operator
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -268,3 +273,43 @@ def test_what_a_handler_raises_is_not_swallowed():
         return interrupted("restore_like", work, TimeoutError)
 
     assert soon(attempt)
+
+
+def answered_inside(work: Callable[[], object]) -> bool:
+    """Does work with a signal that comes right before; tells whether that ended it.
+
+    Python looks at signals between its own instructions, of which there are none here from the
+    signal until the work is done.
+    """
+    done: list[object] = []
+    send = functools.partial(ctypes.PyDLL(None)["raise"], signal.SIGALRM)
+    steps: list[Callable[[], object]] = [send, work, functools.partial(done.append, 1)]
+
+    def handler(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    gc.disable()  # others have code that runs then, which a signal might interrupt
+    try:
+        collections.deque(map(operator.call, steps), 0)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGALRM, before)
+    return not done
+
+
+def test_signals_are_answered_among_leaves() -> None:
+    leaves = {f"k{index}": index for index in range(10_000)}
+    file = treepack.open(treepack.dumps(leaves))
+    catalog = file._catalog()
+    find = functools.partial(catalog.find, ["k5"], 0)
+    assert answered_inside(find)
+    assert catalog.find(["k5"], 0) == 6
+    assert not answered_inside(find), "it is found at once from then on"
+    assert answered_inside(functools.partial(collections.deque, catalog.leaves(0), 0))
+    assert answered_inside(functools.partial(collections.deque, catalog.ends(0), 0))
+    assert answered_inside(functools.partial(catalog.children, 0))
+    read = functools.partial(catalog.read, 0, copy=None, threads=None)
+    assert answered_inside(read)

@@ -745,3 +745,18 @@ def test_every_dtype_is_sliced_and_saved_again(tmp_path: Path, how: str, dtype: 
         same_bytes(found["w"], tree["w"])
         same_bytes(found["none"], tree["none"])
     assert treepack.verify(again).ok
+
+
+def test_where_the_chunks_of_an_array_are_is_found_out_once(chunk_size: Any) -> None:
+    chunk_size(64)
+    array = np.arange(16 * 300)  # a chunk has eight
+    data = bytearray(serialization.to_bytes({"a": array}))
+    lazy = treepack.open(data)["a"]
+    np.testing.assert_array_equal(lazy[7:17], array[7:17])
+    # Nobody looks at the headers again.
+    for chunk in range(600):
+        data[data.index(array[8 * chunk : 8 * chunk + 8].tobytes()) - 3] ^= 0xFF
+    for start in (0, 7, 8, 15, 2400, 4790):
+        np.testing.assert_array_equal(lazy[start : start + 10], array[start : start + 10])
+    np.testing.assert_array_equal(lazy[::799], array[::799])
+    assert lazy[0:0].size == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -181,5 +182,150 @@ def test_there_is_a_memory_error_at_every_step(kind: str, tmp_path: Path):
         capture_output=True,
         text=True,
         timeout=1800,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+SWEEP = """
+import ctypes, gc, gzip, resource, sys, tempfile
+import numpy as np, jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import treepack
+from treepack import serialization
+
+step = float(sys.argv[1])  # in megabytes
+folder = tempfile.mkdtemp(dir=sys.argv[2]) + "/"
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+
+def fill():
+    "Takes all memory that is free in the heap, so that only the limit tells how much there is."
+    gc.collect()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size(), hard))
+    block = 1 << 20
+    while block >= 64:
+        while libc.malloc(block):
+            pass
+        block //= 2
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+def leaves(count):
+    layer = lambda i: {"w": np.zeros((3, i % 50 + 1), np.float32), "name": f"x{i}", "n": i}
+    return {f"layer{i}": layer(i) for i in range(count)}
+
+def put(value, *axes):
+    mesh = Mesh(np.array(jax.devices()).reshape(4), ("x",))
+    return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*axes)))
+
+def opened(path, use=len, **options):
+    def work():
+        with treepack.open(path, **options) as file:
+            use(file)
+    return work
+
+save, load = treepack.save, treepack.load
+tree, sharded = leaves(4000), {f"k{i}": put(np.full((8, 8), i), "x") for i in range(20)}
+sharded["host"] = leaves(700)
+saved, gz, plain, stream = (folder + name for name in ("saved", "gz", "plain", "stream"))
+save(saved, tree, metadata=list(range(3000)))
+save(gz, tree, compress=True)
+save(folder + "shards", sharded, sharded=True)
+serialization.save_to_file(tree, plain)
+treepack.write_stream(stream, ((("a", key), node["w"]) for key, node in tree.items()))
+data, buffer = open(saved, "rb").read(), bytearray(treepack.packed_size(tree))
+noise = np.random.default_rng(0).bytes(1 << 20)
+text = (b"hello world %d " * 100_000)[: 1 << 20]
+few = np.random.default_rng(0).integers(0, 4, 2 << 20, np.uint8).tobytes()
+own, foreign = serialization.compress_bytes(text), gzip.compress(text)
+compress, decompress = serialization.compress_bytes, serialization.decompress_bytes
+
+VERBS = {
+    "save": lambda: save(folder + "new", tree, durable=False),
+    "save an iterator": lambda: save(
+        folder + "new", iter([((key,), node["w"]) for key, node in tree.items()]), durable=False
+    ),
+    "save as gzip": lambda: save(folder + "new", tree, compress=True, durable=False),
+    "to_bytes": lambda: serialization.to_bytes(tree),
+    "dumps": lambda: treepack.dumps(tree),
+    "metadata": lambda: treepack.dumps({}, metadata=[(i, str(i)) for i in range(4000)]),
+    "load": lambda: load(saved),
+    "load gzip": lambda: load(gz),
+    "load into a target": lambda: load(saved, tree),
+    "load a part": lambda: load(saved, select="layer1*/w"),
+    "loads": lambda: treepack.loads(data),
+    "from_bytes": lambda: serialization.from_bytes(tree, data),
+    "open": opened(saved),
+    "open without index": opened(plain),
+    "open gzip": opened(gz),
+    "salvage": opened(plain, salvage=True),
+    "a slice": opened(saved, lambda file: file["layer7/w"][1:2]),
+    "keys": opened(saved, lambda file: [len(file[key]) for key in file]),
+    "repr": opened(saved, repr),
+    "verify": lambda: treepack.verify(saved),
+    "verify without index": lambda: treepack.verify(plain),
+    "verify gzip": lambda: treepack.verify(gz),
+    "read_metadata": lambda: treepack.read_metadata(saved),
+    "abstract": lambda: treepack.abstract(saved),
+    "read_stream": lambda: list(treepack.read_stream(stream)),
+    "write_stream": lambda: treepack.write_stream(
+        folder + "new", ((("a", key), node["w"]) for key, node in tree.items())
+    ),
+    "packed_size": lambda: treepack.packed_size(tree),
+    "pack_into": lambda: treepack.pack_into(tree, buffer),
+    "buffers": lambda: treepack.buffers(tree),
+    "compress text": lambda: compress(text, threads=4),
+    "compress noise": lambda: compress(noise, threads=4),
+    "compress few values": lambda: compress(few, threads=4),
+    "compress slowly": lambda: compress(text, level=6),
+    "decompress": lambda: decompress(own, threads=4),
+    "decompress what others made": lambda: decompress(foreign),
+    "decompress in steps": lambda: decompress(foreign, progress=lambda *_: None),
+    "save shards": lambda: save(folder + "new shards", sharded, sharded=True, durable=False),
+    "load shards": lambda: load(folder + "shards"),
+    "open shards": opened(folder + "shards"),
+    "a slice of shards": opened(folder + "shards", lambda file: np.asarray(file["k1"][1:3])),
+    "verify shards": lambda: treepack.verify(folder + "shards"),
+    "metadata of shards": lambda: treepack.read_metadata(folder + "shards"),
+}
+
+# CPython loses its MemoryError where there is none for a frame or for the place in a traceback.
+LOST = repr(SystemError("error return without exception set"))
+failed = 0
+for name, work in VERBS.items():
+    work()  # imports all that is needed
+    fill()
+    more, enough = 0.1, 0
+    while enough < 2 and more < 30:
+        found = told(name, work, more)
+        enough += found == "enough"
+        if found not in ("enough", "MemoryError", LOST) and "errno 12" not in found.lower():
+            print(f"{name} with {more:.3f} MB: {found}", flush=True)
+            failed += 1
+        more += step
+sys.exit(failed > 0)
+"""
+
+
+def test_there_is_a_memory_error_in_every_verb(tmp_path: Path):
+    """With `TREEPACK_SWEEP=0.03` or so, the limits are that many megabytes apart."""
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        # So that nothing is taken from what has been given back.
+        "PYTHONMALLOC": "malloc",
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TOP_PAD_": "4096",
+        # A backtrace needs memory, too: it must not be waited for.
+        "RUST_BACKTRACE": "1",
+    }
+    step = os.environ.get("TREEPACK_SWEEP", "1.3")
+    done = subprocess.run(
+        [sys.executable, "-c", HELPERS + SWEEP, step, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=None if "TREEPACK_SWEEP" in os.environ else 300,
+        env=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -126,8 +126,7 @@ class LazyArray(Deferred):
 
 
 def _address(array: np.ndarray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return array.ctypes.data  # NumPy's `__array_interface__` crashes where there is no memory
 
 
 def bounds_of(box: Iterable[range]) -> list[tuple[int, int, int]]:

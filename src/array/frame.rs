@@ -166,7 +166,10 @@ pub fn frame<P: Payload>(
     if framing.align.0 == 1 || nbytes < ALIGN_MIN_BYTES {
         recent.write(layout.headers(), array)?;
     } else {
-        let key = key.map(|key| (layout.take_headers(key.start), key.head));
+        let key = match key {
+            Some(key) => Some((layout.take_headers(key.start)?, key.head)),
+            None => None,
+        };
         let text = match &key {
             Some((bytes, head)) => Some(
                 std::str::from_utf8(&bytes[*head..])

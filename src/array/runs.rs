@@ -3,11 +3,12 @@
 //! It is one idea, and long because few large runs and many small ones are read in other ways.
 
 use std::mem::{self, MaybeUninit};
+use std::num::NonZero;
 use std::ops::Range;
 
 use crate::raw::RawBytes;
 use crate::source::{Source, read_to};
-use crate::{Result, parallel};
+use crate::{Result, grow, parallel};
 
 /// So much is read at a time where runs are picked out of it.
 const SPAN_BYTES: usize = 256 << 10;
@@ -154,21 +155,28 @@ impl Runs {
     }
 
     /// Where the runs are in the array; those that are less than `near` apart as one range.
-    #[must_use]
-    pub fn ranges(&self, near: usize) -> Vec<Range<usize>> {
+    pub fn ranges(&self, near: usize) -> Result<Vec<Range<usize>>> {
         let mut found: Vec<Range<usize>> = Vec::new();
         if self.nbytes == 0 {
-            return found;
+            return Ok(found);
         }
         let nest = self.nest(near, usize::MAX);
         each(nest.outer, self.start, 0, &mut |start, _| {
             let end = start + nest.extent;
             match found.last_mut() {
                 Some(last) if start - last.end <= near => last.end = end,
-                _ => found.push(start..end),
+                _ => grow::push(&mut found, start..end)?,
             }
-        });
-        found
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// From the first byte in the array to the last: as much is read at most.
+    #[must_use]
+    pub fn span(&self) -> usize {
+        let more = self.repeats.iter().map(|it| (it.count - 1) * it.source);
+        self.nbytes + more.sum::<usize>()
     }
 
     /// The inner repetitions whose runs are near each other, as many as together take `most`
@@ -199,7 +207,7 @@ impl Runs {
         &self,
         array: &dyn Source,
         target: &mut [MaybeUninit<u8>],
-        threads: Option<i64>,
+        threads: NonZero<usize>,
         check: impl FnMut() -> Result<()>,
     ) -> Result<()> {
         if self.nbytes == 0 {
@@ -210,7 +218,7 @@ impl Runs {
         let nest = self.nest(array.near(), span);
         let blocks = self.blocks(&nest, array.near(), span, target)?;
         let nbytes = blocks.iter().map(|block| block.extent(nest)).sum();
-        let threads = parallel::threads(threads, nbytes, parallel::MIN_COPY_BYTES)?;
+        let threads = parallel::worth(threads, nbytes, parallel::MIN_COPY_BYTES);
         let read = |block: Block<'_>| block.read(nest, array);
         parallel::for_each(blocks, threads, read, check)
     }
@@ -239,6 +247,7 @@ impl Runs {
             } else {
                 memory.len()
             };
+            blocks.try_reserve(memory.len().div_ceil(most))?;
             let parts = memory.chunks_mut(most).enumerate();
             blocks.extend(parts.map(|(number, memory)| Block {
                 start: self.start + number * most,
@@ -269,7 +278,8 @@ impl Runs {
                     ),
                 });
             }
-        });
+            Ok(())
+        })?;
         Ok(blocks)
     }
 }
@@ -302,11 +312,12 @@ impl Nest<'_> {
     }
 
     /// Copies its runs out of the bytes from its first to its last.
-    fn copy(&self, bytes: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
+    fn copy(&self, bytes: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) -> Result<()> {
         each(self.inner, 0, 0, &mut |from, to| {
             let run = bytes.slice(from..from + self.nbytes);
             run.copy_to(&mut target[to..to + self.nbytes]);
-        });
+            Ok(())
+        })
     }
 }
 
@@ -350,7 +361,7 @@ impl Block<'_> {
         if let Some(memory) = array.memory() {
             for (at, target) in rows {
                 let start = self.start + at;
-                nest.copy(memory.slice(start..start + nest.extent), target);
+                nest.copy(memory.slice(start..start + nest.extent), target)?;
             }
             return Ok(());
         }
@@ -359,7 +370,7 @@ impl Block<'_> {
             let end = self.start + (self.rows.count - 1) * self.rows.source + nest.extent;
             read_to(array, self.start..end, &mut bytes)?;
             for (at, target) in rows {
-                nest.copy(RawBytes::from(&bytes[at..at + nest.extent]), target);
+                nest.copy(RawBytes::from(&bytes[at..at + nest.extent]), target)?;
             }
             return Ok(());
         }
@@ -370,22 +381,29 @@ impl Block<'_> {
             } else {
                 bytes.clear();
                 read_to(array, start..start + nest.extent, &mut bytes)?;
-                nest.copy(RawBytes::from(&bytes[..]), target);
+                nest.copy(RawBytes::from(&bytes[..]), target)?;
             }
         }
         Ok(())
     }
 }
 
-/// Calls `found` with where each of some repetitions begins, in the array and in memory.
-fn each(repeats: &[Repeat], source: usize, target: usize, found: &mut impl FnMut(usize, usize)) {
+/// Calls `found` with where each of some repetitions begins, in the array and in memory, up to
+/// the first error.
+fn each(
+    repeats: &[Repeat],
+    source: usize,
+    target: usize,
+    found: &mut impl FnMut(usize, usize) -> Result<()>,
+) -> Result<()> {
     match repeats.split_first() {
         None => found(source, target),
         Some((outer, inner)) => {
             for at in 0..outer.count {
                 let (source, target) = (source + at * outer.source, target + at * outer.target);
-                each(inner, source, target, found);
+                each(inner, source, target, found)?;
             }
+            Ok(())
         }
     }
 }
@@ -423,7 +441,8 @@ mod tests {
     #[allow(unsafe_code)]
     fn read(runs: &Runs, array: &dyn Source) -> Vec<u8> {
         let mut found = vec![MaybeUninit::new(0); runs.extent()];
-        runs.read(array, &mut found, None, || Ok(())).unwrap();
+        let threads = NonZero::new(2).unwrap();
+        runs.read(array, &mut found, threads, || Ok(())).unwrap();
         // SAFETY: all of it was zero before.
         unsafe { found.assume_init_ref() }.to_vec()
     }
@@ -487,7 +506,7 @@ mod tests {
             let mut expected = vec![0; size];
             for (from, to) in places {
                 expected[to..to + itemsize].copy_from_slice(&bytes[from..from + itemsize]);
-                prop_assert!(runs.ranges(near).iter().any(|it| it.contains(&from)));
+                prop_assert!(runs.ranges(near).unwrap().iter().any(|it| it.contains(&from)));
             }
             for array in [&bytes as &dyn Source, &Elsewhere(bytes.clone(), near)] {
                 let found = read(&runs, array);
@@ -526,10 +545,10 @@ mod tests {
             let one = Bounds { count: 1, ..all };
             Runs::new(&[3, width], 4, &[all, one], &[4, 4]).unwrap()
         };
-        let one = |runs: Runs, range| runs.ranges(NEAR).into_iter().eq(iter::once(range));
+        let one = |runs: Runs, range| runs.ranges(NEAR).unwrap().into_iter().eq(iter::once(range));
         assert!(one(column(1000), 0..8004));
         assert_eq!(
-            column(100_000).ranges(NEAR),
+            column(100_000).ranges(NEAR).unwrap(),
             [0..4, 400_000..400_004, 800_000..800_004]
         );
         // Whole rows are one run.

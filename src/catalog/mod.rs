@@ -7,29 +7,32 @@
 //! |---|---|
 //! | `read.rs` | finding the leaves: of an index, or of the headers |
 //! | `check.rs` | comparing an index with the headers, where it is used |
+//! | `find.rs` | values by their keys |
 //! | `select.rs` | marking the leaves that are meant |
 //! | `stream.rs` | leaves of streams, one after the other |
 //! | `verify.rs` | comparing leaves with their checksums |
 
 mod check;
+mod find;
 mod read;
 mod select;
 mod stream;
 mod verify;
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 pub use select::Marks;
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};
 
 use self::check::{Checked, Window};
-use crate::Error;
+use self::find::Tables;
 use crate::error::Path;
 use crate::structure::LeafKind;
+use crate::watch::Watch;
+use crate::{Error, Result};
 
 /// Where the key of a value is in the text.
 type Key = (usize, usize);
@@ -83,9 +86,8 @@ pub struct Catalog {
     window: Mutex<Window>,
     /// What ended the reading of damaged data.
     damage: Option<Error>,
-    /// Values by a hash of the container that they are in and their key; made when one is looked up.
-    by_key: OnceLock<HashMap<u64, Vec<usize>>>,
-    hasher: RandomState,
+    /// Of large containers, what is in them by their keys.
+    tables: Tables,
 }
 
 impl Catalog {
@@ -149,45 +151,40 @@ impl Catalog {
     }
 
     /// The value below another one that some keys lead to. Of equal keys the last counts.
-    pub fn find<'a>(&self, value: usize, keys: impl IntoIterator<Item = &'a str>) -> Option<usize> {
-        let mut keys = keys.into_iter();
-        keys.try_fold(value, |value, key| self.child(value, key))
+    ///
+    /// The first time that something is looked up in a large container takes as long as going
+    /// through it once, and `watch` is asked meanwhile whether to go on.
+    pub fn find<'a>(
+        &self,
+        value: usize,
+        keys: impl IntoIterator<Item = &'a str>,
+        watch: &dyn Watch,
+    ) -> Result<Option<usize>> {
+        let mut found = value;
+        for key in keys {
+            let Some(child) = self.child(found, key, watch)? else {
+                return Ok(None);
+            };
+            found = child;
+        }
+        Ok(Some(found))
     }
 
-    fn child(&self, value: usize, key: &str) -> Option<usize> {
-        let known = self.by_key.get_or_init(|| {
-            let mut by_key: HashMap<u64, Vec<usize>> = HashMap::new();
-            let containers = (0..self.values()).filter(|at| self.leaf(*at).is_none());
-            for container in containers {
-                for child in self.children(container) {
-                    let hash = self.hasher.hash_one((container, self.key(child)));
-                    by_key.entry(hash).or_default().push(child);
-                }
-            }
-            by_key
-        });
-        let same = known.get(&self.hasher.hash_one((value, key)))?;
-        let inside = |child: &&usize| (value..self.after(value)).contains(*child);
-        let mut same = same.iter().filter(inside);
-        same.rfind(|child| self.key(**child) == key).copied()
-    }
-
-    /// The keys that lead from the root to a value.
+    /// The keys that lead from the root to a value, for errors: none without memory for them.
     #[must_use]
     pub fn path_of(&self, value: usize) -> Path {
-        self.path_below(0, value)
+        self.path_below(0, value).unwrap_or_default()
     }
 
     /// The keys that lead from a value to one that is in it.
-    #[must_use]
-    pub fn path_below(&self, from: usize, value: usize) -> Path {
+    pub fn path_below(&self, from: usize, value: usize) -> Result<Path> {
         let mut path = Path::default();
         let mut at = value;
         while at > from {
-            path.push_outer(self.key(at));
+            path.try_push_outer(self.key(at))?;
             at = self.entries[at].parent;
         }
-        path
+        Ok(path)
     }
 
     /// Whether a value is a leaf, or a container with nothing in it.
@@ -198,10 +195,10 @@ impl Catalog {
     }
 
     /// The leaves of a value, and the containers with nothing in them, by their paths from there.
-    pub fn ends_below(&self, value: usize) -> impl Iterator<Item = (Path, usize)> + '_ {
+    pub fn ends_below(&self, value: usize) -> impl Iterator<Item = Result<(Path, usize)>> + '_ {
         (value..self.entries[value].end)
             .filter(|at| self.is_end(*at))
-            .map(move |at| (self.path_below(value, at), at))
+            .map(move |at| Ok((self.path_below(value, at)?, at)))
     }
 
     /// How many leaves there are in a value, and how many bytes their values have.

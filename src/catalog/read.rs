@@ -10,7 +10,7 @@ use crate::source::{Source, read_to};
 use crate::structure::{Footer, Index, LeafKind, ROOT_KEY, TRAILER_KEY, Trailer};
 use crate::watch::Watch;
 use crate::wire::{CHUNKED_MARKER, Cursor, PRNG_MARKER};
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 /// After so many values the caller is asked whether to go on.
 const CHECK_VALUES: usize = 1 << 14;
@@ -38,9 +38,9 @@ impl Catalog {
     /// Finds all leaves. With `salvage`, what is damaged is left out, and [`Catalog::damage`]
     /// tells why.
     pub fn open(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Self> {
-        match Self::recorded(source, salvage) {
+        match Self::recorded(source, salvage, watch) {
             Ok(Some(found)) => return Ok(found),
-            Err(error) if !salvage => return Err(error),
+            Err(error) if !salvage || error.is_no_damage() => return Err(error),
             _ => {} // the headers may tell more
         }
         let mut found = Self::default();
@@ -51,7 +51,7 @@ impl Catalog {
             Trailer::read(trailer).map(drop)
         });
         match done {
-            Err(error) if !salvage || matches!(error, Error::Stopped) => return Err(error),
+            Err(error) if !salvage || error.is_no_damage() => return Err(error),
             Err(error) => {
                 found.damage = Some(error);
                 found.trailer = None;
@@ -60,7 +60,7 @@ impl Catalog {
         }
         if found.entries.is_empty() {
             // Nothing could be read, not even what the root is.
-            found.begin(&mut Vec::new(), (0, 0), 0, true, 0);
+            found.begin(&mut Vec::new(), (0, 0), 0, true, 0)?;
             found.entries[0].end = 1;
         }
         found.unwrap_root();
@@ -68,7 +68,7 @@ impl Catalog {
     }
 
     /// What the index at the end of a source tells, if it is there and is that of this source.
-    fn recorded(source: &dyn Source, salvage: bool) -> Result<Option<Self>> {
+    fn recorded(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Option<Self>> {
         let len = source.len();
         let mut tail = Vec::new();
         read_to(source, len - len.min(Footer::BYTES)..len, &mut tail)?;
@@ -104,11 +104,11 @@ impl Catalog {
         #[allow(clippy::cast_possible_truncation)] // which lie before an offset
         let rest = leaves.unwrap_or(0) as usize..start;
         let mut catalog = Self {
-            checksums: footer.checksums(&tail[record..]),
+            checksums: footer.checksums(&tail[record..])?,
             rest,
             ..Self::default()
         };
-        catalog.read_index(index)?;
+        catalog.read_index(index, watch)?;
         let expected = catalog.leaves.len() + 1;
         catalog.checked = Checked::none(expected)?;
         catalog.read = Checked::none(expected)?;
@@ -121,7 +121,7 @@ impl Catalog {
     }
 
     /// Reads an index, whose leaves are known to lie in the source.
-    fn read_index(&mut self, index: Index) -> Result<()> {
+    fn read_index(&mut self, index: Index, watch: &dyn Watch) -> Result<()> {
         let outline = index.outline.into_vec();
         let mut reader = Reader::new(&outline);
         let mut places = index.heads.iter().zip(&index.sizes);
@@ -132,7 +132,13 @@ impl Catalog {
         let mut open: Vec<Open> = Vec::new();
         let mut keys: Vec<Key> = Vec::new();
         let mut before = 0;
+        let mut until_check = CHECK_VALUES;
         loop {
+            until_check -= 1;
+            if until_check == 0 {
+                watch.check()?;
+                until_check = CHECK_VALUES;
+            }
             let event = reader.next()?;
             // Of an outline, keys that have been before are numbers.
             let is_key = open.last().is_some_and(|open| open.done.is_multiple_of(2));
@@ -145,15 +151,17 @@ impl Catalog {
                     open.done += 1;
                     continue;
                 }
-                (_, open) => self.key_of(open, &reader, event),
+                (_, open) => self.key_of(open, &reader, event)?,
             };
             let Some(key) = key else {
-                keys.extend(open.last().and_then(|open| open.key));
+                if let Some(key) = open.last().and_then(|open| open.key) {
+                    grow::push(&mut keys, key)?;
+                }
                 continue;
             };
             match event {
                 Event::Map(map) => {
-                    self.begin(&mut open, key, 0, true, map.len);
+                    self.begin(&mut open, key, 0, true, map.len)?;
                     least += self.least_head(self.entries.len() - 1);
                 }
                 Event::Uint(kind) => {
@@ -166,7 +174,7 @@ impl Catalog {
                     // Their sum is, too.
                     #[allow(clippy::cast_possible_truncation)]
                     let (start, end) = (before + *head as usize, before + (head + size) as usize);
-                    self.add_leaf(&open, key, before..start, end, kind);
+                    self.add_leaf(&open, key, before..start, end, kind)?;
                     least += self.least_head(self.entries.len() - 1);
                     if *head < least {
                         return Err(damaged("it has longer keys than the data"));
@@ -211,7 +219,7 @@ impl Catalog {
             self.end_early(&last);
         }
         read.map_err(|error| match error {
-            Error::Stopped => error,
+            error if error.is_no_damage() => error,
             error => Error::At {
                 path,
                 error: Box::new(error),
@@ -236,12 +244,12 @@ impl Catalog {
             }
             let start = reader.offset();
             let event = reader.next()?;
-            let Some(key) = self.key_of(open.last_mut(), reader, event) else {
+            let Some(key) = self.key_of(open.last_mut(), reader, event)? else {
                 continue;
             };
             match event {
-                Event::Map(map) => self.begin(open, key, start, true, map.len),
-                Event::List(list) => self.begin(open, key, start, false, list.len),
+                Event::Map(map) => self.begin(open, key, start, true, map.len)?,
+                Event::List(list) => self.begin(open, key, start, false, list.len)?,
                 Event::Bin(span) if open.len() == 1 && self.text[key.0..] == *TRAILER_KEY => {
                     let mut trailer = Vec::new();
                     read_to(source, span.range(), &mut trailer)?;
@@ -252,17 +260,17 @@ impl Catalog {
                     if let (Event::Str(name), Some(map)) = (event, open.last_mut())
                         && self.text[key.0..] == *PRNG_MARKER
                     {
-                        map.prng_name = reader.events().text(name).into();
+                        map.prng_name = grow::to_string(reader.events().text(name))?;
                     }
-                    let kind = self.kind_of(reader, event);
-                    self.add_leaf(open, key, region..start, reader.offset(), kind);
+                    let kind = self.kind_of(reader, event)?;
+                    self.add_leaf(open, key, region..start, reader.offset(), kind)?;
                     region = reader.offset();
                 }
             }
             while let Some(last) = open.last()
                 && last.left == 0
             {
-                let kind = self.kind_of_closed(reader.close()?, reader, last);
+                let kind = self.kind_of_closed(reader.close()?, reader, last)?;
                 let Some(last) = open.pop() else { break };
                 let Some(kind) = kind else {
                     self.end(&last);
@@ -276,7 +284,7 @@ impl Catalog {
                 self.leaves.truncate(last.leaves);
                 self.text.truncate(last.text);
                 region = reader.offset();
-                self.add_leaf(open, key, begin..last.start, region, kind);
+                self.add_leaf(open, key, begin..last.start, region, kind)?;
             }
             if open.is_empty() {
                 return reader.finish();
@@ -290,10 +298,10 @@ impl Catalog {
         open: Option<&mut Open>,
         reader: &Reader<'_>,
         event: Event,
-    ) -> Option<Key> {
+    ) -> Result<Option<Key>> {
         let start = self.text.len();
         let Some(open) = open else {
-            return Some((start, start));
+            return Ok(Some((start, start)));
         };
         if let Some(key) = open
             .key
@@ -301,25 +309,31 @@ impl Catalog {
         {
             open.done += 1;
             open.left -= 1;
-            return Some(key);
+            return Ok(Some(key));
         }
         if open.is_map {
-            match event {
-                Event::Str(text) => self.text.push_str(reader.events().text(text)),
-                _ => self.text.push_str(&reader.events().key_text(event)),
-            }
+            grow::push_str(&mut self.text, &reader.events().key_text(event))?;
         } else {
-            self.text.push_str(&open.done.to_string());
+            grow::push_str(&mut self.text, &open.done.to_string())?;
             open.left -= 1;
         }
         open.done += 1;
         let key = (start, self.text.len());
         open.key = Some(key);
-        (!open.is_map).then_some(key)
+        Ok((!open.is_map).then_some(key))
     }
 
-    fn begin(&mut self, open: &mut Vec<Open>, key: Key, start: usize, is_map: bool, len: u32) {
+    fn begin(
+        &mut self,
+        open: &mut Vec<Open>,
+        key: Key,
+        start: usize,
+        is_map: bool,
+        len: u32,
+    ) -> Result<()> {
         let parent = open.last().map_or(0, |open| open.entry);
+        self.entries.try_reserve(1)?;
+        open.try_reserve(1)?;
         open.push(Open {
             entry: self.entries.len(),
             start,
@@ -340,6 +354,7 @@ impl Catalog {
             parent,
             end: 0,
         });
+        Ok(())
     }
 
     fn end(&mut self, open: &Open) {
@@ -359,7 +374,16 @@ impl Catalog {
         }
     }
 
-    fn add_leaf(&mut self, open: &[Open], key: Key, head: Range<usize>, end: usize, kind: usize) {
+    fn add_leaf(
+        &mut self,
+        open: &[Open],
+        key: Key,
+        head: Range<usize>,
+        end: usize,
+        kind: usize,
+    ) -> Result<()> {
+        self.entries.try_reserve(1)?;
+        self.leaves.try_reserve(1)?;
         self.entries.push(Entry {
             key,
             is_list: false,
@@ -375,10 +399,11 @@ impl Catalog {
             end,
             kind,
         });
+        Ok(())
     }
 
     /// The number of the kind of a leaf.
-    fn kind_of(&mut self, reader: &Reader<'_>, event: Event) -> usize {
+    fn kind_of(&mut self, reader: &Reader<'_>, event: Event) -> Result<usize> {
         let kind = match event {
             Event::Nil => LeafKind::None,
             Event::Bool(_) => LeafKind::Bool,
@@ -390,14 +415,15 @@ impl Catalog {
             Event::Ext(..) => LeafKind::Ext,
             Event::Array(number) | Event::Scalar(number) => {
                 let array = reader.events().array(number);
-                let dtype = String::from_utf8_lossy(array.dtype).into_owned();
-                match event {
-                    Event::Scalar(_) => LeafKind::Scalar(dtype),
+                let dtype = grow::to_string(&String::from_utf8_lossy(array.dtype))?;
+                match (event, array.shape()) {
+                    (Event::Scalar(_), _) => LeafKind::Scalar(dtype),
                     // What has no shape is an error once it is read.
-                    _ => array.shape().map_or(LeafKind::Other, |shape| {
-                        let shape = shape.iter().map(|dim| *dim as u64).collect();
+                    (_, None) => LeafKind::Other,
+                    (_, Some(shape)) => {
+                        let shape = grow::collect(shape.iter().map(|dim| *dim as u64))?;
                         LeafKind::Array(dtype, shape)
-                    }),
+                    }
                 }
             }
             _ => LeafKind::Other,
@@ -411,32 +437,36 @@ impl Catalog {
         closed: Closed,
         reader: &Reader<'_>,
         open: &Open,
-    ) -> Option<usize> {
+    ) -> Result<Option<usize>> {
         match closed {
-            Closed::Same => None,
-            Closed::Array(number) => Some(self.kind_of(reader, Event::Array(number))),
+            Closed::Same => Ok(None),
+            Closed::Array(number) => self.kind_of(reader, Event::Array(number)).map(Some),
             Closed::PrngKey => {
                 let data = self.leaves.last().map(|it| &self.kinds[it.kind]);
                 let shape = match data {
-                    Some(LeafKind::Array(_, shape)) => shape.clone(),
+                    Some(LeafKind::Array(_, shape)) => grow::to_vec(shape)?,
                     _ => Vec::new(),
                 };
-                Some(self.number_of(LeafKind::PrngKey(open.prng_name.clone(), shape)))
+                let name = grow::to_string(&open.prng_name)?;
+                self.number_of(LeafKind::PrngKey(name, shape)).map(Some)
             }
         }
     }
 
-    fn number_of(&mut self, kind: LeafKind) -> usize {
+    fn number_of(&mut self, kind: LeafKind) -> Result<usize> {
         if let Some(last) = self.leaves.last()
             && self.kinds[last.kind] == kind
         {
-            return last.kind; // most leaves are like the one before
+            return Ok(last.kind); // most leaves are like the one before
         }
-        let kinds = &mut self.kinds;
-        *self.numbers.entry(kind.clone()).or_insert_with(|| {
-            kinds.push(kind);
-            kinds.len() - 1
-        })
+        if let Some(number) = self.numbers.get(&kind) {
+            return Ok(*number);
+        }
+        let number = self.kinds.len();
+        self.numbers.try_reserve(1)?;
+        self.numbers.insert(kind.try_clone()?, number);
+        grow::push(&mut self.kinds, kind)?;
+        Ok(number)
     }
 
     /// A tree that is a leaf stands in a map of its own.

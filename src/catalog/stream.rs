@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::events::{Event, Reader};
 use crate::source::Source;
 use crate::watch::Watch;
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 /// The keys of all leaves of a stream, and where their bytes are.
 pub fn stream_items(
@@ -26,13 +26,12 @@ pub fn stream_items(
         };
         let mut key = Vec::new();
         match reader.next()? {
-            Event::Str(text) => key.push(reader.events().text(text).into()),
+            Event::Str(text) => grow::push(&mut key, grow::to_string(reader.events().text(text))?)?,
             Event::List(keys) => {
                 for _ in 0..keys.len {
-                    match reader.next()? {
-                        Event::Str(text) => key.push(reader.events().text(text).into()),
-                        other => key.push(reader.events().key_text(other)),
-                    }
+                    let part = reader.next()?;
+                    let part = grow::to_string(&reader.events().key_text(part))?;
+                    grow::push(&mut key, part)?;
                 }
                 reader.close()?;
             }
@@ -41,7 +40,7 @@ pub fn stream_items(
         let (2, Event::Bin(value)) = (item.len, reader.next()?) else {
             return Err(no_item());
         };
-        items.push((key, value.range()));
+        grow::push(&mut items, (key, value.range()))?;
         start = reader.offset();
     }
     Ok(items)

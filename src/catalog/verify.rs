@@ -7,7 +7,7 @@ use super::Catalog;
 use crate::source::{Source, read_to};
 use crate::structure::{PartialSums, Regions, Sums};
 use crate::watch::Watch;
-use crate::{Error, Result, parallel};
+use crate::{Error, Result, grow, parallel};
 
 /// How many bytes are read and summed at a time: as many as a block of a gzip stream becomes, and
 /// few enough to stay in the caches.
@@ -43,7 +43,7 @@ impl Catalog {
         let mut found = if self.is_summed() || checks_itself {
             self.compare_sums(source, checks_itself, block_bytes, threads, watch)?
         } else {
-            vec![Status::Unchecked; count]
+            grow::filled(Status::Unchecked, count)?
         };
         let is_asked = |number: usize| found[number] != Status::Corrupt;
         for number in self.unlike_index(source, is_asked, watch)? {
@@ -61,27 +61,28 @@ impl Catalog {
         watch: &dyn Watch,
     ) -> Result<Vec<Status>> {
         let count = self.leaves.len() + 1;
-        let mut ends: Vec<usize> = self.leaves.iter().map(|leaf| leaf.end).collect();
-        ends.push(self.rest.end.max(ends.last().copied().unwrap_or(0)));
+        let last = self.leaves.last().map_or(0, |leaf| leaf.end);
+        let ends = self.leaves.iter().map(|leaf| leaf.end);
+        let ends = grow::collect(ends.chain([self.rest.end.max(last)]))?;
         let len = if checks_itself {
             source.len()
         } else {
             ends[count - 1]
         };
         let regions = Regions::new(ends);
-        let mut found = vec![Status::Ok; count];
+        let mut found = grow::filled(Status::Ok, count)?;
         let mut sums = Sums::default();
         let work = |block: &mut Vec<u8>, index: usize| {
             let start = index * block_bytes;
             let end = len.min(start + block_bytes);
             block.clear();
             let done = read_to(source, start..end, block);
-            (start..end, done.map(|()| regions.sum(start, block)))
+            (start..end, done.and_then(|()| regions.sum(start, block)))
         };
         let each = |_: usize, (range, done): (Range<usize>, Result<PartialSums>)| {
             let end = range.end;
             match done {
-                Ok(parts) => sums.add(parts),
+                Ok(parts) => sums.add(parts)?,
                 Err(Error::Gzip(_)) => {
                     for (number, _) in regions.parts(range) {
                         found[number] = Status::Corrupt;
@@ -94,7 +95,7 @@ impl Catalog {
         let ahead = threads.get().saturating_mul(4);
         parallel::in_order(len.div_ceil(block_bytes), threads, ahead, work, each)?;
         watch.done(source.len())?;
-        for (number, sum) in sums.finish(count).into_iter().enumerate() {
+        for (number, sum) in sums.finish(count)?.into_iter().enumerate() {
             if self
                 .checksums
                 .get(number)

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::{Event, Events, Span};
 use crate::array::Dims;
 use crate::wire::{CHUNKED_MARKER, Head};
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 /// An array's shape, the number of its dtype, where its bytes are, and where it begins.
 pub(super) type Joined = (Dims, u32, Vec<Span>, usize);
@@ -81,8 +81,6 @@ impl Events {
             key = self.after(value);
         }
         let value = |index: usize| found.get(index.to_string().as_bytes()).copied();
-        (0..found.len())
-            .map(|index| value(index).ok_or_else(fail))
-            .collect()
+        grow::try_collect((0..found.len()).map(|index| value(index).ok_or_else(fail)))
     }
 }

@@ -4,7 +4,7 @@ use super::read::Reader;
 use super::{ArrayEntry, Event, Events, Span};
 use crate::array::Dims;
 use crate::wire::{AHEAD, Complex, EXT_COMPLEX, EXT_NDARRAY, EXT_NPSCALAR, Head};
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 /// The longest name that a dtype may have; those that are known have 17 bytes at most.
 const MAX_DTYPE_NAME: usize = 64;
@@ -202,10 +202,11 @@ impl Reader<'_> {
             self.last_dtype = known.unwrap_or(dtypes.len());
             if known.is_none() {
                 if dtypes.len() >= FEW {
+                    self.dtype_numbers.try_reserve(1)?;
                     self.dtype_numbers
-                        .insert(name.to_vec(), number(dtypes.len())?);
+                        .insert(grow::to_vec(name)?, number(dtypes.len())?);
                 }
-                dtypes.push(name.to_vec());
+                grow::push(dtypes, grow::to_vec(name)?)?;
             }
         }
         self.found.text.truncate(start);

@@ -1,5 +1,7 @@
 //! Arrays by their paths, and their bytes: what a program needs that is not Python.
 
+use std::borrow::Cow;
+
 use smallvec::SmallVec;
 
 use super::{ArrayEvent, Event, Events, Span};
@@ -40,7 +42,7 @@ pub struct Leaves<'a> {
     next: usize,
     /// The containers around the next event: where it ends, whether it is a map, the number
     /// of its elements so far, and the last key.
-    open: Vec<(usize, bool, usize, String)>,
+    open: Vec<(usize, bool, usize, Cow<'a, str>)>,
 }
 
 impl Events {
@@ -67,16 +69,17 @@ impl<'a> Iterator for Leaves<'a> {
             if let Some((_, is_map, count, key)) = self.open.last_mut() {
                 *count += 1;
                 if !*is_map {
-                    *key = (*count - 1).to_string();
+                    *key = (*count - 1).to_string().into();
                 } else if !count.is_multiple_of(2) {
                     *key = self.events.key_text(event);
                     continue;
                 }
             }
             match event {
-                Event::List(list) => self.open.push((list.end, false, 0, String::new())),
+                // No deeper than the events were allowed to be.
+                Event::List(list) => self.open.push((list.end, false, 0, Cow::default())),
                 Event::Map(map) | Event::PrngKey(map) => {
-                    self.open.push((map.end, true, 0, String::new()));
+                    self.open.push((map.end, true, 0, Cow::default()));
                 }
                 Event::Array(number) => return Some(self.leaf(&self.events.array(number))),
                 _ => {}
@@ -90,7 +93,7 @@ impl<'a> Leaves<'a> {
     fn leaf(&self, array: &ArrayEvent<'a>) -> Result<Leaf<'a>> {
         let mut path = Path::default();
         for (_, _, _, key) in self.open.iter().rev() {
-            path.push_outer(key.clone());
+            path.try_push_outer(key)?;
         }
         let dtype = std::str::from_utf8(array.dtype).unwrap_or("?");
         let itemsize = array.itemsize();

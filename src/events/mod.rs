@@ -21,6 +21,7 @@ mod leaves;
 mod open;
 mod read;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -252,14 +253,14 @@ impl Events {
 
     /// How an event reads as a key in a path.
     #[must_use]
-    pub fn key_text(&self, event: Event) -> String {
+    pub fn key_text(&self, event: Event) -> Cow<'_, str> {
         match event {
             Event::Nil => "None".into(),
             Event::Bool(true) => "True".into(),
             Event::Bool(false) => "False".into(),
-            Event::Int(value) => value.to_string(),
-            Event::Uint(value) => value.to_string(),
-            Event::Float(value) => value.to_string(),
+            Event::Int(value) => value.to_string().into(),
+            Event::Uint(value) => value.to_string().into(),
+            Event::Float(value) => value.to_string().into(),
             Event::Str(text) => self.text(text).into(),
             _ => "?".into(),
         }

@@ -6,7 +6,7 @@ use flate2::{Compress, Compression, FlushCompress, Status};
 
 use super::literal::{self, Code};
 use super::runs::{Distance, Runs};
-use crate::{Error, Result};
+use crate::{Error, Result, grow, zlib};
 
 /// How blocks are coded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,20 +71,20 @@ impl Coder {
     /// none of them the last.
     pub fn encode(&mut self, data: &[u8], method: Method, out: &mut Vec<u8>) -> Result<Encoded> {
         match method {
-            _ if data.is_empty() => Ok(store(data, out)),
-            Method::Level(0) => Ok(store(data, out)),
+            _ if data.is_empty() => store(data, out),
+            Method::Level(0) => store(data, out),
             Method::Level(level) => {
                 let code = Code::new(&literal::count(data));
                 self.matches(data, level, out)?;
                 if out.len() <= code.size().min(data.len()) {
                     return Ok(Encoded::other(out.len()));
                 }
-                Ok(literals(&code, data, out))
+                literals(&code, data, out)
             }
             Method::Adaptive if has_repeats(data) => self.repeats(data, out),
             Method::Adaptive => {
                 let counts = literal::estimate(data).unwrap_or_else(|| literal::count(data));
-                Ok(literals(&Code::new(&counts), data, out))
+                literals(&Code::new(&counts), data, out)
             }
         }
     }
@@ -96,10 +96,9 @@ impl Coder {
             part_bytes,
             matches_pay,
         } = self.look_at_samples(data, out)?;
-        let parts: Vec<_> = data
-            .chunks(part_bytes)
-            .map(|data| Part::new(data, distance, self.runs.pop()))
-            .collect();
+        let parts = data.chunks(part_bytes);
+        let parts = parts.map(|data| Part::new(data, distance, self.runs.pop()));
+        let parts = grow::try_collect(parts)?;
         let in_parts = parts.iter().map(Part::size).sum();
         let not_as_sampled = part_bytes == data.len() && in_parts > data.len() / NOT_AS_SAMPLED;
         let matches_pay = matches_pay || not_as_sampled;
@@ -110,6 +109,7 @@ impl Coder {
         }
         let whole = Code::new(&counts);
         let encoded = self.smallest(data, &parts, in_parts, &whole, matches_pay, out)?;
+        self.runs.try_reserve(parts.len())?;
         self.runs.extend(parts.into_iter().map(|part| part.runs));
         Ok(encoded)
     }
@@ -134,14 +134,14 @@ impl Coder {
         if gains(in_parts, whole.size(), gains::PARTS) {
             out.clear();
             for part in parts {
-                let len = part.encode(&mut self.part);
-                out.extend_from_slice(&self.part[..len]);
+                let len = part.encode(&mut self.part)?;
+                grow::extend(out, &self.part[..len])?;
             }
             if out.len() < data.len() {
                 return Ok(Encoded::other(out.len()));
             }
         }
-        Ok(literals(whole, data, out))
+        literals(whole, data, out)
     }
 
     /// What a few samples tell about data.
@@ -150,9 +150,9 @@ impl Coder {
         let samples = samples.concat();
         let mut best = (usize::MAX, Distance::Byte);
         for distance in [Distance::Byte, Distance::Four, Distance::Eight] {
-            let runs = Runs::find(&samples, distance, self.runs.pop());
+            let runs = Runs::find(&samples, distance, self.runs.pop())?;
             best = best.min((runs.size(), distance));
-            self.runs.push(runs);
+            grow::push(&mut self.runs, runs)?;
         }
         let (size, distance) = best;
         if size < samples.len() / HARDLY_ANYTHING {
@@ -178,16 +178,16 @@ impl Coder {
                 zlib
             }
             other => {
-                let zlib = Compress::new(Compression::new(level), false);
+                let zlib = zlib::state(|| Compress::new(Compression::new(level), false))?;
                 &mut other.insert((level, zlib)).1
             }
         };
         out.clear();
         // Enough for the worst, so that nothing depends on what room there was before.
-        out.reserve(data.len() + data.len() / 8 + 1024);
+        out.try_reserve(data.len() + data.len() / 8 + 1024)?;
         loop {
             let consumed = usize::try_from(zlib.total_in()).expect("a block fits in memory");
-            out.reserve(1024);
+            out.try_reserve(1024)?;
             let status = zlib
                 .compress_vec(&data[consumed..], out, FlushCompress::Sync)
                 .map_err(|error| Error::Gzip(error.to_string()))?;
@@ -230,10 +230,10 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    fn new(data: &'a [u8], distance: Distance, before: Option<Runs>) -> Self {
-        let runs = Runs::find(data, distance, before);
+    fn new(data: &'a [u8], distance: Distance, before: Option<Runs>) -> Result<Self> {
+        let runs = Runs::find(data, distance, before)?;
         let code = Code::new(&runs.counts);
-        Self { data, runs, code }
+        Ok(Self { data, runs, code })
     }
 
     fn size(&self) -> usize {
@@ -241,28 +241,29 @@ impl<'a> Part<'a> {
         coded.min(bound(self.data.len()))
     }
 
-    fn encode(&self, out: &mut Vec<u8>) -> usize {
+    fn encode(&self, out: &mut Vec<u8>) -> Result<usize> {
         if self.runs.size() < self.code.size().min(self.data.len()) {
             return self.runs.encode(self.data, out);
         }
-        literals(&self.code, self.data, out).len
+        Ok(literals(&self.code, self.data, out)?.len)
     }
 }
 
 /// Encodes literals, or stores them if that takes less.
-fn literals(code: &Code, data: &[u8], out: &mut Vec<u8>) -> Encoded {
+fn literals(code: &Code, data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     if code.size() < data.len() {
-        let len = code.encode(data, out);
+        let len = code.encode(data, out)?;
         if len < data.len() {
-            return Encoded { len, literal: true };
+            return Ok(Encoded { len, literal: true });
         }
     }
     store(data, out)
 }
 
 /// Replaces `out` by the data as they are.
-fn store(data: &[u8], out: &mut Vec<u8>) -> Encoded {
+fn store(data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     out.clear();
+    out.try_reserve(bound(data.len()))?;
     for chunk in data.chunks(STORED_BYTES) {
         let len = u16::try_from(chunk.len()).expect("a chunk is that short");
         out.push(0); // not the last block; stored
@@ -270,7 +271,7 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Encoded {
         out.extend_from_slice(&(!len).to_le_bytes());
         out.extend_from_slice(chunk);
     }
-    Encoded::other(out.len())
+    Ok(Encoded::other(out.len()))
 }
 
 /// Four parts of so many bytes, or all if there is not more. They are not at equal distances,

@@ -15,7 +15,7 @@ use super::index::MAX_EXPANSION;
 use crate::mapping::Pages;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
-use crate::{Error, Result};
+use crate::{Error, Result, zlib};
 
 /// How many bytes the stream says that it has, if that can be so; 0 tells nothing.
 pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
@@ -86,7 +86,7 @@ pub fn inflate_in_steps(
     let mut input = Input::new(stream);
     while !input.fill()?.is_empty() {
         skip_header(&mut input)?;
-        let mut member = DeflateDecoder::new(&mut input);
+        let mut member = zlib::state(|| DeflateDecoder::new(&mut input))?;
         let (begin, mut checksum) = (out.len(), crc32fast::Hasher::new());
         loop {
             if let Some(max_size) = max_size

@@ -14,7 +14,7 @@ use super::interleaved::{Interleaved, LANES};
 use crate::raw::Room;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
-use crate::{Error, Result, parallel};
+use crate::{Error, Result, grow, parallel, zlib};
 
 /// A stream with an index, as [`compress`](super::compress) writes it. As a [`Source`] it is
 /// what the stream contains.
@@ -28,8 +28,9 @@ pub struct Indexed<S> {
 /// What a thread keeps.
 #[derive(Default)]
 struct Worker {
-    interleaved: Box<Interleaved>,
-    other: Decompressor,
+    /// Both are made when they are needed.
+    interleaved: Option<Interleaved>,
+    other: Option<Decompressor>,
     /// Copies of compressed blocks, where the stream may change.
     copies: Vec<Vec<u8>>,
     input: Vec<u8>,
@@ -103,10 +104,8 @@ impl<S: Source> Indexed<S> {
         // So many that all threads have some.
         let group_blocks = count.div_ceil(threads.get()).clamp(1, LANES);
         let group_bytes = group_blocks * self.index.block_bytes;
-        let places: Vec<_> = out
-            .chunks(group_bytes)
-            .map(|place| Mutex::new(Some(place)))
-            .collect();
+        let places = out.chunks(group_bytes);
+        let places = grow::collect(places.map(|place| Mutex::new(Some(place))))?;
         let work = |worker: &mut Worker, group: usize| {
             let place = places[group].lock().ok().and_then(|mut place| place.take());
             let place = place.expect("each group is worked on once");
@@ -170,7 +169,10 @@ impl<S: Source> Indexed<S> {
         let mut blocks = vec![Vec::new(); LANES.min(end.saturating_sub(first))];
         while first < end {
             let next = end.min(first + LANES);
-            blocks.iter_mut().for_each(Vec::clear);
+            for block in &mut blocks[..next - first] {
+                block.clear();
+                block.try_reserve(block_bytes)?;
+            }
             let whole = self.decode(first..next, &mut worker, |block, piece| {
                 blocks[block].extend_from_slice(piece);
             })?;
@@ -217,7 +219,7 @@ impl<S: Source> Indexed<S> {
             checksums[place].update(piece);
             take(place, piece);
         };
-        let whole = self.decode_inputs(range, worker, input, &mut take);
+        let whole = self.decode_inputs(range, worker, input, &mut take)?;
         worker.copies = copies;
         let same = |(sum, block): (&Hasher, &Block)| sum.clone().finalize() == block.checksum;
         let whole = whole && checksums.iter().zip(blocks).all(same);
@@ -231,7 +233,7 @@ impl<S: Source> Indexed<S> {
         worker: &mut Worker,
         input: impl Fn(usize) -> &'b [u8],
         take: &mut impl FnMut(usize, &[u8]),
-    ) -> bool {
+    ) -> Result<bool> {
         let block_bytes = self.index.block_bytes;
         let (mut in_lanes, mut places) = (Vec::new(), Vec::new());
         for (place, number) in range.enumerate() {
@@ -243,18 +245,18 @@ impl<S: Source> Indexed<S> {
             } else if block.literal {
                 // The last of the stream is shorter.
                 let take = |_, piece: &[u8]| take(place, piece);
-                if !worker.interleaved.decode(&[input(place)], len, take) {
-                    return false;
+                if !worker.interleaved()?.decode(&[input(place)], len, take) {
+                    return Ok(false);
                 }
             } else {
-                let Some(block) = worker.inflate(input(place), len) else {
-                    return false;
+                let Some(block) = worker.inflate(input(place), len)? else {
+                    return Ok(false);
                 };
                 take(place, block);
             }
         }
         let take = |lane: usize, piece: &[u8]| take(places[lane], piece);
-        in_lanes.is_empty() || worker.interleaved.decode(&in_lanes, block_bytes, take)
+        Ok(in_lanes.is_empty() || worker.interleaved()?.decode(&in_lanes, block_bytes, take))
     }
 
     fn stable(&self, block: &Block) -> Option<&[u8]> {
@@ -284,12 +286,19 @@ impl<S: Source> Source for Indexed<S> {
 }
 
 impl Worker {
+    fn interleaved(&mut self) -> Result<&mut Interleaved> {
+        Ok(match &mut self.interleaved {
+            Some(known) => known,
+            none => none.insert(Interleaved::new()?),
+        })
+    }
+
     /// Inflates a piece of a stream that has to become `len` bytes, and to end where a block
     /// ends and another one may begin.
     ///
     /// That is what makes the pieces mean the same by themselves as in a row. It is tried
     /// out: a stored block of what no stream can foresee must come out as it is.
-    fn inflate(&mut self, piece: &[u8], len: usize) -> Option<&[u8]> {
+    fn inflate(&mut self, piece: &[u8], len: usize) -> Result<Option<&[u8]>> {
         const PROBE_BYTES: usize = 1024;
         static PROBE: LazyLock<[u8; PROBE_BYTES]> = LazyLock::new(|| {
             let state = RandomState::new();
@@ -297,17 +306,22 @@ impl Worker {
         });
         #[allow(clippy::cast_possible_truncation)]
         const LEN: [u8; 2] = (PROBE_BYTES as u16).to_le_bytes();
+        let other = match &mut self.other {
+            Some(known) => known,
+            none => none.insert(zlib::state(Decompressor::new)?),
+        };
         self.input.clear();
+        self.input.try_reserve(piece.len() + 5 + PROBE_BYTES)?;
         self.input.extend_from_slice(piece);
         // The last block, stored. Five bits of its first byte mean nothing. They are set, so that
         // nothing that is left open can go on with them and still find the block.
         let header = [0b1111_1001, LEN[0], LEN[1], !LEN[0], !LEN[1]];
         self.input.extend_from_slice(&header);
         self.input.extend_from_slice(&*PROBE);
-        self.block.resize(len + PROBE_BYTES, 0);
-        let made = self.other.deflate_decompress(&self.input, &mut self.block);
+        grow::resize(&mut self.block, len + PROBE_BYTES, 0)?;
+        let made = other.deflate_decompress(&self.input, &mut self.block);
         let (block, probe) = self.block.split_at(len);
-        (made == Ok(len + PROBE_BYTES) && probe == *PROBE).then_some(block)
+        Ok((made == Ok(len + PROBE_BYTES) && probe == *PROBE).then_some(block))
     }
 }
 

@@ -9,6 +9,7 @@ use multiversion::multiversion;
 use super::bits::BitReader;
 use super::huffman::{END_OF_BLOCK, LENGTHS_ORDER, LITERALS, codes};
 use super::literal::{MAX_BITS, STEP};
+use crate::{Result, grow};
 
 /// How many blocks are decoded interleaved, at most.
 pub const LANES: usize = 8;
@@ -33,16 +34,15 @@ pub struct Interleaved {
     stages: Vec<Stage>,
 }
 
-impl Default for Interleaved {
-    fn default() -> Self {
-        Self {
-            tables: vec![[0; 1 << MAX_BITS]; LANES],
-            stages: vec![[[0; STEP]; STEPS]; LANES],
-        }
-    }
-}
-
 impl Interleaved {
+    /// Makes room for what is used again and again.
+    pub fn new() -> Result<Self> {
+        Ok(Self {
+            tables: grow::filled([0; 1 << MAX_BITS], LANES)?,
+            stages: grow::filled([[0; STEP]; STEPS], LANES)?,
+        })
+    }
+
     /// Decodes up to `LANES` blocks that have `len` bytes each. Returns false if one of them is
     /// not as [`Code::encode`](super::literal::Code::encode) writes it.
     ///
@@ -268,7 +268,7 @@ mod tests {
 
     fn encode(data: &[u8]) -> Vec<u8> {
         let mut out = b"from before".to_vec();
-        let len = Code::new(&count(data)).encode(data, &mut out);
+        let len = Code::new(&count(data)).encode(data, &mut out).unwrap();
         out.truncate(len);
         out
     }
@@ -276,7 +276,7 @@ mod tests {
     fn decode_all(blocks: &[&[u8]], len: usize) -> Option<Vec<Vec<u8>>> {
         let mut found = vec![Vec::new(); blocks.len()];
         let mut take = |lane: usize, piece: &[u8]| found[lane].extend_from_slice(piece);
-        let well = Interleaved::default().decode(blocks, len, &mut take);
+        let well = Interleaved::new().unwrap().decode(blocks, len, &mut take);
         well.then_some(found)
     }
 

@@ -12,6 +12,7 @@ use super::bits::BitWriter;
 use super::huffman::{
     END_OF_BLOCK, LITERALS, MAX_HEADER_BYTES, bits, code_lengths, codes, write_header,
 };
+use crate::{Result, grow};
 
 /// The longest code that is used. Five of them fit between two refills of 56 bits, and
 /// a table for all fits into the first cache several times.
@@ -106,7 +107,7 @@ impl Code {
     ///
     /// # Panics
     /// If there is a byte that the code was not made for.
-    pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> usize {
+    pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> Result<usize> {
         // The smallest code of distances that all readers take, never used.
         write_block(&self.lengths, &[1, 1], data.len(), out, |codes, writer| {
             encode_literals(data, &entries(codes, &self.lengths), writer);
@@ -128,17 +129,17 @@ pub fn write_block<const N: usize>(
     bytes: usize,
     out: &mut Vec<u8>,
     body: impl FnOnce(&[u16; N], &mut BitWriter<'_>),
-) -> usize {
+) -> Result<usize> {
     let room = MAX_HEADER_BYTES + bytes * MAX_BITS / 8 + 32;
     if out.len() < room {
-        out.resize(room, 0);
+        grow::resize(out, room, 0)?;
     }
     let codes = codes(lengths);
     let mut writer = BitWriter::new(out);
     write_header(lengths, distances, &mut writer);
     body(&codes, &mut writer);
     writer.put(codes[END_OF_BLOCK].into(), lengths[END_OF_BLOCK].into());
-    writer.finish()
+    Ok(writer.finish())
 }
 
 /// For each byte its code, and from bit 16 on its number of bits.

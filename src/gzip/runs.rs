@@ -13,6 +13,7 @@ use multiversion::multiversion;
 use super::bits::BitWriter;
 use super::huffman::{END_OF_BLOCK, bits, code_lengths};
 use super::literal::{self, Entries, MAX_BITS, Tables};
+use crate::{Result, grow};
 
 /// All bytes, the end, and all lengths (RFC 1951, section 3.2.5).
 const SYMBOLS: usize = 286;
@@ -123,7 +124,7 @@ pub struct Runs {
 impl Runs {
     /// Finds the runs in `data`, of which there must be some. Memory of another block can be
     /// used again.
-    pub fn find(data: &[u8], distance: Distance, before: Option<Self>) -> Self {
+    pub fn find(data: &[u8], distance: Distance, before: Option<Self>) -> Result<Self> {
         let mut stretches = before.map(|before| before.stretches).unwrap_or_default();
         stretches.clear();
         let (mut literals, mut in_runs) = (Tables::default(), [0; 256]);
@@ -144,23 +145,24 @@ impl Runs {
                 symbols[usize::from(length.symbol)] += 1;
                 after_symbols += u64::from(u32::from(length.extra_bits) + distance.bits().1);
             }
-            stretches.push(Stretch {
+            let stretch = Stretch {
                 literals: stretch.len() as u32,
                 run: run.len() as u32,
-            });
+            };
+            grow::push(&mut stretches, stretch)?;
             end = run.end;
         }
         let literals = literals.sum();
         symbols[..256].copy_from_slice(&literals);
         symbols[END_OF_BLOCK] = 1;
         let lengths = code_lengths(&symbols, MAX_BITS);
-        Self {
+        Ok(Self {
             distance,
             stretches,
             counts: std::array::from_fn(|byte| literals[byte] + in_runs[byte]),
             bits: bits(&symbols, &lengths) + after_symbols,
             lengths,
-        }
+        })
     }
 
     /// About how many bytes the block will take.
@@ -169,7 +171,7 @@ impl Runs {
     }
 
     /// Writes the block like [`literal::Code::encode`].
-    pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> usize {
+    pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> Result<usize> {
         let distances = self.distance.code();
         literal::write_block(
             &self.lengths,
@@ -310,15 +312,15 @@ mod tests {
         #[test]
         fn blocks_are_read_back_by_others(data in data()) {
             for distance in DISTANCES {
-                let found = Runs::find(&data, distance, None);
+                let found = Runs::find(&data, distance, None).unwrap();
                 let mut out = b"from before".to_vec();
-                let len = found.encode(&data, &mut out);
+                let len = found.encode(&data, &mut out).unwrap();
                 prop_assert_eq!(oracle::inflate(&out[..len]).unwrap(), &data[..]);
                 prop_assert!(len.abs_diff(found.size()) < 120, "{} {}", len, found.size());
                 prop_assert_eq!(found.counts, literal::count(&data));
-                let another = Runs::find(b"another", Distance::Byte, None);
-                let again = Runs::find(&data, distance, Some(another));
-                prop_assert_eq!(again.encode(&data, &mut out), len);
+                let another = Runs::find(b"another", Distance::Byte, None).unwrap();
+                let again = Runs::find(&data, distance, Some(another)).unwrap();
+                prop_assert_eq!(again.encode(&data, &mut out).unwrap(), len);
             }
         }
 
@@ -341,7 +343,10 @@ mod tests {
             let period = b"abcdefgh"[..distance as usize].iter().copied().cycle();
             let data: Vec<u8> = period.take(900).collect();
             let mut out = Vec::new();
-            let len = Runs::find(&data, distance, None).encode(&data, &mut out);
+            let len = Runs::find(&data, distance, None)
+                .unwrap()
+                .encode(&data, &mut out)
+                .unwrap();
             let mut inflater = libdeflater::Decompressor::new();
             for bit in 0..8 * (len - 5) {
                 let mut damaged = [&out[..len], &[3, 0]].concat();
@@ -377,7 +382,10 @@ mod tests {
             let data: Vec<u8> = period.take(distance as usize + run).collect();
             let data = [&data[..], b"end"].concat();
             let mut out = Vec::new();
-            let len = Runs::find(&data, distance, None).encode(&data, &mut out);
+            let len = Runs::find(&data, distance, None)
+                .unwrap()
+                .encode(&data, &mut out)
+                .unwrap();
             assert_eq!(oracle::inflate(&out[..len]).unwrap(), data, "{run}");
             assert!(len < 60 + run / 20, "{run} {len}");
         }

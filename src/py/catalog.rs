@@ -2,38 +2,43 @@
 //!
 //! It is one class of Python, and long because it has a method for whatever is asked of a file.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
+use std::num::NonZero;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use smallvec::SmallVec;
 
 use super::content::Content;
 use super::dtypes::Dtype;
-use super::memory::{FreshArray, Writable, detached, new_dict, new_list};
+use super::memory::{
+    FreshArray, Writable, copied, detached, keep_reserve, list_of_results, new_dict, new_list,
+    new_list_of, new_string, new_tuple_of, new_uint, sizes,
+};
 use super::objects::{Parts, explain};
 use super::select::{Marks, Selector};
-use super::watch::Watcher;
+use super::watch::{Signals, Watcher};
 use super::{errors, integer_or_none};
 use crate::array::{Bounds, Runs, resolve};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::Event;
-use crate::source::{self, Source as _};
+use crate::source::{self, Pieces, Source as _};
 use crate::structure::LeafKind;
 use crate::watch::Watch as _;
-use crate::{Error, Result, parallel};
+use crate::{Error, Result, grow, parallel};
 
 /// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
+#[allow(clippy::struct_field_names)] // the catalog of the core
 pub struct Catalog {
     content: Py<Content>,
     catalog: Arc<catalog::Catalog>,
+    chunked: Mutex<Chunked>,
 }
 
 /// The paths of values one after the other, each made when it is asked for: all of them may be much
@@ -55,7 +60,7 @@ impl Paths {
         this
     }
 
-    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<(String, usize)>> {
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         /// After so many the caller may stop, who may be a loop that is not of Python.
         const CHECK_PATHS: usize = 1 << 10;
         for at in self.left.by_ref() {
@@ -63,8 +68,8 @@ impl Paths {
                 py.check_signals()?;
             }
             if self.catalog.leaf(at).is_some() || self.with_empty && self.catalog.is_end(at) {
-                let path = self.catalog.path_below(self.from, at);
-                return Ok(Some((path.to_string(), at)));
+                let path = self.catalog.path_below(self.from, at)?;
+                return numbered(py, &grow::display(&path)?, at).map(Some);
             }
         }
         Ok(None)
@@ -74,8 +79,29 @@ impl Paths {
 /// What typed PRNG keys are made of.
 const KEY_DTYPE: &str = "uint32";
 
-/// From where to where the bytes of an array lie.
-type Pieces = Vec<(usize, usize)>;
+/// Where arrays in many chunks are, which takes long to find out: some of them, by their values.
+#[derive(Default)]
+struct Chunked {
+    known: HashMap<usize, Arc<ArrayPlace>>,
+    chunks: usize,
+}
+
+impl Chunked {
+    /// So many chunks are known at a time, at most, or those of one array.
+    const MOST: usize = 1 << 20;
+
+    fn remember(&mut self, value: usize, place: &Arc<ArrayPlace>) -> Result<()> {
+        let chunks = place.parts.as_slice().len();
+        if self.chunks + chunks > Self::MOST {
+            *self = Self::default();
+        }
+        self.known.try_reserve(1)?;
+        if self.known.insert(value, place.clone()).is_none() {
+            self.chunks += chunks;
+        }
+        Ok(())
+    }
+}
 
 /// How a tree is put together of some of its leaves.
 #[derive(Clone, Copy)]
@@ -84,6 +110,7 @@ struct Selection<'a, 'py> {
     marks: Option<&'a catalog::Marks>,
     /// What takes the place of the others.
     absent: Option<&'a Bound<'py, PyAny>>,
+    signals: &'a Signals,
 }
 
 /// For each dimension: where a box begins, how many indices it has, and how far apart they are.
@@ -95,36 +122,19 @@ type Read<'a> = &'a (dyn Fn(&mut [MaybeUninit<u8>]) -> Result<()> + Sync);
 /// What an array is, and where its bytes are in the data.
 struct ArrayPlace {
     shape: SmallVec<[usize; 6]>,
-    parts: Vec<Range<usize>>,
+    parts: Pieces,
 }
 
 impl ArrayPlace {
     fn nbytes(&self) -> usize {
-        self.parts.iter().map(Range::len).sum()
-    }
-
-    /// Where a range of its bytes is in the data.
-    fn pieces(&self, range: Range<usize>) -> PyResult<Vec<Range<usize>>> {
-        if range.start > range.end || range.end > self.nbytes() {
-            return Err(PyIndexError::new_err("the array has fewer bytes"));
-        }
-        let mut pieces = Vec::new();
-        let mut before = 0;
-        for part in &self.parts {
-            let end = before + part.len();
-            let (first, last) = (range.start.clamp(before, end), range.end.clamp(before, end));
-            pieces.push(part.start + first - before..part.start + last - before);
-            before = end;
-        }
-        Ok(pieces)
+        self.parts.len()
     }
 
     /// The runs of a box of it, for memory with these strides, or where it lies together.
     fn runs(&self, bounds: BoxBounds, strides: Option<&[usize]>) -> PyResult<Runs> {
-        let bounds: Vec<_> = bounds
-            .into_iter()
-            .map(|(start, count, step)| Bounds { start, count, step })
-            .collect();
+        let bounds = bounds.into_iter();
+        let bounds = bounds.map(|(start, count, step)| Bounds { start, count, step });
+        let bounds = grow::collect(bounds)?;
         let count = self.shape.iter().product::<usize>().max(1);
         let itemsize = self.nbytes() / count;
         let found = match strides {
@@ -138,9 +148,9 @@ impl ArrayPlace {
     fn ranges(&self, bounds: BoxBounds) -> PyResult<Vec<Range<usize>>> {
         /// To skip less is not worth another request to the disk.
         const NEAR_BYTES: usize = 32 << 10;
-        let ranges = self.runs(bounds, None)?.ranges(NEAR_BYTES).into_iter();
-        let pieces: PyResult<Vec<_>> = ranges.map(|range| self.pieces(range)).collect();
-        Ok(pieces?.concat())
+        let ranges = self.runs(bounds, None)?.ranges(NEAR_BYTES)?;
+        let pieces = ranges.into_iter().flat_map(|range| self.parts.of(range));
+        Ok(grow::collect(pieces)?)
     }
 }
 
@@ -150,6 +160,7 @@ impl Catalog {
     #[staticmethod]
     #[pyo3(signature = (content, *, salvage))]
     fn open(content: Bound<'_, Content>, salvage: bool) -> PyResult<Self> {
+        keep_reserve()?;
         let watcher = Watcher::signals();
         let source = content.get().source();
         let opened = content
@@ -160,6 +171,7 @@ impl Catalog {
         Ok(Self {
             content: content.unbind(),
             catalog: Arc::new(catalog),
+            chunked: Mutex::default(),
         })
     }
 
@@ -169,6 +181,7 @@ impl Catalog {
         Ok(Self {
             content: Py::new(py, nothing)?,
             catalog: self.catalog.clone(),
+            chunked: Mutex::default(),
         })
     }
 
@@ -190,15 +203,17 @@ impl Catalog {
 
     /// The record of the structure, with what stands after it.
     #[getter]
-    fn trailer<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+    fn trailer<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let trailer = self.catalog.trailer();
-        trailer.map(|trailer| PyBytes::new(py, trailer))
+        trailer.map(|trailer| copied(py, trailer)).transpose()
     }
 
     /// What is wrong with data of which only a part could be read.
     #[getter]
-    fn damage(&self) -> Option<String> {
-        self.catalog.damage().map(ToString::to_string)
+    fn damage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyString>>> {
+        let damage = self.catalog.damage().map(grow::display);
+        let text = |text: Result<String>| new_string(py, text?.as_bytes());
+        damage.map(text).transpose()
     }
 
     /// Whether there are checksums of leaves.
@@ -210,15 +225,24 @@ impl Catalog {
     /// The value that keys lead to from another one.
     fn find(&self, keys: Vec<String>, value: usize) -> PyResult<Option<usize>> {
         self.check(value)?;
-        Ok(self.catalog.find(value, keys.iter().map(String::as_str)))
+        let watcher = Watcher::whenever_asked();
+        let keys = keys.iter().map(String::as_str);
+        let found = self.catalog.find(value, keys, &watcher);
+        found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
     /// The keys and values in a container; nothing for a leaf.
-    fn children(&self, value: usize) -> PyResult<Option<Vec<(&str, usize)>>> {
+    fn children<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Option<Bound<'py, PyList>>> {
         self.check(value)?;
-        let found = self.catalog.children(value);
-        let found = found.map(|child| (self.catalog.key(child), child));
-        Ok(self.catalog.leaf(value).is_none().then(|| found.collect()))
+        if self.catalog.leaf(value).is_some() {
+            return Ok(None);
+        }
+        let signals = Signals::new();
+        let pairs = self.catalog.children(value).map(|child| {
+            signals.check(py)?;
+            numbered(py, self.catalog.key(child), child)
+        });
+        list_of_results(py, pairs).map(Some)
     }
 
     /// Whether a value is a list.
@@ -250,12 +274,11 @@ impl Catalog {
     }
 
     /// The numbers of the leaves below a value among all values.
-    fn leaf_values(&self, value: usize) -> PyResult<Vec<usize>> {
+    fn leaf_values<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyList>> {
         self.check(value)?;
         let inside = value..self.catalog.after(value);
-        Ok(inside
-            .filter(|at| self.catalog.leaf(*at).is_some())
-            .collect())
+        let leaves = inside.filter(|at| self.catalog.leaf(*at).is_some());
+        list_of_results(py, leaves.map(|at| Ok(new_uint(py, at as u64)?.into_any())))
     }
 
     /// How many values there are.
@@ -288,9 +311,13 @@ impl Catalog {
         absent: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check(value)?;
-        let marks = marks.map(|marks| marks.of(&self.catalog)).transpose()?;
+        let selection = Selection {
+            marks: marks.map(|marks| marks.of(&self.catalog)).transpose()?,
+            absent,
+            signals: &Signals::new(),
+        };
         let mut parts = self.parts(py, value, copy, threads)?;
-        let read = self.value(value, Selection { marks, absent }, &mut parts);
+        let read = self.value(value, selection, &mut parts);
         let read = read.and_then(|read| parts.finish().map(|()| read));
         if self.catalog.leaf(value).is_none() {
             self.content.get().release(); // of the whole file, which is not worth it for a leaf
@@ -302,7 +329,7 @@ impl Catalog {
     fn path_of(&self, value: usize, start: usize) -> PyResult<String> {
         self.check(value)?;
         self.check(start)?;
-        Ok(self.catalog.path_below(start, value).to_string())
+        Ok(grow::display(&self.catalog.path_below(start, value)?)?)
     }
 
     /// Marks the leaves that a selector means below a value.
@@ -318,8 +345,11 @@ impl Catalog {
     fn select_by(&self, value: usize, is_meant: &Bound<'_, PyAny>) -> PyResult<Marks> {
         self.check(value)?;
         let mut values = HashSet::new();
-        for (path, at) in self.catalog.ends_below(value) {
-            if is_meant.call1((path.to_string(),))?.is_truthy()? {
+        for found in self.catalog.ends_below(value) {
+            let (path, at) = found?;
+            let path = new_string(is_meant.py(), grow::display(&path)?.as_bytes())?;
+            if is_meant.call1((path,))?.is_truthy()? {
+                values.try_reserve(1).map_err(Error::from)?;
                 values.insert(at);
             }
         }
@@ -379,6 +409,7 @@ impl Catalog {
     ) -> PyResult<()> {
         let array = self.array(py, value)?;
         let runs = array.runs(bounds, Some(&strides))?;
+        let threads = read_threads(threads, &runs)?;
         let mut target = Writable::get(target)?;
         let range = at..at.saturating_add(runs.extent());
         if range.end > target.len() {
@@ -405,7 +436,9 @@ impl Catalog {
         };
         let mut ranges = Vec::new();
         for (value, bounds) in boxes {
-            ranges.extend(self.array(py, value)?.ranges(bounds)?);
+            let more = self.array(py, value)?.ranges(bounds)?;
+            ranges.try_reserve(more.len()).map_err(Error::from)?;
+            ranges.extend(more);
         }
         mapping.prefetch_only(ranges);
         Ok(())
@@ -422,7 +455,7 @@ impl Catalog {
         let array = self.array(py, value)?;
         // Nothing of the leaf is missing but its bytes.
         let missing = place.end - place.start - sparse.present(place.start..place.end);
-        let found = sparse.array_of(array.parts.iter().cloned());
+        let found = sparse.array_of(array.parts.as_slice().iter().cloned());
         match found.filter(|_| missing == array.nbytes()) {
             Some(found) => Ok(Some(found)),
             None => Err(self.at(py, source::missing(place.start).into(), value)),
@@ -430,10 +463,15 @@ impl Catalog {
     }
 
     /// The data, and where in them the bytes of an array are.
-    fn pieces(&self, py: Python<'_>, value: usize) -> PyResult<(Py<Content>, Pieces)> {
-        let parts = self.array(py, value)?.parts.into_iter();
-        let pieces = parts.map(|part| (part.start, part.end)).collect();
-        Ok((self.content.clone_ref(py), pieces))
+    fn pieces<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+    ) -> PyResult<(Py<Content>, Bound<'py, PyList>)> {
+        let array = self.array(py, value)?;
+        let pieces = array.parts.as_slice().iter();
+        let pieces = pieces.map(|part| Ok(sizes(py, &[part.start, part.end])?.into_any()));
+        Ok((self.content.clone_ref(py), list_of_results(py, pieces)?))
     }
 
     /// Compares the data with their checksums; see `_core.pyi`.
@@ -443,7 +481,7 @@ impl Catalog {
         py: Python<'py>,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<Vec<&Bound<'py, PyString>>> {
+    ) -> PyResult<Bound<'py, PyList>> {
         let content = self.content.get();
         let source = content.source();
         let threads = parallel::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
@@ -460,12 +498,15 @@ impl Catalog {
                 .verify(source, checks, block, threads, &watcher)
         });
         let found = found.map_err(|error| watcher.explain(error, PyErr::from))?;
+        let word = |word: &str| new_string(py, word.as_bytes());
+        let words = [word("ok")?, word("corrupt")?, word("unchecked")?];
+        let [ok, corrupt, unchecked] = words.map(Bound::into_any);
         let word = |status| match status {
-            Status::Ok => intern!(py, "ok"),
-            Status::Corrupt => intern!(py, "corrupt"),
-            Status::Unchecked => intern!(py, "unchecked"),
+            Status::Ok => ok.clone(),
+            Status::Corrupt => corrupt.clone(),
+            Status::Unchecked => unchecked.clone(),
         };
-        Ok(found.into_iter().map(word).collect())
+        new_list_of(py, found.into_iter().map(word))
     }
 
     /// Which leaves have other headers than the index says; the number after them is that of what
@@ -490,6 +531,7 @@ impl Catalog {
     }
 
     fn check(&self, value: usize) -> PyResult<()> {
+        keep_reserve()?;
         if value < self.catalog.values() {
             return Ok(());
         }
@@ -497,7 +539,20 @@ impl Catalog {
     }
 
     /// Where the array is that a leaf is, if the data have there what the catalog has.
-    fn array(&self, py: Python<'_>, value: usize) -> PyResult<ArrayPlace> {
+    fn array(&self, py: Python<'_>, value: usize) -> PyResult<Arc<ArrayPlace>> {
+        // Never held while others may run.
+        let chunked = || self.chunked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = chunked().known.get(&value) {
+            return Ok(known.clone());
+        }
+        let place = Arc::new(self.new_array(py, value)?);
+        if place.parts.as_slice().len() > 1 {
+            chunked().remember(value, &place)?;
+        }
+        Ok(place)
+    }
+
+    fn new_array(&self, py: Python<'_>, value: usize) -> PyResult<ArrayPlace> {
         let leaf = self.leaf_of(value)?;
         let source = self.content.get().source();
         let events = py.detach(|| self.catalog.events_of(source, value))?;
@@ -524,7 +579,8 @@ impl Catalog {
             };
             let shape = resolve(found.dims, found.nbytes(), known.itemsize, found.offset);
             if let Some(shape) = shape.ok().filter(|shape| dims(shape)) {
-                let parts = found.spans.iter().map(|span| span.range()).collect();
+                let parts = grow::collect(found.spans.iter().map(|span| span.range()))?;
+                let parts = Pieces::new(parts)?;
                 return Ok(ArrayPlace { shape, parts });
             }
         }
@@ -549,7 +605,8 @@ impl Catalog {
         let mut fresh = FreshArray::new(&byte, &[runs.nbytes()], true)?;
         let object = fresh.object().clone();
         let memory = fresh.memory();
-        self.read_runs(py, value, array, runs, None, |read| {
+        let threads = read_threads(None, runs)?;
+        self.read_runs(py, value, array, runs, threads, |read| {
             detached(py, memory.len(), true, || read(memory))
         })?;
         Ok(object)
@@ -562,7 +619,7 @@ impl Catalog {
         value: usize,
         array: &ArrayPlace,
         runs: &Runs,
-        threads: Option<i64>,
+        threads: NonZero<usize>,
         fill: impl FnOnce(Read<'_>) -> Result<()>,
     ) -> PyResult<()> {
         let source = source::Parts {
@@ -656,6 +713,7 @@ impl Catalog {
         parts: &mut Parts<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (catalog, py) = (&self.catalog, parts.py());
+        selection.signals.check(py)?;
         if let Some(marks) = selection.marks
             && marks.count(value..catalog.after(value)) == 0
         {
@@ -682,18 +740,36 @@ impl Catalog {
         }
         let dict = new_dict(py)?;
         for child in catalog.children(value) {
-            dict.set_item(catalog.key(child), self.value(child, selection, parts)?)?;
+            let key = new_string(py, catalog.key(child).as_bytes())?;
+            dict.set_item(key, self.value(child, selection, parts)?)?;
         }
         Ok(dict.into_any())
     }
 }
 
+/// How many threads read runs, where so many are wanted. The environment is asked here, where
+/// Python is attached, and what is small needs no answer.
+fn read_threads(wanted: Option<i64>, runs: &Runs) -> Result<NonZero<usize>> {
+    parallel::threads(wanted, runs.span(), parallel::MIN_COPY_BYTES)
+}
+
+/// A text and a number.
+fn numbered<'py>(py: Python<'py>, text: &str, number: usize) -> PyResult<Bound<'py, PyAny>> {
+    let text = new_string(py, text.as_bytes())?.into_any();
+    let number = new_uint(py, number as u64)?.into_any();
+    Ok(new_tuple_of(py, [text, number])?.into_any())
+}
+
 /// What a leaf is: its kind, and what there is to know of that.
 fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
-    let shaped = |name: &str, text: &str, shape: &[u64]| {
-        (name, text, PyTuple::new(py, shape)?).into_pyobject(py)
+    let text = |text: &str| Ok::<_, PyErr>(new_string(py, text.as_bytes())?.into_any());
+    let shaped = |name: &str, dtype: &str, shape: &[u64]| {
+        let dims = shape.iter().map(|dim| Ok(new_uint(py, *dim)?.into_any()));
+        let dims = grow::collect(list_of_results(py, dims)?)?;
+        let dims = new_tuple_of(py, dims)?.into_any();
+        new_tuple_of(py, [text(name)?, text(dtype)?, dims])
     };
-    let plain = |name: &str| (name,).into_pyobject(py);
+    let plain = |name: &str| new_tuple_of(py, [text(name)?]);
     match kind {
         LeafKind::None => plain("none"),
         LeafKind::Bool => plain("bool"),

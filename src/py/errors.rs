@@ -43,6 +43,10 @@ pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
 /// know that better.
 pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     let (error, known) = error.split();
+    if matches!(error, Error::OutOfMemory) {
+        // Without a message, for which there might be no memory.
+        return PyMemoryError::new_err(());
+    }
     let known = known.map(|path| path.to_string());
     let path = known.as_deref().or(path);
     let message = error.reason();
@@ -56,7 +60,6 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
         }
         Error::GzipTruncated => make(py, "GzipTruncatedError", (message,)),
         Error::Gzip(_) => make(py, "GzipCorruptionError", (message,)),
-        Error::OutOfMemory => PyMemoryError::new_err(message),
         Error::Payload(error) => match error.downcast::<PyErr>() {
             Ok(raised) => *raised,
             Err(other) => PyRuntimeError::new_err(other.to_string()),

@@ -65,7 +65,7 @@ impl Failure {
     }
 
     /// Goes one level up: `key` is what leads from there to the failure.
-    pub fn below(mut self: Box<Self>, key: impl Into<String>) -> Box<Self> {
+    pub fn below(mut self: Box<Self>, key: impl AsRef<str>) -> Box<Self> {
         self.path.push_outer(key);
         self
     }

@@ -11,7 +11,9 @@ use pyo3::types::{PyBool, PyCFunction, PyDict, PyFloat, PyInt, PyString, PyTuple
 use serde_bytes::ByteBuf;
 
 use super::hooks::Hooks;
+use super::memory::new_tuple_of;
 use super::value;
+use crate::grow;
 use crate::structure::NodeType;
 
 /// What containers of one type consist of; see `_fixed_fields.FixedFields`.
@@ -78,8 +80,9 @@ impl<'py> Fields<'py> {
         {
             return Ok(Some(data.clone()));
         }
-        let parts: Vec<_> = record.told.head.iter().chain(&values).collect();
-        let parts = PyTuple::new(node.py(), parts)?;
+        let parts = record.told.head.iter().chain(&values);
+        let parts = grow::collect(parts.cloned())?;
+        let parts = new_tuple_of(node.py(), parts)?;
         let data = ByteBuf::from(value::encode(parts.as_any())?);
         *record.last.borrow_mut() = Some((values, data.clone()));
         Ok(Some(data))

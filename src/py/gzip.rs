@@ -19,7 +19,7 @@ use crate::{Error, Result, parallel};
 
 /// How many threads should compress or inflate `bytes`.
 pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
-    super::memory::keep_reserve();
+    super::memory::keep_reserve()?;
     parallel::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
 }
 

@@ -62,7 +62,7 @@ impl Hooks {
     pub fn get(py: Python<'_>) -> PyResult<&'static Self> {
         static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
         // Every walk comes by here before it needs much.
-        super::memory::keep_reserve();
+        super::memory::keep_reserve()?;
         HOOKS.get_or_try_init(py, || {
             let hooks = py.import("treepack._hooks")?;
             let hook = |name: &str| -> PyResult<Py<PyAny>> { Ok(hooks.getattr(name)?.unbind()) };

@@ -2,13 +2,16 @@
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 use super::build::Matching;
 use super::content::Content;
 use super::integer_or_none;
-use super::memory::{Borrowed, Owned};
+use super::memory::{
+    Borrowed, Owned, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint,
+};
 use super::objects::{CopyMode, build, build_like, explain};
-use super::watch::Watcher;
+use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
 use crate::source::Source;
 
@@ -71,12 +74,23 @@ pub fn restore_like<'py>(
 
 /// Where the leaves of a stream are; see `_core.pyi`.
 #[pyfunction]
-pub fn stream_items(content: &Bound<'_, Content>) -> PyResult<Vec<(Vec<String>, usize, usize)>> {
+pub fn stream_items<'py>(content: &Bound<'py, Content>) -> PyResult<Bound<'py, PyList>> {
+    let py = content.py();
+    keep_reserve()?;
     let watcher = Watcher::signals();
     let source = content.get().source();
-    let found = content.py().detach(|| items(source, &watcher));
+    let found = py.detach(|| items(source, &watcher));
     let found =
         found.map_err(|error| watcher.explain(error, |error| explain(error, source).into()))?;
-    let item = |(key, span): (_, std::ops::Range<usize>)| (key, span.start, span.end);
-    Ok(found.into_iter().map(item).collect())
+    let signals = Signals::new();
+    let items = found.into_iter().map(|(key, span)| {
+        signals.check(py)?;
+        let keys = key.iter();
+        let keys = keys.map(|key| Ok(new_string(py, key.as_bytes())?.into_any()));
+        let keys = list_of_results(py, keys)?.into_any();
+        let start = new_uint(py, span.start as u64)?.into_any();
+        let end = new_uint(py, span.end as u64)?.into_any();
+        Ok(new_tuple_of(py, [keys, start, end])?.into_any())
+    });
+    list_of_results(py, items)
 }

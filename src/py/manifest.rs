@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList};
 
 use super::content::Content;
+use super::memory::{copied, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
 use super::save::Layout;
 use super::{gzip, integer_or_none};
+use crate::grow;
 use crate::manifest::{self, Grid, ShardFile, Sparse};
 use crate::source::Source as _;
 
@@ -35,15 +37,15 @@ impl Manifest {
         arrays: Vec<Split>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let py = layout.py();
+        keep_reserve()?;
         let grids = arrays.into_iter().map(|(counts, files, host)| Grid {
             counts,
             files,
             host,
         });
-        let manifest = layout
-            .get()
-            .manifest(py, shard_files(files), grids.collect())?;
-        Ok(PyBytes::new(py, &manifest.encode()))
+        let grids = grow::collect(grids)?;
+        let manifest = layout.get().manifest(py, shard_files(files)?, grids)?;
+        copied(py, &manifest.encode()?)
     }
 
     /// Reads a manifest.
@@ -53,6 +55,7 @@ impl Manifest {
         data: &[u8],
         #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
     ) -> PyResult<Self> {
+        keep_reserve()?;
         let manifest = manifest::Manifest::decode(data)?;
         let encoding = Arc::new(manifest.encoding(gzip::limit(max_size)?)?);
         Ok(Self { manifest, encoding })
@@ -63,18 +66,22 @@ impl Manifest {
         if files.len() != self.manifest.files.len() {
             return Err(PyIndexError::new_err("there are other files"));
         }
-        let mut manifest = self.manifest.clone();
-        manifest.files = shard_files(files);
-        Ok(PyBytes::new(py, &manifest.encode()))
+        keep_reserve()?;
+        let mut manifest = self.manifest.try_clone()?;
+        manifest.files = shard_files(files)?;
+        copied(py, &manifest.encode()?)
     }
 
     /// The files with the shards.
     #[getter]
-    fn files(&self) -> Vec<File> {
-        let files = self.manifest.files.iter();
-        files
-            .map(|file| (file.name.clone(), file.nbytes, file.record))
-            .collect()
+    fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let files = self.manifest.files.iter().map(|file| {
+            let name = new_string(py, file.name.as_bytes())?.into_any();
+            let nbytes = new_uint(py, file.nbytes)?.into_any();
+            let record = new_uint(py, file.record.into())?.into_any();
+            Ok(new_tuple_of(py, [name, nbytes, record])?.into_any())
+        });
+        list_of_results(py, files)
     }
 
     /// How many bytes what is compressed in it has.
@@ -84,9 +91,11 @@ impl Manifest {
     }
 
     /// How many shards an array has in each dimension, and whether it is of the host.
-    fn grid(&self, array: usize) -> PyResult<(Vec<u32>, bool)> {
+    fn grid<'py>(&self, py: Python<'py>, array: usize) -> PyResult<(Bound<'py, PyList>, bool)> {
         let grid = self.array(array)?;
-        Ok((grid.counts.clone(), grid.host))
+        let counts = grid.counts.iter();
+        let counts = counts.map(|count| Ok(new_uint(py, (*count).into())?.into_any()));
+        Ok((list_of_results(py, counts)?, grid.host))
     }
 
     /// The number of the file of a shard.
@@ -110,11 +119,11 @@ impl Manifest {
     }
 }
 
-fn shard_files(files: Vec<File>) -> Vec<ShardFile> {
+fn shard_files(files: Vec<File>) -> PyResult<Vec<ShardFile>> {
     let files = files.into_iter().map(|(name, nbytes, record)| ShardFile {
         name,
         nbytes,
         record,
     });
-    files.collect()
+    Ok(grow::collect(files)?)
 }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyMemoryView, PyType};
+use pyo3::types::{PyBytes, PyList, PyMemoryView, PyType};
 
-use super::memory::{Owned, Writable, new_bytes, view};
+use super::memory::{Owned, Writable, keep_reserve, list_of_results, new_bytes, new_list_of, view};
 use super::walk::{Leaf, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip, integer, integer_or_none};
@@ -116,8 +116,8 @@ pub fn problems(
 impl Layout {
     /// The arrays whose places are kept, and which are not written.
     #[getter]
-    fn hollow(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
-        self.hollow.iter().map(|it| it.clone_ref(py)).collect()
+    fn hollow<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        new_list_of(py, self.hollow.iter().map(|it| it.bind(py).clone()))
     }
 
     #[getter]
@@ -188,7 +188,7 @@ impl Layout {
     }
 
     /// The encoding as memoryviews, with array memory as it is.
-    fn buffers<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<Bound<'py, PyMemoryView>>> {
+    fn buffers<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
         let py = slf.py();
         let byte = numpy::dtype::<u8>(py);
         let Self {
@@ -196,21 +196,21 @@ impl Layout {
             needs_python,
             ..
         } = slf.get();
-        let pieces = py.detach(|| layout.pieces(JOIN_MAX_BYTES));
+        let pieces = py.detach(|| layout.pieces(JOIN_MAX_BYTES))?;
         let views = pieces.into_iter().map(|piece| match piece {
             OutputPiece::Payload(number) => {
                 let owned = Owned::of(slf, |it| it.memory(number));
                 let array = view(&byte, &[owned.memory().len()], owned, 0)?;
-                PyMemoryView::from(&array)
+                PyMemoryView::from(&array).map(Bound::into_any)
             }
             OutputPiece::Joined(range) => {
                 let bytes = new_bytes(py, range.len(), *needs_python, |memory| {
                     layout.copy_to(range.start, memory, Caching::Usual)
                 })?;
-                PyMemoryView::from(bytes?.as_any())
+                PyMemoryView::from(bytes?.as_any()).map(Bound::into_any)
             }
         });
-        views.collect()
+        list_of_results(py, views)
     }
 
     #[pyo3(signature = (level, *, threads, progress))]
@@ -298,6 +298,7 @@ impl Layout {
 #[pyo3(signature = (path, data, *, durable))]
 #[allow(clippy::needless_pass_by_value)] // which is how Python passes a path
 pub fn write_file(py: Python<'_>, path: PathBuf, data: &[u8], durable: bool) -> PyResult<()> {
+    keep_reserve()?;
     let mut builder = LayoutBuilder::<Leaf>::default();
     builder.extend(data)?;
     let layout = builder.finish();

@@ -12,7 +12,7 @@
 //! No container is made before all leaves are what they are to be, because code of its type may
 //! look at them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use pyo3::exceptions::{PyException, PyRuntimeError};
@@ -303,23 +303,16 @@ impl<'py> Walk<'_, 'py> {
         let catalog = self.catalog;
         // Most files have the children of the template, in its order.
         let mut next = catalog.children(value).peekable();
-        let mut by_key = None;
         let mut plans = Vec::with_capacity(children.len());
         let mut common = 0;
         for (name, child) in children {
             let Ok(key) = name.to_str() else {
                 return Ok(None);
             };
-            let found = next
-                .next_if(|found| catalog.key(*found) == key)
-                .or_else(|| {
-                    // Of equal keys the last counts.
-                    let known = by_key.get_or_insert_with(|| {
-                        let keys = catalog.children(value).map(|it| (catalog.key(it), it));
-                        keys.collect::<HashMap<_, _>>()
-                    });
-                    known.get(key).copied()
-                });
+            let found = match next.next_if(|found| catalog.key(*found) == key) {
+                Some(found) => Some(found),
+                None => catalog.find(value, [key], &())?,
+            };
             let below = self.selector.zip(state);
             let below = below.map(|(selector, state)| selector.below(state, key));
             self.path.push(name.clone());

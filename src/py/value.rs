@@ -1,21 +1,22 @@
 //! Typed values as Python objects.
 
 use pyo3::exceptions::{PyException, PyMemoryError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{
     PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PyString, PyTuple,
 };
-use serde_bytes::ByteBuf;
 
 use super::errors;
 use super::hashes::{Hashes, check_hashes};
 use super::hooks::Hooks;
 use super::memory::{
-    copied, new_complex, new_dict, new_float, new_int, new_list_of, new_string, new_tuple_of,
+    copied, list_of_results, new_complex, new_dict, new_float, new_int, new_list_of, new_string,
+    new_tuple_of,
 };
 use super::watch::Signals;
-use crate::Error;
 use crate::structure::Value;
+use crate::{Error, grow};
 
 /// A typed value as bytes; see `_core.pyi`.
 #[pyfunction]
@@ -52,7 +53,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
     // As many as there were at the beginning: what is asked about one may add others.
     let each = |values: &Bound<'_, PyAny>| -> PyResult<Vec<_>> {
         let len = values.len()?;
-        let mut found = with_room(len)?;
+        let mut found = grow::with_room(len)?;
         for item in values.try_iter()?.take(len) {
             found.push(below(&item?)?);
         }
@@ -72,17 +73,18 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
     } else if let Ok(value) = value.cast_exact::<PyComplex>() {
         Value::Complex(value.real(), value.imag())
     } else if let Ok(value) = value.cast_exact::<PyString>() {
-        Value::Str(value.to_str()?.into())
+        Value::Str(grow::to_string(value.to_str()?)?)
     } else if let Ok(value) = value.cast_exact::<PyBytes>() {
-        Value::Bytes(ByteBuf::from(value.as_bytes()))
+        Value::Bytes(grow::to_vec(value.as_bytes())?.into())
     } else if let Ok(value) = value.cast_exact::<PyTuple>() {
         Value::Tuple(each(value.as_any())?)
     } else if let Ok(value) = value.cast_exact::<PyList>() {
         Value::List(each(value.as_any())?)
     } else if let Ok(value) = value.cast_exact::<PyDict>() {
         // A copy of the items, since what is asked about one may change the dict.
-        let items = value.items();
-        let mut pairs = with_room(items.len())?;
+        let items = value.call_method0(intern!(value.py(), "items"))?;
+        let items = list_of_results(value.py(), items.try_iter()?)?;
+        let mut pairs = grow::with_room(items.len())?;
         for item in items {
             let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
             pairs.push((below(&key)?, below(&value)?));
@@ -95,16 +97,12 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
             .reduce_value
             .bind(value.py())
             .call1((value,))?;
-        let (name, made_of): (String, Bound<'_, PyAny>) = reduced.extract()?;
-        Value::Named(name, Box::new(below(&made_of)?))
+        let (name, made_of): (Bound<'_, PyString>, Bound<'_, PyAny>) = reduced.extract()?;
+        Value::Named(
+            grow::to_string(name.to_str()?)?,
+            grow::boxed(below(&made_of)?)?,
+        )
     })
-}
-
-/// Room for so many.
-fn with_room<T>(count: usize) -> PyResult<Vec<T>> {
-    let mut found = Vec::new();
-    found.try_reserve_exact(count).map_err(Error::from)?;
-    Ok(found)
 }
 
 fn to_python<'py>(
@@ -115,7 +113,7 @@ fn to_python<'py>(
     signals.check(py)?;
     let below = |value: &Value| to_python(py, value, signals);
     let each = |values: &[Value]| -> PyResult<Vec<_>> {
-        let mut found = with_room(values.len())?;
+        let mut found = grow::with_room(values.len())?;
         for value in values {
             found.push(below(value)?);
         }

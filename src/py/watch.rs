@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+use super::memory::keep_reserve;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
@@ -14,6 +15,8 @@ use crate::{Error, Result};
 pub struct Watcher {
     callback: Option<Py<PyAny>>,
     total: usize,
+    /// How often signals are looked at.
+    often: Duration,
     state: Mutex<State>,
 }
 
@@ -25,7 +28,7 @@ struct State {
     raised: Option<PyErr>,
 }
 
-/// How often signals are looked at.
+/// As often as nobody notices.
 const OFTEN: Duration = Duration::from_millis(30);
 
 impl Watcher {
@@ -37,6 +40,7 @@ impl Watcher {
         Self {
             callback,
             total,
+            often: OFTEN,
             state: Mutex::new(State {
                 told: 0,
                 looked: Instant::now(),
@@ -48,6 +52,14 @@ impl Watcher {
     /// Only looks at signals.
     pub fn signals() -> Self {
         Self::new(None, 0)
+    }
+
+    /// Looks at signals whenever it is asked, which should be seldom then.
+    pub fn whenever_asked() -> Self {
+        Self {
+            often: Duration::ZERO,
+            ..Self::signals()
+        }
     }
 
     /// The exception for an error: the one that has stopped the work, if one has.
@@ -76,7 +88,8 @@ impl Watcher {
 
 impl Watch for Watcher {
     fn check(&self) -> Result<()> {
-        if self.state().looked.elapsed() < OFTEN {
+        keep_reserve()?;
+        if self.state().looked.elapsed() < self.often {
             return Ok(());
         }
         self.run(look_at_signals)
@@ -121,9 +134,10 @@ impl Signals {
         }
     }
 
-    /// Counts a value, and looks at signals now and then.
+    /// Counts a value, and looks at signals now and then; for each, whether memory is left.
     #[inline]
     pub fn check(&self, py: Python<'_>) -> PyResult<()> {
+        keep_reserve()?;
         let left = self.left.get() - 1;
         self.left.set(left);
         if left > 0 {

@@ -6,7 +6,7 @@ use std::num::NonZero;
 use crate::layout::{Caching, Layout, Payload};
 use crate::raw::Room;
 use crate::watch::Watch;
-use crate::{Result, parallel, stream};
+use crate::{Result, grow, parallel, stream};
 
 /// What is known of the memory that is filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub fn pour<'t, P: Payload + Sync>(
         return layout.copy_to(0, memory, caching);
     }
     let ((), whole) = Room::share(memory, |room| {
-        let blocks = room.chunks(parallel::BLOCK).enumerate().collect();
+        let blocks = grow::collect(room.chunks(parallel::BLOCK).enumerate())?;
         let copy = |(index, block): (usize, Room<'_>)| {
             block.fill(|block| layout.copy_to(index * parallel::BLOCK, block, caching))
         };

@@ -82,20 +82,20 @@ impl<'a> Output<'a> {
             append_with(&mut block, len, |target| {
                 layout.copy_to(start, target, Caching::Usual)
             })?;
-            let sums = seal.regions().sum(start, &block);
+            let sums = seal.regions().sum(start, &block)?;
             Ok((block, sums))
         };
         let mut sums = Sums::default();
         let each = |index: usize, done: Result<(Vec<u8>, PartialSums)>| {
             let (block, parts) = done?;
-            sums.add(parts);
+            sums.add(parts)?;
             self.write(block.as_slice().into())?;
             spare.lock().expect(NO_PANIC).push(block);
             self.watch.done(end.min((index + 1) * SUM_BYTES))
         };
         let ahead = threads.get().saturating_mul(4);
         parallel::in_order(end.div_ceil(SUM_BYTES), threads, ahead, work, each)?;
-        self.bytes(&seal.clone().close(&sums.finish(seal.regions().len())))?;
+        self.bytes(&seal.close(&sums.finish(seal.regions().len())?)?)?;
         self.flush()?;
         self.watch.done(layout.len())
     }

@@ -17,7 +17,8 @@ use std::ops::Range;
 
 use crc32fast::Hasher;
 
-use crate::{Error, Result};
+use super::index::count_of;
+use crate::{Error, Result, grow};
 
 /// What the data of trees with a record end with.
 pub const MARK: [u8; 8] = *b"\x93treepk\n";
@@ -89,10 +90,9 @@ impl Footer {
     ///
     /// # Panics
     /// If it was read of others.
-    #[must_use]
-    pub fn checksums(&self, bytes: &[u8]) -> Vec<u32> {
+    pub fn checksums(&self, bytes: &[u8]) -> Result<Vec<u32>> {
         let (checksums, _) = bytes[self.record..][..4 * self.checksums].as_chunks();
-        checksums.iter().map(|it| u32::from_le_bytes(*it)).collect()
+        grow::collect(checksums.iter().map(|it| u32::from_le_bytes(*it)))
     }
 }
 
@@ -136,8 +136,7 @@ impl Regions {
     }
 
     /// The sums of what a block of the data, which begins there, has of each region.
-    #[must_use]
-    pub fn sum(&self, start: usize, block: &[u8]) -> PartialSums {
+    pub fn sum(&self, start: usize, block: &[u8]) -> Result<PartialSums> {
         let parts = self
             .parts(start..start + block.len())
             .map(|(number, part)| {
@@ -145,7 +144,7 @@ impl Regions {
                 sum.update(&block[part.start - start..part.end - start]);
                 (number, sum)
             });
-        parts.collect()
+        grow::collect(parts)
     }
 }
 
@@ -155,22 +154,22 @@ pub struct Sums(Vec<Hasher>);
 
 impl Sums {
     /// Adds those of the next block.
-    pub fn add(&mut self, sums: PartialSums) {
+    pub fn add(&mut self, sums: PartialSums) -> Result<()> {
         for (number, sum) in sums {
             if let Some(before) = self.0.get_mut(number) {
                 before.combine(&sum);
             } else {
-                self.0.resize_with(number, Hasher::new);
-                self.0.push(sum);
+                grow::resize(&mut self.0, number, Hasher::new())?;
+                grow::push(&mut self.0, sum)?;
             }
         }
+        Ok(())
     }
 
     /// The sums of so many regions.
-    #[must_use]
-    pub fn finish(mut self, count: usize) -> Vec<u32> {
-        self.0.resize_with(count, Hasher::new);
-        self.0.into_iter().map(Hasher::finalize).collect()
+    pub fn finish(mut self, count: usize) -> Result<Vec<u32>> {
+        grow::resize(&mut self.0, count, Hasher::new())?;
+        grow::collect(self.0.into_iter().map(Hasher::finalize))
     }
 }
 
@@ -211,17 +210,19 @@ impl Seal {
     ///
     /// # Panics
     /// If there are more or fewer than regions.
-    #[must_use]
-    pub fn close(mut self, checksums: &[u32]) -> Vec<u8> {
+    pub fn close(&self, checksums: &[u32]) -> Result<Vec<u8>> {
         assert_eq!(checksums.len(), self.regions.len());
-        let mut bytes: Vec<u8> = checksums.iter().flat_map(|it| it.to_le_bytes()).collect();
-        self.crc.update(&bytes);
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(Self::bytes(checksums.len()))?;
+        bytes.extend(checksums.iter().flat_map(|it| it.to_le_bytes()));
+        let mut crc = self.crc.clone();
+        crc.update(&bytes);
         bytes.extend_from_slice(&(self.record as u64).to_le_bytes());
-        let count = u32::try_from(checksums.len()).expect("fewer leaves than bytes of a record");
+        let count = count_of(checksums.len())?;
         bytes.extend_from_slice(&count.to_le_bytes());
-        bytes.extend_from_slice(&self.crc.finalize().to_le_bytes());
+        bytes.extend_from_slice(&crc.finalize().to_le_bytes());
         bytes.extend_from_slice(&MARK);
-        bytes
+        Ok(bytes)
     }
 }
 
@@ -234,11 +235,11 @@ mod tests {
         for checksums in [vec![], vec![1, u32::MAX]] {
             let seal = Seal::new(b"record", Regions::new(vec![3; checksums.len()]));
             let after = Seal::bytes(checksums.len());
-            let bytes = [b"record".to_vec(), seal.close(&checksums)].concat();
+            let bytes = [b"record".to_vec(), seal.close(&checksums).unwrap()].concat();
             assert_eq!(bytes.len(), 6 + after);
             let footer = Footer::read(&bytes).unwrap();
             assert_eq!(footer.record(&bytes), b"record");
-            assert_eq!(footer.checksums(&bytes), checksums);
+            assert_eq!(footer.checksums(&bytes).unwrap(), checksums);
             for at in 0..bytes.len() {
                 let mut damaged = bytes.clone();
                 damaged[at] ^= 1;
@@ -260,10 +261,11 @@ mod tests {
         for blocks in 1..12 {
             let mut sums = Sums::default();
             for (number, block) in bytes.chunks(blocks).enumerate() {
-                sums.add(regions.sum(number * blocks, block));
+                sums.add(regions.sum(number * blocks, block).unwrap())
+                    .unwrap();
             }
             let expected = [&bytes[..3], &bytes[3..5], &bytes[5..9]].map(crc32fast::hash);
-            assert_eq!(sums.finish(3), expected);
+            assert_eq!(sums.finish(3).unwrap(), expected);
         }
     }
 }

@@ -1,17 +1,20 @@
 //! Where the leaves of a tree are: what one reads instead of all headers.
 
 use std::collections::HashMap;
+use std::fmt;
 
-use serde::de::IgnoredAny;
+use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteBuf;
 
 use super::trailer::read;
-use crate::Error;
+use crate::grow::{self, decode};
+use crate::watch::Watch;
 use crate::wire::Head;
+use crate::{Error, Result};
 
 /// What a leaf is, as far as that is known without its bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LeafKind {
@@ -43,20 +46,111 @@ pub enum LeafKind {
     Other,
 }
 
-/// Kinds of which some may be of a later version.
-fn known_kinds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LeafKind>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Found {
-        Known(LeafKind),
-        Later(IgnoredAny),
+impl LeafKind {
+    /// A copy of it.
+    pub fn try_clone(&self) -> Result<Self> {
+        Ok(match self {
+            Self::Array(dtype, shape) => Self::Array(grow::to_string(dtype)?, grow::to_vec(shape)?),
+            Self::PrngKey(name, shape) => {
+                Self::PrngKey(grow::to_string(name)?, grow::to_vec(shape)?)
+            }
+            Self::Scalar(dtype) => Self::Scalar(grow::to_string(dtype)?),
+            plain => plain.clone(),
+        })
     }
-    let found = Vec::<Found>::deserialize(deserializer)?;
-    let known = found.into_iter().map(|kind| match kind {
-        Found::Known(kind) => kind,
-        Found::Later(_) => LeafKind::Other,
-    });
-    Ok(known.collect())
+
+    /// The kind of this name, of those that are nothing but a name.
+    fn named(name: &str) -> Self {
+        match name {
+            "none" => Self::None,
+            "bool" => Self::Bool,
+            "int" => Self::Int,
+            "float" => Self::Float,
+            "complex" => Self::Complex,
+            "str" => Self::Str,
+            "bytes" => Self::Bytes,
+            "ext" => Self::Ext,
+            "container" => Self::Container,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What is not known is of a later version. (What serde derives keeps a copy of all that
+/// it may have to look at twice, and ends the program where there is no memory.)
+impl<'de> Deserialize<'de> for LeafKind {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        from.deserialize_any(KindVisitor)
+    }
+}
+
+struct KindVisitor;
+
+impl<'de> Visitor<'de> for KindVisitor {
+    type Value = LeafKind;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a kind, or a map of one to its parts")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::named(name))
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, _: bool) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, _: i64) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, _: u64) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, _: f64) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_bytes<E: serde::de::Error>(self, _: &[u8]) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> std::result::Result<LeafKind, E> {
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<LeafKind, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(LeafKind::Other)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<LeafKind, A::Error> {
+        #[derive(Deserialize)]
+        #[serde(transparent)]
+        struct Text(#[serde(deserialize_with = "decode::text")] String);
+        #[derive(Deserialize)]
+        struct Shaped(
+            #[serde(deserialize_with = "decode::text")] String,
+            #[serde(deserialize_with = "decode::list")] Vec<u64>,
+        );
+        let Some(Text(name)) = map.next_key()? else {
+            return Err(A::Error::custom("a kind without a name"));
+        };
+        let kind = match name.as_str() {
+            "array" => map.next_value().map(|Shaped(a, b)| LeafKind::Array(a, b))?,
+            "prng_key" => map
+                .next_value()
+                .map(|Shaped(a, b)| LeafKind::PrngKey(a, b))?,
+            "scalar" => map
+                .next_value()
+                .map(|Text(dtype)| LeafKind::Scalar(dtype))?,
+            _ => map.next_value().map(|IgnoredAny| LeafKind::Other)?,
+        };
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(kind)
+    }
 }
 
 /// The leaves in the order of the output.
@@ -64,14 +158,17 @@ fn known_kinds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LeafKin
 pub struct Index {
     /// MessagePack: the tree, with the number of its kind in the place of each leaf. A key that has
     /// been before is a number, too: that of the key among all that are different.
+    #[serde(deserialize_with = "decode::bytes")]
     pub outline: ByteBuf,
     /// All different kinds of leaves.
-    #[serde(deserialize_with = "known_kinds")]
+    #[serde(deserialize_with = "decode::list")]
     pub kinds: Vec<LeafKind>,
     /// For each leaf, how many bytes lie between the end of the one before and its value: the
     /// headers of containers, and its key.
+    #[serde(deserialize_with = "decode::list")]
     pub heads: Vec<u64>,
     /// How many bytes each value has.
+    #[serde(deserialize_with = "decode::list")]
     pub sizes: Vec<u64>,
     /// How many bytes lie between the last leaf and the key of the record: containers with nothing
     /// in them.
@@ -80,18 +177,17 @@ pub struct Index {
 
 impl Index {
     /// The index as bytes: a map, so that readers may skip what they do not know.
-    ///
-    /// # Panics
-    /// Never: writing to memory cannot fail.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        rmp_serde::to_vec_named(self).expect("an index of plain data always serializes")
+    /// `watch` is asked now and then whether to go on.
+    pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
+        grow::encode_named(self, watch)
     }
 
     /// Reads an index.
-    pub fn decode(bytes: &[u8]) -> crate::Result<Self> {
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
         let index: Self = read(bytes).map_err(|error| {
-            Error::Structure(format!("the index of the leaves is damaged: {error}"))
+            decode::explain(&error, |error| {
+                Error::Structure(format!("the index of the leaves is damaged: {error}"))
+            })
         })?;
         if index.heads.len() != index.sizes.len() {
             return Err(Error::Structure(
@@ -108,8 +204,8 @@ pub struct Listing {
     index: Index,
     numbers: HashMap<LeafKind, u32>,
     keys: HashMap<Box<str>, u32>,
-    /// The last kind and its number: most leaves are like the one before.
-    last: Option<(LeafKind, u32)>,
+    /// The number of the last kind: most leaves are like the one before.
+    last: Option<u32>,
     /// Where the leaves end.
     ends: Vec<usize>,
     /// A leaf that has not ended, and where its value begins.
@@ -135,58 +231,70 @@ impl Listing {
 
     /// The leaf before ends here, if one has begun.
     #[inline]
-    pub fn end_leaf(&mut self, end: usize) {
-        if let Some((kind, start)) = self.pending.take() {
-            self.add(kind, start, end);
+    pub fn end_leaf(&mut self, end: usize) -> Result<()> {
+        match self.pending.take() {
+            Some((kind, start)) => self.add(kind, start, end),
+            None => Ok(()),
         }
     }
 
-    fn add(&mut self, kind: LeafKind, start: usize, end: usize) {
-        let number = match &self.last {
-            Some((last, number)) if *last == kind => *number,
-            _ => {
-                let kinds = &mut self.index.kinds;
-                let number = *self.numbers.entry(kind.clone()).or_insert_with(|| {
-                    kinds.push(kind.clone());
-                    u32::try_from(kinds.len() - 1).expect("fewer kinds than bytes of a record")
-                });
-                self.last = Some((kind, number));
-                number
-            }
+    fn add(&mut self, kind: LeafKind, start: usize, end: usize) -> Result<()> {
+        let number = match self.last {
+            Some(last) if self.index.kinds[last as usize] == kind => last,
+            _ => self.number_of(kind)?,
         };
-        Head::Uint(number.into()).write(&mut self.index.outline);
+        self.last = Some(number);
+        self.head(Head::Uint(number.into()))?;
         let before = self.ends.last().copied().unwrap_or(0);
-        self.index.heads.push((start - before) as u64);
-        self.index.sizes.push((end - start) as u64);
-        self.ends.push(end);
+        grow::push(&mut self.index.heads, (start - before) as u64)?;
+        grow::push(&mut self.index.sizes, (end - start) as u64)?;
+        grow::push(&mut self.ends, end)
+    }
+
+    fn number_of(&mut self, kind: LeafKind) -> Result<u32> {
+        if let Some(number) = self.numbers.get(&kind) {
+            return Ok(*number);
+        }
+        let number = count_of(self.numbers.len())?;
+        self.numbers.try_reserve(1)?;
+        self.numbers.insert(kind.try_clone()?, number);
+        grow::push(&mut self.index.kinds, kind)?;
+        Ok(number)
+    }
+
+    fn head(&mut self, head: Head) -> Result<()> {
+        self.index.outline.try_reserve(Head::MAX_BYTES)?;
+        head.write(&mut self.index.outline);
+        Ok(())
     }
 
     /// A map begins.
-    pub fn map(&mut self, head: Head) {
-        head.write(&mut self.index.outline);
+    pub fn map(&mut self, head: Head) -> Result<()> {
+        self.head(head)
     }
 
     /// The key of the next value.
-    ///
-    /// # Panics
-    /// If there are more keys than a record could have.
-    pub fn key(&mut self, head: Head, text: &str) {
-        let outline = &mut self.index.outline;
+    pub fn key(&mut self, head: Head, text: &str) -> Result<()> {
         if let Some(number) = self.keys.get(text) {
-            Head::Uint((*number).into()).write(outline);
-            return;
+            return self.head(Head::Uint((*number).into()));
         }
-        let number = u32::try_from(self.keys.len()).expect("fewer keys than bytes of a record");
-        self.keys.insert(text.into(), number);
-        head.write(outline);
-        outline.extend_from_slice(text.as_bytes());
+        let number = count_of(self.keys.len())?;
+        self.keys.try_reserve(1)?;
+        self.keys.insert(grow::to_string(text)?.into(), number);
+        self.head(head)?;
+        grow::extend(&mut self.index.outline, text.as_bytes())
     }
 
     /// The index, and where the leaves end, when the tree ends here.
-    #[must_use]
-    pub fn finish(mut self, end: usize) -> (Index, Vec<usize>) {
-        self.end_leaf(end);
+    pub fn finish(mut self, end: usize) -> Result<(Index, Vec<usize>)> {
+        self.end_leaf(end)?;
         self.index.rest = (end - self.ends.last().copied().unwrap_or(0)) as u64;
-        (self.index, self.ends)
+        Ok((self.index, self.ends))
     }
+}
+
+/// How many there are, as a record can have it.
+pub(super) fn count_of(len: usize) -> Result<u32> {
+    let what = "record of the structure";
+    u32::try_from(len).map_err(|_| Error::TooLarge { what, len })
 }

@@ -25,21 +25,8 @@ pub use recorder::Recorder;
 pub use trailer::{Kind, Node, NodeType, Repeat, Trailer};
 pub use value::Value;
 
-use crate::Result;
-
 /// The key of the trailer, last in the map at the top.
 pub const TRAILER_KEY: &str = "__treepack__";
 
 /// The key of a tree that is no map, in the map at the top.
 pub const ROOT_KEY: &str = "__treepack_root__";
-
-/// An error unless there is memory for what so many bytes of a record become, with about `factor`
-/// bytes for each: what reads them could only give up.
-fn check_room(len: usize, factor: usize) -> Result<()> {
-    /// Less is always there.
-    const SMALL_BYTES: usize = 4 << 10;
-    if len > SMALL_BYTES {
-        Vec::<u8>::new().try_reserve_exact(len.saturating_mul(factor))?;
-    }
-    Ok(())
-}

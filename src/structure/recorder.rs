@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use super::index::count_of;
 use super::{Kind, Node, NodeType, Repeat, Trailer};
+use crate::{Result, grow};
 
 /// Takes down the structure of a tree from the inside out.
 #[derive(Debug)]
@@ -18,10 +20,11 @@ pub struct Recorder {
 
 impl Default for Recorder {
     fn default() -> Self {
-        let mut nodes = Numbered::default();
-        nodes.number(Node(Kind::Plain, Vec::new()));
         Self {
-            nodes,
+            nodes: Numbered(HashMap::from([(
+                Node(Kind::Plain, Vec::new()),
+                Self::PLAIN,
+            )])),
             types: Numbered::default(),
             open: vec![Vec::new()],
             last_leaf: None,
@@ -35,46 +38,46 @@ impl Recorder {
 
     /// A child that reads back as it was.
     #[inline]
-    pub fn plain(&mut self) {
-        self.child(Self::PLAIN);
+    pub fn plain(&mut self) -> Result<()> {
+        self.child(Self::PLAIN)
     }
 
     /// A child without children.
-    pub fn leaf(&mut self, kind: Kind) {
+    pub fn leaf(&mut self, kind: Kind) -> Result<()> {
         let node = match &self.last_leaf {
             Some((last, node)) if *last == kind => *node,
             _ => {
-                let node = self.nodes.number(Node(kind.clone(), Vec::new()));
+                let node = self.nodes.number(Node(kind.clone(), Vec::new()))?;
                 self.last_leaf = Some((kind, node));
                 node
             }
         };
-        self.child(node);
+        self.child(node)
     }
 
     /// A container begins.
-    pub fn open(&mut self) {
-        self.open.push(Vec::new());
+    pub fn open(&mut self) -> Result<()> {
+        grow::push(&mut self.open, Vec::new())
     }
 
     /// The container that began last ends.
     ///
     /// # Panics
     /// If none has begun.
-    pub fn close(&mut self, kind: Kind) {
+    pub fn close(&mut self, kind: Kind) -> Result<()> {
         let repeats = self.open.pop().expect("a container that is open");
         let plain =
             matches!(kind, Kind::Dict) && repeats.iter().all(|repeat| repeat.1 == Self::PLAIN);
         let node = if plain {
             Self::PLAIN
         } else {
-            self.nodes.number(Node(kind, repeats))
+            self.nodes.number(Node(kind, repeats))?
         };
-        self.child(node);
+        self.child(node)
     }
 
     /// The number of a type, for [`Kind::Typed`].
-    pub fn node_type(&mut self, class: NodeType) -> u32 {
+    pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
         self.types.number(class)
     }
 
@@ -82,24 +85,25 @@ impl Recorder {
     ///
     /// # Panics
     /// If a container is still open.
-    #[must_use]
-    pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Trailer {
+    pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Result<Trailer> {
         let root = self.open.pop().expect("what is around the root");
         assert!(self.open.is_empty(), "every container is closed");
         // The root is no part of anything, so it was numbered last.
         debug_assert!(
             matches!(root[..], [Repeat(1, root)] if root as usize + 1 == self.nodes.0.len())
         );
-        Trailer::new(self.types.in_order(), self.nodes.in_order(), metadata)
+        let (types, nodes) = (self.types.in_order()?, self.nodes.in_order()?);
+        Ok(Trailer::new(types, nodes, metadata))
     }
 
     #[inline]
-    fn child(&mut self, node: u32) {
+    fn child(&mut self, node: u32) -> Result<()> {
         let repeats = self.open.last_mut().expect("what is around the root");
         match repeats.last_mut() {
             Some(repeat) if repeat.1 == node => repeat.0 += 1,
-            _ => repeats.push(Repeat(1, node)),
+            _ => grow::push(repeats, Repeat(1, node))?,
         }
+        Ok(())
     }
 }
 
@@ -115,15 +119,16 @@ impl<T> Default for Numbered<T> {
 
 impl<T: Eq + Hash> Numbered<T> {
     /// The number of `thing`, which is new if there is no equal one.
-    fn number(&mut self, thing: T) -> u32 {
-        let next = u32::try_from(self.0.len()).expect("fewer nodes than bytes of a record");
-        *self.0.entry(thing).or_insert(next)
+    fn number(&mut self, thing: T) -> Result<u32> {
+        let next = count_of(self.0.len())?;
+        self.0.try_reserve(1)?;
+        Ok(*self.0.entry(thing).or_insert(next))
     }
 
-    fn in_order(self) -> Vec<T> {
-        let mut numbered: Vec<(T, u32)> = self.0.into_iter().collect();
+    fn in_order(self) -> Result<Vec<T>> {
+        let mut numbered = grow::collect(self.0)?;
         numbered.sort_unstable_by_key(|(_, number)| *number);
-        numbered.into_iter().map(|(thing, _)| thing).collect()
+        grow::collect(numbered.into_iter().map(|(thing, _)| thing))
     }
 }
 
@@ -134,30 +139,30 @@ mod tests {
     #[test]
     fn what_reads_back_as_it_was_is_one_node() {
         let mut recorder = Recorder::default();
-        recorder.open();
+        recorder.open().unwrap();
         for _ in 0..3 {
-            recorder.open();
-            recorder.plain();
-            recorder.close(Kind::Dict);
+            recorder.open().unwrap();
+            recorder.plain().unwrap();
+            recorder.close(Kind::Dict).unwrap();
         }
-        recorder.close(Kind::Dict);
-        let trailer = recorder.finish(None);
+        recorder.close(Kind::Dict).unwrap();
+        let trailer = recorder.finish(None).unwrap();
         assert_eq!(trailer.nodes, [Node(Kind::Plain, vec![])]);
     }
 
     #[test]
     fn equal_siblings_are_one_repeat() {
         let mut recorder = Recorder::default();
-        recorder.open();
+        recorder.open().unwrap();
         for _ in 0..100 {
-            recorder.open();
-            recorder.leaf(Kind::Jax);
-            recorder.plain();
-            recorder.plain();
-            recorder.close(Kind::Tuple);
+            recorder.open().unwrap();
+            recorder.leaf(Kind::Jax).unwrap();
+            recorder.plain().unwrap();
+            recorder.plain().unwrap();
+            recorder.close(Kind::Tuple).unwrap();
         }
-        recorder.close(Kind::List);
-        let trailer = recorder.finish(Some(vec![1]));
+        recorder.close(Kind::List).unwrap();
+        let trailer = recorder.finish(Some(vec![1])).unwrap();
         let expected = [
             Node(Kind::Plain, vec![]),
             Node(Kind::Jax, vec![]),
@@ -165,6 +170,9 @@ mod tests {
             Node(Kind::List, vec![Repeat(100, 2)]),
         ];
         assert_eq!(trailer.nodes, expected);
-        assert_eq!(Trailer::decode(&trailer.encode()).unwrap(), trailer);
+        assert_eq!(
+            Trailer::decode(&trailer.encode(&()).unwrap()).unwrap(),
+            trailer
+        );
     }
 }

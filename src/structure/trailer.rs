@@ -8,6 +8,8 @@ use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::grow::{self, decode};
+use crate::watch::Watch;
 use crate::{Error, Result};
 
 /// The version of the record that is written, and the only one that can be read.
@@ -22,14 +24,20 @@ const MAX_NESTING: usize = 16;
 pub struct Trailer {
     version: u32,
     /// The types of nodes that are neither dict, list nor tuple.
+    #[serde(deserialize_with = "decode::list")]
     pub types: Vec<NodeType>,
     /// Each node after those that it contains; the last is the whole tree.
+    #[serde(deserialize_with = "decode::list")]
     pub nodes: Vec<Node>,
     /// A [`super::Value`] that the user has added, or nothing.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "decode::bytes_or_none")]
     pub metadata: Option<ByteBuf>,
     /// An [`super::Index`] of the leaves, or nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "decode::bytes_or_none"
+    )]
     pub index: Option<ByteBuf>,
 }
 
@@ -37,9 +45,11 @@ pub struct Trailer {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeType {
     /// The name that it is registered by.
+    #[serde(deserialize_with = "decode::text")]
     pub name: String,
     /// The names of its children and of its static data, if they are the same for all nodes
     /// of the type, to notice when they have changed.
+    #[serde(default, deserialize_with = "decode::pair_of_texts")]
     pub fields: Option<(Vec<String>, Vec<String>)>,
     /// The version of its definition, which the program counts.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -53,7 +63,10 @@ fn is_zero(version: &u32) -> bool {
 
 /// A part of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Node(pub Kind, pub Vec<Repeat>);
+pub struct Node(
+    pub Kind,
+    #[serde(deserialize_with = "decode::list")] pub Vec<Repeat>,
+);
 
 /// So many children in a row that are equal in structure, and which node they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -74,13 +87,13 @@ pub enum Kind {
     /// A dict with string keys.
     Dict,
     /// A dict with these keys: a [`super::Value`], which is a list.
-    DictWithKeys(ByteBuf),
+    DictWithKeys(#[serde(deserialize_with = "decode::bytes")] ByteBuf),
     /// A list; the state has its indices as keys.
     List,
     /// A tuple, likewise.
     Tuple,
     /// A node of a type of [`Trailer::types`], and the [`super::Value`] that is its static data.
-    Typed(u32, ByteBuf),
+    Typed(u32, #[serde(deserialize_with = "decode::bytes")] ByteBuf),
 }
 
 impl Kind {
@@ -126,6 +139,7 @@ impl Trailer {
     pub fn types(bytes: &[u8]) -> Result<Vec<NodeType>> {
         #[derive(Deserialize)]
         struct Types {
+            #[serde(deserialize_with = "decode::list")]
             types: Vec<NodeType>,
         }
         let found: Types = read(super::Footer::read(bytes)?.record(bytes)).map_err(broken)?;
@@ -133,12 +147,9 @@ impl Trailer {
     }
 
     /// The record as bytes: a map, so that readers may skip what they do not know.
-    ///
-    /// # Panics
-    /// Never: writing to memory cannot fail.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        rmp_serde::to_vec_named(self).expect("a record of plain data always serializes")
+    /// `watch` is asked now and then whether to go on.
+    pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
+        grow::encode_named(self, watch)
     }
 
     /// Reads a record and checks that what it refers to is there.
@@ -148,7 +159,6 @@ impl Trailer {
         struct Versioned {
             version: u32,
         }
-        super::check_room(bytes.len(), 4)?;
         let versioned: Versioned = read(bytes).map_err(broken)?;
         if versioned.version != VERSION {
             return Err(Error::Structure(format!(
@@ -191,7 +201,9 @@ impl Trailer {
 
 #[allow(clippy::needless_pass_by_value)] // as `map_err` has it
 fn broken(error: rmp_serde::decode::Error) -> Error {
-    Error::Structure(format!("the record of the structure is damaged: {error}"))
+    decode::explain(&error, |error| {
+        Error::Structure(format!("the record of the structure is damaged: {error}"))
+    })
 }
 
 /// Reads one value of a record.

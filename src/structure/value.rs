@@ -4,12 +4,11 @@
 //! order, and the same value always gives the same bytes. What is not listed here is a name that the program knows, and
 //! another value to make it from.
 
-use std::io;
-
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use crate::grow::{self, Growing, decode};
 use crate::{Error, Result};
 
 /// How deep MessagePack values are nested in a value, at most. Each level of a value takes
@@ -26,16 +25,19 @@ pub enum Value {
     Int(i64),
     Float(f64),
     Complex(f64, f64),
-    Str(String),
-    Bytes(ByteBuf),
-    Tuple(Vec<Value>),
-    List(Vec<Value>),
+    Str(#[serde(deserialize_with = "decode::text")] String),
+    Bytes(#[serde(deserialize_with = "decode::bytes")] ByteBuf),
+    Tuple(#[serde(deserialize_with = "decode::list")] Vec<Value>),
+    List(#[serde(deserialize_with = "decode::list")] Vec<Value>),
     /// In its order.
-    Dict(Vec<(Value, Value)>),
+    Dict(#[serde(deserialize_with = "decode::list")] Vec<(Value, Value)>),
     /// In the order of the bytes of its elements.
-    Frozenset(Vec<Value>),
+    Frozenset(#[serde(deserialize_with = "decode::list")] Vec<Value>),
     /// Anything else: what the program knows it by, and what it is made of.
-    Named(String, Box<Value>),
+    Named(
+        #[serde(deserialize_with = "decode::text")] String,
+        #[serde(deserialize_with = "decode::boxed")] Box<Value>,
+    ),
 }
 
 impl Value {
@@ -49,9 +51,10 @@ impl Value {
         for element in elements {
             keyed.push((element.encode()?, element));
         }
-        keyed.sort_by(|(a, _), (b, _)| a.cmp(b));
+        // A stable sort would take memory. Those that are equal as bytes are equal.
+        keyed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let elements = keyed.into_iter().map(|(_, element)| element);
-        Ok(Self::Frozenset(elements.collect()))
+        Ok(Self::Frozenset(grow::collect(elements)?))
     }
 
     /// The value as bytes.
@@ -60,18 +63,12 @@ impl Value {
     /// Never: plain data can be written wherever there is memory.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut bytes = Growing::default();
-        match rmp_serde::encode::write(&mut bytes, self) {
-            Err(_) if bytes.is_full => Err(Error::OutOfMemory),
-            done => {
-                done.expect("plain data always serialize");
-                Ok(bytes.bytes)
-            }
-        }
+        let done = rmp_serde::encode::write(&mut bytes, self);
+        bytes.finish(done)
     }
 
     /// Reads a value.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        super::check_room(bytes.len(), 24)?;
         let mut rest = bytes;
         let mut deserializer = Deserializer::new(&mut rest);
         deserializer.set_max_depth(MAX_NESTING);
@@ -79,30 +76,10 @@ impl Value {
         match value {
             Ok(value) if rest.is_empty() => Ok(value),
             Ok(_) => Err(Error::Structure("a value with bytes after it".into())),
-            Err(error) => Err(Error::Structure(format!("a damaged value: {error}"))),
+            Err(error) => Err(decode::explain(&error, |error| {
+                Error::Structure(format!("a damaged value: {error}"))
+            })),
         }
-    }
-}
-
-/// Bytes that grow as long as there is memory.
-#[derive(Default)]
-struct Growing {
-    bytes: Vec<u8>,
-    is_full: bool,
-}
-
-impl io::Write for Growing {
-    fn write(&mut self, more: &[u8]) -> io::Result<usize> {
-        if self.bytes.try_reserve(more.len()).is_err() {
-            self.is_full = true;
-            return Err(io::ErrorKind::OutOfMemory.into());
-        }
-        self.bytes.extend_from_slice(more);
-        Ok(more.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

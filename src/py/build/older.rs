@@ -12,6 +12,7 @@ use super::super::memory::dict_next;
 use super::super::watch::Signals;
 use super::record::{Assembled, children, damaged};
 use super::{dict_of, node_at};
+use crate::grow;
 use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
 
 /// The state with marks for such nodes; see `_core.pyi`.
@@ -25,13 +26,12 @@ pub fn mark_older<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
     let trailer = Trailer::read(trailer)?;
-    let older: Vec<bool> = trailer
-        .types
-        .iter()
-        .map(|class| is_older(py, class))
-        .collect::<PyResult<_>>()?;
+    let mut older: Vec<bool> = grow::with_room(trailer.types.len())?;
+    for class in &trailer.types {
+        older.push(is_older(py, class)?);
+    }
     // Which nodes are such, or have some below them, which stand before them.
-    let mut marked: Vec<bool> = Vec::with_capacity(trailer.nodes.len());
+    let mut marked: Vec<bool> = grow::with_room(trailer.nodes.len())?;
     for Node(kind, repeats) in &trailer.nodes {
         let here = matches!(kind, Kind::Typed(class, _) if older[*class as usize]);
         marked.push(here || repeats.iter().any(|repeat| marked[repeat.1 as usize]));
@@ -120,8 +120,9 @@ impl<'py> Marking<'_, 'py> {
                 at.push((made.len() as u64, count));
                 let done = self.node(state, *child as usize, at);
                 at.pop();
-                made.push(done.map_err(|failure| failure.below(key.to_string()))?);
-                keys.push(key);
+                let done = done.map_err(|failure| failure.below(key.to_string()))?;
+                grow::push(made, done)?;
+                grow::push(keys, key)?;
             }
         }
         Ok(())

@@ -5,6 +5,7 @@ use pyo3::types::PyDict;
 
 use super::super::memory::{dict_next, new_dict};
 use super::record::{Assembled, Assembly, replaced};
+use crate::grow;
 
 impl<'py> Assembly<'_, 'py> {
     /// Whether a state was not read.
@@ -18,10 +19,10 @@ impl<'py> Assembly<'_, 'py> {
         let Ok(dict) = state.cast_exact::<PyDict>() else {
             return Ok(state);
         };
-        let mut children = Vec::with_capacity(dict.len());
+        let mut children = grow::with_room(dict.len())?;
         let mut position = 0;
         while let Some((_, child)) = dict_next(dict, &mut position) {
-            children.push(self.pruned(child)?);
+            grow::push(&mut children, self.pruned(child)?)?;
         }
         if children.iter().any(|child| self.is_absent(child)) {
             return self.partial(dict, &children);

@@ -12,11 +12,12 @@ use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
 use super::super::failure::{Failure, Walked};
 use super::super::hashes::check_hashes;
 use super::super::hooks::Hooks;
-use super::super::memory::{copied, dict_next, new_list_of, new_tuple_of};
+use super::super::memory::{copied, dict_next, new_list_of, new_string, new_tuple_of};
 use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::{dict_of, node_at, path_text};
 use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
+use crate::{Error, grow};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
@@ -40,7 +41,7 @@ pub fn assemble<'py>(
         py,
         signals: Signals::new(),
         trailer: &trailer,
-        types: vec![Asked::NotYet; trailer.types.len()],
+        types: grow::filled(Asked::NotYet, trailer.types.len())?,
         decoded: HashMap::new(),
         unknown: HashSet::new(),
         with_holes: HashSet::new(),
@@ -173,7 +174,7 @@ impl<'py> Assembly<'_, 'py> {
         dict: &Bound<'py, PyDict>,
         repeats: &[Repeat],
     ) -> Walked<Vec<Bound<'py, PyAny>>> {
-        let mut built = Vec::with_capacity(dict.len());
+        let mut built = grow::with_room(dict.len())?;
         let mut position = 0;
         for Repeat(count, child) in repeats {
             for _ in 0..*count {
@@ -183,7 +184,8 @@ impl<'py> Assembly<'_, 'py> {
                 self.path.push(key);
                 let value = self.node(state, *child as usize);
                 let key = self.path.pop();
-                built.push(value.map_err(|failure| failure.below(text(key)))?);
+                let value = value.map_err(|failure| failure.below(text(key)))?;
+                grow::push(&mut built, value)?;
             }
         }
         Ok(built)
@@ -257,8 +259,15 @@ impl<'py> Assembly<'_, 'py> {
         let keys = value::decode(self.py, keys);
         let keys = keys.map_err(|error| self.remembered(node, error.into()))?;
         check_hashes(&keys).map_err(|error| unhashable(self.py, error))?;
-        self.decoded.insert(node, keys.clone());
+        self.remember(node, &keys)?;
         Ok(keys)
+    }
+
+    /// Notes what is decoded for all nodes like this one.
+    fn remember(&mut self, node: usize, decoded: &Bound<'py, PyAny>) -> Walked {
+        self.decoded.try_reserve(1).map_err(Error::from)?;
+        self.decoded.insert(node, decoded.clone());
+        Ok(())
     }
 
     /// An object of a registered type.
@@ -291,6 +300,7 @@ impl<'py> Assembly<'_, 'py> {
             known.clone()
         } else {
             if contains(data, HOLE) {
+                self.with_holes.try_reserve(1).map_err(Error::from)?;
                 self.with_holes.insert(node);
             }
             let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
@@ -298,7 +308,7 @@ impl<'py> Assembly<'_, 'py> {
             let data = data.map_err(|failure| self.remembered(node, failure))?;
             match data.hash() {
                 // It is not meant to change, either.
-                Ok(_) => drop(self.decoded.insert(node, data.clone())),
+                Ok(_) => self.remember(node, &data)?,
                 Err(error) if error.is_instance_of::<PyException>(py) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -376,8 +386,10 @@ impl<'py> Assembly<'_, 'py> {
             return Ok(());
         }
         if node.0 == Kind::Jax {
-            let leaf = (path_text(&self.path), self.py.None(), state);
-            found.push(leaf.into_pyobject(self.py)?.into_any());
+            let path = new_string(self.py, path_text(&self.path).as_bytes())?.into_any();
+            let no_template = self.py.None().into_bound(self.py);
+            let leaf = new_tuple_of(self.py, [path, no_template, state.clone()])?;
+            grow::push(found, leaf.into_any())?;
         } else if !node.1.is_empty() {
             let dict = children(state, node)?;
             let mut position = 0;

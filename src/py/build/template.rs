@@ -17,6 +17,7 @@ use super::super::memory::{dict_next, new_list_of, new_string, new_tuple_of};
 use super::super::watch::Signals;
 use super::dict_of;
 use super::matching::Matching;
+use crate::grow;
 use crate::wire::MAX_DEPTH;
 
 /// Restores one child of a template, natively where that is possible; see `_core.pyi`.
@@ -179,7 +180,7 @@ impl<'py> Rebuild<'_, 'py> {
         }
         self.path.append(name)?;
         self.depth.set(depth + 1);
-        let mut restored = Vec::with_capacity(children.len());
+        let mut restored = grow::with_room(children.len())?;
         let mut failed = None;
         for (target, state, name) in children {
             match self.child(target, state, name) {
@@ -209,7 +210,7 @@ impl<'py> Rebuild<'_, 'py> {
         if fields.names.len() != state.len() {
             return Ok(None);
         }
-        let mut children = Vec::with_capacity(found.len());
+        let mut children = grow::with_room(found.len())?;
         for (child, name) in found.into_iter().zip(&fields.names) {
             let Some(state) = state.get_item(name)? else {
                 return Ok(None);
@@ -227,7 +228,7 @@ fn pair_items<'py>(
     state: &Bound<'py, PyDict>,
     signals: &Signals,
 ) -> PyResult<Option<Vec<Child<'py>>>> {
-    let mut children = Vec::with_capacity(target.len());
+    let mut children = grow::with_room(target.len())?;
     let mut position = 0;
     while let Some((key, child)) = dict_next(target, &mut position) {
         signals.check(target.py())?;
@@ -237,7 +238,8 @@ fn pair_items<'py>(
         let Some(state) = state.get_item(&key)? else {
             return Ok(None);
         };
-        children.push((child, state, key));
+        // It may have grown meanwhile.
+        grow::push(&mut children, (child, state, key))?;
     }
     Ok(Some(children))
 }
@@ -252,7 +254,7 @@ fn pair_elements<'py>(
     if state.len() != targets.len() {
         return Ok(None);
     }
-    let mut children = Vec::with_capacity(targets.len());
+    let mut children = grow::with_room(targets.len())?;
     for (index, target) in targets.enumerate() {
         signals.check(target.py())?;
         let key = new_string(target.py(), index.to_string().as_bytes())?;

@@ -14,6 +14,7 @@ use pyo3::pyclass::boolean_struct::True;
 use pyo3::{PyClass, PyTypeInfo, ffi};
 use smallvec::SmallVec;
 
+use super::create::{created, raised};
 use super::{Borrowed, OwnPages};
 use crate::raw::{AsRaw, Filling, RawBytes};
 
@@ -306,7 +307,7 @@ fn set_base(array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
         unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast(), base.into_ptr()) };
     match status {
         0 => Ok(()),
-        _ => Err(PyErr::fetch(py)),
+        _ => Err(raised(py)),
     }
 }
 
@@ -342,6 +343,6 @@ fn new_array<'py>(
             flags,
             std::ptr::null_mut(),
         );
-        Bound::from_owned_ptr_or_err(py, object)
+        created(py, object)
     }
 }

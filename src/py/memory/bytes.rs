@@ -7,6 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::create::created;
 use super::detached;
 use super::pages::advise_huge;
 use crate::raw::Filling;
@@ -45,7 +46,7 @@ fn filled<T: Send>(
     // is owned by us alone, and an error comes back as a null pointer.
     let bytes = unsafe {
         let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), size);
-        Bound::from_owned_ptr_or_err(py, object)?.cast_into_unchecked::<PyBytes>()
+        created(py, object)?.cast_into_unchecked::<PyBytes>()
     };
     // SAFETY: the object is fresh, so nobody else reads or writes its `len` bytes.
     let content = unsafe {

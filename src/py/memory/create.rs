@@ -1,8 +1,29 @@
 //! Objects of Python, or a `MemoryError`: where pyo3 would panic if there is no memory.
 
+use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use smallvec::SmallVec;
+
 use pyo3::types::{PyComplex, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+/// The exception that was raised. Where a call failed without one, that was for lack of memory.
+pub(super) fn raised(py: Python<'_>) -> PyErr {
+    PyErr::take(py).unwrap_or_else(|| PyMemoryError::new_err(()))
+}
+
+/// The new object that a call has returned, or the exception that it has raised.
+///
+/// # Safety
+/// As for `Bound::from_owned_ptr_or_opt`.
+pub(super) unsafe fn created(
+    py: Python<'_>,
+    object: *mut ffi::PyObject,
+) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: the caller keeps the rules, which are the same.
+    let object = unsafe { Bound::from_owned_ptr_or_opt(py, object) };
+    object.ok_or_else(|| raised(py))
+}
 
 macro_rules! create {
     ($(#[$doc:meta] $name:ident($($argument:ident: $kind:ty),*) -> $class:ty = $call:expr;)*) => {$(
@@ -13,7 +34,7 @@ macro_rules! create {
             // SAFETY: the call returns a new object of this class, or null and an error. What it
             // is given is valid for its length.
             unsafe {
-                let object = Bound::from_owned_ptr_or_err(py, $call)?;
+                let object = created(py, $call)?;
                 Ok(object.cast_into_unchecked())
             }
         }
@@ -55,17 +76,38 @@ macro_rules! create_of {
             // `len` places, and nobody else uses it before all are taken: each by one item,
             // which it owns from then on.
             unsafe {
-                let object = Bound::from_owned_ptr_or_err(py, $new(len.cast_signed()))?;
+                let object = created(py, $new(len.cast_signed()))?;
                 for index in 0..len {
                     let item = items.next().expect("as many as they say");
                     if $set(object.as_ptr(), index.cast_signed(), item.into_ptr()) != 0 {
-                        return Err(PyErr::fetch(py));
+                        return Err(raised(py));
                     }
                 }
                 Ok(object.cast_into_unchecked())
             }
         }
     )*};
+}
+
+/// A list of what comes, up to the first error.
+pub fn list_of_results<'py>(
+    py: Python<'py>,
+    items: impl IntoIterator<Item = PyResult<Bound<'py, PyAny>>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let list = new_list(py)?;
+    for item in items {
+        list.append(item?)?;
+    }
+    Ok(list)
+}
+
+/// A tuple of numbers.
+pub fn sizes<'py>(py: Python<'py>, numbers: &[usize]) -> PyResult<Bound<'py, PyTuple>> {
+    let mut found: SmallVec<[_; 6]> = SmallVec::new();
+    for number in numbers {
+        found.push(new_uint(py, *number as u64)?.into_any());
+    }
+    new_tuple_of(py, found)
 }
 
 create_of! {

@@ -9,6 +9,7 @@ use memmap2::MmapRaw;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::create::raised;
 use crate::mapping::fresh_pages;
 
 /// From so many bytes on, fresh memory is worth asking huge pages for.
@@ -137,7 +138,7 @@ impl OwnPages {
         };
         match status {
             0 => Ok(()),
-            _ => Err(PyErr::fetch(this.py())),
+            _ => Err(raised(this.py())),
         }
     }
 }

@@ -2,11 +2,14 @@
 //!
 //! Large allocations of this crate can fail, and become a `MemoryError`. Small ones end the
 //! program, as everywhere in Rust; and an error is made of small ones. So a little is kept
-//! aside, and given back when the system has nothing left.
+//! aside, and given back when the system has nothing left. Whoever goes through many values asks
+//! for each whether it is still there, and goes no further without.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::{Error, Result};
 
 /// Enough for an error and everything on the way out.
 const RESERVE: Layout = match Layout::from_size_align(256 << 10, 16) {
@@ -68,17 +71,26 @@ fn give_up() -> bool {
     true
 }
 
-/// Sees to it that there is a reserve, if that can be.
+/// Sees to it that there is a reserve.
 #[inline]
-pub fn keep() {
+pub fn keep() -> Result<()> {
     if KEPT.load(Ordering::Relaxed).is_null() {
-        // SAFETY: the layout has a size.
-        let memory = unsafe { System.alloc(RESERVE) };
-        let put =
-            KEPT.compare_exchange(ptr::null_mut(), memory, Ordering::AcqRel, Ordering::Relaxed);
-        if put.is_err() && !memory.is_null() {
-            // SAFETY: it was allocated just now, and is not kept.
-            unsafe { System.dealloc(memory, RESERVE) };
-        }
+        return fill();
     }
+    Ok(())
+}
+
+#[cold]
+fn fill() -> Result<()> {
+    // SAFETY: the layout has a size.
+    let memory = unsafe { System.alloc(RESERVE) };
+    if memory.is_null() {
+        return Err(Error::OutOfMemory);
+    }
+    let put = KEPT.compare_exchange(ptr::null_mut(), memory, Ordering::AcqRel, Ordering::Relaxed);
+    if put.is_err() {
+        // SAFETY: it was allocated just now, and is not kept.
+        unsafe { System.dealloc(memory, RESERVE) };
+    }
+    Ok(())
 }

@@ -5,19 +5,18 @@ use std::ops::Range;
 
 use numpy::PyArrayDescr;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 use smallvec::SmallVec;
 
 use super::super::dtypes::Dtype;
 use super::super::failure::Walked;
-use super::super::memory::{FreshArray, SmallCopies, detached, view};
+use super::super::memory::{FreshArray, SmallCopies, detached, sizes, view};
 use super::super::watch::Watcher;
 use super::{Built, CopyMode, Objects};
 use crate::array::resolve;
 use crate::events::{Span, no_dtype};
 use crate::source::Source;
 use crate::watch::Watch;
-use crate::{Error, parallel};
+use crate::{Error, grow, parallel};
 
 /// Arrays of at least so many bytes are copied together at the end.
 const LATER_MIN_BYTES: usize = 64 << 10;
@@ -33,12 +32,11 @@ pub(super) fn copy_all(
     threads: Option<i64>,
     watcher: &Watcher,
 ) -> crate::Result<()> {
-    let arrays = copies.iter_mut();
-    let blocks = arrays.flat_map(|(array, spans)| {
+    let mut blocks = Vec::new();
+    for (array, spans) in &mut copies {
         let pieces = spans.iter().map(|span| span.range());
-        blocks_of(pieces, array.memory())
-    });
-    let blocks: Vec<_> = blocks.collect();
+        add_blocks(&mut blocks, pieces, array.memory())?;
+    }
     let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
     let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
     detached(py, bytes, false, || {
@@ -50,24 +48,26 @@ pub(super) fn copy_all(
 /// Memory to be filled, and where in a source its bytes begin.
 type Block<'m> = (usize, &'m mut [MaybeUninit<u8>]);
 
-/// Memory that takes pieces of a source, one after the other, in blocks that threads may share.
+/// Adds memory that takes pieces of a source, one after the other, in blocks that threads may
+/// share.
 ///
 /// # Panics
 /// If it does not have as many bytes as the pieces.
-fn blocks_of(
+fn add_blocks<'m>(
+    blocks: &mut Vec<Block<'m>>,
     pieces: impl IntoIterator<Item = Range<usize>>,
-    memory: &mut [MaybeUninit<u8>],
-) -> Vec<Block<'_>> {
-    let mut blocks = Vec::new();
+    memory: &'m mut [MaybeUninit<u8>],
+) -> crate::Result<()> {
     let mut rest = memory;
     for piece in pieces {
         let (now, later) = rest.split_at_mut(piece.len());
         let starts = (piece.start..).step_by(parallel::BLOCK);
+        blocks.try_reserve(piece.len().div_ceil(parallel::BLOCK))?;
         blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
         rest = later;
     }
     assert!(rest.is_empty(), "the pieces cover the memory");
-    blocks
+    Ok(())
 }
 
 impl<'py> Objects<'_, 'py> {
@@ -93,7 +93,7 @@ impl<'py> Objects<'_, 'py> {
         }
         let shape = &self.resolved.1;
         if copy == CopyMode::Abstract {
-            let shape = PyTuple::new(self.py, shape)?;
+            let shape = sizes(self.py, shape)?;
             let abstract_array = self.hooks.abstract_array.bind(self.py);
             return Ok(abstract_array.call1((shape, &dtype.object))?);
         }
@@ -151,7 +151,11 @@ impl<'py> Objects<'_, 'py> {
                 rest = later;
             }
         } else {
-            self.copies.push((fresh, SmallVec::from_slice(found.spans)));
+            let mut spans = SmallVec::new();
+            let room = spans.try_reserve(found.spans.len());
+            room.map_err(|_| Error::OutOfMemory)?;
+            spans.extend_from_slice(found.spans);
+            grow::push(&mut self.copies, (fresh, spans))?;
         }
         Ok(object)
     }
@@ -164,6 +168,8 @@ impl<'py> Objects<'_, 'py> {
             return Err(no_dtype(found.dtype, found.offset).into());
         };
         if self.dtypes.len() <= found.dtype_number {
+            let more = found.dtype_number + 1 - self.dtypes.len();
+            self.dtypes.try_reserve(more).map_err(Error::from)?;
             self.dtypes.resize_with(found.dtype_number + 1, || None);
         }
         self.dtypes[found.dtype_number] = Some(dtype);

@@ -13,6 +13,7 @@ use super::super::failure::Walked;
 use super::super::memory::{dict_next, new_dict, new_list, new_tuple_of};
 use super::Objects;
 use crate::events::{Closed, Event};
+use crate::grow;
 use crate::source::read_to;
 use crate::structure::{ROOT_KEY, TRAILER_KEY};
 use crate::wire::Head;
@@ -195,7 +196,7 @@ impl<'py> Objects<'_, 'py> {
         if children.len() != count {
             return Ok(None);
         }
-        let mut made = Vec::with_capacity(count);
+        let mut made = grow::with_room(count)?;
         for (name, child) in fields.names.iter().zip(&children) {
             match self.pair_like(name, child, matching)? {
                 Some(found) => made.push(found),

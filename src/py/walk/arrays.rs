@@ -1,5 +1,6 @@
 //! Leaves with a dtype: arrays of NumPy and of jax.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use numpy::{PyArrayDescr, PyUntypedArray};
@@ -16,8 +17,9 @@ use super::devices::DeviceArray;
 use super::payload::{InSource, Leaf, OnDevice};
 use super::state::{Met, Walk};
 use crate::array::ALIGN_MIN_BYTES;
+use crate::grow;
 use crate::layout::LayoutBuilder;
-use crate::source::Source;
+use crate::source::{Pieces, Source};
 use crate::structure::Kind;
 use crate::wire;
 
@@ -127,7 +129,7 @@ impl<'py> Walk<'py> {
     ) -> Walked {
         let header = self.dtypes[dtype].header(code, &shape);
         let number = self.hollow.len();
-        self.hollow.push(array.clone().unbind());
+        grow::push(&mut self.hollow, array.clone().unbind())?;
         Ok(self.out.array(&header, kind, |out, range| {
             let len = range.len();
             out.push(Leaf::Hole { number, len })
@@ -262,7 +264,7 @@ impl<'py> Walk<'py> {
             shape: shape.clone(),
         };
         let devices = &self.devices;
-        let number = devices.add(device_array, header.nbytes());
+        let number = devices.add(device_array, header.nbytes())?;
         Ok(self.out.array(&header, Kind::Jax, |out, range| {
             out.push(Leaf::Device(Box::new(OnDevice {
                 devices: devices.clone(),
@@ -284,9 +286,10 @@ impl<'py> Walk<'py> {
             return self.hole(array, dtype, (wire::EXT_NDARRAY, shape), Kind::Plain);
         }
         let source = content.get().shared();
-        let pieces: Arc<[_]> = pieces.into_iter().map(|(start, end)| start..end).collect();
-        let nbytes: usize = pieces.iter().map(ExactSizeIterator::len).sum();
-        if nbytes != header.nbytes() || pieces.iter().any(|piece| piece.end > source.len()) {
+        let pieces = grow::collect(pieces.into_iter().map(|(start, end)| start..end))?;
+        let pieces = Arc::new(Pieces::new(pieces)?);
+        let outside = |piece: &Range<usize>| piece.end > source.len();
+        if pieces.len() != header.nbytes() || pieces.as_slice().iter().any(outside) {
             return Err(Failure::leaf(
                 "the bytes of the array are not where they should be",
             ));

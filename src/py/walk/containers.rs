@@ -18,7 +18,7 @@ use super::super::memory::{dict_next, has_string_keys};
 use super::super::value;
 use super::state::{Place, Walk};
 use crate::structure::{Kind, NodeType};
-use crate::wire;
+use crate::{grow, wire};
 
 /// What a container consists of.
 struct Reduced<'py> {
@@ -186,8 +186,12 @@ impl<'py> Walk<'py> {
             Err(error) if error.is_instance_of::<PyException>(self.py) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let node_type = || self.out.node_type(record.node_type());
-        let number = *record.number.get_or_init(node_type);
+        let number = if let Some(known) = record.number.get() {
+            *known
+        } else {
+            let number = self.out.node_type(record.node_type())?;
+            *record.number.get_or_init(|| number)
+        };
         Ok(Some(Kind::Typed(number, data)))
     }
 
@@ -243,8 +247,8 @@ impl<'py> Walk<'py> {
             name,
             fields,
             version,
-        });
-        let data = ByteBuf::from(data.as_bytes());
+        })?;
+        let data = ByteBuf::from(grow::to_vec(data.as_bytes())?);
         Ok(Some(Reduced {
             children,
             fixed,
@@ -387,7 +391,7 @@ impl<'py> Walk<'py> {
         let problems = self.problems.get_or_insert_default();
         match done {
             Err(failure) if failure.must_be_raised(self.py) => return Err(failure.below(key)),
-            Err(failure) => problems.push(*failure),
+            Err(failure) => grow::push(problems, *failure)?,
             Ok(()) => {}
         }
         for failure in &mut problems[before..] {
@@ -447,21 +451,23 @@ fn changed(what: &str) -> PyErr {
 fn sorted_items<'py>(
     dict: &Bound<'py, PyDict>,
 ) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
-    let mut items: Vec<_> = dict.iter().collect();
+    let mut items = grow::with_room(dict.len())?;
+    for item in dict {
+        grow::push(&mut items, item)?;
+    }
     if items
         .iter()
         .all(|(key, _)| key.is_exact_instance_of::<PyString>())
     {
         // Python compares strings by code point, which is how their UTF-8 bytes compare.
-        let mut keyed = Vec::with_capacity(items.len());
+        let mut keyed = grow::with_room(items.len())?;
         for (key, value) in &items {
             keyed.push((key.cast::<PyString>()?.to_str()?, key, value));
         }
         keyed.sort_unstable_by_key(|(text, ..)| *text);
-        return Ok(keyed
-            .into_iter()
-            .map(|(_, key, value)| (key.clone(), value.clone()))
-            .collect());
+        let sorted = keyed.into_iter();
+        let sorted = sorted.map(|(_, key, value)| (key.clone(), value.clone()));
+        return Ok(grow::collect(sorted)?);
     }
     let keys = dict.keys();
     match keys.sort() {
@@ -469,7 +475,7 @@ fn sorted_items<'py>(
             items.clear();
             for key in keys {
                 let value = dict.get_item(&key)?.ok_or_else(|| changed("dictionary"))?;
-                items.push((key, value));
+                grow::push(&mut items, (key, value))?;
             }
         }
         Err(error) if error.is_instance_of::<PyException>(dict.py()) => {}

@@ -12,7 +12,7 @@ use super::super::memory::{ArrayParts, Borrowed};
 use crate::array::{Shard, Sharded};
 use crate::layout::Payload;
 use crate::window::{Fetch, Window};
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 /// How many bytes of arrays may be in host memory, or on their way there, at a time.
 pub const WINDOW_BYTES: usize = 256 << 20;
@@ -56,7 +56,7 @@ impl Fetch for DeviceArray {
             if let [(_, whole)] = &shards[..] {
                 return Ok(OnHost::Whole(self.memory(whole, &self.shape)?));
             }
-            let mut blocks = Vec::with_capacity(shards.len());
+            let mut blocks = grow::with_room(shards.len())?;
             for (start, shard) in shards {
                 let shape = shard.shape().to_vec();
                 blocks.push(Shard {

@@ -29,6 +29,7 @@ pub use self::payload::Leaf;
 pub use self::snapshot::snapshot;
 use self::state::Walk;
 pub use self::state::{Options, Recorded};
+use super::watch::Watcher;
 use crate::layout::Layout;
 
 /// The layout of `tree`, and the arrays that are not written in it.
@@ -43,10 +44,12 @@ pub fn layout_of(
     let place = walk.root();
     match walk.value(tree, place) {
         Ok(()) => {
+            let watcher = Watcher::whenever_asked();
             let layout = match record {
-                None => walk.out.finish(metadata)?,
-                Some(record) => walk.out.finish_as(record)?,
+                None => walk.out.finish_watched(metadata, &watcher),
+                Some(record) => walk.out.finish_as(record, &watcher),
             };
+            let layout = layout.map_err(|error| watcher.explain(error, PyErr::from))?;
             Ok((layout, walk.hollow))
         }
         Err(failure) => Err(failure.into_py(tree.py(), "serializing")),

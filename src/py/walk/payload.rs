@@ -10,7 +10,7 @@ use crate::Result;
 use crate::layout::Payload;
 use crate::mapping::Pages;
 use crate::raw::{AsRaw, RawBytes, zeroed};
-use crate::source::{Parts, Source};
+use crate::source::{Parts, Pieces, Source};
 
 /// The bytes of one leaf, or a range of them.
 pub enum Leaf {
@@ -36,7 +36,7 @@ pub enum Leaf {
 /// A range of the bytes of an array that lies in other encoded data, in one piece or several.
 pub struct InSource {
     pub source: Arc<dyn Source + Send + Sync>,
-    pub pieces: Arc<[Range<usize>]>,
+    pub pieces: Arc<Pieces>,
     pub range: Range<usize>,
 }
 

@@ -50,6 +50,7 @@ fn copied(
             for memory in layout.payloads().filter_map(Leaf::changing) {
                 let (target, later) = rest.split(memory.len());
                 let parts = target.chunks(parallel::BLOCK).enumerate();
+                blocks.try_reserve(memory.len().div_ceil(parallel::BLOCK))?;
                 blocks.extend(parts.map(|(number, part)| {
                     let start = number * parallel::BLOCK;
                     (memory.slice(start..start + part.len()), part)

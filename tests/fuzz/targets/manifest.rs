@@ -15,7 +15,7 @@ fuzz_target!(|record: &[u8]| {
     let Ok(manifest) = Manifest::decode(&bytes) else {
         return;
     };
-    let again = Manifest::decode(&manifest.encode()).expect("what was read is written");
+    let again = Manifest::decode(&manifest.encode().unwrap()).expect("what was read is written");
     assert_eq!(again, manifest);
     let Ok(encoding) = manifest.encoding() else {
         return;

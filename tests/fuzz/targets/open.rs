@@ -11,7 +11,7 @@ fuzz_target!(|data: &[u8]| {
     // The same as a record with all that belongs to one: the first byte says where it begins.
     if let Some((&split, data)) = data.split_first() {
         let (state, record) = data.split_at(usize::from(split).min(data.len()));
-        let after = Seal::new(record, Regions::default()).close(&[]);
+        let after = Seal::new(record, Regions::default()).close(&[]).expect("memory");
         let length = u32::try_from(record.len() + after.len()).unwrap();
         let mut whole = state.to_vec();
         whole.extend_from_slice(b"\xac__treepack__\xc6");

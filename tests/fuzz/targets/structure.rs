@@ -6,10 +6,10 @@ use treepack::structure::{Index, Trailer, Value};
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(trailer) = Trailer::decode(data) {
-        assert_eq!(Trailer::decode(&trailer.encode()).unwrap(), trailer);
+        assert_eq!(Trailer::decode(&trailer.encode(&()).unwrap()).unwrap(), trailer);
     }
     if let Ok(index) = Index::decode(data) {
-        assert_eq!(Index::decode(&index.encode()).unwrap(), index);
+        assert_eq!(Index::decode(&index.encode(&()).unwrap()).unwrap(), index);
     }
     if let Ok(value) = Value::decode(data) {
         // Compared as bytes, because a NaN differs from itself.
