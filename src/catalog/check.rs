@@ -4,6 +4,7 @@
 //! whether the keys that lead to it, its containers and its kind are those of the index, so that data
 //! mean the same by their index and by their headers.
 
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -441,13 +442,22 @@ impl Source for InOrder<'_> {
             let goes_on = (*start..=*start + bytes.len()).contains(&offset);
             let ahead = if goes_on { 2 * bytes.len() } else { 0 };
             let len = ahead.min(WINDOW_BYTES).max(target.len());
-            let until = self.source.len().min(offset + len);
+            let there = self.source.run(offset).max(target.len());
+            let until = offset + len.min(there);
             bytes.clear();
             *start = offset;
             read_to(self.source, offset..until, bytes)?;
         }
         let from = offset - *start;
         Ok(target.write_copy_of_slice(&bytes[from..from + target.len()]))
+    }
+
+    fn run(&self, offset: usize) -> usize {
+        self.source.run(offset)
+    }
+
+    fn present(&self, range: Range<usize>) -> usize {
+        self.source.present(range)
     }
 
     fn near(&self) -> usize {

@@ -1,0 +1,148 @@
+"""The reader of docs/format.md, which is written from that page alone, reads what `save` writes."""
+
+from __future__ import annotations
+
+import collections
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import msgpack
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import treepack
+from treepack import serialization
+
+PAGE = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
+READER = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "def read" in code)
+
+
+@pytest.fixture(scope="module")
+def reader() -> dict[str, Any]:
+    """The names that the reader defines."""
+    assert "treepack" not in "".join(re.findall(r"^(?:import|from) .*$", READER, re.M))
+    assert len([line for line in READER.splitlines() if line.strip()]) <= 150
+    names: dict[str, Any] = {}
+    exec(compile(READER, "format.md", "exec"), names)
+    return names
+
+
+class Point(collections.namedtuple("Point", ["x", "y"])):
+    """A node of a type of the program."""
+
+
+treepack.register_namedtuple(Point, serialized_name="format.Point")
+
+DTYPES = ["bool", "int8", "int4", "uint2", "int64", "float16", "complex64", "datetime64[25us]"]
+DTYPES += ["float8_e4m3fn", "float4_e2m1fn", "bfloat16"]
+
+
+def tree() -> dict[str, Any]:
+    """One of each kind."""
+    rows = NamedSharding(jax.make_mesh((jax.device_count(),), ("a",)), PartitionSpec("a"))
+    return {
+        "params": {
+            "w": np.arange(6.0).reshape(2, 3),
+            "large": jnp.arange(4096.0).reshape(64, 64),  # one chunk, for its alignment
+            "rows": jax.device_put(jnp.arange(64.0).reshape(32, 2), rows),
+        },
+        "dtypes": {name: np.arange(2).astype(name) for name in DTYPES},
+        "zero": np.zeros((0, 3), np.float32),
+        "scalar": np.float32(0.5),
+        "key": jax.random.split(jax.random.key(3)),
+        "leaves": [1, 2.5, "text", None, True, b"bytes", 1 + 2j, 2**63, -5],
+        "array bytes": bytearray(b"more"),
+        "tuple": (1, (2, [])),
+        "keys": {1: "one", (2, "a"): "two", None: 3, 2**70: {"a/b": 4}},
+        "ordered": collections.OrderedDict(a=1, b=[2]),
+        "point": Point(np.arange(3), y="y"),
+        "empty": {"x": {}},
+        "": {"~": {".": 0}},
+    }
+
+
+def same(found: Any, expected: Any) -> None:
+    """Compares what the reader returns with a tree, which it has as far as it knows the types."""
+    if type(expected) is collections.OrderedDict:
+        found, expected = found, ("collections.OrderedDict", (None, None), dict(expected))
+    elif type(expected) is Point:
+        expected = ("format.Point", (), expected._asdict())
+    elif isinstance(expected, jax.Array) and jnp.issubdtype(expected.dtype, jax.dtypes.prng_key):
+        expected = ("threefry2x32", jax.random.key_data(expected))
+    if isinstance(expected, (np.ndarray, jax.Array)):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+        return
+    assert type(found) is type(expected), (found, expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            same(found[key], value)
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            same(one, other)
+    else:
+        assert found == expected
+
+
+METADATA = {"step": (1, 2.5), "set": {1, 2**80}, "dtype": np.dtype("int8"), "none": [None, b"x"]}
+
+
+@pytest.mark.parametrize("how", [{}, {"align": 1}, {"compress": True}, {"sharded": True}])
+def test_it_reads_all_kinds(tmp_path: Path, reader: dict[str, Any], how: Any) -> None:
+    treepack.save(tmp_path / "saved", tree(), metadata=METADATA, **how)
+    file = reader["read"](tmp_path / "saved")
+    same(file.tree(), tree())
+    assert reader["typed"](msgpack.unpackb(file.record["metadata"])) == METADATA
+
+
+@pytest.mark.parametrize("leaf", [np.arange(3), 7, [], {}, None, jnp.ones(2)])
+def test_it_reads_trees_that_are_leaves(
+    tmp_path: Path, reader: dict[str, Any], leaf: Any
+) -> None:
+    treepack.save(tmp_path / "saved", leaf)
+    same(reader["read"](tmp_path / "saved").tree(), leaf)
+
+
+def test_it_reads_a_part_of_gzip(tmp_path: Path, reader: dict[str, Any]) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (6, 1 << 18), np.uint8)
+    treepack.save(tmp_path / "saved", dict(zip("abcdef", noise, strict=True)), compress=True)
+    file = reader["read"](tmp_path / "saved")
+    first, last, _ = file.data.blocks[4]
+    stream = bytearray(file.data.data)
+    stream[first:last] = bytes(last - first)  # whoever reads another block does not notice
+    file.data.data = bytes(stream)
+    same(file.leaf(("b",)), noise[1])
+    with pytest.raises((AssertionError, zlib.error)):
+        file.leaf(("e",))
+
+
+def test_it_reads_chunks(
+    tmp_path: Path, reader: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 1000)
+    saved = {"a": np.arange(3000, dtype=np.int16).reshape(30, 100), "b": ml_dtypes.bfloat16(1)}
+    treepack.save(tmp_path / "saved", saved)
+    state = msgpack.unpackb((tmp_path / "saved").read_bytes())
+    assert len(state["a"]["chunks"]) == 6
+    same(reader["read"](tmp_path / "saved").tree()["a"], saved["a"])
+
+
+def test_all_names_are_in_the_page() -> None:
+    from treepack._codecs import DECODERS
+
+    for name in [*DECODERS, "function", "treepack.pruned", "treepack.unnamed"]:
+        assert f"`{name}`" in PAGE, name
+    for name in ("treepack.variable", "treepack.functions"):
+        assert f'"{name}"' in PAGE, name
+    dtypes = [getattr(ml_dtypes, name) for name in dir(ml_dtypes)]
+    for dtype in [np.dtype(found) for found in dtypes if isinstance(found, type)]:
+        if dtype.kind != "O":
+            assert f"`{dtype.name}`" in PAGE, dtype
