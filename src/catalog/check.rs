@@ -207,7 +207,7 @@ impl Catalog {
         let Place { region, start, .. } = self.leaves[head];
         let mut cursor = Cursor::within(source, region..source.len());
         let done = self.compare_head(&mut cursor, head, self.first_in_head(value));
-        if is_other(done)? || cursor.offset() != start {
+        if differs(done)? || cursor.offset() != start {
             return Err(other_head(region));
         }
         self.checked.add(head);
@@ -229,7 +229,7 @@ impl Catalog {
         let mut cursor = Cursor::within(source, self.rest.start..source.len());
         let done = self.compare_head(&mut cursor, head, first);
         let done = done.and_then(|()| compare_record_key(&mut cursor).map(drop));
-        if is_other(done)? || cursor.offset() != self.rest.end {
+        if differs(done)? || cursor.offset() != self.rest.end {
             return Err(other_head(self.rest.start));
         }
         self.checked.add(head);
@@ -352,6 +352,14 @@ fn is_other(done: Result<()>) -> Result<bool> {
     }
 }
 
+/// The same where damage of a gzip stream is told as such.
+fn differs(done: Result<()>) -> Result<bool> {
+    match done {
+        Err(error @ Error::Gzip(_)) => Err(error),
+        done => is_other(done),
+    }
+}
+
 /// Whether events are those of a leaf of a kind.
 fn is_kind(events: &Events, kind: &LeafKind) -> bool {
     let list = events.as_slice();
@@ -443,7 +451,7 @@ impl Source for InOrder<'_> {
             let ahead = if goes_on { 2 * bytes.len() } else { 0 };
             let len = ahead.min(WINDOW_BYTES).max(target.len());
             let there = self.source.run(offset).max(target.len());
-            let until = offset + len.min(there);
+            let until = offset + len.min(there); // of what is there
             bytes.clear();
             *start = offset;
             read_to(self.source, offset..until, bytes)?;

@@ -76,8 +76,11 @@ impl Catalog {
         let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
             return Ok(None);
         };
-        // With the key and the header of the record.
-        let before = start.saturating_sub(*KEY_BYTES.end());
+        // With the key and the header of the record, as far as they may have bytes that are there.
+        let furthest = start.saturating_sub(*KEY_BYTES.end());
+        let mut offsets = furthest..start;
+        let before = offsets.find(|offset| source.run(*offset) == len - offset);
+        let before = before.unwrap_or(start);
         tail.clear();
         read_to(source, before..len, &mut tail)?;
         let record = start - before;
