@@ -1,4 +1,5 @@
 //! Where memory is missing, that is an error: all work is done with ever more memory until it succeeds.
+#![cfg(not(feature = "python"))] // which brings an allocator of its own
 #![allow(unsafe_code)] // an allocator that fails
 
 use std::alloc::{GlobalAlloc, Layout, System};
