@@ -104,9 +104,7 @@ def test_it_reads_all_kinds(tmp_path: Path, reader: dict[str, Any], how: Any) ->
 
 
 @pytest.mark.parametrize("leaf", [np.arange(3), 7, [], {}, None, jnp.ones(2)])
-def test_it_reads_trees_that_are_leaves(
-    tmp_path: Path, reader: dict[str, Any], leaf: Any
-) -> None:
+def test_it_reads_trees_that_are_leaves(tmp_path: Path, reader: dict[str, Any], leaf: Any) -> None:
     treepack.save(tmp_path / "saved", leaf)
     same(reader["read"](tmp_path / "saved").tree(), leaf)
 

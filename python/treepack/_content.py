@@ -181,8 +181,7 @@ def opened(
     Raises:
       NoIndexError: A GzipError. If it is gzip that can only be read as a whole.
       GzipCorruptionError: A GzipError. If the index of gzip is damaged, or all of it.
-      DecodeError: If it is no regular file, and has to be one; or if it is empty, without
-        `salvage`.
+      DecodeError: If a file is empty, without `salvage`, or is no regular file, and has to be one.
       TreepackError: If gzip has more than `max_size` bytes inside.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
@@ -221,7 +220,7 @@ def opened(
             "convert it with `treepack convert` or gunzip"
         )
     found = content.inflate(max_size=max_size, threads=None, progress=None)
-    return Opened(found, damage, found.nbytes)
+    return Opened(found, damage, inflated=found.nbytes)
 
 
 class _Raw(io.RawIOBase):
@@ -261,8 +260,8 @@ def _salvaged(content: _core.Content, damage: str | None, max_size: int | None) 
     """Returns what comes out of a gzip stream as far as it is whole."""
     try:
         # In steps, by zlib: what is found whole here is what other readers of gzip take.
-        inflated = content.inflate(max_size=max_size, threads=None, progress=lambda *_: None)
-        return Opened(inflated, damage, inflated.nbytes)
+        found = content.inflate(max_size=max_size, threads=None, progress=lambda *_: None)
+        return Opened(found, damage, inflated=found.nbytes)
     except (GzipError, GzipTruncatedError) as error:
         damage = str(error)
     parts: list[bytes] = []

@@ -365,9 +365,7 @@ class File(Tree):
         try:
             found = opened(source, mmap=mmap, salvage=salvage, max_size=max_size, regular=is_shard)
         except IsADirectoryError:
-            open_file = functools.partial(
-                File, mmap=mmap, salvage=salvage, max_size=max_size, is_shard=True
-            )
+            open_file = functools.partial(File, mmap=mmap, salvage=salvage, is_shard=True)
             self._shards = Checkpoint(self._source, open_file, max_size=max_size)
             found = Opened(self._shards.manifest.content)
         self._opened: _core.Catalog | None = _core.Catalog.open(found.content, salvage=salvage)
