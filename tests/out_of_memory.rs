@@ -199,7 +199,7 @@ fn manifests() {
     assert!(failures(|| Manifest::decode(&encoded)) > 0);
     assert!(failures(|| manifest.try_clone()) > 0);
     let read = Manifest::decode(&encoded).unwrap();
-    assert!(failures(|| read.encoding()) > 0);
+    assert!(failures(|| read.encoding(None)) > 0);
 }
 
 fn values() {
