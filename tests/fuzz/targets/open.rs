@@ -31,7 +31,8 @@ fn examine(data: Vec<u8>) {
             continue;
         };
         let mut before = 0;
-        for (path, value) in catalog.ends_below(0) {
+        for end in catalog.ends_below(0) {
+            let (path, value) = end.expect("there is memory");
             let Some(leaf) = catalog.leaf(value) else {
                 continue;
             };
@@ -42,7 +43,7 @@ fn examine(data: Vec<u8>) {
             let keys: Vec<&str> = path.keys().collect();
             assert_eq!(catalog.path_of(value), path);
             // Of equal keys the last counts, in which there may be something else.
-            let found = catalog.find(0, keys);
+            let found = catalog.find(0, keys, &()).expect("nobody stops it");
             assert!(found.is_none_or(|found| catalog.path_of(found) == path));
             let read = Events::read_part(&data, place.start..place.end);
             assert!(read.is_ok() || !scanned || catalog.trailer().is_some());
