@@ -23,6 +23,7 @@ __all__ = [
     "Selector",
     "assemble",
     "captures",
+    "check_hashes",
     "compress",
     "decode_value",
     "decompress",

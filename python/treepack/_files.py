@@ -302,7 +302,7 @@ def load(
       unexpected: Whether leaves of the file that a dict of the target lacks are an error.
       verify: Whether the file is compared with its checksums first; see `treepack.verify`.
       on_corrupt: What becomes of leaves that are damaged: an error, or they count as missing, and
-        stay as the target has them.
+        stay as the target has them (`"skip"`). Damage outside of leaves is a warning then.
       return_report: Whether a `Report` is returned as well.
       arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
       device: Where to put all that become arrays of jax; by default where the target has them,

@@ -184,11 +184,11 @@ impl Catalog {
             } else if entry.is_leaf && is_asked(entry.head) {
                 let done = self.check_head(&near, value);
                 let done = done.and_then(|()| self.read_leaf(&near, entry.head).map(drop));
-                if is_other(done)? {
+                if is_damaged(done)? {
                     found.push(entry.head);
                 }
             }
-            if is_last && is_asked(self.len()) && is_other(self.check_rest(&near))? {
+            if is_last && is_asked(self.len()) && is_damaged(self.check_rest(&near))? {
                 found.push(self.len());
             }
         }
@@ -266,15 +266,13 @@ impl Catalog {
 
     /// An error with the path of a value.
     fn at(&self, value: usize, error: Error) -> Error {
-        match error {
-            Error::Stopped | Error::OutOfMemory | Error::Io(_) | Error::Payload(_) => error,
-            error => {
-                let (error, _) = error.split();
-                Error::At {
-                    path: self.path_of(value),
-                    error: Box::new(error),
-                }
-            }
+        if !is_of_format(&error) {
+            return error;
+        }
+        let (error, _) = error.split();
+        Error::At {
+            path: self.path_of(value),
+            error: Box::new(error),
         }
     }
 
@@ -341,14 +339,28 @@ fn compare_array(cursor: &mut Cursor<'_>, dtype: &str, shape: &[u64]) -> Result<
 fn is_other(done: Result<()>) -> Result<bool> {
     match done {
         Ok(()) => Ok(false),
-        Err(error) => match error.split().0 {
-            Error::Truncated { .. }
-            | Error::Malformed { .. }
-            | Error::TooDeep { .. }
-            | Error::Structure(_)
-            | Error::Gzip(_) => Ok(true),
-            error => Err(error),
-        },
+        Err(error) if is_of_format(&error) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the data are not what was expected, or cannot be inflated.
+fn is_damaged(done: Result<()>) -> Result<bool> {
+    match done {
+        Err(Error::Gzip(_) | Error::GzipTruncated) => Ok(true),
+        done => is_other(done),
+    }
+}
+
+/// Whether an error is one of the headers, and not of those who read them.
+fn is_of_format(error: &Error) -> bool {
+    match error {
+        Error::At { error, .. } => is_of_format(error),
+        Error::Truncated { .. }
+        | Error::Malformed { .. }
+        | Error::TooDeep { .. }
+        | Error::Structure(_) => true,
+        _ => false,
     }
 }
 
@@ -460,16 +472,16 @@ impl Source for InOrder<'_> {
         Ok(target.write_copy_of_slice(&bytes[from..from + target.len()]))
     }
 
+    fn near(&self) -> usize {
+        self.source.near()
+    }
+
     fn run(&self, offset: usize) -> usize {
         self.source.run(offset)
     }
 
     fn present(&self, range: Range<usize>) -> usize {
         self.source.present(range)
-    }
-
-    fn near(&self) -> usize {
-        self.source.near()
     }
 
     fn memory(&self) -> Option<RawBytes<'_>> {

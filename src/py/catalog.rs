@@ -39,6 +39,8 @@ pub struct Catalog {
     content: Py<Content>,
     catalog: Arc<catalog::Catalog>,
     chunked: Mutex<Chunked>,
+    /// What was told last of a kind of leaves, and where that kind is: most are like the one before.
+    told: Mutex<Option<(usize, Py<PyTuple>)>>,
 }
 
 /// The paths of values one after the other, each made when it is asked for: all of them may be much
@@ -172,6 +174,7 @@ impl Catalog {
             content: content.unbind(),
             catalog: Arc::new(catalog),
             chunked: Mutex::default(),
+            told: Mutex::default(),
         })
     }
 
@@ -182,6 +185,7 @@ impl Catalog {
             content: Py::new(py, nothing)?,
             catalog: self.catalog.clone(),
             chunked: Mutex::default(),
+            told: Mutex::default(),
         })
     }
 
@@ -295,7 +299,7 @@ impl Catalog {
     ) -> PyResult<(usize, Bound<'py, PyTuple>, usize, usize, usize)> {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
-        let kind = described(py, self.catalog.kind(leaf))?;
+        let kind = self.told(py, self.catalog.kind(leaf))?;
         Ok((leaf, kind, place.start, place.end, place.region))
     }
 
@@ -528,6 +532,20 @@ impl Catalog {
             left: value..self.catalog.after(value),
             with_empty,
         })
+    }
+
+    fn told<'py>(&self, py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
+        // Never held while others may run.
+        let told = || self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = std::ptr::from_ref(kind).addr();
+        if let Some((known, tuple)) = &*told()
+            && *known == place
+        {
+            return Ok(tuple.bind(py).clone());
+        }
+        let tuple = described(py, kind)?;
+        *told() = Some((place, tuple.clone().unbind()));
+        Ok(tuple)
     }
 
     fn check(&self, value: usize) -> PyResult<()> {

@@ -93,7 +93,7 @@ mod _core {
         assemble, has_older_types, mark_older, other_kinds, rebuild, trailer_metadata,
     };
     #[pymodule_export]
-    use super::catalog::{Catalog, Paths};
+    use super::catalog::Catalog;
     #[pymodule_export]
     use super::content::Content;
     #[pymodule_export]
