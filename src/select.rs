@@ -234,6 +234,7 @@ impl Selector {
     pub fn root(&self) -> State {
         let mut state = self.start();
         state.positions = self.moved(&state.positions, ".".chars());
+        state.depth = 1;
         self.decide(&mut state);
         state
     }
@@ -266,8 +267,9 @@ impl Selector {
     /// The patterns that match all of the path so far.
     pub fn ended<'a>(&'a self, state: &'a State) -> impl Iterator<Item = usize> + 'a {
         let of_rule = state.rule.and_then(|rule| self.rules[rule].pattern);
+        // Before the first part nothing ends, whatever wildcards may stand for nothing.
         let of_tokens = each(&state.positions).filter_map(|at| match self.tokens[at] {
-            Token::End(pattern) => Some(pattern),
+            Token::End(pattern) if state.depth > 0 => Some(pattern),
             _ => None,
         });
         of_rule.into_iter().chain(of_tokens)

@@ -118,7 +118,7 @@ def opened(folder: Path) -> None:
         path,
         tree,
         select="w",
-        rename={"x": "y"},
+        rename={"w": "w"},
         missing="target",
         unexpected="error",
         verify=True,

@@ -373,7 +373,8 @@ impl<'py> Objects<'_, 'py> {
             let value = self
                 .value()
                 .map_err(|failure| failure.below(self.reader.events().key_text(key)))?;
-            if matches!(key, Event::Str(_)) || pairs as usize <= Hashes::MOST {
+            // Complex keys are few (see `events/extensions.rs`) and quick to compare.
+            if matches!(key, Event::Str(_) | Event::Complex(_)) || pairs as usize <= Hashes::MOST {
                 dict.set_item(object, value)?;
             } else {
                 set_hashed(&dict, &object, value, &mut hashes)?;
