@@ -6,7 +6,6 @@ manifest ──▶ encoding with holes ──▶ catalog, as of a file
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import functools
 import itertools
@@ -25,6 +24,7 @@ from treepack._content import joined, local, read_all, size_of, url_of
 from treepack._deferred import rows_cast
 from treepack._lazy import LazyArray, bounds_of
 from treepack._sharded.shards import MANIFEST, bounds, name_of
+from treepack._sharded.tasks import Task, start
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -502,53 +502,6 @@ def _at(array: Any, index: list[slice]) -> np.ndarray:
 _NEARLY_WHOLE = 0.95
 
 
-class _Task:
-    """Work that is done once: by a thread that comes by, or by whoever needs the result.
-
-    A thread can end for want of memory before it has begun anything, and `Thread.start` and
-    executors wait for such a one for ever. So nobody waits for a thread here, but for a task that
-    one has begun.
-    """
-
-    def __init__(self, work: Callable[[], Any]):
-        self._work = work
-        self._begun, self._done = _thread.allocate_lock(), _thread.allocate_lock()
-        self._done.acquire()
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def attempt(self) -> None:
-        """Does the work, unless somebody has begun it."""
-        if not self._begun.acquire(blocking=False):
-            return
-        try:
-            self._result = self._work()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._done.release()
-
-    def result(self) -> Any:
-        """Returns the result, when somebody has done the work."""
-        self.attempt()
-        with self._done:
-            if self._error is not None:
-                raise self._error
-            return self._result
-
-    def end(self) -> None:
-        """Waits for whoever has begun the work. Nobody begins it any more."""
-        if not self._begun.acquire(blocking=False):
-            self._done.acquire()
-            self._done.release()
-
-
-def _attempt_all(tasks: list[_Task], stopped: Event) -> None:
-    for task in tasks:
-        if not stopped.is_set():
-            task.attempt()
-
-
 @contextlib.contextmanager
 def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.ndarray]]:
     """Prefetches boxes in threads; yields a function that waits for one."""
@@ -558,12 +511,10 @@ def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.n
         return
     stopped = Event()
     each = max(1, threads // len(copied))
-    ahead = {id(box): _Task(functools.partial(box.read, each, stopped)) for box in copied}
-    tasks = [_Task(functools.partial(_prefetch, copied, stopped)), *ahead.values()]
+    ahead = {id(box): Task(functools.partial(box.read, each, stopped)) for box in copied}
+    tasks = [Task(functools.partial(_prefetch, copied, stopped)), *ahead.values()]
     try:
-        with contextlib.suppress(RuntimeError, MemoryError):  # then there are fewer
-            for _ in range(min(threads + 1, len(tasks))):
-                _thread.start_new_thread(_attempt_all, (tasks, stopped))
+        start(tasks, threads + 1, stopped)
         yield lambda box: box.read() if box.is_in_place else ahead[id(box)].result()
     finally:
         stopped.set()  # what nobody has asked for will not be
