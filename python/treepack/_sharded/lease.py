@@ -60,10 +60,13 @@ class Lease:
         """
         self._path = directory / FILE
         self.spared: str | None = None
-        self._file = self._make()
         self._stopped = threading.Event()
         self._renewer: threading.Thread | None = None
         self._data = b""
+        # It gets its name when it is locked and written: a process that is killed leaves none that
+        # tells nothing.
+        made = directory / f".{FILE}.treepack-{secrets.token_hex(8)}.tmp"
+        self._file = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             about = {
                 "host": socket.gethostname(),
@@ -75,9 +78,8 @@ class Lease:
                 "token": secrets.token_hex(8),
             }
             data = json.dumps(about).encode()
-            if os.write(self._file, data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-            os.close(os.dup(self._file))  # which is when NFS shows it to other hosts
+            self._write(data)
+            self._take_name(made, data)
             self._data = data
             _held.add(self)
             thread = threading.Thread(target=self._renew, daemon=True)
@@ -85,15 +87,33 @@ class Lease:
                 thread.start()
                 self._renewer = thread
         except BaseException:
-            self._path.unlink(missing_ok=True)
             self.release()
             raise
+        finally:
+            made.unlink(missing_ok=True)
 
-    def _make(self) -> int:
+    def _write(self, data: bytes) -> None:
+        if os.write(self._file, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        os.close(os.dup(self._file))  # which is when NFS shows it to other hosts
+
+    def _take_name(self, made: Path, data: bytes) -> None:
+        """Gives the file the name that only one job can have."""
         busy = BusyError(f"{self._path.parent} is being saved to by several other jobs")
         for _ in range(_ATTEMPTS):
             try:
-                return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+                try:
+                    os.link(made, self._path)
+                except FileExistsError:
+                    raise
+                except OSError:  # there are no links
+                    file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+                    os.close(self._file)
+                    self._file = file
+                    _lock(file, wait=True)
+                    self._data = data  # from now on it has to be removed
+                    self._write(data)
+                return
             except FileExistsError:
                 try:
                     self._remove_dead()
