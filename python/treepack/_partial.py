@@ -106,7 +106,7 @@ def _restored(
         record = None
         state = _renamed_state(tree, found.renamed, found.marks, how, _on_devices(target))
     else:
-        if tree._file._shards is None and not (trailer and _core.has_older_types(trailer)):
+        if tree._file._shards is None:
             restored = restore_selected(
                 target,
                 catalog,

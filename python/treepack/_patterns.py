@@ -14,6 +14,7 @@ import numpy as np
 
 from treepack import _core, _paths
 from treepack._placement import leaves_of
+from treepack._printable import printable
 
 # Tells of the path of a leaf whether it is meant.
 Selects = Callable[[str], bool]
@@ -73,8 +74,7 @@ class Selection:
             return None
         marks = catalog.select(value, self.selector)
         if marks.undecided is not None:
-            path = catalog.path_of(marks.undecided, value)
-            raise ValueError(f"at {path}: the tree of bools has none for it")
+            raise _no_bool(catalog.path_of(marks.undecided, value))
         return marks
 
     def means(self, path: str) -> bool:
@@ -89,7 +89,7 @@ class Selection:
             return True
         found = self.selector.means(_paths.parts(path))
         if found is None:
-            raise ValueError(f"at {path}: the tree of bools has none for it")
+            raise _no_bool(path)
         return found
 
     def unmatched(self, patterns: Iterable[int], paths: Iterable[str]) -> list[int]:
@@ -99,6 +99,10 @@ class Selection:
             assert self.selector is not None
             left.difference_update(self.selector.matching(_paths.parts(path)))
         return sorted(left)
+
+
+def _no_bool(path: str) -> ValueError:
+    return ValueError(f"at {printable(path)}: the tree of bools has none for it")
 
 
 # What a mask may have: `None` is a leaf that is not there, as in the masks of equinox.

@@ -128,8 +128,6 @@ def _restore_converted(
         catalog = _core.Catalog.open(content, salvage=False)
     except TreepackError:  # which is told when all is read
         return None
-    if catalog.trailer is not None and _core.has_older_types(catalog.trailer):
-        return None
     return restore_selected(target, catalog, 0, strict, **options)
 
 
@@ -154,6 +152,8 @@ def restore_selected(
     """
     check_strict(strict)
     if strict == "exact" or handlers.overridden() or _core.TRAILER_KEY in _keys(target):
+        return None
+    if catalog.trailer is not None and _core.has_older_types(catalog.trailer):
         return None
 
     def settle(leaves: list[tuple[str, Any, Any]]) -> list[Any] | None:
