@@ -1,72 +1,97 @@
-"""Draws `results/results.json` as `results/results.png`: how much faster than flax."""
+"""Draws `results/results.json` as `results/results.svg`: seconds to save a gibibyte and read it.
+
+The chart has one bar for each of four libraries, and follows the light or dark theme of the page.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
-
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.ticker import NullFormatter
+from xml.sax.saxutils import escape
 
 RESULTS = Path(__file__).parent / "results"
 
-COLORS = {
-    "treepack": "#d1495b",
-    "arrow": "#00798c",
-    "msgspec": "#edae49",
-    "safetensors": "#66a182",
-    "ormsgpack": "#8d96a3",
-    "pickle": "#2e4057",
-    "equinox": "#9d79bc",
-    "orbax": "#c08552",
-    "eformer": "#bbbbbb",
-}
+LIBRARIES = ("flax", "orbax", "safetensors", "treepack")
+SAVE, LOAD = "save, not synced", "load, sum every array"
+
+WIDTH, LEFT, RIGHT, TOP, STEP, HEIGHT = 760, 110, 120, 62, 32, 20
+
+STYLE = """
+    text { font: 14px system-ui, sans-serif; fill: #1f2328; }
+    .title { font-weight: 600; }
+    .note { font-size: 12px; fill: #59636e; }
+    .save { fill: #8c959f; } .load { fill: #d1d9e0; }
+    .own .save { fill: #b3364b; } .own .load { fill: #e59aa6; }
+    .own text { font-weight: 600; }
+    @media (prefers-color-scheme: dark) {
+      text { fill: #f0f6fc; }
+      .note { fill: #9198a1; }
+      .save { fill: #848d97; } .load { fill: #4a525c; }
+      .own .save { fill: #e5687c; } .own .load { fill: #8f3a48; }
+    }
+"""
 
 
-def panels(results: dict[str, Any]) -> list[tuple[str, dict[str, float]]]:
-    """Returns the title of each panel, and each library's speed relative to flax."""
-    found = []
-    for workload in results["workloads"]:
-        for row in workload["rows"]:
-            seconds = row["seconds"]
-            ratios = {name: seconds["flax"] / seconds[name] for name in COLORS if name in seconds}
-            if len(ratios) > 1:
-                found.append((f"{workload['workload']}\n{row['op']}", ratios))
-    return found
+def seconds(results: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Returns the times to save and to load of each library, slowest first."""
+    rows = {
+        row["op"]: row["seconds"]
+        for workload in results["workloads"]
+        for row in workload["rows"]
+        if row["op"] in (SAVE, LOAD)
+    }
+    found = {name: (rows[SAVE][name], rows[LOAD][name]) for name in LIBRARIES}
+    return dict(sorted(found.items(), key=lambda item: -sum(item[1])))
+
+
+def workload(results: dict[str, Any]) -> str:
+    """Returns the name of the tree that is saved."""
+    [name] = [
+        workload["workload"]
+        for workload in results["workloads"]
+        if any(row["op"] == SAVE for row in workload["rows"])
+    ]
+    return str(name).removesuffix(", file")
+
+
+def svg(results: dict[str, Any]) -> str:
+    """Returns the chart."""
+    found = seconds(results)
+    scale = (WIDTH - LEFT - RIGHT) / max(map(sum, found.values()))
+    bottom = TOP + STEP * len(found)
+    title = f"Save {workload(results)}, then load and read every array"
+    lines = [
+        f'<text class="title" x="0" y="16">{escape(title)}</text>',
+        '<text class="note" x="0" y="38">seconds to <tspan class="save">■</tspan> save and to '
+        '<tspan class="load">■</tspan> load and read; shorter is better</text>',
+    ]
+    for row, (name, (save, load)) in enumerate(found.items()):
+        y, middle = TOP + STEP * row, TOP + STEP * row + HEIGHT / 2 + 5
+        end = LEFT + (save + load) * scale
+        lines += [
+            f'<g class="{"own" if name == "treepack" else "peer"}">',
+            f'<text x="{LEFT - 10}" y="{middle:g}" text-anchor="end">{name}</text>',
+            f'<rect class="save" x="{LEFT}" y="{y}" width="{save * scale:.1f}" height="{HEIGHT}"/>',
+            f'<rect class="load" x="{LEFT + save * scale:.1f}" y="{y}" '
+            f'width="{load * scale:.1f}" height="{HEIGHT}"/>',
+            f'<text x="{end + 8:.1f}" y="{middle:g}">{save + load:.2f} s</text>',
+            "</g>",
+        ]
+    note = f"{results['machine']}; files in the page cache, not synced"
+    lines.append(f'<text class="note" x="0" y="{bottom + 14}">{escape(note)}</text>')
+    body = "\n  ".join(lines)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{bottom + 24}" '
+        f'viewBox="0 0 {WIDTH} {bottom + 24}" role="img">\n  <title>{escape(title)}</title>\n'
+        f"  <style>{STYLE}  </style>\n  {body}\n</svg>\n"
+    )
 
 
 def main() -> None:
-    """Draws all operations that have peers, one panel each."""
+    """Draws the results that `compare.py --full` has written."""
     results = json.loads((RESULTS / "results.json").read_text())
-    found = panels(results)
-    columns = 3
-    rows = -(-len(found) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(13, 2.4 * rows), layout="constrained")
-    for axis in axes.flat[len(found) :]:
-        axis.set_visible(False)
-    for axis, (title, ratios) in zip(axes.flat, found, strict=False):
-        names = sorted(ratios, key=lambda name: ratios[name])
-        bars = axis.barh(
-            names, [ratios[name] for name in names], color=[COLORS[name] for name in names]
-        )
-        labels = [
-            f"{ratios[name]:,.0f}x" if ratios[name] >= 100 else f"{ratios[name]:.3g}x"
-            for name in names
-        ]
-        axis.bar_label(bars, labels, padding=3, fontsize=8)
-        axis.set_xscale("log")
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_title(title, fontsize=9)
-        axis.tick_params(labelsize=8)
-        axis.margins(x=0.18)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"Speed relative to flax (1x), {results['machine']}", fontsize=11)
-    figure.savefig(RESULTS / "results.png", dpi=90)
+    (RESULTS / "results.svg").write_text(svg(results))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""The examples in the README are run, and what it says of the API is true."""
+"""The examples in README and docs are run, and what these say of the API is true."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +18,33 @@ import treepack
 from treepack._cli import app
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-DOCS = "".join(
-    (ROOT / "docs" / name).read_text() for name in ("format.md", "sharded.md", "orbax.md")
-)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README + DOCS, re.S))
-def test_example(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def blocks(language: str, text: str) -> list[tuple[int, str]]:
+    """The blocks of a language, each with the number of lines before it."""
+    found = re.finditer(rf"^```{language}\n(.*?)^```", text, re.S | re.M)
+    return [(text.count("\n", 0, block.start(1)), block[1]) for block in found]
+
+
+def printed(code: str) -> list[str]:
+    """The comments that follow a `print`, which are what it prints."""
+    found, follows = [], False
+    for line in map(str.strip, code.splitlines()):
+        follows = "print(" in line or (follows and line.startswith("#"))
+        if follows and line.startswith("#"):
+            found.append(line[2:])
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in TEXTS if blocks("python", TEXTS[page])])
+def test_examples(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})
-    if "print(error)" in code:
-        told = code[code.index("print(error)") :].splitlines()[1:]
-        assert capsys.readouterr().out.splitlines() == [line.strip()[2:] for line in told]
+    names: dict[str, object] = {}
+    for line, code in blocks("python", TEXTS[page]):
+        exec(compile("\n" * line + code, ROOT / page, "exec"), names)
+        assert capsys.readouterr().out.splitlines() == printed(code)
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -38,18 +54,66 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     treepack.save("other.treepack", tree)
     Path("model.msgpack").write_bytes(flax.to_bytes(tree))
     Path("cut.treepack").write_bytes(Path("model.treepack").read_bytes()[:-100])
-    commands = re.findall(r"^treepack (.*?)(?: +#.*)?$", README, re.M)
+    shell = "".join(code for text in TEXTS.values() for _, code in blocks("sh", text))
+    commands = re.findall(r"^treepack (.*?)(?: +#.*)?$", shell, re.M)
     assert len(commands) >= 8
     for command in commands:
         done = CliRunner().invoke(app, command.split())
         assert done.exit_code == ("salvage" in command), (command, done.output, done.exception)
 
 
+@pytest.mark.parametrize("page", [page for page in TEXTS if blocks("console", TEXTS[page])])
+def test_output_of_commands(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    treepack.save("model.treepack", {"params": {"w": np.ones((64, 64)), "b": [1, 2]}, "step": 3})
+    for _, code in blocks("console", TEXTS[page]):
+        command, _, output = code.partition("\n")
+        done = CliRunner().invoke(app, command.removeprefix("$ treepack ").split())
+        assert done.output == output
+
+
 def test_every_make_target_that_is_named_exists():
     makefile = (ROOT / "Makefile").read_text()
-    texts = README + (ROOT / "CONTRIBUTING.md").read_text()
-    for target in set(re.findall(r"`make ([a-z-]+)`", texts)):
+    for target in set(re.findall(r"`make ([a-z-]+)`", "".join(TEXTS.values()))):
         assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def prose(text: str) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+
+
+def anchors(text: str) -> set[str]:
+    """The names that GitHub gives to headings."""
+    headings = re.findall(r"^#+ (.*)", prose(text), re.M)
+    return {re.sub(r"[^\w -]", "", it).strip().lower().replace(" ", "-") for it in headings}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_somewhere(page: str):
+    for path, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", prose(TEXTS[page])):
+        if path.startswith("https://"):
+            continue
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target.read_text()), (path, anchor)
+
+
+def test_the_index_lists_every_page():
+    listed = re.findall(r"\]\((\w[\w-]*\.md)\)", TEXTS["docs/index.md"])
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("[!i]*.md"))
+
+
+def test_the_chart_is_that_of_the_results(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "benches")
+    monkeypatch.delitem(sys.modules, "chart", raising=False)
+    import chart
+
+    results = json.loads((chart.RESULTS / "results.json").read_text())
+    assert (chart.RESULTS / "results.svg").read_text() == chart.svg(results)
+    words = " ".join(TEXTS["README.md"].lower().split())
+    for library, times in chart.seconds(results).items():
+        assert f"{library} {sum(times):.2f}" in words, library
 
 
 def test_every_name_of_both_originals_is_there_with_its_signature():
