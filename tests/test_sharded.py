@@ -599,6 +599,25 @@ KINDS_OF_FILES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.parametrize("kind", KINDS_OF_FILES)
+def test_what_is_committed_are_regular_files(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_to(tmp_path, 1)
+    write = writing.Part.write
+
+    def replaced(part: Any, directory: writing.Directory, name: str, *args: Any) -> None:
+        write(part, directory, name, *args)
+        path = Path(directory.file(f"{name}-00000.treepack"))
+        path.unlink()
+        KINDS_OF_FILES[kind](path)
+
+    monkeypatch.setattr(writing.Part, "write", replaced)
+    with pytest.raises(treepack.DecodeError, match="no regular file"):
+        save_to(tmp_path, 2)
+    assert value_in(tmp_path) == 1
+
+
 @pytest.mark.parametrize("mmap", [True, False])
 @pytest.mark.parametrize("kind", KINDS_OF_FILES)
 def test_shards_and_manifests_are_regular_files(checkpoint: Path, kind: str, mmap: bool) -> None:

@@ -388,6 +388,7 @@ class Directory:
         """
         if self._lease is not None:
             self._lease.check()
+          DecodeError: If it is no regular file, or damaged.
         if self._manifest() != self._before:
             raise BusyError(f"another job has saved to {self} meanwhile")
 
@@ -420,7 +421,7 @@ class Directory:
           FileNotFoundError: If it is not there.
         """
         file = self.file(name)
-        catalog = _core.Catalog.open(opened(file).content, salvage=False)
+        catalog = _core.Catalog.open(opened(file, regular=True).content, salvage=False)
         record = present(catalog.trailer)
         about = _core.trailer_metadata(record)
         plan = about.get("plan") if isinstance(about, dict) else None
