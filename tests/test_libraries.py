@@ -802,3 +802,50 @@ def test_the_core_finds_what_it_calls() -> None:
     names = re.findall(r'hook\("(\w+)"\)', (ROOT / "src/py/hooks.rs").read_text())
     assert sorted(names) == sorted(_hooks.__all__)
     assert all(callable(getattr(_hooks, name)) for name in names)
+
+
+class Numbered:
+    """A container whose state has a dict with integer keys."""
+
+    def __init__(self, items: dict[int, Any]):
+        self.items = items
+
+
+@pytest.mark.parametrize("module", [flax.serialization, serialization])
+def test_integer_keys_in_the_state_of_a_handler(module: Any, tmp_path: Path) -> None:
+    module.register_serialization_state(
+        Numbered,
+        lambda it: {"items": {key: module.to_state_dict(item) for key, item in it.items.items()}},
+        lambda it, state: Numbered(
+            {
+                key: module.from_state_dict(it.items[key], item)
+                for key, item in state["items"].items()
+            }
+        ),
+        override=True,
+    )
+    tree = {"n": Numbered({1: np.ones(2), 2: {"a": np.zeros(3)}})}
+    target = {"n": Numbered({1: np.zeros(2), 2: {"a": np.ones(3)}})}
+    data = module.to_bytes(tree)
+    (tmp_path / "plain").write_bytes(data)
+    treepack.save(tmp_path / "described", tree, holes=True)
+    state = serialization.to_state_dict(tree)
+    jax.tree.map(np.testing.assert_array_equal, state, flax.serialization.to_state_dict(tree))
+    expected = flax.serialization.from_bytes(target, data)["n"].items
+    for found in (
+        serialization.from_bytes(target, data),
+        serialization.from_state_dict(target, state),
+        serialization.from_state_dict(target, state, strict="exact"),
+        treepack.load(tmp_path / "plain", target),
+        treepack.load(tmp_path / "described", target, strict="exact"),
+        treepack.load(tmp_path / "plain", target, missing="target"),
+        treepack.load(tmp_path / "plain", target, select="n/items/*"),
+        treepack.load(tmp_path / "described", target, missing="target"),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, found["n"].items, expected)
+    part = treepack.load(tmp_path / "plain", target, select="n/items/2")["n"].items
+    assert part[1].tolist() == [0, 0]
+    assert part[2]["a"].tolist() == [0, 0, 0]
+    wrong = {"n": Numbered({1: np.zeros(5), 2: {"a": np.ones(3)}})}
+    with pytest.raises(treepack.MismatchError, match=r"n/items/1: expected float64\[5\]"):
+        serialization.from_bytes(wrong, data, strict="exact")

@@ -518,6 +518,8 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
             )
             return restore.keep(template, name) if gaps else state
         return _restore_leaf(template, state, name, restore)
+    if restore.partial is not None:
+        state = _with_keys_of(template, state)
     restore.path.append(name)
     try:
         if restore.strict == "exact":
@@ -526,17 +528,23 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
             for key in template.keys() - state.keys():
                 restore.note(str(key), described(template[key]), NOTHING)
         compared = {
-            key: _compared(template[key], value, key, restore) if key in template else value
+            key: _compared(template[key], value, str(key), restore) if key in template else value
             for key, value in state.items()
             if key in template or value is not ABSENT
         }
         if restore.partial is not None:
             for key in template.keys() - state.keys():
-                if restore.partial.keeps(template[key], restore.path_of(key)):
-                    compared[key] = restore.keep(template[key], key)
+                if restore.partial.keeps(template[key], restore.path_of(str(key))):
+                    compared[key] = restore.keep(template[key], str(key))
         return compared
     finally:
         restore.path.pop()
+
+
+def _with_keys_of(template: Mapping[Any, Any], state: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Returns a state that was read by paths with the keys of the template that are no strings."""
+    keys = {str(key): key for key in template if type(key) is not str}
+    return {keys.get(key, key): value for key, value in state.items()} if keys else state
 
 
 def _are_lists(template: Any, state: Any) -> bool:
