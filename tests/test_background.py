@@ -146,9 +146,8 @@ def test_what_goes_wrong_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         gc.collect()
         assert not caplog.records
         saving = treepack.save(tmp_path / "model", {"w": 1}, background=True)
-        for thread in threading.enumerate():
-            if thread.name.startswith("treepack"):
-                thread.join()
+        for thread in _saving._threads:
+            thread.join()
         del saving
         gc.collect()
         assert "model has failed" in caplog.text
@@ -187,19 +186,41 @@ def test_nothing_is_held_afterwards(tmp_path: Path) -> None:
 
 
 AT_EXIT = """
-import threading
+import multiprocessing, threading, time
 from pathlib import Path
+from treepack import _saving
+
+main = threading.main_thread().ident
+
+def is_at_its_end():
+    frame = sys._current_frames()[main]
+    while frame is not None and frame.f_code is not _saving._finish.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 def told(done, total):
-    threading.main_thread().join()  # which has come to the end of the program
-    assert not Path(args[0]).exists()
+    while not is_at_its_end():
+        time.sleep(0.001)
+    assert not Path(path).exists()
 
-treepack.save(args[0], {"w": np.ones(1 << 23)}, background=True, progress=told)
+def save(where):
+    global path
+    path = where
+    treepack.save(path, {"w": np.ones(1 << 23)}, background=True, progress=told)
+
+if args[1] == "program":
+    save(args[0])
+else:
+    child = multiprocessing.get_context("fork").Process(target=save, args=(args[0],))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
 """
 
 
-def test_the_end_of_the_program_waits(tmp_path: Path) -> None:
-    processes.run(AT_EXIT, 1, tmp_path / "model")
+@pytest.mark.parametrize("what", ["program", "process of multiprocessing"])
+def test_the_end_of_the_program_waits(tmp_path: Path, what: str) -> None:
+    processes.run(AT_EXIT, 1, tmp_path / "model", what)
     assert treepack.load(tmp_path / "model")["w"].sum() == 1 << 23
 
 
@@ -226,7 +247,7 @@ def test_nothing_is_held_after_a_failure(tmp_path: Path) -> None:
 def test_a_thread_that_cannot_start_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_: threading.Thread) -> None:
+    def start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     array = jnp.ones(1 << 18)
@@ -234,7 +255,7 @@ def test_a_thread_that_cannot_start_leaves_nothing(
     for sharded in (False, True):
         path = tmp_path / f"model-{sharded}"
         with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", start)
+            patch.setattr("_thread.start_new_thread", start)
             with pytest.raises(RuntimeError, match="can't start"):
                 treepack.save(path, [array], background=True, sharded=sharded)
         assert not path.exists()

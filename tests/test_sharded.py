@@ -1191,7 +1191,7 @@ def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError("enough")
 
     for owner, name in (
-        (threading.Thread, "start"),
+        (lease, "Thread"),
         (lease.json, "dumps"),
         (writing.Directory, "_manifest"),
         (writing._core, "write_file"),
@@ -1205,10 +1205,10 @@ def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.Mo
         during(tmp_path, fail)
     assert not list(tmp_path.iterdir())
 
-    def no_thread(_: threading.Thread) -> None:
+    def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr("_thread.start_new_thread", no_thread)
     save_to(tmp_path, 1)
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -15,6 +15,7 @@ from treepack._lazy import LazyArray
 from treepack._libraries import jax as _jax
 from treepack._nodes import kind_of
 from treepack._sharded.reading import Box, ShardedArray, expect, reading
+from treepack._tasks import run
 from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _numbered(target: Any, found: Any) -> Any:
 def _cast(leaves: Leaves, threads: int | None) -> list[Any]:
     """Returns what was found, with floats in the dtypes of the template."""
     results: list[Any] = []
-    work: list[tuple[np.ndarray, np.ndarray]] = []
+    work: list[Callable[[], None]] = []
     for _, target, found in leaves:
         expected, actual = signature(target), signature(found)
         if (
@@ -126,18 +127,13 @@ def _cast(leaves: Leaves, threads: int | None) -> list[Any]:
         starts = range(0, source.size, _CAST_ELEMENTS)
         parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]
         flat = source.reshape(-1), made.reshape(-1)
-        work.extend((flat[0][part], flat[1][part]) for part in parts)
+        work += [functools.partial(_cast_part, flat[0][part], flat[1][part]) for part in parts]
         results.append(made)
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(_core.thread_count(threads)) as pool:
-        for _ in pool.map(_cast_part, work):
-            pass
+    run(work, _core.thread_count(threads))
     return results
 
 
-def _cast_part(part: tuple[np.ndarray, np.ndarray]) -> None:
-    source, target = part
+def _cast_part(source: np.ndarray, target: np.ndarray) -> None:
     with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
         np.copyto(target, source, casting="unsafe")
 

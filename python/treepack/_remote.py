@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from treepack import _core
 from treepack._options import Progress, telling
+from treepack._tasks import Task, Thread, started
 
 # Requests that are under way at a time, and how much each asks for.
 _REQUESTS = 8
@@ -193,10 +194,10 @@ def downloaded(url: str, progress: Progress = None) -> bytearray:
         view[start:stop] = file.fetch(start, stop)
         return stop - start
 
-    starts = range(0, length, _PART_BYTES)
-    with telling(progress, "load") as tell, ThreadPoolExecutor(file.at_once) as pool:
-        for size in pool.map(part, starts):
-            done += size
+    parts = [functools.partial(part, start) for start in range(0, length, _PART_BYTES)]
+    with telling(progress, "load") as tell, started(parts, file.at_once) as tasks:
+        for task in tasks:
+            done += task.result()
             if tell is not None:
                 tell(done, length)
     view.release()
@@ -243,32 +244,28 @@ def write(url: str, save: Callable[[str], None]) -> None:
     fs = _own(lowest)
     _make_parent(fs, path)
     reader, writer = os.pipe()
-    failed: list[BaseException] = []
 
     def run() -> None:
         try:
             save(f"/dev/fd/{writer}")
-        except BaseException as error:  # which is raised where somebody waits
-            failed.append(error)
         finally:
             os.close(writer)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    saving = Task(run)
     try:
-        with fs.transaction, os.fdopen(reader, "rb", buffering=0) as pipe:
+        with os.fdopen(reader, "rb", buffering=0) as pipe, fs.transaction:
+            Thread(saving.attempt)
             try:
                 file = fs.open(path, "wb", block_size=_PART_BYTES)
             except NotImplementedError as error:
                 raise io.UnsupportedOperation(f"{url}: fsspec cannot write there") from error
             while part := _read(pipe, _PART_BYTES):
                 file.write(part)
-            thread.join()
-            if failed:
-                raise failed[0]
+            saving.result()
             file.close()
     finally:
-        thread.join()  # it ends when nobody reads any more
+        if not saving.end():  # which it does when nobody reads any more
+            os.close(writer)
     _forget(url)
 
 

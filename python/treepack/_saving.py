@@ -7,6 +7,7 @@ Until a save has ended, another one to the same path waits.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -19,6 +20,7 @@ from typing import Any
 
 from treepack._content import local, url_of
 from treepack._options import Progress, telling
+from treepack._tasks import Thread
 from treepack.errors import TreepackError
 
 # Takes who is told how far it has come, and returns when all is written.
@@ -123,6 +125,7 @@ def _log(path: str, error: str) -> None:
 
 _lock = threading.Lock()
 _under_way: dict[str, Saving] = {}
+_threads: list[Thread] = []
 
 
 def _forget() -> None:
@@ -165,11 +168,10 @@ def run(
             _ended(place, saving)
 
     write_once = [write]  # so that nothing holds it when it has been called
-    with _lock:
-        _under_way[place] = saving
     try:
-        # No daemon: Python waits for it at exit.
-        threading.Thread(target=work, name=f"treepack save {place}").start()
+        _enter(place, saving)
+        _threads[:] = [thread for thread in _threads if not thread.has_ended]
+        _threads.append(Thread(work))
     except BaseException as error:
         with contextlib.suppress(IndexError):  # an interrupt may come when it has begun
             write_once.pop()
@@ -181,22 +183,48 @@ def run(
     return saving
 
 
+def _finish() -> None:
+    """Waits at the end of the program until all is written, and told."""
+    while _under_way:
+        for place, saving in [*_under_way.items()]:
+            _wait_for(saving, place)
+    while _threads:
+        _threads.pop().join()
+
+
+# Python waits for no thread but those of `threading`, whose `start` may wait for ever. This is
+# where it does, also in processes of `multiprocessing`, which call nothing of `atexit`.
+with contextlib.suppress(AttributeError, RuntimeError):  # it is private; the program has ended
+    threading._register_atexit(_finish)  # type: ignore[attr-defined]
+atexit.register(_finish)
+
+
 def _ended(place: str, saving: Saving) -> None:
     with _lock:
         if _under_way.get(place) is saving:
             del _under_way[place]
 
 
+def _enter(place: str, saving: Saving) -> None:
+    """Makes a save the one that is under way, as soon as there is no other."""
+    while True:
+        with _lock:
+            other = _under_way.setdefault(place, saving)
+        if other is saving:
+            return
+        _wait_for(other, place)
+
+
 def wait_for(path: str | os.PathLike[str]) -> None:
     """Waits until no save to a path is under way."""
     place = _place(path)
-    while True:
-        with _lock:
-            saving = _under_way.get(place)
-        if saving is None:
-            return
-        Future.exception(saving)  # which is for those who have asked for it
-        _ended(place, saving)
+    while (saving := _under_way.get(place)) is not None:
+        _wait_for(saving, place)
+
+
+def _wait_for(saving: Saving, place: str) -> None:
+    Future.exception(saving)  # which is for those who have asked for it
+    _ended(place, saving)
 
 
 def _place(path: str | os.PathLike[str]) -> str:

@@ -12,7 +12,6 @@
 | `group.py` | what processes tell each other |
 | `identity.py` | what makes a save the same in all of them |
 | `lease.py` | which job may save to a directory |
-| `tasks.py` | work in threads that nobody waits for |
 | `writing.py` | the files, and the manifest that commits them |
 | `reading.py` | arrays that are put together from shards |
 """

@@ -21,6 +21,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from treepack._tasks import Thread
 from treepack.errors import TreepackError
 
 FILE = "lease.treepack"
@@ -61,7 +62,7 @@ class Lease:
         self._path = directory / FILE
         self.spared: str | None = None
         self._stopped = threading.Event()
-        self._renewer: threading.Thread | None = None
+        self._renewer: Thread | None = None
         self._data = b""
         # It gets its name when it is locked and written: a process that is killed leaves none that
         # tells nothing.
@@ -82,10 +83,8 @@ class Lease:
             self._take_name(made, data)
             self._data = data
             _held.add(self)
-            thread = threading.Thread(target=self._renew, daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread: then the lock has to do
-                thread.start()
-                self._renewer = thread
+            with contextlib.suppress(RuntimeError, MemoryError):  # then the lock has to do
+                self._renewer = Thread(self._renew)
         except BaseException:
             self.release()
             raise

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from treepack import _core, _paths
+from treepack import _core, _paths, _tasks
 from treepack._content import joined, local, read_all, size_of, url_of
 from treepack._deferred import rows_cast
 from treepack._lazy import LazyArray, bounds_of
 from treepack._sharded.shards import MANIFEST, bounds, name_of
-from treepack._sharded.tasks import Task, start
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -511,15 +510,11 @@ def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.n
         return
     stopped = Event()
     each = max(1, threads // len(copied))
-    ahead = {id(box): Task(functools.partial(box.read, each, stopped)) for box in copied}
-    tasks = [Task(functools.partial(_prefetch, copied, stopped)), *ahead.values()]
-    try:
-        start(tasks, threads + 1, stopped)
+    works: list[Callable[[], Any]] = [functools.partial(_prefetch, copied, stopped)]
+    works += [functools.partial(box.read, each, stopped) for box in copied]
+    with _tasks.started(works, threads + 1, stopped) as (_, *tasks):
+        ahead = {id(box): task for box, task in zip(copied, tasks, strict=True)}
         yield lambda box: box.read() if box.is_in_place else ahead[id(box)].result()
-    finally:
-        stopped.set()  # what nobody has asked for will not be
-        for task in tasks:
-            task.end()
 
 
 def _prefetch(boxes: list[Box], stopped: Event) -> None:

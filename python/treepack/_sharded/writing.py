@@ -17,11 +17,10 @@ import json
 import os
 import re
 import secrets
-import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from treepack import _core, _paths, _remote
 from treepack._content import (
@@ -44,9 +43,8 @@ from treepack._sharded.group import Group, NotSavedError
 from treepack._sharded.identity import Identity, identity_of
 from treepack._sharded.lease import BusyError, Lease
 from treepack._sharded.shards import MANIFEST, bounds, cell_of, name_of, plan_of, start_of
+from treepack._tasks import run
 from treepack.errors import DecodeError, TreepackError
-
-T = TypeVar("T")
 
 # What files with shards are called, and temporary files of theirs and of leases.
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
@@ -256,37 +254,9 @@ class Part:
                 )
             return file, found.nbytes, found.record
 
-        files = _in_threads(look, self._processes)
+        files = run([functools.partial(look, process) for process in self._processes], _LOOKING)
         directory.check()
         directory.write(MANIFEST, self._draft.with_files(files), durable=self._how.durable)
-
-
-def _in_threads(work: Callable[[int], T], items: list[int]) -> list[T]:
-    """Returns what `work` returns for each item, with some of them under way at a time.
-
-    No executor of `concurrent.futures`, which does nothing more when the program is at its end.
-    """
-    queue = iter(enumerate(items))
-    results: dict[int, T] = {}
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        for at, item in queue:  # `next` of an iterator of a list is one step for all threads
-            try:
-                results[at] = work(item)
-            except BaseException as error:
-                failed.append(error)
-                return
-
-    threads = [threading.Thread(target=run) for _ in range(min(_LOOKING, len(items)) - 1)]
-    for thread in threads:
-        thread.start()
-    run()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return [results[at] for at in range(len(items))]
 
 
 # How many files process 0 looks at at a time: it only waits for them.
@@ -388,7 +358,6 @@ class Directory:
         """
         if self._lease is not None:
             self._lease.check()
-          DecodeError: If it is no regular file, or damaged.
         if self._manifest() != self._before:
             raise BusyError(f"another job has saved to {self} meanwhile")
 
@@ -419,6 +388,7 @@ class Directory:
 
         Raises:
           FileNotFoundError: If it is not there.
+          DecodeError: If it is no regular file, or damaged.
         """
         file = self.file(name)
         catalog = _core.Catalog.open(opened(file, regular=True).content, salvage=False)
