@@ -1413,6 +1413,12 @@ def test_what_is_saved_again_meanwhile(checkpoint: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(reading.Checkpoint, "_checked", checked)
     assert treepack.load(checkpoint)["w"].tolist() == [3, 3, 3]
+    for options in ({"verify": True}, {"on_corrupt": "skip"}):
+        again = iter([4, 5])
+        assert treepack.load(checkpoint, **options)["w"].tolist() == [5, 5, 5]
+    again = iter([6, 7])
+    assert treepack.verify(checkpoint).ok
+    assert next(again, None) is None
 
 
 def test_what_is_saved_again_elsewhere_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1437,6 +1443,16 @@ def test_what_is_saved_again_elsewhere_while_it_is_read(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(_placement, "expect", expecting)
     assert set(treepack.load(url, target)["w"].tolist()) == {4}
+
+    def save_again(*_: int) -> None:
+        value = next(again, None)
+        if value is not None:
+            treepack.save(url, {"w": jnp.full(size, float(value))}, sharded=True)
+
+    again = iter([5, 6])
+    assert treepack.verify(url, progress=save_again).ok
+    again = iter([7, 8])
+    assert set(treepack.load(url, target, verify=True, progress=save_again)["w"].tolist()) == {8}
 
 
 def test_files_that_are_cut_short_while_they_are_open(checkpoint: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 import os
@@ -18,7 +17,7 @@ from treepack._partial import Missing, OnCorrupt, Part, Unexpected, load_part
 from treepack._placement import Arrays
 from treepack._report import Report
 from treepack._saving import Saving, run, wait_for
-from treepack._sharded.reading import ReplacedError
+from treepack._sharded.reading import unless_replaced
 from treepack._sharded.writing import ShardedWrite, is_distributed
 
 if TYPE_CHECKING:
@@ -368,12 +367,9 @@ def load(
             pass  # a sharded checkpoint, or nothing
         else:
             return restore_described(content, target, how)
-    for _ in range(_REPLACED):
-        with contextlib.suppress(ReplacedError), File(path, mmap=mmap, max_size=max_size) as file:
+
+    def attempt() -> Any:
+        with File(path, mmap=mmap, max_size=max_size) as file:
             return load_part(file, target, part, how)
-    with File(path, mmap=mmap, max_size=max_size) as file:
-        return load_part(file, target, part, how)
 
-
-# How often a checkpoint may be saved again while it is loaded.
-_REPLACED = 5
+    return unless_replaced(attempt)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from treepack import _core, _paths
 from treepack._open import File, Status
 from treepack._options import Progress, telling
+from treepack._sharded.reading import unless_replaced
 
 if TYPE_CHECKING:
     from treepack._content import Openable
@@ -138,9 +139,13 @@ def verify(
       >>> treepack.verify(path).corrupt
       ['w']
     """
-    with (
-        File(source, salvage=True, max_size=max_size) as file,
-        telling(progress, "verify") as tell,
-    ):
-        statuses, damage = file._verified(threads=threads, progress=tell)
-        return Verification(Statuses(file._catalog().without_content(), statuses), damage)
+
+    def attempt() -> Verification:
+        with (
+            File(source, salvage=True, max_size=max_size) as file,
+            telling(progress, "verify") as tell,
+        ):
+            statuses, damage = file._verified(threads=threads, progress=tell)
+            return Verification(Statuses(file._catalog().without_content(), statuses), damage)
+
+    return unless_replaced(attempt)

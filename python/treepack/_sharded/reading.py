@@ -15,7 +15,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from treepack.errors import (
 if TYPE_CHECKING:
     from treepack._open import File, Status, Tree
 
+T = TypeVar("T")
+
 # What reading raises where data are not what was saved.
 _DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
 
@@ -47,6 +49,18 @@ _ALIGN = 64
 
 class ReplacedError(CorruptionError):
     """The files of a checkpoint are gone, because it has been saved again."""
+
+
+def unless_replaced(work: Callable[[], T]) -> T:
+    """Returns what work with a path returns, which begins anew if that is saved again meanwhile."""
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(ReplacedError):
+            return work()
+    return work()
+
+
+# How often a checkpoint may be saved again while it is read.
+_ATTEMPTS = 5
 
 
 class Checkpoint:
@@ -170,6 +184,9 @@ class Checkpoint:
 
         Returns:
           What is known of each array, and what is wrong with files in words.
+
+        Raises:
+          ReplacedError: If it has been saved again meanwhile.
         """
         total = sum(nbytes for _, nbytes, _ in self._expected)
         done = 0
@@ -181,19 +198,30 @@ class Checkpoint:
                 cells[number].append((key, cell))
         for number, (_, nbytes, _) in enumerate(self._expected):
             statuses: dict[int, Status] = {}
+            wrong: str | None
+            tell = functools.partial(_told, progress, done, total)
             try:
-                file = self.file(number)
+                statuses, wrong = self._verified(number, threads, tell)
+            except ReplacedError:
+                raise
             except CorruptionError as error:
-                damage.append(str(error))
-            else:
-                tell = functools.partial(_told, progress, done, total)
-                statuses, wrong = file._verified(threads=threads, progress=tell)
-                damage.extend([] if wrong is None else [f"{file._name}: {wrong}"])
+                wrong = str(error)
+            damage.extend([] if wrong is None else [wrong])
             for key, cell in cells[number]:
                 status = arrays[key].status(cell, statuses)
                 worst[key] = max(worst[key], status, key=_BADNESS.index)
             done += nbytes
         return worst, "; ".join(damage) or None
+
+    def _verified(
+        self, number: int, threads: int | None, progress: Callable[[int, int], object]
+    ) -> tuple[dict[int, Status], str | None]:
+        file = self.file(number)
+        try:
+            statuses, wrong = file._verified(threads=threads, progress=progress)
+        except FileNotFoundError as error:  # it was there, elsewhere
+            raise self.gone(joined(self._path, self._expected[number][0])) from error
+        return statuses, None if wrong is None else f"{file._name}: {wrong}"
 
 
 _BADNESS: list[Status] = ["ok", "unchecked", "corrupt"]
