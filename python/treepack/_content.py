@@ -10,13 +10,13 @@ import mmap as mmap_module
 import os
 import re
 import stat
-import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treepack import _core, _remote
+from treepack._forks import Locked
 from treepack._options import Progress, telling
 from treepack.errors import (
     DecodeError,
@@ -282,14 +282,14 @@ def _salvaged(content: _core.Content, damage: str | None, max_size: int | None) 
 
 def _of_file_object(file: Any) -> _core.Content:
     """Returns what is in a file object, which is read in blocks that are kept for a while."""
-    lock = threading.Lock()
-    with lock:
+    turns = Locked()
+    with turns.lock:
         file.seek(0, os.SEEK_END)
         length: int = file.tell()
 
     def read(start: int, stop: int) -> bytes:
         parts = []
-        with lock:
+        with turns.lock:
             file.seek(start)
             while start < stop and (part := file.read(stop - start)):
                 parts.append(part)  # files without a buffer may return less than they are asked

@@ -14,12 +14,12 @@ import errno
 import functools
 import io
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from treepack import _core
+from treepack._forks import Locked
 from treepack._options import Progress, telling
 from treepack._tasks import Task, Thread, started
 
@@ -68,7 +68,7 @@ def _layers(fs: Any) -> Iterator[Any]:
         yield fs
 
 
-class Blocks:
+class Blocks(Locked):
     """Reads from far away, in few and large pieces.
 
     What is near to what was read last is read in a piece that is twice as large; a jump begins
@@ -86,35 +86,35 @@ class Blocks:
 
     def __init__(self, fetch: Callable[[int, int], bytes], length: int):
         """`fetch` takes the first byte and the one after the last."""
+        super().__init__()
         self._fetch = fetch
         self._length = length
-        self._lock = threading.Lock()
-        self._start = 0
-        self._block = b""
+        self._block = 0, b""  # where it begins, and its bytes
         self._ahead = self.LEAST
         self._end: bytes | None = None
 
     def read(self, start: int, length: int) -> bytes:
         """Returns so many bytes from an offset on."""
-        with self._lock:
-            end = self._start + len(self._block)
-            if self._start <= start and start + length <= end:
-                return self._block[start - self._start :][:length]
+        with self.lock:
+            first, block = self._block
+            end = first + len(block)
+            if first <= start and start + length <= end:
+                return block[start - first :][:length]
         if length >= self.LEAST:
             return self._fetch(start, start + length)
         if start >= self._length - self.LEAST:
             return self._read_end(start, length)
-        with self._lock:
-            is_near = bool(self._block) and end <= start + length and start <= end + self.NEAR
+        with self.lock:
+            is_near = bool(block) and end <= start + length and start <= end + self.NEAR
             self._ahead = min(2 * self._ahead, self.MOST) if is_near else self.LEAST
             last = min(self._length, start + max(self._ahead, length))
-            self._block = self._fetch(start, last)
-            self._start = start
-            return self._block[:length]
+            block = self._fetch(start, last)
+            self._block = start, block
+            return block[:length]
 
     def _read_end(self, start: int, length: int) -> bytes:
         first = max(0, self._length - self.END)
-        with self._lock:
+        with self.lock:
             if self._end is None:
                 self._end = self._fetch(first, self._length)
             return self._end[start - first :][:length]
@@ -129,7 +129,7 @@ def _size(url: str, fs: Any, path: str) -> int | None:
     return size
 
 
-class _Remote:
+class _Remote(Locked):
     """A file that is read in ranges.
 
     Attributes:
@@ -138,12 +138,12 @@ class _Remote:
     """
 
     def __init__(self, url: str):
+        super().__init__()
         self._url = url
         self._fs, self._path = file_system(url)
         self.length = _size(url, self._fs, self._path)
         # Caches of fsspec take what another thread has begun to copy for the whole file.
         self.at_once = 1 if len(list(_layers(self._fs))) > 1 else _REQUESTS
-        self._turn = threading.Lock() if self.at_once == 1 else contextlib.nullcontext()
 
     def fetch(self, start: int, stop: int) -> bytes:
         """Returns a range of its bytes.
@@ -153,7 +153,7 @@ class _Remote:
         """
         asked = f"{self._url}: bytes {start} to {stop} were asked for"
         try:
-            with self._turn:
+            with self.lock if self.at_once == 1 else contextlib.nullcontext():
                 found: bytes = self._fs.cat_file(self._path, start=start, end=stop)
         except OSError as error:
             error.add_note(asked)

@@ -14,7 +14,7 @@ import os
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from threading import Event, Lock
+from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy as np
 from treepack import _core, _paths, _tasks
 from treepack._content import joined, local, read_all, size_of, url_of
 from treepack._deferred import rows_cast
+from treepack._forks import Locked
 from treepack._lazy import LazyArray, bounds_of
 from treepack._sharded.shards import MANIFEST, bounds, name_of
 from treepack.errors import (
@@ -63,7 +64,7 @@ def unless_replaced(work: Callable[[], T]) -> T:
 _ATTEMPTS = 5
 
 
-class Checkpoint:
+class Checkpoint(Locked):
     """The files of a sharded checkpoint, which are opened when they are needed.
 
     Attributes:
@@ -85,11 +86,11 @@ class Checkpoint:
           max_size: The most bytes that the manifest and all files may have when they are
             decompressed.
         """
+        super().__init__()
         # The program may go to another directory before all files are open.
         self._path = path if url_of(path) else os.path.abspath(local(path))  # noqa: PTH100
         self._max_size = max_size
         self._open_file = open_file
-        self._lock = Lock()
         try:
             data = read_all(joined(self._path, MANIFEST))
         except FileNotFoundError:
@@ -118,7 +119,7 @@ class Checkpoint:
         Raises:
           CorruptionError: If it is missing, or another one.
         """
-        with self._lock:
+        with self.lock:
             if self._is_closed:
                 raise ValueError("the file is closed")
             found = self._files[number]
@@ -158,7 +159,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Lets go of the files."""
-        with self._lock:
+        with self.lock:
             self._is_closed = True
             for number, file in enumerate(self._files):
                 if file is not None:

@@ -1,0 +1,30 @@
+"""What a forked process has of its parent's threads: nothing, but the locks that they held."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+
+class Locked:
+    """An object with a lock, `lock`, which is free in a forked process.
+
+    So what it guards has to be whole after each single step.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        _known.add(self)
+
+
+_known: weakref.WeakSet[Locked] = weakref.WeakSet()
+
+
+def _free() -> None:
+    for thing in [*_known]:
+        thing.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free)

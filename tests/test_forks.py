@@ -1,0 +1,78 @@
+"""A fork while other threads of the parent read: the child reads as well, and waits for nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+import treepack
+
+HELD = """
+import os, signal, sys, threading, warnings
+import numpy as np, treepack
+from treepack._sharded import reading
+
+warnings.simplefilter("ignore")
+signal.alarm(60)  # which kills the parent if it waits for ever, and below the child
+path, leaf, expected = sys.argv[1], sys.argv[2], int(sys.argv[3])
+held, go_on = threading.Event(), threading.Event()
+
+def hold():
+    if threading.current_thread() is other:
+        held.set()
+        assert go_on.wait(60)
+
+class Waiting:
+    def __init__(self, file):
+        self.read, self.tell, self._seek = file.read, file.tell, file.seek
+
+    def seek(self, *args):
+        hold()  # before: parent and child share what it changes
+        return self._seek(*args)
+
+checked = reading.Checkpoint._checked
+
+def waiting(*args):
+    hold()
+    return checked(*args)
+
+reading.Checkpoint._checked = waiting
+
+other = threading.Thread(target=lambda: read())
+is_file = os.path.isfile(path)
+tree = treepack.open(Waiting(open(path, "rb", buffering=0)) if is_file else path)
+
+def read():
+    assert np.asarray(tree[leaf]).sum() == expected
+
+other.start()
+assert held.wait(60)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    try:
+        read()
+    except BaseException as error:
+        print(repr(error), flush=True)
+        os._exit(1)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+go_on.set()
+other.join()
+read()
+"""
+
+
+@pytest.mark.parametrize("leaf", ["small", "large"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_fork_reads_what_another_thread_reads(tmp_path: Path, sharded: bool, leaf: str) -> None:
+    path = tmp_path / "model"
+    tree = {"small": jnp.ones(300), "large": jnp.ones(1 << 18)}
+    treepack.save(path, tree, sharded=sharded)
+    command = [sys.executable, "-c", HELD, str(path), leaf, str(tree[leaf].size)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
