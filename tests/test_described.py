@@ -26,7 +26,7 @@ from jax.tree_util import Partial
 
 import treepack
 from node_types import NODES, Config, Frozen, Mode, Module, Pair, Plain, Point, Struct, scale
-from treepack import _core
+from treepack import _core, serialization
 from trees import KEYS, altered, arrays, assert_same, record_of, scalars, sealed
 
 
@@ -543,16 +543,20 @@ def test_an_unknown_implementation_of_keys() -> None:
         treepack.loads(data)
 
 
-def test_where_a_node_cannot_be_made() -> None:
-    tree = {"x": {"l": [1, NODES["pair"]]}}
+def with_damaged_node(tree: Any) -> bytes:
     state = raw_state(treepack.dumps(tree))
     trailer = msgpack.unpackb(record_of(state.pop("__treepack__")))
     damaged = _core.encode_value((1,))[:-1]
     for index, (kind, runs) in enumerate(trailer["nodes"]):
         if isinstance(kind, dict):
             trailer["nodes"][index] = [{"typed": [kind["typed"][0], damaged]}, runs]
+    return with_trailer(state, msgpack.packb(trailer))
+
+
+def test_where_a_node_cannot_be_made() -> None:
+    tree = {"x": {"l": [1, NODES["pair"]]}}
     with pytest.raises(treepack.DecodeError, match="damaged value") as caught:
-        treepack.loads(with_trailer(state, msgpack.packb(trailer)))
+        treepack.loads(with_damaged_node(tree))
     assert caught.value.__notes__ == ["treepack: while loading x/l/1/1"]
 
 
@@ -739,3 +743,18 @@ def test_names_of_no_implementation_of_keys(monkeypatch: pytest.MonkeyPatch) -> 
     assert found[7]["__prng_key__"] == "no-such-0007"
     assert _core.restore(data, None, None, abstract_arrays=True)[7].keys() == found[7].keys()
     assert asked == []
+
+
+def test_places_that_are_told_show_nothing_as_it_is_not_seen() -> None:
+    tree = {"\x1b[2J\n\u202e\xe9": {"l": [1, NODES["pair"]]}}
+    place = r"\x1b[2J\n\u202eé/l/1"
+    with pytest.raises(treepack.DecodeError) as caught:
+        treepack.loads(with_damaged_node(tree))
+    assert caught.value.__notes__ == [f"treepack: while loading {place}/1"]
+    key = next(iter(tree))
+    with pytest.raises(OverflowError) as overflow:
+        serialization.to_bytes({key: {"l": [0, 2**64]}})
+    assert place in str(overflow.value)
+    with pytest.raises(UnicodeEncodeError) as encoding:
+        serialization.to_bytes({key: {"l": [0, "\ud800"]}})
+    assert place in str(encoding.value)

@@ -24,6 +24,7 @@ from treepack._node_types import fill_holes, is_named, upgrades
 from treepack._node_types import find as find_node_type
 from treepack._node_types import reduce as reduce_node
 from treepack._nodes.builtin import check_unique_keys
+from treepack._printable import printable
 from treepack._prng import unwrap as unwrap_key
 from treepack._prng import wrap as wrap_key
 from treepack._restore import is_abstract_array, restore_child
@@ -44,6 +45,7 @@ __all__ = [
     "is_abstract_array",
     "is_named",
     "make_ext",
+    "printable",
     "rebuild_value",
     "reduce_node",
     "reduce_value",

@@ -4,6 +4,7 @@ use pyo3::exceptions::{PyException, PyOverflowError, PyUnicodeEncodeError};
 use pyo3::prelude::*;
 
 use super::errors;
+use super::hooks::Hooks;
 use crate::Error;
 use crate::error::Path;
 
@@ -130,23 +131,36 @@ impl Failure {
                 error.set_cause(py, Some(cause));
                 error
             }
-            Cause::Overflow(why) => PyOverflowError::new_err(format!("at {path}: {why}")),
+            Cause::Overflow(why) => {
+                PyOverflowError::new_err(format!("at {}: {why}", printable(py, &path)))
+            }
             Cause::Raised(error) => {
                 if error.is_instance_of::<PyUnicodeEncodeError>(py) {
                     // Best effort, as below.
                     let value = error.value(py);
+                    let path = printable(py, &path);
                     let _ = value
                         .getattr("reason")
                         .and_then(|why| value.setattr("reason", format!("{why} (at {path})")));
                 } else if path != "." {
                     // Best effort: the error itself says what is wrong.
-                    let note = format!("treepack: while {doing} {path}");
+                    let note = format!("treepack: while {doing} {}", printable(py, &path));
                     let _ = error.value(py).call_method1("add_note", (note,));
                 }
                 error
             }
         }
     }
+}
+
+/// A path as it is shown to people. Our own exceptions see to that themselves.
+fn printable(py: Python<'_>, path: &str) -> String {
+    if path.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return path.into();
+    }
+    Hooks::get(py)
+        .and_then(|hooks| hooks.printable.call1(py, (path,))?.extract(py))
+        .unwrap_or_else(|_| path.escape_debug().to_string())
 }
 
 impl From<Error> for Box<Failure> {

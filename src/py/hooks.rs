@@ -55,6 +55,8 @@ pub struct Hooks {
     pub rebuild_value: Py<PyAny>,
     /// `make_ext(code, data)`: the object for an extension that is not ours.
     pub make_ext: Py<PyAny>,
+    /// `printable(text) -> str`: text as it is shown to people.
+    pub printable: Py<PyAny>,
 }
 
 impl Hooks {
@@ -91,6 +93,7 @@ impl Hooks {
                 reduce_value: hook("reduce_value")?,
                 rebuild_value: hook("rebuild_value")?,
                 make_ext: hook("make_ext")?,
+                printable: hook("printable")?,
             })
         })
     }
