@@ -16,14 +16,15 @@ use smallvec::SmallVec;
 
 use super::content::Content;
 use super::dtypes::Dtype;
+use super::errors;
 use super::memory::{
     FreshArray, Writable, copied, detached, keep_reserve, list_of_results, new_dict, new_list,
     new_list_of, new_string, new_tuple_of, new_uint, sizes,
 };
 use super::objects::{Parts, explain};
+use super::options::integer_or_none;
 use super::select::{Marks, Selector};
 use super::watch::{Signals, Watcher};
-use super::{errors, integer_or_none};
 use crate::array::{Bounds, Runs, resolve};
 use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::events::Event;

@@ -12,8 +12,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::memory::{Borrowed, Owned, new_bytes};
+use super::options::integer_or_none;
 use super::watch::Watcher;
-use super::{errors, gzip, integer_or_none};
+use super::{errors, gzip};
 use crate::gzip::{Indexed, MAGIC, has_traces};
 use crate::handle;
 use crate::manifest::Sparse;

@@ -6,8 +6,8 @@ use std::num::NonZero;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::integer_or_none;
 use super::memory::{Borrowed, new_bytes, new_bytes_at_most, new_bytes_elsewhere};
+use super::options::integer_or_none;
 use super::watch::Watcher;
 use crate::gzip::{self, Indexed};
 use crate::layout::{Layout, LayoutBuilder, Payload};

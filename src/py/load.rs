@@ -4,13 +4,11 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::build::Matching;
 use super::content::Content;
-use super::integer_or_none;
-use super::memory::{
-    Borrowed, Owned, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint,
-};
+use super::memory::{Borrowed, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
 use super::objects::{CopyMode, build, build_like, explain};
+use super::options::integer_or_none;
+use super::restore::Matching;
 use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
 use crate::source::Source;
@@ -42,7 +40,7 @@ pub fn restore<'py>(
         return tree;
     }
     let borrowed = Borrowed::buffer(data)?;
-    let memory = Some(Owned::borrowed(data.py(), &borrowed));
+    let memory = Some(borrowed.owned(data.py()));
     let whole = 0..borrowed.len();
     build(data.py(), &borrowed, whole, memory, copy, threads)
 }
@@ -68,7 +66,7 @@ pub fn restore_like<'py>(
         return tree;
     }
     let borrowed = Borrowed::buffer(data)?;
-    let memory = Some(Owned::borrowed(data.py(), &borrowed));
+    let memory = Some(borrowed.owned(data.py()));
     build_like(template, &matching, &borrowed, memory, copy.into(), threads)
 }
 

@@ -7,9 +7,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use super::content::Content;
+use super::gzip;
 use super::memory::{copied, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
+use super::options::integer_or_none;
 use super::save::Layout;
-use super::{gzip, integer_or_none};
 use crate::grow;
 use crate::manifest::{self, Grid, ShardFile, Sparse};
 use crate::source::Source as _;

@@ -12,9 +12,10 @@
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
 //! | `objects/` | Python objects of events; by a template (`like.rs`) |
-//! | `build/` | the putting together of containers: as a template, or as a record of the structure says |
+//! | `restore/` | the putting together of containers: as a template, or as a record of the structure says |
 //! | `value.rs` | typed values (static data, keys, metadata) as Python objects |
 //! | `classes.rs` | what values are, as Python tells by their types |
+//! | `options.rs` | options that are numbers |
 //! | `dtypes.rs` | dtypes, of which Python is asked once |
 //! | `fields.rs` | containers whose children and static data are attributes of fixed names |
 //! | `hashes.rs` | keys that have the same hash, which there may not be many of |
@@ -23,7 +24,6 @@
 //! | `failure.rs`, `errors.rs` | what stops a walk, and errors as Python exceptions |
 //! | `memory/` | all `unsafe`: memory that belongs to Python or NumPy |
 
-mod build;
 mod catalog;
 mod classes;
 mod content;
@@ -38,6 +38,8 @@ mod load;
 mod manifest;
 mod memory;
 mod objects;
+mod options;
+mod restore;
 mod save;
 mod select;
 mod selected;
@@ -45,41 +47,10 @@ mod value;
 mod walk;
 mod watch;
 
-use pyo3::exceptions::PyOverflowError;
-use pyo3::prelude::*;
-
-/// An option that is an integer: one beyond all bounds becomes the nearest that there is, which
-/// is then refused with the others that make no sense.
-fn integer(value: &Bound<'_, PyAny>) -> PyResult<i64> {
-    value.extract().or_else(|error: PyErr| {
-        if !error.is_instance_of::<PyOverflowError>(value.py()) {
-            return Err(error);
-        }
-        Ok(if value.lt(0)? { i64::MIN } else { i64::MAX })
-    })
-}
-
-/// The same, or `None`.
-fn integer_or_none(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
-    if value.is_none() {
-        return Ok(None);
-    }
-    integer(value).map(Some)
-}
-
-/// How many threads work where `threads` are asked for; `None` is as many as there are cores.
-#[pyo3::pyfunction]
-fn thread_count(#[pyo3(from_py_with = integer_or_none)] threads: Option<i64>) -> PyResult<usize> {
-    Ok(crate::parallel::threads(threads, 0, 0)?.get())
-}
-
 /// The native core of treepack; see `_core.pyi`. It relies on the GIL: what is shared between
 /// calls (registries of Python, arrays that are being saved) has no locks of its own.
 #[pyo3::pymodule(gil_used = true)]
 mod _core {
-    #[pymodule_export]
-    use super::thread_count;
-
     #[pymodule_export]
     const CHUNKED_MARKER: &str = crate::wire::CHUNKED_MARKER;
     #[pymodule_export]
@@ -88,10 +59,6 @@ mod _core {
     const ROOT_KEY: &str = crate::structure::ROOT_KEY;
     #[pymodule_export]
     const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
-    #[pymodule_export]
-    use super::build::{
-        assemble, has_older_types, mark_older, other_kinds, rebuild, trailer_metadata,
-    };
     #[pymodule_export]
     use super::catalog::Catalog;
     #[pymodule_export]
@@ -104,6 +71,12 @@ mod _core {
     use super::load::{restore, restore_like, stream_items};
     #[pymodule_export]
     use super::manifest::Manifest;
+    #[pymodule_export]
+    use super::options::thread_count;
+    #[pymodule_export]
+    use super::restore::{
+        assemble, has_older_types, mark_older, other_kinds, rebuild, trailer_metadata,
+    };
     #[pymodule_export]
     use super::save::{Layout, problems, walk, write_file};
     #[pymodule_export]

@@ -8,9 +8,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyType};
 
 use super::memory::{Owned, Writable, keep_reserve, list_of_results, new_bytes, new_list_of, view};
+use super::options::{integer, integer_or_none};
 use super::walk::{Leaf, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
-use super::{errors, gzip, integer, integer_or_none};
+use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
 use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};

@@ -3,7 +3,7 @@
 //! The walk goes through the file and the template together. What is not meant stays as the
 //! template has it, and is not looked at. What is not plainly alike is left to Python: a leaf to
 //! `settle`, such as one that goes to a device; a container, and all that is wrong, by giving up,
-//! so that `build/template.rs` and `_restore` find out what is the matter.
+//! so that `restore/template.rs` and `_restore` find out what is the matter.
 //!
 //! ```text
 //! file + template ──walk──▶ plan, leaves to settle ──settle──▶ leaves ──▶ tree
@@ -19,12 +19,12 @@ use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
-use super::build::Matching;
 use super::catalog::Catalog;
 use super::fields::Fields;
-use super::integer_or_none;
 use super::memory::{dict_next, new_dict, new_list_of, new_string, new_tuple_of};
 use super::objects::Parts;
+use super::options::integer_or_none;
+use super::restore::Matching;
 use super::select::{Marks, Selector};
 use super::watch::Signals;
 use crate::catalog;

@@ -15,8 +15,8 @@ use pyo3::{PyClass, PyTypeInfo, ffi};
 use smallvec::SmallVec;
 
 use super::create::{created, raised};
-use super::{Borrowed, OwnPages};
-use crate::raw::{AsRaw, Filling, RawBytes};
+use super::pages::OwnPages;
+use crate::raw::{Filling, RawBytes};
 
 /// A new array whose elements have not been written yet.
 pub struct FreshArray<'py> {
@@ -154,12 +154,9 @@ pub struct Owned<'a, 'py> {
 }
 
 impl<'a, 'py> Owned<'a, 'py> {
-    /// All borrowed memory.
-    pub fn borrowed(py: Python<'py>, borrowed: &'a Borrowed) -> Self {
-        Self {
-            memory: borrowed.as_raw(),
-            owner: borrowed.owner(py),
-        }
+    /// Memory that lies there as long as the owner lives.
+    pub(super) fn new(memory: RawBytes<'a>, owner: &'a Bound<'py, PyAny>) -> Self {
+        Self { memory, owner }
     }
 
     /// Memory of an object, which lies there as long as the object lives.

@@ -10,7 +10,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-use super::ArrayParts;
+use super::arrays::{ArrayParts, Owned};
 use crate::raw::{AsRaw, RawBytes};
 
 /// Borrowed bytes, and the Python object that keeps them where they are.
@@ -104,7 +104,12 @@ impl Borrowed {
         self.owner.bind(py)
     }
 
-    /// The same, for whoever is not attached to Python.
+    /// The bytes, with that object.
+    pub fn owned<'a, 'py>(&'a self, py: Python<'py>) -> Owned<'a, 'py> {
+        Owned::new(self.as_raw(), self.owner(py))
+    }
+
+    /// The object, for whoever is not attached to Python.
     pub fn unbound(&self) -> &Py<PyAny> {
         &self.owner
     }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::create::created;
-use super::detached;
+use super::detached::detached;
 use super::pages::advise_huge;
 use crate::raw::Filling;
 use crate::watch::Watch;

@@ -26,6 +26,7 @@
 //! | `reserve.rs` | memory for the moment when there is none |
 //! | `pages.rs` | pages that many arrays share |
 //! | `arrays.rs` | arrays of NumPy: over memory that is there, and fresh ones |
+//! | `detached.rs` | working while other threads run Python |
 //! | `dict.rs` | going through a dict |
 #![allow(unsafe_code)]
 
@@ -33,12 +34,11 @@ mod arrays;
 mod borrowed;
 mod bytes;
 mod create;
+mod detached;
 mod dict;
 mod pages;
 mod reserve;
 mod writable;
-
-use pyo3::prelude::*;
 
 pub use arrays::{ArrayParts, FreshArray, Owned, SmallCopies, view};
 pub use borrowed::{Borrowed, exported};
@@ -47,24 +47,8 @@ pub use create::{
     list_of_results, new_complex, new_dict, new_float, new_int, new_list, new_list_of, new_string,
     new_tuple_of, new_uint, sizes,
 };
+pub use detached::detached;
 pub use dict::{dict_next, has_string_keys};
-pub use pages::{FreshPages, OwnPages};
+pub use pages::FreshPages;
 pub use reserve::keep as keep_reserve;
 pub use writable::Writable;
-
-/// Below so many bytes, letting other threads run costs more than the work.
-const DETACH_MIN_BYTES: usize = 64 << 10;
-
-/// Runs `work` detached from Python if it moves many bytes, or has to be.
-pub fn detached<T: Send>(
-    py: Python<'_>,
-    bytes: usize,
-    always: bool,
-    work: impl FnOnce() -> T + Send,
-) -> T {
-    if bytes < DETACH_MIN_BYTES && !always {
-        work()
-    } else {
-        py.detach(work)
-    }
-}

@@ -8,7 +8,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 
-use super::detached;
+use super::detached::detached;
 use crate::raw::RawBytes;
 
 /// Memory of a caller that is to be written.

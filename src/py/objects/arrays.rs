@@ -1,74 +1,20 @@
 //! Arrays of events: views of the source, or copies, of which large ones wait for the end.
 
-use std::mem::MaybeUninit;
-use std::ops::Range;
-
 use numpy::PyArrayDescr;
 use pyo3::prelude::*;
 use smallvec::SmallVec;
 
 use super::super::dtypes::Dtype;
 use super::super::failure::Walked;
-use super::super::memory::{FreshArray, SmallCopies, detached, sizes, view};
-use super::super::watch::Watcher;
-use super::{Built, CopyMode, Objects};
+use super::super::memory::{FreshArray, SmallCopies, sizes, view};
+use super::values::{Built, CopyMode, Objects};
 use crate::array::resolve;
-use crate::events::{Span, no_dtype};
+use crate::events::no_dtype;
 use crate::source::Source;
-use crate::watch::Watch;
-use crate::{Error, grow, parallel};
+use crate::{Error, grow};
 
 /// Arrays of at least so many bytes are copied together at the end.
 const LATER_MIN_BYTES: usize = 64 << 10;
-
-/// Fresh arrays, and where in the source their bytes are.
-pub(super) type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;
-
-/// Fills all planned arrays.
-pub(super) fn copy_all(
-    py: Python<'_>,
-    source: &dyn Source,
-    mut copies: Copies<'_>,
-    threads: Option<i64>,
-    watcher: &Watcher,
-) -> crate::Result<()> {
-    let mut blocks = Vec::new();
-    for (array, spans) in &mut copies {
-        let pieces = spans.iter().map(|span| span.range());
-        add_blocks(&mut blocks, pieces, array.memory())?;
-    }
-    let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
-    let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
-    detached(py, bytes, false, || {
-        let read = |(start, target): Block<'_>| source.read_at(start, target).map(drop);
-        parallel::for_each(blocks, threads, read, || watcher.check())
-    })
-}
-
-/// Memory to be filled, and where in a source its bytes begin.
-type Block<'m> = (usize, &'m mut [MaybeUninit<u8>]);
-
-/// Adds memory that takes pieces of a source, one after the other, in blocks that threads may
-/// share.
-///
-/// # Panics
-/// If it does not have as many bytes as the pieces.
-fn add_blocks<'m>(
-    blocks: &mut Vec<Block<'m>>,
-    pieces: impl IntoIterator<Item = Range<usize>>,
-    memory: &'m mut [MaybeUninit<u8>],
-) -> crate::Result<()> {
-    let mut rest = memory;
-    for piece in pieces {
-        let (now, later) = rest.split_at_mut(piece.len());
-        let starts = (piece.start..).step_by(parallel::BLOCK);
-        blocks.try_reserve(piece.len().div_ceil(parallel::BLOCK))?;
-        blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
-        rest = later;
-    }
-    assert!(rest.is_empty(), "the pieces cover the memory");
-    Ok(())
-}
 
 impl<'py> Objects<'_, 'py> {
     /// An array: a view if it may and can be one.

@@ -2,16 +2,16 @@
 //!
 //! Most data are just like their template: the same keys in the same order, arrays of the same
 //! shapes and dtypes. Then no state dict is made. At the first thing that is not as expected, this
-//! gives up, errors included: all is read once more, and `build/template.rs` finds out what is the
+//! gives up, errors included: all is read once more, and `restore/template.rs` finds out what is the
 //! matter.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
-use super::super::build::{Matching, has_older_types};
 use super::super::failure::Walked;
 use super::super::memory::{dict_next, new_dict, new_list, new_tuple_of};
-use super::Objects;
+use super::super::restore::{Matching, has_older_types};
+use super::values::Objects;
 use crate::events::{Closed, Event};
 use crate::grow;
 use crate::source::read_to;

@@ -10,8 +10,8 @@ use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, has_string_keys, new_dict};
 use super::super::watch::Signals;
-use super::record::children;
-use super::{node_at, path_text};
+use super::keys::path_text;
+use super::nodes::{children, node_at};
 use crate::structure::{Kind, Node, Repeat, Trailer};
 
 /// The kinds of containers by their paths; nothing if a template plainly has the same. See `_core.pyi`.

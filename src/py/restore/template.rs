@@ -15,7 +15,7 @@ use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, new_list_of, new_string, new_tuple_of};
 use super::super::watch::Signals;
-use super::dict_of;
+use super::keys::dict_of;
 use super::matching::Matching;
 use crate::grow;
 use crate::wire::MAX_DEPTH;

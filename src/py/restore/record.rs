@@ -15,7 +15,8 @@ use super::super::hooks::Hooks;
 use super::super::memory::{copied, dict_next, new_list_of, new_string, new_tuple_of};
 use super::super::watch::Signals;
 use super::super::{errors, value};
-use super::{dict_of, node_at, path_text};
+use super::keys::{dict_of, path_text};
+use super::nodes::{children, damaged, node_at};
 use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
 use crate::{Error, grow};
 
@@ -82,10 +83,6 @@ pub fn trailer_metadata<'py>(py: Python<'py>, trailer: &[u8]) -> PyResult<Bound<
         Some(metadata) => value::decode(py, &metadata),
         None => Ok(py.None().into_bound(py)),
     }
-}
-
-pub(super) fn damaged<T>(what: impl Into<String>) -> Walked<T> {
-    Err(Failure::structure(what))
 }
 
 pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
@@ -491,28 +488,6 @@ fn indexed(dict: &Bound<'_, PyDict>) -> Walked {
         index += 1;
     }
     Ok(())
-}
-
-/// The state of a container, if it has the children of the node.
-pub(super) fn children<'a, 'py>(
-    state: &'a Bound<'py, PyAny>,
-    node: &Node,
-) -> Walked<&'a Bound<'py, PyDict>> {
-    match state.cast_exact::<PyDict>() {
-        Ok(dict) => check_count(node, dict.len() as u64).map(|()| dict),
-        Err(_) => damaged("there is a leaf where a container was saved"),
-    }
-}
-
-/// Checks that a container has as many children as the node.
-pub(super) fn check_count(node: &Node, count: u64) -> Walked {
-    if count == node.count() {
-        return Ok(());
-    }
-    damaged(format!(
-        "a container has {count} children, and was saved with {}",
-        node.count()
-    ))
 }
 
 fn bytes<'a, 'py>(state: &'a Bound<'py, PyAny>) -> Walked<&'a Bound<'py, PyBytes>> {

@@ -1,0 +1,63 @@
+//! Arrays that are filled at the end, together.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use pyo3::prelude::*;
+use smallvec::SmallVec;
+
+use super::super::memory::{FreshArray, detached};
+use super::super::watch::Watcher;
+use crate::events::Span;
+use crate::parallel;
+use crate::source::Source;
+use crate::watch::Watch;
+
+/// Fresh arrays, and where in the source their bytes are.
+pub(super) type Copies<'py> = Vec<(FreshArray<'py>, SmallVec<[Span; 1]>)>;
+
+/// Fills all planned arrays.
+pub(super) fn copy_all(
+    py: Python<'_>,
+    source: &dyn Source,
+    mut copies: Copies<'_>,
+    threads: Option<i64>,
+    watcher: &Watcher,
+) -> crate::Result<()> {
+    let mut blocks = Vec::new();
+    for (array, spans) in &mut copies {
+        let pieces = spans.iter().map(|span| span.range());
+        add_blocks(&mut blocks, pieces, array.memory())?;
+    }
+    let bytes = blocks.iter().map(|(_, block)| block.len()).sum();
+    let threads = parallel::threads(threads, bytes, parallel::MIN_COPY_BYTES)?;
+    detached(py, bytes, false, || {
+        let read = |(start, target): Block<'_>| source.read_at(start, target).map(drop);
+        parallel::for_each(blocks, threads, read, || watcher.check())
+    })
+}
+
+/// Memory to be filled, and where in a source its bytes begin.
+type Block<'m> = (usize, &'m mut [MaybeUninit<u8>]);
+
+/// Adds memory that takes pieces of a source, one after the other, in blocks that threads may
+/// share.
+///
+/// # Panics
+/// If it does not have as many bytes as the pieces.
+fn add_blocks<'m>(
+    blocks: &mut Vec<Block<'m>>,
+    pieces: impl IntoIterator<Item = Range<usize>>,
+    memory: &'m mut [MaybeUninit<u8>],
+) -> crate::Result<()> {
+    let mut rest = memory;
+    for piece in pieces {
+        let (now, later) = rest.split_at_mut(piece.len());
+        let starts = (piece.start..).step_by(parallel::BLOCK);
+        blocks.try_reserve(piece.len().div_ceil(parallel::BLOCK))?;
+        blocks.extend(starts.zip(now.chunks_mut(parallel::BLOCK)));
+        rest = later;
+    }
+    assert!(rest.is_empty(), "the pieces cover the memory");
+    Ok(())
+}

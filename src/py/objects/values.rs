@@ -1,0 +1,281 @@
+//! From one event after the other to objects.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyTuple};
+use smallvec::SmallVec;
+
+use super::super::dtypes::Dtype;
+use super::super::failure::{Failure, Walked};
+use super::super::hashes::Hashes;
+use super::super::hooks::Hooks;
+use super::super::memory::{
+    FreshPages, Owned, SmallCopies, copied, new_bytes, new_complex, new_dict, new_float, new_int,
+    new_list, new_string, new_uint,
+};
+use super::super::watch::{Signals, Watcher};
+use super::copies::{Copies, copy_all};
+use super::keys::KeyCache;
+use crate::events::{Closed, Event, Reader, Span};
+use crate::source::Source;
+use crate::{Error, parallel, wire};
+
+/// What becomes of arrays; the first three are what NumPy 2 means by `copy=`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyMode {
+    /// `None`: views where possible.
+    IfNeeded,
+    /// `True`: writable arrays with memory of their own.
+    Always,
+    /// `False`: views, or an error.
+    Never,
+    /// Their shapes and dtypes only.
+    Abstract,
+}
+
+impl From<Option<bool>> for CopyMode {
+    fn from(copy: Option<bool>) -> Self {
+        match copy {
+            None => Self::IfNeeded,
+            Some(true) => Self::Always,
+            Some(false) => Self::Never,
+        }
+    }
+}
+
+pub(super) type Built<'py> = Walked<Bound<'py, PyAny>>;
+
+/// What makes objects of events one by one.
+pub(super) struct Objects<'a, 'py> {
+    pub(super) py: Python<'py>,
+    pub(super) hooks: &'static Hooks,
+    pub(super) source: &'a dyn Source,
+    pub(super) memory: Option<Owned<'a, 'py>>,
+    pub(super) copy: CopyMode,
+    pub(super) threads: Option<i64>,
+    pub(super) reader: Reader<'a>,
+    pub(super) keys: KeyCache<'py>,
+    /// By the numbers of their names.
+    pub(super) dtypes: Vec<Option<Arc<Dtype>>>,
+    /// The shape that was resolved last: of which dimensions (their start and number) and dtype,
+    /// and of how many bytes.
+    pub(super) resolved: ([usize; 4], SmallVec<[usize; 6]>),
+    pub(super) copies: Copies<'py>,
+    pub(super) small_copies: SmallCopies<'py>,
+    pub(super) fresh_pages: FreshPages,
+    /// The arrays here are read by Python before the end, so copy them at once.
+    pub(super) at_once: bool,
+    pub(super) signals: Signals,
+    /// Whether a signal has raised something.
+    pub(super) interrupted: bool,
+}
+
+impl<'a, 'py> Objects<'a, 'py> {
+    /// Begins at the start of a part; all parts that will be read have `nbytes`.
+    pub(super) fn new(
+        py: Python<'py>,
+        source: &'a dyn Source,
+        part: Range<usize>,
+        nbytes: usize,
+        memory: Option<Owned<'a, 'py>>,
+        copy: CopyMode,
+        threads: Option<i64>,
+    ) -> PyResult<Self> {
+        parallel::threads(threads, 0, 1)?; // a number that makes no sense is always told
+        Ok(Self {
+            py,
+            threads,
+            hooks: Hooks::get(py)?,
+            source,
+            memory,
+            copy,
+            dtypes: Vec::new(),
+            fresh_pages: FreshPages::new(nbytes),
+            reader: Reader::within(source, part),
+            keys: KeyCache::default(),
+            resolved: ([usize::MAX; 4], SmallVec::new()),
+            copies: Vec::new(),
+            small_copies: SmallCopies::default(),
+            at_once: false,
+            signals: Signals::new(),
+            interrupted: false,
+        })
+    }
+
+    /// A tree, once all its arrays have been copied.
+    pub(super) fn copied<T>(self, tree: T) -> PyResult<T> {
+        if self.copies.is_empty() {
+            return Ok(tree);
+        }
+        let watcher = Watcher::signals();
+        copy_all(self.py, self.source, self.copies, self.threads, &watcher)
+            .map_err(|error| watcher.explain(error, PyErr::from))?;
+        Ok(tree)
+    }
+}
+
+impl<'py> Objects<'_, 'py> {
+    #[inline]
+    pub(super) fn check_signals(&mut self) -> Walked {
+        self.signals.check(self.py).map_err(|error| {
+            self.interrupted = true;
+            error.into()
+        })
+    }
+
+    /// The next value. This and what it calls for containers is the recursion, which
+    /// must not need much of the stack: what is inlined here counts at every level.
+    pub(super) fn value(&mut self) -> Built<'py> {
+        self.check_signals()?;
+        let event = self.reader.next()?;
+        self.object(event)
+    }
+
+    /// The object for an event, with all that is in it.
+    #[inline]
+    pub(super) fn object(&mut self, event: Event) -> Built<'py> {
+        let py = self.py;
+        Ok(match event {
+            Event::Array(number) => self.array(number, self.copy)?,
+            Event::Map(map) => self.map(map.len)?,
+            Event::List(list) => self.list(list.len)?,
+            Event::Nil => py.None().into_bound(py),
+            Event::Bool(value) => PyBool::new(py, value).to_owned().into_any(),
+            Event::Int(value) => new_int(py, value)?.into_any(),
+            Event::Uint(value) => new_uint(py, value)?.into_any(),
+            Event::Float(value) => new_float(py, value)?.into_any(),
+            Event::Str(text) => new_string(py, self.reader.events().text_bytes(text))?.into_any(),
+            _ => self.rare(event)?,
+        })
+    }
+
+    #[inline(never)] // see `value`
+    fn rare(&mut self, event: Event) -> Built<'py> {
+        let py = self.py;
+        Ok(match event {
+            Event::Complex(number) => {
+                let (real, imaginary) = self.reader.events().complex(number);
+                new_complex(py, real, imaginary)?.into_any()
+            }
+            Event::Bin(span) => self.bytes(span)?,
+            Event::Scalar(number) => {
+                // The scalar is taken out of its array, so the bytes must be there.
+                let at_once = std::mem::replace(&mut self.at_once, true);
+                let array = self.array(number, CopyMode::Always);
+                self.at_once = at_once;
+                array?.get_item(PyTuple::empty(py))?
+            }
+            Event::Ext(code, span) => {
+                let body = self.bytes(span)?;
+                let made = self.hooks.make_ext.bind(py).call1((code, body));
+                made.map_err(|error| {
+                    if error.is_instance_of::<PyValueError>(py) {
+                        let reason = format!("extension {code}: {}", error.value(py));
+                        Box::from(Error::malformed(span.start, reason))
+                    } else {
+                        Box::from(error)
+                    }
+                })?
+            }
+            _ => return Err(Failure::structure("an event that begins nothing")),
+        })
+    }
+
+    /// A copy of bytes of the source.
+    fn bytes(&self, span: Span) -> Built<'py> {
+        if let Some(memory) = self.source.stable() {
+            return Ok(copied(self.py, &memory[span.range()])?.into_any());
+        }
+        let made = new_bytes(self.py, span.len as usize, false, |target| {
+            self.source.read_at(span.start, target)
+        })?;
+        Ok(made?.into_any())
+    }
+
+    #[inline(never)] // see `value`
+    fn list(&mut self, len: u32) -> Built<'py> {
+        let made = new_list(self.py)?;
+        for index in 0..len {
+            let item = self
+                .value()
+                .map_err(|failure| failure.below(index.to_string()))?;
+            made.append(item)?;
+        }
+        self.reader.close()?;
+        Ok(made.into_any())
+    }
+
+    #[inline(never)] // see `value`
+    fn map(&mut self, pairs: u32) -> Built<'py> {
+        let planned = self.copies.len();
+        let was_at_once = self.at_once;
+        let dict = new_dict(self.py)?;
+        let mut hashes = None;
+        for index in 0..pairs {
+            let key = self.reader.next()?;
+            let object = if let Event::Str(text) = key {
+                let text = self.reader.events().text_bytes(text);
+                self.at_once |= index == 0 && text == wire::PRNG_MARKER.as_bytes();
+                // Keys of one map differ: a large one would only drive out all others.
+                if pairs > KeyCache::SLOTS {
+                    new_string(self.py, text)?.into_any()
+                } else {
+                    self.keys.get(self.py, text)?.into_any()
+                }
+            } else {
+                self.object(key)?
+            };
+            let value = self
+                .value()
+                .map_err(|failure| failure.below(self.reader.events().key_text(key)))?;
+            // Complex keys are few (see `events/extensions.rs`) and quick to compare.
+            if matches!(key, Event::Str(_) | Event::Complex(_)) || pairs as usize <= Hashes::MOST {
+                dict.set_item(object, value)?;
+            } else {
+                set_hashed(&dict, &object, value, &mut hashes)?;
+            }
+        }
+        self.at_once = was_at_once;
+        match self.reader.close()? {
+            Closed::Same => Ok(dict.into_any()),
+            Closed::PrngKey => self.prng_key(dict),
+            Closed::Array(number) => {
+                // What was made of its parts is not needed.
+                self.copies.truncate(planned);
+                self.array(number, self.copy)
+            }
+        }
+    }
+
+    /// A typed PRNG key, or the dict if there is no such implementation.
+    #[inline(never)]
+    fn prng_key(&mut self, dict: Bound<'py, PyDict>) -> Built<'py> {
+        let name = dict.get_item(wire::PRNG_MARKER)?;
+        if let (Some(name), Some(data)) = (name, dict.get_item("data")?) {
+            let key = self.hooks.wrap_key.bind(self.py).call1((name, data))?;
+            if !key.is_none() {
+                return Ok(key);
+            }
+        }
+        Ok(dict.into_any())
+    }
+}
+
+/// Sets an item of a dict, unless too many keys in it have the same hash.
+#[inline(never)] // see `value`
+fn set_hashed<'py>(
+    dict: &Bound<'py, PyDict>,
+    key: &Bound<'py, PyAny>,
+    value: Bound<'py, PyAny>,
+    hashes: &mut Option<Box<Hashes>>,
+) -> Walked {
+    let before = dict.len();
+    dict.set_item(key, value)?;
+    if dict.len() > before {
+        hashes.get_or_insert_default().add(key)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! The nodes of a record, and what of a state is theirs.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::super::failure::{Failure, Walked};
+use crate::structure::{Kind, Node, Trailer};
+
+pub(super) fn damaged<T>(what: impl Into<String>) -> Walked<T> {
+    Err(Failure::structure(what))
+}
+
+/// The node of a record that positions lead to from the root: which child, and of how many.
+pub(super) fn node_at(trailer: &Trailer, positions: &[(u64, u64)]) -> Walked<usize> {
+    let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
+    positions
+        .iter()
+        .try_fold(root, |node, &(mut index, count)| {
+            let found = &trailer.nodes[node];
+            if found.0 == Kind::Plain {
+                return Ok(node); // as all below it
+            }
+            check_count(found, count)?;
+            for repeat in &found.1 {
+                if index < u64::from(repeat.0) {
+                    return Ok(repeat.1 as usize);
+                }
+                index -= u64::from(repeat.0);
+            }
+            damaged("a container has fewer children than it was saved with")
+        })
+}
+
+/// The state of a container, if it has the children of the node.
+pub(super) fn children<'a, 'py>(
+    state: &'a Bound<'py, PyAny>,
+    node: &Node,
+) -> Walked<&'a Bound<'py, PyDict>> {
+    match state.cast_exact::<PyDict>() {
+        Ok(dict) => check_count(node, dict.len() as u64).map(|()| dict),
+        Err(_) => damaged("there is a leaf where a container was saved"),
+    }
+}
+
+/// Checks that a container has as many children as the node.
+fn check_count(node: &Node, count: u64) -> Walked {
+    if count == node.count() {
+        return Ok(());
+    }
+    damaged(format!(
+        "a container has {count} children, and was saved with {}",
+        node.count()
+    ))
+}
