@@ -15,6 +15,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::align::widen;
+use super::headers::{Array, write_ext, write_str};
 use super::recent::RecentHeaders;
 use crate::layout::{LayoutBuilder, Payload};
 use crate::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
@@ -89,35 +90,6 @@ impl ChunkLimit {
         };
         // flax: max(1, int(MAX_CHUNK_SIZE / itemsize)), a division of floats.
         Some(((limit / array.itemsize as f64) as usize).max(1))
-    }
-}
-
-/// What the headers of an array tell.
-#[derive(Debug, Clone, Copy)]
-pub struct Array<'a> {
-    /// The extension type, [`crate::wire::EXT_NDARRAY`] or [`crate::wire::EXT_NPSCALAR`].
-    pub code: i8,
-    /// Its dimensions.
-    pub shape: &'a [usize],
-    /// The name of its dtype.
-    pub dtype: &'a str,
-    /// Bytes in one element.
-    pub itemsize: usize,
-}
-
-impl Array<'_> {
-    /// Bytes in all elements.
-    ///
-    /// # Panics
-    /// If there are more than there are addresses.
-    #[must_use]
-    pub fn nbytes(&self) -> usize {
-        let mut shape = self.shape.iter();
-        let nbytes = shape.try_fold(self.itemsize, |sum, &dim| sum.checked_mul(dim));
-        nbytes.unwrap_or_else(|| {
-            assert!(self.shape.contains(&0), "an array larger than any memory");
-            0
-        })
     }
 }
 
@@ -248,38 +220,6 @@ fn write_chunks_prefix(out: &mut Vec<u8>, shape: &[usize]) -> Result<()> {
         Head::Uint(dim as u64).write(out);
     }
     write_str(out, "chunks")
-}
-
-/// `ext(code, [shape, dtype, bin` at the smallest widths.
-pub(super) fn write_ext(out: &mut Vec<u8>, array: &Array<'_>) -> Result<()> {
-    let nbytes = array.nbytes();
-    let bin = Head::Bin(length("array", nbytes)?);
-    let ndim = Head::Array(length("shape", array.shape.len())?);
-    let dtype = Head::Str(length("dtype name", array.dtype.len())?);
-    let dims: usize = array
-        .shape
-        .iter()
-        .map(|&d| Head::Uint(d as u64).width())
-        .sum();
-    let body = 1 + ndim.width() + dims + dtype.width() + array.dtype.len() + bin.width() + nbytes;
-    Head::Ext(array.code, length("array", body)?).write(out);
-    Head::Array(3).write(out);
-    ndim.write(out);
-    for &dim in array.shape {
-        Head::Uint(dim as u64).write(out);
-    }
-    dtype.write(out);
-    out.extend_from_slice(array.dtype.as_bytes());
-    bin.write(out);
-    Ok(())
-}
-
-/// Appends a string at its smallest width.
-#[inline]
-fn write_str(out: &mut Vec<u8>, text: &str) -> Result<()> {
-    Head::Str(length("string", text.len())?).write(out);
-    out.extend_from_slice(text.as_bytes());
-    Ok(())
 }
 
 /// The headers before one payload, while their widths are still open.

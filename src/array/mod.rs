@@ -1,6 +1,6 @@
 //! How an array is written: as one extension, or as a map of chunks.
 //!
-//! [`frame`] decides the headers of an array, at their smallest or widened so
+//! [`frame`] decides the [`headers`] of an array, at their smallest or widened so
 //! that the payload begins at an aligned offset (see [`align`]), or copied from those written
 //! last ([`recent`]); [`dims`] is its shape as it is
 //! read back. [`shards`] is an array that lies in several places, and [`runs`] are a box of one.
@@ -8,12 +8,14 @@
 mod align;
 mod dims;
 mod frame;
+mod headers;
 mod recent;
 mod runs;
 mod shards;
 
 pub use dims::{Dims, resolve};
-pub use frame::{ALIGN_MIN_BYTES, Alignment, Array, ChunkLimit, Framing, KeyPlace, frame};
+pub use frame::{ALIGN_MIN_BYTES, Alignment, ChunkLimit, Framing, KeyPlace, frame};
+pub use headers::Array;
 pub use recent::RecentHeaders;
 pub use runs::{Bounds, Runs};
 pub use shards::{Shard, Sharded};

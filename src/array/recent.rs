@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::Array;
-use super::frame::write_ext;
+use super::headers::{Array, write_ext};
 use crate::Result;
 
 /// Headers of small arrays that stand in a layout: a tree has many arrays of few shapes,

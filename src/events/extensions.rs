@@ -1,5 +1,6 @@
 //! Extensions: arrays, scalars of NumPy, complex numbers, and what others mean.
 
+use super::open::unhashable;
 use super::read::Reader;
 use super::{ArrayEntry, Event, Events, Span};
 use crate::array::Dims;
@@ -15,29 +16,6 @@ const MAX_EXT_KEYS: u32 = 1024;
 
 /// Dtypes whose scalars have hashes like numbers, and those are different.
 const PLAIN_SCALARS: [&[u8]; 4] = [b"int", b"uint", b"bool", b"float"];
-
-/// All that stands before the payload in the body of an array. A tree has many arrays of few
-/// shapes, and to compare their headers with these costs less than to read them.
-pub(super) struct RecentHeaders {
-    /// Two words, in which what comes after the headers is zero.
-    bytes: [u128; 2],
-    /// All bits of the headers, and none after them.
-    mask: [u128; 2],
-    /// How many bytes they have.
-    headers: usize,
-    /// How many bytes the body has.
-    len: u32,
-    /// The array that they were read of.
-    array: ArrayEntry,
-}
-
-/// How many of them are known.
-pub(super) const RECENT: usize = 4;
-
-fn words(bytes: [u8; AHEAD]) -> [u128; 2] {
-    let (halves, _) = bytes.as_chunks::<16>();
-    [halves[0], halves[1]].map(u128::from_ne_bytes)
-}
 
 impl Reader<'_> {
     /// Forgets arrays that nobody needs any more, before the next one.
@@ -100,24 +78,15 @@ impl Reader<'_> {
         let Some(ahead) = self.cursor.ahead() else {
             return self.other_array(len, None);
         };
-        let words = words(ahead);
-        let same = |recent: &&RecentHeaders| {
-            let differs = |word: usize| (words[word] & recent.mask[word]) ^ recent.bytes[word];
-            recent.len == len && differs(0) | differs(1) == 0
-        };
-        let Some(recent) = self.recent.iter().find(same) else {
+        let Some((headers, array)) = self.recent.find(ahead, len) else {
             return self.other_array(len, Some(ahead));
         };
-        let headers = recent.headers;
         let offset = self.cursor.offset();
         let span = Span {
             len: len - u32::try_from(headers).unwrap_or(len),
             start: offset + headers,
         };
-        let entry = ArrayEntry {
-            offset,
-            ..recent.array
-        };
+        let entry = ArrayEntry { offset, ..array };
         self.cursor.skip(len as usize);
         self.forget_arrays();
         self.found.add_entry(entry, &[span])
@@ -153,31 +122,11 @@ impl Reader<'_> {
         let array = self
             .found
             .add_array(dims.as_slice(), dtype, &[span], offset)?;
-        let headers = span.start - offset;
-        if let Some(mut bytes) = ahead
-            && headers <= AHEAD
-        {
-            let mut mask = [0; AHEAD];
-            mask[..headers].fill(0xff);
-            bytes[headers..].fill(0);
-            self.remember(RecentHeaders {
-                bytes: words(bytes),
-                mask: words(mask),
-                headers,
-                len,
-                array: self.found.arrays[array as usize],
-            });
+        if let Some(ahead) = ahead {
+            let entry = self.found.arrays[array as usize];
+            self.recent.remember(ahead, span.start - offset, len, entry);
         }
         Ok(array)
-    }
-
-    fn remember(&mut self, headers: RecentHeaders) {
-        if self.recent.len() < RECENT {
-            self.recent.push(headers);
-        } else {
-            self.recent[self.oldest] = headers;
-            self.oldest = (self.oldest + 1) % RECENT;
-        }
     }
 
     /// The number of the name of a dtype.
@@ -261,11 +210,6 @@ pub fn no_dtype(name: &[u8], offset: usize) -> Error {
         offset,
         format!("{name:?} is no dtype that an array can have"),
     )
-}
-
-pub(super) fn unhashable(offset: usize, kind: &str) -> Error {
-    let reason = format!("a map key cannot be hashed: unhashable type: '{kind}'");
-    Error::malformed(offset, reason)
 }
 
 #[inline]

@@ -12,6 +12,7 @@
 //! | `read.rs` | from headers to events, one by one |
 //! | `open.rs` | the containers around a value |
 //! | `extensions.rs` | arrays, scalars of NumPy, complex numbers |
+//! | `recent.rs` | headers of arrays that are like those of one before |
 //! | `chunks.rs` | a map that stands for an array in chunks becomes that array |
 //! | `leaves.rs` | arrays by their paths, and their bytes |
 
@@ -20,6 +21,7 @@ mod extensions;
 mod leaves;
 mod open;
 mod read;
+mod recent;
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -1,6 +1,7 @@
 //! The containers around the value that is being read.
 
 use super::{Event, Events};
+use crate::Error;
 use crate::error::Path;
 
 /// A container that is being read.
@@ -67,4 +68,10 @@ pub(super) fn path(found: &Events, open: &[Open]) -> Path {
         }
     }
     path
+}
+
+/// The error for a key that is a container or an array.
+pub(super) fn unhashable(offset: usize, kind: &str) -> Error {
+    let reason = format!("a map key cannot be hashed: unhashable type: '{kind}'");
+    Error::malformed(offset, reason)
 }

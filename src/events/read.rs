@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::extensions::{RECENT, RecentHeaders, unhashable};
-use super::open::{Kept, Key, Open, path};
+use super::open::{Kept, Key, Open, path, unhashable};
+use super::recent::RecentHeaders;
 use super::{Container, Event, Events, Span, Text};
 use crate::source::Source;
 use crate::wire::{self, CHUNKED_MARKER, Cursor, Head, PRNG_MARKER};
@@ -63,9 +63,7 @@ pub struct Reader<'a> {
     pub(super) dtype_numbers: HashMap<Vec<u8>, u32>,
     /// The number that was looked up last.
     pub(super) last_dtype: usize,
-    /// Headers of arrays that were read last, and which of them is replaced next.
-    pub(super) recent: Vec<RecentHeaders>,
-    pub(super) oldest: usize,
+    pub(super) recent: RecentHeaders,
     pub(super) open: Vec<Open>,
     /// Whether all events are kept, and not only those that an open container needs.
     pub(super) keep_all: bool,
@@ -95,8 +93,7 @@ impl<'a> Reader<'a> {
             },
             dtype_numbers: HashMap::new(),
             last_dtype: usize::MAX,
-            recent: Vec::with_capacity(RECENT),
-            oldest: 0,
+            recent: RecentHeaders::new(),
             open: Vec::with_capacity(8),
             keep_all: false,
             needing: 0,

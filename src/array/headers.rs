@@ -1,0 +1,65 @@
+//! What the headers of an array tell, and their smallest form.
+
+use crate::Result;
+use crate::wire::{Head, length};
+
+/// What the headers of an array tell.
+#[derive(Debug, Clone, Copy)]
+pub struct Array<'a> {
+    /// The extension type, [`crate::wire::EXT_NDARRAY`] or [`crate::wire::EXT_NPSCALAR`].
+    pub code: i8,
+    /// Its dimensions.
+    pub shape: &'a [usize],
+    /// The name of its dtype.
+    pub dtype: &'a str,
+    /// Bytes in one element.
+    pub itemsize: usize,
+}
+
+impl Array<'_> {
+    /// Bytes in all elements.
+    ///
+    /// # Panics
+    /// If there are more than there are addresses.
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        let mut shape = self.shape.iter();
+        let nbytes = shape.try_fold(self.itemsize, |sum, &dim| sum.checked_mul(dim));
+        nbytes.unwrap_or_else(|| {
+            assert!(self.shape.contains(&0), "an array larger than any memory");
+            0
+        })
+    }
+}
+
+/// `ext(code, [shape, dtype, bin` at the smallest widths.
+pub(super) fn write_ext(out: &mut Vec<u8>, array: &Array<'_>) -> Result<()> {
+    let nbytes = array.nbytes();
+    let bin = Head::Bin(length("array", nbytes)?);
+    let ndim = Head::Array(length("shape", array.shape.len())?);
+    let dtype = Head::Str(length("dtype name", array.dtype.len())?);
+    let dims: usize = array
+        .shape
+        .iter()
+        .map(|&d| Head::Uint(d as u64).width())
+        .sum();
+    let body = 1 + ndim.width() + dims + dtype.width() + array.dtype.len() + bin.width() + nbytes;
+    Head::Ext(array.code, length("array", body)?).write(out);
+    Head::Array(3).write(out);
+    ndim.write(out);
+    for &dim in array.shape {
+        Head::Uint(dim as u64).write(out);
+    }
+    dtype.write(out);
+    out.extend_from_slice(array.dtype.as_bytes());
+    bin.write(out);
+    Ok(())
+}
+
+/// Appends a string at its smallest width.
+#[inline]
+pub(super) fn write_str(out: &mut Vec<u8>, text: &str) -> Result<()> {
+    Head::Str(length("string", text.len())?).write(out);
+    out.extend_from_slice(text.as_bytes());
+    Ok(())
+}
