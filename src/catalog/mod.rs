@@ -8,10 +8,12 @@
 //! | `read.rs` | finding the leaves: of an index, or of the headers |
 //! | `check.rs` | comparing an index with the headers, where it is used |
 //! | `find.rs` | values by their keys |
+//! | `arrays.rs` | where arrays are, and boxes of them |
 //! | `select.rs` | marking the leaves that are meant |
 //! | `stream.rs` | leaves of streams, one after the other |
 //! | `verify.rs` | comparing leaves with their checksums |
 
+mod arrays;
 mod check;
 mod find;
 mod read;
@@ -23,6 +25,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Mutex;
 
+pub use arrays::{ArrayPlace, FoundArrays};
 pub use select::Marks;
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};

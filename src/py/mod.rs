@@ -5,7 +5,7 @@
 //! | `save.rs` | the verbs that save: a tree in, bytes or a file out |
 //! | `load.rs` | the verbs that load: bytes in, a tree out |
 //! | `content.rs` | what is in a file or a buffer |
-//! | `catalog.rs` | leaves by their paths, read one by one |
+//! | `catalog/` | leaves by their paths, read one by one |
 //! | `select.rs` | which leaves are meant |
 //! | `selected.rs` | some leaves of a file in the place of those of a template |
 //! | `manifest.rs` | what holds the files of a sharded checkpoint together |

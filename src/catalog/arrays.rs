@@ -1,0 +1,384 @@
+//! Arrays of a catalog: where their bytes are, and boxes of them.
+
+use std::collections::HashMap;
+use std::mem::MaybeUninit;
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+
+use super::Catalog;
+use crate::array::{Bounds, Runs, resolve};
+use crate::events::{ArrayEvent, Event};
+use crate::source::{Parts, Pieces, Source, read_to};
+use crate::structure::LeafKind;
+use crate::{Error, Result, grow};
+
+/// To skip less is not worth another request to the disk.
+const NEAR_BYTES: usize = 32 << 10;
+
+/// What typed PRNG keys are made of.
+const KEY_DTYPE: &str = "uint32";
+
+/// The shape of an array, and where its bytes are in the source.
+#[derive(Debug)]
+pub struct ArrayPlace {
+    shape: SmallVec<[usize; 6]>,
+    parts: Pieces,
+}
+
+impl ArrayPlace {
+    /// Its dimensions.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Where its bytes are, in order: together, or in as many parts as it has chunks.
+    #[must_use]
+    pub fn parts(&self) -> &[Range<usize>] {
+        self.parts.as_slice()
+    }
+
+    /// How many bytes its elements have.
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// A box of it for memory with these strides, or for memory where it lies together. `None` if
+    /// the array has no such box, or the memory no place for each element.
+    #[must_use]
+    pub fn runs(&self, bounds: &[Bounds], strides: Option<&[usize]>) -> Option<Runs> {
+        let count = self.shape.iter().product::<usize>().max(1);
+        let itemsize = self.nbytes() / count;
+        match strides {
+            Some(strides) => Runs::new(&self.shape, itemsize, bounds, strides),
+            None => Runs::compact(&self.shape, itemsize, bounds),
+        }
+    }
+
+    /// A range of its bytes. `None` if it has fewer.
+    #[must_use]
+    pub fn byte_runs(&self, range: Range<usize>) -> Option<Runs> {
+        let bounds = Bounds {
+            start: range.start,
+            count: range.end.checked_sub(range.start)?,
+            step: 1,
+        };
+        Runs::compact(&[self.nbytes()], 1, &[bounds])
+    }
+
+    /// Where runs of it are in the source; those that are near each other as one range.
+    pub fn ranges(&self, runs: &Runs) -> Result<Vec<Range<usize>>> {
+        let ranges = runs.ranges(NEAR_BYTES)?.into_iter();
+        grow::collect(ranges.flat_map(|range| self.parts.of(range)))
+    }
+
+    /// Reads runs of it to memory, of which only their places are written.
+    ///
+    /// # Panics
+    /// If the memory is less than their extent.
+    pub fn read_runs(
+        &self,
+        source: &dyn Source,
+        runs: &Runs,
+        target: &mut [MaybeUninit<u8>],
+        threads: NonZero<usize>,
+        check: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let parts = &self.parts;
+        runs.read(&Parts { source, parts }, target, threads, check)
+    }
+
+    /// Reads a box of it, in C order and little-endian, each of its runs by itself. `None` if the
+    /// array has no such box.
+    pub fn read_box(&self, source: &dyn Source, bounds: &[Bounds]) -> Result<Option<Vec<u8>>> {
+        let Some(runs) = self.runs(bounds, None) else {
+            return Ok(None);
+        };
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(runs.nbytes())?;
+        for range in runs.ranges(0)? {
+            for part in self.parts.of(range) {
+                read_to(source, part, &mut bytes)?;
+            }
+        }
+        Ok(Some(bytes))
+    }
+}
+
+impl Catalog {
+    /// The array that a leaf is, or the data of a typed PRNG key, if the source has there what the
+    /// catalog has.
+    ///
+    /// ```
+    /// use treepack::array::Bounds;
+    /// use treepack::catalog::Catalog;
+    ///
+    /// # fn main() -> treepack::Result<()> {
+    /// // {"w": an array of shape (2, 2) and dtype uint8}
+    /// let source = b"\x81\xa1w\xc7\x10\x01\x93\x92\x02\x02\xa5uint8\xc4\x04abcd".to_vec();
+    /// let catalog = Catalog::open(&source, false, &())?;
+    /// let value = catalog.find(0, ["w"], &())?.expect("there is a w");
+    /// let w = catalog.array(&source, value)?;
+    /// assert_eq!(w.shape(), [2, 2]);
+    /// let all = Bounds { start: 0, count: 2, step: 1 };
+    /// let column = [all, Bounds { start: 1, count: 1, step: 1 }];
+    /// assert_eq!(w.read_box(&source, &column)?.as_deref(), Some(&b"bd"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    /// If the value is no leaf.
+    pub fn array(&self, source: &dyn Source, value: usize) -> Result<ArrayPlace> {
+        self.array_of(source, value, |found| found.itemsize())
+    }
+
+    /// The same for whoever knows by itself how many bytes an element has.
+    fn array_of(
+        &self,
+        source: &dyn Source,
+        value: usize,
+        itemsize_of: impl FnOnce(ArrayEvent<'_>) -> Option<usize>,
+    ) -> Result<ArrayPlace> {
+        let events = self.events_of(source, value)?;
+        let leaf = self.leaf(value).expect("the value is a leaf");
+        // Of a PRNG key what counts is its data.
+        let number = match (events.as_slice(), self.kind(leaf)) {
+            (&[Event::Array(number)], LeafKind::Array(..))
+            | (&[Event::PrngKey(_), .., Event::Array(number)], LeafKind::PrngKey(..)) => {
+                Some(number)
+            }
+            _ => None,
+        };
+        let found = number.map(|number| events.array(number));
+        let (Some(found), Some((dtype, expected))) = (found, self.dtype_and_shape(leaf)) else {
+            return Err(self.is_another(value));
+        };
+        let is_expected = |shape: &SmallVec<[usize; 6]>| {
+            let dims = shape.iter().map(|dim| *dim as u64);
+            dims.eq(expected.iter().copied())
+        };
+        let shape = Some(found)
+            .filter(|found| found.dtype == dtype.as_bytes())
+            .and_then(itemsize_of)
+            .and_then(|it| resolve(found.dims, found.nbytes(), it, found.offset).ok())
+            .filter(is_expected)
+            .ok_or_else(|| self.is_another(value))?;
+        let parts = grow::collect(found.spans.iter().map(|span| span.range()))?;
+        let parts = Pieces::new(parts)?;
+        Ok(ArrayPlace { shape, parts })
+    }
+
+    /// The dtype and the shape of a leaf that is an array, and of the data of one that is a PRNG key.
+    ///
+    /// # Panics
+    /// If there are not as many leaves.
+    #[must_use]
+    pub fn dtype_and_shape(&self, leaf: usize) -> Option<(&str, &[u64])> {
+        match self.kind(leaf) {
+            LeafKind::Array(dtype, shape) => Some((dtype, shape)),
+            LeafKind::PrngKey(_, shape) => Some((KEY_DTYPE, shape)),
+            _ => None,
+        }
+    }
+
+    fn is_another(&self, value: usize) -> Error {
+        let reason = "the leaf is not what the index of the file has there";
+        Error::At {
+            path: self.path_of(value),
+            error: Box::new(Error::Structure(reason.into())),
+        }
+    }
+}
+
+/// Arrays in many chunks that have been found, which takes long.
+#[derive(Debug, Default)]
+pub struct FoundArrays(Mutex<Chunked>);
+
+/// Some of them, by their values.
+#[derive(Debug, Default)]
+struct Chunked {
+    known: HashMap<usize, Arc<ArrayPlace>>,
+    chunks: usize,
+}
+
+impl FoundArrays {
+    /// So many chunks are known at a time, at most, or those of one array.
+    const MOST: usize = 1 << 20;
+
+    /// The array at a value, if it is known.
+    #[must_use]
+    pub fn known(&self, value: usize) -> Option<Arc<ArrayPlace>> {
+        self.lock().known.get(&value).cloned()
+    }
+
+    /// See [`Catalog::array`]; an element has so many bytes, or the dtype is none that there is.
+    pub fn find(
+        &self,
+        catalog: &Catalog,
+        source: &dyn Source,
+        value: usize,
+        itemsize: Option<usize>,
+    ) -> Result<Arc<ArrayPlace>> {
+        let found = Arc::new(catalog.array_of(source, value, |_| itemsize)?);
+        let chunks = found.parts().len();
+        if chunks > 1 {
+            let mut chunked = self.lock();
+            if chunked.chunks + chunks > Self::MOST {
+                *chunked = Chunked::default();
+            }
+            chunked.known.try_reserve(1)?;
+            if chunked.known.insert(value, found.clone()).is_none() {
+                chunked.chunks += chunks;
+            }
+        }
+        Ok(found)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Chunked> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
+mod tests {
+    use super::*;
+    use crate::array::{Alignment, Array, ChunkLimit, Framing};
+    use crate::encoder::Encoder;
+    use crate::layout::Caching;
+    use crate::raw::append_with;
+    use crate::structure::Kind;
+    use crate::wire::EXT_NDARRAY;
+
+    const SHAPE: [usize; 3] = [4, 5, 6];
+
+    fn bytes() -> Vec<u8> {
+        (0..2 * SHAPE.iter().product::<usize>())
+            .map(|at| at as u8)
+            .collect()
+    }
+
+    /// `{"w": an array, "key": a PRNG key, "step": 7}` in chunks of so many bytes.
+    fn source(is_indexed: bool, chunk: f64) -> Vec<u8> {
+        let framing = Framing {
+            align: Alignment::new(64).unwrap(),
+            chunks: ChunkLimit::new(chunk),
+            may_box: true,
+        };
+        let mut encoder = if is_indexed {
+            Encoder::<Vec<u8>>::indexed(framing, false)
+        } else {
+            Encoder::new(framing)
+        };
+        let array = |shape, dtype, itemsize| Array {
+            code: EXT_NDARRAY,
+            shape,
+            dtype,
+            itemsize,
+        };
+        encoder.map(3).unwrap();
+        encoder.key("w").unwrap();
+        let data = bytes();
+        let w = array(&SHAPE, "int16", 2);
+        encoder
+            .array(&w, Kind::Plain, |out, range| out.push(data[range].to_vec()))
+            .unwrap();
+        encoder.key("key").unwrap();
+        encoder.prng_key("fry").unwrap();
+        let data = array(&[2], KEY_DTYPE, 4);
+        encoder
+            .array(&data, Kind::Plain, |out, range| {
+                out.push(vec![1; range.len()])
+            })
+            .unwrap();
+        encoder.end_prng_key().unwrap();
+        encoder.key("step").unwrap();
+        encoder.int(7).unwrap();
+        encoder.end(Kind::Dict).unwrap();
+        let layout = encoder.finish(None).unwrap();
+        let mut source = Vec::new();
+        append_with(&mut source, layout.len(), |it| {
+            layout.copy_to(0, it, Caching::Usual)
+        })
+        .unwrap();
+        source
+    }
+
+    #[test]
+    fn boxes_are_read_wherever_their_bytes_are() {
+        for (is_indexed, chunk) in [(false, 1e9), (true, 1e9), (false, 28.0), (true, 28.0)] {
+            let source = source(is_indexed, chunk);
+            let catalog = Catalog::open(&source, false, &()).unwrap();
+            let value = catalog.find(0, ["w"], &()).unwrap().unwrap();
+            let w = catalog.array(&source, value).unwrap();
+            assert_eq!(w.shape(), SHAPE);
+            assert_eq!(w.nbytes(), 240);
+            assert_eq!(w.parts().len(), if chunk < 1e9 { 9 } else { 1 });
+            let bounds = |start, count, step| Bounds { start, count, step };
+            let box_of = [bounds(1, 2, 2), bounds(0, 3, 2), bounds(2, 3, 1)];
+            let mut expected = Vec::new();
+            for (a, b, c) in [1, 3].into_iter().flat_map(|a| {
+                [0, 2, 4]
+                    .into_iter()
+                    .flat_map(move |b| (2..5).map(move |c| (a, b, c)))
+            }) {
+                let at = 2 * ((a * SHAPE[1] + b) * SHAPE[2] + c);
+                expected.extend([at as u8, at as u8 + 1]);
+            }
+            let read = |bounds: &[Bounds]| w.read_box(&source, bounds).unwrap();
+            assert_eq!(read(&box_of), Some(expected));
+            assert_eq!(read(&SHAPE.map(|count| bounds(0, count, 1))), Some(bytes()));
+            assert_eq!(read(&SHAPE.map(|len| bounds(len, 0, 1))), Some(vec![]));
+            assert_eq!(read(&SHAPE.map(|len| bounds(len, 1, 1))), None);
+            assert_eq!(read(&[]), None);
+            // What is near is asked for at once, chunk by chunk.
+            let runs = w.runs(&box_of, None).unwrap();
+            let ranges = w.ranges(&runs).unwrap();
+            assert!(ranges.len() <= w.parts().len());
+            let whole = w.byte_runs(10..13).unwrap();
+            let part: Vec<u8> = w
+                .ranges(&whole)
+                .unwrap()
+                .into_iter()
+                .flatten()
+                .map(|at| source[at])
+                .collect();
+            assert_eq!(part, bytes()[10..13]);
+            assert!(w.byte_runs(10..241).is_none());
+        }
+    }
+
+    #[test]
+    fn the_data_of_keys_are_arrays_and_numbers_are_none() {
+        for is_indexed in [false, true] {
+            let source = source(is_indexed, 1e9);
+            let catalog = Catalog::open(&source, false, &()).unwrap();
+            let find = |key| catalog.find(0, [key], &()).unwrap().unwrap();
+            let key = catalog.array(&source, find("key")).unwrap();
+            assert_eq!((key.shape(), key.nbytes()), (&[2][..], 8));
+            let error = catalog.array(&source, find("step")).unwrap_err();
+            assert!(error.to_string().ends_with("(at step)"), "{error}");
+        }
+    }
+
+    #[test]
+    fn arrays_in_chunks_are_known_once_they_are_found() {
+        for (chunk, is_known) in [(1e9, false), (28.0, true)] {
+            let source = source(true, chunk);
+            let catalog = Catalog::open(&source, false, &()).unwrap();
+            let value = catalog.find(0, ["w"], &()).unwrap().unwrap();
+            let found = FoundArrays::default();
+            assert!(found.known(value).is_none());
+            let itemsize = |it| found.find(&catalog, &source, value, it);
+            assert!(itemsize(None).is_err());
+            assert!(itemsize(Some(4)).is_err());
+            assert_eq!(itemsize(Some(2)).unwrap().shape(), SHAPE);
+            assert_eq!(found.known(value).is_some(), is_known);
+        }
+    }
+}

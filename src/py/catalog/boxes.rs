@@ -1,0 +1,108 @@
+//! Boxes of arrays, read to memory of Python.
+
+use std::mem::MaybeUninit;
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+
+use super::super::dtypes::Dtype;
+use super::super::memory::{FreshArray, detached};
+use super::super::watch::Watcher;
+use super::file::Catalog;
+use crate::array::{Bounds, Runs};
+use crate::catalog::ArrayPlace;
+use crate::watch::Watch as _;
+use crate::{Result, grow, parallel};
+
+/// For each dimension: where a box begins, how many indices it has, and how far apart they are.
+pub(super) type BoxBounds = Vec<(usize, usize, usize)>;
+
+/// Fills memory.
+type Read<'a> = &'a (dyn Fn(&mut [MaybeUninit<u8>]) -> Result<()> + Sync);
+
+/// The runs of a box of an array, for memory with these strides, or where it lies together.
+pub(super) fn runs(
+    array: &ArrayPlace,
+    bounds: BoxBounds,
+    strides: Option<&[usize]>,
+) -> PyResult<Runs> {
+    let bounds = bounds.into_iter();
+    let bounds = bounds.map(|(start, count, step)| Bounds { start, count, step });
+    let found = array.runs(&grow::collect(bounds)?, strides);
+    found.ok_or_else(|| PyIndexError::new_err("the array has no such box"))
+}
+
+impl Catalog {
+    /// Where the array is that a leaf is, if the data have there what the catalog has.
+    pub(super) fn array(&self, py: Python<'_>, value: usize) -> PyResult<Arc<ArrayPlace>> {
+        if let Some(known) = self.arrays.known(value) {
+            return Ok(known);
+        }
+        let leaf = self.leaf_of(value)?;
+        let dtype = match self.catalog.dtype_and_shape(leaf) {
+            Some((name, _)) => Dtype::named(py, name.as_bytes())?,
+            None => None,
+        };
+        let itemsize = dtype.map(|dtype| dtype.itemsize);
+        let source = self.content.get().source();
+        let found = py.detach(|| self.arrays.find(&self.catalog, source, value, itemsize));
+        Ok(found?)
+    }
+
+    /// Where a box of an array is in the data.
+    pub(super) fn ranges(
+        &self,
+        py: Python<'_>,
+        value: usize,
+        bounds: BoxBounds,
+    ) -> PyResult<Vec<Range<usize>>> {
+        let array = self.array(py, value)?;
+        Ok(array.ranges(&runs(&array, bounds, None)?)?)
+    }
+
+    /// Reads runs of an array into a fresh array of bytes.
+    pub(super) fn read_fresh<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        array: &ArrayPlace,
+        runs: &Runs,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let byte = numpy::dtype::<u8>(py);
+        let mut fresh = FreshArray::new(&byte, &[runs.nbytes()], true)?;
+        let object = fresh.object().clone();
+        let memory = fresh.memory();
+        let threads = read_threads(None, runs)?;
+        self.read_runs(py, value, array, runs, threads, |read| {
+            detached(py, memory.len(), true, || read(memory))
+        })?;
+        Ok(object)
+    }
+
+    /// Reads runs of an array to memory that `fill` gives, detached from Python.
+    pub(super) fn read_runs(
+        &self,
+        py: Python<'_>,
+        value: usize,
+        array: &ArrayPlace,
+        runs: &Runs,
+        threads: NonZero<usize>,
+        fill: impl FnOnce(Read<'_>) -> Result<()>,
+    ) -> PyResult<()> {
+        let source = self.content.get().source();
+        let watcher = Watcher::signals();
+        let read = |memory: &mut [MaybeUninit<u8>]| {
+            array.read_runs(source, runs, memory, threads, || watcher.check())
+        };
+        fill(&read).map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))
+    }
+}
+
+/// How many threads read runs, where so many are wanted. The environment is asked here, where
+/// Python is attached, and what is small needs no answer.
+pub(super) fn read_threads(wanted: Option<i64>, runs: &Runs) -> Result<NonZero<usize>> {
+    parallel::threads(wanted, runs.span(), parallel::MIN_COPY_BYTES)
+}

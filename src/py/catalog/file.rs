@@ -1,0 +1,76 @@
+//! What is in encoded data, and the data.
+
+use std::sync::{Arc, Mutex};
+
+use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::super::content::Content;
+use super::super::errors;
+use super::super::memory::keep_reserve;
+use crate::catalog::{self, FoundArrays};
+
+/// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
+#[pyclass(frozen, module = "treepack._core")]
+#[allow(clippy::struct_field_names)] // the catalog of the core
+pub struct Catalog {
+    pub(super) content: Py<Content>,
+    pub(super) catalog: Arc<catalog::Catalog>,
+    pub(super) arrays: FoundArrays,
+    /// What was told last of a kind of leaves, and where that kind is: most are like the one before.
+    pub(super) told: Mutex<Option<(usize, Py<PyTuple>)>>,
+}
+
+impl Catalog {
+    /// Of these data.
+    pub(super) fn new(content: Py<Content>, catalog: Arc<catalog::Catalog>) -> Self {
+        Self {
+            content,
+            catalog,
+            arrays: FoundArrays::default(),
+            told: Mutex::default(),
+        }
+    }
+
+    /// The leaves and their paths.
+    pub fn core(&self) -> &catalog::Catalog {
+        &self.catalog
+    }
+
+    /// Takes what has been read off this process's account.
+    pub fn release(&self) {
+        self.content.get().release();
+    }
+
+    /// What is wrong with a value, with its path.
+    pub(super) fn at(&self, py: Python<'_>, error: PyErr, value: usize) -> PyErr {
+        if !errors::is(py, &error, "DecodeError") {
+            return error;
+        }
+        let raised = error.value(py);
+        let again = || -> PyResult<PyErr> {
+            let message: String = raised.getattr("message")?.extract()?;
+            let offset: Option<usize> = raised.getattr("offset")?.extract()?;
+            let path = self.catalog.path_of(value).to_string();
+            Ok(errors::make(py, "DecodeError", (message, offset, path)))
+        };
+        again().unwrap_or(error.clone_ref(py))
+    }
+
+    /// Errors if there is no such value.
+    pub(super) fn check(&self, value: usize) -> PyResult<()> {
+        keep_reserve()?;
+        if value < self.catalog.values() {
+            return Ok(());
+        }
+        Err(PyIndexError::new_err("there is no such value"))
+    }
+
+    /// The number of the leaf that a value is.
+    pub(super) fn leaf_of(&self, value: usize) -> PyResult<usize> {
+        self.check(value)?;
+        let leaf = self.catalog.leaf(value);
+        leaf.ok_or_else(|| PyTypeError::new_err("the value is no leaf"))
+    }
+}

@@ -1,0 +1,59 @@
+//! What leaves are.
+
+use std::sync::PoisonError;
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::super::memory::{list_of_results, new_string, new_tuple_of, new_uint};
+use super::file::Catalog;
+use crate::grow;
+use crate::structure::LeafKind;
+
+impl Catalog {
+    /// What a leaf of a kind is: the kind, and what there is to know of that.
+    pub(super) fn told<'py>(
+        &self,
+        py: Python<'py>,
+        kind: &LeafKind,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        // Never held while others may run.
+        let told = || self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = std::ptr::from_ref(kind).addr();
+        if let Some((known, tuple)) = &*told()
+            && *known == place
+        {
+            return Ok(tuple.bind(py).clone());
+        }
+        let tuple = described(py, kind)?;
+        *told() = Some((place, tuple.clone().unbind()));
+        Ok(tuple)
+    }
+}
+
+/// What a leaf is: its kind, and what there is to know of that.
+fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
+    let text = |text: &str| Ok::<_, PyErr>(new_string(py, text.as_bytes())?.into_any());
+    let shaped = |name: &str, dtype: &str, shape: &[u64]| {
+        let dims = shape.iter().map(|dim| Ok(new_uint(py, *dim)?.into_any()));
+        let dims = grow::collect(list_of_results(py, dims)?)?;
+        let dims = new_tuple_of(py, dims)?.into_any();
+        new_tuple_of(py, [text(name)?, text(dtype)?, dims])
+    };
+    let plain = |name: &str| new_tuple_of(py, [text(name)?]);
+    match kind {
+        LeafKind::None => plain("none"),
+        LeafKind::Bool => plain("bool"),
+        LeafKind::Int => plain("int"),
+        LeafKind::Float => plain("float"),
+        LeafKind::Complex => plain("complex"),
+        LeafKind::Str => plain("str"),
+        LeafKind::Bytes => plain("bytes"),
+        LeafKind::Ext => plain("ext"),
+        LeafKind::Container => plain("container"),
+        LeafKind::Other => plain("other"),
+        LeafKind::Array(dtype, shape) => shaped("array", dtype, shape),
+        LeafKind::Scalar(dtype) => shaped("scalar", dtype, &[]),
+        LeafKind::PrngKey(name, shape) => shaped("prng_key", name, shape),
+    }
+}

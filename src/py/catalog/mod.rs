@@ -1,0 +1,394 @@
+//! Leaves of encoded data by their paths, read one by one.
+//!
+//! It is one class of Python, with a method for whatever is asked of a file.
+//!
+//! | file | what is there |
+//! |---|---|
+//! | `file.rs` | the class: data, and what is in them |
+//! | `paths.rs` | paths of values, one after the other |
+//! | `kinds.rs` | what leaves are |
+//! | `state.rs` | reading leaves, and the state of containers |
+//! | `boxes.rs` | reading boxes of arrays |
+
+mod boxes;
+mod file;
+mod kinds;
+mod paths;
+mod state;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+
+use self::boxes::{BoxBounds, read_threads, runs};
+use self::paths::{Paths, numbered};
+use self::state::Selection;
+use super::content::Content;
+use super::memory::{
+    Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint, sizes,
+};
+use super::objects::explain;
+use super::options::integer_or_none;
+use super::select::{Marks, Selector};
+use super::watch::{Signals, Watcher};
+use crate::catalog::{self, BLOCK_BYTES, Status};
+use crate::source::{self, Source as _};
+use crate::{Error, Result, grow, parallel};
+
+pub use self::file::Catalog;
+
+#[pymethods]
+impl Catalog {
+    /// Finds the leaves.
+    #[staticmethod]
+    #[pyo3(signature = (content, *, salvage))]
+    fn open(content: Bound<'_, Content>, salvage: bool) -> PyResult<Self> {
+        keep_reserve()?;
+        let watcher = Watcher::signals();
+        let source = content.get().source();
+        let opened = content
+            .py()
+            .detach(|| catalog::Catalog::open(source, salvage, &watcher));
+        let catalog = opened
+            .map_err(|error| watcher.explain(error, |error| PyErr::from(explain(error, source))))?;
+        Ok(Self::new(content.unbind(), Arc::new(catalog)))
+    }
+
+    /// The same without the data: only what is where is known.
+    fn without_content(&self, py: Python<'_>) -> PyResult<Self> {
+        let nothing = Content::lent(PyBytes::new(py, b"").as_any())?;
+        Ok(Self::new(Py::new(py, nothing)?, self.catalog.clone()))
+    }
+
+    #[allow(clippy::needless_pass_by_value)] // as it is called
+    fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
+        visit.call(&self.content)
+    }
+
+    /// How many leaves there are.
+    fn __len__(&self) -> usize {
+        self.catalog.len()
+    }
+
+    /// How many leaves there are in a value, and how many bytes they have.
+    fn totals(&self, value: usize) -> PyResult<(usize, usize)> {
+        self.check(value)?;
+        Ok(self.catalog.totals(value))
+    }
+
+    /// The record of the structure, with what stands after it.
+    #[getter]
+    fn trailer<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let trailer = self.catalog.trailer();
+        trailer.map(|trailer| copied(py, trailer)).transpose()
+    }
+
+    /// What is wrong with data of which only a part could be read.
+    #[getter]
+    fn damage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyString>>> {
+        let damage = self.catalog.damage().map(grow::display);
+        let text = |text: Result<String>| new_string(py, text?.as_bytes());
+        damage.map(text).transpose()
+    }
+
+    /// Whether there are checksums of leaves.
+    #[getter]
+    fn is_summed(&self) -> bool {
+        self.catalog.is_summed() || self.content.get().checks_itself()
+    }
+
+    /// The value that keys lead to from another one.
+    fn find(&self, keys: Vec<String>, value: usize) -> PyResult<Option<usize>> {
+        self.check(value)?;
+        let watcher = Watcher::whenever_asked();
+        let keys = keys.iter().map(String::as_str);
+        let found = self.catalog.find(value, keys, &watcher);
+        found.map_err(|error| watcher.explain(error, PyErr::from))
+    }
+
+    /// The keys and values in a container; nothing for a leaf.
+    fn children<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Option<Bound<'py, PyList>>> {
+        self.check(value)?;
+        if self.catalog.leaf(value).is_some() {
+            return Ok(None);
+        }
+        let signals = Signals::new();
+        let pairs = self.catalog.children(value).map(|child| {
+            signals.check(py)?;
+            numbered(py, self.catalog.key(child), child)
+        });
+        list_of_results(py, pairs).map(Some)
+    }
+
+    /// Whether a value is a list.
+    fn is_list(&self, value: usize) -> PyResult<bool> {
+        self.check(value)?;
+        Ok(self.catalog.is_list(value))
+    }
+
+    /// The paths of the leaves below a value, and their numbers among all values.
+    fn leaves(&self, value: usize) -> PyResult<Paths> {
+        self.paths(value, false)
+    }
+
+    /// The same with the containers that have nothing in them.
+    fn ends(&self, value: usize) -> PyResult<Paths> {
+        self.paths(value, true)
+    }
+
+    /// What is wrong with a gzip stream around the data, though all its blocks may be whole.
+    #[getter]
+    fn stream_damage(&self) -> Option<&'static str> {
+        self.content.get().stream_damage()
+    }
+
+    /// All dtypes that arrays have, by name.
+    #[getter]
+    fn dtypes(&self) -> Vec<&str> {
+        self.catalog.dtypes().collect()
+    }
+
+    /// The numbers of the leaves below a value among all values.
+    fn leaf_values<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyList>> {
+        self.check(value)?;
+        let inside = value..self.catalog.after(value);
+        let leaves = inside.filter(|at| self.catalog.leaf(*at).is_some());
+        list_of_results(py, leaves.map(|at| Ok(new_uint(py, at as u64)?.into_any())))
+    }
+
+    /// How many values there are.
+    #[getter]
+    fn values(&self) -> usize {
+        self.catalog.values()
+    }
+
+    /// The number of a leaf among all, what it is, and where: its value, from what on it is summed.
+    fn leaf<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+    ) -> PyResult<(usize, Bound<'py, PyTuple>, usize, usize, usize)> {
+        let leaf = self.leaf_of(value)?;
+        let place = self.catalog.place(leaf);
+        let kind = self.told(py, self.catalog.kind(leaf))?;
+        Ok((leaf, kind, place.start, place.end, place.region))
+    }
+
+    /// Reads a value: a leaf, or a container with all its leaves.
+    #[pyo3(signature = (value, *, copy, threads, marks=None, absent=None))]
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        copy: Option<bool>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        marks: Option<&Marks>,
+        absent: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.check(value)?;
+        let selection = Selection {
+            marks: marks.map(|marks| marks.of(&self.catalog)).transpose()?,
+            absent,
+            signals: &Signals::new(),
+        };
+        let mut parts = self.parts(py, value, copy, threads)?;
+        let read = self.value(value, selection, &mut parts);
+        let read = read.and_then(|read| parts.finish().map(|()| read));
+        if self.catalog.leaf(value).is_none() {
+            self.content.get().release(); // of the whole file, which is not worth it for a leaf
+        }
+        read
+    }
+
+    /// The path to a value from one around it.
+    fn path_of(&self, value: usize, start: usize) -> PyResult<String> {
+        self.check(value)?;
+        self.check(start)?;
+        Ok(grow::display(&self.catalog.path_below(start, value)?)?)
+    }
+
+    /// Marks the leaves that a selector means below a value.
+    fn select(&self, py: Python<'_>, value: usize, selector: &Selector) -> PyResult<Marks> {
+        self.check(value)?;
+        let watcher = Watcher::signals();
+        let marks = py.detach(|| self.catalog.select(value, selector.get(), &watcher));
+        let marks = marks.map_err(|error| watcher.explain(error, PyErr::from))?;
+        Ok(Marks::new(marks))
+    }
+
+    /// Marks the leaves and empty containers below a value for whose paths a function says so.
+    fn select_by(&self, value: usize, is_meant: &Bound<'_, PyAny>) -> PyResult<Marks> {
+        self.check(value)?;
+        let mut values = HashSet::new();
+        for found in self.catalog.ends_below(value) {
+            let (path, at) = found?;
+            let path = new_string(is_meant.py(), grow::display(&path)?.as_bytes())?;
+            if is_meant.call1((path,))?.is_truthy()? {
+                values.try_reserve(1).map_err(Error::from)?;
+                values.insert(at);
+            }
+        }
+        self.mark(values)
+    }
+
+    /// Marks values.
+    fn mark(&self, values: HashSet<usize>) -> PyResult<Marks> {
+        let is_meant = |value| Ok(values.contains(&value));
+        Ok(Marks::new(catalog::Marks::new(&self.catalog, is_meant)?))
+    }
+
+    /// Reads a range of the bytes of an array into a fresh array of bytes.
+    fn read_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        start: usize,
+        stop: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let array = self.array(py, value)?;
+        let runs = array.byte_runs(start..stop);
+        let runs = runs.ok_or_else(|| PyIndexError::new_err("the array has fewer bytes"))?;
+        self.read_fresh(py, value, &array, &runs)
+    }
+
+    /// Reads a box of an array into a fresh array of bytes.
+    #[pyo3(signature = (value, bounds))]
+    fn read_box<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        bounds: BoxBounds,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let array = self.array(py, value)?;
+        let runs = runs(&array, bounds, None)?;
+        self.read_fresh(py, value, &array, &runs)
+    }
+
+    /// Reads a box of an array to memory; see `_core.pyi`.
+    #[pyo3(signature = (value, bounds, target, at, strides, *, threads))]
+    #[allow(clippy::too_many_arguments)] // as in Python
+    fn read_box_to(
+        &self,
+        py: Python<'_>,
+        value: usize,
+        bounds: BoxBounds,
+        target: &Bound<'_, PyAny>,
+        at: usize,
+        strides: Vec<usize>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    ) -> PyResult<()> {
+        let array = self.array(py, value)?;
+        let runs = runs(&array, bounds, Some(&strides))?;
+        let threads = read_threads(threads, &runs)?;
+        let mut target = Writable::get(target)?;
+        let range = at..at.saturating_add(runs.extent());
+        if range.end > target.len() {
+            return Err(PyIndexError::new_err("the memory is too small for the box"));
+        }
+        self.read_runs(py, value, &array, &runs, threads, |read| {
+            target.fill(py, range, true, read)
+        })
+    }
+
+    /// Begins to read a box of an array from the disk.
+    fn prefetch(&self, py: Python<'_>, value: usize, bounds: BoxBounds) -> PyResult<()> {
+        if let Some(mapping) = self.content.get().mapping() {
+            let ranges = self.ranges(py, value, bounds)?;
+            py.detach(|| mapping.prefetch(ranges));
+        }
+        Ok(())
+    }
+
+    /// Begins to read boxes of arrays in another thread, and reads nothing around them.
+    fn prefetch_only(&self, py: Python<'_>, boxes: Vec<(usize, BoxBounds)>) -> PyResult<()> {
+        let Some(mapping) = self.content.get().mapping() else {
+            return Ok(());
+        };
+        let mut ranges = Vec::new();
+        for (value, bounds) in boxes {
+            let more = self.ranges(py, value, bounds)?;
+            ranges.try_reserve(more.len()).map_err(Error::from)?;
+            ranges.extend(more);
+        }
+        mapping.prefetch_only(ranges);
+        Ok(())
+    }
+
+    /// The number of the array in other files whose bytes a leaf has; nothing if they are here.
+    fn array_elsewhere(&self, py: Python<'_>, value: usize) -> PyResult<Option<usize>> {
+        let leaf = self.leaf_of(value)?;
+        let place = self.catalog.place(leaf);
+        let sparse = self.content.get().holes();
+        let Some(sparse) = sparse.filter(|it| !it.is_whole(place.start..place.end)) else {
+            return Ok(None);
+        };
+        let array = self.array(py, value)?;
+        // Nothing of the leaf is missing but its bytes.
+        let missing = place.end - place.start - sparse.present(place.start..place.end);
+        let found = sparse.array_of(array.parts().iter().cloned());
+        match found.filter(|_| missing == array.nbytes()) {
+            Some(found) => Ok(Some(found)),
+            None => Err(self.at(py, source::missing(place.start).into(), value)),
+        }
+    }
+
+    /// The data, and where in them the bytes of an array are.
+    fn pieces<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+    ) -> PyResult<(Py<Content>, Bound<'py, PyList>)> {
+        let array = self.array(py, value)?;
+        let pieces = array.parts().iter();
+        let pieces = pieces.map(|part| Ok(sizes(py, &[part.start, part.end])?.into_any()));
+        Ok((self.content.clone_ref(py), list_of_results(py, pieces)?))
+    }
+
+    /// Compares the data with their checksums; see `_core.pyi`.
+    #[pyo3(signature = (*, threads, progress))]
+    fn verify<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        progress: Option<Py<PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let content = self.content.get();
+        let source = content.source();
+        let threads = parallel::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
+        let watcher = Watcher::new(progress, source.len());
+        let checks = content.checks_itself();
+        // Far away, a read of many bytes takes hardly longer than one of few.
+        let block = if content.is_elsewhere() {
+            8 << 20
+        } else {
+            BLOCK_BYTES
+        };
+        let found = py.detach(|| {
+            self.catalog
+                .verify(source, checks, block, threads, &watcher)
+        });
+        let found = found.map_err(|error| watcher.explain(error, PyErr::from))?;
+        let word = |word: &str| new_string(py, word.as_bytes());
+        let words = [word("ok")?, word("corrupt")?, word("unchecked")?];
+        let [ok, corrupt, unchecked] = words.map(Bound::into_any);
+        let word = |status| match status {
+            Status::Ok => ok.clone(),
+            Status::Corrupt => corrupt.clone(),
+            Status::Unchecked => unchecked.clone(),
+        };
+        new_list_of(py, found.into_iter().map(word))
+    }
+
+    /// Which leaves have other headers than the index says; the number after them is that of what
+    /// lies between the last one and the record.
+    fn unlike_index(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        let source = self.content.get().source();
+        let watcher = Watcher::signals();
+        let found = py.detach(|| self.catalog.unlike_index(source, |_| true, &watcher));
+        found.map_err(|error| watcher.explain(error, PyErr::from))
+    }
+}

@@ -1,0 +1,70 @@
+//! Paths of values, one after the other.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+
+use super::super::memory::{new_string, new_tuple_of, new_uint};
+use super::file::Catalog;
+use crate::catalog;
+use crate::grow;
+
+/// The paths of values one after the other, each made when it is asked for: all of them may be much
+/// larger than the data.
+#[pyclass(module = "treepack._core")]
+pub struct Paths {
+    catalog: Arc<catalog::Catalog>,
+    /// From which value on the paths lead.
+    from: usize,
+    /// The values that are still to come.
+    left: Range<usize>,
+    /// Whether containers with nothing in them are among them.
+    with_empty: bool,
+}
+
+#[pymethods]
+impl Paths {
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        /// After so many the caller may stop, who may be a loop that is not of Python.
+        const CHECK_PATHS: usize = 1 << 10;
+        for at in self.left.by_ref() {
+            if at.is_multiple_of(CHECK_PATHS) {
+                py.check_signals()?;
+            }
+            if self.catalog.leaf(at).is_some() || self.with_empty && self.catalog.is_end(at) {
+                let path = self.catalog.path_below(self.from, at)?;
+                return numbered(py, &grow::display(&path)?, at).map(Some);
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Catalog {
+    /// The paths of what is below a value.
+    pub(super) fn paths(&self, value: usize, with_empty: bool) -> PyResult<Paths> {
+        self.check(value)?;
+        Ok(Paths {
+            catalog: self.catalog.clone(),
+            from: value,
+            left: value..self.catalog.after(value),
+            with_empty,
+        })
+    }
+}
+
+/// A text and a number.
+pub(super) fn numbered<'py>(
+    py: Python<'py>,
+    text: &str,
+    number: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let text = new_string(py, text.as_bytes())?.into_any();
+    let number = new_uint(py, number as u64)?.into_any();
+    Ok(new_tuple_of(py, [text, number])?.into_any())
+}
