@@ -1,17 +1,18 @@
 //! Writing a tree: whoever walks one says what it meets, and gets a layout.
 //!
-//! The grammar is here: widths of headers, alignment, chunks, reserved keys, depth, and the
-//! record of the structure, and the list of the leaves. It is one idea, and long because there are many
-//! kinds of values. A walk only says `map(2)`, `key("w")`, `array(…)`, and so on.
+//! The grammar is here: widths of headers, alignment, chunks, reserved keys, depth. A walk only says
+//! `map(2)`, `key("w")`, `array(…)`, and so on. What is recorded beside the tree (`recording.rs`) hears
+//! of it.
+
+mod recording;
 
 use std::mem;
 use std::ops::Range;
 
+use self::recording::{Recording, with_record};
 use crate::array::{self, Array, Framing, KeyPlace, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
-use crate::structure::{
-    Kind, LeafKind, Listing, NodeType, ROOT_KEY, Recorder, Regions, Seal, TRAILER_KEY, Trailer,
-};
+use crate::structure::{Kind, LeafKind, NodeType, ROOT_KEY, TRAILER_KEY, Trailer};
 use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result, grow};
@@ -58,13 +59,7 @@ pub struct Encoder<P> {
     /// The key before the next value.
     key: Option<KeyPlace>,
     begun: bool,
-    recorder: Option<Recorder>,
-    listing: Option<Listing>,
-    /// Whether the leaves will be summed.
-    summed: bool,
-    /// The recorder while a container is written that it sees as one leaf, and how many are open
-    /// around that.
-    paused: Option<(Recorder, usize)>,
+    recording: Recording,
 }
 
 /// A place for a value.
@@ -91,10 +86,7 @@ impl<P: Payload> Encoder<P> {
             lists: 0,
             key: None,
             begun: false,
-            recorder: None,
-            listing: None,
-            summed: false,
-            paused: None,
+            recording: Recording::default(),
         }
     }
 
@@ -103,7 +95,7 @@ impl<P: Payload> Encoder<P> {
     #[must_use]
     pub fn described(framing: Framing) -> Self {
         Self {
-            recorder: Some(Recorder::default()),
+            recording: Recording::structure(),
             ..Self::new(framing)
         }
     }
@@ -112,9 +104,8 @@ impl<P: Payload> Encoder<P> {
     #[must_use]
     pub fn indexed(framing: Framing, summed: bool) -> Self {
         Self {
-            listing: Some(Listing::default()),
-            summed,
-            ..Self::described(framing)
+            recording: Recording::index(summed),
+            ..Self::new(framing)
         }
     }
 
@@ -122,7 +113,7 @@ impl<P: Payload> Encoder<P> {
     #[inline]
     #[must_use]
     pub fn is_described(&self) -> bool {
-        self.recorder.is_some()
+        self.recording.is_described()
     }
 
     /// Begins a map of so many pairs.
@@ -130,11 +121,7 @@ impl<P: Payload> Encoder<P> {
         let is_root = self.open.is_empty();
         self.begin(true)?;
         let head = length("map", pairs)?;
-        if self.paused.is_none()
-            && let Some(listing) = &mut self.listing
-        {
-            listing.map(Head::Map(head))?;
-        }
+        self.recording.map(head)?;
         let more = u32::from(is_root && self.is_described());
         let head = head.checked_add(more).ok_or(Error::TooLarge {
             what: "map",
@@ -167,10 +154,7 @@ impl<P: Payload> Encoder<P> {
             return Err(Error::TreeTooDeep { limit });
         }
         self.open.push(Open { left, is_list });
-        match &mut self.recorder {
-            Some(recorder) => recorder.open(),
-            None => Ok(()),
-        }
+        self.recording.open()
     }
 
     /// Ends the container that was begun last; `kind` is what it is recorded as.
@@ -180,34 +164,13 @@ impl<P: Payload> Encoder<P> {
             Some(_) => return Err(misused("a container ends before all its values")),
             None => return Err(misused("no container is open")),
         }
-        if self.resume() {
-            return Ok(());
-        }
-        match &mut self.recorder {
-            Some(recorder) => recorder.close(kind),
-            None => Ok(()),
-        }
+        self.recording.close(kind, self.open.len())
     }
 
-    /// Takes down a leaf that is a container, and nothing of what is in it.
+    /// Records a leaf that is a container, and nothing of what is in it.
     fn pause(&mut self, kind: Kind, listed: LeafKind) -> Result<()> {
-        self.record(kind)?;
-        self.list_leaf(|| Ok(listed))?;
-        if let Some(recorder) = self.recorder.take() {
-            self.paused = Some((recorder, self.open.len()));
-        }
-        Ok(())
-    }
-
-    /// Whether the container that has ended was one that was taken down as a leaf.
-    fn resume(&mut self) -> bool {
-        match self.paused.take_if(|(_, depth)| *depth >= self.open.len()) {
-            Some((recorder, _)) => {
-                self.recorder = Some(recorder);
-                true
-            }
-            None => false,
-        }
+        let (start, depth) = (self.layout.len(), self.open.len());
+        self.recording.pause(kind, listed, start, depth)
     }
 
     /// Where the next value goes, for [`Encoder::skip`].
@@ -226,13 +189,12 @@ impl<P: Payload> Encoder<P> {
             open.left = mark.1.saturating_sub(1);
         }
         self.key = None;
-        self.resume();
+        self.recording.resume(self.open.len());
     }
 
     /// The number by which [`Kind::Typed`] refers to a type of nodes.
     pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
-        let recorder = self.recorder.as_mut();
-        recorder.map_or(Ok(0), |recorder| recorder.node_type(class))
+        self.recording.node_type(class)
     }
 
     /// Writes a string that is the key of the next value.
@@ -248,11 +210,8 @@ impl<P: Payload> Encoder<P> {
     #[inline]
     fn write_key(&mut self, text: &str) -> Result<()> {
         let head = Head::Str(length("string", text.len())?);
-        if let Some(listing) = &mut self.listing
-            && self.recorder.is_some()
-            && !self.open.is_empty()
-        {
-            listing.key(head, text)?;
+        if !self.open.is_empty() {
+            self.recording.key(head, text)?;
         }
         self.key = Some(KeyPlace {
             start: self.layout.len(),
@@ -341,8 +300,8 @@ impl<P: Payload> Encoder<P> {
         content: impl FnOnce(&mut LayoutBuilder<P>) -> Result<()>,
     ) -> Result<()> {
         self.begin(false)?;
-        self.record(kind)?;
-        self.list_leaf(|| Ok(LeafKind::Bytes))?;
+        let start = self.layout.len();
+        self.recording.leaf(kind, || Ok(LeafKind::Bytes), start)?;
         Head::Bin(length("byte string", len)?).write(self.layout.headers());
         content(&mut self.layout)
     }
@@ -360,8 +319,7 @@ impl<P: Payload> Encoder<P> {
         self.begin(false)?;
         // The root may have got a key just now.
         let key = key.or(self.key.take());
-        self.record(kind)?;
-        self.list_array(array)?;
+        self.recording.array(kind, array, self.layout.len())?;
         let framing = Framing {
             // flax joins chunks only where all containers above are maps.
             may_box: self.framing.may_box && self.lists == 0,
@@ -375,42 +333,7 @@ impl<P: Payload> Encoder<P> {
             &framing,
             content,
         )?;
-        if self.paused.is_none()
-            && let Some((_, pending)) = self.listing.as_mut().and_then(Listing::pending)
-        {
-            *pending = start; // the header of the key may have become wider
-        }
-        Ok(())
-    }
-
-    /// Takes down an array in the index; the data of a PRNG key tell that its shape.
-    #[inline]
-    fn list_array(&mut self, array: &Array<'_>) -> Result<()> {
-        let shape = || grow::collect(array.shape.iter().map(|&dim| dim as u64));
-        if self.paused.is_none() {
-            self.list_leaf(|| {
-                let dtype = grow::to_string(array.dtype)?;
-                Ok(match array.code {
-                    wire::EXT_NPSCALAR => LeafKind::Scalar(dtype),
-                    _ => LeafKind::Array(dtype, shape()?),
-                })
-            })?;
-        } else if let Some((LeafKind::PrngKey(_, data), _)) =
-            self.listing.as_mut().and_then(Listing::pending)
-        {
-            *data = shape()?;
-        }
-        Ok(())
-    }
-
-    /// Takes down a leaf in the index, whose value begins here.
-    #[inline]
-    fn list_leaf(&mut self, kind: impl FnOnce() -> Result<LeafKind>) -> Result<()> {
-        if let Some(listing) = &mut self.listing
-            && self.paused.is_none()
-        {
-            listing.leaf(kind()?, self.layout.len());
-        }
+        self.recording.moved(start); // the header of the key may have become wider
         Ok(())
     }
 
@@ -418,8 +341,7 @@ impl<P: Payload> Encoder<P> {
     /// or a map that is no state.
     #[must_use]
     pub fn is_inside_leaf(&self) -> bool {
-        let pending = || self.listing.as_ref().and_then(Listing::last_begun);
-        self.paused.is_some() && !matches!(pending(), Some(LeafKind::PrngKey(..)))
+        self.recording.is_inside_leaf()
     }
 
     /// Begins a typed PRNG key of this implementation, whose data are the array that follows.
@@ -455,7 +377,7 @@ impl<P: Payload> Encoder<P> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is not whole"));
         }
-        match self.recorder.take() {
+        match self.recording.take_structure() {
             None => Ok(self.layout.finish()),
             Some(recorder) => self.end_with(recorder.finish(metadata)?, watch),
         }
@@ -467,81 +389,36 @@ impl<P: Payload> Encoder<P> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is not whole"));
         }
-        if self.recorder.take().is_none() {
+        if self.recording.take_structure().is_none() {
             return Err(misused("there is no room for a record"));
         }
         self.end_with(trailer, watch)
     }
 
     fn end_with(mut self, mut trailer: Trailer, watch: &dyn Watch) -> Result<Layout<P>> {
-        trailer.index = None;
-        let mut ends = Vec::new();
-        if let Some(listing) = self.listing.take() {
-            let (index, found) = listing.finish(self.layout.len())?;
-            trailer.index = Some(index.encode(watch)?.into());
-            ends = found;
-        }
+        let recording = mem::take(&mut self.recording);
+        let ends = recording.finish(&mut trailer, self.layout.len(), watch)?;
         self.write_key(TRAILER_KEY)?;
         let record = trailer.encode(watch)?;
         drop(trailer);
-        self.finish_with(&record, ends)
-    }
-
-    /// The layout with a record at its end, and what comes after that.
-    fn finish_with(mut self, record: &[u8], mut ends: Vec<usize>) -> Result<Layout<P>> {
-        if self.summed {
-            // The length of the bin does not depend on where it begins.
-            grow::push(&mut ends, 0)?;
-        } else {
-            ends.clear();
-        }
-        let after = Seal::bytes(ends.len());
-        let len = length("structure", record.len() + after)?;
-        Head::Bin(len).write(self.layout.headers());
-        if let Some(rest) = ends.last_mut() {
-            *rest = self.layout.len();
-        }
-        let seal = Seal::new(record, Regions::new(ends));
-        self.layout.extend(record)?;
-        if self.summed {
-            let headers = self.layout.headers();
-            let len = headers.len() + after;
-            grow::resize(headers, len, 0)?;
-            return Ok(self.layout.sealed(Some(seal)));
-        }
-        self.layout.extend(&seal.close(&[])?)?;
-        Ok(self.layout.finish())
+        with_record(self.layout, &record, ends)
     }
 
     /// Writes a leaf that is nothing but its header, or whose bytes follow.
     #[inline]
     fn leaf(&mut self, head: Head, kind: LeafKind) -> Result<()> {
         self.begin(false)?;
-        self.record(Kind::Plain)?;
-        self.list_leaf(|| Ok(kind))?;
+        let start = self.layout.len();
+        self.recording.leaf(Kind::Plain, || Ok(kind), start)?;
         head.write(self.layout.headers());
         Ok(())
-    }
-
-    /// Takes down what a leaf is.
-    #[inline]
-    fn record(&mut self, kind: Kind) -> Result<()> {
-        match (&mut self.recorder, kind) {
-            (None, _) => Ok(()),
-            (Some(recorder), Kind::Plain) => recorder.plain(),
-            (Some(recorder), kind) => recorder.leaf(kind),
-        }
     }
 
     /// Counts a value of the container that is open.
     #[inline]
     fn begin(&mut self, no_leaf: bool) -> Result<()> {
         self.key = None;
-        if let Some(listing) = &mut self.listing
-            && self.paused.is_none()
-        {
-            listing.end_leaf(self.layout.len())?;
-        }
+        self.recording.begin(self.layout.len())?;
         self.layout.headers().try_reserve(Head::MAX_BYTES)?;
         if let Some(open) = self.open.last_mut() {
             if open.left == 0 {
@@ -628,7 +505,7 @@ mod tests {
         encoder.key("b").unwrap();
         encoder.bin(0, Kind::Jax, |_| Ok(())).unwrap();
         encoder.end(Kind::Tuple).unwrap();
-        let recorder = encoder.recorder.take().unwrap();
+        let recorder = encoder.recording.take_structure().unwrap();
         let nodes = recorder.finish(None).unwrap().nodes;
         let expected = [Repeat(1, 0), Repeat(1, 1)];
         assert_eq!(nodes.last(), Some(&Node(Kind::Tuple, expected.to_vec())));

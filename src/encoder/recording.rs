@@ -1,0 +1,239 @@
+//! What is recorded beside a tree: its structure, where its leaves are, and their checksums.
+
+use crate::array::Array;
+use crate::layout::{Layout, LayoutBuilder, Payload};
+use crate::structure::{Kind, LeafKind, Listing, NodeType, Recorder, Regions, Seal, Trailer};
+use crate::watch::Watch;
+use crate::wire::{self, Head, length};
+use crate::{Result, grow};
+
+/// Takes down as much of a tree as is to be recorded.
+#[derive(Debug, Default)]
+pub(super) struct Recording {
+    recorder: Option<Recorder>,
+    listing: Option<Listing>,
+    /// Whether the leaves will be summed.
+    summed: bool,
+    /// The recorder while a container is written that it sees as one leaf, and how many are open
+    /// around that.
+    paused: Option<(Recorder, usize)>,
+}
+
+impl Recording {
+    /// Of the structure.
+    pub(super) fn structure() -> Self {
+        Self {
+            recorder: Some(Recorder::default()),
+            ..Self::default()
+        }
+    }
+
+    /// Of the structure and of where the leaves are, which will be `summed` or not.
+    pub(super) fn index(summed: bool) -> Self {
+        Self {
+            listing: Some(Listing::default()),
+            summed,
+            ..Self::structure()
+        }
+    }
+
+    /// Whether the structure of what comes now is recorded.
+    #[inline]
+    pub(super) fn is_described(&self) -> bool {
+        self.recorder.is_some()
+    }
+
+    /// Whether what comes now is part of what an index has as one leaf, and not of its data: a list
+    /// or a map that is no state.
+    pub(super) fn is_inside_leaf(&self) -> bool {
+        let pending = || self.listing.as_ref().and_then(Listing::last_begun);
+        self.paused.is_some() && !matches!(pending(), Some(LeafKind::PrngKey(..)))
+    }
+
+    /// The index, unless what comes now is inside of one leaf of it.
+    #[inline]
+    fn listed(&mut self) -> Option<&mut Listing> {
+        self.listing.as_mut().filter(|_| self.paused.is_none())
+    }
+
+    /// Something comes, whose header begins there.
+    #[inline]
+    pub(super) fn begin(&mut self, start: usize) -> Result<()> {
+        match self.listed() {
+            Some(listing) => listing.end_leaf(start),
+            None => Ok(()),
+        }
+    }
+
+    /// The state of a container begins.
+    #[inline]
+    pub(super) fn map(&mut self, pairs: u32) -> Result<()> {
+        match self.listed() {
+            Some(listing) => listing.map(Head::Map(pairs)),
+            None => Ok(()),
+        }
+    }
+
+    /// A key of the state of a container.
+    #[inline]
+    pub(super) fn key(&mut self, head: Head, text: &str) -> Result<()> {
+        match &mut self.listing {
+            Some(listing) if self.recorder.is_some() => listing.key(head, text),
+            _ => Ok(()),
+        }
+    }
+
+    /// A container begins.
+    #[inline]
+    pub(super) fn open(&mut self) -> Result<()> {
+        match &mut self.recorder {
+            Some(recorder) => recorder.open(),
+            None => Ok(()),
+        }
+    }
+
+    /// A container ends, around which so many are still open.
+    #[inline]
+    pub(super) fn close(&mut self, kind: Kind, depth: usize) -> Result<()> {
+        if self.resume(depth) {
+            return Ok(());
+        }
+        match &mut self.recorder {
+            Some(recorder) => recorder.close(kind),
+            None => Ok(()),
+        }
+    }
+
+    /// The number by which [`Kind::Typed`] refers to a type of nodes.
+    pub(super) fn node_type(&mut self, class: NodeType) -> Result<u32> {
+        let recorder = self.recorder.as_mut();
+        recorder.map_or(Ok(0), |recorder| recorder.node_type(class))
+    }
+
+    /// A leaf, whose value begins there; `kind` is what it is recorded as.
+    #[inline]
+    pub(super) fn leaf(
+        &mut self,
+        kind: Kind,
+        listed: impl FnOnce() -> Result<LeafKind>,
+        start: usize,
+    ) -> Result<()> {
+        match (&mut self.recorder, kind) {
+            (None, _) => {}
+            (Some(recorder), Kind::Plain) => recorder.plain()?,
+            (Some(recorder), kind) => recorder.leaf(kind)?,
+        }
+        if let Some(listing) = self.listed() {
+            listing.leaf(listed()?, start);
+        }
+        Ok(())
+    }
+
+    /// An array; the data of a PRNG key tell the index its shape.
+    #[inline]
+    pub(super) fn array(&mut self, kind: Kind, array: &Array<'_>, start: usize) -> Result<()> {
+        let shape = || grow::collect(array.shape.iter().map(|&dim| dim as u64));
+        if self.paused.is_some()
+            && let Some((LeafKind::PrngKey(_, data), _)) =
+                self.listing.as_mut().and_then(Listing::pending)
+        {
+            *data = shape()?;
+        }
+        let listed = || {
+            let dtype = grow::to_string(array.dtype)?;
+            Ok(match array.code {
+                wire::EXT_NPSCALAR => LeafKind::Scalar(dtype),
+                _ => LeafKind::Array(dtype, shape()?),
+            })
+        };
+        self.leaf(kind, listed, start)
+    }
+
+    /// The value of the last array begins there after all.
+    #[inline]
+    pub(super) fn moved(&mut self, start: usize) {
+        if let Some((_, pending)) = self.listed().and_then(Listing::pending) {
+            *pending = start;
+        }
+    }
+
+    /// A leaf that is a container, around which so many are open. Nothing of what is in it is
+    /// recorded.
+    pub(super) fn pause(
+        &mut self,
+        kind: Kind,
+        listed: LeafKind,
+        start: usize,
+        depth: usize,
+    ) -> Result<()> {
+        self.leaf(kind, || Ok(listed), start)?;
+        if let Some(recorder) = self.recorder.take() {
+            self.paused = Some((recorder, depth));
+        }
+        Ok(())
+    }
+
+    /// Whether the container that has ended, around which so many are open, was such a leaf.
+    #[inline]
+    pub(super) fn resume(&mut self, depth: usize) -> bool {
+        match self.paused.take_if(|(_, around)| *around >= depth) {
+            Some((recorder, _)) => {
+                self.recorder = Some(recorder);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The structure, when the whole tree has been taken down. No more is recorded then.
+    pub(super) fn take_structure(&mut self) -> Option<Recorder> {
+        self.recorder.take()
+    }
+
+    /// Puts the index into a record of a tree that ends there; returns where the checksums end that
+    /// are to follow the record, if there are to be any.
+    pub(super) fn finish(
+        self,
+        trailer: &mut Trailer,
+        end: usize,
+        watch: &dyn Watch,
+    ) -> Result<Option<Vec<usize>>> {
+        trailer.index = None;
+        let Some(listing) = self.listing else {
+            return Ok(None);
+        };
+        let (index, ends) = listing.finish(end)?;
+        trailer.index = Some(index.encode(watch)?.into());
+        Ok(Some(ends).filter(|_| self.summed))
+    }
+}
+
+/// The layout with a record at its end, and what comes after that: checksums up to these ends.
+pub(super) fn with_record<P: Payload>(
+    mut layout: LayoutBuilder<P>,
+    record: &[u8],
+    ends: Option<Vec<usize>>,
+) -> Result<Layout<P>> {
+    let summed = ends.is_some();
+    let mut ends = ends.unwrap_or_default();
+    if summed {
+        // The length of the bin does not depend on where it begins.
+        grow::push(&mut ends, 0)?;
+    }
+    let after = Seal::bytes(ends.len());
+    let len = length("structure", record.len() + after)?;
+    Head::Bin(len).write(layout.headers());
+    if let Some(rest) = ends.last_mut() {
+        *rest = layout.len();
+    }
+    let seal = Seal::new(record, Regions::new(ends));
+    layout.extend(record)?;
+    if summed {
+        let headers = layout.headers();
+        let len = headers.len() + after;
+        grow::resize(headers, len, 0)?;
+        return Ok(layout.sealed(Some(seal)));
+    }
+    layout.extend(&seal.close(&[])?)?;
+    Ok(layout.finish())
+}
