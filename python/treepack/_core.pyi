@@ -21,7 +21,9 @@ __all__ = [
     "Manifest",
     "Marks",
     "Selector",
+    "ShardGrid",
     "assemble",
+    "boxes_of_range",
     "captures",
     "check_hashes",
     "compress",
@@ -275,6 +277,57 @@ class Manifest:
         """Returns the number of the file of a shard; the last dimension varies fastest."""
 
 _BoxBounds = Sequence[tuple[int, int, int]]
+
+@final
+class ShardGrid:
+    """How an array is cut into shards of one shape.
+
+    They have numbers; the last dimension varies fastest.
+    """
+
+    def __new__(cls, shape: Sequence[int], counts: Sequence[int]) -> ShardGrid:
+        """Takes how many shards there are in each dimension.
+
+        Raises:
+          ValueError: If they would not have one shape.
+        """
+
+    def __len__(self) -> int: ...
+    def shard_at(self, start: Sequence[int]) -> int:
+        """Returns the shard that begins at an index of the array.
+
+        Raises:
+          ValueError: If none does.
+        """
+
+    def bounds(self, shard: int) -> list[tuple[int, int]]:
+        """Returns from where to where a shard is in each dimension."""
+
+    def name(self, shard: int) -> str:
+        """Returns the key of a shard in its file: `[0:4,8:16]`."""
+
+    def parts(
+        self, bounds: _BoxBounds
+    ) -> list[tuple[int, list[tuple[int, int, int]], list[tuple[int, int]]]]:
+        """Returns what shards have of a box.
+
+        Args:
+          bounds: See `Catalog.read_box`.
+
+        Returns:
+          The number of each shard, its part as a box of the shard, and from where to where that is
+          in each dimension of the box.
+
+        Raises:
+          IndexError: If there is no such box in the array.
+        """
+
+def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> list[list[tuple[int, int]]]:
+    """Returns boxes that are a range of the elements of an array, one after the other.
+
+    Raises:
+      IndexError: If the array has fewer.
+    """
 
 @final
 class Selector:

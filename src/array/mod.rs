@@ -3,11 +3,13 @@
 //! [`frame`] decides the [`headers`] of an array, at their smallest or widened so
 //! that the payload begins at an aligned offset (see [`align`]), or copied from those written
 //! last ([`recent`]); [`dims`] is its shape as it is
-//! read back. [`shards`] is an array that lies in several places, and [`runs`] are a box of one.
+//! read back. [`shards`] is an array that lies in several places, [`grid`] tells
+//! which shards of one have a box, and [`runs`] are a box of one.
 
 mod align;
 mod dims;
 mod frame;
+mod grid;
 mod headers;
 mod recent;
 mod runs;
@@ -15,6 +17,7 @@ mod shards;
 
 pub use dims::{Dims, resolve};
 pub use frame::{ALIGN_MIN_BYTES, Alignment, ChunkLimit, Framing, KeyPlace, frame};
+pub use grid::{ShardGrid, ShardPart, boxes_of_range};
 pub use headers::Array;
 pub use recent::RecentHeaders;
 pub use runs::{Bounds, Runs};

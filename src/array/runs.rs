@@ -47,7 +47,7 @@ pub struct Runs {
 
 /// The indices of one dimension that are in a box: from `start` on every `step`-th, `count` of
 /// them.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// The first one.
     pub start: usize,
@@ -58,7 +58,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    fn are_in(self, len: usize) -> bool {
+    pub(super) fn are_in(self, len: usize) -> bool {
         let last = (self.count.saturating_sub(1).checked_mul(self.step))
             .and_then(|more| self.start.checked_add(more));
         self.step > 0 && (self.count == 0 && self.start <= len || last.is_some_and(|it| it < len))
@@ -410,7 +410,7 @@ fn each(
 
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::iter;
@@ -439,7 +439,7 @@ mod tests {
 
     /// Returns the memory that runs are read to, which is zero between them.
     #[allow(unsafe_code)]
-    fn read(runs: &Runs, array: &dyn Source) -> Vec<u8> {
+    pub fn read(runs: &Runs, array: &dyn Source) -> Vec<u8> {
         let mut found = vec![MaybeUninit::new(0); runs.extent()];
         let threads = NonZero::new(2).unwrap();
         runs.read(array, &mut found, threads, || Ok(())).unwrap();

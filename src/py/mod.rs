@@ -9,6 +9,7 @@
 //! | `select.rs` | which leaves are meant |
 //! | `selected.rs` | some leaves of a file in the place of those of a template |
 //! | `manifest.rs` | what holds the files of a sharded checkpoint together |
+//! | `grid.rs` | arrays that are cut into shards |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
 //! | `objects/` | Python objects of events; by a template (`like.rs`) |
@@ -31,6 +32,7 @@ mod dtypes;
 mod errors;
 mod failure;
 mod fields;
+mod grid;
 mod gzip;
 mod hashes;
 mod hooks;
@@ -63,6 +65,8 @@ mod _core {
     use super::catalog::Catalog;
     #[pymodule_export]
     use super::content::Content;
+    #[pymodule_export]
+    use super::grid::{ShardGrid, boxes_of_range};
     #[pymodule_export]
     use super::gzip::{compress, decompress};
     #[pymodule_export]

@@ -18,10 +18,16 @@ use crate::watch::Watch as _;
 use crate::{Result, grow, parallel};
 
 /// For each dimension: where a box begins, how many indices it has, and how far apart they are.
-pub(super) type BoxBounds = Vec<(usize, usize, usize)>;
+pub type BoxBounds = Vec<(usize, usize, usize)>;
 
 /// Fills memory.
 type Read<'a> = &'a (dyn Fn(&mut [MaybeUninit<u8>]) -> Result<()> + Sync);
+
+/// The same as the core takes them.
+pub fn bounds_of(bounds: BoxBounds) -> Result<Vec<Bounds>> {
+    let bounds = bounds.into_iter();
+    grow::collect(bounds.map(|(start, count, step)| Bounds { start, count, step }))
+}
 
 /// The runs of a box of an array, for memory with these strides, or where it lies together.
 pub(super) fn runs(
@@ -29,9 +35,7 @@ pub(super) fn runs(
     bounds: BoxBounds,
     strides: Option<&[usize]>,
 ) -> PyResult<Runs> {
-    let bounds = bounds.into_iter();
-    let bounds = bounds.map(|(start, count, step)| Bounds { start, count, step });
-    let found = array.runs(&grow::collect(bounds)?, strides);
+    let found = array.runs(&bounds_of(bounds)?, strides);
     found.ok_or_else(|| PyIndexError::new_err("the array has no such box"))
 }
 

@@ -24,7 +24,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
-use self::boxes::{BoxBounds, read_threads, runs};
+use self::boxes::{read_threads, runs};
 use self::paths::{Paths, numbered};
 use self::state::Selection;
 use super::content::Content;
@@ -39,6 +39,7 @@ use crate::catalog::{self, BLOCK_BYTES, Status};
 use crate::source::{self, Source as _};
 use crate::{Error, Result, grow, parallel};
 
+pub use self::boxes::{BoxBounds, bounds_of};
 pub use self::file::Catalog;
 
 #[pymethods]

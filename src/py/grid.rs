@@ -1,0 +1,99 @@
+//! Arrays that are cut into shards of one shape.
+
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use super::catalog::{BoxBounds, bounds_of};
+use super::memory::{keep_reserve, list_of_results, new_tuple_of, new_uint, sizes};
+use crate::array::{self, Bounds};
+
+/// How an array is cut into shards; see `_core.pyi`.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct ShardGrid(array::ShardGrid);
+
+#[pymethods]
+impl ShardGrid {
+    #[new]
+    fn new(shape: Vec<usize>, counts: Vec<usize>) -> PyResult<Self> {
+        let found = array::ShardGrid::new(&shape, &counts);
+        let error = || PyValueError::new_err("the shards of the array do not have one shape");
+        found.map(Self).ok_or_else(error)
+    }
+
+    /// How many shards there are.
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The number of the shard that begins at an index.
+    fn shard_at(&self, start: Vec<usize>) -> PyResult<usize> {
+        let found = self.0.shard_at(&start);
+        found.ok_or_else(|| PyValueError::new_err("no shard begins there"))
+    }
+
+    /// From where to where a shard is in each dimension.
+    fn bounds<'py>(&self, py: Python<'py>, shard: usize) -> PyResult<Bound<'py, PyList>> {
+        let bounds = self.0.bounds(shard).ok_or_else(missing)?;
+        let bounds = bounds.iter();
+        list_of_results(
+            py,
+            bounds.map(|it| Ok(sizes(py, &[it.start, it.end])?.into_any())),
+        )
+    }
+
+    /// The key of a shard in its file.
+    fn name(&self, shard: usize) -> PyResult<String> {
+        self.0.name(shard).ok_or_else(missing)
+    }
+
+    /// What shards have of a box: their numbers, which of their indices, and which of the box.
+    fn parts<'py>(&self, py: Python<'py>, bounds: BoxBounds) -> PyResult<Bound<'py, PyList>> {
+        keep_reserve()?;
+        let parts = self.0.parts(&bounds_of(bounds)?)?;
+        let parts = parts.ok_or_else(|| PyIndexError::new_err("the array has no such box"))?;
+        let parts = parts.iter().map(|part| {
+            let local = part.local.iter();
+            let local = local.map(|&Bounds { start, count, step }| [start, count, step]);
+            let target = part.target.iter().map(|it| [it.start, it.end]);
+            let shard = new_uint(py, part.shard as u64)?.into_any();
+            let local = tuples(py, local)?.into_any();
+            Ok(new_tuple_of(py, [shard, local, tuples(py, target)?.into_any()])?.into_any())
+        });
+        list_of_results(py, parts)
+    }
+}
+
+/// Boxes that are a range of the elements of an array; see `_core.pyi`.
+#[pyfunction]
+pub fn boxes_of_range(
+    py: Python<'_>,
+    shape: Vec<usize>,
+    start: usize,
+    stop: usize,
+) -> PyResult<Bound<'_, PyList>> {
+    let count = shape
+        .iter()
+        .try_fold(1_usize, |all, len| all.checked_mul(*len));
+    if count.is_none_or(|count| stop > count) {
+        return Err(PyIndexError::new_err("the array has fewer elements"));
+    }
+    let boxes = array::boxes_of_range(&shape, start..stop);
+    let boxes = boxes.iter().map(|found| {
+        let found = found.iter().map(|it| [it.start, it.end]);
+        Ok(tuples(py, found)?.into_any())
+    });
+    list_of_results(py, boxes)
+}
+
+/// A list of tuples of numbers.
+fn tuples<const N: usize>(
+    py: Python<'_>,
+    numbers: impl ExactSizeIterator<Item = [usize; N]>,
+) -> PyResult<Bound<'_, PyList>> {
+    list_of_results(py, numbers.map(|it| Ok(sizes(py, &it)?.into_any())))
+}
+
+fn missing() -> PyErr {
+    PyIndexError::new_err("there are fewer shards")
+}
