@@ -32,7 +32,7 @@ import numpy as np
 import treepack
 from treepack import _core, _paths
 from treepack._described import described_layout
-from treepack._sharded.shards import MANIFEST, bounds, name_of
+from treepack._sharded.shards import MANIFEST
 from treepack._sharded.writing import _array_paths
 from trees import record_of
 
@@ -380,9 +380,10 @@ def make(path: Path, *, compress: bool) -> None:
     draft = _core.Manifest.encode(whole, [("", 0, 0)] * 2, grids)
     names = _array_paths(_core.Manifest.decode(draft), len(grids))
     for keys, leaf, (counts, files, is_host) in zip(names, whole.hollow, grids, strict=True):
+        cells = _core.ShardGrid(leaf.shape, counts)
         for cell, number in enumerate(files):
-            index = bounds(cell, leaf.shape, counts)
-            name = [] if is_host else [name_of(index)]
+            index = [slice(*ends) for ends in cells.bounds(cell)]
+            name = [] if is_host else [cells.name(cell)]
             _paths.put(parts[number], [*keys, *name], np.asarray(leaf)[(*index, ...)])
     path.mkdir()
     (path / MANIFEST).write_bytes(draft)

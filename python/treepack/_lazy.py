@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from treepack._open import Tree
 
 
+# For each dimension of a box its first index, how many there are, and how far apart.
+Bounds = list[tuple[int, int, int]]
+
+
 class LazyArray(Deferred):
     """An array in a file that `open` has opened: it is read when it is used.
 
@@ -91,13 +95,11 @@ class LazyArray(Deferred):
         data = self._tree._catalog().read_box(self._value, bounds_of(box))
         return data.view(self.dtype).reshape(shape)
 
-    def read_to(
-        self, box: Sequence[range], target: np.ndarray, *, threads: int | None = None
-    ) -> None:
+    def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
         """Reads the elements of a box.
 
         Args:
-          box: The indices of each dimension.
+          bounds: The indices of each dimension, as `bounds_of` returns them.
           target: Where to; an array of the same dtype in C order, or a part of one.
           threads: How many threads read, at most.
         """
@@ -107,7 +109,7 @@ class LazyArray(Deferred):
         at = _address(target) - _address(whole)
         memory, strides = whole.reshape(-1).view(np.uint8), target.strides
         read_to = self._tree._catalog().read_box_to
-        read_to(self._value, bounds_of(box), memory, at, strides, threads=threads)
+        read_to(self._value, bounds, memory, at, strides, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Returns a range of its elements in C order, which is all that is read."""
@@ -129,7 +131,7 @@ def _address(array: np.ndarray) -> int:
     return array.ctypes.data  # NumPy's `__array_interface__` crashes where there is no memory
 
 
-def bounds_of(box: Iterable[range]) -> list[tuple[int, int, int]]:
+def bounds_of(box: Iterable[range]) -> Bounds:
     """Returns the indices of each dimension of a box as the core takes them."""
     # The step of a single index is any number.
     return [(it.start, len(it), it.step if len(it) > 1 else 1) for it in box]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import os
 import zlib
@@ -23,8 +22,8 @@ from treepack import _core, _paths, _tasks
 from treepack._content import joined, local, read_all, size_of, url_of
 from treepack._deferred import rows_cast
 from treepack._forks import Locked
-from treepack._lazy import LazyArray, bounds_of
-from treepack._sharded.shards import MANIFEST, bounds, name_of
+from treepack._lazy import Bounds, LazyArray, bounds_of
+from treepack._sharded.shards import MANIFEST
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -249,13 +248,11 @@ class ShardedArray(LazyArray):
     ):
         super().__init__(tree, value, path, dtype, shape)
         counts, self.is_host = checkpoint.manifest.grid(number)
-        sizes = [1] * len(shape) if self.is_host else counts
-        if len(sizes) != len(shape) or any(
-            size % count for size, count in zip(shape, sizes, strict=True)
-        ):
-            raise DecodeError(f"the manifest splits {shape} by {counts}", path=path)
+        try:
+            self._grid = _core.ShardGrid(shape, [1] * len(shape) if self.is_host else counts)
+        except ValueError:
+            raise DecodeError(f"the manifest splits {shape} by {counts}", path=path) from None
         self.checkpoint = checkpoint
-        self._counts = sizes
         self._number = number
         self._stored = self.dtype
         self._keys = _paths.parts(path)
@@ -285,7 +282,10 @@ class ShardedArray(LazyArray):
         return self._plan(indices, in_place=in_place)
 
     def _plan(self, indices: Sequence[range], *, in_place: bool = False) -> Box:
-        parts = [*self._parts(indices)]
+        parts = [
+            _Part(self, self._shard(cell), local, tuple(slice(*it) for it in target))
+            for cell, local, target in self._grid.parts(bounds_of(indices))
+        ]
         return Box(tuple(map(len, indices)), self.dtype, parts, in_place=in_place)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
@@ -295,20 +295,9 @@ class ShardedArray(LazyArray):
         plan.read_to(made)
         return made
 
-    def _parts(self, box: Sequence[range]) -> Iterator[_Part]:
-        """Yields what shards have of a box."""
-        steps = [size // count for size, count in zip(self.shape, self._counts, strict=True)]
-        cuts = [_cut(indices, step) for indices, step in zip(box, steps, strict=True)]
-        for pieces in itertools.product(*cuts):
-            cell = 0
-            for piece, count in zip(pieces, self._counts, strict=True):
-                cell = cell * count + piece.cell
-            local, target = [it.local for it in pieces], [it.target for it in pieces]
-            yield _Part(self, self._shard(cell), local, target)
-
     def files(self) -> Iterator[int]:
         """Yields the number of the file of each shard."""
-        for cell in range(math.prod(self._counts)):
+        for cell in range(len(self._grid)):
             yield self.checkpoint.manifest.file_of(self._number, cell)
 
     def status(self, cell: int, statuses: Mapping[int, Status]) -> Status:
@@ -317,10 +306,6 @@ class ShardedArray(LazyArray):
             return statuses[self._find(cell)._value] if statuses else "corrupt"
         except CorruptionError:
             return "corrupt"
-
-    def _keys_of(self, index: tuple[slice, ...]) -> list[str]:
-        """Returns the keys that lead to a shard in its file."""
-        return self._keys if self.is_host else [*self._keys, name_of(index)]
 
     def _shard(self, cell: int) -> LazyArray:
         found = self._known.get(cell)
@@ -331,9 +316,8 @@ class ShardedArray(LazyArray):
     def _find(self, cell: int) -> LazyArray:
         number = self.checkpoint.manifest.file_of(self._number, cell)
         file = self.checkpoint.file(number)
-        index = bounds(cell, self.shape, self._counts)
-        keys = self._keys_of(index)
-        shape = tuple(part.stop - part.start for part in index)
+        keys = self._keys if self.is_host else [*self._keys, self._grid.name(cell)]
+        shape = tuple(stop - start for start, stop in self._grid.bounds(cell))
         shard = cause = None
         try:
             value = file._catalog().find(keys, 0)
@@ -365,32 +349,12 @@ class ShardedArray(LazyArray):
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Returns a range of its elements in C order, which is all that is read."""
-        boxes = [self.box(box).reshape(-1) for box in _boxes(start, stop, self.shape)]
+        found = _core.boxes_of_range(self.shape, start, min(stop, self.size))
+        boxes = [self.box([slice(*it) for it in box]).reshape(-1) for box in found]
         return boxes[0] if len(boxes) == 1 else np.concatenate([np.empty(0, self.dtype), *boxes])
 
     def _deferred(self) -> tuple[_core.Content, list[tuple[int, int]]]:
         return rows_cast(self, self.dtype)._deferred()
-
-
-class _Piece(NamedTuple):
-    """The indices of one dimension that lie in one cell, there and in a box."""
-
-    cell: int
-    local: range
-    target: slice
-
-
-def _cut(indices: range, size: int) -> list[_Piece]:
-    """Cuts indices of one dimension where cells of a size begin."""
-    pieces = []
-    done = 0
-    while done < len(indices):
-        cell, first = divmod(indices[done], size)
-        count = min(-(-(size - first) // indices.step), len(indices) - done)
-        local = range(first, first + (count - 1) * indices.step + 1, indices.step)
-        pieces.append(_Piece(cell, local, slice(done, done + count)))
-        done += count
-    return pieces
 
 
 class _Part(NamedTuple):
@@ -405,18 +369,18 @@ class _Part(NamedTuple):
 
     array: ShardedArray
     shard: LazyArray
-    local: list[range]
-    target: list[slice]
+    local: Bounds
+    target: tuple[slice, ...]
 
     @property
     def nbytes(self) -> int:
         """How many bytes it has."""
-        return math.prod(map(len, self.local)) * self.shard.dtype.itemsize
+        return math.prod(count for _, count, _ in self.local) * self.shard.dtype.itemsize
 
     @property
-    def place(self) -> tuple[int, list[tuple[int, int, int]]]:
+    def place(self) -> tuple[int, Bounds]:
         """Where it is in its file, as the core takes it."""
-        return self.shard._value, bounds_of(self.local)
+        return self.shard._value, self.local
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -440,7 +404,7 @@ class _Part(NamedTuple):
             whole: Any = self.shard.__array__(copy=False)
         except (ValueError, FileNotFoundError):  # it is elsewhere, or compressed; or damaged
             return None
-        return _at(whole, [slice(it.start, it.stop, it.step) for it in self.local])
+        return _at(whole, [slice(at, at + count * step, step) for at, count, step in self.local])
 
     def read_to(self, target: np.ndarray, threads: int | None) -> None:
         """Reads it; `target` is a part of an array in C order, and may have another dtype."""
@@ -520,7 +484,7 @@ def expect(boxes: Iterable[Box]) -> None:
                 file._catalog().prefetch_only([part.place for part in parts])
 
 
-def _at(array: Any, index: list[slice]) -> np.ndarray:
+def _at(array: Any, index: Iterable[slice]) -> np.ndarray:
     """Returns a view of a part of an array."""
     view: np.ndarray = array[(*index, ...)]  # without the dots no dimensions become a scalar
     return view
@@ -558,28 +522,3 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     memory = np.empty(nbytes + _ALIGN, np.uint8)
     start = -memory.ctypes.data % _ALIGN
     return memory[start : start + nbytes].view(dtype).reshape(shape)
-
-
-def _boxes(start: int, stop: int, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Yields boxes that are a range of the elements of an array, one after the other."""
-    if start >= stop:
-        return
-    if not shape:
-        yield ()
-        return
-    size = math.prod(shape[1:])
-    rest = [slice(None)] * (len(shape) - 1)
-    first, last = -(-start // size), stop // size
-    if first > last:  # inside of one row
-        row = start // size
-        for box in _boxes(start - row * size, stop - row * size, shape[1:]):
-            yield (slice(row, row + 1), *box)
-        return
-    if start < first * size:
-        for box in _boxes(start - (first - 1) * size, size, shape[1:]):
-            yield (slice(first - 1, first), *box)
-    if first < last:
-        yield (slice(first, last), *rest)
-    if last * size < stop:
-        for box in _boxes(0, stop - last * size, shape[1:]):
-            yield (slice(last, last + 1), *box)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from treepack import _core
 from treepack._libraries import jax as _jax
 from treepack.errors import TreepackError
 
@@ -93,39 +93,20 @@ def _split(
         found[start_of(index)].add(device.process_index)
     part = sharding.shard_shape(shape)
     counts = tuple(size // step for size, step in zip(shape, part, strict=True))
-    cells = {cell_of(start, shape, counts): holders for start, holders in found.items()}
-    is_even = all(size % step == 0 for size, step in zip(shape, part, strict=True))
-    if not is_even or sorted(cells) != list(range(math.prod(counts))):
-        raise TreepackError(f"an array of the shape {shape} is not split evenly by {sharding}")
+    uneven = TreepackError(f"an array of the shape {shape} is not split evenly by {sharding}")
+    try:
+        grid = _core.ShardGrid(shape, counts)
+        cells = {grid.shard_at(start): holders for start, holders in found.items()}
+    except ValueError:
+        raise uneven from None
+    if len(cells) != len(grid):
+        raise uneven
     return counts, tuple(tuple(sorted(cells[cell])) for cell in range(len(cells)))
 
 
 def start_of(index: Iterable[slice]) -> tuple[int, ...]:
     """Returns the index of the first element of a shard, as `jax` tells where it is."""
     return tuple(part.start or 0 for part in index)
-
-
-def cell_of(start: Sequence[int], shape: Sequence[int], counts: Sequence[int]) -> int:
-    """Returns the number of the shard that begins at an index."""
-    cell = 0
-    for first, size, count in zip(start, shape, counts, strict=True):
-        cell = cell * count + first * count // size
-    return cell
-
-
-def bounds(cell: int, shape: Sequence[int], counts: Sequence[int]) -> tuple[slice, ...]:
-    """Returns the index of a shard in its array."""
-    found = []
-    for size, count in zip(reversed(shape), reversed(counts), strict=True):
-        cell, place = divmod(cell, count)
-        step = size // count
-        found.append(slice(place * step, (place + 1) * step))
-    return tuple(reversed(found))
-
-
-def name_of(index: Iterable[slice]) -> str:
-    """Returns the key of a shard in its file: `[0:4,8:16]`."""
-    return f"[{','.join(f'{part.start}:{part.stop}' for part in index)}]"
 
 
 def writers(splits: Sequence[Split]) -> list[list[int]]:

@@ -42,7 +42,7 @@ from treepack._replacing import remove_if_dead, sync_directory
 from treepack._sharded.group import Group, NotSavedError
 from treepack._sharded.identity import Identity, identity_of
 from treepack._sharded.lease import BusyError, Lease
-from treepack._sharded.shards import MANIFEST, bounds, cell_of, name_of, plan_of, start_of
+from treepack._sharded.shards import MANIFEST, plan_of, start_of
 from treepack._tasks import run
 from treepack.errors import DecodeError, TreepackError
 
@@ -286,8 +286,9 @@ def _shards(
     if is_host:
         return [([], array)] if process == files[0] else []
     found = {}
+    cells = _core.ShardGrid(array.shape, counts)
     for shard in array.addressable_shards:
-        cell = cell_of(start_of(shard.index), array.shape, counts)
+        cell = cells.shard_at(start_of(shard.index))
         if files[cell] == process and cell not in found:
             found[cell] = shard.data
     wanted = {cell for cell, writer in enumerate(files) if writer == process}
@@ -296,7 +297,7 @@ def _shards(
             f"at {_paths.text(path)}: the array has {len(found)} of the {len(wanted)} shards that "
             f"process {process} should have: it is damaged, and has to be made again"
         )
-    return [([name_of(bounds(cell, array.shape, counts))], data) for cell, data in found.items()]
+    return [([cells.name(cell)], data) for cell, data in found.items()]
 
 
 def _file_name(name: str, process: int) -> str:
