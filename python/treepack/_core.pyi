@@ -452,6 +452,7 @@ class Catalog:
         threads: int | None,
         marks: Marks | None = None,
         absent: Any = None,
+        abstract: bool = False,
     ) -> Any:
         """Reads a value.
 
@@ -461,6 +462,7 @@ class Catalog:
           threads: See `restore`.
           marks: Which of the values that `ends` tells are read; `None` for all.
           absent: Stands in the state for the others.
+          abstract: Whether no array is read; `_leaves.abstract` makes what stands for it.
         """
 
     def path_of(self, value: int, start: int) -> str:

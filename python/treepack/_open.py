@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from treepack import _core, _dtypes, _leaves, _paths, _prng
+from treepack import _core, _dtypes, _paths, _prng
 from treepack._content import Openable, Opened, absolute, opened
 from treepack._described import Reading, Unknown, check_unknown
 from treepack._lazy import LazyArray
@@ -221,8 +221,9 @@ class Tree(Mapping[str, Any]):
     def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:
         """Returns the tree with `jax.ShapeDtypeStruct`s as arrays; see `treepack.abstract`."""
         check_unknown(unknown)
-        state = self._state(self._abstract)
-        trailer = self._catalog().trailer
+        catalog = self._catalog()
+        state = catalog.read(self._value, copy=None, threads=None, abstract=True)
+        trailer = catalog.trailer
         if trailer is None:
             return state
         return _core.assemble(
@@ -234,18 +235,6 @@ class Tree(Mapping[str, Any]):
             static=static,
             at=self._positions(),
         )
-
-    def _abstract(self, value: int, parts: list[str]) -> Any:
-        """Returns what stands for a leaf whose bytes are not read."""
-        kind = self._kind(value, parts)
-        if kind[0] == "prng_key":
-            key = _prng.wrap(kind[1], _leaves.abstract(kind[2], np.dtype(np.uint32)))
-            if key is not None:
-                return key
-        found = self._at(value, parts)
-        if isinstance(found, LazyArray):
-            return _leaves.abstract(found.shape, found.dtype)
-        return found
 
     def _state(
         self, leaf: Callable[[int, list[str]], Any], marks: _core.Marks | None = None

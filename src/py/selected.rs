@@ -65,7 +65,7 @@ pub fn restore_selected<'py>(
         marks: marks.map(|marks| marks.of(catalog)).transpose()?,
         selector,
         matching: Matching::new(py, strict, converts),
-        parts: file.get().parts(py, value, copy, threads)?,
+        parts: file.get().parts(py, value, copy.into(), threads)?,
         keeps_missing,
         refuses_more,
         note,

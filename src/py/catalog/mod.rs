@@ -31,7 +31,7 @@ use super::content::Content;
 use super::memory::{
     Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint, sizes,
 };
-use super::objects::explain;
+use super::objects::{CopyMode, explain};
 use super::options::integer_or_none;
 use super::select::{Marks, Selector};
 use super::watch::{Signals, Watcher};
@@ -180,7 +180,8 @@ impl Catalog {
     }
 
     /// Reads a value: a leaf, or a container with all its leaves.
-    #[pyo3(signature = (value, *, copy, threads, marks=None, absent=None))]
+    #[pyo3(signature = (value, *, copy, threads, marks=None, absent=None, r#abstract=false))]
+    #[allow(clippy::too_many_arguments)] // they have names in Python
     fn read<'py>(
         &self,
         py: Python<'py>,
@@ -189,12 +190,19 @@ impl Catalog {
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         marks: Option<&Marks>,
         absent: Option<&Bound<'py, PyAny>>,
+        r#abstract: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.check(value)?;
         let selection = Selection {
             marks: marks.map(|marks| marks.of(&self.catalog)).transpose()?,
             absent,
+            is_abstract: r#abstract,
             signals: &Signals::new(),
+        };
+        let copy = if r#abstract {
+            CopyMode::Abstract
+        } else {
+            copy.into()
         };
         let mut parts = self.parts(py, value, copy, threads)?;
         let read = self.value(value, selection, &mut parts);

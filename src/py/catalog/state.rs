@@ -1,13 +1,20 @@
 //! Leaves, and the state of containers.
 
 use pyo3::prelude::*;
+use smallvec::SmallVec;
 
 use super::super::content::Content;
-use super::super::memory::{new_dict, new_list, new_string};
-use super::super::objects::Parts;
+use super::super::dtypes::Dtype;
+use super::super::hooks::Hooks;
+use super::super::memory::{new_dict, new_list, new_string, sizes};
+use super::super::objects::{CopyMode, Parts};
 use super::super::watch::Signals;
 use super::file::Catalog;
-use crate::{catalog, source};
+use crate::array::MAX_NDIM;
+use crate::events::no_dtype;
+use crate::structure::LeafKind;
+use crate::wire::PRNG_MARKER;
+use crate::{Error, catalog, source};
 
 /// How a tree is put together of some of its leaves.
 #[derive(Clone, Copy)]
@@ -16,6 +23,8 @@ pub(super) struct Selection<'a, 'py> {
     pub(super) marks: Option<&'a catalog::Marks>,
     /// What takes the place of the others.
     pub(super) absent: Option<&'a Bound<'py, PyAny>>,
+    /// Whether arrays are not read, and only their shapes and dtypes wanted.
+    pub(super) is_abstract: bool,
     pub(super) signals: &'a Signals,
 }
 
@@ -25,7 +34,7 @@ impl Catalog {
         &'a self,
         py: Python<'py>,
         value: usize,
-        copy: Option<bool>,
+        copy: CopyMode,
         threads: Option<i64>,
     ) -> PyResult<Parts<'a, 'py>> {
         let content = self.content.bind(py);
@@ -34,7 +43,7 @@ impl Catalog {
             content.get().source(),
             self.catalog.totals(value).1,
             Content::owned(content),
-            copy.into(),
+            copy,
             threads,
         )
     }
@@ -61,6 +70,57 @@ impl Catalog {
         read.map_err(|error| self.at(py, error, value))
     }
 
+    /// What stands for an array or a PRNG key, of which nothing is read; nothing for other leaves.
+    fn abstract_leaf<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        leaf: usize,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some((name, dims)) = self.catalog.dtype_and_shape(leaf) else {
+            return Ok(None);
+        };
+        let damaged = |error: Error| Error::At {
+            path: self.catalog.path_of(value),
+            error: Box::new(error),
+        };
+        let start = self.catalog.place(leaf).start;
+        let Some(dtype) = Dtype::named(py, name.as_bytes())? else {
+            return Err(damaged(no_dtype(name.as_bytes(), start)).into());
+        };
+        let mut shape: SmallVec<[usize; 6]> = SmallVec::new();
+        for dim in dims {
+            let dim = usize::try_from(*dim).ok();
+            let Some(dim) =
+                dim.filter(|dim| isize::try_from(*dim).is_ok() && shape.len() < MAX_NDIM)
+            else {
+                let reason = "the index of the file has an array of more dimensions, or larger \
+                              ones, than there can be";
+                return Err(damaged(Error::malformed(start, reason)).into());
+            };
+            shape.push(dim);
+        }
+        let hooks = Hooks::get(py)?;
+        let shape = sizes(py, &shape)?;
+        let array = hooks
+            .abstract_array
+            .bind(py)
+            .call1((shape, &dtype.object))?;
+        let LeafKind::PrngKey(name, _) = self.catalog.kind(leaf) else {
+            return Ok(Some(array));
+        };
+        let name = new_string(py, name.as_bytes())?;
+        let key = hooks.wrap_key.bind(py).call1((&name, &array))?;
+        if !key.is_none() {
+            return Ok(Some(key));
+        }
+        // Of an implementation that is not known here.
+        let dict = new_dict(py)?;
+        dict.set_item(PRNG_MARKER, name)?;
+        dict.set_item("data", array)?;
+        Ok(Some(dict.into_any()))
+    }
+
     /// A value with all that is wanted below it.
     pub(super) fn value<'py>(
         &self,
@@ -77,6 +137,11 @@ impl Catalog {
             return Ok(absent.unwrap_or_else(|| py.None().into_bound(py)));
         }
         if let Some(leaf) = catalog.leaf(value) {
+            if selection.is_abstract
+                && let Some(found) = self.abstract_leaf(py, value, leaf)?
+            {
+                return Ok(found);
+            }
             return self.read_leaf(py, value, leaf, parts);
         }
         if catalog.is_end(value) {
