@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use crc32fast::Hasher;
 
-use super::index::count_of;
+use crate::wire::length;
 use crate::{Error, Result, grow};
 
 /// What the data of trees with a record end with.
@@ -224,6 +224,11 @@ impl Seal {
         bytes.extend_from_slice(&MARK);
         Ok(bytes)
     }
+}
+
+/// How many there are, as a record can have it.
+pub(super) fn count_of(len: usize) -> Result<u32> {
+    length("record of the structure", len)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteBuf;
 
+use super::footer::count_of;
 use super::trailer::read;
 use crate::grow::{self, decode};
 use crate::watch::Watch;
@@ -291,10 +292,4 @@ impl Listing {
         self.index.rest = (end - self.ends.last().copied().unwrap_or(0)) as u64;
         Ok((self.index, self.ends))
     }
-}
-
-/// How many there are, as a record can have it.
-pub(super) fn count_of(len: usize) -> Result<u32> {
-    let what = "record of the structure";
-    u32::try_from(len).map_err(|_| Error::TooLarge { what, len })
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use super::index::count_of;
+use super::footer::count_of;
 use super::{Kind, Node, NodeType, Repeat, Trailer};
 use crate::{Result, grow};
 
