@@ -25,7 +25,7 @@ import pytest
 import rich.console
 
 import treepack
-from treepack import _core, serialization
+from treepack import _core, _prng, serialization
 from treepack._open import kind_text
 from trees import DTYPES, example_array, record_of, sealed
 
@@ -111,6 +111,44 @@ def test_all_forms_have_the_same_leaves(tmp_path: Path, form: str) -> None:
         state = flax.serialization.to_state_dict(file.abstract())
         assert state["params"]["layers"]["1"]["w"].dtype == jnp.bfloat16
         assert jnp.issubdtype(state["key"].dtype, jax.dtypes.prng_key)
+
+
+def test_an_abstract_tree_is_the_same_opened_or_not() -> None:
+    """Lists of a state are one leaf of an index; keys may be of an implementation unknown here."""
+    data = treepack.dumps(TREE)
+    with treepack.open(data) as file:
+        assert repr(file.abstract()) == repr(treepack.abstract(data))
+        assert file["params/layers/0/w"].shape == (4, 3)
+        assert file["params"].abstract()["a/b"] == {"~c": 1.5}
+    data = serialization.msgpack_serialize({"list": [np.ones(2), {"x": np.ones(3)}], "n": 1})
+    with treepack.open(data) as file:
+        found = file.abstract()
+        assert found["list"][0] == jax.ShapeDtypeStruct((2,), np.float64)
+        assert found["list"][1]["x"].shape == (3,)
+    key = {_prng.MARKER: "no such", "data": np.zeros(2, np.uint32)}
+    data = msgpack.packb({"key": key}, default=lambda it: msgpack.ExtType(1, _body(it)))
+    with treepack.open(data) as file:
+        found = file.abstract()["key"]
+    assert found == {**key, "data": jax.ShapeDtypeStruct((2,), np.uint32)}
+
+
+def _body(array: np.ndarray) -> bytes:
+    packed: bytes = msgpack.packb((array.shape, array.dtype.name, array.tobytes()))
+    return packed
+
+
+def test_an_abstract_tree_of_no_such_arrays() -> None:
+    def packed(shape: list[int], dtype: str) -> bytes:
+        data = msgpack.packb((shape, dtype, bytes(8)))
+        whole: bytes = msgpack.packb({"a": {"w": msgpack.ExtType(1, data)}})
+        return whole
+
+    with treepack.open(packed([8], "float7")) as file:
+        for use in (file.abstract, file["a"].abstract):
+            with pytest.raises(treepack.DecodeError, match=r"float7.*at a/w"):
+                use()
+    with treepack.open(packed([8], "int8")) as file:
+        assert file.abstract() == {"a": {"w": jax.ShapeDtypeStruct((8,), np.int8)}}
 
 
 def test_a_leaf_alone_and_metadata(tmp_path: Path) -> None:
