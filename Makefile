@@ -39,7 +39,10 @@ test-rust:
 
 ## make test-python  the tests of the package, and the examples in docstrings and README
 test-python: $(VENV)/.built
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
+
+# A process for each core, each with jax and a gigabyte of memory.
+WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 ## make lint         formatting and lints of both languages
 lint: $(VENV)/.built
