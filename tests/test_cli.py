@@ -26,7 +26,7 @@ import safetensors.numpy
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-import treepack
+import treepack.__main__
 from treepack import DecodeError, TreepackError, _convert, serialization
 from treepack._cli import app, output
 from trees import ML_DTYPES
@@ -57,12 +57,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*args: str, status: int = 0) -> str:
-    """Runs a command; returns what it prints."""
+    """Runs a command in a process of its own; returns what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "treepack", *args], capture_output=True, text=True, check=False
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout if status < 2 else done.stderr
+
+
+def refused(*args: str) -> str:
+    """Returns the message of a command that cannot be done, which ends as `run` sees it end."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["treepack", *args])
+            with pytest.raises(SystemExit) as ended:
+                treepack.__main__.main()
+        err.flush()
+    message = err.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert ended.value.code == 2, message
+    return message
 
 
 def call(*args: str, status: int = 0) -> str:
@@ -126,8 +141,10 @@ def test_show(folder: Path) -> None:
     assert "1 NaN, 1 infinite" in call("show", "odd", "w")
     for path in ("e", "z", "t", "n"):
         assert call("show", "odd", path)
-    assert "treepack ls model params" in run("show", "model", "params", status=2)
-    assert run("show", "model", "nothing", status=2) == "treepack: there is nothing at nothing\n"
+    assert "treepack ls model params" in refused("show", "model", "params")
+    message = "treepack: there is nothing at nothing\n"
+    assert run("show", "model", "nothing", status=2) == message
+    assert refused("show", "model", "nothing") == message
 
 
 def test_verify(folder: Path) -> None:
@@ -140,7 +157,7 @@ def test_verify(folder: Path) -> None:
     assert "corrupt  params/dense/kernel" in text
     assert "1 corrupt" in text
     assert call("verify", "-q", "model", status=1) == ""
-    assert "No such file" in run("verify", "nothing", status=2)
+    assert "No such file" in refused("verify", "nothing")
 
 
 def test_diff(folder: Path) -> None:
@@ -232,11 +249,11 @@ def test_what_cannot_be_converted(folder: Path) -> None:
         (("get", "model", "nothing", "x"), "nothing at nothing"),
         (("ls", "nothing-like-this://host/x"), "Protocol not known"),
     ):
-        assert message in run(*args, status=2)
+        assert message in refused(*args)
     Path("bad.safetensors").write_bytes(b"\xff" * 20)
-    assert "does not fit" in run("convert", "bad.safetensors", "x", status=2)
+    assert "does not fit" in refused("convert", "bad.safetensors", "x")
     Path("keys").write_bytes(serialization.to_bytes({"a.b": np.ones(2)}))
-    assert "choose another one with --sep" in run("convert", "keys", "x.npz", status=2)
+    assert "choose another one with --sep" in refused("convert", "keys", "x.npz")
     assert sorted(os.listdir()) == ["bad.safetensors", "flax", "keys", "model"]  # noqa: PTH208
 
 
@@ -402,7 +419,7 @@ def test_what_safetensors_refuses_is_refused(folder: Path, name: str) -> None:
 
 def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
     Path("hostile.safetensors").write_bytes(hostile_headers()["negative"])
-    assert "[-8, 0]" in run("convert", "hostile.safetensors", "new", status=2)
+    assert "[-8, 0]" in refused("convert", "hostile.safetensors", "new")
     assert not Path("new").exists()
     twice = json.dumps({"a": ARRAY})[1:-1]
     Path("hostile.safetensors").write_bytes(packed(f"{{{twice},{twice}}}".encode(), bytes(8)))
@@ -554,7 +571,7 @@ def test_what_is_no_archive(folder: Path) -> None:
         with pytest.raises(DecodeError, match=r"not of numpy\.savez"):
             call("convert", "bad.npz", "new")
     np.savez("text.npz", a=np.array(["x"]))
-    assert "cannot serialize" in run("convert", "text.npz", "new", status=2)
+    assert "cannot serialize" in refused("convert", "text.npz", "new")
     assert not Path("new").exists()
 
 
@@ -617,10 +634,10 @@ def test_what_files_bring_is_escaped(folder: Path) -> None:
         ("show", "hostile", HOSTILE),
         ("ls", "hostile", HOSTILE * 2),
     ):
-        text = run(*args, status=2)
+        text = refused(*args)
         check_harmless(text)
     Path("hostile.safetensors").write_bytes(packed({HOSTILE: ARRAY | {"shape": [3]}}, bytes(8)))
-    text = run("convert", "hostile.safetensors", "new", status=2)
+    text = refused("convert", "hostile.safetensors", "new")
     check_harmless(text)
     assert SEEN in text
 
