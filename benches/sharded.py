@@ -388,7 +388,7 @@ def group(options: argparse.Namespace, folder: str, task: str, peer: str = "") -
     if task == "managed":
         count, devices = 1, count * devices
     what = Path(__file__).parent, task, peer, folder, options.mib, options.runs
-    processes.run(PROGRAM, count, *what, devices=devices, timeout=3600)
+    processes.run(PROGRAM, count, *what, devices=devices, timeout=3600, fresh=True)
     paths = [Path(folder, f"{index}.json") for index in range(count)]
     found, *others = [json.loads(path.read_text()) for path in paths]
     for name, rows in found.items():
