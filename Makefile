@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast export-model train-multihost test test-rust test-python lint types fuzz fuzz-python sanitize sanitize-extension format bench bench-full bench-gzip bench-startup bench-open bench-sharded bench-core clean
+.PHONY: help demo rl-broadcast export-model train-multihost test test-all test-rust test-python lint types fuzz fuzz-python sanitize sanitize-extension format bench bench-full bench-gzip bench-startup bench-open bench-sharded bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -30,8 +30,12 @@ export-model: $(VENV)/.built
 train-multihost: $(VENV)/.built
 	$(BIN)/python examples/train_multihost.py
 
-## make test         all tests: Rust, Python, lint, types, the examples in the documentation
+## make test         all tests but those that take long: Rust, Python, lint, types, the examples in the documentation
 test: lint types test-rust test-python
+
+## make test-all     the same, and the campaigns: too little memory, kills, arrays over 1 GiB, flax's own tests
+test-all: test
+	$(BIN)/python -m pytest $(WORKERS) -m campaign
 
 ## make test-rust    the tests of the core (no Python involved)
 test-rust:
@@ -39,7 +43,7 @@ test-rust:
 
 ## make test-python  the tests of the package, and the examples in docstrings and README
 test-python: $(VENV)/.built
-	$(BIN)/python -m pytest $(WORKERS)
+	$(BIN)/python -m pytest $(WORKERS) -m 'not campaign'
 
 # A process for each core, each with jax and a gigabyte of memory.
 WORKERS := -n auto --maxprocesses 8 --dist worksteal

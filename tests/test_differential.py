@@ -162,6 +162,7 @@ def test_chunks_of_any_size(size: float, chunk_size: Any):
     assert_same(treepack.serialization.msgpack_restore(treepack.serialization.to_bytes(top)), top)
 
 
+@pytest.mark.campaign
 def test_an_array_over_one_gib():
     array = np.arange(2**27 + 1000, dtype=np.float64)  # 1 GiB and 8 kB
     encoded = treepack.serialization.to_bytes({"big": array})

@@ -51,6 +51,7 @@ def source() -> str:
         return found.read().decode()
 
 
+@pytest.mark.campaign
 def test_the_tests_of_flax(tmp_path: Path) -> None:
     text = source()
     imported = "from flax import serialization, struct\n"

@@ -118,6 +118,7 @@ def test_the_data_are_one_member_with_no_time(name: str):
     assert gzip.decompress(member.unused_data) == b""
 
 
+@pytest.mark.campaign
 def test_the_index_of_any_length_is_read():
     """One of two members, which is more than 65,536 bytes."""
     data = bytes(9000 * (256 << 10))
@@ -204,7 +205,7 @@ def test_trees_go_straight_to_gzip_and_back(tmp_path: Path):
     stream = treepack.serialization.to_compressed_bytes(tree)
     assert stream == treepack.serialization.compress_bytes(encoded)
     assert_same(treepack.serialization.from_compressed_bytes(tree, stream), tree)
-    assert_same(treepack.serialization.from_compressed_bytes(tree, gzip.compress(encoded)), tree)
+    assert_same(treepack.serialization.from_compressed_bytes(tree, gzip.compress(encoded, 1)), tree)
     path = tmp_path / "tree"
     treepack.serialization.save_to_file(tree, path, compress=True)
     assert gzip.decompress(path.read_bytes()) == treepack.serialization.to_bytes(tree, align=64)

@@ -174,6 +174,7 @@ def test_a_manager_of_several_processes(tmp_path: Path) -> None:
     assert len(names) == 3
 
 
+@pytest.mark.campaign
 def test_training_goes_on_after_kills_with_equal_losses() -> None:
     example = Path(__file__).parent.parent / "examples" / "train_multihost.py"
     done = subprocess.run(

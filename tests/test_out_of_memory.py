@@ -12,6 +12,8 @@ import pytest
 
 import treepack
 
+pytestmark = pytest.mark.campaign
+
 HELPERS = '''
 import os, resource
 

@@ -1304,6 +1304,7 @@ for step in range(first, first + 10_000):
 )
 
 
+@pytest.mark.campaign
 def test_the_last_checkpoint_is_whole_whatever_is_killed(tmp_path: Path) -> None:
     """Set TREEPACK_KILLS to kill more often."""
     path = tmp_path / "checkpoint"
