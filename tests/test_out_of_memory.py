@@ -232,6 +232,8 @@ sharded["host"] = leaves(700)
 saved, gz, plain, stream = (folder + name for name in ("saved", "gz", "plain", "stream"))
 save(saved, tree, metadata=list(range(3000)))
 save(gz, tree, compress=True)
+save("memory://saved", tree)
+half = jax.tree.map(lambda leaf: leaf.astype("f2") if hasattr(leaf, "astype") else leaf, tree)
 save(folder + "shards", sharded, sharded=True)
 serialization.save_to_file(tree, plain)
 treepack.write_stream(stream, ((("a", key), node["w"]) for key, node in tree.items()))
@@ -289,10 +291,19 @@ VERBS = {
     "a slice of shards": opened(folder + "shards", lambda file: np.asarray(file["k1"][1:3])),
     "verify shards": lambda: treepack.verify(folder + "shards"),
     "metadata of shards": lambda: treepack.read_metadata(folder + "shards"),
+    "save in the background": lambda: save(folder + "new", tree, background=True).result(),
+    "save shards in the background": lambda: save(
+        folder + "new shards", sharded, sharded=True, background=True
+    ).result(),
+    "save elsewhere": lambda: save("memory://new", tree),
+    "load from elsewhere": lambda: load("memory://saved"),
+    "load with casts": lambda: load(saved, half, cast=True),
 }
 
-# CPython loses its MemoryError where there is none for a frame or for the place in a traceback.
+# CPython loses its MemoryError where there is none for a frame or for the place in a traceback, and
+# a thread that has no room for its stack is a RuntimeError.
 LOST = repr(SystemError("error return without exception set"))
+FINE = {"enough", "MemoryError", LOST, repr(RuntimeError("can't start new thread"))}
 failed = 0
 for name, work in VERBS.items():
     work()  # imports all that is needed
@@ -301,7 +312,7 @@ for name, work in VERBS.items():
     while enough < 2 and more < 30:
         found = told(name, work, more)
         enough += found == "enough"
-        if found not in ("enough", "MemoryError", LOST) and "errno 12" not in found.lower():
+        if found not in FINE and "errno 12" not in found.lower():
             print(f"{name} with {more:.3f} MB: {found}", flush=True)
             failed += 1
         more += step

@@ -41,11 +41,6 @@ class Task(Generic[T]):
         finally:
             self._done.release()
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether it is known that the work ends in an error."""
-        return self._error is not None
-
     def result(self) -> T:
         """Returns the result, when somebody has done the work."""
         self.attempt()
@@ -94,18 +89,31 @@ def _attempt(tasks: list[Task[T]], stopped: Event) -> None:
             task.attempt()
 
 
-def run(works: Iterable[Callable[[], T]], threads: int) -> list[T]:
+def run(works: list[Callable[[], T]], threads: int) -> list[T]:
     """Returns the results of works, which so many threads do, of which one is the caller.
 
     Raises:
-      Exception: What the first of them raises that fails. Not all of the others are done then.
+      Exception: What one of them raises. Not all of the others are done then.
     """
-    with started(works, threads - 1) as tasks:
-        for task in tasks:
-            task.attempt()
-            if task.has_failed:
-                break
-        return [task.result() for task in tasks]
+    queue = iter(enumerate(works))
+    results: dict[int, T] = {}
+    stopped = Event()
+
+    def some() -> None:
+        try:
+            for at, work in queue:  # the next of an iterator of a list is one step for all threads
+                if stopped.is_set():
+                    return
+                results[at] = work()
+        except BaseException:
+            stopped.set()
+            raise
+
+    with started([some] * min(threads - 1, len(works) - 1), threads, stopped) as others:
+        some()
+        for other in others:
+            other.result()
+    return [results[at] for at in range(len(works))]
 
 
 class Thread:

@@ -21,7 +21,7 @@ use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use super::catalog::Catalog;
 use super::fields::Fields;
-use super::memory::{dict_next, new_dict, new_list_of, new_string, new_tuple_of};
+use super::memory::{dict_next, list_of_results, new_dict, new_list_of, new_string, new_tuple_of};
 use super::objects::Parts;
 use super::options::integer_or_none;
 use super::restore::Matching;
@@ -30,6 +30,7 @@ use super::watch::Signals;
 use crate::catalog;
 use crate::error::Path;
 use crate::select::{self, State};
+use crate::{Error, grow};
 
 /// Restores leaves of a file in a template, if the containers plainly fit; see `_core.pyi`.
 #[pyfunction]
@@ -52,7 +53,7 @@ pub fn restore_selected<'py>(
     note: bool,
     copy: Option<bool>,
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
-) -> PyResult<Option<(Bound<'py, PyAny>, Noted<'py>)>> {
+) -> PyResult<Option<(Bound<'py, PyAny>, Bound<'py, PyTuple>)>> {
     let py = template.py();
     let catalog = file.get().core();
     if value >= catalog.values() {
@@ -87,11 +88,18 @@ pub fn restore_selected<'py>(
     let mut settled = Vec::new();
     if !walk.open.is_empty() {
         let count = walk.open.len();
-        let found = settle.call1((walk.open,))?;
+        let open = walk.open.into_iter().map(|(path, target, found)| {
+            let path = new_string(py, path.as_bytes())?.into_any();
+            Ok(new_tuple_of(py, [path, target, found])?.into_any())
+        });
+        let found = settle.call1((list_of_results(py, open)?,))?;
         if found.is_none() {
             return Ok(None);
         }
-        settled = found.extract()?;
+        settled = grow::with_room(count)?;
+        for leaf in found.try_iter()? {
+            grow::push(&mut settled, leaf?)?;
+        }
         if settled.len() != count {
             return Err(PyRuntimeError::new_err("not as many leaves were settled"));
         }
@@ -99,12 +107,23 @@ pub fn restore_selected<'py>(
     match plan.tree(py, &settled) {
         // The other way tells what a type did not like.
         Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
-        tree => Ok(Some((tree?, walk.noted))),
+        tree => Ok(Some((tree?, told(py, walk.noted)?))),
     }
 }
 
 /// The paths of leaves that come from the file; parts of the template that stay, and their paths.
 type Noted<'py> = (Vec<String>, Vec<(String, Bound<'py, PyAny>)>);
+
+fn told<'py>(py: Python<'py>, noted: Noted<'py>) -> PyResult<Bound<'py, PyTuple>> {
+    let string = |path: String| Ok(new_string(py, path.as_bytes())?.into_any());
+    let loaded = list_of_results(py, noted.0.into_iter().map(string))?;
+    let kept = noted
+        .1
+        .into_iter()
+        .map(|(path, part)| Ok(new_tuple_of(py, [string(path)?, part])?.into_any()));
+    let kept = list_of_results(py, kept)?;
+    new_tuple_of(py, [loaded.into_any(), kept.into_any()])
+}
 
 /// How a tree is put together.
 enum Plan<'py> {
@@ -124,7 +143,11 @@ enum Plan<'py> {
 impl<'py> Plan<'py> {
     fn tree(self, py: Python<'py>, settled: &[Bound<'py, PyAny>]) -> PyResult<Bound<'py, PyAny>> {
         let all = |plans: Vec<Self>| -> PyResult<Vec<_>> {
-            plans.into_iter().map(|it| it.tree(py, settled)).collect()
+            let mut parts = grow::with_room(plans.len())?;
+            for plan in plans {
+                parts.push(plan.tree(py, settled)?);
+            }
+            Ok(parts)
         };
         match self {
             Self::Keep(part) => Ok(part),
@@ -139,7 +162,9 @@ impl<'py> Plan<'py> {
             }
             Self::List(plans) => Ok(new_list_of(py, all(plans)?)?.into_any()),
             Self::Tuple(plans) => Ok(new_tuple_of(py, all(plans)?)?.into_any()),
-            Self::Node(template, fields, plans) => fields.make.call1((template, all(plans)?)),
+            Self::Node(template, fields, plans) => {
+                fields.make.call1((template, new_list_of(py, all(plans)?)?))
+            }
         }
     }
 
@@ -235,13 +260,13 @@ impl<'py> Walk<'_, 'py> {
             .read_leaf(template.py(), value, leaf, &mut self.parts)?;
         if self.note {
             let path = self.path_text()?;
-            self.noted.0.push(path);
+            grow::push(&mut self.noted.0, path)?;
         }
         if self.matching.leaf(template, &found)? {
             return Ok(Some(Plan::Leaf(found)));
         }
         let path = self.path_text()?;
-        self.open.push((path, template.clone(), found));
+        grow::push(&mut self.open, (path, template.clone(), found))?;
         Ok(Some(Plan::Settled(self.open.len() - 1)))
     }
 
@@ -249,7 +274,7 @@ impl<'py> Walk<'_, 'py> {
     fn keep(&mut self, template: &Bound<'py, PyAny>) -> PyResult<Option<Plan<'py>>> {
         if self.note {
             let path = self.path_text()?;
-            self.noted.1.push((path, template.clone()));
+            grow::push(&mut self.noted.1, (path, template.clone()))?;
         }
         Ok(Some(Plan::Keep(template.clone())))
     }
@@ -261,20 +286,22 @@ impl<'py> Walk<'_, 'py> {
         template: &Bound<'py, PyAny>,
     ) -> PyResult<Option<(Children<'py>, Container<'py>)>> {
         let py = template.py();
-        let numbered = |elements: &mut dyn Iterator<Item = Bound<'py, PyAny>>| {
-            let named = elements
-                .enumerate()
-                .map(|(index, child)| Ok((new_string(py, index.to_string().as_bytes())?, child)));
-            named.collect::<PyResult<Vec<_>>>()
+        let numbered = |elements: &mut dyn ExactSizeIterator<Item = Bound<'py, PyAny>>| {
+            let mut children = grow::with_room(elements.len())?;
+            for (index, child) in elements.enumerate() {
+                let name = new_string(py, index.to_string().as_bytes())?;
+                grow::push(&mut children, (name, child))?;
+            }
+            PyResult::Ok(children)
         };
         if let Ok(dict) = template.cast_exact::<PyDict>() {
-            let mut children = Vec::with_capacity(dict.len());
+            let mut children = grow::with_room(dict.len())?;
             let mut position = 0;
             while let Some((key, child)) = dict_next(dict, &mut position) {
                 let Ok(key) = key.cast_into_exact::<PyString>() else {
                     return Ok(None);
                 };
-                children.push((key, child));
+                grow::push(&mut children, (key, child))?;
             }
             return Ok(Some((children, Container::Dict)));
         }
@@ -287,8 +314,11 @@ impl<'py> Walk<'_, 'py> {
         let Some((fields, children)) = self.matching.fields(template)? else {
             return Ok(None);
         };
-        let children = fields.names.iter().cloned().zip(children).collect();
-        Ok(Some((children, Container::Node(fields))))
+        let mut named = grow::with_room(fields.names.len())?;
+        for pair in fields.names.iter().cloned().zip(children) {
+            grow::push(&mut named, pair)?;
+        }
+        Ok(Some((named, Container::Node(fields))))
     }
 
     #[inline(never)]
@@ -303,7 +333,7 @@ impl<'py> Walk<'_, 'py> {
         let catalog = self.catalog;
         // Most files have the children of the template, in its order.
         let mut next = catalog.children(value).peekable();
-        let mut plans = Vec::with_capacity(children.len());
+        let mut plans = grow::with_room(children.len())?;
         let mut common = 0;
         for (name, child) in children {
             let Ok(key) = name.to_str() else {
@@ -331,7 +361,7 @@ impl<'py> Walk<'_, 'py> {
             }
         }
         let is_dict = matches!(container, Container::Dict);
-        if catalog.children(value).count() > common && !self.takes_more(value, children, is_dict) {
+        if catalog.children(value).count() > common && !self.takes_more(value, children, is_dict)? {
             return Ok(None);
         }
         Ok(Some(match container {
@@ -339,8 +369,11 @@ impl<'py> Walk<'_, 'py> {
                 Plan::Keep(template.clone())
             }
             Container::Dict => {
-                let names = children.iter().map(|(name, _)| name.clone());
-                Plan::Dict(names.zip(plans).collect())
+                let mut items = grow::with_room(plans.len())?;
+                for ((name, _), plan) in children.iter().zip(plans) {
+                    grow::push(&mut items, (name.clone(), plan))?;
+                }
+                Plan::Dict(items)
             }
             Container::List => Plan::List(plans),
             Container::Tuple => Plan::Tuple(plans),
@@ -350,13 +383,18 @@ impl<'py> Walk<'_, 'py> {
 
     /// Whether the file may have what it has besides the children of the template.
     #[inline(never)]
-    fn takes_more(&self, value: usize, children: &Children<'py>, is_dict: bool) -> bool {
-        let names: HashSet<&str> = children
-            .iter()
-            .filter_map(|it| it.0.to_str().ok())
-            .collect();
+    fn takes_more(
+        &self,
+        value: usize,
+        children: &Children<'py>,
+        is_dict: bool,
+    ) -> Result<bool, Error> {
+        let mut names = HashSet::new();
+        names.try_reserve(children.len())?;
+        names.extend(children.iter().filter_map(|it| it.0.to_str().ok()));
         let mut known = HashSet::new();
-        self.catalog.children(value).all(|child| {
+        known.try_reserve(names.len())?;
+        Ok(self.catalog.children(value).all(|child| {
             let key = self.catalog.key(child);
             if names.contains(key) {
                 return known.insert(key); // of two, the general way knows which counts
@@ -364,7 +402,7 @@ impl<'py> Walk<'_, 'py> {
             let inside = child..self.catalog.after(child);
             let meant = self.marks.is_none_or(|marks| marks.count(inside) > 0);
             !meant || (is_dict && !self.refuses_more && !self.note)
-        })
+        }))
     }
 
     fn path_text(&self) -> PyResult<String> {
@@ -372,6 +410,6 @@ impl<'py> Walk<'_, 'py> {
         for name in self.path.iter().rev() {
             path.push_outer(name.to_str()?);
         }
-        Ok(path.to_string())
+        Ok(grow::display(&path)?)
     }
 }
