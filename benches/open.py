@@ -22,7 +22,7 @@ import safetensors
 import safetensors.numpy
 
 import treepack
-from treepack._described import described_layout
+from treepack._src.saving.layout import described_layout
 
 RUNS = 7
 
@@ -160,7 +160,7 @@ def compare(folder: Path, leaves: int, mib: int) -> None:
             show(f"treepack.open, a file of {name}", open_it, paths[name], cold=cold)
         path = paths["safetensors"]
         show("safetensors.safe_open", functools.partial(safe, path), path, cold=cold)
-    record = treepack.open(paths["treepack"])._catalog()
+    record = treepack.open(paths["treepack"])._catalog
     print(f"  record: {len(record.trailer or b'') / len(record):.1f} bytes a leaf")
     if leaves > 1000:
         return
@@ -188,7 +188,7 @@ def checksums(folder: Path, mib: int) -> None:
     found: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(2 * RUNS):
         for summed in (True, False) if turn % 2 else (False, True):
-            layout = described_layout(tree, 64, index=True, checksums=summed)
+            layout = described_layout(tree, 64, max_chunk_size=2**30, index=True, checksums=summed)
             path.unlink(missing_ok=True)
             start = time.perf_counter()
             layout.save(path, durable=False, threads=None, progress=None)

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 import treepack
-from treepack import _core
-from treepack._described import described_layout
-from treepack._sharded import shards
-from treepack._sharded.writing import Directory
+import treepack._core as core
+from treepack._src.checkpoint import shards
+from treepack._src.saving.layout import described_layout
+from treepack._src.saving.sharded import Directory
 
 LEAVES = 500
 DEVICES_PER_HOST = 4
@@ -88,13 +88,11 @@ def plan(hosts: int, replicas: int) -> tuple[float, list[Any], list[Any]]:
 def manifest(hosts: int, splits: list[Any], found: list[Any]) -> tuple[float, float, int]:
     """Returns how long the manifest takes to be made and to be read, and its size."""
     tree = {f"layer_{at}": {"kernel": np.zeros((100, 100))} for at in range(LEAVES)}
-    layout = described_layout(tree, 1, index=True, hollow=True)
+    layout = described_layout(tree, 1, max_chunk_size=2**30, index=True, hollow=True)
     grids = [(list(split.counts), files, False) for split, files in zip(splits, found, strict=True)]
     files = [(f"0123abcd-{host:05}.treepack", 1 << 30, 12345678) for host in range(hosts)]
-    made, data = seconds(lambda: _core.Manifest.encode(layout, files, grids))
-    read, _ = seconds(
-        lambda: _core.Catalog.open(_core.Manifest.decode(data).content, salvage=False)
-    )
+    made, data = seconds(lambda: core.Manifest.encode(layout, files, grids))
+    read, _ = seconds(lambda: core.Catalog.open(core.Manifest.decode(data).content, salvage=False))
     return made, read, len(data)
 
 

@@ -30,10 +30,12 @@ import msgpack
 import numpy as np
 
 import treepack
-from treepack import _core, _paths
-from treepack._described import described_layout
-from treepack._sharded.shards import MANIFEST
-from treepack._sharded.writing import _array_paths
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.file import place_of
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.saving.layout import described_layout
+from treepack._src.saving.sharded import _array_paths
 from trees import record_of
 
 MARK = b"\x93treepm\n"
@@ -221,7 +223,7 @@ def sealed_manifest(record: bytes) -> bytes:
 def resealed(path: Path) -> None:
     """Lets a manifest expect the files that there are."""
     manifest = path / MANIFEST
-    read = _core.Manifest.decode(manifest.read_bytes())
+    read = core.Manifest.decode(manifest.read_bytes())
     files = []
     for name, _, _ in read.files:
         data = (path / name).read_bytes()
@@ -258,10 +260,10 @@ def _look(path: Path, salvage: bool) -> None:
                 found = file[name]
                 if isinstance(found, treepack.LazyArray):
                     _look_at(found)
-        for value, _ in [*zip(range(file._catalog().values), range(50), strict=False)]:
+        for value, _ in [*zip(range(file._catalog.values), range(50), strict=False)]:
             with documented():
-                if file._catalog().children(value) is None:
-                    file._at(value, ["?"])
+                if file._catalog.children(value) is None:
+                    place_of(file).reader.leaf(value, ["?"])
         with documented():
             for _, leaf in file.leaves():
                 with documented():
@@ -369,7 +371,7 @@ def make(path: Path, *, compress: bool) -> None:
         "layers": [array * k for k in range(3)],
         "rest": {"step": 3, "none": None, "text": "x" * 50, "empty": {}, "bytes": b"abc", "z": 2j},
     }
-    whole = described_layout(tree, 1, {"step": 3}, index=True, hollow=True)
+    whole = described_layout(tree, 1, {"step": 3}, max_chunk_size=2**30, index=True, hollow=True)
     parts: list[Any] = [{}, {}]
     grids = []
     for leaf in whole.hollow:
@@ -377,10 +379,10 @@ def make(path: Path, *, compress: bool) -> None:
         count = 1 if is_host or not leaf.shape or leaf.shape[0] % 2 else 2
         counts = [count, *[1] * leaf.ndim][: leaf.ndim]
         grids.append((counts, [*range(count)], is_host))
-    draft = _core.Manifest.encode(whole, [("", 0, 0)] * 2, grids)
-    names = _array_paths(_core.Manifest.decode(draft), len(grids))
+    draft = core.Manifest.encode(whole, [("", 0, 0)] * 2, grids)
+    names = _array_paths(core.Manifest.decode(draft), len(grids))
     for keys, leaf, (counts, files, is_host) in zip(names, whole.hollow, grids, strict=True):
-        cells = _core.ShardGrid(leaf.shape, counts)
+        cells = core.ShardGrid(leaf.shape, counts)
         for cell, number in enumerate(files):
             index = [slice(*ends) for ends in cells.bounds(cell)]
             name = [] if is_host else [cells.name(cell)]
@@ -390,7 +392,7 @@ def make(path: Path, *, compress: bool) -> None:
     for number, part in enumerate(parts):
         treepack.save(path / f"{number}.treepack", part, compress=compress, durable=False)
     files = [(f"{number}.treepack", 0, 0) for number in range(2)]
-    (path / MANIFEST).write_bytes(_core.Manifest.decode(draft).with_files(files))
+    (path / MANIFEST).write_bytes(core.Manifest.decode(draft).with_files(files))
     resealed(path)
 
 

@@ -35,9 +35,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treepack
+import treepack._core as core
 from node_types import NODES, Config, Mode, scale
-from treepack import _codecs, _core
-from treepack._holes import Hole
+from treepack._src.registry import codecs as _codecs
+from treepack._src.registry.holes import Hole
 from trees import record_of, sealed
 
 # One case may take so many seconds on the slowest machine; what is hostile takes minutes.
@@ -91,12 +92,12 @@ def values() -> list[Any]:
 def encoded(value: Any) -> Any:
     """Returns how a value is written, before it becomes bytes."""
     try:
-        return msgpack.unpackb(_core.encode_value(value), strict_map_key=False)
+        return msgpack.unpackb(core.encode_value(value), strict_map_key=False)
     except (TypeError, ValueError):
         return {"tuple": []}
 
 
-NAMES = [*_codecs.DECODERS, "function", "node_types.Mode", "node_types.Config", "tests.Lost"]
+NAMES = [*sorted(_codecs.NAMES), "function", "node_types.Mode", "node_types.Config", "tests.Lost"]
 NUMBERS = [0, 1, -1, 2, 3, 4, 64, 65, 255, 2**20, 2**26, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1]
 
 

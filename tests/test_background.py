@@ -20,7 +20,9 @@ import pytest
 
 import processes
 import treepack
-from treepack import Saving, _described, _saving
+from treepack import Saving
+from treepack._src.api import files
+from treepack._src.saving import background as _background
 from waiting import HANG_S
 
 
@@ -106,7 +108,7 @@ def waits_for_another(thread: threading.Thread) -> bool:
         names.add(frame.f_code.co_name)
         frame = frame.f_back
     is_blocked = innermost is not None and innermost.f_code is threading.Condition.wait.__code__
-    return is_blocked and _saving.wait_for.__name__ in names
+    return is_blocked and _background.wait_for.__name__ in names
 
 
 def test_the_next_save_to_a_path_waits(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_what_goes_wrong_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         gc.collect()
         assert not caplog.records
         saving = treepack.save(tmp_path / "model", {"w": 1}, background=True)
-        for thread in _saving._threads:
+        for thread in _background._threads:
             thread.join()
         del saving
         gc.collect()
@@ -188,13 +190,13 @@ def test_nothing_is_held_afterwards(tmp_path: Path) -> None:
 AT_EXIT = """
 import multiprocessing, threading, time
 from pathlib import Path
-from treepack import _saving
+from treepack._src.saving import background as _background
 
 main = threading.main_thread().ident
 
 def is_at_its_end():
     frame = sys._current_frames()[main]
-    while frame is not None and frame.f_code is not _saving._finish.__code__:
+    while frame is not None and frame.f_code is not _background._finish.__code__:
         frame = frame.f_back
     return frame is not None
 
@@ -259,7 +261,7 @@ def test_a_thread_that_cannot_start_leaves_nothing(
             with pytest.raises(RuntimeError, match="can't start"):
                 treepack.save(path, [array], background=True, sharded=sharded)
         assert not path.exists()
-        assert not _saving._under_way
+        assert not _background._under_way
         saving = treepack.save(path, {"w": 1}, background=True, sharded=sharded)
         saving.result(60)
     del array
@@ -270,7 +272,8 @@ def test_a_thread_that_cannot_start_leaves_nothing(
 FORKED = """
 import os, signal, sys, threading
 import numpy as np, treepack
-from treepack import _names, _saving
+from treepack._src.registry import names as _names
+from treepack._src.saving import background as _background
 
 def in_child(work):
     child = os.fork()
@@ -320,7 +323,7 @@ def register():
 held, done = threading.Event(), threading.Event()
 
 def hold():
-    with _saving._lock, _names.registering, saving._condition:
+    with _background._lock, _names.registering, saving._condition:
         held.set()
         assert done.wait(60)
 
@@ -343,13 +346,13 @@ def test_the_program_may_go_to_another_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:
     gone = threading.Event()
-    save_layout = _described.save_layout
+    save_layout = files.save_layout
 
     def waiting(*args: Any, **options: Any) -> None:
         assert gone.wait(HANG_S)
         save_layout(*args, **options)
 
-    monkeypatch.setattr(_described, "save_layout", waiting)
+    monkeypatch.setattr(files, "save_layout", waiting)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
     saving = treepack.save("model", {"w": np.ones(3)}, background=True, sharded=sharded)

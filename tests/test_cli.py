@@ -27,8 +27,9 @@ from rich.cells import cell_len
 from typer.testing import CliRunner
 
 import treepack.__main__
-from treepack import DecodeError, TreepackError, _convert, serialization
+from treepack import DecodeError, TreepackError, serialization
 from treepack._cli import app, output
+from treepack._cli import convert as _convert
 from trees import ML_DTYPES
 
 TREE: dict[str, Any] = {
@@ -315,7 +316,7 @@ MEMORY = """
 import sys
 from pathlib import Path
 from treepack._cli import app, output
-import numpy as np, zipfile, json, treepack._convert
+import numpy as np, zipfile, json, treepack._cli.convert
 def memory(field):
     return int(Path("/proc/self/status").read_text().split(field)[1].split()[1])
 Path("/proc/self/clear_refs").write_text("5")  # what the process that started this one had

@@ -26,7 +26,10 @@ import numpy as np
 import pytest
 
 import treepack
-from treepack import _core, _dtypes, _prng, serialization
+import treepack._core as core
+from treepack import serialization
+from treepack._src import dtypes as _dtypes
+from treepack._src.pytree import prng as _prng
 from trees import assert_same
 
 # Memory of others
@@ -483,7 +486,7 @@ def test_late_chunk_markers_around_much_take_no_longer_than_it_does():
         read += length
         return data[start : start + length]
 
-    found = _core.restore(_core.Content.elsewhere(count, len(data)), None, None)
+    found = core.restore(core.Content.elsewhere(count, len(data)), None, None)
     np.testing.assert_array_equal(found, array)
     # Every level would be as long as all if it was read again.
     assert len(much) <= read < 2 * len(data)
@@ -501,7 +504,7 @@ def test_abstract_keys_are_made_once(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(jax, "eval_shape", count)
     _prng._implementation.cache_clear()
-    assert len(_core.restore(many, None, None, abstract_arrays=True)) == 20_000
+    assert len(core.restore(many, None, None, abstract_arrays=True)) == 20_000
     assert len(asked) == 1  # which takes 300 microseconds
 
 

@@ -25,8 +25,9 @@ from hypothesis import settings as hypothesis_settings
 from jax.tree_util import Partial
 
 import treepack
+import treepack._core as core
 from node_types import NODES, Config, Frozen, Mode, Module, Pair, Plain, Point, Struct, scale
-from treepack import _core, serialization
+from treepack import serialization
 from trees import KEYS, altered, arrays, assert_same, record_of, scalars, sealed
 
 
@@ -41,7 +42,7 @@ def assert_equal_trees(found: Any, expected: Any) -> None:
 
 def raw_state(data: bytes) -> Any:
     """Returns what is encoded, the record of the structure with it."""
-    return _core.restore(data, None, None)
+    return core.restore(data, None, None)
 
 
 def assert_same_containers(found: Any, expected: Any) -> None:
@@ -457,16 +458,16 @@ def test_records_of_other_writers_are_read() -> None:
         (record([["bytearray", []], ["dict", [[1, 0]]]]), r"something else.*a"),
         (record([PLAIN, ["tuple", [[1, 0]]], ["dict", [[1, 1]]]]), r"leaf where a cont.*a"),
         (record([PLAIN, [{"dict_with_keys": b"\xc1"}, [[1, 0]]]]), "damaged value"),
-        (record([PLAIN, [{"dict_with_keys": _core.encode_value([])}, [[1, 0]]]]), "number of keys"),
-        (record([PLAIN, [{"dict_with_keys": _core.encode_value(3)}, [[1, 0]]]]), "are no list"),
-        (record([PLAIN, [{"dict_with_keys": _core.encode_value([[]])}, [[1, 0]]]]), "hashed"),
+        (record([PLAIN, [{"dict_with_keys": core.encode_value([])}, [[1, 0]]]]), "number of keys"),
+        (record([PLAIN, [{"dict_with_keys": core.encode_value(3)}, [[1, 0]]]]), "are no list"),
+        (record([PLAIN, [{"dict_with_keys": core.encode_value([[]])}, [[1, 0]]]]), "hashed"),
         (
             record([PLAIN, [{"typed": [0, b""]}, [[1, 0]]]], [["tests.Pair", None]]),
             "damaged value",
         ),
         (
             record(
-                [PLAIN, [{"typed": [0, _core.encode_value(None)]}, [[1, 0]]]],
+                [PLAIN, [{"typed": [0, core.encode_value(None)]}, [[1, 0]]]],
                 [["collections.OrderedDict", None]],
             ),
             "a node of the type collections.OrderedDict cannot be made",
@@ -530,7 +531,7 @@ def test_nodes_with_other_children_or_static_data(name: str) -> None:
         with pytest.raises(treepack.DecodeError, match="it has the children"):
             treepack.loads(with_trailer(changed, msgpack.packb(trailer)))
     for static in ((), (1, 2, 3, 4, 5), "text", None, [1]):
-        trailer["nodes"][-1] = [{"typed": [0, _core.encode_value(static)]}, runs]
+        trailer["nodes"][-1] = [{"typed": [0, core.encode_value(static)]}, runs]
         with pytest.raises(treepack.DecodeError, match="its static data should be"):
             treepack.loads(with_trailer(state, msgpack.packb(trailer)))
 
@@ -546,7 +547,7 @@ def test_an_unknown_implementation_of_keys() -> None:
 def with_damaged_node(tree: Any) -> bytes:
     state = raw_state(treepack.dumps(tree))
     trailer = msgpack.unpackb(record_of(state.pop("__treepack__")))
-    damaged = _core.encode_value((1,))[:-1]
+    damaged = core.encode_value((1,))[:-1]
     for index, (kind, runs) in enumerate(trailer["nodes"]):
         if isinstance(kind, dict):
             trailer["nodes"][index] = [{"typed": [kind["typed"][0], damaged]}, runs]
@@ -566,7 +567,7 @@ def test_what_is_shared_in_the_record_is_decoded_once() -> None:
     tree = [{key: index, 1: 2} for index in range(1000)]
     assert len(treepack.dumps(tree)) > 100_000_000  # all of them have it in the state
     state = {str(index): {"a": index, "1": 2} for index in range(1000)}
-    keys = _core.encode_value([key, 1])
+    keys = core.encode_value([key, 1])
     nodes = [PLAIN, [{"dict_with_keys": keys}, [[2, 0]]], ["list", [[1000, 1]]]]
     found = treepack.loads(with_trailer(state, record(nodes)))
     assert found == tree
@@ -576,7 +577,7 @@ def test_what_is_shared_in_the_record_is_decoded_once() -> None:
 def test_unhashable_keys_in_values() -> None:
     for value in ({"dict": [[{"list": []}, "none"]]}, {"frozenset": [{"list": []}]}):
         with pytest.raises(treepack.DecodeError, match="cannot be hashed"):
-            _core.decode_value(msgpack.packb(value))
+            core.decode_value(msgpack.packb(value))
 
 
 def test_plain_encodings_say_what_they_lack() -> None:
@@ -599,10 +600,10 @@ def test_plain_encodings_say_what_they_lack() -> None:
 )
 def test_hostile_parts_of_static_data(name: str, parts: Any) -> None:
     """What they would be made of takes for ever, or all memory."""
-    from treepack import _auxdata
+    from treepack._src.registry import static as _static
 
     with pytest.raises(treepack.DecodeError, match="cannot be restored"):
-        _auxdata.rebuild(name, parts)
+        _static.rebuild(name, parts)
 
 
 # What would take long
@@ -630,17 +631,19 @@ def many(kind: Any, types: Any, count: int = 300) -> bytes:
 
 
 def test_what_is_unknown_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from treepack import _auxdata, _holes, _node_types
+    from treepack._src.registry import holes as _holes
+    from treepack._src.registry import nodes as _nodes
+    from treepack._src.registry import static as _static
 
-    types, static = Asked(_node_types._types), Asked(_auxdata._types)
-    monkeypatch.setattr(_node_types, "_types", types)
-    monkeypatch.setattr(_auxdata, "_types", static)
+    types, static = Asked(_nodes.TYPES), Asked(_static._types)
+    monkeypatch.setattr(_nodes, "TYPES", types)
+    monkeypatch.setattr(_static, "_types", static)
     filled = []
     fill = _holes.filled
     monkeypatch.setattr(_holes, "filled", lambda *parts: filled.append(1) or fill(*parts))
     lost = msgpack.packb({"named": ["tests.LostData", {"int": 1}]})
-    hole = _core.encode_value((_holes.Hole("mode", "a mode"), None))
-    frozen = _node_types.registered(Frozen)
+    hole = core.encode_value((_holes.Hole("mode", "a mode"), None))
+    frozen = _nodes.registered(Frozen)
     assert frozen is not None
     fields = ["a", "b"]
     for kind, of in (
@@ -680,7 +683,7 @@ COLLIDING = [{"named": ["int", {"str": str((2**61 - 1) * index)}]} for index in 
 )
 def test_keys_that_have_the_same_hash(value: Any) -> None:
     with pytest.raises(treepack.DecodeError, match="have the same hash"):
-        _core.decode_value(msgpack.packb(value))
+        core.decode_value(msgpack.packb(value))
 
 
 def test_keys_of_dicts_that_have_the_same_hash() -> None:
@@ -741,7 +744,7 @@ def test_names_of_no_implementation_of_keys(monkeypatch: pytest.MonkeyPatch) -> 
     data = parts[0] + b"".join(map(bytes.__add__, names, parts[1:]))
     found = treepack.serialization.msgpack_restore(data)
     assert found[7]["__prng_key__"] == "no-such-0007"
-    assert _core.restore(data, None, None, abstract_arrays=True)[7].keys() == found[7].keys()
+    assert core.restore(data, None, None, abstract_arrays=True)[7].keys() == found[7].keys()
     assert asked == []
 
 

@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treepack
-from treepack import _fixed_fields, serialization
+from treepack import serialization
+from treepack._src.registry import fixed_fields as _fixed_fields
 
 
 class Pair(NamedTuple):

@@ -14,7 +14,7 @@ import treepack
 HELD = """
 import os, signal, sys, threading, warnings
 import numpy as np, treepack
-from treepack._sharded import reading
+from treepack._src.checkpoint import sharded as reading
 
 warnings.simplefilter("ignore")
 signal.alarm(60)  # which kills the parent if it waits for ever, and below the child
@@ -34,13 +34,13 @@ class Waiting:
         hold()  # before: parent and child share what it changes
         return self._seek(*args)
 
-checked = reading.Checkpoint._checked
+checked = reading.ShardedReader._checked
 
 def waiting(*args):
     hold()
     return checked(*args)
 
-reading.Checkpoint._checked = waiting
+reading.ShardedReader._checked = waiting
 
 other = threading.Thread(target=lambda: read())
 is_file = os.path.isfile(path)

@@ -134,9 +134,9 @@ def test_it_reads_chunks(
 
 
 def test_all_names_are_in_the_page() -> None:
-    from treepack._codecs import DECODERS
+    from treepack._src.registry.codecs import NAMES
 
-    for name in [*DECODERS, "function", "treepack.pruned", "treepack.unnamed"]:
+    for name in [*NAMES, "function", "treepack.pruned", "treepack.unnamed"]:
         assert f"`{name}`" in PAGE, name
     for name in ("treepack.variable", "treepack.functions"):
         assert f'"{name}"' in PAGE, name

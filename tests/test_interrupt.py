@@ -303,7 +303,7 @@ def answered_inside(work: Callable[[], object]) -> bool:
 def test_signals_are_answered_among_leaves() -> None:
     leaves = {f"k{index}": index for index in range(10_000)}
     file = treepack.open(treepack.dumps(leaves))
-    catalog = file._catalog()
+    catalog = file._catalog
     find = functools.partial(catalog.find, ["k5"], 0)
     assert answered_inside(find)
     assert catalog.find(["k5"], 0) == 6

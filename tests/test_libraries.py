@@ -297,7 +297,7 @@ def test_a_handler_of_jax_arrays() -> None:
         assert type(found) is np.ndarray
         assert found.flags.writeable
     finally:
-        from treepack._nodes import handlers
+        from treepack._src.pytree import handlers
 
         del handlers._handlers[ty]
 
@@ -754,7 +754,7 @@ def test_an_array_of_jax_with_a_handler_is_still_one() -> None:
     try:
         assert isinstance(treepack.loads(treepack.dumps([jnp.ones(2)]))[0], jax.Array)
     finally:
-        from treepack._nodes import handlers
+        from treepack._src.pytree import handlers
 
         del handlers._handlers[ty]
 
@@ -797,7 +797,7 @@ def test_private_names_of_others_may_go() -> None:
 
 
 def test_the_core_finds_what_it_calls() -> None:
-    from treepack import _hooks
+    from treepack._src import hooks as _hooks
 
     names = re.findall(r'hook\("(\w+)"\)', (ROOT / "src/py/hooks.rs").read_text())
     assert sorted(names) == sorted(_hooks.__all__)

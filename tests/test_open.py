@@ -25,8 +25,10 @@ import pytest
 import rich.console
 
 import treepack
-from treepack import _core, _prng, serialization
-from treepack._open import kind_text
+import treepack._core as core
+from treepack import serialization
+from treepack._src.checkpoint.file import kind_text
+from treepack._src.pytree import prng as _prng
 from trees import DTYPES, example_array, record_of, sealed
 
 TREE: dict[str, Any] = {
@@ -165,12 +167,12 @@ def test_a_leaf_alone_and_metadata(tmp_path: Path) -> None:
 def test_index_and_headers_tell_the_same(tmp_path: Path) -> None:
     treepack.save(tmp_path / "saved", TREE)
     data = (tmp_path / "saved").read_bytes()
-    indexed = _core.Catalog.open(_core.Content.lent(data), salvage=False)
+    indexed = core.Catalog.open(core.Content.lent(data), salvage=False)
     index = record_of(data)
     without = msgpack.packb({**msgpack.unpackb(index), "index": None})
     plain = data[: data.index(b"__treepack__")]
     bare = plain + b"__treepack__" + msgpack.packb(sealed(without))
-    scanned = _core.Catalog.open(_core.Content.lent(bare), salvage=False)
+    scanned = core.Catalog.open(core.Content.lent(bare), salvage=False)
     assert indexed.is_summed
     assert not scanned.is_summed
     assert list(indexed.leaves(0)) == list(scanned.leaves(0))
@@ -440,7 +442,7 @@ def test_every_bit_counts(tmp_path: Path) -> None:
     treepack.save(path, SMALL)
     data = path.read_bytes()
     assert treepack.verify(path).ok
-    catalog = _core.Catalog.open(_core.Content.lent(data), salvage=False)
+    catalog = core.Catalog.open(core.Content.lent(data), salvage=False)
     regions = [(leaf, *catalog.leaf(value)[2:]) for leaf, value in catalog.leaves(0)]
     end_of_leaves = regions[-1][2]
     record_start = len(data) - len(data[data.index(b"__treepack__") + 12 :])
@@ -652,7 +654,7 @@ def test_a_mapping_and_an_array_like_others() -> None:
 
 def test_a_box_is_read_to_where_it_belongs() -> None:
     array = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
-    catalog = treepack.open(treepack.dumps(array))._catalog()
+    catalog = treepack.open(treepack.dumps(array))._catalog
     made = np.zeros((2, 9), np.int16)
     read = functools.partial(catalog.read_box_to, threads=None)
     read(0, [(0, 2, 2), (3, 1, 1), (1, 2, 3)], made, 2, [18, 18, 4])
@@ -720,7 +722,7 @@ def test_a_box_takes_few_reads() -> None:
         reads.append(length)
         return data[start : start + length]
 
-    found = treepack.open(_core.Content.elsewhere(read, len(data)))
+    found = treepack.open(core.Content.elsewhere(read, len(data)))
     array = next(array for _, array in found.leaves())
     reads.clear()
     whole = np.arange(90_000, dtype=np.int16).reshape(10_000, 3, 3)

@@ -17,7 +17,9 @@ import pytest
 from flax.training.train_state import TrainState
 
 import treepack
-from treepack import _paths, _patterns, serialization
+from treepack import serialization
+from treepack._src import paths as _paths
+from treepack._src.checkpoint import select as _select
 
 NAMES = st.sampled_from(["a", "b", "ab", "x/y", "~", "*"])
 FLAT = st.dictionaries(
@@ -147,7 +149,7 @@ def test_what_selects(tmp_path: Path, select: Any, paths: list[str]) -> None:
     ],
 )
 def test_new_names(rename: Any, expected: str) -> None:
-    assert _patterns.Renaming(rename)("old/0/w") == expected
+    assert _select.Renaming(rename)("old/0/w") == expected
     file = treepack.open(treepack.dumps({"old": [{"w": np.arange(3)}]}))
     template = nested({tuple(_paths.parts(expected)): np.zeros(3, int)})
     found = file.load(template, rename=rename)

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treepack
-from treepack import _core, _restore
-from treepack._restoring import Restore
+import treepack._core as core
+from treepack._src.restore import template as _template
+from treepack._src.restore.session import Restore
 from treepack.errors import MismatchError
 from trees import assert_same
 
@@ -101,8 +102,8 @@ def assert_same_tree(a: Any, b: Any, same: Any = operator.is_) -> None:
 def test_both_give_the_same_tree_or_the_same_error(data: Any, strict: Any):
     template = data.draw(templates())
     state = data.draw(states(template))
-    expected, expected_error = outcome(_restore.restore_child, template, state, strict)
-    found, error = outcome(_core.rebuild, template, state, strict)
+    expected, expected_error = outcome(_template.restore_child, template, state, strict)
+    found, error = outcome(core.rebuild, template, state, strict)
     assert error == expected_error
     assert_same_tree(found, expected)
 
@@ -135,7 +136,7 @@ def test_what_is_built_while_it_is_read_is_the_same(
 
     found = restored()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_core, "restore_like", lambda *_: None)
+        patch.setattr(core, "restore_like", lambda *_: None)
         expected = restored()
     assert_same_tree(found, expected, lambda a, b: a is b or bool(np.all(a == b)))
 
@@ -163,7 +164,7 @@ def test_most_trees_are_built_while_they_are_read(monkeypatch: pytest.MonkeyPatc
     def never(*_: Any) -> Any:
         raise AssertionError("the state was made first")
 
-    monkeypatch.setattr(_core, "restore", never)
+    monkeypatch.setattr(core, "restore", never)
     pair = Pair(1, (np.ones((2, 3), np.float32), None))
     tree = {"a": [np.zeros(3), {}], "b": pair, "ü": [0] * 101}
     for template in (tree, [tree], Pair(1, 2), (), 5, np.zeros(2)):

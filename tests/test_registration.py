@@ -22,9 +22,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import treepack
+import treepack._core as core
 from node_types import NODES, Config, Frozen, Mode, Point, scale
-from treepack import _core
-from treepack._names import default_name
+from treepack._src.registry.names import default_name
 from trees import altered
 
 
@@ -435,28 +435,28 @@ VALUES: list[Any] = [
 # No names of the values: those of sets and functions are others in each process.
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
 def test_static_data_come_back(value: Any) -> None:
-    encoded = _core.encode_value(value)
-    found = _core.decode_value(encoded)
+    encoded = core.encode_value(value)
+    found = core.decode_value(encoded)
     assert found == value
     assert type(found) is type(value)
     if type(value) not in (frozenset, set):  # which has no order
         assert repr(found) == repr(value)
-    assert _core.encode_value(found) == encoded
+    assert core.encode_value(found) == encoded
 
 
 def test_small_arrays() -> None:
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
-    found = _core.decode_value(_core.encode_value((array,)))[0]
+    found = core.decode_value(core.encode_value((array,)))[0]
     np.testing.assert_array_equal(found, array)
     assert (found.dtype, found.flags.writeable) == (array.dtype, True)
     with pytest.raises(TypeError, match="may have 65536 bytes"):
-        _core.encode_value(np.zeros(10000))
+        core.encode_value(np.zeros(10000))
 
 
 def test_equal_sets_are_equal_bytes() -> None:
     elements = [str(i) for i in range(50)]
-    one = _core.encode_value(frozenset(elements))
-    assert _core.encode_value(frozenset(reversed(elements))) == one
+    one = core.encode_value(frozenset(elements))
+    assert core.encode_value(frozenset(reversed(elements))) == one
 
 
 class Unregistered(enum.IntEnum):
@@ -468,14 +468,14 @@ class Unregistered(enum.IntEnum):
 )
 def test_other_static_data_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be saved"):
-        _core.encode_value([value])
+        core.encode_value([value])
 
 
 def test_static_data_that_contain_themselves() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(ValueError, match="more than 32 levels deep"):
-        _core.encode_value(value)
+        core.encode_value(value)
 
 
 def test_codecs_of_the_program() -> None:
@@ -484,7 +484,7 @@ def test_codecs_of_the_program() -> None:
             self.dims = dims
 
     treepack.register_auxdata(Shape, "tests.Shape", lambda s: s.dims, lambda dims: Shape(*dims))
-    assert _core.decode_value(_core.encode_value(Shape(1, 2))).dims == (1, 2)
+    assert core.decode_value(core.encode_value(Shape(1, 2))).dims == (1, 2)
     with pytest.raises(TypeError, match="both be given"):
         treepack.register_auxdata(Shape, "x", lambda s: s.dims)
     with pytest.raises(TypeError, match="neither an enum nor a dataclass"):
@@ -531,7 +531,7 @@ def test_functions() -> None:
 def test_hostile_static_data(name: str, value: Any) -> None:
     hostile = named(name, value)
     with pytest.raises(treepack.DecodeError):
-        _core.decode_value(hostile)
+        core.decode_value(hostile)
 
 
 def named(name: str, value: Any) -> bytes:
@@ -555,8 +555,8 @@ def named(name: str, value: Any) -> bytes:
 
 
 def test_the_hostile_values_are_what_they_seem() -> None:
-    assert _core.decode_value(named("node_types.Mode", "EVAL")) is Mode.EVAL
-    assert _core.decode_value(named("numpy.ndarray", ("int8", (1,), b"\3"))) == 3
+    assert core.decode_value(named("node_types.Mode", "EVAL")) is Mode.EVAL
+    assert core.decode_value(named("numpy.ndarray", ("int8", (1,), b"\3"))) == 3
 
 
 def test_what_a_tree_cannot_register_is_told() -> None:
@@ -646,7 +646,7 @@ def test_hostile_values_end_in_documented_errors() -> None:
     ],
 )
 def test_parts_of_static_data_have_exact_types(name: str, parts: Any) -> None:
-    from treepack import _auxdata
+    from treepack._src.registry import static as _static
 
     with pytest.raises(treepack.DecodeError):
-        _auxdata.rebuild(name, parts)
+        _static.rebuild(name, parts)

@@ -193,7 +193,7 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_save_writes_to_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treepack import _convert
+    from treepack._cli import convert as _convert
 
     monkeypatch.chdir(tmp_path)
     state = _convert.State({"w": np.ones(3)}, None)
@@ -418,7 +418,7 @@ def test_chained_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: st
 
 
 def test_links_of_a_chain_keep_their_places() -> None:
-    from treepack._content import joined
+    from treepack._src.storage.place import joined
 
     for directory, file in (
         ("s3://bucket/model", "s3://bucket/model/x"),

@@ -16,7 +16,10 @@ import numpy as np
 import pytest
 
 import treepack
-from treepack import _partial, _patterns, _restore, serialization
+from treepack import serialization
+from treepack._src.checkpoint import load as _load
+from treepack._src.checkpoint import select as _select
+from treepack._src.restore import template as _template
 
 ARRAY = np.arange(3, dtype=np.float32)
 
@@ -110,7 +113,7 @@ def test_both_ways_agree(
 
     found = outcome(load)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_partial, "restore_selected", lambda *_, **__: None)
+        patch.setattr(_load, "restore_selected", lambda *_, **__: None)
         assert found == outcome(load)
 
 
@@ -121,7 +124,7 @@ def test_whole_loads_agree_as_well(tree: Any, template: Any, same: bool) -> None
     data = serialization.to_bytes(tree)
     found = outcome(lambda: treepack.loads(data, template))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_restore, "_restore_converted", lambda *_, **__: None)
+        patch.setattr(_template, "_restore_converted", lambda *_, **__: None)
         assert found == outcome(lambda: treepack.loads(data, template))
 
 
@@ -141,8 +144,8 @@ def test_no_state_dict_is_made_of_what_plainly_fits(
         "p": {"n": Node(np.float32(0), (0, [jnp.zeros(2)])), "w": ARRAY * 0},
     }
     serialization.save_to_file(tree, tmp_path / "x")
-    monkeypatch.setattr(_partial, "restore_tree", made)
-    monkeypatch.setattr(_restore, "restore_tree", made)
+    monkeypatch.setattr(_load, "restore_tree", made)
+    monkeypatch.setattr(_template, "restore_tree", made)
     found = treepack.load(tmp_path / "x", template, select=select, missing=missing)
     np.testing.assert_array_equal(found["p"]["w"], ARRAY)
     whole = treepack.load(tmp_path / "x", template)
@@ -180,7 +183,7 @@ def test_patterns_and_masks_take_linear_time() -> None:
     pattern = "*a" * 20 + "*b"
     file = treepack.open(treepack.dumps({path: 1, "c": 2}))
     assert file.load(select=[pattern, "c"], missing="target") == {"c": 2}
-    assert _patterns.Renaming({pattern: "x"})(path) == path
+    assert _select.Renaming({pattern: "x"})(path) == path
     empty = {str(number): () for number in range(50_000)}
     file = treepack.open(treepack.dumps({"a": empty, "b": {"c": 1}}))
     assert file.load(select={"b": True}) == {"a": empty, "b": {"c": 1}}

@@ -22,7 +22,7 @@ from flax.core import FrozenDict, freeze
 from flax.training.train_state import TrainState
 
 import treepack
-from treepack._nodes import handlers as _registry
+from treepack._src.pytree import handlers as _registry
 from trees import assert_same
 
 

@@ -34,9 +34,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import processes
 import treepack
-from treepack import _core, _placement, _prng
-from treepack._described import described_layout
-from treepack._sharded import lease, reading, shards, writing
+import treepack._core as core
+from treepack._src.checkpoint import placement as _placement
+from treepack._src.checkpoint import sharded as reading
+from treepack._src.checkpoint import shards
+from treepack._src.pytree import prng as _prng
+from treepack._src.saving import lease
+from treepack._src.saving import sharded as writing
+from treepack._src.saving.layout import described_layout
 from trees import DTYPES, example_array, record_of, sealed
 from waiting import HANG_S
 
@@ -279,7 +284,7 @@ def test_indices_are_those_of_numpy(saved: Path, index: st.DataObject) -> None:
 def test_a_range_is_boxes(shape: list[int], ends: tuple[int, int]) -> None:
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     start, stop = sorted(min(end, array.size) for end in ends)
-    found = _core.boxes_of_range(shape, start, stop)
+    found = core.boxes_of_range(shape, start, stop)
     boxes = [array[tuple(slice(*it) for it in box)].reshape(-1) for box in found]
     assert len(boxes) <= max(1, 2 * len(shape))
     np.testing.assert_array_equal(np.concatenate([[], *boxes]), np.arange(start, stop))
@@ -289,12 +294,16 @@ class Opened:
     """A file that notes what is expected to be used of it."""
 
     def __init__(self, nbytes: int):
-        self._name = "a file"
+        self.name = "a file"
         self.nbytes = nbytes
         self.expected: list[Any] | None = None
 
-    def _catalog(self) -> Opened:
+    @property
+    def catalog(self) -> Opened:
         return self
+
+    def totals(self, _: int) -> tuple[int, int]:
+        return 1, self.nbytes
 
     def prefetch_only(self, boxes: list[Any]) -> None:
         self.expected = boxes
@@ -302,8 +311,7 @@ class Opened:
 
 def part_of(file: Opened, value: int, start: int, stop: int) -> Any:
     """Returns a part of a shard of 100 bytes."""
-    tree = SimpleNamespace(_file=file)
-    shard = SimpleNamespace(_tree=tree, _value=value, dtype=np.dtype(np.uint8))
+    shard = SimpleNamespace(reader=file, value=value, dtype=np.dtype(np.uint8))
     places: Any = [(start, stop - start, 1)], (slice(0, stop - start),)
     return reading._Part(SimpleNamespace(), shard, *places)  # type: ignore[arg-type]
 
@@ -580,7 +588,7 @@ def test_max_size_is_for_all_that_is_decompressed(tmp_path: Path) -> None:
     for compress in (False, True):
         path = tmp_path / str(compress)
         treepack.save(path, tree, sharded=True, compress=compress)
-        skeleton = _core.Manifest.decode((path / shards.MANIFEST).read_bytes()).inflated
+        skeleton = core.Manifest.decode((path / shards.MANIFEST).read_bytes()).inflated
         for options in ({}, {"select": "w"}, {"target": tree}):
             with pytest.raises(treepack.TreepackError, match=f"exceeds max_size={skeleton - 1}"):
                 treepack.load(path, max_size=skeleton - 1, **options)
@@ -647,7 +655,7 @@ def test_a_checkpoint_as_a_shard_of_another_one(checkpoint: Path, saved: Path) -
     [shard] = checkpoint.glob("*-00000.treepack")
     shard.unlink()
     shutil.copytree(saved, shard)
-    nbytes, record = shard.stat().st_size, treepack.open(shard)._catalog().trailer
+    nbytes, record = shard.stat().st_size, treepack.open(shard)._catalog.trailer
     change_manifest(
         checkpoint,
         lambda it: it["files"][0].update(nbytes=nbytes, record=zlib.crc32(record or b"")),
@@ -706,11 +714,11 @@ def many_files(path: Path, rows: np.ndarray) -> None:
         shard = {"w": {f"[{at}:{at + 1},0:{rows.shape[1]}]": row[None]}}
         treepack.save(file, shard, durable=False)
         with treepack.open(file) as opened:
-            record = zlib.crc32(opened._catalog().trailer or b"")
+            record = zlib.crc32(opened._catalog.trailer or b"")
         files.append((file.name, file.stat().st_size, record))
-    whole = described_layout({"w": rows}, 1, index=True, hollow=True)
+    whole = described_layout({"w": rows}, 1, max_chunk_size=2**30, index=True, hollow=True)
     grid = [len(rows), 1], list(range(len(rows))), False
-    (path / shards.MANIFEST).write_bytes(_core.Manifest.encode(whole, files, [grid]))
+    (path / shards.MANIFEST).write_bytes(core.Manifest.encode(whole, files, [grid]))
 
 
 def test_many_files_need_few_handles(tmp_path: Path) -> None:
@@ -760,7 +768,7 @@ def test_keys_of_an_unknown_implementation_are_as_those_of_a_file(
 
 def test_files_elsewhere_are_not_opened(checkpoint: Path) -> None:
     manifest = checkpoint / shards.MANIFEST
-    read = _core.Manifest.decode(manifest.read_bytes())
+    read = core.Manifest.decode(manifest.read_bytes())
     for name in ("../other.treepack", "/etc/passwd", "..", "", "a\0b"):
         manifest.write_bytes(read.with_files([(name, 1, 1) for _ in read.files]))
         with pytest.raises(treepack.DecodeError, match="is no file beside it"):
@@ -771,7 +779,7 @@ def test_damage_is_found(checkpoint: Path) -> None:
     [file] = checkpoint.glob("*-00000.treepack")
     data = bytearray(file.read_bytes())
     with treepack.open(file) as opened:
-        _, _, start, _, _ = opened._catalog().leaf(opened._catalog().find(["host"], 0))
+        _, _, start, _, _ = opened._catalog.leaf(opened._catalog.find(["host"], 0))
     data[start + 500] ^= 1
     file.write_bytes(data)
     found = treepack.verify(checkpoint)
@@ -813,7 +821,7 @@ def test_files_of_another_checkpoint_are_not_taken(saved: Path, checkpoint: Path
     data = bytearray(theirs.read_bytes())
     assert len(data) == ours.stat().st_size
     with treepack.open(theirs) as opened:
-        assert opened._catalog().is_summed
+        assert opened._catalog.is_summed
     ours.write_bytes(data)
     np.testing.assert_array_equal(treepack.load(checkpoint)["host"], np.arange(1000.0))  # equal
     treepack.save(ours, treepack.load(theirs) | {"host": np.ones(1000)})
@@ -1195,7 +1203,7 @@ def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.Mo
         (lease, "Thread"),
         (lease.json, "dumps"),
         (writing.Directory, "_manifest"),
-        (writing._core, "write_file"),
+        (core, "write_file"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fail)
@@ -1404,7 +1412,7 @@ def test_what_is_saved_again_meanwhile(checkpoint: Path, monkeypatch: pytest.Mon
     with pytest.raises(treepack.CorruptionError, match="saved again meanwhile: open it again"):
         np.asarray(file["params/w"])
     # Who loads begins again by himself.
-    before = reading.Checkpoint._checked
+    before = reading.ShardedReader._checked
     again = iter([2, 3])
 
     def checked(self: Any, *args: Any) -> Any:
@@ -1413,7 +1421,7 @@ def test_what_is_saved_again_meanwhile(checkpoint: Path, monkeypatch: pytest.Mon
             treepack.save(checkpoint, {"w": jnp.full(3, value)}, sharded=True)
         return before(self, *args)
 
-    monkeypatch.setattr(reading.Checkpoint, "_checked", checked)
+    monkeypatch.setattr(reading.ShardedReader, "_checked", checked)
     assert treepack.load(checkpoint)["w"].tolist() == [3, 3, 3]
     for options in ({"verify": True}, {"on_corrupt": "skip"}):
         again = iter([4, 5])

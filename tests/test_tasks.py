@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import treepack
-from treepack import _saving, _tasks
-from treepack._sharded import lease
+from treepack._src import tasks as _tasks
+from treepack._src.saving import background as _background
+from treepack._src.saving import lease
 from waiting import HANG_S, in_time
 
 
@@ -86,7 +87,7 @@ def test_a_save_in_the_background(
         with pytest.raises(MemoryError):
             treepack.save(path, {"w": jnp.ones(3)}, background=True, sharded=sharded)
     assert not path.exists()
-    assert not _saving._under_way
+    assert not _background._under_way
     treepack.save(path, {"w": jnp.ones(3)}, background=True, sharded=sharded).result(HANG_S)
 
 
@@ -129,13 +130,13 @@ def test_two_saves_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Both find that none is under way, and only one begins."""
     path = tmp_path / "model"
     have_looked = threading.Barrier(2)
-    wait_for = _saving.wait_for
+    wait_for = _background.wait_for
 
     def looking(path: Any) -> None:
         wait_for(path)
         have_looked.wait(HANG_S)
 
-    monkeypatch.setattr("treepack._files.wait_for", looking)
+    monkeypatch.setattr("treepack._src.api.files.wait_for", looking)
     reached: list[int] = []
     waits = threading.Event()
     go_on = threading.Event()
@@ -145,13 +146,13 @@ def test_two_saves_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             reached.append(number)
         assert go_on.wait(HANG_S)
 
-    enter_again = _saving._wait_for
+    enter_again = _background._wait_for
 
     def waiting(saving: Any, place: str) -> None:
         waits.set()
         enter_again(saving, place)
 
-    monkeypatch.setattr(_saving, "_wait_for", waiting)
+    monkeypatch.setattr(_background, "_wait_for", waiting)
     savings = []
 
     def save(number: int) -> None:

@@ -8,23 +8,20 @@ comes back as it was. `treepack.serialization` is a drop-in for `flax.serializat
 from __future__ import annotations
 
 from treepack import errors, serialization
-from treepack._auxdata import register_auxdata, register_function
-from treepack._bytes import dumps, loads
-from treepack._exported import LoadedExported, load_exported, save_exported
-from treepack._files import load, save
-from treepack._lazy import LazyArray
-from treepack._metadata import abstract, read_metadata
-from treepack._node_types import registered_types
-from treepack._open import File, open
-from treepack._options import Progress, Strict
-from treepack._pipelines import buffers, pack_into, packed_size
-from treepack._placement import Arrays
-from treepack._register_tree import register_tree
-from treepack._registration import register_dataclass, register_namedtuple, register_node
-from treepack._report import Report
-from treepack._saving import Saving
-from treepack._streams import read_stream, write_stream
-from treepack._verify import Verification, verify
+from treepack._src.api.bytes import buffers, dumps, loads, pack_into, packed_size
+from treepack._src.api.export import LoadedExported, load_exported, save_exported
+from treepack._src.api.files import abstract, load, read_metadata, save
+from treepack._src.api.streams import read_stream, write_stream
+from treepack._src.checkpoint.file import File, open
+from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.checkpoint.verify import Verification, verify
+from treepack._src.options import Arrays, Progress, Strict
+from treepack._src.registry.register import register_dataclass, register_namedtuple, register_node
+from treepack._src.registry.register_tree import register_tree
+from treepack._src.registry.static import register_auxdata, register_function
+from treepack._src.registry.types import registered_types
+from treepack._src.restore.report import Report
+from treepack._src.saving.background import Saving
 from treepack.errors import (
     CorruptionError,
     DecodeError,

@@ -7,9 +7,6 @@ from typing import Any, Literal, final
 import numpy as np
 from typing_extensions import Buffer
 
-from treepack._options import Strict
-from treepack._restoring import Restore
-
 __all__ = [
     "CHUNKED_MARKER",
     "MAX_DEPTH",
@@ -590,7 +587,7 @@ def restore(
 def restore_like(
     data: Buffer | Content,
     template: Any,
-    strict: Strict,
+    strict: bool | Literal["exact"],
     converts: bool,
     copy: bool | None,
     threads: int | None,
@@ -645,7 +642,7 @@ def restore_selected(
 def stream_items(content: Content) -> list[tuple[list[str], int, int]]:
     """Returns the keys of the leaves of a stream, and from where to where they are."""
 
-def rebuild(target: Any, state: Any, name: str, restore: Restore) -> Any:
+def rebuild(target: Any, state: Any, name: str, restore: Any) -> Any:
     """Returns a template's child with its state, as `_restore.restore_child` does.
 
     Dicts, lists, tuples and matching leaves are handled natively.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 from typing import Any, NamedTuple
 
-from treepack._printable import printable, printable_lines
+from treepack._src.printable import printable, printable_lines
 
 
 class TreepackError(ValueError):

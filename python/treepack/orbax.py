@@ -28,13 +28,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
-from treepack import _paths, serialization
-from treepack._described import Unknown, Writing
-from treepack._files import load
-from treepack._metadata import abstract
-from treepack._options import Strict
-from treepack._placement import Arrays
-from treepack._sharded.writing import ShardedWrite
+from treepack import serialization
+from treepack._src import paths as _paths
+from treepack._src.api.files import abstract, load
+from treepack._src.options import Arrays, Strict, Unknown, Writing
+from treepack._src.saving.sharded import ShardedWrite
 from treepack.errors import TreepackError
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "load_aggregate"]
@@ -69,7 +67,14 @@ class TreepackHandler(_AsyncHandler):
         durable: bool = True,
         threads: int | None = None,
     ):
-        self._how = Writing(compress, level, align, durable, threads)
+        self._how = Writing(
+            compress=compress,
+            level=level,
+            align=align,
+            durable=durable,
+            threads=threads,
+            max_chunk_size=serialization.MAX_CHUNK_SIZE,
+        )
 
     async def async_save(
         self, directory: Any, args: TreepackSave

@@ -14,20 +14,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from treepack import _core
-from treepack._content import open_content, save_layout
-from treepack._inspect import get_serialization_info, validate_serializable
-from treepack._libraries.flax import Patch
-from treepack._nodes import handlers
-from treepack._nodes.handlers import register_serialization_state
-from treepack._options import Progress, Strict, telling
-from treepack._restore import (
-    from_state_dict,
-    restore_encoded,
-    without_structure,
-)
-from treepack._restoring import current_path
-from treepack._state_dict import is_serializable, to_state_dict
+import treepack._core as core
+from treepack._src.interop.flax import Patch
+from treepack._src.options import Progress, Strict, Writing, progress_bar
+from treepack._src.pytree import handlers
+from treepack._src.pytree.handlers import register_serialization_state
+from treepack._src.pytree.inspect import get_serialization_info, validate_serializable
+from treepack._src.pytree.state_dict import is_serializable, to_state_dict
+from treepack._src.restore.record import without_structure
+from treepack._src.restore.session import current_path
+from treepack._src.restore.template import from_state_dict, restore_encoded
+from treepack._src.storage.content import read_whole
+from treepack._src.storage.write import save_layout
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -175,7 +173,7 @@ def msgpack_serialize(
       ...     serialization.msgpack_serialize({"b": [1, 2.5], "a": None}))
       {'a': None, 'b': [1, 2.5]}
     """
-    layout = _core.walk(
+    layout = core.walk(
         pytree,
         state_dict=False,
         sort_keys=not in_place,
@@ -214,7 +212,7 @@ def msgpack_restore(
       >>> treepack.serialization.msgpack_restore(encoded, copy=True)["w"].flags.writeable
       True
     """
-    return without_structure(_core.restore(encoded_pytree, copy, threads))
+    return without_structure(core.restore(encoded_pytree, copy, threads))
 
 
 def save_to_file(
@@ -259,16 +257,14 @@ def save_to_file(
       >>> treepack.serialization.load_from_file(None, path)
       {'w': array([0, 1, 2])}
     """
-    layout = state_layout(target, align)
-    save_layout(
-        layout,
-        filepath,
+    how = Writing(
         compress=compress,
         level=level,
         durable=durable,
         threads=threads,
-        progress=progress,
+        max_chunk_size=MAX_CHUNK_SIZE,
     )
+    save_layout(state_layout(target, align), filepath, how, progress)
 
 
 @overload
@@ -334,9 +330,7 @@ def load_from_file(
       MismatchError: A ValueError. If it does not fit the template.
       CorruptionError: A ValueError. If it is a damaged gzip file.
     """
-    content = open_content(
-        filepath, mmap=mmap, max_size=max_size, threads=threads, progress=progress
-    )
+    content = read_whole(filepath, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
     return restore_encoded(target, content, strict, copy=copy, threads=threads)
 
 
@@ -370,8 +364,8 @@ def compress_bytes(
       >>> gzip.decompress(treepack.serialization.compress_bytes(b"abc"))
       b'abc'
     """
-    with telling(progress, "compress") as tell:
-        return _core.compress(data, level, threads=threads, progress=tell)
+    with progress_bar(progress, "compress") as tell:
+        return core.compress(data, level, threads=threads, progress=tell)
 
 
 def decompress_bytes(
@@ -401,8 +395,8 @@ def decompress_bytes(
       >>> treepack.serialization.decompress_bytes(gzip.compress(b"abc"))
       b'abc'
     """
-    with telling(progress, "decompress") as tell:
-        return _core.decompress(data, max_size=max_size, threads=threads, progress=tell)
+    with progress_bar(progress, "decompress") as tell:
+        return core.decompress(data, max_size=max_size, threads=threads, progress=tell)
 
 
 def to_compressed_bytes(
@@ -427,7 +421,7 @@ def to_compressed_bytes(
       >>> serialization.from_compressed_bytes([0, 0], serialization.to_compressed_bytes([1, 2]))
       [1, 2]
     """
-    with telling(progress, "compress") as tell:
+    with progress_bar(progress, "compress") as tell:
         return state_layout(target, align).to_gzip(level, threads=threads, progress=tell)
 
 
@@ -507,9 +501,9 @@ def patch() -> Patch:
     )
 
 
-def state_layout(target: Any, align: int) -> _core.Layout:
+def state_layout(target: Any, align: int) -> core.Layout:
     """Returns the state of a tree, ready to be written."""
-    return _core.walk(
+    return core.walk(
         target,
         state_dict=True,
         sort_keys=False,

@@ -104,7 +104,7 @@ impl Source for Elsewhere {
     }
 
     fn near(&self) -> usize {
-        2 << 20 // as of blocks that are kept; see `_remote`
+        2 << 20 // as of blocks that are kept; see `storage/remote.py`
     }
 }
 

@@ -1,6 +1,6 @@
 //! The Python functions that the native walks ask about meaning.
 //!
-//! They are looked up once. `_hooks.py` lists them; each is documented where it is defined.
+//! They are looked up once. `_src/hooks.py` lists them; each is documented where it is defined.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -66,7 +66,7 @@ impl Hooks {
         // Every walk comes by here before it needs much.
         super::memory::keep_reserve()?;
         HOOKS.get_or_try_init(py, || {
-            let hooks = py.import("treepack._hooks")?;
+            let hooks = py.import("treepack._src.hooks")?;
             let hook = |name: &str| -> PyResult<Py<PyAny>> { Ok(hooks.getattr(name)?.unbind()) };
             Ok(Self {
                 classify: hook("classify")?,

@@ -3,7 +3,7 @@
 //! The walk goes through the file and the template together. What is not meant stays as the
 //! template has it, and is not looked at. What is not plainly alike is left to Python: a leaf to
 //! `settle`, such as one that goes to a device; a container, and all that is wrong, by giving up,
-//! so that `restore/template.rs` and `_restore` find out what is the matter.
+//! so that `restore/template.rs` and the one in Python find out what is the matter.
 //!
 //! ```text
 //! file + template ──walk──▶ plan, leaves to settle ──settle──▶ leaves ──▶ tree

@@ -17,7 +17,7 @@ import sys
 import typer
 
 from treepack._cli import checking, listing, writing
-from treepack._printable import printable_lines
+from treepack._src.printable import printable_lines
 from treepack.errors import UnserializableLeafError
 
 app = typer.Typer(

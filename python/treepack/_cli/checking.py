@@ -10,8 +10,8 @@ import typer
 import treepack
 from treepack._cli import output, values
 from treepack._cli.listing import FILE
-from treepack._lazy import LazyArray
-from treepack._open import kind_text, open
+from treepack._src.checkpoint.file import kind_text, open
+from treepack._src.checkpoint.reader import LazyArray
 
 
 def verify(

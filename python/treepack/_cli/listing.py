@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from treepack import _paths
+import treepack._core as core
 from treepack._cli import output, values
-from treepack._dtypes import is_complex
-from treepack._lazy import LazyArray
-from treepack._open import File, Tree, count_text, kind_text, open, size_text
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.file import Tree, count_text, kind_text, open, place_of, size_text
+from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.dtypes import is_complex
 
 FILE = Annotated[str, typer.Argument(help="A checkpoint of treepack, flax or eformer.")]
 PATH = Annotated[str, typer.Argument(help="A place in it, such as params/layers/0/kernel.")]
@@ -28,50 +29,48 @@ def ls(
 ) -> None:
     """Lists what is in a file: shapes, dtypes, sizes. No array is read."""
     with open(file) as opened:
-        catalog = opened._catalog()
+        place = place_of(opened)
+        catalog = place.catalog
         value = catalog.find(_paths.parts(path), 0)
         if value is None:
             raise KeyError(path)
         if as_json:
-            print(json.dumps(_as_json(opened, file, value), indent=1))
+            print(json.dumps(_as_json(catalog, file, value, opened.metadata), indent=1))
         elif catalog.children(value) is None:
-            output.rows([_leaf(opened, path, value)], _SIZES)
+            output.rows([_leaf(catalog, path, value)], _SIZES)
         elif flat:
-            output.rows([_leaf(opened, *it) for it in catalog.leaves(value)], _SIZES)
+            output.rows([_leaf(catalog, *it) for it in catalog.leaves(value)], _SIZES)
         else:
-            tree = Tree(opened, value, _paths.parts(path))
-            output.line(f"{file}: {tree._summary()}", "bold")
-            output.rows(_tree(tree, 0, depth), _SIZES)
+            count, nbytes = catalog.totals(value)
+            output.line(f"{file}: {count_text(count)}, {size_text(nbytes)}", "bold")
+            output.rows(_tree(catalog, value, 0, depth), _SIZES)
 
 
 _SIZES = frozenset({2})
 
 
-def _leaf(file: File, path: str, value: int) -> output.Row:
-    _, kind, start, end, _ = file._catalog().leaf(value)
+def _leaf(catalog: core.Catalog, path: str, value: int) -> output.Row:
+    _, kind, start, end, _ = catalog.leaf(value)
     return (path, kind_text(kind), size_text(end - start)), ("", "cyan", "green")
 
 
-def _tree(tree: Tree, level: int, depth: int) -> list[output.Row]:
+def _tree(catalog: core.Catalog, value: int, level: int, depth: int) -> list[output.Row]:
     """Returns the rows of a container: those of its children below each."""
     found: list[output.Row] = []
-    catalog = tree._catalog()
-    for name, child in catalog.children(tree._value) or ():
+    for name, child in catalog.children(value) or ():
         indented = f"{'  ' * level}{name}"
         if catalog.children(child) is None:
-            found.append(_leaf(tree._file, indented, child))
+            found.append(_leaf(catalog, indented, child))
             continue
-        below = Tree(tree._file, child, [*tree._parts, name])
         count, nbytes = catalog.totals(child)
         row = indented, count_text(count), size_text(nbytes)
         found.append((row, ("bold", "dim", "green")))
         if level + 1 <= depth:
-            found.extend(_tree(below, level + 1, depth))
+            found.extend(_tree(catalog, child, level + 1, depth))
     return found
 
 
-def _as_json(file: File, name: str, value: int) -> dict[str, Any]:
-    catalog = file._catalog()
+def _as_json(catalog: core.Catalog, name: str, value: int, metadata: Any) -> dict[str, Any]:
     leaves = []
     for path, leaf in catalog.leaves(value):
         _, kind, start, end, _ = catalog.leaf(leaf)
@@ -79,7 +78,7 @@ def _as_json(file: File, name: str, value: int) -> dict[str, Any]:
         if kind[0] in ("array", "scalar"):
             entry |= {"dtype": kind[1], "shape": list(kind[2])}
         leaves.append(entry | {"offset": start, "nbytes": end - start})
-    return {"file": name, "metadata": _jsonable(file.metadata), "leaves": leaves}
+    return {"file": name, "metadata": _jsonable(metadata), "leaves": leaves}
 
 
 def _jsonable(value: Any) -> Any:

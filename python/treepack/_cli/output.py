@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from treepack._printable import printable, printable_lines
+from treepack._src.printable import printable, printable_lines
 
 # A row: its cells, and the styles that these have.
 Row = tuple[Sequence[str], Sequence[str]]

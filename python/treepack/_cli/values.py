@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treepack import _dtypes
-from treepack._lazy import LazyArray
+from treepack._src import dtypes as _dtypes
+from treepack._src.checkpoint.reader import LazyArray
 
 # Elements that are read at a time.
 _BLOCK = 4 << 20

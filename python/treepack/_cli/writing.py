@@ -8,12 +8,16 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from treepack import _convert, _dtypes
+from treepack import serialization
+from treepack._cli import convert as _convert
 from treepack._cli import output
 from treepack._cli.listing import FILE, PATH
-from treepack._content import open_content, size_of
-from treepack._described import Writing
-from treepack._open import File, Tree, open, size_text
+from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.file import File, Tree, open, size_text
+from treepack._src.checkpoint.verify import verify
+from treepack._src.options import Writing
+from treepack._src.storage.content import read_whole, size_of
 from treepack.errors import NoIndexError
 
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
@@ -66,9 +70,7 @@ def get(
 
 def salvage(source: FILE, target: TARGET, sep: SEP = ".") -> None:
     """Saves what there is in a damaged file to a new one."""
-    import treepack
-
-    found = treepack.verify(source)
+    found = verify(source)
     corrupt = set(found.corrupt)
     with open(source, salvage=True) as file:
         state = _convert.state_of(file)
@@ -79,13 +81,11 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".") -> None:
             output.line(f"left out, because it is damaged: {path}", "yellow")
         if found.damage is not None:
             output.line(f"damaged: {found.damage}", "yellow")
-        output.line(f"saved {len(file._catalog()) - len(corrupt)} leaves", "green")
+        output.line(f"saved {len(found.leaves) - len(corrupt)} leaves", "green")
     raise typer.Exit(int(not is_whole))
 
 
 def _without(tree: Any, paths: set[str], parts: tuple[str, ...]) -> Any:
-    from treepack import _paths
-
     if not isinstance(tree, dict):
         return tree
     return {
@@ -101,7 +101,7 @@ def _opened(source: str) -> File:
         return open(source)
     except NoIndexError:
         with output.bar("decompress") as progress:
-            return open(open_content(source, progress=progress))
+            return open(read_whole(source, progress=progress))
 
 
 def _write(
@@ -125,7 +125,12 @@ def _write(
     else:
         compress = Path(target).suffix == ".gz" if gzip is None else gzip
         with output.bar("write") as progress:
-            how = Writing(compress, level, align, durable=True, threads=None)
+            how = Writing(
+                compress=compress,
+                level=level,
+                align=align,
+                max_chunk_size=serialization.MAX_CHUNK_SIZE,
+            )
             _convert.write_msgpack(state, target, how, progress)
     output.line(f"{target}: {size_text(size_of(target))}", "green")
 

@@ -112,7 +112,7 @@ pub(super) struct Assembly<'a, 'py> {
     pub(super) absent: Option<Bound<'py, PyAny>>,
 }
 
-/// What is known of a type; see `_node_types.NodeType`.
+/// What is known of a type; see `NodeType` in `registry/types.py`.
 #[derive(Clone)]
 struct Known<'py> {
     class: Bound<'py, PyAny>,
@@ -421,7 +421,7 @@ fn text(key: Option<Bound<'_, PyAny>>) -> String {
     key.map_or_else(String::new, |key| key.to_string())
 }
 
-/// What encoded static data with a hole contain; see `_holes.py`.
+/// What encoded static data with a hole contain; see `registry/holes.py`.
 const HOLE: &[u8] = b"treepack.hole";
 
 fn contains(bytes: &[u8], part: &[u8]) -> bool {

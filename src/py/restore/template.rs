@@ -51,7 +51,7 @@ pub fn rebuild<'py>(
 struct Rebuild<'a, 'py> {
     hooks: &'static Hooks,
     signals: Signals,
-    /// The `_restoring.Restore` that this is part of, and the list that `current_path` joins.
+    /// The `Restore` of `restore/session.py` that this is part of, and the list that `current_path` joins.
     restore: &'a Bound<'py, PyAny>,
     path: Bound<'py, PyList>,
     depth: Cell<usize>,

@@ -1,0 +1,472 @@
+"""Files of one format to another, one array at a time: msgpack, safetensors, npz.
+
+A source becomes its *state*: nested dicts with string keys, whose arrays are read when they are
+written. So files may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+import treepack._core as core
+from treepack import serialization
+from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.file import Tree, place_of
+from treepack._src.options import Progress, Writing
+from treepack._src.printable import printable
+from treepack._src.storage.deferred import Deferred, InContent, rows_cast
+from treepack._src.storage.write import replacing, save_layout
+from treepack.errors import DecodeError, TreepackError
+
+Format = Literal["msgpack", "safetensors", "npz"]
+
+
+_SUFFIXES: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz"}
+
+
+# The dtypes of safetensors by those of NumPy.
+_SAFETENSORS = {
+    "bool": "BOOL",
+    **{
+        f"{sign}int{bits}": f"{sign.upper()}{bits}" if sign else f"I{bits}"
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
+}
+
+_NUMPY = {name: dtype for dtype, name in _SAFETENSORS.items()}
+
+
+class State(NamedTuple):
+    """What is in a file.
+
+    Attributes:
+      tree: Nested dicts with string keys; arrays are `Deferred`.
+      record: The record of a structure, with what stands after it, or `None`.
+    """
+
+    tree: Any
+    record: bytes | None
+
+
+def format_of(path: str | os.PathLike[str]) -> Format:
+    """Returns the format that the name of a file tells: msgpack unless it is another one."""
+    return _SUFFIXES.get(Path(path).suffix.lower(), "msgpack")
+
+
+# Reading
+
+
+def state_of(tree: Tree) -> State:
+    """Returns what is in an open file; of a part of it without a record."""
+    place = place_of(tree)
+    record = None if place.parts else place.catalog.trailer
+    return State(place.state(place.reader.leaf), record)
+
+
+# What a header may have, as https://huggingface.co/docs/safetensors says and its reader checks.
+_MAX_HEADER_BYTES = 100_000_000
+
+_MAX_NUMBER = (1 << 64) - 1
+
+_MAX_JSON_DEPTH = 127
+
+
+_FIELDS = ("dtype", "shape", "data_offsets")
+
+
+def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
+    """Returns what is in a file of safetensors (https://huggingface.co/docs/safetensors).
+
+    Raises:
+      DecodeError: If it is no such file, as the reader of safetensors sees it.
+    """
+    content = core.Content.map(path)
+    header, start = _safetensors_header(content)
+    metadata = header.pop("__metadata__", None)
+    if metadata is not None and not _is_text_map(metadata):
+        raise DecodeError("__metadata__ is no map of strings to strings", offset=8)
+    entries = {name: _safetensors_entry(name, entry) for name, entry in header.items()}
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != end:
+            raise DecodeError(
+                f"the array begins at byte {entry.begin} of the data, where the one before it ends "
+                f"at byte {end}: arrays neither overlap nor leave holes",
+                path=name,
+            )
+        end = entry.end
+    if start + end != content.nbytes:
+        raise DecodeError(
+            f"the arrays end at byte {start + end}, and the file at byte {content.nbytes}"
+        )
+    flat = {
+        name: InContent(entry.shape, entry.dtype, content, start + entry.begin)
+        for name, entry in entries.items()
+    }
+    return State(_nested(flat, separator), None)
+
+
+def _safetensors_header(content: core.Content) -> tuple[dict[str, Any], int]:
+    """Returns the header of a file of safetensors, and where the data begin."""
+    size = content.nbytes
+    if size < 8:
+        raise DecodeError("the file is not of safetensors: it ends before the size of its header")
+    length = int.from_bytes(content.read_range(0, 8), "little")
+    if length > size - 8:
+        raise DecodeError("the file is not of safetensors: its header does not fit in it", offset=0)
+    if length > _MAX_HEADER_BYTES:
+        raise DecodeError(
+            f"the header has {length} bytes, and safetensors allows {_MAX_HEADER_BYTES}", offset=0
+        )
+    text = content.read_range(8, 8 + length)
+    if not text.startswith(b"{"):
+        raise DecodeError("the file is not of safetensors: its header begins with no {", offset=8)
+    try:
+        header: dict[str, Any] = json.loads(
+            text.decode(),
+            object_pairs_hook=_without_duplicates,
+            parse_int=_json_number,
+            parse_float=_json_number,
+            parse_constant=_json_number,
+        )
+        if b"\\ud" in text.lower():
+            json.dumps(header, ensure_ascii=False).encode()  # raises if half a character is alone
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f"the file is not of safetensors: {error}", offset=8) from error
+    return header, 8 + length
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r:.100} is there twice")
+        found[key] = value
+    return found
+
+
+def _json_number(text: str) -> int | float:
+    """Returns an int only for what safetensors takes for a count: neither `-0` nor `1.0`."""
+    if text.removeprefix("-").isdecimal() and len(text) <= 20 and text != "-0":
+        return int(text)
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text:.100} is out of range")
+    return number
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_NUMBER
+
+
+def _is_text_map(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    """Tells whether JSON is nested in more than so many levels."""
+    if not isinstance(value, (dict, list)):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deep(child, levels - 1) for child in children)
+
+
+class _Entry(NamedTuple):
+    """What the header says of one array; offsets count from the start of the data."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def _safetensors_entry(name: str, entry: Any) -> _Entry:
+    """Checks what the header says of an array, apart from where the others are."""
+
+    def wrong(what: str) -> DecodeError:
+        return DecodeError(what, path=name)
+
+    if not isinstance(entry, dict) or not all(field in entry for field in _FIELDS):
+        raise wrong(f"the header has no {', '.join(_FIELDS)} for the array")
+    if any(_is_deep(entry[field], _MAX_JSON_DEPTH - 2) for field in entry if field not in _FIELDS):
+        raise wrong(f"the header is nested more than {_MAX_JSON_DEPTH} levels deep")
+    named, shape, offsets = (entry[field] for field in _FIELDS)
+    if not isinstance(named, str):
+        raise wrong("the dtype is no string")
+    if not isinstance(shape, list) or not all(map(_is_count, shape)):
+        raise wrong(f"{shape!r:.100} is no shape")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
+        raise wrong(f"{offsets!r:.100} are not two offsets of bytes")
+    begin, end = offsets
+    dtype = _dtypes.resolve(_NUMPY.get(named, "").encode())
+    if dtype is None:
+        raise wrong(f"the dtype {named:.100} has no equal in NumPy")
+    nbytes = 1
+    for size in (*shape, dtype.itemsize):
+        nbytes *= size
+        if nbytes > _MAX_NUMBER:
+            raise wrong(f"an array of shape {shape!r:.100} is larger than any memory")
+    if nbytes != end - begin:
+        raise wrong(
+            f"the array has {nbytes} bytes by its dtype and shape, and {end - begin} by its offsets"
+        )
+    try:
+        np.broadcast_to(np.empty((), dtype), shape)
+    except ValueError as error:
+        raise wrong(f"NumPy has no array of this shape: {error}") from error
+    return _Entry(dtype, tuple(shape), begin, end)
+
+
+# No compression of zip files that NumPy writes makes less of anything.
+_MAX_RATIO = 1032
+
+
+def read_npz(path: str | os.PathLike[str], separator: str) -> State:
+    """Returns what is in a file of `numpy.savez`. Compressed arrays are read now.
+
+    Raises:
+      DecodeError: If it is no such file, has what is no array, or is damaged.
+    """
+    flat: dict[str, Any] = {}
+    name = None
+    try:
+        content = core.Content.map(path)
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                name = member.filename.removesuffix(".npy")
+                if member.is_dir():
+                    continue
+                if name in flat:
+                    raise ValueError("two arrays have this name")
+                flat[name] = _zipped(content, archive, member)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # zipfile and NumPy raise all kinds for what they cannot read
+        raise DecodeError(f"the file is not of numpy.savez: {error}", path=name) from error
+    return State(_nested(flat, separator), None)
+
+
+def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+    """Returns an array of an archive: where it lies, if it is stored as it is."""
+    is_stored = member.compress_type == zipfile.ZIP_STORED
+    if not is_stored and member.compress_type != zipfile.ZIP_DEFLATED:
+        raise ValueError(f"NumPy does not compress by method {member.compress_type} of zip")
+    if member.file_size > member.compress_size * (1 if is_stored else _MAX_RATIO):
+        raise ValueError(f"{member.compress_size} bytes cannot become {member.file_size}")
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in _HEADERS:
+            raise ValueError(f"version {version} of .npy is unknown")
+        shape, fortran, dtype = _HEADERS[version](file)
+        if dtype.hasobject:
+            raise ValueError("objects are pickled, and never read")
+        before, nbytes = file.tell(), math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or before + nbytes > member.file_size:
+            raise ValueError(f"an array of shape {shape} has more than the bytes that are there")
+        lies_there = is_stored and not fortran and dtype.isnative
+        data = b"" if lies_there else file.read(nbytes)
+        while file.read(_PART_BYTES):  # the checksum is compared at the end
+            pass
+    if not lies_there:
+        return np.ndarray(shape, dtype, data, order="F" if fortran else "C")
+    lengths = content.read_range(member.header_offset + 26, member.header_offset + 30)
+    start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + before
+    return InContent(shape, dtype, content, start)
+
+
+_HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def _nested(flat: Mapping[str, Any], separator: str) -> Any:
+    """Returns nested dicts of what has names like `a.b.c`."""
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        parts = name.split(separator) if separator else [name]
+        if len(parts) >= core.MAX_DEPTH:
+            raise DecodeError(
+                f"a name has {len(parts)} parts, and trees have less than {core.MAX_DEPTH} levels:"
+                " choose another separator with --sep",
+                path=name[:100],
+            )
+        try:
+            _paths.put(tree, parts, value)
+        except TreepackError as error:
+            raise TreepackError(f"{error}: choose another separator with --sep") from None
+    return tree
+
+
+# Changing
+
+
+def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
+    """Returns a state with all floats in another dtype."""
+    if isinstance(tree, dict):
+        found = {}  # no comprehension: this goes as deep as a tree
+        for key, child in tree.items():
+            found[key] = with_dtype(child, dtype)
+        return found
+    if not isinstance(tree, (Deferred, np.ndarray)) or not _dtypes.is_float(tree.dtype):
+        return tree
+    if isinstance(tree, np.ndarray):
+        return tree.astype(dtype)
+    return rows_cast(tree, dtype)
+
+
+# Writing
+
+
+def write_msgpack(
+    state: State, path: str | os.PathLike[str], how: Writing, progress: Progress = None
+) -> None:
+    """Writes a state, with its record if it has one; otherwise as flax does."""
+    described = state.record is not None
+    layout = core.walk(
+        state.tree,
+        state_dict=False,
+        sort_keys=False,
+        align=how.align,
+        max_chunk_size=serialization.MAX_CHUNK_SIZE,
+        overridden=[],
+        structure=described,
+        index=described,
+        checksums=described and not how.compress,
+        record=state.record,
+    )
+    save_layout(layout, path, how, progress)
+
+
+def _at(name: str) -> str:
+    return f"at {printable(name)}"
+
+
+def write_safetensors(state: State, path: str | os.PathLike[str], separator: str) -> None:
+    """Writes the arrays of a state to a file of safetensors."""
+    leaves = list(_named(state.tree, separator))
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, array in leaves:
+        if name == "__metadata__":
+            raise TreepackError(f"{_at(name)}: safetensors keeps this name for other things")
+        known = _SAFETENSORS.get(array.dtype.name)
+        if known is None:
+            raise TreepackError(
+                f"{_at(name)}: safetensors has no dtype {array.dtype.name}; convert it with --dtype"
+            )
+        end = offset + array.nbytes
+        header[name] = {"dtype": known, "shape": list(array.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > _MAX_HEADER_BYTES:
+        raise TreepackError(
+            f"the names and shapes of {len(leaves)} arrays are {len(text)} bytes, and safetensors "
+            f"allows {_MAX_HEADER_BYTES}: convert parts of the file, taken with `treepack get`"
+        )
+    with replacing(path) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, array in leaves:
+            for part in _parts(array):
+                file.write(part)
+
+
+_MAX_ZIP_NAME = (1 << 16) - 1 - len(".npy")
+
+
+def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> None:
+    """Writes the arrays of a state to a file that `numpy.load` reads."""
+    with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name, array in _named(state.tree, separator):
+            if "\0" in name or len(name.encode()) > _MAX_ZIP_NAME:
+                raise TreepackError(
+                    f"{_at(name[:100])}: names in npz have no NUL and at most {_MAX_ZIP_NAME} bytes"
+                )
+            if array.dtype.isbuiltin == 2:  # of ml_dtypes: NumPy would read another one, or none
+                raise TreepackError(
+                    f"{_at(name)}: npz has no dtype {array.dtype.name}; convert it with --dtype"
+                )
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                head = {
+                    "descr": np.lib.format.dtype_to_descr(array.dtype),
+                    "fortran_order": False,
+                    "shape": array.shape,
+                }
+                np.lib.format.write_array_header_1_0(member, head)
+                for part in _parts(array):
+                    member.write(part)
+
+
+def _named(tree: Any, separator: str) -> Iterator[tuple[str, Any]]:
+    """Yields the arrays of a state with their names, which differ.
+
+    Raises:
+      TreepackError: If two have the same name, as keys without a separator between them may.
+    """
+    seen = set()
+    for name, array in _arrays(tree, separator):
+        if name in seen:
+            raise TreepackError(
+                f"{_at(name)}: two arrays would have this name; choose another --sep"
+            )
+        seen.add(name)
+        yield name, array
+
+
+def _arrays(tree: Any, separator: str, parts: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yields the arrays of a state with their names; numbers become arrays without dimensions."""
+    if isinstance(tree, list):
+        tree = {str(index): child for index, child in enumerate(tree)}
+    if isinstance(tree, dict):
+        for key, child in tree.items():
+            if separator and separator in key:
+                raise TreepackError(
+                    f"{_at(_paths.text([*parts, key]))}: the key has {separator!r} in it, which "
+                    "separates keys; choose another one with --sep"
+                )
+            yield from _arrays(child, separator, (*parts, key))
+        return
+    name = separator.join(parts)
+    if isinstance(tree, (Deferred, np.ndarray)):
+        yield name, tree
+    elif isinstance(tree, (bool, int, float, complex, np.generic)):
+        yield name, np.asarray(tree)
+    elif tree is not None:
+        raise TreepackError(
+            f"{_at(_paths.text(parts))}: a {type(tree).__name__} is no array; take the others with "
+            "`treepack get`"
+        )
+
+
+_PART_BYTES = 8 << 20
+
+
+def _parts(array: Any) -> Iterator[bytes]:
+    """Yields the bytes of an array, some at a time."""
+    if isinstance(array, np.ndarray):
+        yield np.ascontiguousarray(array).tobytes()
+        return
+    content, pieces = array._deferred()
+    for start, end in pieces:
+        for first in range(start, end, _PART_BYTES):
+            yield content.read_range(first, min(end, first + _PART_BYTES))

@@ -1,0 +1,1 @@
+"""The implementation. CONTRIBUTING has a map of its rooms."""

@@ -1,0 +1,271 @@
+"""Trees in bytes: `dumps` and `loads`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+import treepack._core as core
+from treepack import serialization
+from treepack._src.checkpoint.load import restore_described
+from treepack._src.options import (
+    Arrays,
+    BytesOptions,
+    Progress,
+    Reading,
+    Strict,
+    Unknown,
+    check_level,
+    progress_bar,
+)
+from treepack._src.saving.layout import described_layout
+from treepack._src.storage.content import inflated
+
+if TYPE_CHECKING:
+    import jax
+    from typing_extensions import Buffer
+
+
+def dumps(
+    tree: Any,
+    *,
+    metadata: Any = None,
+    holes: bool = False,
+    compress: bool = False,
+    level: int | None = None,
+    align: int = 16,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> bytes:
+    """Returns what `save` writes to a file: a tree with its structure, encoded as msgpack.
+
+    Args:
+      tree: See `save`.
+      metadata: See `save`.
+      holes: See `save`.
+      compress: See `save`.
+      level: See `save`.
+      align: See `save`. `bytes` objects are aligned to 16 in memory.
+      threads: By how many threads large arrays are copied or compressed, at most.
+      progress: See `save`; for compressing.
+
+    Raises:
+      UnserializableLeafError: See `save`, as for other errors.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> tree = {"layers": [(np.zeros(2), 1), None], 7: "seven"}
+      >>> treepack.loads(treepack.dumps(tree))
+      {'layers': [(array([0., 0.]), 1), None], 7: 'seven'}
+    """
+    check_level(level, compress)
+    layout = described_layout(
+        tree, align, metadata, max_chunk_size=serialization.MAX_CHUNK_SIZE, holes=holes
+    )
+    if not compress:
+        return layout.to_bytes(threads=threads)
+    with progress_bar(progress, "compress") as tell:
+        return layout.to_gzip(level, threads=threads, progress=tell)
+
+
+T = TypeVar("T")
+
+
+@overload
+def loads(data: Buffer, target: None = None, **options: Unpack[BytesOptions]) -> Any: ...
+
+
+@overload
+def loads(data: Buffer, target: T, **options: Unpack[BytesOptions]) -> T: ...
+
+
+def loads(
+    data: Buffer,
+    target: Any = None,
+    *,
+    strict: Strict = True,
+    cast: bool = False,
+    arrays: Arrays = "saved",
+    device: jax.Device | None = None,
+    sharding: Any = None,
+    copy: bool | None = None,
+    unknown: Unknown = "error",
+    static: Any = None,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Any:
+    """Returns the tree in bytes: as it was, or in the shape of a target. See `load`.
+
+    Args:
+      data: What `dumps` returned, or what a file of `save` has; any bytes-like object.
+        With a target also what flax, or `treepack.serialization`, has encoded.
+      target: See `load`.
+      strict: See `load`.
+      cast: See `load`.
+      arrays: See `load`.
+      device: See `load`.
+      sharding: See `load`.
+      copy: See `load`; views are of the bytes.
+      unknown: See `load`.
+      static: See `load`.
+      max_size: The most bytes that compressed data may become.
+      threads: See `load`.
+      progress: See `load`; for decompressing.
+
+    Raises:
+      DecodeError: See `load`, as for other errors.
+
+    Example:
+      >>> import jax.numpy as jnp, treepack
+      >>> saved = treepack.dumps((jnp.arange(3), {"n": 1}))
+      >>> treepack.loads(saved)
+      (Array([0, 1, 2], dtype=int32), {'n': 1})
+      >>> treepack.loads(saved, arrays="numpy")
+      (array([0, 1, 2], dtype=int32), {'n': 1})
+    """
+    how = Reading(
+        strict=strict,
+        cast=cast,
+        arrays=arrays,
+        device=device,
+        sharding=sharding,
+        copy=copy,
+        unknown=unknown,
+        static=static,
+        threads=threads,
+    )
+    data = inflated(data, max_size=max_size, threads=threads, progress=progress)
+    return restore_described(data, target, how)
+
+
+def packed_size(
+    tree: Any,
+    *,
+    align: int = 64,
+    described: bool = False,
+    metadata: Any = None,
+    holes: bool = False,
+) -> int:
+    """Returns how many bytes `pack_into` writes for a tree.
+
+    It is also the length of what `to_bytes` returns with the same alignment, or, if `described`,
+    of what `dumps` returns. It depends on
+    shapes and dtypes alone, so keep it where they do not change: to find it out, the tree is
+    walked as for packing. Arrays on accelerators stay there.
+
+    Args:
+      tree: Any tree; see `to_state_dict`.
+      align: See `pack_into`.
+      described: See `pack_into`.
+      metadata: See `pack_into`.
+      holes: See `pack_into`.
+
+    Raises:
+      UnserializableLeafError: See `to_bytes`, as for other errors.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> treepack.packed_size({"w": np.zeros(1000)}, align=1)
+      8023
+    """
+    return _layout(tree, align, described, metadata, holes).nbytes
+
+
+def _layout(tree: Any, align: int, described: bool, metadata: Any, holes: bool) -> core.Layout:
+    if described:
+        chunks = serialization.MAX_CHUNK_SIZE
+        return described_layout(tree, align, metadata, max_chunk_size=chunks, holes=holes)
+    if metadata is not None or holes:
+        raise ValueError("metadata and holes are for described=True")
+    return serialization.state_layout(tree, align)
+
+
+def pack_into(
+    tree: Any,
+    buffer: Buffer,
+    *,
+    offset: int = 0,
+    align: int = 64,
+    described: bool = False,
+    metadata: Any = None,
+    holes: bool = False,
+    threads: int | None = None,
+) -> int:
+    """Encodes a tree into a buffer, such as shared memory or a mapped file.
+
+    What is written is what `to_bytes` returns; `from_bytes` and `msgpack_restore` read
+    it from `memoryview(buffer)[offset:][:size]`, and their arrays are views of the
+    buffer. Nothing is written if the buffer is too small.
+
+    Args:
+      tree: Any tree; see `to_state_dict`. Arrays of it may lie in this very buffer (not in
+        another mapping of the same memory).
+      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile. What
+        was restored from it before changes: arrays are views of it, and arrays that jax
+        has made of them may be, too.
+      offset: Where in the buffer to begin, in bytes. With a multiple of `align`, in a
+        buffer that is itself aligned (shared memory is), arrays are aligned in memory.
+      align: See `to_bytes`. With 64, jax on CPU can use the arrays in place.
+      described: Whether to write what `dumps` returns, for `loads`.
+      metadata: See `dumps`; if `described`.
+      holes: See `dumps`; if `described`.
+      threads: See `to_bytes`.
+
+    Returns:
+      How many bytes were written.
+
+    Raises:
+      ValueError: If the buffer is too small.
+      BufferError: If it is not writable or not contiguous.
+      UnserializableLeafError: See `to_bytes`, as for other errors.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> params = {"w": np.arange(3.0)}
+      >>> buffer = bytearray(treepack.packed_size(params))
+      >>> size = treepack.pack_into(params, buffer)
+      >>> treepack.serialization.msgpack_restore(memoryview(buffer)[:size])
+      {'w': array([0., 1., 2.])}
+    """
+    layout = _layout(tree, align, described, metadata, holes)
+    return layout.pack_into(buffer, offset=offset, threads=threads)
+
+
+def buffers(
+    tree: Any,
+    *,
+    align: int = 64,
+    described: bool = False,
+    metadata: Any = None,
+    holes: bool = False,
+) -> list[memoryview]:
+    """Returns the encoding of a tree in pieces, without copying large arrays.
+
+    Joined, the pieces are what `to_bytes` returns. Send them one by one, as a ZeroMQ
+    message, or some at a time with `os.writev` or `socket.sendmsg`, which take 1024 on most
+    systems and may send fewer bytes than they are given. Contiguous arrays of 4 KiB and
+    more are not copied: their pieces are their memory, so they should not be changed before
+    the pieces are sent. What is smaller is joined with the headers around it.
+
+    Args:
+      tree: Any tree; see `to_state_dict`.
+      align: See `to_bytes`.
+      described: See `pack_into`.
+      metadata: See `pack_into`.
+      holes: See `pack_into`.
+
+    Returns:
+      Read-only memoryviews of bytes, which keep the arrays alive.
+
+    Raises:
+      UnserializableLeafError: See `to_bytes`, as for other errors.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> tree = {"w": np.zeros(1000), "b": np.zeros(10)}
+      >>> [piece.nbytes for piece in treepack.buffers(tree, align=1)]
+      [23, 8000, 98]
+      >>> b"".join(treepack.buffers(tree, align=16)) == treepack.serialization.to_bytes(tree)
+      True
+    """
+    return _layout(tree, align, described, metadata, holes).buffers()

@@ -1,0 +1,177 @@
+"""Functions that `jax.export` has exported, in one file with their parameters."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from treepack._src import paths as _paths
+from treepack._src.api.files import save
+from treepack._src.checkpoint.load import restore_described
+from treepack._src.options import Arrays, Progress, Reading
+from treepack._src.pytree.kinds import kind_of
+from treepack._src.storage.content import read_whole
+from treepack.errors import DecodeError
+
+if TYPE_CHECKING:
+    import jax
+    from jax.export import Exported
+
+
+class LoadedExported(NamedTuple):
+    """What `load_exported` returns.
+
+    Attributes:
+      exported: The function; call it with `exported.call`.
+      params: The tree that was saved with it.
+    """
+
+    exported: Exported
+    params: Any
+
+
+def save_exported(
+    path: str | os.PathLike[str],
+    exported: Exported,
+    params: Any = None,
+    *,
+    metadata: Any = None,
+    holes: bool = False,
+    compress: bool = False,
+    level: int | None = None,
+    align: int = 64,
+    durable: bool = True,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> None:
+    """Saves an exported function and its parameters to one file, replaced whole or not at all.
+
+    Needs the package `flatbuffers` (`pip install treepack[export]`).
+
+    Args:
+      path: The file. Missing directories are made.
+      exported: What `jax.export.export` returned. The types of nodes among its arguments and
+        results must be registered, here and where it is loaded.
+      params: Any tree; see `save`.
+      metadata: See `save`.
+      holes: See `save`.
+      compress: See `save`.
+      level: See `save`.
+      align: See `save`.
+      durable: See `save`.
+      threads: See `save`.
+      progress: See `save`.
+
+    Raises:
+      OSError: If the file cannot be written.
+      ValueError: If a type of nodes is not registered.
+      UnserializableLeafError: See `save`, as for other errors.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, tempfile, treepack
+      >>> params = {"w": jnp.full(3, 2.0)}
+      >>> apply = jax.export.export(jax.jit(lambda params, x: params["w"] * x))(params, params["w"])
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> treepack.save_exported(path, apply, params)
+      >>> loaded = treepack.load_exported(path)
+      >>> loaded.exported.call(loaded.params, jnp.ones(3))
+      Array([2., 2., 2.], dtype=float32)
+    """
+    save(
+        path,
+        {"exported": bytes(exported.serialize()), "params": params},
+        metadata=metadata,
+        holes=holes,
+        compress=compress,
+        level=level,
+        align=align,
+        durable=durable,
+        threads=threads,
+        progress=progress,
+    )
+
+
+def load_exported(
+    path: str | os.PathLike[str],
+    *,
+    arrays: Arrays = "saved",
+    device: jax.Device | None = None,
+    sharding: Any = None,
+    static: Any = None,
+    copy: bool | None = None,
+    mmap: bool = True,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> LoadedExported:
+    """Returns the function and the parameters that `save_exported` saved.
+
+    The types of nodes among them must be registered, which importing their modules does where
+    they are decorated with `register_dataclass`. The arrays are read from the file when they
+    are used.
+
+    Args:
+      path: The file. See `load` for what must not become of it meanwhile.
+      arrays: See `load`.
+      device: See `load`.
+      sharding: See `load`; for the parameters.
+      static: See `load`; for the parameters.
+      copy: See `load`.
+      mmap: See `load`.
+      max_size: See `load`.
+      threads: See `load`.
+      progress: See `load`.
+
+    Raises:
+      OSError: If the file cannot be read.
+      DecodeError: A ValueError. If it is no such file, or if a type among the arguments or
+        results of the function is not registered.
+      UnregisteredTypeError: A DecodeError, with the name. If a type of the parameters is not
+        registered.
+      ImportError: If there is no `flatbuffers`.
+    """
+    from jax import export
+    from jax.sharding import Sharding
+
+    if sharding is not None and not isinstance(sharding, Sharding):
+        sharding = _of_params(sharding)
+    how = Reading(
+        arrays=arrays,
+        device=device,
+        sharding=sharding,
+        static=_static_of_params(static),
+        copy=copy,
+        threads=threads,
+    )
+    content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+    tree = restore_described(content, None, how)
+    if type(tree) is not dict or tree.keys() != {"exported", "params"}:
+        raise DecodeError("the file is not from save_exported")
+    if type(tree["exported"]) is not bytes:
+        raise DecodeError("the file is not from save_exported: there is no function in it")
+    try:
+        exported = export.deserialize(bytearray(tree["exported"]))
+    except ImportError:
+        raise
+    except Exception as error:  # jax raises all kinds for what it cannot read
+        raise DecodeError(f"the function in the file cannot be read: {error}") from error
+    return LoadedExported(exported, tree["params"])
+
+
+def _static_of_params(static: Any) -> Any:
+    """Returns what fills the holes of the whole file, from what does those of the parameters."""
+    if static is None:
+        return None
+    below: dict[Any, Any] = {}
+    if isinstance(static, Mapping):
+        paths = [key for key in static if isinstance(key, (str, tuple))]
+        below = {("params", *_paths.parts(path)): static[path] for path in paths}
+    return below | {"params": static}
+
+
+def _of_params(sharding: Any) -> Any:
+    """Returns what says of the file's whole tree what `sharding` says of the parameters."""
+    if kind_of(sharding) is not None or not callable(sharding):
+        return {"params": sharding}
+    return lambda path, leaf: sharding(_paths.text(_paths.parts(path)[1:]), leaf)

@@ -1,0 +1,417 @@
+"""Trees in files: `save` and `load`."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+
+import treepack._core as core
+from treepack import serialization
+from treepack._src.api.streams import spooled
+from treepack._src.checkpoint.file import open, place_of
+from treepack._src.checkpoint.load import load_part, restore_described
+from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.options import (
+    Arrays,
+    LoadOptions,
+    Missing,
+    OnCorrupt,
+    Progress,
+    Reading,
+    SaveOptions,
+    Selection,
+    Strict,
+    Unexpected,
+    Unknown,
+    Writing,
+    check_choice,
+)
+from treepack._src.restore.record import assembled, present
+from treepack._src.restore.report import Report
+from treepack._src.saving.background import Saving, run, wait_for
+from treepack._src.saving.layout import file_layout
+from treepack._src.saving.sharded import ShardedWrite, is_distributed
+from treepack._src.storage.content import content_of, read_whole
+from treepack._src.storage.place import absolute
+from treepack._src.storage.write import save_layout
+
+if TYPE_CHECKING:
+    import jax
+    from typing_extensions import Buffer
+
+
+@overload
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    background: Literal[False] = False,
+    **options: Unpack[SaveOptions],
+) -> None: ...
+
+
+@overload
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    background: Literal[True],
+    **options: Unpack[SaveOptions],
+) -> Saving: ...
+
+
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    background: bool = False,
+    sharded: bool | None = None,
+    step: int | None = None,
+    metadata: Any = None,
+    holes: bool = False,
+    compress: bool = False,
+    level: int | None = None,
+    align: int = 64,
+    durable: bool = True,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Saving | None:
+    """Saves a tree to a file, which is replaced whole or not at all.
+
+    `load` gives all of it back without a template: containers and the order of their keys,
+    keys that are no strings, nodes of registered types with their static data, and leaves. flax
+    reads the file as well: it is msgpack with one more key, `__treepack__`, which flax ignores
+    when it restores a dict template.
+
+    The bytes go straight from the arrays to a temporary file in the same directory, which then
+    takes the name. Whatever goes wrong, the file is the old one or the new one. Missing
+    directories are made.
+
+    Args:
+      path: The file, or a URL that fsspec knows (`pip install treepack[remote]`): the object
+        appears there when all of it has been written. The permissions of a file are those of
+        the one that it replaces, or follow the umask.
+      tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
+        of a path and a leaf, for trees that are larger than memory: they become nested dicts. Their
+        arrays wait in a temporary file beside `path`.
+      background: Whether a thread writes, and this returns a `Saving` as soon as the program may
+        do with the tree what it likes: arrays of NumPy have been copied then, those on
+        accelerators fetched, and those of jax on CPU are held. The next save to the same path
+        waits for the end of this one, and so does the end of the program.
+      sharded: Whether `path` is to be a directory, in which each process of `jax.distributed`
+        writes a file of shards that it has; see docs/sharded.md. All processes have to call this
+        with the same tree. `None` does so if there are arrays that no process has all of.
+      step: A number of what is saved, such as the step of training. Processes that save together
+        compare it, so that none that has missed a save pairs its shards with those of another
+        step. It is not stored: `metadata` is.
+      metadata: Anything to be kept with the tree, such as a step or a configuration: values
+        of the plain types of Python, or of types that `register_auxdata` knows. See
+        `read_metadata`.
+      holes: Whether static data that have no name, such as the optimizer in a `TrainState` or a
+        lambda, are left out; `load(static=...)` has to fill them in. Otherwise they are errors.
+      compress: Whether to compress with gzip.
+      level: From 0 (stored) to 9 (smallest); `None` chooses by the content. For `compress`.
+      align: A power of two from 1 to 64. Arrays of at least 1 KiB are placed at
+        multiples of so many bytes. At 64 JAX on CPU can use those of a mapped file in place.
+      durable: Whether the file is on the disk when this returns, so that it survives
+        a loss of power. Without, it survives a crash of the program.
+      threads: By how many threads is copied or compressed, at most. `None` is the environment
+        variable `TREEPACK_NUM_THREADS`, or else as many as there are cores.
+      progress: A callable that is called now and then with how many bytes of the
+        encoding are done and how many there are, or `True` for a bar of tqdm. An
+        exception in it ends the work, and the file is the old one.
+
+    Returns:
+      With `background=True` a `Saving`, whose `result()` waits until all is written.
+
+    Raises:
+      OSError: If the file cannot be written.
+      UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored, or a
+        node has a type that is not registered, or static data or keys that cannot be written.
+      ValueError: If keys of a dict are the same as strings, or reserved.
+      TypeError: If metadata cannot be written.
+      TreepackError: A ValueError. In another process: what has gone wrong there. If processes
+        that save together do not save the same, or another job saves to the same directory now.
+
+    Example:
+      >>> import jax.numpy as jnp, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> treepack.save(path, {"layers": [(jnp.zeros(2), "relu")]}, metadata={"step": 3})
+      >>> treepack.load(path)
+      {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
+    """
+    step = None if step is None else operator.index(step)
+    how = Writing(
+        compress=compress,
+        level=level,
+        align=align,
+        durable=durable,
+        threads=threads,
+        max_chunk_size=serialization.MAX_CHUNK_SIZE,
+    )
+    wait_for(path)
+    if isinstance(tree, Iterator):
+        if background or sharded:
+            raise ValueError("an iterator is read while it is saved: in one file, and now")
+        with spooled(tree, path) as tree:
+            save_layout(file_layout(tree, metadata, how, holes=holes), path, how, progress)
+        return None
+    if sharded is None:
+        sharded = is_distributed(tree)
+    if sharded:
+        together = ShardedWrite(path, tree, metadata, holes, how, snapshot=background, step=step)
+        return run(path, together, progress, background=background, abandon=together.abandon)
+    layout = file_layout(tree, metadata, how, holes=holes, snapshot=background)
+    # In the background the program may go to another directory.
+    where = absolute(path) if background else path
+    write = functools.partial(save_layout, layout, where, how)
+    del layout  # which an error that is kept must not keep
+    return run(path, write, progress, background=background)
+
+
+T = TypeVar("T")
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    target: None = None,
+    *,
+    return_report: bool = False,
+    **options: Unpack[LoadOptions],
+) -> Any: ...
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    target: T,
+    *,
+    return_report: Literal[False] = False,
+    **options: Unpack[LoadOptions],
+) -> T: ...
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    target: T,
+    *,
+    return_report: Literal[True],
+    **options: Unpack[LoadOptions],
+) -> tuple[T, Report]: ...
+
+
+def load(
+    path: str | os.PathLike[str],
+    target: Any = None,
+    *,
+    strict: Strict = True,
+    cast: bool = False,
+    select: Any = None,
+    rename: Any = None,
+    missing: Missing = "error",
+    unexpected: Unexpected = "ignore",
+    verify: bool = False,
+    on_corrupt: OnCorrupt = "error",
+    return_report: bool = False,
+    arrays: Arrays = "saved",
+    device: jax.Device | None = None,
+    sharding: Any = None,
+    copy: bool | None = None,
+    mmap: bool = True,
+    unknown: Unknown = "error",
+    static: Any = None,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Any:
+    """Returns the tree in a file: as it was saved, or in the shape of a target.
+
+    Args:
+      path: A file of `save`, or its URL; or the directory of a sharded one. With a target also a
+        file of flax, or of `treepack.serialization`. Gzip is recognised by its first bytes.
+      target: A template. Its containers are what the result is made of; of its leaves only shape,
+        dtype and sharding matter, so `jax.ShapeDtypeStruct`s will do (`jax.eval_shape` of what
+        makes the tree, or `abstract`). Arrays become arrays of jax, and go where it has them,
+        where it has arrays of jax or `ShapeDtypeStruct`s (of a dtype that jax has here: without
+        `jax_enable_x64`, not of 64 bits); elsewhere they become arrays of NumPy.
+      strict: How the leaves are compared with the template's. `True`: equal shapes, and dtypes
+        that are equal to JAX, so that 64 bits count as 32 unless `jax_enable_x64` is set.
+        `"exact"`: equal dtypes, no keys that a dict of the template lacks, and containers of equal
+        types, where these were saved. `False`: not at all.
+      cast: Whether floats of another dtype become those of the template.
+      select: Which leaves are loaded; nothing else is read. A path, which is meant with all below
+        it and may have wildcards (`*` in one part, `**` over any number of them); several of those;
+        a predicate of paths; or a pytree of bools, of which each is for all below its place. With a
+        target its other leaves stay as they are. Without, containers that are not whole come
+        back as dicts. A pattern that matches nothing, neither in the file nor in the target, is an
+        error.
+      rename: What leaves of the file are called in the target: a dict of paths, with wildcards as
+        above, such as `{"old/*/w": "new/*/kernel"}`, of which at least one has to match; or a
+        function of paths. Paths in `select` and in errors are the new ones.
+      missing: What becomes of leaves of the target that the file lacks: an error, or they stay as
+        they are (`"target"`).
+      unexpected: Whether leaves of the file that a dict of the target lacks are an error.
+      verify: Whether the file is compared with its checksums first; see `treepack.verify`.
+      on_corrupt: What becomes of leaves that are damaged: an error, or they count as missing, and
+        stay as the target has them (`"skip"`). Damage outside of leaves is a warning then.
+      return_report: Whether a `Report` is returned as well.
+      arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
+      device: Where to put all that become arrays of jax; by default where the target has them,
+        or else the default device.
+      sharding: How to put them: a `jax.sharding.Sharding`; a pytree of them, of which each is for
+        all below its place; or a callable of the path and a `ShapeDtypeStruct`, which returns one.
+        Each device reads its part of the file.
+      copy: For arrays of NumPy, as in NumPy 2. `None` returns read-only views of the file
+        wherever they are aligned for their dtype, copies elsewhere. `True` returns
+        writable arrays with memory of their own. `False` returns views only.
+      mmap: Whether the file is mapped, so that its arrays are read from the disk when they
+        are used. The file may be replaced or deleted meanwhile, as `save` does
+        it, but must not be truncated or overwritten in place. `False` reads all of it now.
+      unknown: What becomes of nodes of types that are not registered here, or had other
+        fields when they were saved, or whose static data were not saved and are not in `static`: an
+        error, or dicts of their children. With a target it does not matter.
+      static: What fills static data that were not saved (see `holes` of `save`): a dict by path,
+        such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
+        which has them.
+      max_size: The most bytes that gzip may have inside; of a directory, its manifest and all its
+        files together.
+      threads: See `save`; for decompressing, casting, and arrays that are copied.
+      progress: See `save`; for reading and decompressing. There is nothing to tell
+        of a file that is mapped.
+
+    Returns:
+      The tree. Typed PRNG keys are always arrays of jax. With `return_report` a pair: the tree,
+      and a `Report` of what was loaded, kept, unexpected, cast and corrupt.
+
+    Raises:
+      OSError: If the file cannot be read.
+      DecodeError: A ValueError, with the byte offset. If it is no such file.
+      ValueError: If `select` or `rename` match nothing.
+      MismatchError: A ValueError. If it does not fit the target; it lists all differences.
+      UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
+      CorruptionError: A ValueError. If it is a damaged gzip file, or if `verify` finds damage.
+      TreepackError: A ValueError. If jax would not keep the dtype of an array or the value of an
+        integer, an array cannot be put where it should go, or static data were not saved.
+      ImportError: If arrays of jax were saved and jax is not installed; see `arrays`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> treepack.save(path, {"w": jnp.ones((2, 2), jnp.float32)})
+      >>> template = {"w": jax.ShapeDtypeStruct((2, 2), jnp.bfloat16)}
+      >>> treepack.load(path, template, cast=True)["w"].dtype
+      dtype(bfloat16)
+      >>> treepack.load(path, template)
+      Traceback (most recent call last):
+        ...
+      treepack.errors.MismatchError: 1 leaf does not match the template:
+        w: expected bfloat16[2,2], found float32[2,2]
+      Pass strict=False to restore what is found regardless.
+    """
+    selection = Selection(
+        select=select,
+        rename=rename,
+        missing=missing,
+        unexpected=unexpected,
+        verify=verify,
+        on_corrupt=on_corrupt,
+        return_report=return_report,
+    )
+    how = Reading(
+        strict=strict,
+        cast=cast,
+        arrays=arrays,
+        device=device,
+        sharding=sharding,
+        copy=copy,
+        unknown=unknown,
+        static=static,
+        threads=threads,
+        progress=progress,
+    )
+    if selection.is_whole:
+        try:
+            content = read_whole(
+                path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
+            )
+        except IsADirectoryError:
+            pass  # a sharded checkpoint, or nothing
+        else:
+            return restore_described(content, target, how)
+
+    def attempt() -> Any:
+        with open(path, mmap=mmap, max_size=max_size) as file:
+            return load_part(place_of(file), target, selection, how)
+
+    return unless_replaced(attempt)
+
+
+def abstract(
+    path_or_data: str | os.PathLike[str] | Buffer,
+    *,
+    unknown: Unknown = "error",
+    static: Any = None,
+    max_size: int | None = None,
+) -> Any:
+    """Returns a saved tree with its arrays as shapes and dtypes only.
+
+    No array is read, however large. The result is a template for `load`, and what
+    `jax.eval_shape` returns for a function that makes such a tree.
+
+    Args:
+      path_or_data: A file of `save`, or what `dumps` returned.
+      unknown: See `load`.
+      static: See `load`.
+      max_size: See `load`.
+
+    Returns:
+      The tree, with `jax.ShapeDtypeStruct`s as arrays.
+
+    Raises:
+      DecodeError: See `load`, as for other errors.
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> treepack.abstract(treepack.dumps([np.zeros((2, 3)), "text"]))
+      [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
+    """
+    check_choice("unknown", unknown)
+    try:
+        content = content_of(path_or_data, max_size=max_size)
+    except IsADirectoryError:
+        with open(path_or_data, max_size=max_size) as file:
+            return file.abstract(unknown=unknown, static=static)
+    state = core.restore(content, None, None, abstract_arrays=True)
+    return assembled(state, unknown=unknown, static=static, placeholders=True)
+
+
+def read_metadata(
+    path_or_data: str | os.PathLike[str] | Buffer, *, max_size: int | None = None
+) -> Any:
+    """Returns what was given to `save` as metadata, or `None`. No array is read.
+
+    Args:
+      path_or_data: A file of `save`, or what `dumps` returned.
+      max_size: See `load`.
+
+    Raises:
+      DecodeError: See `load`, as for other errors.
+
+    Example:
+      >>> import treepack
+      >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
+      {'step': 3, 'shape': (1, 2)}
+    """
+    try:
+        content = content_of(path_or_data, max_size=max_size)
+    except IsADirectoryError:
+        with open(path_or_data, max_size=max_size) as file:
+            return file.metadata
+    if not isinstance(content, core.Content):
+        content = core.Content.lent(content)
+    return core.trailer_metadata(present(core.Catalog.open(content, salvage=False).trailer))

@@ -1,0 +1,123 @@
+"""Leaves one by one: trees that are larger than memory, and streams of EasyLM and EasyDeL.
+
+A *stream* is a sequence of msgpack values `(key, value)`: the key is a list of strings, the value
+the bytes that `flax.serialization.to_bytes` makes of a leaf
+(https://github.com/young-geng/EasyLM, `checkpoint.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack import serialization
+from treepack._src import paths as _paths
+from treepack._src.interop import jax as _jax
+from treepack._src.storage.content import read_whole
+from treepack._src.storage.deferred import Deferred, InContent
+from treepack._src.storage.place import local, url_of
+from treepack._src.storage.write import replacing, spool
+
+
+def read_stream(
+    path: str | os.PathLike[str], *, max_size: int | None = None
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the leaves of a stream of EasyLM or EasyDeL, one after the other.
+
+    Args:
+      path: The file.
+      max_size: The most bytes that gzip may have inside.
+
+    Yields:
+      The keys that lead to a leaf, and the leaf; arrays are read when they are used.
+
+    Raises:
+      DecodeError: If it is no such file.
+
+    Example:
+      >>> import numpy as np, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/stream"
+      >>> treepack.write_stream(path, [(("params", "w"), np.ones(2)), (("step",), 3)])
+      >>> dict(treepack.read_stream(path))
+      {('params', 'w'): array([1., 1.]), ('step',): 3}
+      >>> treepack.save(f"{path}.treepack", treepack.read_stream(path))
+    """
+    content = read_whole(path, max_size=max_size, may_be_empty=True)
+    for key, start, end in core.stream_items(content):
+        yield tuple(key), core.restore(content, None, None, part=(start, end))
+
+
+def write_stream(path: str | os.PathLike[str], leaves: Iterable[tuple[Any, Any]]) -> None:
+    """Writes leaves to a stream that EasyLM and EasyDeL read; the file is replaced whole.
+
+    Args:
+      path: The file.
+      leaves: Pairs of a path (a tuple of keys, a key path of JAX, or text like `params/w`) and a
+        leaf. Only one of them is in memory at a time, if they come from an iterator.
+
+    Raises:
+      OSError: If the file cannot be written.
+      UnserializableLeafError: A TypeError. If a leaf cannot be stored.
+    """
+    with replacing(path) as file:
+        for key, leaf in leaves:
+            value = serialization.to_bytes(leaf)
+            file.write(serialization.msgpack_serialize([_paths.parts(key), value]))
+
+
+@contextlib.contextmanager
+def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> Iterator[Any]:
+    """Gives the tree of leaves that come one by one, whose arrays wait in a file until then.
+
+    The file goes at the end.
+    """
+    # Of what is elsewhere the arrays wait where all temporary files are.
+    place = Path(local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with spool(place) as file:
+        yield _collected(leaves, file)
+
+
+def _collected(leaves: Iterable[tuple[Any, Any]], file: Any) -> Any:
+    found: list[tuple[list[str], Any, int | None]] = []
+    for key, leaf in leaves:
+        if isinstance(leaf, Deferred) or not _is_large(leaf):
+            found.append((_paths.parts(key), leaf, None))
+            continue
+        array = np.ascontiguousarray(leaf)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        found.append((_paths.parts(key), _Place(array.shape, array.dtype), file.tell()))
+        file.write(array.reshape(-1).view(np.uint8).data)
+    file.flush()
+    content = core.Content.map(file.name) if file.tell() else None
+    tree: dict[str, Any] = {}
+    for parts, leaf, start in found:
+        if start is not None and content is not None:
+            leaf = InContent(leaf.shape, leaf.dtype, content, start)
+        if not parts and len(found) == 1:
+            return leaf
+        _paths.put(tree, parts, leaf)
+    return tree
+
+
+class _Place:
+    """Shape and dtype of an array that is in the file."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
+        self.shape, self.dtype = shape, dtype
+
+
+# Smaller arrays wait in memory.
+_SPOOL_BYTES = 64 << 10
+
+
+def _is_large(leaf: Any) -> bool:
+    is_array = isinstance(leaf, np.ndarray) or _jax.is_array(leaf)
+    return is_array and not _jax.is_extended(leaf.dtype) and leaf.nbytes >= _SPOOL_BYTES

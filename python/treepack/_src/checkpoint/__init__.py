@@ -1,0 +1,1 @@
+"""Files and directories that are read in parts."""

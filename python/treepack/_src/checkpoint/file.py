@@ -1,0 +1,326 @@
+"""Files that are opened, not read: `open`, and what it returns."""
+
+from __future__ import annotations
+
+import difflib
+import html
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Unpack
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.load import load_part
+from treepack._src.checkpoint.reader import Place, Reader
+from treepack._src.checkpoint.sharded import open_reader
+from treepack._src.options import PartOptions, Unknown, check_choice, part_options
+from treepack._src.printable import cells, padded, printable
+from treepack._src.storage.content import Openable
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+# Among more names than these, similar ones take long to find.
+_MOST_NAMES = 1000
+
+# A repr has so many leaves.
+_MOST_ROWS = 20
+
+
+class Tree(Mapping[str, Any]):
+    """A part of an open file: a mapping of the keys of a container to what is in it.
+
+    An array is a `LazyArray`, a container another `Tree`; other leaves are read. Elements of lists
+    and tuples have their numbers as keys. A key may also be a path, such as `params/layers/0/w`, or
+    a key path of JAX. In a path `/` inside a key is written `~1`, and `~` is written `~0`.
+    """
+
+    def __init__(self, place: Place):
+        self._place = place
+
+    @property
+    def _catalog(self) -> core.Catalog:
+        return self._place.reader.catalog
+
+    def __getitem__(self, path: Any) -> Any:
+        """Returns the leaf or container at a path.
+
+        Raises:
+          KeyError: If there is nothing.
+        """
+        parts = _paths.parts(path)
+        value = self._catalog.find(parts, self._place.value)
+        if value is None:
+            error = KeyError(path if isinstance(path, str) else _paths.text(parts))
+            near = difflib.get_close_matches(_paths.text(parts), self._paths_near(parts), n=1)
+            for similar in near:
+                error.add_note(f"is it {similar!r}?")
+            raise error
+        return _at(self._place.below(value, parts))
+
+    def _paths_near(self, parts: list[str]) -> list[str]:
+        """Returns the paths that differ in one part only from one that there is not."""
+        catalog = self._catalog
+        for count in range(len(parts)):
+            value = catalog.find(parts[:count], self._place.value)
+            names = [] if value is None else [name for name, _ in catalog.children(value) or ()]
+            if parts[count] not in names:
+                rest = parts[count + 1 :]
+                return [_paths.text([*parts[:count], name, *rest]) for name in names[:_MOST_NAMES]]
+        return []
+
+    def __contains__(self, path: object) -> bool:
+        try:
+            return self._catalog.find(_paths.parts(path), self._place.value) is not None
+        except TypeError:
+            return False
+
+    def get(self, path: Any, default: Any = None) -> Any:
+        """Returns what is at a path, or the default if there is nothing."""
+        try:
+            return self[path]
+        except (KeyError, TypeError):
+            return default
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __iter__(self) -> Iterator[str]:
+        children = self._catalog.children(self._place.value)
+        return iter([_paths.text([name]) for name, _ in children or ()])
+
+    def __len__(self) -> int:
+        return len(self._catalog.children(self._place.value) or ())
+
+    def leaves(self) -> Iterator[tuple[str, Any]]:
+        """Yields all leaves below with their paths from here, in the order of the file.
+
+        Example:
+          >>> import numpy as np, treepack
+          >>> with treepack.open(treepack.dumps({"a": {"w": np.zeros(3)}, "step": 7})) as file:
+          ...     print(dict(file.leaves()))
+          {'a/w': LazyArray('a/w', shape=(3,), dtype=float64), 'step': 7}
+        """
+        for path, value in self._catalog.leaves(self._place.value):
+            yield path, _at(self._place.below(value, _paths.parts(path)))
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its leaves have in the file, uncompressed."""
+        return self._catalog.totals(self._place.value)[1]
+
+    def load(
+        self,
+        target: Any = None,
+        *,
+        return_report: bool = False,
+        **options: Unpack[PartOptions],
+    ) -> Any:
+        """Loads all that is here, or some of it. All paths are from here.
+
+        The options are those of `treepack.load`, but for `mmap` and `max_size`. Of a file without
+        a record of its structure, and without a target, it returns dicts.
+
+        Example:
+          >>> import numpy as np, treepack
+          >>> data = treepack.dumps({"params": [np.ones(2), np.zeros(2)], "step": 7})
+          >>> with treepack.open(data) as file:
+          ...     print(file["params"].load(), file.load(select="step"))
+          [array([1., 1.]), array([0., 0.])] {'step': 7}
+        """
+        selection, how = part_options(options, return_report=return_report)
+        return load_part(self._place, target, selection, how)
+
+    def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:
+        """Returns the tree with `jax.ShapeDtypeStruct`s as arrays; see `treepack.abstract`."""
+        check_choice("unknown", unknown)
+        state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
+        trailer = self._catalog.trailer
+        if trailer is None:
+            return state
+        return core.assemble(
+            state,
+            trailer,
+            convert=None,
+            unknown_as_dict=unknown == "dict",
+            placeholders=True,
+            static=static,
+            at=self._place.positions(),
+        )
+
+    def __repr__(self) -> str:
+        if self._place.reader.is_closed:
+            return f"<{self._title()}: closed>"
+        rows = self._rows()
+        width = max((cells(path) for path, _, _ in rows), default=0)
+        middle = max((cells(kind) for _, kind, _ in rows), default=0)
+        lines = [
+            f"\n  {padded(path, width)}  {padded(kind, middle)}  {size:>9}"
+            for path, kind, size in rows
+        ]
+        return f"<{self._title()}: {self._summary()}{''.join(lines)}{self._and_more()}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
+            for row in self._rows()
+        )
+        head = html.escape(f"{self._title()}: {self._summary()}")
+        return f"<div>{head}</div><table>{rows}</table><div>{self._and_more()}</div>"
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        title = Text(f"{self._title()}: {self._summary()}")  # not markup, as text would be
+        table = Table(title=title, caption=self._and_more() or None)
+        for name, justify in (("path", "left"), ("kind", "left"), ("size", "right")):
+            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        for row in self._rows():
+            table.add_row(*map(Text, row))
+        return table
+
+    def _title(self) -> str:
+        name = type(self).__name__
+        return f"treepack.{name} {self._place.reader.name}" + (
+            f" at {printable(_paths.text(self._place.parts))}" if self._place.parts else ""
+        )
+
+    def _summary(self) -> str:
+        count, nbytes = self._catalog.totals(self._place.value)
+        return f"{count_text(count)}, {size_text(nbytes)}"
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        catalog = self._catalog
+        found = itertools.islice(catalog.leaves(self._place.value), _MOST_ROWS)
+        return [(printable(path), *leaf_text(catalog, value)) for path, value in found]
+
+    def _and_more(self) -> str:
+        more = self._catalog.totals(self._place.value)[0] - _MOST_ROWS
+        return f"\n  and {more} more" if more > 0 else ""
+
+    def __reduce__(self) -> Any:
+        return Tree, (self._place,)
+
+
+def _at(place: Place) -> Any:
+    """Returns the leaf or container at a place."""
+    if place.catalog.children(place.value) is None:
+        return place.reader.leaf(place.value, place.parts)
+    return Tree(place)
+
+
+def place_of(tree: Tree) -> Place:
+    """Returns the place that a tree shows."""
+    return tree._place
+
+
+class File(Tree):
+    """An open file: what `open` returns.
+
+    It is a context manager. Any number of threads may read from it. It can be pickled, unless it
+    was opened by a file object: another process opens the file again.
+
+    Attributes:
+      metadata: What was given to `save` as metadata, or `None`.
+      damage: What is wrong with the file, in words, or `None`: with `salvage=True`, why not all of
+        it could be read; and that the index of a small gzip file is damaged.
+    """
+
+    def __init__(self, reader: Reader):
+        super().__init__(Place(reader, 0, []))
+
+    @property
+    def metadata(self) -> Any:
+        trailer = self._catalog.trailer
+        return None if trailer is None else core.trailer_metadata(trailer)
+
+    @property
+    def damage(self) -> str | None:
+        return self._place.reader.damage
+
+    def close(self) -> None:
+        """Lets go of the file. Arrays that view it stay as they are."""
+        self._place.reader.close()
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        return File, (self._place.reader,)
+
+
+def open(
+    source: Openable, *, salvage: bool = False, mmap: bool = True, max_size: int | None = None
+) -> File:
+    """Opens a file to look into it, and to read some of it.
+
+    A file of `save` tells at its end what is in it. Of any other one, such as flax's, the headers
+    are read once. Arrays are read when they are used.
+
+    Args:
+      source: A path, bytes, or a file object that can seek: msgpack of treepack, flax or eformer,
+        or gzip of treepack. Or the directory of a sharded checkpoint.
+      salvage: Whether a file that is cut short or damaged is opened, too, with what can be found.
+        Its `damage` tells what is wrong then.
+      mmap: Whether a file is mapped. `False` reads all of it now.
+      max_size: The most bytes that gzip may have inside; of a directory, its manifest and all its
+        files together.
+
+    Returns:
+      The file: a mapping, see `Tree`, and a context manager.
+
+    Raises:
+      OSError: If the file cannot be read.
+      DecodeError: A ValueError, with the byte offset. If it is no such file.
+      NoIndexError: A ValueError. If it is gzip of others, which cannot be read in parts.
+      CorruptionError: A ValueError. If it is damaged gzip.
+
+    Example:
+      >>> import numpy as np, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> treepack.save(path, {"params": {"w": np.ones((1000, 8))}, "step": 3})
+      >>> with treepack.open(path) as file:
+      ...     print(list(file), file["params/w"].shape, file["params/w"][:2, 0], file["step"])
+      ['params', 'step'] (1000, 8) [1. 1.] 3
+    """
+    return File(open_reader(source, salvage=salvage, mmap=mmap, max_size=max_size))
+
+
+def leaf_text(catalog: core.Catalog, value: int) -> tuple[str, str]:
+    """Returns what a leaf is and how large, for people."""
+    _, kind, start, end, _ = catalog.leaf(value)
+    return kind_text(kind), size_text(end - start)
+
+
+def kind_text(kind: tuple[Any, ...]) -> str:
+    """Returns what a leaf is: `float32[3,4]`, `int`."""
+    if kind[0] == "array":
+        return f"{printable(kind[1])}[{','.join(map(str, kind[2]))}]"
+    if kind[0] == "prng_key":
+        return f"key<{printable(kind[1])}>"
+    return f"{printable(kind[1])}[]" if kind[0] == "scalar" else str(kind[0])
+
+
+def count_text(leaves: int) -> str:
+    """Returns a number of leaves for people."""
+    return f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"
+
+
+def size_text(nbytes: float) -> str:
+    """Returns a number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

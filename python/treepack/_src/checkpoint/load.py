@@ -1,0 +1,355 @@
+"""Loading a part of a tree, or a tree from parts: what `load` and `File.load` do with `select=`."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.placement import converter
+from treepack._src.checkpoint.reader import Place
+from treepack._src.checkpoint.select import Renaming, Selector
+from treepack._src.interop import jax as _jax
+from treepack._src.options import Reading, Selection, progress_bar
+from treepack._src.pytree.state_dict import leaf_paths, leaves_of
+from treepack._src.restore.record import assembled
+from treepack._src.restore.report import ABSENT, Partial
+from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
+from treepack.errors import CorruptionError, TreepackError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> Any:
+    """Returns a part of a file, alone or in the place of leaves of a target."""
+    how.check(target)
+    if selection.rename is not None and target is None:
+        raise ValueError("rename is for a target, whose names are taken")
+    found = _choose(place, target, selection, how)
+    partial = Partial(
+        found.selector.means,
+        selection.missing == "target",
+        selection.unexpected == "error",
+        notes=selection.return_report,
+    )
+    partial.skipped.update(found.corrupt)
+    convert = converter(how, may_change=place.reader.may_change, copy=how.copy)
+    if convert is not None and selection.return_report:
+        convert = partial.watching(convert)
+    if target is None:
+        loaded = _assembled(place, found.marks, convert, how)
+        report = partial.report(found.corrupt)
+        if selection.return_report:
+            report = report._replace(loaded=_paths_of(place, found.marks))
+    else:
+        loaded = _restored(place, target, found, partial, convert, how)
+        report = partial.report(found.corrupt)
+    return (loaded, report) if selection.return_report else loaded
+
+
+def _restored(
+    place: Place, target: Any, found: _Choice, partial: Partial, convert: Any, how: Reading
+) -> Any:
+    """Returns the target with what was chosen of a file in its place."""
+    catalog = place.catalog
+    trailer = catalog.trailer
+    if found.renamed is not None:
+        _check_renamed(trailer)
+        record = None
+        state = _renamed_state(place, found.renamed, found.marks, how, _on_devices(target))
+    else:
+        if place.reader.is_one_file:
+            restored = restore_selected(
+                target,
+                catalog,
+                place.value,
+                how.strict,
+                marks=found.marks,
+                selector=found.selector.selector,
+                partial=partial,
+                copy=how.copy,
+                threads=how.threads,
+                cast=how.cast,
+                convert=convert,
+            )
+            if restored is not None:
+                return restored[0]
+        record = None if trailer is None else (trailer, place.positions())
+        state = place.reader.read(place, how, found.marks, _on_devices(target))
+    return restore_tree(
+        target,
+        state,
+        _paths.ROOT,
+        how.strict,
+        cast=how.cast,
+        convert=convert,
+        in_words=False,
+        partial=partial,
+        record=record,
+    )
+
+
+def _check_renamed(trailer: bytes | None) -> None:
+    """Raises if there are nodes to be upgraded, which might have other names then."""
+    if trailer is not None and core.has_older_types(trailer):
+        raise TreepackError(
+            "rename is not for files with nodes that are to be upgraded: load them without it"
+        )
+
+
+class _Choice(NamedTuple):
+    """What is to be loaded.
+
+    Attributes:
+        X
+      marks: The leaves and empty containers that are loaded; `None` for all.
+      renamed: The new paths of all leaves and empty containers, if they are renamed.
+      corrupt: The new paths of leaves that are left out, because they are damaged.
+    """
+
+    selector: Selector
+    marks: core.Marks | None
+    renamed: dict[str, str] | None
+    corrupt: list[str]
+
+
+def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _Choice:
+    catalog = place.catalog
+    selector = Selector(selection.select)
+    renamed: dict[str, str] | None = None
+    if selection.rename is None:
+        marks = selector.mark(catalog, place.value)
+        unmatched = [] if marks is None else marks.unmatched
+    else:
+        renamed = _renamed(place, selection)
+        marks = _mark_renamed(catalog, place.value, renamed, selector)
+        numbers = range(len(selector.patterns))
+        unmatched = selector.unmatched(numbers, renamed.values())
+    if unmatched:
+        _check_patterns(selector, unmatched, target, selection)
+    corrupt: dict[int, str] = {}
+    if selection.verifies:
+        corrupt = _corrupt(place, marks, renamed, selection, how)
+    if corrupt:
+        values = range(catalog.values) if marks is None else marks.values
+        marks = catalog.mark(set(values) - corrupt.keys())
+    return _Choice(selector, marks, renamed, [*corrupt.values()])
+
+
+def _check_patterns(
+    selector: Selector, unmatched: Iterable[int], target: Any, selection: Selection
+) -> None:
+    """Raises if one of some patterns matches nothing in the target either."""
+    if target is None and selection.missing == "target":
+        return
+    places = () if target is None else leaf_paths(target, _paths.ROOT)
+    typos = [selector.patterns[number] for number in selector.unmatched(unmatched, places)]
+    if typos:
+        raise ValueError(f"select matches nothing in the file: {', '.join(typos)}")
+
+
+def _renamed(place: Place, selection: Selection) -> dict[str, str]:
+    """Returns the new paths of all leaves and empty containers."""
+    renaming = Renaming(selection.rename)
+    renamed = {path: renaming(path) for path, _ in place.catalog.ends(place.value)}
+    renaming.check()
+    if len(set(renamed.values())) < len(renamed):
+        raise ValueError("rename gives two leaves the same path")
+    return renamed
+
+
+def _mark_renamed(
+    catalog: core.Catalog, start: int, renamed: Mapping[str, str], selector: Selector
+) -> core.Marks:
+    """Marks what is meant by its new path; see `Catalog.select` for empty containers."""
+    # Of leaves with one path the last counts, as in a dict.
+    ends = {renamed[path]: value for path, value in catalog.ends(start)}
+    leaves = {path: value for path, value in ends.items() if catalog.children(value) is None}
+    meant = {value for path, value in leaves.items() if selector.means(path)}
+    # Whether all leaves in a container are meant, by its keys.
+    around: dict[tuple[str, ...], bool] = {}
+    for path, value in leaves.items():
+        parts = tuple(_paths.parts(path))
+        for count in range(len(parts)):
+            around[parts[:count]] = around.get(parts[:count], True) and value in meant
+    for path, value in ends.items() - leaves.items():
+        try:
+            is_meant = selector.means(path)
+        except ValueError:  # there is no bool for it
+            parts = tuple(_paths.parts(path))
+            places = [parts[:count] for count in range(len(parts) - 1, -1, -1)]
+            is_meant = next((around[place] for place in places if place in around), True)
+        if is_meant:
+            meant.add(value)
+    return catalog.mark(meant)
+
+
+def _paths_of(place: Place, marks: core.Marks | None) -> list[str]:
+    """Returns the paths of the leaves that are marked."""
+    leaves = place.catalog.leaves(place.value)
+    found = (path for path, value in leaves if marks is None or value in marks)
+    return list(dict.fromkeys(found))
+
+
+# Tells of the parts of a path whether the array there goes to devices.
+OnDevices = Callable[[Sequence[str]], bool]
+
+
+def _on_devices(target: Any) -> OnDevices:
+    """Returns what tells of which arrays a template has arrays of jax in the place."""
+    paths = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
+    return lambda parts: tuple(parts) in paths
+
+
+def _below(on_devices: OnDevices, start: list[str], parts: Sequence[str]) -> bool:
+    return on_devices([*start, *parts])
+
+
+def _corrupt(
+    place: Place,
+    marks: core.Marks | None,
+    renamed: Mapping[str, str] | None,
+    selection: Selection,
+    how: Reading,
+) -> dict[int, str]:
+    """Returns the leaves that have another checksum, with their new paths.
+
+    Raises:
+      CorruptionError: If there are some, and none may be left out.
+    """
+    if not place.reader.is_summed:
+        raise TreepackError(
+            "there are no checksums to verify: the file is not from treepack.save, or was made by "
+            "dumps"
+        )
+    with progress_bar(how.progress, "verify") as tell:
+        statuses, damage = place.reader.verify(threads=how.threads, progress=tell)
+    if damage is not None:
+        told = f"{place.reader.name} is damaged: {damage}"
+        if selection.on_corrupt == "error":
+            raise CorruptionError(told)
+        warnings.warn(f"{told}; leaves that are whole are loaded", UserWarning, stacklevel=2)
+    catalog = place.catalog
+    inside = set(catalog.leaf_values(place.value))
+    found = {}
+    for value, status in statuses.items():
+        if status != "ok" and value in inside and (marks is None or value in marks):
+            path = catalog.path_of(value, place.value)
+            found[value] = path if renamed is None else renamed[path]
+    if found and selection.on_corrupt == "error":
+        raise CorruptionError(
+            f"{listed([*found.values()])} damaged: pass on_corrupt='skip' to load all else"
+        )
+    return found
+
+
+def listed(paths: list[str], most: int = 10) -> str:
+    """Returns paths in words, and a verb for them."""
+    more = "" if len(paths) <= most else f" and {len(paths) - most} more"
+    verb = "is" if len(paths) == 1 else "are"
+    return f"{', '.join(paths[:most])}{more} {verb}"
+
+
+def _assembled(place: Place, marks: core.Marks | None, convert: Any, how: Reading) -> Any:
+    """Returns what is wanted of a tree, with its structure as far as it is whole."""
+    catalog = place.catalog
+    if catalog.trailer is None:
+        found = without_absent(place.reader.read(place, how, marks))
+    else:
+        found = core.assemble(
+            place.reader.read(place, how, marks),
+            catalog.trailer,
+            convert=convert,
+            unknown_as_dict=how.unknown == "dict",
+            placeholders=False,
+            static=how.static,
+            absent=ABSENT,
+            at=place.positions(),
+        )
+    return {} if found is ABSENT else found
+
+
+def without_absent(state: Any) -> Any:
+    """Returns a state without what was not loaded; what has nothing else is absent, too."""
+    if type(state) is not dict or not state:
+        return state
+    found = {}
+    for key, value in state.items():
+        child = without_absent(value)
+        if child is not ABSENT:
+            found[key] = child
+    return found or ABSENT
+
+
+def _renamed_state(
+    place: Place,
+    renamed: Mapping[str, str],
+    marks: core.Marks | None,
+    how: Reading,
+    on_devices: OnDevices,
+) -> Any:
+    """Returns the state of a tree in which leaves have other paths."""
+    catalog = place.catalog
+    state: Any = {}
+    root: list[Any] = []
+    for path, value in _units(catalog, place.value, ()):
+        text = _paths.text(path)
+        new = renamed.get(text)
+        if new is None:  # a list, which stays together
+            new = _list_path(text, renamed)
+        parts = _paths.parts(new)
+        below = place.below(value, path)
+        goes = functools.partial(_below, on_devices, parts)
+        found = place.reader.read(below, how, marks, goes)
+        if not parts:
+            root.append(found)
+            continue
+        _paths.put(state, parts, found)
+    if not root:
+        return without_absent(state) if state else {}
+    if state:
+        raise ValueError(f"rename puts a leaf at {_paths.ROOT}, where others are")
+    return root[0]
+
+
+def _list_path(path: str, renamed: Mapping[str, str]) -> str:
+    """Returns the new path of a list, from that of its first leaf."""
+    for old, new in renamed.items():
+        if old.startswith(f"{path}/") and new.endswith(old[len(path) :]):
+            return new[: len(new) - len(old) + len(path)]
+    raise ValueError(f"rename takes the list at {path} apart")
+
+
+def _units(
+    catalog: core.Catalog, value: int, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yields all leaves, lists and containers with nothing in them."""
+    children = catalog.children(value)
+    if not children or catalog.is_list(value):
+        yield path, value
+        return
+    for name, child in children:
+        yield from _units(catalog, child, (*path, name))
+
+
+def restore_described(data: Buffer | core.Content, target: Any, how: Reading) -> Any:
+    """Returns a tree as `load` does, from what is in its file."""
+    how.check(target)
+    convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
+    if target is not None:
+        return restore_encoded(
+            target,
+            data,
+            how.strict,
+            copy=how.copy,
+            threads=how.threads,
+            cast=how.cast,
+            convert=convert,
+            in_words=False,
+        )
+    state = core.restore(data, how.copy, how.threads)
+    return assembled(state, convert=convert, unknown=how.unknown, static=how.static)

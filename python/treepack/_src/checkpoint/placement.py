@@ -1,0 +1,412 @@
+"""Where arrays go when a tree is loaded: to host memory, or to the devices of jax."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.checkpoint.sharded import Box, ShardedArray, expect, reading
+from treepack._src.interop import jax as _jax
+from treepack._src.options import Reading
+from treepack._src.pytree.kinds import kind_of
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.restore.compare import signature
+from treepack._src.tasks import run
+from treepack.errors import DecodeError, TreepackError
+
+if TYPE_CHECKING:
+    import jax
+
+# The most bytes on their way to devices at a time.
+_WINDOW = 1 << 30
+
+# Arrays are cast in parts of so many elements.
+_CAST_ELEMENTS = 1 << 20
+
+# Leaves: their paths, those of the template (or `None`), and those that were found.
+Leaves = list[tuple[str, Any, Any]]
+
+
+def converter(
+    how: Reading, *, may_change: bool = False, copy: bool | None = None
+) -> Callable[[Leaves], list[Any]] | None:
+    """Compiles the options about arrays to a function that converts all leaves that were found.
+
+    Args:
+      how: The options.
+      may_change: Whether arrays that are found lie in memory that others may change.
+      copy: The option for arrays that are read at last, and do not go to devices.
+
+    Returns:
+      A function of all leaves, or `None` if there is nothing to do.
+    """
+    # jax takes memory as its own where it can, and expects it not to change.
+    may_change = may_change and how.copy is not True
+    cast, threads = how.cast, how.threads
+    placed = how.arrays == "saved"
+    if not placed and not cast:
+        return None
+
+    def convert(leaves: Leaves) -> list[Any]:
+        found = _cast(leaves, threads) if cast else [found for _, _, found in leaves]
+        if not placed:
+            return found
+        pairs = zip(leaves, found, strict=True)
+        found = [_numbered(target, it) for (_, target, _), it in pairs]
+        made = _place(leaves, found, _where(how.device, how.sharding), may_change, threads)
+        return [it.__array__(copy=copy) if isinstance(it, LazyArray) else it for it in made]
+
+    return convert
+
+
+def _numbered(target: Any, found: Any) -> Any:
+    """Returns a number as an array, where the template has one of jax of its kind in its place.
+
+    One that does not fit the dtype stays a number.
+    """
+    if type(found) not in (bool, int, float, complex) or not _jax.is_abstract(target):
+        return found
+    expected = signature(target)
+    if expected is None or expected.shape != () or expected.kind != type(found).__name__:
+        return found
+    try:
+        with np.errstate(over="ignore"):
+            made = np.asarray(found, expected.dtype)
+    except OverflowError:
+        return found
+    return made if np.isfinite(made) or not np.isfinite(found) else found
+
+
+# Casting
+
+
+def _cast(leaves: Leaves, threads: int | None) -> list[Any]:
+    """Returns what was found, with floats in the dtypes of the template."""
+    results: list[Any] = []
+    work: list[Callable[[], None]] = []
+    for _, target, found in leaves:
+        expected, actual = signature(target), signature(found)
+        if (
+            expected is None
+            or actual is None
+            or expected.dtype == actual.dtype
+            or not expected.kind == actual.kind == "float"
+        ):
+            results.append(found)
+            continue
+        if isinstance(found, ShardedArray):  # as each device reads it
+            results.append(found.astype(expected.dtype))
+            continue
+        if isinstance(found, np.generic):
+            results.append(found.astype(expected.dtype))
+            continue
+        source = np.asarray(found)
+        made = np.empty(source.shape, expected.dtype)
+        starts = range(0, source.size, _CAST_ELEMENTS)
+        parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]
+        flat = source.reshape(-1), made.reshape(-1)
+        work += [functools.partial(_cast_part, flat[0][part], flat[1][part]) for part in parts]
+        results.append(made)
+    run(work, core.thread_count(threads))
+    return results
+
+
+def _cast_part(source: np.ndarray, target: np.ndarray) -> None:
+    with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
+        np.copyto(target, source, casting="unsafe")
+
+
+# Placing
+
+# Takes a path and a `jax.ShapeDtypeStruct`, returns a device or a sharding, or nothing.
+Where = Callable[[str, Any], Any]
+
+
+def _where(device: Any, sharding: Any) -> Where | None:
+    """Returns what tells where a leaf goes, or `None` if nobody said."""
+    if device is not None:
+        return lambda *_: device
+    if sharding is None:
+        return None
+    import jax
+
+    if isinstance(sharding, (jax.sharding.Sharding, jax.Device)):
+        return lambda *_: sharding
+    # Modules and structs may be callable as well, and are trees.
+    if callable(sharding) and (kind_of(sharding) is None or _jax.is_partial(sharding)):
+        where: Where = sharding
+        return where
+    shardings = dict(leaves_of(sharding, ()))
+    return lambda path, _: _paths.at_or_above(shardings, path, "shardings")
+
+
+class _Item(NamedTuple):
+    """An array that is to be put on devices.
+
+    Attributes:
+      path: Its path.
+      array: The array.
+      boxes: What devices of this process need of it, by `_key`, if it lies in several files.
+    """
+
+    path: str
+    array: Any
+    boxes: dict[Any, Box]
+
+
+def _place(
+    leaves: Leaves, found: list[Any], where: Where | None, may_change: bool, threads: int | None
+) -> list[Any]:
+    """Returns arrays of jax in place of those that are to be some."""
+    results = list(found)
+    groups: dict[Any, list[int]] = {}
+    for index, ((path, target, _), array) in enumerate(zip(leaves, found, strict=True)):
+        if target is None:
+            _check_array(path, array)
+        elif not (_jax.is_abstract(target) and _is_array(array) and _can_be(target, array)):
+            continue
+        groups.setdefault(_place_of(path, target, array, where), []).append(index)
+    items: dict[Any, list[_Item]] = {}
+    for place, indices in groups.items():
+        in_place = _is_on_cpu(place)
+        items[place] = [_item(leaves[it][0], found[it], place, in_place) for it in indices]
+    expect(box for group in items.values() for item in group for box in item.boxes.values())
+    for place, indices in groups.items():
+        placed = _put(items.pop(place), place, may_change, threads)
+        for index, made in zip(indices, placed, strict=True):
+            path, target, _ = leaves[index]
+            _check_integers(path, found[index], made)
+            if target is None and made.dtype != found[index].dtype:
+                raise TreepackError(
+                    f"at {path}: an array of {found[index].dtype.name} was saved, which jax makes "
+                    f"{made.dtype.name} here; set jax_enable_x64, or load with arrays='numpy'"
+                )
+            results[index] = made
+    return results
+
+
+def _item(path: str, array: Any, place: Any, in_place: bool) -> _Item:
+    boxes: dict[Any, Box] = {}
+    if isinstance(array, ShardedArray):
+        for index in _parts_on(place, path, array):
+            key = _key(index)
+            if key not in boxes:
+                boxes[key] = array.plan(index, in_place=in_place)
+    return _Item(path, array, boxes)
+
+
+def _parts_on(place: Any, path: str, array: Any) -> Iterable[tuple[slice, ...]]:
+    """Returns the parts of an array that devices of this process get."""
+    if not _is_split(place):
+        return [(slice(None),) * array.ndim]
+    try:
+        parts = place.addressable_devices_indices_map(array.shape).values()
+    except Exception as error:  # jax raises all kinds for what does not fit
+        raise _misplaced(path, array, place, error) from error
+    return [part for part in parts if part is not None]
+
+
+def _is_split(place: Any) -> bool:
+    """Tells whether several devices get an array, or parts of it."""
+    import jax
+
+    return isinstance(place, jax.sharding.Sharding) and len(place.device_set) > 1
+
+
+def _is_on_cpu(place: Any) -> bool:
+    """Tells whether arrays are put where memory of the host can be used in place."""
+    import jax
+
+    if place is None:
+        return bool(jax.default_backend() == "cpu")
+    devices = place.addressable_devices if isinstance(place, jax.sharding.Sharding) else [place]
+    return all(device.platform == "cpu" for device in devices)
+
+
+def _check_integers(path: str, found: Any, made: Any) -> None:
+    """Raises if integers of 64 bits have become others of 32."""
+    if found.dtype == made.dtype or found.dtype.kind not in "iu" or found.size == 0:
+        return
+    limits = np.iinfo(made.dtype)
+    found = np.asarray(found)
+    if found.min() < limits.min or found.max() > limits.max:
+        raise TreepackError(
+            f"at {path}: integers of {found.dtype.name} do not fit {made.dtype.name}; set "
+            "jax_enable_x64, or load with arrays='numpy'"
+        )
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, _HOST) or _jax.is_array(value)
+
+
+# Arrays whose bytes are in host memory, or will be.
+_HOST = (np.ndarray, LazyArray)
+
+
+def _check_array(path: str, value: Any) -> None:
+    try:
+        import jax  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"at {path}: an array of jax was saved, and jax is not installed here: pass "
+            "arrays='numpy'"
+        ) from error
+    if not _is_array(value):
+        hint = " (perhaps a PRNG key of an implementation that is not known here)"
+        raise DecodeError(
+            f"there is a {type(value).__name__} where an array was saved"
+            + hint * isinstance(value, dict),
+            path=path,
+        )
+    if isinstance(value, _HOST) and not _jax_has(value.dtype):
+        raise DecodeError(f"jax has no arrays of {value.dtype}, which was saved as such", path=path)
+
+
+def _can_be(target: Any, value: Any) -> bool:
+    """Tells whether jax can have what the template asks for, which may be an array of NumPy's."""
+    import jax
+
+    if _jax.is_extended(target.dtype) or not isinstance(value, _HOST):
+        return True
+    canonical = jax.dtypes.canonicalize_dtype
+    return _jax_has(value.dtype) and bool(canonical(target.dtype) == target.dtype)
+
+
+@functools.cache
+def _jax_has(dtype: np.dtype) -> bool:
+    """Tells whether jax can have arrays of a dtype, in this byte order."""
+    import jax
+
+    try:
+        jax.device_put(np.zeros(0, dtype))
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return dtype.isnative
+
+
+def _place_of(path: str, target: Any, array: Any, where: Where | None) -> Any:
+    """Returns the device or sharding for a leaf; `None` is the default device."""
+    import jax
+
+    if where is not None:
+        place = where(path, jax.ShapeDtypeStruct(array.shape, array.dtype))  # type: ignore[no-untyped-call]
+        if place is None or isinstance(place, (jax.sharding.Sharding, jax.Device)):
+            return place
+        raise ValueError(f"at {path}: a sharding or device is needed, not {place!r:.100}")
+    if _jax.is_tracer(target):
+        return None
+    if _jax.is_array(target) and not getattr(target, "committed", True):
+        return None
+    return _concrete(getattr(target, "sharding", None))
+
+
+def _concrete(sharding: Any) -> Any:
+    """Returns a sharding of devices; one of a mesh without any is of the current mesh."""
+    import jax
+
+    if not isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
+        return sharding
+    get_mesh = getattr(jax.sharding, "get_mesh", None)
+    mesh = None if get_mesh is None else get_mesh()
+    if mesh is None or mesh.empty or mesh.axis_names != sharding.mesh.axis_names:
+        return None
+    return jax.sharding.NamedSharding(mesh, sharding.spec)
+
+
+def _put(
+    items: list[_Item], place: Any, may_change: bool, threads: int | None
+) -> Iterator[jax.Array]:
+    """Puts arrays on devices, a window of them at a time."""
+    import jax
+
+    before: list[jax.Array] = []
+    for batch in _batches(items):
+        if may_change:
+            batch = [
+                item._replace(array=np.array(item.array))
+                if isinstance(item.array, np.ndarray)
+                else item
+                for item in batch
+            ]
+        boxes = [box for item in batch for box in item.boxes.values()]
+        with reading(boxes, core.thread_count(threads)) as read:
+            if _is_split(place):
+                made = [_put_parts(item, place, read) for item in batch]
+            else:
+                made = _put_whole(batch, place, read)
+        jax.block_until_ready(before)  # type: ignore[no-untyped-call]
+        before = made
+        yield from made
+
+
+def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
+    """Puts arrays on one device."""
+    import jax
+
+    def whole(item: _Item) -> Any:
+        for box in item.boxes.values():
+            return read(box)
+        return item.array
+
+    arrays = [whole(item) for item in batch]
+    # Keys are where all goes by default already, and take long to put.
+    rest = [at for at, array in enumerate(arrays) if place is not None or not _jax.is_array(array)]
+    made: list[Any] = list(arrays)
+    try:
+        for at, put in zip(rest, jax.device_put([arrays[at] for at in rest], place), strict=True):
+            made[at] = put
+    except Exception as error:
+        if len(batch) == 1:
+            raise _misplaced(batch[0].path, batch[0].array, place, error) from error
+        # One by one, to tell which of them it is.
+        return [_put_whole([item], place, read)[0] for item in batch]
+    return made
+
+
+def _put_parts(item: _Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any:
+    """Puts the parts of an array on several devices; those with the same part share it."""
+    import jax
+
+    array = item.array
+    parts = {key: read(box) for key, box in item.boxes.items()}
+
+    def part(index: Any) -> Any:
+        return parts[_key(index)] if parts else array[index]
+
+    try:
+        if _jax.is_array(array) and place.is_fully_addressable:
+            return jax.device_put(array, place)  # a typed PRNG key, which has no parts
+        dtype = None  # that of the parts, unless there are none here
+        if not place.addressable_devices:
+            is_extended = _jax.is_extended(array.dtype)
+            dtype = array.dtype if is_extended else jax.dtypes.canonicalize_dtype(array.dtype)
+        return jax.make_array_from_callback(array.shape, place, part, dtype=dtype)
+    except Exception as error:
+        raise _misplaced(item.path, array, place, error) from error
+
+
+def _misplaced(path: str, array: Any, place: Any, error: Exception) -> TreepackError:
+    return TreepackError(
+        f"at {path}: an array with the shape {array.shape} cannot be put as {place}: "
+        f"{type(error).__name__}: {error}"
+    )
+
+
+def _key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
+    """Returns an index in a form that can be compared and hashed."""
+    return tuple((at.start, at.stop) for at in index)
+
+
+def _batches(items: list[_Item]) -> Iterable[list[_Item]]:
+    sizes = itertools.accumulate(getattr(item.array, "nbytes", 0) for item in items)
+    numbered = zip((size // _WINDOW for size in sizes), items, strict=True)
+    for _, group in itertools.groupby(numbered, key=lambda numbered: numbered[0]):
+        yield [item for _, item in group]

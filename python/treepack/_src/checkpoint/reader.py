@@ -1,0 +1,417 @@
+"""Files that are open for reading in parts, and their arrays, which are read when they are used."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
+from treepack._src.options import Reading, Status
+from treepack._src.restore.report import ABSENT
+from treepack._src.storage.content import Openable, Opened, open_parts
+from treepack._src.storage.deferred import Deferred
+from treepack._src.storage.place import absolute
+from treepack.errors import DecodeError
+
+# NumPy has no arrays of more dimensions.
+_MOST_NDIM = 64
+
+DAMAGED_REST = "what lies between the leaves and the record of the structure is damaged"
+
+# What reads a leaf, by its value and the parts of its path.
+ReadLeaf = Callable[[int, list[str]], Any]
+
+
+class Reader:
+    """An open file: where its leaves are, and what they are.
+
+    Any number of threads may read from it. It can be pickled, unless it was opened by a file
+    object: another process opens the file again.
+
+    Attributes:
+      name: The file as messages tell it.
+      may_change: Whether it lies in memory that others may change.
+      inflated: How many bytes come out of gzip.
+      is_one_file: Whether its catalog has the bytes of all leaves.
+    """
+
+    is_one_file = True
+
+    def __init__(self, source: Openable, found: Opened, *, salvage: bool, **options: Any):
+        """`found` is what is in `source`; `options` are those to open it with again."""
+        is_path = isinstance(source, (str, os.PathLike))
+        # The program may go elsewhere, and so may a pickle.
+        self._source = absolute(source) if is_path else source
+        self._options = {"salvage": salvage, **options}
+        self.name = repr(os.fspath(source)) if is_path else "in memory"
+        is_fixed = is_path or isinstance(source, (bytes, core.Content)) or hasattr(source, "read")
+        self.may_change = not is_fixed
+        self.inflated = found.inflated
+        self._damage = found.damage
+        self._catalog: core.Catalog | None = core.Catalog.open(found.content, salvage=salvage)
+
+    @property
+    def catalog(self) -> core.Catalog:
+        """Its leaves by their paths.
+
+        Raises:
+          ValueError: If it is closed.
+        """
+        if self._catalog is None:
+            raise ValueError("the file is closed")
+        return self._catalog
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._catalog is None
+
+    @property
+    def damage(self) -> str | None:
+        """What is wrong with it apart from leaves, in words, as far as opening it tells."""
+        return self._damage or self.catalog.damage
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether there are checksums to verify."""
+        return self.catalog.is_summed
+
+    def close(self) -> None:
+        """Lets go of the file. Arrays that view it stay as they are."""
+        self._catalog = None
+
+    def kind(self, value: int, parts: list[str]) -> tuple[Any, ...]:
+        """Returns the kind of a leaf, as `Catalog.leaf` tells it.
+
+        Raises:
+          DecodeError: If it is an array that NumPy could not have.
+        """
+        _, kind, start, _, _ = self.catalog.leaf(value)
+        if kind[0] in ("array", "prng_key"):
+            shape = kind[2]
+            if len(shape) > _MOST_NDIM or max(shape, default=0) > sys.maxsize:
+                raise DecodeError(
+                    "the index of the file has an array of more dimensions, or larger ones, than "
+                    "there can be",
+                    start,
+                    _paths.text(parts),
+                )
+        return kind
+
+    def leaf(self, value: int, parts: list[str]) -> Any:
+        """Returns a leaf: an array to be read later, or the leaf itself."""
+        kind = self.kind(value, parts)
+        if kind[0] == "array":
+            return self.array(value, parts, kind)
+        if kind[0] == "prng_key":
+            return self.prng_key(value, parts, kind)
+        return self.catalog.read(value, copy=None, threads=None)
+
+    def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
+        """Returns an array, or the data of a PRNG key, to be read later."""
+        return LazyArray(self, value, _paths.text(parts), *dtype_and_shape(kind))
+
+    def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
+        """Returns a typed PRNG key; of an implementation that is not known here, a dict."""
+        return self.catalog.read(value, copy=None, threads=None)
+
+    def read(
+        self,
+        place: Place,
+        how: Reading,
+        marks: core.Marks | None = None,
+        on_devices: Callable[[Sequence[str]], bool] = lambda _: True,
+    ) -> Any:
+        """Returns the state at a place, with `ABSENT` for what is not marked.
+
+        Arrays that `on_devices`, by their paths from the place, may be left to be read later.
+        """
+        return self.catalog.read(
+            place.value, copy=how.copy, threads=how.threads, marks=marks, absent=ABSENT
+        )
+
+    def verify(
+        self, *, threads: int | None, progress: Callable[[int, int], object] | None
+    ) -> tuple[dict[int, Status], str | None]:
+        """Compares the file with its checksums.
+
+        Returns:
+          The status of each leaf by its value, and what is wrong apart from leaves.
+        """
+        catalog = self.catalog
+        *told, rest = catalog.verify(threads=threads, progress=progress)
+        damage = self.damage or catalog.stream_damage
+        if damage is None and rest == "corrupt":
+            damage = DAMAGED_REST
+        for name in catalog.dtypes:
+            if damage is None and _dtypes.resolve(name.encode()) is None:
+                damage = f"{name!r} is no dtype that an array can have"
+        return dict(zip(catalog.leaf_values(0), told, strict=True)), damage
+
+    def __reduce__(self) -> Any:
+        source = self._source
+        if hasattr(source, "read"):
+            raise TypeError("a File that was opened by a file object cannot be pickled")
+        if not isinstance(source, (str, os.PathLike)):
+            source = bytes(source)
+        return _reopened, (type(self), source, self._options, self.name)
+
+    @classmethod
+    def open(
+        cls,
+        source: Openable,
+        *,
+        salvage: bool = False,
+        mmap: bool = True,
+        max_size: int | None = None,
+        regular: bool = False,
+    ) -> Reader:
+        """Opens a file; with `regular` it must be a regular one. See `treepack.open`."""
+        found = open_parts(source, mmap=mmap, salvage=salvage, max_size=max_size, regular=regular)
+        return cls(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
+
+
+def _reopened(kind: type[Reader], source: Openable, options: dict[str, Any], name: str) -> Reader:
+    reader = kind.open(source, **options)
+    reader.name = name
+    return reader
+
+
+def dtype_and_shape(kind: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
+    """Returns the dtype and the shape of an array, or of the data of a PRNG key."""
+    return kind[1] if kind[0] == "array" else "uint32", kind[2]
+
+
+class Place(NamedTuple):
+    """A container or leaf of an open file, and all below it.
+
+    Attributes:
+      reader: The file.
+      value: Where it is in the catalog; 0 is the root.
+      parts: The path that leads to it.
+    """
+
+    reader: Reader
+    value: int
+    parts: list[str]
+
+    @property
+    def catalog(self) -> core.Catalog:
+        """The leaves of the whole file."""
+        return self.reader.catalog
+
+    def below(self, value: int, parts: Iterable[str]) -> Place:
+        """Returns a place below, by its value and its path from here."""
+        return Place(self.reader, value, [*self.parts, *parts])
+
+    def positions(self) -> list[tuple[int, int]]:
+        """Returns which child of how many leads here, from the root of the file on."""
+        found, value = [], 0
+        for part in self.parts:
+            names = dict(self.catalog.children(value) or ())
+            found.append((list(names).index(part), len(names)))
+            value = names[part]
+        return found
+
+    def state(self, leaf: ReadLeaf, marks: core.Marks | None = None) -> Any:
+        """Returns the state: dicts and lists of the leaves that `leaf` returns.
+
+        `ABSENT` is in the place of leaves and empty containers that are not marked.
+        """
+        catalog = self.catalog
+
+        def below(value: int, parts: list[str]) -> Any:
+            children = catalog.children(value)
+            if not children and marks is not None and value not in marks:
+                return ABSENT
+            if children is None:
+                return leaf(value, parts)
+            found = {}  # no comprehension: this goes as deep as a tree
+            for name, child in children:
+                found[name] = below(child, [*parts, name])
+            return list(found.values()) if catalog.is_list(value) else found
+
+        return below(self.value, self.parts)
+
+
+# For each dimension of a box its first index, how many there are, and how far apart.
+Bounds = list[tuple[int, int, int]]
+
+
+class LazyArray(Deferred):
+    """An array in a file that `open` has opened: it is read when it is used.
+
+    `np.asarray` and `jnp.asarray` read all of it, an index only what it needs.
+
+    Attributes:
+      path: Where it is in the file.
+      shape: Its dimensions.
+      dtype: Its dtype, of NumPy.
+
+    Example:
+      >>> import io, numpy as np, treepack
+      >>> with treepack.open(treepack.dumps({"w": np.arange(12.0).reshape(4, 3)})) as file:
+      ...     print(file["w"].shape, file["w"][1:3, 0])
+      (4, 3) [3. 6.]
+    """
+
+    def __init__(self, reader: Reader, value: int, path: str, dtype: str, shape: tuple[int, ...]):
+        found = _dtypes.resolve(dtype.encode())
+        if found is None:
+            raise DecodeError(f"{dtype!r} is no dtype that an array can have", path=path)
+        self.reader = reader
+        self.value = value
+        self.path = path
+        self.dtype: np.dtype[Any] = found
+        self.shape = shape
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d array")
+        return iter([self[index] for index in range(len(self))])
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        catalog = self.reader.catalog
+        array: np.ndarray = catalog.read(self.value, copy=copy, threads=None)
+        same = isinstance(array, np.ndarray) and array.dtype == self.dtype
+        if not same or array.shape != self.shape:
+            reason = "the leaf is not what the index of the file has there"
+            raise DecodeError(reason, path=self.path)
+        if dtype is None or np.dtype(dtype) == array.dtype:
+            return array
+        if copy is False:
+            raise ValueError("another dtype needs a copy")
+        other: np.ndarray = array.astype(dtype)
+        return other
+
+    def __getitem__(self, index: Any) -> Any:
+        """Returns what NumPy returns for an index, as an array of its own.
+
+        Integers and slices read nothing that they do not need, apart from what is near it; other
+        indices read all.
+        """
+        plan = box_of(index, self.shape)
+        if plan is None:
+            return np.array(self)[index]
+        box, rest = plan
+        return self._read(box)[rest]
+
+    def _read(self, box: Sequence[range]) -> np.ndarray:
+        """Returns the elements of a box."""
+        shape = tuple(map(len, box))
+        if 0 in shape:
+            self.reader.catalog.pieces(self.value)  # it has as many dimensions as the index has
+            return np.empty(shape, self.dtype)
+        data = self.reader.catalog.read_box(self.value, bounds_of(box))
+        return data.view(self.dtype).reshape(shape)
+
+    def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
+        """Reads the elements of a box.
+
+        Args:
+          bounds: The indices of each dimension, as `bounds_of` returns them.
+          target: Where to; an array of the same dtype in C order, or a part of one.
+          threads: How many threads read, at most.
+        """
+        if target.size == 0:
+            return
+        whole = target if target.base is None else target.base
+        at = _address(target) - _address(whole)
+        memory, strides = whole.reshape(-1).view(np.uint8), target.strides
+        read_to = self.reader.catalog.read_box_to
+        read_to(self.value, bounds, memory, at, strides, threads=threads)
+
+    def flat_range(self, start: int, stop: int) -> np.ndarray:
+        """Returns a range of its elements in C order, which is all that is read."""
+        itemsize = self.dtype.itemsize
+        read = self.reader.catalog.read_bytes
+        return read(self.value, start * itemsize, stop * itemsize).view(self.dtype)
+
+    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+        return self.reader.catalog.pieces(self.value)
+
+    def __repr__(self) -> str:
+        return f"LazyArray({self.path!r}, shape={self.shape}, dtype={self.dtype.name})"
+
+    def __reduce__(self) -> Any:
+        return _array_at, (self.reader, self.path)
+
+
+def _array_at(reader: Reader, path: str) -> Any:
+    parts = _paths.parts(path)
+    value = reader.catalog.find(parts, 0)
+    if value is None:
+        raise KeyError(path)  # the file is another one now
+    return reader.leaf(value, parts)
+
+
+def _address(array: np.ndarray) -> int:
+    return array.ctypes.data  # NumPy's `__array_interface__` crashes where there is no memory
+
+
+def bounds_of(box: Iterable[range]) -> Bounds:
+    """Returns the indices of each dimension of a box as the core takes them."""
+    # The step of a single index is any number.
+    return [(it.start, len(it), it.step if len(it) > 1 else 1) for it in box]
+
+
+def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:
+    """Returns the box that an index needs, and the index of what is wanted in it.
+
+    `None` if it is more than integers and slices.
+
+    Raises:
+      IndexError: If there is nothing at the index.
+    """
+    parts = [*index] if isinstance(index, tuple) else [index]
+    if not all(part is None or part is ... or _is_basic(part) for part in parts):
+        return None
+    axes = sum(map(_is_basic, parts))
+    if axes > len(shape) or parts.count(...) > 1:
+        raise IndexError(
+            f"too many indices for an array of {len(shape)} dimensions: {index!r:.100}"
+        )
+    has_dots = ... in parts
+    place = parts.index(...) if has_dots else len(parts)
+    parts[place : place + has_dots] = [slice(None)] * (len(shape) - axes)
+    box: list[range] = []
+    rest: list[Any] = []
+    for part in parts:
+        if part is None:
+            rest.append(None)  # a new axis
+            continue
+        size = shape[len(box)]
+        if isinstance(part, slice):
+            indices = range(*part.indices(size))
+            box.append(indices if indices.step > 0 else indices[::-1])
+            rest.append(slice(None, None, 1 if indices.step > 0 else -1))
+        elif -size <= part < size:
+            at = int(part) % size
+            box.append(range(at, at + 1))
+            rest.append(0)
+        else:
+            raise IndexError(f"index {part} is out of bounds for axis {len(box)} with size {size}")
+    # Without dots, what has no dimensions becomes a scalar.
+    return box, (*rest, ...) if has_dots else tuple(rest)
+
+
+def _is_basic(part: Any) -> bool:
+    """Tells whether a part of an index is an integer or a slice."""
+    if isinstance(part, slice):
+        return True
+    is_integer = isinstance(part, (int, np.integer))
+    return is_integer and not isinstance(part, (bool, np.timedelta64))

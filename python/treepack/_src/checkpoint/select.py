@@ -1,0 +1,202 @@
+"""Which leaves are meant, by their paths: `select=` and `rename=` of `load` and `File.load`.
+
+A pattern is a path. In it `*` stands for any text inside one part, `**` for any number of parts,
+and `?` for one character. What it matches is meant with all below it: `params/*/kernel`, `params`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.printable import printable
+from treepack._src.pytree.state_dict import leaves_of
+
+# Tells of the path of a leaf whether it is meant.
+Selects = Callable[[str], bool]
+
+Select = str | tuple[Any, ...] | list[Any] | Callable[[str], object] | Mapping[Any, Any] | None
+"""Which leaves: a pattern or several, a predicate of paths, or a pytree of bools."""
+
+Rename = Mapping[str, str] | Callable[[str], str] | None
+"""New names: patterns and what takes the place of what they match, or a function of paths."""
+
+
+class Selector:
+    """Compiles `select=`, to mark leaves of files and to tell of single paths.
+
+    Attributes:
+      selector: The patterns or bools as the core knows them; `None` for all leaves, or a predicate.
+      patterns: The patterns as they are written.
+    """
+
+    def __init__(self, select: Any):
+        """Compiles it.
+
+        Raises:
+          TypeError: If `select` is none of what `Select` lists.
+        """
+        self.selector: core.Selector | None = None
+        self.patterns: list[str] = []
+        self._predicate: Callable[[str], object] | None = None
+        if select is None:
+            return
+        patterns = _patterns_in(select)
+        if patterns is not None:
+            self.patterns = list(patterns)
+            self.selector = core.Selector.patterns([*patterns.items()])
+            return
+        tree = dict(leaves_of(select, ()))
+        if tree and all(isinstance(leaf, _BOOLS) for leaf in tree.values()):
+            bools = [([*keys], bool(leaf)) for keys, leaf in tree.items()]
+            self.selector = core.Selector.bools(bools)
+        elif callable(select):
+            self._predicate = select
+        else:
+            raise TypeError(
+                "select is a pattern, several of them, a predicate of paths, or a pytree of bools, "
+                f"not {select!r:.100}"
+            )
+
+    def mark(self, catalog: core.Catalog, value: int) -> core.Marks | None:
+        """Marks the leaves of a file below a value; `None` stands for all.
+
+        Raises:
+          ValueError: If a tree of bools has none for a leaf.
+        """
+        if self._predicate is not None:
+            return catalog.select_by(value, self._predicate)
+        if self.selector is None:
+            return None
+        marks = catalog.select(value, self.selector)
+        if marks.undecided is not None:
+            raise _no_bool(catalog.path_of(marks.undecided, value))
+        return marks
+
+    def means(self, path: str) -> bool:
+        """Tells whether the leaf at a path is meant.
+
+        Raises:
+          ValueError: If a tree of bools has none for it.
+        """
+        if self._predicate is not None:
+            return bool(self._predicate(path))
+        if self.selector is None:
+            return True
+        found = self.selector.means(_paths.parts(path))
+        if found is None:
+            raise _no_bool(path)
+        return found
+
+    def unmatched(self, patterns: Iterable[int], paths: Iterable[str]) -> list[int]:
+        """Returns those of some patterns that match no path; all are given by their numbers."""
+        left = set(patterns)
+        for path in paths if left else ():
+            assert self.selector is not None
+            left.difference_update(self.selector.matching(_paths.parts(path)))
+        return sorted(left)
+
+
+def _no_bool(path: str) -> ValueError:
+    return ValueError(f"at {printable(path)}: the tree of bools has none for it")
+
+
+# What a mask may have: `None` is a leaf that is not there, as in the masks of equinox.
+_BOOLS = (bool, np.bool_, type(None))
+
+
+def _patterns_in(select: Any) -> dict[str, bool] | None:
+    """Returns the patterns that `select` consists of, with whether each is literal."""
+    if isinstance(select, str) or is_key_path(select):
+        select = [select]
+    if not isinstance(select, (list, set, frozenset, tuple)):
+        return None
+    found: dict[str, bool] = {}
+    for pattern in select:
+        if isinstance(pattern, str):
+            found[pattern] = False
+        elif is_key_path(pattern):  # no character of it is a wildcard
+            found.setdefault(_paths.text(_paths.parts(pattern)), True)
+        else:
+            return None
+    return found
+
+
+def is_key_path(value: Any) -> bool:
+    """Tells whether a value is a key path of JAX."""
+    return (
+        isinstance(value, tuple)
+        and bool(value)
+        and any(hasattr(entry, name) for entry in value for name in ("key", "name", "idx"))
+    )
+
+
+class Renaming:
+    """Compiles `rename=`: a function from paths to new paths."""
+
+    def __init__(self, rename: Any):
+        """Compiles it.
+
+        Raises:
+          TypeError: If `rename` is nothing of the kind.
+          ValueError: If something is to take the place of more than a pattern has.
+        """
+        self._rules: list[tuple[str, list[str | None]]] = []
+        self._function: Callable[[str], str] | None = None
+        if isinstance(rename, Mapping):
+            self._rules = [(old, _replacement(old, new)) for old, new in rename.items()]
+        elif callable(rename):
+            self._function = rename
+        elif rename is not None:
+            raise TypeError(
+                f"rename is a dict of patterns or a function of paths, not {rename!r:.100}"
+            )
+        self._matches = rename is None or not self._rules
+
+    def __call__(self, path: str) -> str:
+        """Returns the path that a leaf is to have."""
+        if self._function is not None:
+            return self._function(path)
+        for pattern, replacement in self._rules:
+            found = ([], path) if pattern == _paths.ROOT else core.captures(pattern, path)
+            if found is not None:
+                self._matches = True
+                wildcards, rest = iter(found[0]), found[1]
+                new = "".join(next(wildcards) if it is None else it for it in replacement)
+                return _joined(new, "" if path == _paths.ROOT else rest)
+        return path
+
+    def check(self) -> None:
+        """Raises if no pattern has matched a path so far.
+
+        Raises:
+          ValueError: If there are patterns, and none has.
+        """
+        if not self._matches:
+            patterns = ", ".join(pattern for pattern, _ in self._rules)
+            raise ValueError(f"rename matches nothing in the file: {patterns}")
+
+
+def _joined(new: str, rest: str) -> str:
+    """Returns a path with what follows it: either may be the root."""
+    rest = rest.removeprefix("/")
+    if new == _paths.ROOT:
+        return rest or _paths.ROOT
+    return f"{new}/{rest}" if rest else new
+
+
+_WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
+
+
+def _replacement(old: str, new: str) -> list[str | None]:
+    """Returns the parts of a new path, with `None` for what the next wildcard matches."""
+    wildcards = _WILDCARDS.findall(old)
+    parts = _WILDCARDS.split(new)
+    if _WILDCARDS.findall(new) not in (wildcards, []):
+        raise ValueError(f"{new!r} must have the wildcards of {old!r}, in their order, or none")
+    return [None if _WILDCARDS.fullmatch(part) else part for part in parts]

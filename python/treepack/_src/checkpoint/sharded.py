@@ -1,0 +1,614 @@
+"""Reading a sharded checkpoint: arrays are put together from shards, as far as they are needed.
+
+manifest ──▶ encoding with holes ──▶ catalog, as of a file
+    └──────▶ which file has which shard ──▶ ShardedArray.box ──▶ a device, or memory
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from threading import Event
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src import tasks as _tasks
+from treepack._src.checkpoint.reader import (
+    DAMAGED_REST,
+    Bounds,
+    LazyArray,
+    Place,
+    Reader,
+    bounds_of,
+    dtype_and_shape,
+)
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.forks import Locked
+from treepack._src.options import Reading, Status
+from treepack._src.pytree import prng as _prng
+from treepack._src.storage.content import Openable, Opened, read_all, size_of
+from treepack._src.storage.deferred import rows_cast
+from treepack._src.storage.place import absolute, joined
+from treepack.errors import (
+    CorruptionError,
+    DecodeError,
+    GzipError,
+    GzipTruncatedError,
+    TreepackError,
+)
+
+T = TypeVar("T")
+
+# What reading raises where data are not what was saved.
+_DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
+
+# The most bytes that gzip makes of one.
+_MOST_INFLATED = 1032
+
+# Where jax on CPU uses memory in place.
+_ALIGN = 64
+
+
+class ReplacedError(CorruptionError):
+    """The files of a checkpoint are gone, because it has been saved again."""
+
+
+def unless_replaced(work: Callable[[], T]) -> T:
+    """Returns what work with a path returns, which begins anew if that is saved again meanwhile."""
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(ReplacedError):
+            return work()
+    return work()
+
+
+# How often a checkpoint may be saved again while it is read.
+_ATTEMPTS = 5
+
+
+class ShardedReader(Reader):
+    """A sharded checkpoint: a directory whose files are opened when they are needed.
+
+    Attributes:
+      manifest: What the files are, and which of them has which shard.
+    """
+
+    is_one_file = False
+
+    def __init__(
+        self, source: str | os.PathLike[str], *, salvage: bool, mmap: bool, max_size: int | None
+    ):
+        """Reads the manifest.
+
+        Args:
+          source: The directory.
+          salvage: See `treepack.open`, as for all others.
+          mmap: Whether files are mapped.
+          max_size: The most bytes that the manifest and all files may have when they are
+            decompressed.
+        """
+        self._locked = Locked()
+        # The program may go to another directory before all files are open.
+        self._path = absolute(source)
+        self._max_size = max_size
+        try:
+            data = read_all(joined(self._path, MANIFEST))
+        except FileNotFoundError:
+            raise DecodeError(
+                f"{os.fspath(source)!r} has no {MANIFEST}: it is no checkpoint, or one whose "
+                "saving has not come to its end"
+            ) from None
+        self._data = data
+        self.manifest = core.Manifest.decode(data, max_size=max_size)
+        self._expected = self.manifest.files
+        for name, _, _ in self._expected:
+            if name in ("", ".", "..") or "\0" in name or os.path.basename(name) != name:  # noqa: PTH119
+                raise DecodeError(f"the manifest is damaged: {name!r} is no file beside it")
+        nbytes = len(data) + sum(nbytes for _, nbytes, _ in self._expected)
+        if self.manifest.content.nbytes > _MOST_INFLATED * nbytes:
+            raise DecodeError(
+                f"the manifest is damaged: its arrays cannot be in files of {nbytes} bytes"
+            )
+        found = Opened(self.manifest.content, inflated=self.manifest.inflated)
+        super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
+        self._open_file = functools.partial(Reader.open, salvage=salvage, mmap=mmap, regular=True)
+        self._files: list[Reader | None] = [None] * len(self._expected)
+
+    def file(self, number: int) -> Reader:
+        """Returns a file, if it is the one that the manifest means.
+
+        Raises:
+          CorruptionError: If it is missing, or another one.
+        """
+        with self._locked.lock:
+            if self.is_closed:
+                raise ValueError("the file is closed")
+            found = self._files[number]
+            if found is None:
+                found = self._files[number] = self._checked(*self._expected[number])
+        return found
+
+    def _checked(self, name: str, nbytes: int, record: int) -> Reader:
+        place = joined(self._path, name)
+        try:
+            if size_of(place) != nbytes:
+                raise CorruptionError(f"{place} has {size_of(place)} bytes, and had {nbytes}")
+            left = None if self._max_size is None else max(0, self._max_size - self.inflated)
+            file = self._open_file(place, max_size=left)
+        except FileNotFoundError:
+            raise self.gone(place) from None
+        except _DAMAGE as error:
+            raise CorruptionError(f"{place} is damaged: {error}") from error
+        except TreepackError as error:
+            if self._max_size is None:
+                raise
+            raise TreepackError(
+                f"{place}: the decompressed checkpoint exceeds max_size={self._max_size} bytes"
+            ) from error
+        self.inflated += file.inflated
+        if zlib.crc32(file.catalog.trailer or b"") != record:
+            raise CorruptionError(f"{place} is not the file that was saved: it has another record")
+        return file
+
+    def gone(self, place: str) -> CorruptionError:
+        """Returns the error that tells why a file is not there."""
+        with contextlib.suppress(FileNotFoundError, DecodeError):
+            if read_all(joined(self._path, MANIFEST)) != self._data:
+                path = os.fspath(self._path)
+                return ReplacedError(f"{path!r} has been saved again meanwhile: open it again")
+        return CorruptionError(f"{place} is missing: the checkpoint is not whole")
+
+    def close(self) -> None:
+        """Lets go of the files. Arrays that view them stay as they are."""
+        with self._locked.lock:
+            super().close()
+            for number, file in enumerate(self._files):
+                if file is not None:
+                    file.close()
+                    self._files[number] = None
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether there are checksums to verify: the manifest has those of its files."""
+        return True
+
+    def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
+        """Returns an array, or the data of a PRNG key, to be read later."""
+        number = self.catalog.array_elsewhere(value)
+        if number is None:  # its bytes are in the manifest itself
+            return super().array(value, parts, kind)
+        return ShardedArray(self, value, _paths.text(parts), *dtype_and_shape(kind), number)
+
+    def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
+        """Returns a typed PRNG key; of an implementation that is not known here, a dict."""
+        data = self.array(value, parts, kind)
+        if not isinstance(data, ShardedArray):
+            return super().prng_key(value, parts, kind)
+        found = np.asarray(data)
+        key = _prng.wrap(kind[1], found)
+        return {_prng.MARKER: kind[1], "data": found} if key is None else key
+
+    def read(
+        self,
+        place: Place,
+        how: Reading,
+        marks: core.Marks | None = None,
+        on_devices: Callable[[Sequence[str]], bool] = lambda _: True,
+    ) -> Any:
+        """Returns the state at a place. Of arrays that go to devices, each device reads its part.
+
+        `ABSENT` is in the place of what is not marked.
+        """
+
+        def leaf(value: int, parts: list[str]) -> Any:
+            found = self.leaf(value, parts)
+            if not isinstance(found, LazyArray):
+                return found
+            is_sharded = isinstance(found, ShardedArray) and not found.is_host
+            waits = is_sharded and how.arrays == "saved" and on_devices(parts[len(place.parts) :])
+            return found if waits else found.__array__(copy=how.copy)
+
+        return place.state(leaf, marks)
+
+    def verify(
+        self, *, threads: int | None, progress: Callable[[int, int], object] | None
+    ) -> tuple[dict[int, Status], str | None]:
+        """Compares all files with their checksums.
+
+        Returns:
+          The status of each leaf by its value, and what is wrong apart from leaves.
+
+        Raises:
+          ReplacedError: If it has been saved again meanwhile.
+        """
+        catalog = self.catalog
+        leaves = []
+        arrays = {}
+        for path, value in catalog.leaves(0):
+            leaves.append(value)
+            parts = _paths.parts(path)
+            kind = self.kind(value, parts)
+            if kind[0] in ("array", "prng_key"):
+                array = self.array(value, parts, kind)
+                if isinstance(array, ShardedArray):
+                    arrays[value] = array
+        found, damage = self._verify_files(arrays, threads, progress or (lambda *_: None))
+        damage = "; ".join(filter(None, [self.damage, damage])) or None
+        # All others are in the manifest, whose checksum was compared.
+        statuses = {value: found.get(value, "ok") for value in leaves}
+        for number in catalog.unlike_index():
+            if number < len(leaves):
+                statuses[leaves[number]] = "corrupt"
+            else:
+                damage = damage or DAMAGED_REST
+        return statuses, damage
+
+    def _verify_files(
+        self,
+        arrays: dict[int, ShardedArray],
+        threads: int | None,
+        progress: Callable[[int, int], object],
+    ) -> tuple[dict[int, Status], str | None]:
+        """Returns the status of each array, and what is wrong with files in words."""
+        total = sum(nbytes for _, nbytes, _ in self._expected)
+        done = 0
+        worst: dict[int, Status] = dict.fromkeys(arrays, "ok")
+        damage = []
+        cells: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for key, array in arrays.items():
+            for cell, number in enumerate(array.files()):
+                cells[number].append((key, cell))
+        for number, (_, nbytes, _) in enumerate(self._expected):
+            statuses: dict[int, Status] = {}
+            wrong: str | None
+            tell = functools.partial(_told, progress, done, total)
+            try:
+                statuses, wrong = self._verify_file(number, threads, tell)
+            except ReplacedError:
+                raise
+            except CorruptionError as error:
+                wrong = str(error)
+            damage.extend([] if wrong is None else [wrong])
+            for key, cell in cells[number]:
+                status = arrays[key].status(cell, statuses)
+                worst[key] = max(worst[key], status, key=_BADNESS.index)
+            done += nbytes
+        return worst, "; ".join(damage) or None
+
+    def _verify_file(
+        self, number: int, threads: int | None, progress: Callable[[int, int], object]
+    ) -> tuple[dict[int, Status], str | None]:
+        file = self.file(number)
+        try:
+            statuses, wrong = file.verify(threads=threads, progress=progress)
+        except FileNotFoundError as error:  # it was there, elsewhere
+            raise self.gone(joined(self._path, self._expected[number][0])) from error
+        return statuses, None if wrong is None else f"{file.name}: {wrong}"
+
+    @classmethod
+    def open(
+        cls,
+        source: Openable,
+        *,
+        salvage: bool = False,
+        mmap: bool = True,
+        max_size: int | None = None,
+        regular: bool = False,
+    ) -> Reader:
+        """Opens a directory. See `treepack.open`."""
+        return cls(source, salvage=salvage, mmap=mmap, max_size=max_size)
+
+
+def open_reader(source: Openable, **options: Any) -> Reader:
+    """Opens a file or the directory of a sharded checkpoint; see `treepack.open`."""
+    try:
+        return Reader.open(source, **options)
+    except IsADirectoryError:
+        return ShardedReader.open(source, **options)
+
+
+_BADNESS: list[Status] = ["ok", "unchecked", "corrupt"]
+
+
+def _told(
+    progress: Callable[[int, int], object], before: int, total: int, done: int, _: int
+) -> None:
+    progress(before + done, total)
+
+
+class ShardedArray(LazyArray):
+    """An array whose shards are in several files, each read when it is needed."""
+
+    def __init__(
+        self,
+        reader: ShardedReader,
+        value: int,
+        path: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        number: int,
+    ):
+        super().__init__(reader, value, path, dtype, shape)
+        self.checkpoint = reader
+        counts, self.is_host = reader.manifest.grid(number)
+        try:
+            self._grid = core.ShardGrid(shape, [1] * len(shape) if self.is_host else counts)
+        except ValueError:
+            raise DecodeError(f"the manifest splits {shape} by {counts}", path=path) from None
+        self._number = number
+        self._stored = self.dtype
+        self._keys = _paths.parts(path)
+        self._known: dict[int, LazyArray] = {}
+
+    def astype(self, dtype: Any) -> ShardedArray:
+        """Returns the same array, which is cast when it is read."""
+        cast = object.__new__(ShardedArray)
+        cast.__dict__.update(self.__dict__)
+        cast.dtype = np.dtype(dtype)
+        return cast
+
+    def box(self, index: Sequence[slice]) -> np.ndarray:
+        """Returns the elements of a box, of which nothing else is read.
+
+        Args:
+          index: A slice with a step of 1 for each dimension.
+
+        Returns:
+          A view of a file where the box lies in one shard, otherwise memory of its own.
+        """
+        return self.plan(index).read()
+
+    def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
+        """Returns a box that can be read later, and whether it will be used in place."""
+        indices = [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
+        return self._plan(indices, in_place=in_place)
+
+    def _plan(self, indices: Sequence[range], *, in_place: bool = False) -> Box:
+        parts = [
+            _Part(self, self._shard(cell), local, tuple(slice(*it) for it in target))
+            for cell, local, target in self._grid.parts(bounds_of(indices))
+        ]
+        return Box(tuple(map(len, indices)), self.dtype, parts, in_place=in_place)
+
+    def _read(self, box: Sequence[range]) -> np.ndarray:
+        """Returns the elements of a box."""
+        plan = self._plan(box)  # before there is memory for what may not be there
+        made = np.empty(tuple(map(len, box)), self.dtype)
+        plan.read_to(made)
+        return made
+
+    def files(self) -> Iterator[int]:
+        """Yields the number of the file of each shard."""
+        for cell in range(len(self._grid)):
+            yield self.checkpoint.manifest.file_of(self._number, cell)
+
+    def status(self, cell: int, statuses: Mapping[int, Status]) -> Status:
+        """Returns what is known of a shard; `statuses` tells it of the leaves of its file."""
+        try:
+            return statuses[self._find(cell).value] if statuses else "corrupt"
+        except CorruptionError:
+            return "corrupt"
+
+    def _shard(self, cell: int) -> LazyArray:
+        found = self._known.get(cell)
+        if found is None:
+            found = self._known[cell] = self._find(cell)
+        return found
+
+    def _find(self, cell: int) -> LazyArray:
+        number = self.checkpoint.manifest.file_of(self._number, cell)
+        file = self.checkpoint.file(number)
+        keys = self._keys if self.is_host else [*self._keys, self._grid.name(cell)]
+        shape = tuple(stop - start for start, stop in self._grid.bounds(cell))
+        shard = cause = None
+        try:
+            value = file.catalog.find(keys, 0)
+            if value is not None and file.catalog.children(value) is None:
+                shard = file.leaf(value, keys)
+            if isinstance(shard, LazyArray):
+                file.catalog.pieces(shard.value)  # it is there as the index has it
+        except _DAMAGE as error:
+            cause = error
+        if (
+            cause is not None
+            or not isinstance(shard, LazyArray)
+            or (shard.shape, shard.dtype) != (shape, self._stored)
+        ):
+            path, reason = _paths.text(keys), "" if cause is None else f": {cause}"
+            raise CorruptionError(
+                f"{path} is not in {file.name} as the manifest has it{reason}"
+            ) from cause
+        return shard
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        found = self.box([slice(None)] * self.ndim)
+        if dtype is not None and np.dtype(dtype) != found.dtype:
+            if copy is False:
+                raise ValueError("another dtype needs a copy")
+            return found.astype(dtype)
+        if copy is False and found.flags.writeable:  # views of files are not
+            raise ValueError(f"{self.path} lies in several shards, and has to be copied")
+        return np.array(found) if copy and not found.flags.writeable else found
+
+    def flat_range(self, start: int, stop: int) -> np.ndarray:
+        """Returns a range of its elements in C order, which is all that is read."""
+        found = core.boxes_of_range(self.shape, start, min(stop, self.size))
+        boxes = [self.box([slice(*it) for it in box]).reshape(-1) for box in found]
+        return boxes[0] if len(boxes) == 1 else np.concatenate([np.empty(0, self.dtype), *boxes])
+
+    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+        return rows_cast(self, self.dtype)._deferred()
+
+
+class _Part(NamedTuple):
+    """What a shard has of a box.
+
+    Attributes:
+      array: The array.
+      shard: The shard.
+      local: Where it is there.
+      target: Where it is in the box.
+    """
+
+    array: ShardedArray
+    shard: LazyArray
+    local: Bounds
+    target: tuple[slice, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return math.prod(count for _, count, _ in self.local) * self.shard.dtype.itemsize
+
+    @property
+    def place(self) -> tuple[int, Bounds]:
+        """Where it is in its file, as the core takes it."""
+        return self.shard.value, self.local
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Says of errors in reading which file they are of."""
+        name = self.shard.reader.name
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise self.array.checkpoint.gone(name) from error
+        except _DAMAGE as error:
+            raise CorruptionError(f"{name} is damaged: {error}") from error
+
+    def prefetch(self) -> None:
+        """Begins to read it from the disk."""
+        with self.explained():
+            self.shard.reader.catalog.prefetch(*self.place)
+
+    def view(self) -> np.ndarray | None:
+        """Returns it in place, if that can be."""
+        try:
+            whole: Any = self.shard.__array__(copy=False)
+        except (ValueError, FileNotFoundError):  # it is elsewhere, or compressed; or damaged
+            return None
+        return _at(whole, [slice(at, at + count * step, step) for at, count, step in self.local])
+
+    def read_to(self, target: np.ndarray, threads: int | None) -> None:
+        """Reads it; `target` is a part of an array in C order, and may have another dtype."""
+        stored = target
+        if target.dtype != self.shard.dtype:
+            stored = np.empty(target.shape, self.shard.dtype)
+        with self.explained():
+            self.shard.read_to(self.local, stored, threads=threads)
+        if stored is not target:
+            with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
+                np.copyto(target, stored, casting="unsafe")
+
+
+class Box:
+    """A box of an array, which can be read.
+
+    Attributes:
+      parts: What shards have of it.
+      is_in_place: Whether it will be used where it is in its file.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], parts: list[_Part], *, in_place: bool
+    ):
+        """With `in_place` it is used there if it lies in one shard."""
+        self._shape = shape
+        self._dtype = dtype
+        self.parts = parts
+        self._has_begun = False
+        self._is_view = len(parts) == 1 and parts[0].shard.dtype == dtype
+        self.is_in_place = in_place and self._is_view
+
+    def read(self, threads: int | None = None, stopped: Event | None = None) -> np.ndarray:
+        """Returns its elements: a view of a file where that can be."""
+        view = self.parts[0].view() if self._is_view else None
+        if view is not None:
+            return view
+        made = aligned(self._shape, self._dtype)
+        self.read_to(made, threads, stopped)
+        return made
+
+    def read_to(
+        self, target: np.ndarray, threads: int | None = None, stopped: Event | None = None
+    ) -> None:
+        """Reads its elements to an array in C order, or less of them if that is stopped."""
+        self.prefetch()
+        for part in self.parts:
+            if stopped is not None and stopped.is_set():
+                return
+            part.read_to(_at(target, part.target), threads)
+
+    def prefetch(self) -> None:
+        """Begins to read it from the disk, once."""
+        if not self._has_begun:
+            self._has_begun = True
+            for part in self.parts:
+                part.prefetch()
+
+
+def expect(boxes: Iterable[Box]) -> None:
+    """Prepares files for all that will be needed of them, so that little else is read from disk.
+
+    Of a file that is needed nearly whole, the system reads ahead. Of others it would read what
+    nobody needs: there, what is used in place is read by name, while the load goes on.
+    """
+    needed: dict[Reader, int] = defaultdict(int)
+    in_place: dict[Reader, list[_Part]] = defaultdict(list)
+    for box in boxes:
+        for part in box.parts:
+            file = part.shard.reader
+            needed[file] += part.nbytes
+            if box.is_in_place:
+                in_place[file].append(part)
+    for file, parts in in_place.items():
+        if needed[file] < _NEARLY_WHOLE * file.catalog.totals(0)[1]:
+            with parts[0].explained():
+                file.catalog.prefetch_only([part.place for part in parts])
+
+
+def _at(array: Any, index: Iterable[slice]) -> np.ndarray:
+    """Returns a view of a part of an array."""
+    view: np.ndarray = array[(*index, ...)]  # without the dots no dimensions become a scalar
+    return view
+
+
+# More of a file need not be read than this part of it.
+_NEARLY_WHOLE = 0.95
+
+
+@contextlib.contextmanager
+def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.ndarray]]:
+    """Prefetches boxes in threads; yields a function that waits for one."""
+    copied = [box for box in boxes if not box.is_in_place]
+    if not copied:
+        yield Box.read
+        return
+    stopped = Event()
+    each = max(1, threads // len(copied))
+    works: list[Callable[[], Any]] = [functools.partial(_prefetch, copied, stopped)]
+    works += [functools.partial(box.read, each, stopped) for box in copied]
+    with _tasks.started(works, threads + 1, stopped) as (_, *tasks):
+        ahead = {id(box): task for box, task in zip(copied, tasks, strict=True)}
+        yield lambda box: box.read() if box.is_in_place else ahead[id(box)].result()
+
+
+def _prefetch(boxes: list[Box], stopped: Event) -> None:
+    for box in boxes:
+        if not stopped.is_set():
+            box.prefetch()
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Returns memory that jax on CPU can use in place."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + _ALIGN, np.uint8)
+    start = -memory.ctypes.data % _ALIGN
+    return memory[start : start + nbytes].view(dtype).reshape(shape)

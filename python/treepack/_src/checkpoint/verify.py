@@ -1,0 +1,150 @@
+"""Whether a file is what was written: `verify`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from typing import NamedTuple
+
+import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.sharded import open_reader, unless_replaced
+from treepack._src.options import Progress, Status, progress_bar
+from treepack._src.storage.content import Openable
+
+
+class Statuses(Mapping[str, Status]):
+    """What is known of leaves, by their paths.
+
+    A path is made when it is asked for: all of them together may be much larger than the file.
+    """
+
+    def __init__(self, catalog: core.Catalog, statuses: dict[int, Status]):
+        """`statuses` has those of all leaves of the catalog, by their values."""
+        self._catalog = catalog
+        self._statuses = statuses
+
+    def __getitem__(self, path: str) -> Status:
+        value = self._catalog.find(_paths.parts(path), 0) if isinstance(path, str) else None
+        if value is None or value not in self._statuses:
+            raise KeyError(path)
+        return self._statuses[value]
+
+    def __iter__(self) -> Iterator[str]:
+        return (path for path, _ in self._catalog.leaves(0))
+
+    def __len__(self) -> int:
+        return len(self._statuses)
+
+    def values(self) -> ValuesView[Status]:
+        """Returns what is known of each leaf, in their order."""
+        return self._statuses.values()
+
+    def items(self) -> ItemsView[str, Status]:
+        """Returns the paths with what is known of each leaf, in their order."""
+        return _Items(self)
+
+    def with_status(self, status: Status) -> list[str]:
+        """Returns the paths of the leaves of which this is known."""
+        values = [value for value, known in self._statuses.items() if known == status]
+        return [self._catalog.path_of(value, 0) for value in values]
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __reduce__(self) -> tuple[type[dict[str, Status]], tuple[dict[str, Status]]]:
+        return dict, (dict(self),)
+
+
+class _Items(ItemsView[str, Status]):
+    _mapping: Statuses
+
+    def __iter__(self) -> Iterator[tuple[str, Status]]:
+        statuses = self._mapping
+        for path, value in statuses._catalog.leaves(0):
+            yield path, statuses._statuses[value]
+
+
+class Verification(NamedTuple):
+    """What `verify` found.
+
+    Attributes:
+      leaves: By path: `"ok"`, `"corrupt"`, or `"unchecked"`.
+      damage: What is wrong apart from leaves, in words, or `None`: the file ends early, its record
+        is damaged, or what lies between leaves and record, or the gzip stream around them.
+    """
+
+    leaves: Mapping[str, Status]
+    damage: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong, as far as that can be told."""
+        return self.damage is None and "corrupt" not in self.leaves.values()
+
+    @property
+    def corrupt(self) -> list[str]:
+        """The paths of the leaves that are damaged."""
+        return _with_status(self.leaves, "corrupt")
+
+    @property
+    def unchecked(self) -> list[str]:
+        """The paths of the leaves that cannot be checked."""
+        return _with_status(self.leaves, "unchecked")
+
+
+def _with_status(leaves: Mapping[str, Status], status: Status) -> list[str]:
+    if isinstance(leaves, Statuses):
+        return leaves.with_status(status)
+    return [path for path, known in leaves.items() if known == status]
+
+
+def verify(
+    source: Openable | os.PathLike[str],
+    *,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Verification:
+    """Compares a file with its checksums.
+
+    Files of `save` have one for each leaf, sharded checkpoints those of their files, gzip files of
+    treepack one for each block, those of others one in all. In all else, such as flax's files and
+    what `dumps` makes, only the headers are read, and the leaves are `unchecked`.
+
+    Args:
+      source: See `open`.
+      max_size: See `open`.
+      threads: How many threads read and sum, at most.
+      progress: See `save`.
+
+    Returns:
+      What is known of each leaf. Damage is no error here. If nothing is wrong, `load`, `open`, and
+      gzip where it is gzip, take all of the file, and find the same in it.
+
+    Raises:
+      OSError: If the file cannot be read.
+      TreepackError: A ValueError. If gzip has more than `max_size` bytes inside.
+
+    Example:
+      >>> import numpy as np, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> treepack.save(path, {"w": np.zeros(1000), "b": np.zeros(10)})
+      >>> treepack.verify(path).leaves
+      {'w': 'ok', 'b': 'ok'}
+      >>> with open(path, "r+b") as file:
+      ...     _ = file.seek(5000), file.write(b"?")
+      >>> treepack.verify(path).corrupt
+      ['w']
+    """
+
+    def attempt() -> Verification:
+        with (
+            contextlib.closing(open_reader(source, salvage=True, max_size=max_size)) as reader,
+            progress_bar(progress, "verify") as tell,
+        ):
+            statuses, damage = reader.verify(threads=threads, progress=tell)
+            return Verification(Statuses(reader.catalog.without_content(), statuses), damage)
+
+    return unless_replaced(attempt)

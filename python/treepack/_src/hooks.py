@@ -1,0 +1,60 @@
+"""What the core calls: functions about meaning, under the names that it knows them by.
+
+`src/py/hooks.rs` looks each of them up once, and says what it is asked.
+"""
+
+from __future__ import annotations
+
+from treepack._src.dtypes import describe as describe_dtype
+from treepack._src.dtypes import resolve as resolve_dtype
+from treepack._src.interop.msgpack import make as make_ext
+from treepack._src.printable import printable
+from treepack._src.pytree.containers import check_unique_keys
+from treepack._src.pytree.leaves import abstract as abstract_array
+from treepack._src.pytree.leaves import (
+    classify,
+    explain,
+    finish_transfer,
+    host_view,
+    start_transfer,
+    to_contiguous,
+)
+from treepack._src.pytree.prng import unwrap as unwrap_key
+from treepack._src.pytree.prng import wrap as wrap_key
+from treepack._src.pytree.state_dict import expand
+from treepack._src.registry.fixed_fields import fixed_fields
+from treepack._src.registry.nodes import fill_holes, is_named
+from treepack._src.registry.nodes import find as find_node_type
+from treepack._src.registry.nodes import reduce as reduce_node
+from treepack._src.registry.static import rebuild as rebuild_value
+from treepack._src.registry.static import reduce as reduce_value
+from treepack._src.registry.types import upgrades
+from treepack._src.restore.template import is_abstract_array, restore_child
+
+__all__ = [
+    "abstract_array",
+    "check_unique_keys",
+    "classify",
+    "describe_dtype",
+    "expand",
+    "explain",
+    "fill_holes",
+    "find_node_type",
+    "finish_transfer",
+    "fixed_fields",
+    "host_view",
+    "is_abstract_array",
+    "is_named",
+    "make_ext",
+    "printable",
+    "rebuild_value",
+    "reduce_node",
+    "reduce_value",
+    "resolve_dtype",
+    "restore_child",
+    "start_transfer",
+    "to_contiguous",
+    "unwrap_key",
+    "upgrades",
+    "wrap_key",
+]

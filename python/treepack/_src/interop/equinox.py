@@ -1,0 +1,25 @@
+"""Equinox: the functions in its modules, such as an activation, are code and no state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treepack._src.interop.modules import imported, instance_of
+
+is_module = instance_of("equinox", "Module")
+"""Tells whether a value is an equinox module."""
+
+
+def missing() -> Any:
+    """Returns the object in the static data of its modules that stands for nothing, or `None`."""
+    equinox = imported("equinox")
+    if equinox is None:
+        return None
+    import jax
+
+    treedef: Any = jax.tree_util.tree_structure(equinox.nn.Identity())
+    auxdata = treedef.node_data()[1]
+    if type(auxdata) is not tuple:  # as before version 0.13.3
+        return None
+    found = [value for value in auxdata if type(value).__name__ == "_Missing"]
+    return found[0] if found else None

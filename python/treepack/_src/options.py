@@ -1,0 +1,255 @@
+"""The options that many functions have: each is declared, checked and described here, once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    import jax
+
+Strict = bool | Literal["exact"]
+"""How strict a template is: shapes and dtypes as JAX has them, exactly, or not at all."""
+
+Progress = Callable[[int, int], object] | bool | None
+"""Who is told of long work: a callable of bytes done and in all, `True` for a bar, or nobody."""
+
+Arrays = Literal["saved", "numpy"]
+"""Which arrays come back: those of jax as such, or all of them as NumPy's."""
+
+Unknown = Literal["error", "dict"]
+"""What becomes of nodes of types that are not registered: an error, or dicts of their children."""
+
+Missing = Literal["error", "target"]
+"""What becomes of leaves of a template that the file lacks: an error, or they stay as they are."""
+
+Unexpected = Literal["ignore", "error"]
+"""What becomes of leaves of a file that a template lacks."""
+
+OnCorrupt = Literal["error", "skip"]
+"""What becomes of leaves with another checksum: an error, or they count as missing."""
+
+Status = Literal["ok", "corrupt", "unchecked"]
+"""What is known of the bytes of a leaf: `unchecked` if there is nothing to compare them with."""
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "strict": (True, False, "exact"),
+    "arrays": ("saved", "numpy"),
+    "unknown": ("error", "dict"),
+    "missing": ("error", "target"),
+    "unexpected": ("ignore", "error"),
+    "on_corrupt": ("error", "skip"),
+}
+
+
+def check_choice(name: str, value: Any) -> None:
+    """Raises a ValueError unless an option has one of its values."""
+    choices = _CHOICES[name]
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Writing:
+    """How files are written; see `save`.
+
+    Attributes:
+      max_chunk_size: Larger arrays are cut, as flax does it: `serialization.MAX_CHUNK_SIZE`.
+    """
+
+    compress: bool = False
+    level: int | None = None
+    align: int = 64
+    durable: bool = True
+    threads: int | None = None
+    max_chunk_size: float
+
+    def __post_init__(self) -> None:
+        check_level(self.level, self.compress)
+
+
+def check_level(level: int | None, compress: bool) -> None:
+    """Raises a ValueError if there is a level for nothing."""
+    if level is not None and not compress:
+        raise ValueError("level is for compress=True")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How trees are read; see `load`."""
+
+    strict: Strict = True
+    cast: bool = False
+    arrays: Arrays = "saved"
+    device: Any = None
+    sharding: Any = None
+    copy: bool | None = None
+    unknown: Unknown = "error"
+    static: Any = None
+    threads: int | None = None
+    progress: Progress = None
+
+    def __post_init__(self) -> None:
+        for name in ("strict", "arrays", "unknown"):
+            check_choice(name, getattr(self, name))
+        if self.device is not None and self.sharding is not None:
+            raise ValueError("device and sharding exclude each other")
+        if self.arrays == "numpy" and (self.device is not None or self.sharding is not None):
+            raise ValueError("device and sharding are for arrays of jax: pass arrays='saved'")
+
+    def check(self, target: Any) -> None:
+        """Raises a ValueError if an option does not go with the target, or with none."""
+        if self.cast and target is None:
+            raise ValueError("cast=True is for a target, whose dtypes are taken")
+        if self.static is not None and target is not None:
+            raise ValueError("static= fills what a file lacks; a target has its own static data")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which leaves are loaded, and what becomes of the others; see `load`."""
+
+    select: Any = None
+    rename: Any = None
+    missing: Missing = "error"
+    unexpected: Unexpected = "ignore"
+    verify: bool = False
+    on_corrupt: OnCorrupt = "error"
+    return_report: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("missing", "unexpected", "on_corrupt"):
+            check_choice(name, getattr(self, name))
+
+    @property
+    def verifies(self) -> bool:
+        """Whether leaves are compared with their checksums."""
+        return self.verify or self.on_corrupt == "skip"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all is loaded, and nothing more is asked."""
+        return self == Selection()
+
+
+class SaveOptions(TypedDict, total=False):
+    """The options of `save` that do not change the type of its result; see there."""
+
+    sharded: bool | None
+    step: int | None
+    metadata: Any
+    holes: bool
+    compress: bool
+    level: int | None
+    align: int
+    durable: bool
+    threads: int | None
+    progress: Progress
+
+
+class ReadOptions(TypedDict, total=False):
+    """The options of `Reading`; see `load`."""
+
+    strict: Strict
+    cast: bool
+    arrays: Arrays
+    device: jax.Device | None
+    sharding: Any
+    copy: bool | None
+    unknown: Unknown
+    static: Any
+    threads: int | None
+    progress: Progress
+
+
+class BytesOptions(ReadOptions, total=False):
+    """The options of `loads`; see there."""
+
+    max_size: int | None
+
+
+class PartOptions(ReadOptions, total=False):
+    """The options of `Reading` and of `Selection`, but for the report; see `load`."""
+
+    select: Any
+    rename: Any
+    missing: Missing
+    unexpected: Unexpected
+    verify: bool
+    on_corrupt: OnCorrupt
+
+
+class LoadOptions(PartOptions, total=False):
+    """The options of `load` that do not change the type of its result; see there."""
+
+    mmap: bool
+    max_size: int | None
+
+
+def part_options(options: PartOptions, *, return_report: bool) -> tuple[Selection, Reading]:
+    """Returns the options of a load apart: which leaves, and how they are read.
+
+    Raises:
+      TypeError: If there is another option.
+    """
+    about: dict[str, Any] = {**options}
+    names = [field.name for field in dataclasses.fields(Reading)]
+    how = Reading(**{name: about.pop(name) for name in names if name in about})
+    return Selection(**about, return_report=return_report), how
+
+
+@contextlib.contextmanager
+def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int], object] | None]:
+    """Yields the callable to pass on, and closes the bar if there is one.
+
+    Raises:
+      ImportError: If a bar is asked for, and tqdm is not installed.
+      TypeError: If `progress` is neither a callable nor a bool.
+    """
+    if progress is None or progress is False:
+        yield None
+    elif progress is True:
+        try:
+            from tqdm import tqdm
+        except ImportError as error:
+            raise ImportError("progress=True shows a bar of tqdm: pip install tqdm") from error
+        with tqdm(desc=title, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+
+            def tell(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield tell
+    elif callable(progress):
+        yield progress
+    else:
+        raise TypeError(f"progress must be a callable or True, not {progress!r}")
+
+
+# Whether static data that have no form are left out: a switch of the thread, since the core
+# stands between the function that has the option and the hooks that ask.
+
+
+class _Local(threading.local):
+    allowed: bool = False
+
+
+_local = _Local()
+
+
+@contextlib.contextmanager
+def allowing_holes(holes: bool) -> Iterator[None]:
+    """Lets this thread leave out what cannot be written, or not."""
+    outer, _local.allowed = _local.allowed, holes
+    try:
+        yield
+    finally:
+        _local.allowed = outer
+
+
+def holes_allowed() -> bool:
+    """Tells whether this thread leaves out what cannot be written."""
+    return _local.allowed

@@ -1,0 +1,89 @@
+"""How a place in a tree is written: `params/encoder/0/kernel`, and `.` for the whole tree.
+
+The parts are the keys of dicts, the numbers of elements, the names of fields. In a part, `~` is
+written `~0` and `/` is written `~1`, as in JSON Pointer (RFC 6901); a part that is `.` is written
+`~2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from treepack._src.printable import printable
+from treepack.errors import TreepackError
+
+T = TypeVar("T")
+
+ROOT = "."
+
+
+def text(parts: Iterable[str]) -> str:
+    """Returns the path of these parts."""
+    escaped = [_escaped(part) for part in parts]
+    return "/".join(escaped) if escaped else ROOT
+
+
+def join(path: str, part: str) -> str:
+    """Returns the path of what a part leads to from a path."""
+    return _escaped(part) if path == ROOT else f"{path}/{_escaped(part)}"
+
+
+def _escaped(part: str) -> str:
+    return "~2" if part == ROOT else part.replace("~", "~0").replace("/", "~1")
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("~2", ".").replace("~1", "/").replace("~0", "~")
+
+
+def parts(path: Any) -> list[str]:
+    """Returns the parts of a path: its text, or a key path of JAX.
+
+    Raises:
+      TypeError: If it is neither.
+    """
+    if isinstance(path, str):
+        if path == ROOT:
+            return []
+        return [_unescaped(part) for part in path.split("/")]
+    if isinstance(path, (tuple, list)):
+        return [entry if isinstance(entry, str) else key_name(entry) for entry in path]
+    raise TypeError(f"a path is a string or a key path of JAX, not {path!r:.100}")
+
+
+def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
+    """Puts a leaf into nested dicts.
+
+    Raises:
+      TreepackError: A ValueError. If there is another leaf above it, or in its place.
+    """
+    place: Any = tree
+    for part in parts[:-1]:
+        place = place.setdefault(part, {})
+        if type(place) is not dict:
+            raise TreepackError(f"a leaf would be at {printable(text(parts))}, below a leaf")
+    if not parts or parts[-1] in place:
+        raise TreepackError(f"a leaf would be at {printable(text(parts))}, where others are")
+    place[parts[-1]] = leaf
+
+
+def at_or_above(tree: Mapping[tuple[str, ...], T], path: str, what: str) -> T:
+    """Returns what there is for a path, or for the nearest place above it.
+
+    Raises:
+      ValueError: If there is nothing; `what` says of what.
+    """
+    names = tuple(parts(path))
+    for count in range(len(names), -1, -1):
+        if names[:count] in tree:
+            return tree[names[:count]]
+    raise ValueError(f"at {printable(path)}: the tree of {what} has none for it")
+
+
+def key_name(entry: Any) -> str:
+    """Returns the name in an entry of a key path, whatever its kind."""
+    for attribute in ("key", "name", "idx"):
+        if hasattr(entry, attribute):
+            return str(getattr(entry, attribute))
+    return str(entry)

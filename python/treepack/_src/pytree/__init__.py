@@ -1,0 +1,1 @@
+"""Live Python trees: containers, leaves, state dicts."""

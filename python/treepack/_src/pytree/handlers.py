@@ -1,0 +1,167 @@
+"""Which functions turn a type into a state dict and back: three registries, one order.
+
+Handlers that were registered with treepack come first, then flax's, then the two
+of eformer. The others are looked at only if the program has imported them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treepack._src.interop.jax import is_partial_type
+
+
+class Handlers(NamedTuple):
+    """The two functions that are registered for a type.
+
+    Attributes:
+      to_state: Takes an object, returns its state.
+      from_state: Takes a template object and a state, returns a new object.
+    """
+
+    to_state: Callable[[Any], Any]
+    from_state: Callable[[Any, Any], Any]
+
+
+_CONTAINERS: frozenset[type] = frozenset({dict, list, tuple})
+
+# Types that the native walk takes for granted unless they have a handler.
+_WALKED_NATIVELY: frozenset[type] = frozenset(
+    {dict, list, tuple, str, bytes, int, float, bool, complex, type(None), np.ndarray}
+)
+
+# Modules that have registries like ours, in the order in which they are asked.
+_FOREIGN = ("flax.serialization", "eformer.pytree._serialization", "eformer.pytree._xtree")
+
+_handlers: dict[type, Handlers] = {}
+
+# Per module: its handlers for builtin containers, and how many types it knows, when
+# nothing that is walked natively was overridden there.
+_default: dict[str, tuple[Any, ...]] = {}
+
+
+def register_serialization_state(
+    ty: type,
+    ty_to_state_dict: Callable[[Any], Any],
+    ty_from_state_dict: Callable[[Any, Any], Any],
+    override: bool = False,
+) -> None:
+    """Registers how objects of a type become a state dict, and come back from one.
+
+    Args:
+      ty: The type. Subclasses are not covered.
+      ty_to_state_dict: Takes an instance, returns its state: a dict with string
+        keys. It may call `to_state_dict` on parts of it.
+      ty_from_state_dict: Takes an instance as the template and a state, and
+        returns a new instance. It may call `from_state_dict` on parts of it.
+      override: Whether a handler that is already there, flax's as well, is replaced.
+
+    Raises:
+      ValueError: If there is one and `override` is false.
+
+    Example:
+      >>> import treepack
+      >>> class Point:
+      ...     def __init__(self, x): self.x = x
+      >>> treepack.serialization.register_serialization_state(
+      ...     Point, lambda p: {"x": p.x}, lambda p, state: Point(state["x"]))
+      >>> treepack.serialization.from_bytes(Point(0), treepack.serialization.to_bytes(Point(3))).x
+      3
+    """
+    if not isinstance(ty, type):
+        raise TypeError(f"expected a class, got {ty!r:.100}")
+    known = ty in _handlers or is_builtin(ty) or ty in _registry_of("flax.serialization")
+    if known and not override:
+        raise ValueError(f'a serialization handler for "{ty.__name__}" is already registered')
+    _handlers[ty] = Handlers(ty_to_state_dict, ty_from_state_dict)
+
+
+def is_builtin(ty: type) -> bool:
+    """Tells whether a type needs no handler, because the walk knows it.
+
+    Registering one nevertheless takes `override=True`, as in flax.
+    """
+    return ty in _CONTAINERS or is_partial_type(ty)
+
+
+def find(ty: type) -> Handlers | None:
+    """Returns the handlers that a program has registered for a type, wherever it did."""
+    own = _handlers.get(ty)
+    if own is not None:
+        return own
+    for module, registry in _foreign():
+        found = registry.get(ty)
+        if found is not None and not (is_builtin(ty) and is_from(found[0], module)):
+            return Handlers(*found)
+    return None
+
+
+def overridden() -> list[type]:
+    """Returns the natively walked types that have handlers nevertheless."""
+    found = _handlers.keys() & _WALKED_NATIVELY if _handlers else set()
+    # This is asked at every call, and nearly always the answer is that of the last one.
+    for module in _FOREIGN:
+        if module not in sys.modules:
+            continue
+        registry = _registry_of(module)
+        get = registry.get
+        containers = get(dict), get(list), get(tuple), len(registry)
+        if containers != _default.get(module):
+            others = _overridden_in(module, registry)
+            found |= others
+            if not others:
+                _default[module] = containers
+    return list(found)
+
+
+def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
+    """Returns the natively walked types for which a registry has more than its own handlers."""
+    return {
+        ty
+        for ty in registry.keys() & _WALKED_NATIVELY
+        if not (is_builtin(ty) and is_from(registry[ty][0], module))
+    }
+
+
+def is_from(function: Any, module: str) -> bool:
+    """Tells whether a function is defined in a module, whatever it says of itself."""
+    # Unlike __module__ the namespace is not copied by functools.wraps.
+    scope = getattr(function, "__globals__", None)
+    return module in sys.modules and scope is vars(sys.modules[module])
+
+
+@contextlib.contextmanager
+def foreign_path(path: list[str]) -> Iterator[None]:
+    """Lets `current_path` of other libraries tell a path while their handlers run."""
+    contexts = [
+        sys.modules[module]._error_context
+        for module, _ in _foreign()
+        if hasattr(sys.modules[module], "_error_context")
+    ]
+    lengths = [len(context.path) for context in contexts]
+    for context in contexts:
+        context.path.extend(path)
+    try:
+        yield
+    finally:
+        for context, length in zip(contexts, lengths, strict=True):
+            del context.path[length:]
+
+
+def _foreign() -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Yields the registries of other libraries that are imported, by module name."""
+    for module in _FOREIGN:
+        registry = _registry_of(module)
+        if registry:
+            yield module, registry
+
+
+def _registry_of(module: str) -> dict[Any, Any]:
+    """Returns the registry of a module that is imported; an empty one where it has none."""
+    registry: dict[Any, Any] = getattr(sys.modules.get(module), "_STATE_DICT_REGISTRY", {})
+    return registry

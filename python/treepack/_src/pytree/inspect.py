@@ -1,0 +1,71 @@
+"""Telling what is in a tree, and whether it can be saved, without saving it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src.pytree import handlers
+from treepack._src.pytree.state_dict import is_serializable
+
+
+def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
+    """Tells whether a whole tree can be saved, and if not, why.
+
+    Args:
+      pytree: Any tree.
+
+    Returns:
+      Whether it can, and a list of issues, each of the form `path: reason`.
+
+    Example:
+      >>> import treepack
+      >>> valid, issues = treepack.serialization.validate_serializable({"a": object()})
+      >>> valid, issues[0][:34]
+      (False, 'a: cannot serialize a leaf of type')
+    """
+    found = core.problems(pytree, overridden=handlers.overridden())
+    return not found, [f"{path}: {reason}" for path, reason in found]
+
+
+def get_serialization_info(pytree: Any) -> dict[str, Any]:
+    """Describes a tree.
+
+    Args:
+      pytree: Any pytree of JAX.
+
+    Returns:
+      A dict with `num_leaves`, `tree_structure` (as text), `total_elements` (a leaf
+      without a shape counts as one), `memory_bytes`, `is_serializable` (of the
+      outermost container) and `dtypes` (a list of names, sorted).
+
+    Example:
+      >>> import numpy as np, treepack
+      >>> tree = {"w": np.zeros((2, 3), np.float32), "n": 1}
+      >>> info = treepack.serialization.get_serialization_info(tree)
+      >>> info["num_leaves"], info["total_elements"], info["dtypes"]
+      (2, 7, ['float32'])
+    """
+    import jax
+
+    leaves, structure = jax.tree_util.tree_flatten(pytree)
+    elements = memory = 0
+    dtypes = set()
+    for leaf in leaves:
+        elements += int(np.prod(leaf.shape)) if hasattr(leaf, "shape") else 1
+        if hasattr(leaf, "nbytes"):
+            memory += int(leaf.nbytes)
+        elif isinstance(leaf, (bool, int, float, complex)):
+            memory += np.asarray(leaf).nbytes
+        if hasattr(leaf, "dtype"):
+            dtypes.add(str(leaf.dtype))
+    return {
+        "num_leaves": len(leaves),
+        "tree_structure": str(structure),
+        "total_elements": elements,
+        "memory_bytes": memory,
+        "is_serializable": is_serializable(pytree),
+        "dtypes": sorted(dtypes),
+    }

@@ -1,0 +1,236 @@
+"""Kinds of containers: `kind_of` finds that of an object.
+
+A `NodeKind` knows the named children of an object, and makes such an object from new children.
+The kind of an object is found in this order:
+
+1. handlers registered with treepack, flax or eformer (`handlers.py`)
+2. dict, list, tuple and their like (`containers.py`), `jax.tree_util.Partial`
+3. namedtuples, unless JAX knows them as nodes of its registry
+4. nodes of JAX's pytree registry
+5. subclasses of dict and list
+6. dataclasses
+
+Structs and FrozenDicts of flax have handlers that call flax on what is inside.
+They are taken apart here instead, so that anything may be inside them.
+
+Functions in equinox modules are code, and no state: a function that is a child of a module, or
+lies in its lists, tuples and dicts, is not saved as a leaf; it comes from the template, or is
+static data. `split` takes them out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from treepack._src import paths as _paths
+from treepack._src.interop import equinox
+from treepack._src.interop import jax as _jax
+from treepack._src.interop.flax import is_linen_module
+from treepack._src.pytree import handlers
+from treepack._src.pytree.containers import (
+    BUILTIN,
+    DATACLASS,
+    DICT,
+    LIST,
+    NAMEDTUPLE,
+    STRUCT,
+    NodeKind,
+    check_unique_keys,
+    children_in_words,
+    dict_children,
+    dict_in_words,
+    is_namedtuple,
+)
+
+if TYPE_CHECKING:
+    import jax
+
+
+def flatten(value: Any) -> tuple[dict[str, Any], jax.tree_util.PyTreeDef]:
+    """Returns the children of a pytree node by name, and its treedef."""
+    from jax.tree_util import tree_flatten_with_path
+
+    flat, treedef = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    children = {_paths.key_name(path[0]): child for path, child in flat}
+    if len(children) != len(flat):
+        raise ValueError(
+            f"The children of a {type(value).__name__} do not have unique names: "
+            f"{[_paths.key_name(path[0]) for path, _ in flat]}"
+        )
+    return children, treedef
+
+
+def _children(value: Any) -> dict[str, Any]:
+    return split(value, flatten(value)[0])[0]
+
+
+def _make(target: Any, new: dict[str, Any]) -> Any:
+    return _open(target)[1](new)
+
+
+def _open(target: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]:
+    children, treedef = flatten(target)
+
+    def make(new: dict[str, Any]) -> Any:
+        return treedef.unflatten([new.get(name, child) for name, child in children.items()])
+
+    return split(target, children)[0], make
+
+
+PYTREE = NodeKind(_children, _make, children_in_words, open=_open)
+
+# `jax.tree_util.Partial`, as flax names its children.
+PARTIAL = NodeKind(
+    lambda partial: {"args": partial.args, "keywords": partial.keywords},
+    lambda partial, new: type(partial)(partial.func, *new["args"], **new["keywords"]),
+    children_in_words,
+    more_allowed=True,
+)
+
+
+class Pruned:
+    """A list, tuple or dict without the functions in it."""
+
+    __slots__ = ("container",)
+
+    def __init__(self, container: Any):
+        self.container = container
+
+    def children(self) -> dict[str, Any]:
+        """Returns what is left, by name."""
+        return _split(_items(self.container))[0]
+
+    def functions(self) -> dict[str, Any]:
+        """Returns what was taken out, by name."""
+        return _split(_items(self.container))[1]
+
+    def keys(self) -> list[Any]:
+        """Returns the keys of a dict, or the names of elements, in order."""
+        return list(self.container if type(self.container) is dict else _items(self.container))
+
+    def make(self, new: dict[str, Any]) -> Any:
+        """Returns such a container with other children, and its own functions."""
+        found = self.functions() | new
+        values = [found[name] for name in _items(self.container)]
+        return joined(type(self.container), self.keys(), values)
+
+
+def joined(ty: type, keys: list[Any], values: list[Any]) -> Any:
+    """Returns a list, tuple or dict."""
+    return dict(zip(keys, values, strict=True)) if ty is dict else ty(values)
+
+
+def split(module: Any, children: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the children of a node that are state, and those that are functions.
+
+    Only equinox modules have the latter.
+    """
+    return _split(children) if equinox.is_module(module) else (children, {})
+
+
+def _split(children: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    functions = {name: child for name, child in children.items() if _is_function(child)}
+    rest = {
+        name: Pruned(child) if _has_functions(child) else child
+        for name, child in children.items()
+        if name not in functions
+    }
+    return rest, functions
+
+
+def _items(container: Any) -> dict[str, Any]:
+    if type(container) is dict:
+        check_unique_keys(container)
+        return {str(key): value for key, value in container.items()}
+    return {str(index): value for index, value in enumerate(container)}
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and kind_of(value) is None and not hasattr(value, "shape")
+
+
+def _has_functions(value: Any) -> bool:
+    if type(value) not in (list, tuple, dict):
+        return False
+    values = value.values() if type(value) is dict else value
+    return any(_is_function(child) or _has_functions(child) for child in values)
+
+
+PRUNED = NodeKind(Pruned.children, Pruned.make, children_in_words)
+
+# By the module of flax that defines a handler; see `handlers.is_from`.
+_OF_FLAX: dict[str, NodeKind] = {
+    "flax.struct": STRUCT,
+    "flax.core.frozen_dict": NodeKind(
+        dict_children,
+        lambda target, new: type(target)({key: new[str(key)] for key in target}),
+        dict_in_words,
+        more_allowed=True,
+    ),
+}
+
+# The kinds of types that will not become another one, unless they get a handler.
+_known: weakref.WeakKeyDictionary[type, NodeKind] = weakref.WeakKeyDictionary()
+
+
+def kind_of(value: Any) -> NodeKind | None:
+    """Returns the kind of container that a value is, or `None` for a leaf."""
+    ty = type(value)
+    if issubclass(ty, type):
+        return None
+    found = handlers.find(ty)
+    if found is not None:
+        return _by_handlers(found)
+    known = BUILTIN.get(ty) or _known.get(ty)
+    if ty is Pruned:
+        return PRUNED
+    if known is not None:
+        return known
+    kind = _without_handlers(value)
+    if kind in (PARTIAL, NAMEDTUPLE, PYTREE):  # JAX may be told of others later
+        _known[ty] = kind
+    return kind
+
+
+def _by_handlers(found: handlers.Handlers) -> NodeKind:
+    for module, kind in _OF_FLAX.items():
+        if handlers.is_from(found.to_state, module):
+            return kind
+    return NodeKind(found.to_state, found.from_state, children_in_words, final=True)
+
+
+def _without_handlers(value: Any) -> NodeKind | None:
+    ty = type(value)
+    if _jax.is_partial_type(ty):
+        return PARTIAL
+    if is_plain_namedtuple(ty):
+        return NAMEDTUPLE
+    if _jax.is_node(value):
+        return PYTREE
+    if isinstance(value, dict):
+        return DICT
+    if isinstance(value, list):
+        return LIST
+    if dataclasses.is_dataclass(value) and not is_linen_module(value):
+        return DATACLASS
+    return None
+
+
+def is_plain_namedtuple(ty: type) -> bool:
+    """Tells whether a type is a namedtuple that is not registered with JAX as something else."""
+    return is_namedtuple(ty) and _jax.is_plain_namedtuple(ty)
+
+
+def is_container_type(ty: type) -> bool:
+    """Tells whether objects of a type are containers, as far as the type alone tells."""
+    return (
+        handlers.find(ty) is not None
+        or ty in BUILTIN
+        or issubclass(ty, (dict, list))
+        or is_namedtuple(ty)
+        or dataclasses.is_dataclass(ty)
+        or (ty is not type(None) and _jax.is_node_type(ty))
+    )

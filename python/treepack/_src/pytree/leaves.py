@@ -1,0 +1,184 @@
+"""What can be a leaf, and where its bytes are.
+
+The native walk knows the plain Python types and NumPy arrays by itself. For any
+other type it asks `classify`, once per call.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treepack._src.interop import flax, msgpack
+from treepack._src.interop import jax as _jax
+from treepack._src.options import holes_allowed
+from treepack._src.pytree import prng as _prng
+from treepack._src.pytree.kinds import kind_of
+from treepack._src.storage.deferred import Deferred
+
+if TYPE_CHECKING:
+    import jax
+
+
+class Class(enum.IntEnum):
+    """What a value is to the native walk; the numbers are known there."""
+
+    UNSUPPORTED = 0
+    ARRAY = 1
+    SCALAR = 2
+    JAX_ARRAY = 3
+    PRNG_KEY = 4
+    BYTES_LIKE = 5
+    EXT = 6
+    TIMESTAMP = 7
+    NODE = 8
+    DEFERRED = 9
+
+
+_PLAIN = (str, bytes, int, float, bool, complex, type(None))
+
+
+def classify(value: Any) -> Class:
+    """Returns what a value is; the answer depends on its type alone."""
+    if msgpack.is_ext(value):
+        return Class.EXT
+    if msgpack.is_timestamp(value):
+        return Class.TIMESTAMP
+    if isinstance(value, Deferred):
+        return Class.DEFERRED
+    if flax.is_graph_definition(value) and not holes_allowed():
+        return Class.UNSUPPORTED  # it has no leaves, so nothing of it would be saved
+    if kind_of(value) is not None:
+        return Class.NODE
+    if isinstance(value, np.ma.MaskedArray):
+        return Class.UNSUPPORTED
+    if isinstance(value, np.ndarray):
+        return Class.ARRAY
+    if isinstance(value, np.generic):
+        return Class.SCALAR
+    if _prng.is_key(value):
+        return Class.PRNG_KEY
+    if _jax.is_array(value) and not _jax.is_tracer(value):
+        return Class.JAX_ARRAY
+    if isinstance(value, (bytearray, memoryview)):
+        return Class.BYTES_LIKE
+    return Class.UNSUPPORTED
+
+
+def explain(value: Any) -> str:
+    """Returns why a value cannot be a leaf, and what to do about it."""
+    ty = type(value)
+    name = ty.__qualname__ if ty.__module__ == "builtins" else f"{ty.__module__}.{ty.__qualname__}"
+    text = f"cannot serialize a leaf of type {name}"
+    if _jax.is_tracer(value):
+        return f"{text}: this is a traced value; serialize outside of jit, grad and vmap"
+    if isinstance(value, np.ma.MaskedArray):
+        return f"{text}: the mask would be lost; save data and mask as two arrays"
+    if isinstance(value, enum.Enum):
+        return f"{text}: save its .value"
+    if flax.is_linen_module(value):
+        return f"{text}: a linen Module is configuration; save its variables"
+    if flax.is_graph_definition(value):
+        return f"{text}: it defines a model; save nnx.state(model), or leave it out with holes=True"
+    hint = _hint(value)
+    if hint is not None:
+        return f"{text}: {hint}"
+    if isinstance(value, _PLAIN):
+        plain = next(plain for plain in _PLAIN if isinstance(value, plain))
+        return f"{text}: convert it to {plain.__name__}"
+    return (
+        f"{text}; if it is a container, register its type with treepack.register_dataclass, or "
+        "with jax.tree_util.register_pytree_node"
+    )
+
+
+def _hint(value: Any) -> str | None:
+    """Returns what to do with a value of a kind that is often found among leaves."""
+    if isinstance(value, (np.dtype, type)):
+        return "a dtype or class is no leaf; save its name"
+    if isinstance(value, (datetime.datetime, datetime.date)):
+        return "save its .isoformat()"
+    if isinstance(value, datetime.timedelta):
+        return "save its .total_seconds()"
+    if isinstance(value, pathlib.PurePath):
+        return "save str(path)"
+    if _jax.is_treedef(value):
+        return "a PyTreeDef is structure; save the tree itself"
+    if callable(value) and hasattr(value, "__name__"):
+        return (
+            "functions are code; keep it in a static field, or a jax.tree_util.Partial, and call "
+            "treepack.register_function on it"
+        )
+    return None
+
+
+# jax keeps these packed, and NumPy does not, so there is nothing to view.
+_PACKED = {"int2", "uint2", "int4", "uint4", "float4_e2m1fn"}
+
+
+def host_view(array: jax.Array) -> np.ndarray | None:
+    """Returns a view of an array that is in host memory as a whole, or `None`."""
+    devices = array.devices()
+    if len(devices) != 1 or next(iter(devices)).platform != "cpu":
+        return None
+    if array.dtype.name in _PACKED:
+        array = _unshared(array)
+    # Not np.asarray, which tries protocols first that not all dtypes have.
+    return array.__array__()
+
+
+def abstract(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
+    """Returns what stands for an array whose bytes are not read."""
+    struct = _jax.needed("what stands for arrays is a jax.ShapeDtypeStruct").ShapeDtypeStruct
+    return struct(shape, dtype)  # type: ignore[no-any-return]
+
+
+def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
+    """Begins to bring an array to host memory.
+
+    Returns:
+      Its different shards, each with the index of its first element; for `finish_transfer`.
+    """
+    shards = _shards(array)
+    for _, shard in shards:
+        if shard.platform() != "cpu":
+            shard.copy_to_host_async()
+    return shards
+
+
+def finish_transfer(
+    shards: list[tuple[list[int], jax.Array]],
+) -> list[tuple[list[int], np.ndarray]]:
+    """Returns what `start_transfer` returned in host memory, in C order."""
+    return [(start, np.asarray(shard, order="C")) for start, shard in shards]
+
+
+def _shards(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
+    """Returns the different shards of an array, each with the index of its first element."""
+    if array.is_fully_replicated:
+        return [([0] * array.ndim, _unshared(array.addressable_data(0)))]
+    return [
+        ([index.start or 0 for index in shard.index], _unshared(shard.data))
+        for shard in array.addressable_shards
+        if shard.replica_id == 0
+    ]
+
+
+def _unshared(array: jax.Array) -> jax.Array:
+    """Returns another object for the memory of an array on one device.
+
+    jax caches the host copy of an array in its object, for as long as that lives. This
+    one is forgotten after use, and the copy with it.
+    """
+    import jax
+
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+
+
+def to_contiguous(array: np.ndarray) -> np.ndarray:
+    """Returns a copy of an array in C order and native byte order."""
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)

@@ -1,0 +1,135 @@
+"""State dicts: a tree of any containers as nested dicts with string keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from treepack._src import paths as _paths
+from treepack._src.pytree.kinds import is_container_type, kind_of
+from treepack.errors import StateDictKeyError
+
+
+def to_state_dict(target: Any) -> Any:
+    """Returns the state of a tree: nested dicts with string keys.
+
+    Lists and tuples become dicts with the keys `'0'`, `'1'`, ...; namedtuples,
+    dataclasses and registered pytree nodes become dicts of their fields. What is no
+    container is returned as it is. The target is not changed.
+
+    Args:
+      target: Any tree.
+
+    Returns:
+      The state dict, or the target itself if it is a leaf.
+
+    Raises:
+      ValueError: If keys of a dict are the same as strings.
+      StateDictKeyError: If a registered handler returns keys that are no strings.
+
+    Example:
+      >>> import treepack
+      >>> treepack.serialization.to_state_dict({"layers": [1, (2, 3)]})
+      {'layers': {'0': 1, '1': {'0': 2, '1': 3}}}
+    """
+    kind = kind_of(target)
+    if kind is None:
+        return target
+    if kind.final:
+        return finished(_checked(kind.children(target)))
+    return {name: to_state_dict(child) for name, child in kind.children(target).items()}
+
+
+def is_serializable(target: Any) -> bool:
+    """Tells whether a type, or the type of an object, is a container that can be saved.
+
+    As in flax this asks about containers: arrays and numbers are leaves, which
+    need no handler, and the answer for them is false. See
+    `validate_serializable` for whether a whole tree can be saved.
+
+    Example:
+      >>> import treepack
+      >>> treepack.serialization.is_serializable({}), treepack.serialization.is_serializable(1.0)
+      (True, False)
+    """
+    if isinstance(target, type):
+        return is_container_type(target)
+    return kind_of(target) is not None
+
+
+def expand(node: Any) -> tuple[Any, bool]:
+    """Returns one level of a container for the native walk.
+
+    Returns:
+      The children by name and false; or the complete state, which a registered
+      handler has made, and true.
+    """
+    kind = kind_of(node)
+    if kind is None:
+        return node, False
+    children = kind.children(node)
+    return (_checked(children), True) if kind.final else (children, False)
+
+
+def _checked(state: Any) -> Any:
+    """Returns the state that a handler made, if its keys are strings."""
+    if isinstance(state, dict):
+        for key in state:
+            if not isinstance(key, str):
+                raise StateDictKeyError("A state dict must only have string keys.")
+    return state
+
+
+def finished(state: Any) -> Any:
+    """Returns a handler's state with what the handler left as containers expanded."""
+    if type(state) is dict:
+        return {key: finished(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(finished(value) for value in state)
+    return to_state_dict(state)
+
+
+def leaf_paths(tree: Any, path: str) -> list[str]:
+    """Returns the paths of all leaves of a tree that is at a path."""
+    kind = kind_of(tree)
+    if kind is None:
+        return [path]
+    try:
+        state = kind.children(tree)
+    except Exception:
+        if not kind.final:
+            raise
+        return [path]  # a template that its handler makes no state of
+    if kind.final:
+        return [leaf for leaf, _ in state_leaves(state, path)]
+    return [
+        leaf for name, child in state.items() for leaf in leaf_paths(child, _paths.join(path, name))
+    ]
+
+
+def state_leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of a state that is at a path, with their paths."""
+    if not isinstance(state, Mapping):
+        yield path, state
+        return
+    for key, child in state.items():
+        yield from state_leaves(child, _paths.join(path, str(key)))
+
+
+def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the leaves of a tree with the paths that they have in a state dict."""
+    kind = kind_of(node)
+    if kind is None:
+        yield path, node
+        return
+    try:
+        children = kind.children(node)
+    except Exception:
+        if not kind.final:
+            raise
+        return  # a template that its handler makes no state of
+    if kind.final and not isinstance(children, Mapping):
+        yield path, children
+        return
+    for name, child in children.items():
+        yield from leaves_of(child, (*path, name))

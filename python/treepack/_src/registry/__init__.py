@@ -1,0 +1,1 @@
+"""Whatever has a name in files: types of nodes, static data, functions."""

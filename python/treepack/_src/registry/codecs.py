@@ -1,0 +1,457 @@
+"""How static data of types that are not the program's are written, by name.
+
+Each kind of values is one row of `_CODECS`. Every program knows them: a file may have them without
+any registration.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+import pathlib
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src import dtypes as _dtypes
+from treepack._src.interop import equinox, flax
+from treepack._src.interop.jax import (
+    is_array,
+    is_extended,
+    is_partial_type,
+    is_treedef,
+    partial_function,
+    treedef_with,
+)
+from treepack._src.interop.modules import imported, instance_of
+from treepack._src.pytree.containers import is_namedtuple
+from treepack._src.pytree.kinds import is_plain_namedtuple
+from treepack._src.registry import types as _types
+from treepack._src.registry.holes import Hole
+from treepack._src.registry.names import default_name
+
+# Static data are compared and hashed by JAX; more than this belongs into leaves.
+MAX_ARRAY_BYTES = 64 << 10
+
+
+def encode(value: Any) -> tuple[str, Any] | None:
+    """Returns the name of a value and its parts, or `None` if it has no name here.
+
+    Raises:
+      TypeError: If it is of a type that has one, and cannot be written.
+    """
+    codec = _BY_TYPE.get(type(value))
+    if codec is None:
+        codec = next((codec for codec in _BY_PREDICATE if codec.fits(value)), None)
+    return None if codec is None else (codec.name, codec.encode(value))
+
+
+def decoder(name: str) -> Callable[[Any], Any] | None:
+    """Returns the function that makes a value with this name of its parts."""
+    codec = _BY_NAME.get(name)
+    return None if codec is None else codec.decode
+
+
+def _treedef_parts(treedef: Any) -> Any:
+    """Returns a treedef as a tree of its type, its auxdata and its children; `None` for a leaf."""
+    node = treedef.node_data()
+    if node is None:
+        return None
+    ty, auxdata = node
+    name = _TREEDEFS.get(ty) or _types.name_of(ty)
+    if name is None:
+        raise TypeError(
+            f"a PyTreeDef with nodes of the type {default_name(ty)}, which is not registered, "
+            "cannot be saved"
+        )
+    return name, auxdata, [_treedef_parts(child) for child in treedef.children()]
+
+
+def _treedef(parts: Any) -> Any:
+    import jax
+
+    if parts is None:
+        return jax.tree_util.tree_structure(0)
+    name, auxdata, children = _parts((str, object, list), parts)
+    ty = _TREEDEF_TYPES.get(name) or _types.type_named(name)
+    if ty is None:
+        raise ValueError(f"no type is registered with the name {name!r}")
+    # JAX reads beyond the end of what is too short.
+    found = _types.registered(ty)
+    if ty is type(None):
+        fits = auxdata is None and not children
+    elif ty is dict:
+        fits = type(auxdata) is list and len(auxdata) == len(children) == len(_set(auxdata))
+    elif is_namedtuple(ty) and is_plain_namedtuple(ty):
+        fits = len(children) == len(getattr(ty, "_fields", ()))
+    elif found is not None and found.fields is not None and found.checked:
+        data, meta = found.fields
+        static = type(auxdata) is tuple and len(auxdata) == len(meta)
+        fits = len(data) == len(children) and (not meta or static)
+    else:
+        fits = ty not in (list, tuple) or auxdata is None
+    if not fits:
+        raise ValueError(f"a node of the type {name} has other children or static data")
+    if ty is type(None):
+        return jax.tree_util.tree_structure(None)
+    return treedef_with(ty, auxdata, [_treedef(child) for child in children])
+
+
+def _set(keys: list[Any]) -> set[Any]:
+    core.check_hashes(keys)
+    return set(keys)
+
+
+_TREEDEFS: dict[type, str] = {type(None): "none", dict: "dict", list: "list", tuple: "tuple"}
+
+_TREEDEF_TYPES = {name: ty for ty, name in _TREEDEFS.items()}
+
+
+# dtypes and arrays
+
+
+def _dtype(name: str) -> np.dtype:
+    dtype = _dtypes.resolve(_one(str, name).encode())
+    if dtype is None:
+        raise ValueError(f"{name!r} is no dtype that an array can have")
+    return dtype
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    name, native = _dtypes.describe(dtype)
+    if name is None or not native:
+        raise TypeError(f"the dtype {dtype!r} cannot be saved as static data")
+    return name
+
+
+def _array_parts(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+    if array.nbytes > MAX_ARRAY_BYTES or type(array) is not np.ndarray:
+        raise TypeError(refusal(array))
+    return _dtype_name(array.dtype), array.shape, array.tobytes()
+
+
+def _array(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
+    name, shape, content = _parts((str, tuple, bytes), parts)
+    dtype = _dtype(name)
+    sizes = _counts(shape)
+    if len(sizes) > _MOST_DIMENSIONS or math.prod(sizes) * dtype.itemsize != len(content):
+        raise ValueError(f"{len(content)} bytes are no array of {name} with the shape {shape}")
+    return np.frombuffer(content, dtype).reshape(sizes).copy()
+
+
+def _scalar(parts: Any) -> Any:
+    array = _array(parts)
+    if array.ndim:
+        raise ValueError(f"a scalar has no shape, such as {array.shape}")
+    return array[()]
+
+
+# types
+
+_TYPES = {
+    ty.__name__: ty
+    for ty in (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
+}
+
+
+def _type_parts(ty: type) -> tuple[str, str]:
+    if _TYPES.get(ty.__name__) is ty:
+        return "builtins", ty.__name__
+    jax = imported("jax")
+    # jnp.float32 and the like are types of their own.
+    if jax is not None and getattr(jax.numpy, ty.__name__, None) is ty:
+        return "jax.numpy", ty.__name__
+    if issubclass(ty, np.generic) and np.dtype(ty).type is ty:
+        return "numpy", _dtype_name(np.dtype(ty))
+    raise TypeError(refusal(ty))
+
+
+def _type(parts: tuple[str, str]) -> Any:
+    module, name = _parts((str, str), parts)
+    if module == "builtins":
+        return _TYPES[name]
+    if module == "numpy":
+        return _dtype(name).type
+    if module == "jax.numpy" and not name.startswith("_"):
+        import jax.numpy as jnp
+
+        found = getattr(jnp, name)
+        if isinstance(found, type):
+            return found
+    raise ValueError(f"{module}.{name} is no type that static data may have")
+
+
+# jax
+
+
+def _spec_parts(spec: Any) -> tuple[Any, ...]:
+    # Older versions of JAX have tuples, and nothing besides.
+    axes = tuple(getattr(spec, "partitions", spec))
+    return axes, *(frozenset(getattr(spec, kind, ())) for kind in ("unreduced", "reduced"))
+
+
+def _spec(parts: tuple[Any, ...]) -> Any:
+    from jax.sharding import PartitionSpec
+
+    axes, unreduced, reduced = _parts((tuple, frozenset, frozenset), parts)
+    for axis in axes:
+        _check_axes(axis if type(axis) is tuple else () if axis is None else (axis,))
+    more = {"unreduced": _check_axes(unreduced), "reduced": _check_axes(reduced)}
+    more = {kind: names for kind, names in more.items() if names}
+    return PartitionSpec(*axes, **more)  # type: ignore[no-untyped-call]
+
+
+def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
+    mesh = sharding.mesh
+    axes = tuple(mesh.axis_names), tuple(mesh.axis_sizes)
+    parts: tuple[Any, ...] = (*axes, sharding.spec, sharding.memory_kind)
+    kinds = tuple(kind.name for kind in mesh.axis_types)
+    return parts if {*kinds} <= {"Auto"} else (*parts, kinds)
+
+
+def _named_sharding(parts: tuple[Any, ...]) -> Any:
+    """Makes a mesh with these axes of the devices that are here, or of none in particular."""
+    import jax
+    from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+    types = (tuple, tuple, PartitionSpec, (str, type(None)), tuple)
+    names, sizes, spec, memory_kind, *more = _parts(types[: 5 if len(parts) > 4 else 4], parts)
+    _check_axes(names)
+    # jax ends the program where a mesh has no devices, or more than it can count.
+    if 0 in _counts(sizes) or math.prod(sizes) > _MOST_DEVICES:
+        raise ValueError(f"there is no mesh of the sizes {sizes}")
+    if not len({*names}) == len(names) == len(sizes) <= _MOST_DIMENSIONS:
+        raise ValueError(f"a mesh has one size for each name, not {sizes} for {names}")
+    axis_types = tuple(jax.sharding.AxisType[_one(str, kind)] for kinds in more for kind in kinds)
+    if len(axis_types) not in (0, len(names)):
+        raise ValueError(f"a mesh has one type for each axis, not {axis_types} for {names}")
+    kinds = {"axis_types": axis_types} if axis_types else {}
+    mesh: Any = AbstractMesh(sizes, names, **kinds)
+    if math.prod(sizes) <= jax.device_count():
+        devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
+        mesh = jax.sharding.Mesh(devices, names, **kinds)
+    return NamedSharding(mesh, spec, memory_kind=memory_kind)
+
+
+def _partial(parts: tuple[Any, ...]) -> Any:
+    from jax.tree_util import Partial
+
+    function, args, keywords = _parts((object, tuple, dict), parts)
+    return Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
+
+
+def _is_plain_array(value: Any) -> bool:
+    return is_array(value) and not is_extended(value.dtype)
+
+
+def _jax_array(parts: tuple[str, tuple[int, ...], bytes]) -> Any:
+    import jax.numpy as jnp
+
+    saved = _array(parts)
+    made = jnp.asarray(saved)
+    if made.dtype != saved.dtype:
+        raise ValueError(f"jax makes {made.dtype} of {saved.dtype} here; set jax_enable_x64")
+    return made
+
+
+def _precision(name: str) -> Any:
+    from jax.lax import Precision
+
+    return Precision[_one(str, name)]
+
+
+def _is_of_jax_nn(value: Any) -> bool:
+    name = getattr(value, "__name__", None)
+    if not isinstance(name, str) or not callable(value):
+        return False
+    return getattr(imported("jax.nn"), name, None) is value
+
+
+def _jax_nn(name: str) -> Any:
+    import jax
+
+    function = None if _one(str, name).startswith("_") else getattr(jax.nn, name, None)
+    if not callable(function):
+        raise ValueError(f"jax.nn has no function {name!r}")
+    return function
+
+
+def _one(ty: type, value: Any) -> Any:
+    """Returns a value of a type; others might take forever to be made something of."""
+    if type(value) is not ty:
+        raise ValueError(f"a {ty.__name__} is needed, not a {type(value).__name__}")
+    return value
+
+
+def _parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
+    """Returns a tuple of parts of these types, of which each is one, some, or `object` for any."""
+    if len(_one(tuple, parts)) != len(types_of_parts):
+        raise ValueError(f"it has {len(types_of_parts)} parts, not {len(parts)}")
+    for expected, part in zip(types_of_parts, parts, strict=True):
+        if expected is object:
+            continue
+        if type(part) not in (expected if type(expected) is tuple else (expected,)):
+            raise ValueError(f"a {type(part).__name__} is no part of it")
+    return parts
+
+
+def _counts(parts: Any) -> tuple[int, ...]:
+    """Returns a tuple of numbers that count something."""
+    for part in _one(tuple, parts):
+        if type(part) is not int or not 0 <= part < 2**63:
+            raise ValueError(f"{part!r:.100} counts nothing")
+    found: tuple[int, ...] = parts
+    return found
+
+
+def _check_axes(names: Any) -> Any:
+    """Returns a tuple or frozenset of names of axes, which are strings nearly always."""
+    for name in names:
+        if type(name) not in (str, int) and not isinstance(name, enum.Enum):
+            raise ValueError(f"a {type(name).__name__} is no name of an axis")
+    return names
+
+
+def _is_missing(value: Any) -> bool:
+    return equinox.missing() is value  # no value is `None` here: it is plain
+
+
+def _missing(parts: Any) -> Any:
+    missing = equinox.missing()
+    if parts is not None or missing is None:
+        raise ValueError("equinox is not imported")
+    return missing
+
+
+def _callable(function: Any) -> Any:
+    if not callable(function):
+        raise ValueError(f"a {type(function).__name__} is no function")
+    return function
+
+
+def _functools_partial(parts: Any) -> Any:
+    function, args, keywords = _parts((object, tuple, dict), parts)
+    return functools.partial(_callable(function), *args, **keywords)
+
+
+_BOUND = (int, type(None), str)
+
+# As many as arrays of NumPy have.
+_MOST_DIMENSIONS = 64
+
+_MOST_DEVICES = 2**31 - 1
+
+
+class Codec(NamedTuple):
+    """One kind of values.
+
+    Attributes:
+      name: The name in files.
+      fits: The type of the values, or a predicate that tells them.
+      encode: Takes a value, returns its parts: a value that can be written.
+      decode: Takes the parts, which may be anything, returns the value.
+    """
+
+    name: str
+    fits: Any
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def _instance(ty: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, ty)
+
+
+def _path(ty: type[pathlib.PurePath]) -> Codec:
+    return Codec(f"pathlib.{ty.__name__}", _instance(ty), str, lambda path: ty(_one(str, path)))
+
+
+# Of several predicates that tell a value, the first counts.
+_CODECS = [
+    Codec("treepack.hole", Hole, tuple, lambda it: Hole(*_parts(((str, type(None)), str), it))),
+    # One that 64 bits cannot hold.
+    Codec("int", int, str, lambda text: int(_one(str, text))),
+    Codec("set", set, frozenset, lambda items: set(_one(frozenset, items))),
+    Codec("bytearray", bytearray, bytes, lambda data: bytearray(_one(bytes, data))),
+    Codec(
+        "range",
+        range,
+        lambda it: (it.start, it.stop, it.step),
+        lambda parts: range(*_parts((int, int, int), parts)),
+    ),
+    Codec(
+        "slice",
+        slice,
+        lambda it: (it.start, it.stop, it.step),
+        lambda parts: slice(*_parts((_BOUND, _BOUND, _BOUND), parts)),
+    ),
+    Codec(
+        "types.MappingProxyType",
+        types.MappingProxyType,
+        dict,
+        lambda items: types.MappingProxyType(_one(dict, items)),
+    ),
+    Codec(
+        "functools.partial",
+        functools.partial,
+        lambda it: (it.func, it.args, dict(it.keywords)),
+        _functools_partial,
+    ),
+    # One that can open files is what the reading system has.
+    _path(pathlib.Path),
+    _path(pathlib.PureWindowsPath),
+    _path(pathlib.PurePosixPath),
+    Codec("numpy.dtype", _instance(np.dtype), _dtype_name, _dtype),
+    Codec("numpy.generic", _instance(np.generic), lambda it: _array_parts(np.asarray(it)), _scalar),
+    Codec("numpy.ndarray", _instance(np.ndarray), _array_parts, _array),
+    Codec("type", _instance(type), _type_parts, _type),
+    Codec(
+        "jax.sharding.PartitionSpec",
+        instance_of("jax.sharding", "PartitionSpec"),
+        _spec_parts,
+        _spec,
+    ),
+    Codec(
+        "jax.sharding.NamedSharding",
+        instance_of("jax.sharding", "NamedSharding"),
+        _named_sharding_parts,
+        _named_sharding,
+    ),
+    Codec(
+        "jax.tree_util.Partial",
+        lambda value: is_partial_type(type(value)),
+        lambda it: (partial_function(it), it.args, dict(it.keywords)),
+        _partial,
+    ),
+    Codec("jax.tree_util.PyTreeDef", is_treedef, _treedef_parts, _treedef),
+    Codec("jax.lax.Precision", instance_of("jax.lax", "Precision"), lambda it: it.name, _precision),
+    Codec("jax.Array", _is_plain_array, lambda it: _array_parts(np.asarray(it)), _jax_array),
+    Codec("jax.nn", _is_of_jax_nn, lambda it: it.__name__, _jax_nn),
+    Codec(
+        "flax.typing.HashableMapping",
+        lambda value: value.__class__ is flax.hashable_mapping(),
+        dict,
+        lambda items: flax.hashable_mapping()(_one(dict, items)),
+    ),
+    Codec("equinox.Missing", _is_missing, lambda _: None, _missing),
+]
+
+_BY_NAME = {codec.name: codec for codec in _CODECS}
+_BY_TYPE = {codec.fits: codec for codec in _CODECS if isinstance(codec.fits, type)}
+_BY_PREDICATE = [codec for codec in _CODECS if not isinstance(codec.fits, type)]
+
+NAMES = frozenset(_BY_NAME)
+
+
+def refusal(value: Any) -> str:
+    """Returns why a value cannot be saved, and what to do about it."""
+    text = f"static data of type {default_name(type(value))} cannot be saved: {value!r:.100}"
+    if type(value) is np.ndarray:
+        return f"{text}; arrays among static data may have {MAX_ARRAY_BYTES} bytes"
+    if callable(value):
+        return f"{text}; call treepack.register_function on it, if it is defined once"
+    return f"{text}; call treepack.register_auxdata on its type"

@@ -1,0 +1,99 @@
+"""Registering types with `jax.export`, which has no way to ask what it knows, nor to undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from treepack._src.interop.jax import unflatten
+from treepack._src.registry.names import default_name
+
+
+class _Exported(NamedTuple):
+    """What `jax.export` was told by us, and what is true now."""
+
+    ty: type
+    current: type
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    from_children: Callable[[Any, Sequence[Any]], Any] | None
+
+
+_exported: dict[str, _Exported] = {}
+
+
+def check(nodetype: type, name: str) -> None:
+    """Raises a ValueError if `jax.export` would refuse a name.
+
+    There is no public way to ask. Without it, the error comes when it is too late to undo
+    what JAX was told before.
+    """
+    if name in _exported:
+        return
+    types, names = _registries()
+    if nodetype not in types and name in names:
+        raise ValueError(
+            f"{default_name(nodetype)} with the name {name!r}: jax.export has another type with "
+            "that name"
+        )
+
+
+def register(
+    nodetype: type,
+    name: str,
+    encode: Callable[[Any], bytes],
+    decode: Callable[[bytes], Any],
+    from_children: Callable[[Any, Sequence[Any]], Any] | None,
+) -> None:
+    """Registers a type with `jax.export`, unless somebody else has."""
+    try:
+        from jax import export
+    except ImportError:
+        return  # then nothing is exported, either
+    known = _exported.get(name)
+    now = _Exported(nodetype, nodetype, encode, decode, from_children)
+    if known is not None:
+        _exported[name] = now._replace(ty=known.ty)
+        if known.ty is not nodetype:
+            _export_again(nodetype, name)
+        return
+
+    def build(auxdata: Any, children: Sequence[Any]) -> Any:
+        current = _exported[name]
+        if current.from_children is not None:
+            return current.from_children(auxdata, children)
+        return unflatten(current.current, auxdata, children)
+
+    try:
+        export.register_pytree_node_serialization(
+            nodetype,
+            serialized_name=name,
+            serialize_auxdata=lambda auxdata: _exported[name].encode(auxdata),
+            deserialize_auxdata=lambda data: _exported[name].decode(data),
+            from_children=build,  # type: ignore[arg-type]  # it is called by position
+        )
+    except ValueError as error:
+        # There is no way to ask. If it is about the type, somebody else has registered it.
+        if f"registration for type `{nodetype}`" in str(error):
+            return
+        raise ValueError(f"{default_name(nodetype)} with the name {name!r}: {error}") from None
+    _exported[name] = now
+
+
+def _export_again(nodetype: type, name: str) -> None:
+    """Lets a class that was defined again take the place of its older self.
+
+    `jax.export` has no way to do that, and a cell of a notebook is run many times.
+    """
+    types, _ = _registries()
+    types.setdefault(nodetype, (name, lambda auxdata: _exported[name].encode(auxdata)))
+
+
+def _registries() -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Returns what `jax.export` knows by type and by name; nothing where that has moved."""
+    try:
+        from jax._src.export import _export as internals
+
+        return internals.serialization_registry, internals.deserialization_registry
+    except (ImportError, AttributeError):  # then JAX says that the type is not registered
+        return {}, {}

@@ -1,0 +1,177 @@
+"""Types of nodes that JAX knows: what is saved of their nodes, and how it becomes nodes again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import treepack._core as core
+from treepack._src.interop.jax import registered_unflatten, unflattener
+from treepack._src.options import holes_allowed
+from treepack._src.pytree import kinds as code
+from treepack._src.pytree.kinds import flatten
+from treepack._src.registry import holes as _holes
+from treepack._src.registry import types as _types
+from treepack._src.registry.fields import Fields, dataclass_fields
+from treepack._src.registry.names import default_name
+from treepack._src.registry.types import FieldNames, NodeType, check_children
+
+
+def add_type(
+    nodetype: type,
+    name: str,
+    fields: Fields | None,
+    encode: Callable[[Any], bytes] | None = None,
+    decode: Callable[[bytes], Any] = core.decode_value,
+    *,
+    aliases: Sequence[str],
+    version: int,
+    upgrade: Any,
+) -> None:
+    """Adds a type that JAX knows."""
+    meta = None if fields is None else fields.meta
+    plain = encode is None
+    encode = encode or functools.partial(encode_auxdata, nodetype=nodetype, meta=meta)
+
+    def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
+        children, treedef = flatten(node)
+        state, functions = code.split(node, children)
+        data = encode(treedef.node_data()[1])
+        if fields is not None and list(children) != fields.data:
+            return core.encode_value((_VARIABLE, data, list(children))), children
+        if functions:
+            data = _add_functions(nodetype, data, list(children), functions)
+        return data, state
+
+    def static_of(node: Any) -> dict[str, Any]:
+        children, treedef = flatten(node)
+        auxdata = treedef.node_data()[1]
+        fields = _holes.by_field(auxdata, meta)
+        return {**code.split(node, children)[1], **fields, "": auxdata}
+
+    def decode_all(data: bytes) -> Any:
+        found = _taken(data)
+        return decode(data) if found is None else found._replace(static=decode(found.static))
+
+    def completed(static: Any, names: list[str], children: list[Any]) -> tuple[Any, list[Any]]:
+        """Returns auxdata and children as JAX has them, which it does not check itself."""
+        if isinstance(static, _WithFunctions):
+            static, names, children = static.merge(names, children)
+        if fields is not None:
+            check_children(fields.data, names)
+            if type(static) is not tuple or len(static) != len(fields.meta):
+                raise ValueError(f"its static data should be {fields.meta}, not {static!r:.100}")
+        return static, children
+
+    def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
+        def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
+            if (
+                fields is not None
+                and names == fields.data
+                and type(static) is tuple
+                and len(static) == len(fields.meta)
+            ):
+                return make(static, children)  # nearly always
+            if isinstance(static, _Variable):
+                return static.make(nodetype, names, children)
+            return make(*completed(static, names, children))
+
+        return rebuild
+
+    all_fields = None if fields is None else [*fields.data, *fields.meta]
+    rebuild = made_by(unflattener(nodetype, all_fields))
+    build = rebuild if fields is None else made_by(fields.build)
+
+    field_names: FieldNames | None = None
+    if fields is not None:
+        field_names = fields.data, fields.meta
+    elif dataclasses.is_dataclass(nodetype):
+        field_names = [field.name for field in dataclass_fields(nodetype)], []
+    checked = fields is not None
+    added = NodeType(
+        nodetype,
+        name,
+        field_names,
+        version,
+        upgrade,
+        checked,
+        reduce,
+        decode_all,
+        rebuild,
+        build,
+        plain,
+        static_of,
+    )
+    _types.add(added, aliases)
+
+
+# Marks static data of a node that has other children than most of its type.
+_VARIABLE = "treepack.variable"
+
+
+class _Variable(NamedTuple):
+    """Static data of a node whose type has children only on conditions, and their names."""
+
+    static: Any
+    names: list[str]
+
+    def make(self, nodetype: type, names: list[str], children: list[Any]) -> Any:
+        """Makes the node by the function that the program gave to JAX."""
+        check_children(self.names, names)
+        return registered_unflatten(nodetype)(self.static, children)
+
+
+# Marks static data of a node that has functions among its children, which are no state.
+_FUNCTIONS = "treepack.functions"
+
+
+class _WithFunctions(NamedTuple):
+    """Static data of a node, and the functions among its children of these names."""
+
+    static: Any
+    names: list[str]
+    functions: dict[str, Any]
+
+    def merge(self, names: list[str], children: list[Any]) -> tuple[Any, list[str], list[Any]]:
+        found = dict(zip(names, children, strict=True)) | self.functions
+        if found.keys() != set(self.names):
+            raise ValueError(f"it has the children {self.names}, not {list(found)}")
+        return self.static, self.names, [found[name] for name in self.names]
+
+
+def _add_functions(
+    nodetype: type, data: bytes, names: list[str], functions: dict[str, Any]
+) -> bytes:
+    """Returns static data with the functions among the children of these names."""
+    functions = _holes.left_out(functions)
+    for name, function in functions.items():
+        _holes.check_field(name, function, f"{default_name(nodetype)}: ")
+    return core.encode_value((_FUNCTIONS, data, names, functions))
+
+
+def _taken(data: bytes) -> _Variable | _WithFunctions | None:
+    """Returns the parts of static data that have more than a node's own."""
+    if not any(mark.encode() in data for mark in (_VARIABLE, _FUNCTIONS)):  # nearly always
+        return None
+    match core.decode_value(data):
+        case (mark, bytes(static), list(names)) if mark == _VARIABLE:
+            return _Variable(static, names)
+        case (mark, bytes(static), list(names), dict(functions)) if mark == _FUNCTIONS:
+            return _WithFunctions(static, names, functions)
+    return None
+
+
+def encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None) -> bytes:
+    """Returns auxdata as bytes; an error names type and field."""
+    try:
+        return core.encode_value(auxdata)
+    except (TypeError, ValueError) as error:
+        if holes_allowed():
+            return core.encode_value(_holes.dug(auxdata, meta))
+        where = "" if nodetype is None else f"{default_name(nodetype)}: "
+        if meta and isinstance(auxdata, tuple) and len(auxdata) == len(meta):
+            for field, value in zip(meta, auxdata, strict=True):
+                _holes.check_field(field, value, where)
+        raise TypeError(f"{where}{error}{_holes.OR_HOLES}") from None

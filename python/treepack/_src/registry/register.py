@@ -1,0 +1,382 @@
+"""Registering types of nodes: once, for JAX, for `jax.export`, and by name for files."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, overload
+
+import treepack._core as core
+from treepack._src.interop.jax import is_node_type, needed
+from treepack._src.pytree.containers import is_namedtuple, namedtuple_of
+from treepack._src.pytree.kinds import is_plain_namedtuple
+from treepack._src.registry import jax_export as _jax_export
+from treepack._src.registry import nodes as _nodes
+from treepack._src.registry import static as _static
+from treepack._src.registry import types as _types
+from treepack._src.registry.fields import Fields
+from treepack._src.registry.jax_nodes import add_type, encode_auxdata
+from treepack._src.registry.names import default_name, registering
+from treepack._src.registry.types import FieldNames, NodeType, Upgrade, check_children, fields_text
+
+T = TypeVar("T", bound=type)
+
+
+@overload
+def register_dataclass(
+    nodetype: T,
+    data_fields: Sequence[str] | None = None,
+    meta_fields: Sequence[str] | None = None,
+    drop_fields: Sequence[str] = (),
+    *,
+    serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
+) -> T: ...
+
+
+@overload
+def register_dataclass(
+    nodetype: None = None,
+    data_fields: Sequence[str] | None = None,
+    meta_fields: Sequence[str] | None = None,
+    drop_fields: Sequence[str] = (),
+    *,
+    serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
+) -> Callable[[T], T]: ...
+
+
+def register_dataclass(
+    nodetype: Any = None,
+    data_fields: Sequence[str] | None = None,
+    meta_fields: Sequence[str] | None = None,
+    drop_fields: Sequence[str] = (),
+    *,
+    serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
+) -> Any:
+    """Registers a dataclass as a pytree node, with `jax.export`, and by name for `dumps`.
+
+    The parameters are those of `jax.tree_util.register_dataclass`, which this calls unless
+    JAX knows the type already (as it does the structs of flax and eformer, and equinox
+    modules). It can be used as a decorator, with or without arguments. To register the
+    same definition again does nothing.
+
+    Args:
+      nodetype: The class. Subclasses are not covered.
+      data_fields: The fields that are children. By default those of a dataclass that
+        `__init__` takes and that are not marked by `metadata=dict(static=True)`.
+      meta_fields: The fields that are static data; given together with `data_fields`.
+      drop_fields: Fields that are neither, and take their defaults when a node is made.
+      serialized_name: What it is written as in files; by default its module and qualified
+        name, or the shortest public path to it. Give one to be free to move the class.
+      aliases: Other names, which files of before may have.
+      version: Counts the definitions of the class. Fields may be reordered, and new ones have
+        defaults, without another version.
+      upgrade: Takes the static fields and the children of a node by name, and the older version
+        that it was saved in; returns both as they are in this version.
+
+    Returns:
+      The class.
+
+    Raises:
+      ValueError: If the name belongs to another type, the type has another name, the fields
+        are not those that JAX knows, or a dropped field has no default.
+
+    Example:
+      >>> import dataclasses, numpy as np, treepack
+      >>> @treepack.register_dataclass(serialized_name="doc.Layer")
+      ... @dataclasses.dataclass
+      ... class Layer:
+      ...     w: np.ndarray
+      ...     act: str = dataclasses.field(default="relu", metadata=dict(static=True))
+      >>> treepack.loads(treepack.dumps([Layer(np.ones(2), "tanh")]))
+      [Layer(w=array([1., 1.]), act='tanh')]
+    """
+    if nodetype is None:
+        return functools.partial(
+            register_dataclass,
+            data_fields=data_fields,
+            meta_fields=meta_fields,
+            drop_fields=drop_fields,
+            serialized_name=serialized_name,
+            aliases=aliases,
+            version=version,
+            upgrade=upgrade,
+        )
+    _check_is_type(nodetype)
+    if is_namedtuple(nodetype):
+        raise ValueError(
+            f"{default_name(nodetype)} is a namedtuple: call treepack.register_namedtuple"
+        )
+    if (data_fields is None) != (meta_fields is None):
+        raise TypeError("data_fields and meta_fields must both be given, or none of them")
+    _check_dropped(nodetype, drop_fields)
+    with registering:
+        name = _types.chosen_name(nodetype, serialized_name)
+        _check_claims(nodetype, name, aliases, version)
+        given = None
+        if data_fields is not None and meta_fields is not None:
+            given = Fields(nodetype, list(data_fields), list(meta_fields))
+        if is_node_type(nodetype):
+            fields = _adopted(nodetype, given, drop_fields)
+        else:
+            if given is None and dataclasses.is_dataclass(nodetype):
+                given = Fields.marked(nodetype, drop_fields)
+            data, meta = (None, None) if given is None else (given.data, given.meta)
+            jax = needed("register_dataclass makes a type a node for JAX")
+            register_with_jax = jax.tree_util.register_dataclass
+            register_with_jax(nodetype, data, meta, drop_fields=[*map(_Whole, drop_fields)])
+            fields = given
+        build = None if fields is None else fields.build
+        _jax_export.register(nodetype, name, encode_auxdata, core.decode_value, build)
+        add_type(nodetype, name, fields, aliases=aliases, version=version, upgrade=upgrade)
+        if dataclasses.is_dataclass(nodetype):
+            _static.register_fields(nodetype, name, aliases)
+    return nodetype
+
+
+class _Whole(str):
+    """The name of a field to drop, which JAX before 0.10 takes for several names."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        yield str(self)
+
+
+def _check_claims(nodetype: type, name: str, aliases: Sequence[str], version: int) -> None:
+    """Raises if a name cannot be had, before anything is told of it."""
+    if not isinstance(version, int) or not 0 <= version < 2**32:
+        raise ValueError(f"version must be an integer from 0 to 2**32-1, got {version!r}")
+    _nodes.check(nodetype, name, aliases)
+    _jax_export.check(nodetype, name)
+
+
+def register_node(
+    nodetype: T,
+    *,
+    serialized_name: str,
+    serialize_auxdata: Callable[[Any], bytes] | None = None,
+    deserialize_auxdata: Callable[[bytes], Any] | None = None,
+    from_children: Callable[[Any, Sequence[Any]], Any] | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Callable[[Any, dict[str, Any], int], tuple[Any, dict[str, Any]]] | None = None,
+) -> T:
+    """Registers a type that JAX knows as a pytree node by name, for `dumps` and `jax.export`.
+
+    The parameters are those of `jax.export.register_pytree_node_serialization`, which this
+    calls; those about auxdata may be left out, because treepack can write most static data
+    (see `register_auxdata`).
+
+    Args:
+      nodetype: The type, registered with `jax.tree_util` before.
+      serialized_name: What it is written as; for types that need no registration (such as
+        OrderedDict) by `jax.export` alone.
+      serialize_auxdata: Takes the auxdata of a node, returns bytes.
+      deserialize_auxdata: The reverse.
+      from_children: Takes auxdata and children, returns a node. Only `jax.export` uses it,
+        with placeholders as children, to find out the structure.
+      aliases: See `register_dataclass`.
+      version: See `register_dataclass`.
+      upgrade: See `register_dataclass`. Static data are by name if JAX takes the type apart by
+        its fields, and the auxdata otherwise.
+
+    Returns:
+      The type.
+
+    Raises:
+      ValueError: If JAX does not know the type, the name belongs to another type, or the type
+        has another name.
+
+    Example:
+      >>> import jax, treepack
+      >>> @jax.tree_util.register_pytree_node_class
+      ... class Pair:
+      ...     def __init__(self, a, b): self.a, self.b = a, b
+      ...     def tree_flatten(self): return (self.a, self.b), None
+      ...     @classmethod
+      ...     def tree_unflatten(cls, aux, children): return cls(*children)
+      >>> _ = treepack.register_node(Pair, serialized_name="doc.Pair")
+      >>> treepack.loads(treepack.dumps(Pair(1, 2))).b
+      2
+    """
+    _check_is_type(nodetype)
+    if (serialize_auxdata is None) != (deserialize_auxdata is None):
+        raise TypeError("serialize_auxdata and deserialize_auxdata must both be given, or none")
+    with registering:
+        _check_claims(nodetype, serialized_name, aliases, version)
+        if is_plain_namedtuple(nodetype):
+            raise ValueError(
+                f"{default_name(nodetype)} is a namedtuple: call treepack.register_namedtuple"
+            )
+        if not is_node_type(nodetype):
+            raise ValueError(
+                f"{default_name(nodetype)} is not registered with JAX: call "
+                "jax.tree_util.register_pytree_node before, or treepack.register_dataclass"
+            )
+        fields = Fields.of(nodetype)
+        encode = serialize_auxdata or encode_auxdata
+        decode = deserialize_auxdata or core.decode_value
+        if from_children is None and fields is not None:
+            from_children = fields.build
+        _jax_export.register(nodetype, serialized_name, encode, decode, from_children)
+        if _nodes.own(nodetype) is not None:
+            return nodetype  # known by itself
+        more: dict[str, Any] = {"aliases": aliases, "version": version, "upgrade": upgrade}
+        if serialize_auxdata is None:
+            add_type(nodetype, serialized_name, fields, **more)
+        else:
+            add_type(
+                nodetype,
+                serialized_name,
+                fields,
+                lambda aux: core.encode_value(encode(aux)),
+                lambda data: decode(core.decode_value(data)),
+                **more,
+            )
+    return nodetype
+
+
+@overload
+def register_namedtuple(
+    nodetype: T,
+    *,
+    serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
+) -> T: ...
+
+
+@overload
+def register_namedtuple(
+    nodetype: None = None,
+    *,
+    serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
+) -> Callable[[T], T]: ...
+
+
+def register_namedtuple(
+    nodetype: Any = None,
+    *,
+    serialized_name: str | None = None,
+    aliases: Sequence[str] = (),
+    version: int = 0,
+    upgrade: Upgrade | None = None,
+) -> Any:
+    """Registers a namedtuple by name, for `dumps` and `jax.export`.
+
+    It can be used as a decorator, with or without arguments.
+
+    Args:
+      nodetype: The type. JAX knows namedtuples by themselves.
+      serialized_name: What it is written as; by default its module and qualified name.
+      aliases: See `register_dataclass`.
+      version: See `register_dataclass`.
+      upgrade: See `register_dataclass`.
+
+    Returns:
+      The type.
+
+    Raises:
+      ValueError: If it is no namedtuple, the name belongs to another type, or the type has
+        another name.
+
+    Example:
+      >>> from typing import NamedTuple
+      >>> import treepack
+      >>> @treepack.register_namedtuple(serialized_name="doc.State")
+      ... class State(NamedTuple):
+      ...     step: int
+      >>> treepack.loads(treepack.dumps(State(3)))
+      State(step=3)
+    """
+    if nodetype is None:
+        return functools.partial(
+            register_namedtuple,
+            serialized_name=serialized_name,
+            aliases=aliases,
+            version=version,
+            upgrade=upgrade,
+        )
+    _check_is_type(nodetype)
+    if not is_namedtuple(nodetype):
+        raise ValueError(f"{default_name(nodetype)} is no namedtuple: call treepack.register_node")
+    if not is_plain_namedtuple(nodetype):
+        name = _types.chosen_name(nodetype, serialized_name)
+        return register_node(
+            nodetype, serialized_name=name, aliases=aliases, version=version, upgrade=upgrade
+        )
+    fields: FieldNames = (list(nodetype._fields), [])
+
+    def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
+        return core.encode_value(()), dict(zip(fields[0], tuple.__iter__(node), strict=True))
+
+    def rebuild(_: Any, names: list[str], children: list[Any]) -> Any:
+        check_children(fields[0], names)
+        return namedtuple_of(nodetype, children)
+
+    def from_children(_: Any, children: Iterable[Any]) -> Any:
+        return namedtuple_of(nodetype, children)
+
+    with registering:
+        name = _types.chosen_name(nodetype, serialized_name)
+        _check_claims(nodetype, name, aliases, version)
+        decode = core.decode_value
+        _jax_export.register(nodetype, name, encode_auxdata, decode, from_children)
+        added = NodeType(
+            nodetype, name, fields, version, upgrade, True, reduce, decode, rebuild, rebuild, True
+        )
+        _types.add(added, aliases)
+        _static.register_fields(nodetype, name, aliases)
+    return nodetype
+
+
+def _check_is_type(nodetype: Any) -> None:
+    if not isinstance(nodetype, type):
+        raise TypeError(f"expected a class, got {nodetype!r:.100}")
+
+
+def _check_dropped(nodetype: type, dropped: Sequence[str]) -> None:
+    """Raises for dropped fields that do not exist, or that nobody could fill in again."""
+    if not dataclasses.is_dataclass(nodetype):
+        return
+    fields = {field.name: field for field in dataclasses.fields(nodetype)}
+    for name in dropped:
+        if name not in fields:
+            raise ValueError(f"drop_fields has {name!r}, which is no field of the class")
+        field = fields[name]
+        no_default = (
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        )
+        if field.init and no_default:
+            raise ValueError(
+                f"drop_fields has {name!r}, which has no default: JAX could not make a "
+                f"{default_name(nodetype)} again. Give the field a default"
+            )
+
+
+def _adopted(nodetype: type, given: Fields | None, dropped: Sequence[str]) -> Fields | None:
+    """Returns the fields of a type as JAX knows them, which must be those that are given."""
+    found = Fields.of(nodetype)
+    known = _types.registered(nodetype)
+    if found is None and known is not None and known.fields is not None and known.checked:
+        found = Fields(nodetype, *known.fields)
+    if (given is not None and given != found) or (
+        found is not None and {*dropped} & {*found.data, *found.meta}
+    ):
+        fields = "unknown fields" if found is None else fields_text((found.data, found.meta))
+        raise ValueError(f"{default_name(nodetype)} is registered with JAX already, with {fields}")
+    return found

@@ -1,0 +1,156 @@
+"""`register_tree`: all types in a tree that others have made, and what their static data hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import treepack._core as core
+from treepack._src.interop.jax import is_node, is_partial, partial_function
+from treepack._src.pytree import containers as _containers
+from treepack._src.pytree import kinds as code
+from treepack._src.pytree.containers import DATACLASS
+from treepack._src.pytree.kinds import flatten, is_plain_namedtuple, kind_of
+from treepack._src.registry import jax_export as _jax_export
+from treepack._src.registry import nodes as _nodes
+from treepack._src.registry import static as _static
+from treepack._src.registry import types as _types
+from treepack._src.registry.jax_nodes import encode_auxdata
+from treepack._src.registry.names import default_name, is_unstable, registering
+from treepack._src.registry.register import register_namedtuple, register_node
+
+
+def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
+    """Registers every type of nodes in a tree that is not registered yet.
+
+    So everything in a tree of types that others have made, such as an optimizer state, can be
+    saved: namedtuples, nodes that JAX knows, and what is in their static data: enums,
+    dataclasses, functions that have a name or are the default of a parameter. The program that
+    loads calls it with a tree of the same types.
+
+    Args:
+      tree: Any tree; its leaves do not matter.
+      prefix: What stands before the names of the types, instead of their modules.
+
+    Returns:
+      The types that were registered, by name.
+
+    Raises:
+      ValueError: If a name belongs to another type.
+
+    Warns:
+      UserWarning: If a name may not last; or if there is a dataclass that JAX does not know, which
+        `register_dataclass` would make a node.
+
+    Example:
+      >>> import optax, treepack
+      >>> state = optax.sgd(0.1, momentum=0.9).init({"w": 0.0})
+      >>> _ = treepack.register_tree(state, prefix="optax")
+      >>> [type(part).__name__ for part in treepack.loads(treepack.dumps(state))]
+      ['TraceState', 'EmptyState']
+    """
+    added: dict[str, type] = {}
+    unknown: dict[type, None] = {}
+
+    def register(ty: type) -> None:
+        name = f"{prefix}.{ty.__qualname__}" if prefix else default_name(ty)
+        if added.get(name, ty) is not ty:
+            raise ValueError(
+                f"two types in the tree have the name {name!r}: register one of them by another"
+            )
+        if is_plain_namedtuple(ty):
+            register_namedtuple(ty, serialized_name=name)
+        else:
+            register_node(ty, serialized_name=name)
+        added[name] = ty
+
+    def visit(node: Any) -> None:
+        ty = type(node)
+        if ty is code.Pruned:
+            state, functions = node.children(), node.functions()
+        elif is_node(node):
+            own = _nodes.own(ty)
+            if own is not None:
+                _jax_export.register(ty, own.name, encode_auxdata, core.decode_value, None)
+            elif _types.registered(ty) is None and ty not in _nodes.BY_JAX:
+                register(ty)
+            if ty in _nodes.BY_JAX:
+                for child in node.values() if ty is dict else node or ():
+                    visit(child)
+                return
+            children, treedef = flatten(node)
+            state, functions = code.split(node, children)
+            static = partial_function(node) if is_partial(node) else treedef.node_data()[1]
+            _register_static(static, ty)
+        else:
+            if kind_of(node) is DATACLASS:
+                unknown[ty] = None
+            return
+        for function in functions.values():
+            _register_static(function, ty)
+        for child in state.values():
+            visit(child)
+
+    with registering:
+        visit(tree)
+    for name, ty in added.items():
+        if prefix is None and is_unstable(ty):
+            warnings.warn(
+                f"{name!r} is no lasting name for files: another program may have something else "
+                "there. Give a prefix, or register the type by itself with a serialized_name",
+                stacklevel=2,
+            )
+    for ty in unknown:
+        warnings.warn(
+            f"{default_name(ty)} is a dataclass that JAX does not know, so it was not registered: "
+            "call treepack.register_dataclass on it",
+            stacklevel=2,
+        )
+    return added
+
+
+def _register_static(value: Any, owner: type) -> None:
+    """Registers what is in static data of a type, and has a name that will last."""
+    try:
+        core.encode_value(value)
+        return
+    except (TypeError, ValueError):
+        pass
+    if isinstance(value, (tuple, list, set, frozenset)):
+        for part in tuple.__iter__(value) if isinstance(value, tuple) else value:
+            _register_static(part, owner)
+    elif isinstance(value, Mapping):
+        for part in (*value.keys(), *value.values()):
+            _register_static(part, owner)
+    elif isinstance(value, functools.partial):
+        for part in (value.func, value.args, value.keywords):
+            _register_static(part, owner)
+    elif isinstance(value, enum.Enum):
+        _static.register_auxdata(type(value), default_name(type(value)))
+    elif callable(value):
+        name = _static.function_name(value)
+        if name is None or "<locals>" in name:
+            name = _name_of_default(value, owner)
+        if name is not None:
+            _static.register_function(value, serialized_name=name)
+    elif dataclasses.is_dataclass(value):
+        _static.register_auxdata(type(value), default_name(type(value)))
+        _register_static(tuple(_containers.fields_of(value).values()), owner)
+
+
+def _name_of_default(value: Any, owner: type) -> str | None:
+    """Returns a name for what is the default of a parameter of a type, such as a lambda."""
+    try:
+        initializer: Any = owner.__init__  # type: ignore[misc]
+        parameters = list(inspect.signature(initializer).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    for parameter in parameters:
+        if parameter.default is value:
+            return f"{default_name(owner)}.__init__.{parameter.name}"
+    return None

@@ -1,0 +1,330 @@
+"""Typed values: static data of nodes (what JAX calls auxdata), dict keys, metadata.
+
+The core writes the plain types of Python (`None`, bool, int, float, complex, str, bytes,
+tuple, list, dict, frozenset), each as itself. Anything else is *named*: a name, and another
+value that it is made of. What has which name is said in `codecs`, or by the program with
+`register_auxdata` and `register_function`. Nothing is ever imported or called because data
+say so: a name that is not known is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
+
+from treepack._src.pytree.containers import fields_of, from_fields
+from treepack._src.registry import codecs as _codecs
+from treepack._src.registry.names import Names, default_name, registering
+from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
+
+T = TypeVar("T", bound=type)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Codec(NamedTuple):
+    """How the values of one type are written.
+
+    Attributes:
+      encode: Takes a value, returns what it is made of.
+      decode: Takes that, returns the value.
+      by_program: Whether the program has registered it as static data.
+    """
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+    by_program: bool = True
+
+
+_types: Names[Codec] = Names("auxdata")
+
+_functions: Names[Any] = Names("function")
+
+
+@overload
+def register_auxdata(
+    ty: T,
+    serialized_name: str | None = None,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+    *,
+    aliases: Sequence[str] = (),
+) -> T: ...
+
+
+@overload
+def register_auxdata(
+    ty: None = None,
+    serialized_name: str | None = None,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+    *,
+    aliases: Sequence[str] = (),
+) -> Callable[[T], T]: ...
+
+
+def register_auxdata(
+    ty: Any = None,
+    serialized_name: str | None = None,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+    *,
+    aliases: Sequence[str] = (),
+) -> Any:
+    """Registers a type of static data, so that nodes that have some can be saved.
+
+    Enums and dataclasses need no functions: their members are written by name, their
+    fields by value. It can be used as a decorator, with or without arguments. Types of
+    nodes that `register_dataclass` or `register_namedtuple` knows may be static data without.
+
+    Args:
+      ty: The type. Subclasses are not covered.
+      serialized_name: What values of it are written under; by default module and name of the
+        type, or the shortest public path to it.
+      encode: Takes a value, returns what it is made of: a value of the plain types of
+        Python, or of types that are registered.
+      decode: Takes what `encode` returned, returns the value. It is called with data from
+        files, so it must not trust them more than the program does.
+      aliases: Other names, which files of before may have.
+
+    Returns:
+      The type.
+
+    Raises:
+      ValueError: If the name belongs to another type, or the type has another name.
+      TypeError: If there are no functions for a type that needs them.
+
+    Example:
+      >>> import enum, treepack
+      >>> @treepack.register_auxdata(serialized_name="doc.Mode")
+      ... class Mode(enum.Enum):
+      ...     TRAIN = 1
+      >>> treepack.loads(treepack.dumps({Mode.TRAIN: 0}))
+      {<Mode.TRAIN: 1>: 0}
+    """
+    if ty is None:
+        return functools.partial(
+            register_auxdata,
+            serialized_name=serialized_name,
+            encode=encode,
+            decode=decode,
+            aliases=aliases,
+        )
+    if not isinstance(ty, type):
+        raise TypeError(f"expected a class, got {ty!r:.100}")
+    if (encode is None) != (decode is None):
+        raise TypeError("encode and decode must both be given, or none of them")
+    if encode is None or decode is None:
+        encode, decode = _by_definition(ty)
+    name = _types.chosen(ty, serialized_name)
+    if is_own_name(name):
+        raise ValueError(f"the auxdata name {name!r} is treepack's own")
+    with registering:
+        _types.check(ty, name, aliases)
+        _types.add(ty, name, Codec(encode, decode), aliases)
+    return ty
+
+
+def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Returns how values of an enum or a dataclass are written and read."""
+    if issubclass(ty, enum.Enum):
+        return _member_name, functools.partial(_member, ty)
+    if dataclasses.is_dataclass(ty):
+        return fields_of, functools.partial(from_fields, ty)
+    raise TypeError(
+        f"encode and decode are needed for {default_name(ty)}, which is neither an enum "
+        "nor a dataclass"
+    )
+
+
+def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
+    """Registers a type of nodes as one of static data, too, unless the program has done so.
+
+    It is a dataclass or namedtuple, whose fields are written by name.
+    """
+    known = _types.entry_of(ty)
+    if known is not None and known.by_program:
+        return
+    try:
+        _types.check(ty, name, aliases)
+    except ValueError:  # the name is that of another type of static data
+        return
+    codec = Codec(fields_of, functools.partial(from_fields, ty), by_program=False)
+    _types.add(ty, name, codec, aliases)
+
+
+@overload
+def register_function(
+    function: F, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
+) -> F: ...
+
+
+@overload
+def register_function(
+    function: None = None, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
+) -> Callable[[F], F]: ...
+
+
+def register_function(
+    function: Any = None, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
+) -> Any:
+    """Registers a function by name, so that static data and `Partial`s that hold it can be saved.
+
+    Functions of `jax.nn` are known without. It can be used as a decorator, with or without
+    arguments.
+
+    Args:
+      function: Any callable that is defined once, such as a function of a module.
+      serialized_name: What it is written as; by default its module and qualified name.
+      aliases: Other names, which files of before may have.
+
+    Returns:
+      The function.
+
+    Raises:
+      ValueError: If the name belongs to another function, or the function has another name.
+      TypeError: If there is no name for it, as for a lambda.
+
+    Example:
+      >>> import jax, treepack
+      >>> @treepack.register_function(serialized_name="doc.scale")
+      ... def scale(factor, x):
+      ...     return factor * x
+      >>> saved = treepack.dumps(jax.tree_util.Partial(scale, 2.0))
+      >>> treepack.loads(saved)(3.0)
+      6.0
+    """
+    if function is None:
+        return functools.partial(
+            register_function, serialized_name=serialized_name, aliases=aliases
+        )
+    if serialized_name is None and function_name(function) is None:
+        raise TypeError(f"serialized_name is needed for {function!r}, which has no name of its own")
+    name = _functions.chosen(function, serialized_name)
+    with registering:
+        _functions.check(function, name, aliases)
+        _functions.add(function, name, function, aliases)
+    return function
+
+
+def function_name(function: Any) -> str | None:
+    """Returns module and qualified name of a function, or `None` if it has none of its own."""
+    if inspect.ismethod(function):  # others have the name of the function that it binds, too
+        return None
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or "<lambda>" in name:
+        return None
+    return default_name(function)
+
+
+def is_own_name(name: str) -> bool:
+    """Tells whether a name stands for something that the program cannot change."""
+    return name in _codecs.NAMES or name == "function"
+
+
+# What the core calls
+
+
+def reduce(value: Any) -> tuple[str, Any]:
+    """Returns the name of a value that is not of a plain type, and what it is made of.
+
+    Raises:
+      TypeError: If it has none.
+    """
+    codec = _types.entry_of(type(value))
+    if codec is not None:
+        return str(_types.name_of(type(value))), codec.encode(value)
+    name = _functions.name_of(value)
+    if name is not None:
+        return "function", name
+    parts = _codecs.encode(value)
+    if parts is None:
+        raise TypeError(_refusal(value))
+    return parts
+
+
+def _refusal(value: Any) -> str:
+    newer = _functions.newer(value) if function_name(value) else None
+    if newer is not None:
+        return (
+            f"{value!r:.100} is an older definition of {newer!r}, which was defined again since; "
+            "take the new one"
+        )
+    newer = _types.newer(type(value))
+    if newer is not None:
+        return (
+            f"{value!r:.100} is of an older definition of {newer!r}: its class was defined again "
+            "since; make it anew"
+        )
+    return _codecs.refusal(value)
+
+
+def rebuild(name: str, value: Any) -> Any:
+    """Returns the value that `reduce` was given.
+
+    Raises:
+      UnregisteredTypeError: A DecodeError. If nothing has this name.
+      DecodeError: If nothing can be made of the value.
+    """
+    codec = _types.by_name(name)
+    decode = _decoder(name) if codec is None else codec.decode
+    if decode is None:
+        raise UnregisteredTypeError(
+            f"no static data are registered with the name {name!r}; call "
+            f"treepack.register_auxdata on their type{of_main(name)}, or pass "
+            'unknown="dict" to get dicts in place of the nodes that have them',
+            name,
+        )
+    try:
+        return decode(value)
+    except (TreepackError, MemoryError):
+        raise
+    except Exception as error:  # whatever a codec raises for what it cannot read
+        raise DecodeError(f"static data of type {name} cannot be restored: {error}") from error
+
+
+def _decoder(name: str) -> Callable[[Any], Any] | None:
+    return _function if name == "function" else _codecs.decoder(name)
+
+
+def of_main(name: str) -> str:
+    """Returns what to say of a name that is only one in the program that has saved."""
+    if not name.startswith("__main__.") and "<locals>" not in name:
+        return ""
+    return (
+        " (it was saved under the name that it had in another program's main module or function; "
+        "register it with serialized_name=, there and here)"
+    )
+
+
+def _function(name: str) -> Any:
+    function = _functions.by_name(name) if type(name) is str else None
+    if function is None:
+        raise UnregisteredTypeError(
+            f"no function is registered with the name {name!r}; call treepack.register_function "
+            f'on it{of_main(str(name))}, or pass unknown="dict" to get dicts in place of the '
+            "nodes that have it",
+            str(name),
+        )
+    return function
+
+
+# Enums and dataclasses
+
+
+def _member_name(member: enum.Enum) -> str | int:
+    # Combinations of flags have no name.
+    value = member.value
+    if isinstance(member, enum.Flag) and isinstance(value, int):
+        return value
+    return member.name
+
+
+def _member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
+    if type(name) not in (int, str):
+        raise ValueError(f"a {type(name).__name__} is no member")
+    return ty(name) if isinstance(name, int) else ty[name]

@@ -1,0 +1,1 @@
+"""From a template and a state dict to a tree."""

@@ -1,0 +1,142 @@
+"""How strict a template is about its leaves: the only place that decides it.
+
+| `strict=` | names of children | shapes | dtypes |
+|---|---|---|---|
+| `"exact"` | equal; containers of equal types, where these were saved | equal | equal |
+| `True` | the template's; a dict of the state may have more | equal | equal as JAX sees them |
+| `False` | the template's; a dict of the state may have more | any | any |
+
+As JAX sees them: against an array of jax, 64 bits count as 32, unless `jax_enable_x64` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treepack._src.interop import jax as _jax
+from treepack._src.interop.modules import imported
+from treepack._src.options import Strict
+
+# The most keys that a message has.
+_MOST_KEYS = 10
+
+_NUMBERS = (bool, int, float, complex)
+
+_PLAIN = (str, bytes, *_NUMBERS)
+
+
+class Signature(NamedTuple):
+    """Shape and dtype of an array, of a scalar of NumPy, or of what stands for one."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __str__(self) -> str:
+        """Abbreviates as JAX does, such as `float32[3,4]`."""
+        name = getattr(self.dtype, "name", str(self.dtype))
+        return f"{name}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def kind(self) -> str:
+        """What its elements are: `bool`, `int`, `float`, `complex` or something else."""
+        name = getattr(self.dtype, "name", str(self.dtype))
+        for kind, starts in _KINDS.items():
+            if name.startswith(starts):
+                return kind
+        return str(name)
+
+
+_KINDS = {
+    "bool": ("bool",),
+    "int": ("int", "uint"),
+    "float": ("float", "bfloat"),
+    "complex": ("complex", "bcomplex"),
+}
+
+
+def signature(leaf: Any) -> Signature | None:
+    """Returns shape and dtype of a leaf that has them."""
+    shape = getattr(leaf, "shape", None)
+    dtype = getattr(leaf, "dtype", None)
+    if shape is None or dtype is None or isinstance(leaf, type):
+        return None
+    try:
+        if not _jax.is_extended(dtype):
+            dtype = np.dtype(dtype)
+            # What is saved is in native byte order.
+            dtype = dtype if dtype.isnative else dtype.newbyteorder("=")
+        return Signature(tuple(shape), dtype)
+    except TypeError:
+        return None
+
+
+def described(value: Any) -> str:
+    """Returns what a leaf or a subtree of a state is, for messages."""
+    found = signature(value)
+    if found is not None:
+        return str(found)
+    if isinstance(value, Mapping):
+        keys = sorted(map(str, value))
+        more = "" if len(keys) <= _MOST_KEYS else f" and {len(keys) - _MOST_KEYS} more"
+        return f"a subtree with the keys {keys[:_MOST_KEYS]}{more}"
+    return "None" if value is None else type(value).__name__
+
+
+def difference(
+    target: Any, state: Any, strict: Strict, *, cast: bool = False
+) -> tuple[str, str] | None:
+    """Compares a leaf of a template with what a state has in its place.
+
+    Args:
+      target: The leaf of the template.
+      state: What was found.
+      strict: See above.
+      cast: Whether all dtypes of floats are equal.
+
+    Returns:
+      What was expected and what was found, in words; `None` if they match.
+    """
+    if not strict or isinstance(target, type):
+        return None
+    expected, found = signature(target), signature(state)
+    if expected is not None and expected.dtype == np.dtype(object):
+        return None
+    if expected is not None and found is not None:
+        same = expected.shape == found.shape and _same_dtype(target, expected, found, strict, cast)
+    elif expected is not None:
+        same = _is_number_like(state, expected)
+    elif found is not None:
+        same = _is_number_like(target, found) or not _is_plain(target)
+    elif isinstance(state, Mapping):
+        same = not _is_plain(target)
+    else:
+        same = strict != "exact" or not _is_plain(target) or type(target) is type(state)
+    return None if same else (described(target), described(state))
+
+
+def _is_plain(leaf: Any) -> bool:
+    """Tells whether a leaf is of Python; anything may be in the place of other objects."""
+    return leaf is None or type(leaf) in _PLAIN
+
+
+def _is_number_like(number: Any, array: Signature) -> bool:
+    """Tells whether a number of Python is like an array of its kind without dimensions."""
+    return array.shape == () and type(number) in _NUMBERS and type(number).__name__ == array.kind
+
+
+def _same_dtype(
+    target: Any, expected: Signature, found: Signature, strict: Strict, cast: bool
+) -> bool:
+    if expected.dtype == found.dtype:
+        return True
+    if cast and expected.kind == found.kind == "float":
+        return True
+    if strict == "exact" or not _jax.is_abstract(target):
+        return False
+    if _jax.is_extended(expected.dtype) or _jax.is_extended(found.dtype):
+        return False
+    canonical = imported("jax").dtypes.canonicalize_dtype  # type: ignore[union-attr]
+    return bool(canonical(expected.dtype) == canonical(found.dtype))

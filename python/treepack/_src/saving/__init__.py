@@ -1,0 +1,1 @@
+"""Writing: layouts, saves in the background, checkpoints of several processes."""

@@ -1,0 +1,234 @@
+"""Saves that go on while the program does: `save(background=True)`.
+
+    save ──▶ a layout that does not depend on the tree ──▶ thread: write ──▶ Saving.result()
+
+Until a save has ended, another one to the same path waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from treepack._src.options import Progress, progress_bar
+from treepack._src.storage.place import local, url_of
+from treepack._src.tasks import Thread
+from treepack.errors import TreepackError
+
+# Takes who is told how far it has come, and returns when all is written.
+Write = Callable[[Progress], None]
+
+
+class Saving(Future[None]):
+    """A save in the background: what `save(background=True)` returns.
+
+    It has the methods of a [`concurrent.futures.Future`][]: `done()` tells whether the save has
+    ended; `result()` waits for that, and raises what has gone wrong; `exception()` returns it.
+    The program does not end before. What has gone wrong and nobody has asked for is logged.
+
+    Attributes:
+      path: Where it is saved.
+      progress: How many bytes of the encoding are done, and how many there are.
+
+    Example:
+      >>> import jax.numpy as jnp, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> saving = treepack.save(path, {"w": jnp.ones(3)}, background=True)
+      >>> saving.result()
+      >>> treepack.load(path)
+      {'w': Array([1., 1., 1.], dtype=float32)}
+    """
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+        self.progress: tuple[int, int] = (0, 0)
+        self._unasked: Any = None
+        self.set_running_or_notify_cancel()  # nobody can stop it any more
+
+    def result(self, timeout: float | None = None) -> None:
+        """Waits until all is written.
+
+        Args:
+          timeout: How many seconds it waits at most.
+
+        Raises:
+          TimeoutError: If it takes longer.
+          Exception: What `save` raises.
+        """
+        try:
+            super().result(timeout)
+        finally:
+            self._asked()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits until all is written, and returns what has gone wrong, or `None`."""
+        try:
+            return super().exception(timeout)
+        finally:
+            self._asked()
+
+    def _asked(self) -> None:
+        if self.done() and self._unasked is not None:
+            self._unasked.detach()
+
+    def __repr__(self) -> str:
+        if not self.done():
+            done, total = self.progress
+            return f"<treepack.Saving {self.path!r}: {done} of {total} bytes>"
+        error = super().exception()
+        return f"<treepack.Saving {self.path!r}: {'saved' if error is None else repr(error)}>"
+
+    def _leave(self) -> None:
+        """Ends it in a forked process, in which the thread that writes does not run."""
+        future: Any = self
+        future._condition = threading.Condition()  # the other one may be held
+        future._waiters, future._done_callbacks = [], []  # those of the parent
+        if not self.done():
+            self.set_exception(
+                TreepackError(f"the process that started to save {self.path} goes on: ask it")
+            )
+
+    def _run(self, write: Write, progress: Progress) -> None:
+        try:
+            with progress_bar(progress, "save") as tell:
+
+                def told(done: int, total: int) -> None:
+                    self.progress = (done, total)
+                    if tell is not None:
+                        tell(done, total)
+
+                write(told)
+            total = self.progress[1]
+            self.progress = (total, total)
+        except BaseException as error:  # which `result` raises
+            del write
+            traceback.clear_frames(error.__traceback__)  # they hold the arrays
+            self._unasked = weakref.finalize(self, _log, self.path, repr(error))
+            self.set_exception(error)
+        else:
+            del write  # and the arrays with it, before anybody is told
+            self.set_result(None)
+
+
+def _log(path: str, error: str) -> None:
+    logging.getLogger("treepack").error("saving %s has failed: %s", path, error)
+
+
+_lock = threading.Lock()
+
+_under_way: dict[str, Saving] = {}
+
+_threads: list[Thread] = []
+
+
+def _forget() -> None:
+    """Forgets, in a forked process, what its parent saves."""
+    global _lock
+    _lock = threading.Lock()
+    savings = [*_under_way.values()]
+    _under_way.clear()
+    for saving in savings:
+        saving._leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def run(
+    path: str | os.PathLike[str],
+    write: Write,
+    progress: Progress,
+    *,
+    background: bool,
+    abandon: Callable[[BaseException], object] | None = None,
+) -> Saving | None:
+    """Writes what is to be saved: now, or in a thread.
+
+    If there is no thread to be had, `write` is never called, and `abandon` gets the error.
+    """
+    if not background:
+        write(progress)
+        return None
+    place = _place(path)
+    saving = Saving(os.fspath(path))
+
+    def work() -> None:
+        try:
+            with contextlib.suppress(IndexError):  # given up before it began
+                saving._run(write_once.pop(), progress)
+        finally:
+            _ended(place, saving)
+
+    write_once = [write]  # so that nothing holds it when it has been called
+    try:
+        _enter(place, saving)
+        _threads[:] = [thread for thread in _threads if not thread.has_ended]
+        _threads.append(Thread(work))
+    except BaseException as error:
+        with contextlib.suppress(IndexError):  # an interrupt may come when it has begun
+            write_once.pop()
+            _ended(place, saving)
+            saving.set_exception(error)  # for those who wait
+            if abandon is not None:
+                abandon(error)
+        raise
+    return saving
+
+
+def _finish() -> None:
+    """Waits at the end of the program until all is written, and told."""
+    while _under_way:
+        for place, saving in [*_under_way.items()]:
+            _wait_for(saving, place)
+    while _threads:
+        _threads.pop().join()
+
+
+# Python waits for no thread but those of `threading`, whose `start` may wait for ever. This is
+# where it does, also in processes of `multiprocessing`, which call nothing of `atexit`.
+with contextlib.suppress(AttributeError, RuntimeError):  # it is private; the program has ended
+    threading._register_atexit(_finish)  # type: ignore[attr-defined]
+atexit.register(_finish)
+
+
+def _ended(place: str, saving: Saving) -> None:
+    with _lock:
+        if _under_way.get(place) is saving:
+            del _under_way[place]
+
+
+def _enter(place: str, saving: Saving) -> None:
+    """Makes a save the one that is under way, as soon as there is no other."""
+    while True:
+        with _lock:
+            other = _under_way.setdefault(place, saving)
+        if other is saving:
+            return
+        _wait_for(other, place)
+
+
+def wait_for(path: str | os.PathLike[str]) -> None:
+    """Waits until no save to a path is under way."""
+    place = _place(path)
+    while (saving := _under_way.get(place)) is not None:
+        _wait_for(saving, place)
+
+
+def _wait_for(saving: Saving, place: str) -> None:
+    Future.exception(saving)  # which is for those who have asked for it
+    _ended(place, saving)
+
+
+def _place(path: str | os.PathLike[str]) -> str:
+    url = url_of(path)
+    return os.path.realpath(os.fspath(local(path))) if url is None else url

@@ -1,0 +1,229 @@
+"""What makes a save the same in all processes.
+
+Processes that save at different times, such as one that has missed a save, would write rows of
+different steps to one checkpoint. So all compare what can be compared without reading shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src.interop import jax as _jax
+from treepack._src.options import Writing
+from treepack._src.pytree import leaves as _leaves
+from treepack._src.storage.deferred import Deferred
+from treepack._src.storage.place import local, url_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# Values of so many leaves, with paths of so many characters together, are compared one by one, to
+# tell which of them differ.
+_NAMED = 1000
+
+_NAMED_CHARS = 100_000
+
+# Of so many leaves is told that they differ.
+_TOLD = 5
+
+# Integers of so many bytes that all processes have alike, such as a counter of steps, count as
+# values of the host.
+_SMALL_BYTES = 1024
+
+
+class Identity(NamedTuple):
+    """What a process saves.
+
+    Attributes:
+      paths: Where: as the caller tells it, and absolute.
+      step: What the caller tells.
+      options: By name.
+      metadata: A checksum.
+      tree: A checksum of the paths, shapes and dtypes of arrays, and who writes what of them.
+      all: A checksum of all that is not in shards, metadata and structure as well.
+      leaves: The paths of the first leaves that are not in shards, each with its checksum.
+    """
+
+    paths: list[str]
+    step: int | None
+    options: dict[str, Any]
+    metadata: str
+    tree: int
+    all: str
+    leaves: list[tuple[str, str]]
+
+    def told(self) -> dict[str, Any]:
+        """Returns what others compare with, as JSON."""
+        return {**self._asdict(), "leaves": []}
+
+    def text(self) -> str:
+        """Returns all as text, for `differences`."""
+        return json.dumps(self._asdict())
+
+    def is_same(self, other: dict[str, Any]) -> bool:
+        """Tells whether another process saves the same; `other` is what it has `told`."""
+        mine = {**self.told(), "paths": None}
+        return mine == {**other, "paths": None} and _is_one_place(self.paths, other["paths"])
+
+    def differences(self, process: int, text: str) -> str:
+        """Returns in words what another process saves that this one, process 0, does not."""
+        other = Identity(**json.loads(text))
+        found = []
+        if self.step != other.step:
+            found.append(
+                f"process {process} saves {_step(other.step)}, process 0 {_step(self.step)}"
+            )
+        if not _is_one_place(self.paths, other.paths):
+            found.append(
+                f"process {process} saves to {other.paths[0]!r}, process 0 to {self.paths[0]!r}: "
+                "all processes have to write to the same directory"
+            )
+        found += [
+            f"process {process} saves with {name}={other.options.get(name)!r}, process 0 with "
+            f"{name}={value!r}"
+            for name, value in self.options.items()
+            if other.options.get(name) != value
+        ]
+        if self.metadata != other.metadata:
+            found.append(f"process {process} saves other metadata than process 0")
+        if self.tree != other.tree:
+            found.append(_ANOTHER_TREE.format(process))
+        else:
+            found += self._differing_leaves(process, other)
+        return "; ".join(found or [_ANOTHER_TREE.format(process)])
+
+    def _differing_leaves(self, process: int, other: Identity) -> list[str]:
+        mine, theirs = dict(self.leaves), dict(other.leaves)
+        if mine.keys() != theirs.keys():
+            return [_ANOTHER_TREE.format(process)]
+        paths = [path for path in mine if mine[path] != theirs[path]]
+        if not paths:
+            return []
+        names = ", ".join(paths[:_TOLD]) + (", ..." if len(paths) > _TOLD else "")
+        return [
+            f"process {process} has other values than process 0 at {names}: what is no sharded "
+            "array has to be the same in all processes"
+        ]
+
+
+_ANOTHER_TREE = (
+    "process {} has saved another tree than process 0, or arrays that are on its devices alone"
+)
+
+
+def identity_of(
+    path: str | os.PathLike[str],
+    step: int | None,
+    metadata: Any,
+    holes: bool,
+    how: Writing,
+    tree: int,
+    manifest: core.Manifest,
+    arrays: Sequence[Any],
+) -> Identity:
+    """Returns what a process saves.
+
+    Args:
+      path: Where.
+      step: What the caller tells.
+      metadata: What is kept with it.
+      holes: See `save`.
+      how: How it is written.
+      tree: A checksum of the paths, shapes and dtypes of arrays, and who writes what of them.
+      manifest: That of the tree, in which no file is known.
+      arrays: Those that are not in it.
+    """
+    sums = [_checksum(array) for array in arrays]
+    options = {
+        "compress": bool(how.compress),
+        "level": None if how.level is None else operator.index(how.level),
+        "align": operator.index(how.align),
+        "durable": bool(how.durable),
+        "holes": bool(holes),
+    }
+    skeleton = manifest.with_files(manifest.files)
+    return Identity(
+        _places(path),
+        step,
+        options,
+        "" if metadata is None else _sum_of(core.encode_value(metadata)),
+        tree,
+        _sum_of(skeleton, json.dumps(sums).encode()),
+        _leaf_sums(manifest, sums),
+    )
+
+
+def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[str, str]]:
+    """Returns the checksums of leaves that are not in shards, by their paths."""
+    content = manifest.content
+    catalog = core.Catalog.open(content, salvage=False)
+    found = []
+    chars = 0
+    for path, value in catalog.leaves(0):
+        _, _, start, stop, _ = catalog.leaf(value)
+        array = catalog.array_elsewhere(value)
+        known = _sum_of(content.read_range(start, stop)) if array is None else sums[array]
+        if known is not None:
+            found.append((path, known))
+            chars += len(path)
+        if len(found) == _NAMED or chars > _NAMED_CHARS:
+            break
+    return found
+
+
+def _checksum(array: Any) -> str | None:
+    """Returns the checksum of an array, if all processes are to have it alike and it is at hand."""
+    if isinstance(array, Deferred):
+        return None  # it is read when it is written
+    if not _jax.is_array(array):
+        return _sum_of(_bytes_of(np.asarray(array)))
+    is_counter = (
+        array.is_fully_replicated and array.nbytes <= _SMALL_BYTES and array.dtype.kind in "iub"
+    )
+    if not (array.is_fully_addressable or is_counter):
+        return None
+    shards = _leaves.finish_transfer(_leaves.start_transfer(array))
+    return _sum_of(*(_bytes_of(shard) for _, shard in shards))
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    if not (array.flags.c_contiguous and array.dtype.isnative):
+        array = _leaves.to_contiguous(array)
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _sum_of(*parts: Buffer) -> str:
+    """Returns a checksum of bytes: no CRC, which is the same for all that end with their own."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def _places(path: str | os.PathLike[str]) -> list[str]:
+    url = url_of(path)
+    if url is not None:
+        return [url, url.rstrip("/")]
+    given = os.fsdecode(local(path))
+    return [given, os.path.abspath(given)]  # noqa: PTH100
+
+
+def _is_one_place(mine: list[str], theirs: list[str]) -> bool:
+    """Tells whether two processes mean the same.
+
+    Where the directories that they run in differ, a relative path may still be that of a directory
+    that all see; if it is not, process 0 does not find the files of the others.
+    """
+    return mine[0] == theirs[0] or mine[1] == theirs[1]
+
+
+def _step(step: int | None) -> str:
+    return "no step" if step is None else f"step {step}"

@@ -1,0 +1,59 @@
+"""Layouts of trees with the record of their structure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import treepack._core as core
+from treepack._src.options import Writing, allowing_holes
+
+
+def described_layout(
+    tree: Any,
+    align: int,
+    metadata: Any = None,
+    *,
+    max_chunk_size: float,
+    holes: bool = False,
+    index: bool = False,
+    checksums: bool = False,
+    snapshot: bool = False,
+    hollow: bool = False,
+) -> core.Layout:
+    """Returns a tree with its structure, ready to be written.
+
+    With `index` it is found without reading all headers, and with `checksums` damage is found
+    in it; only files can have those. With `snapshot` it stays what it is whatever becomes of the
+    tree, and with `hollow` it has only the places of arrays; see `_core.walk`.
+    """
+    with allowing_holes(holes):
+        return core.walk(
+            tree,
+            state_dict=True,
+            sort_keys=False,
+            align=align,
+            max_chunk_size=max_chunk_size,
+            overridden=[],
+            structure=True,
+            metadata=None if metadata is None else core.encode_value(metadata),
+            index=index,
+            checksums=checksums,
+            snapshot=snapshot,
+            hollow=hollow,
+        )
+
+
+def file_layout(
+    tree: Any, metadata: Any, how: Writing, *, holes: bool = False, snapshot: bool = False
+) -> core.Layout:
+    """Returns a tree with its structure and its index, ready to be written to a file."""
+    return described_layout(
+        tree,
+        how.align,
+        metadata,
+        max_chunk_size=how.max_chunk_size,
+        holes=holes,
+        index=True,
+        checksums=not how.compress,
+        snapshot=snapshot,
+    )

@@ -1,0 +1,303 @@
+"""Who saves to a directory now: a file in it that only one job can make.
+
+It tells host, process and time, and is renewed while the save is under way. Where the file system
+has locks its holder locks it as well, and the lock ends with the process. A lease that nobody
+locks, or that somebody on another host has made and has not renewed for long, is that of a dead
+process: the next one takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import socket
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+from treepack._src.tasks import Thread
+from treepack.errors import TreepackError
+
+FILE = "lease.treepack"
+
+# How often a lease is renewed, and how long one lasts that cannot be tested otherwise.
+RENEW_S = 10.0
+
+EXPIRY_S = 120.0
+
+# A lease can go while it is looked at, and another one be there the next time.
+_ATTEMPTS = 10
+
+# How long it takes to write one that was made.
+_WRITING_S = 0.01
+
+
+class BusyError(TreepackError):
+    """Another job saves to the same directory."""
+
+
+class _UnknownError(BusyError):
+    """Nothing is in the lease of that job, or not yet."""
+
+
+class Lease:
+    """What this process holds while it saves to a directory.
+
+    Attributes:
+      spared: The name of a save whose process may not be dead, though its lease has expired: its
+        files stay for now.
+    """
+
+    def __init__(self, directory: Path, name: str):
+        """`name` is that of the save.
+
+        Raises:
+          BusyError: If somebody else holds it.
+        """
+        self._path = directory / FILE
+        self.spared: str | None = None
+        self._stopped = threading.Event()
+        self._renewer: Thread | None = None
+        self._data = b""
+        # It gets its name when it is locked and written: a process that is killed leaves none that
+        # tells nothing.
+        made = directory / f".{FILE}.treepack-{secrets.token_hex(8)}.tmp"
+        self._file = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            about = {
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "since": time.time(),
+                "system": _system(),
+                "is_locked": _lock(self._file, wait=True) is True,
+                "name": name,
+                "token": secrets.token_hex(8),
+            }
+            data = json.dumps(about).encode()
+            self._write(data)
+            self._take_name(made, data)
+            self._data = data
+            _held.add(self)
+            with contextlib.suppress(RuntimeError, MemoryError):  # then the lock has to do
+                self._renewer = Thread(self._renew)
+        except BaseException:
+            self.release()
+            raise
+        finally:
+            made.unlink(missing_ok=True)
+
+    def _write(self, data: bytes) -> None:
+        if os.write(self._file, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        os.close(os.dup(self._file))  # which is when NFS shows it to other hosts
+
+    def _take_name(self, made: Path, data: bytes) -> None:
+        """Gives the file the name that only one job can have."""
+        busy = BusyError(f"{self._path.parent} is being saved to by several other jobs")
+        for _ in range(_ATTEMPTS):
+            try:
+                try:
+                    os.link(made, self._path)
+                except FileExistsError:
+                    raise
+                except OSError:  # there are no links
+                    file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+                    os.close(self._file)
+                    self._file = file
+                    _lock(file, wait=True)
+                    self._data = data  # from now on it has to be removed
+                    self._write(data)
+                return
+            except FileExistsError:
+                try:
+                    self._remove_dead()
+                except _UnknownError as error:
+                    busy = error
+                    time.sleep(_WRITING_S)  # for what its holder writes to it
+        raise busy
+
+    def _remove_dead(self) -> None:
+        """Removes the lease that is there, if its holder is dead.
+
+        Raises:
+          BusyError: If it may be alive.
+        """
+        try:
+            file = _open(self._path)
+        except FileNotFoundError:
+            return  # by now it is not there
+        try:
+            about = _about(os.read(file, _MOST))
+            age = _now(self._path.parent) - os.fstat(file).st_mtime
+            if not about and age <= EXPIRY_S:
+                raise _UnknownError(self._busy(about, age))
+            # Nobody else removes what is locked here.
+            lock = _lock(file)
+            if lock is False:
+                raise BusyError(self._busy(about))
+            is_here = about.get("is_locked") and about.get("system") == _system()
+            if lock is None or not is_here:
+                if age <= EXPIRY_S:
+                    raise BusyError(self._busy(about, age))
+                self.spared = str(about.get("name"))
+            self._remove(os.fstat(file))
+        finally:
+            os.close(file)
+
+    def _remove(self, dead: os.stat_result) -> None:
+        """Removes the lease of a dead process, and none that has taken its place."""
+        aside = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
+        with contextlib.suppress(FileNotFoundError):
+            if not os.path.samestat(dead, self._path.lstat()):
+                return
+            # Where there are no locks, others may do the same now: one of them gets it.
+            self._path.rename(aside)
+            try:
+                if not os.path.samestat(dead, aside.lstat()):
+                    with contextlib.suppress(OSError):  # else its holder finds that it is gone
+                        os.link(aside, self._path)
+            finally:
+                aside.unlink()
+
+    def _busy(self, about: dict[str, Any], age: float | None = None) -> str:
+        text = f"{self._path.parent} is being saved to by {_holder(about)}"
+        if age is not None:
+            text += (
+                f". Its last sign of life was {max(0, age):.0f} s ago, and it counts as dead after "
+                f"{EXPIRY_S:.0f} s: wait, or remove {self._path} if you know that it is dead"
+            )
+        return text
+
+    def _renew(self) -> None:
+        target = self._file if os.utime in os.supports_fd else self._path
+        while not self._stopped.wait(RENEW_S):
+            with contextlib.suppress(OSError):
+                os.utime(target)
+
+    def check(self) -> None:
+        """Raises if this process does not hold it any more.
+
+        Raises:
+          BusyError: If somebody took this process for dead.
+        """
+        found = self._found()
+        if found != self._data:
+            by = f"{_holder(_about(found))} saves there now" if found else "somebody removed it"
+            raise BusyError(
+                f"the lease of this process on {self._path.parent} is gone, because it was not "
+                f"renewed for more than {EXPIRY_S:.0f} s, or by hand: {by}"
+            )
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds it."""
+        return bool(self._data) and self._found() == self._data
+
+    def _found(self) -> bytes:
+        """Returns what is in the lease that is there."""
+        if self._file < 0:
+            return b""  # this is a fork of its holder
+        try:
+            file = _open(self._path)
+        except OSError:
+            return b""
+        try:
+            return os.read(file, _MOST)
+        except OSError:
+            return b""
+        finally:
+            os.close(file)
+
+    def release(self) -> None:
+        """Lets others save to the directory."""
+        self._stopped.set()
+        if self._renewer is not None:
+            self._renewer.join()
+        _held.discard(self)
+        is_held = self.is_held
+        if os.name == "nt":
+            self._leave()  # there no open file can be removed
+        if is_held:
+            with contextlib.suppress(OSError):  # it is not locked any more
+                self._path.unlink()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Closes the file, which ends the lock if no other process has the same."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+_held: weakref.WeakSet[Lease] = weakref.WeakSet()
+
+# No lease has more bytes.
+_MOST = 4096
+
+
+def _leave_all() -> None:
+    """Leaves all leases to the parent: the lock would last as long as this process."""
+    for lease in [*_held]:
+        lease._leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all)
+
+
+def _open(path: Path) -> int:
+    how = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        return os.open(path, os.O_RDWR | how)  # without, NFS does not lock it
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | how)
+
+
+def _lock(file: int, *, wait: bool = False) -> bool | None:
+    """Locks a file for this process, or waits for that; `None` if there are no locks here."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return None
+    return True
+
+
+def _about(data: bytes) -> dict[str, Any]:
+    """Returns what a lease tells: nothing if it is not written yet."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _holder(about: dict[str, Any]) -> str:
+    try:
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(about["since"]))
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        return "another job"
+    return f"process {about.get('pid')} on {about.get('host')} since {when}"
+
+
+def _system() -> str:
+    """Returns what two processes have in common that see each other's locks: the kernel."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _now(directory: Path) -> float:
+    """Returns the time as the file system has it."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        return os.fstat(file.fileno()).st_mtime

@@ -1,0 +1,1 @@
+"""Bytes in files, at URLs and in file objects."""

@@ -1,0 +1,291 @@
+"""Files: what is written to them, and what is in them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import io
+import mmap as mmap_module
+import os
+import stat
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import treepack._core as core
+from treepack._src.forks import Locked
+from treepack._src.options import Progress, progress_bar
+from treepack._src.storage import remote as _remote
+from treepack._src.storage.place import local, url_of
+from treepack.errors import (
+    DecodeError,
+    GzipCorruptionError,
+    GzipError,
+    GzipTruncatedError,
+    NoIndexError,
+    TreepackError,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+# Of a damaged stream so many bytes are inflated at a time: what comes out before the damage counts.
+_SALVAGE_BYTES = 4 << 10
+
+# Gzip of so many bytes is inflated as a whole rather than refused.
+_SMALL_BYTES = 1 << 20
+
+# Gzip of so many bytes that is refused is inflated nevertheless, to tell whether it is damaged.
+_CHECKED_BYTES = 64 << 20
+
+
+def read_whole(
+    path: str | os.PathLike[str],
+    *,
+    mmap: bool = True,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+    may_be_empty: bool = False,
+) -> core.Content:
+    """Returns what is in a file, decompressed if it is gzip, to at most `max_size` bytes.
+
+    Raises:
+      TreepackError: If there are more.
+      DecodeError: If the file is empty, unless it may be.
+      IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
+    """
+    url = url_of(path)
+    with progress_bar(progress, "load") as tell:
+        if url is None:
+            content = _local_content(path, mmap, tell)
+        else:
+            content = core.Content.lent(_remote.downloaded(url, tell))
+        if not may_be_empty:
+            _check_empty(content, path)
+        if content.is_gzip():
+            content = content.inflate(max_size=max_size, threads=threads, progress=tell)
+    return content
+
+
+def _check_empty(content: core.Content, path: str | os.PathLike[str]) -> None:
+    if content.nbytes == 0:
+        raise DecodeError(f"the file {os.fspath(path)!r} is empty (0 bytes)", 0)
+
+
+def content_of(
+    path_or_data: str | os.PathLike[str] | Buffer, *, max_size: int | None = None
+) -> core.Content | Buffer:
+    """Returns what is in a file, or data as they are, decompressed if they are gzip."""
+    if isinstance(path_or_data, (str, os.PathLike)):
+        return read_whole(path_or_data, max_size=max_size)
+    return inflated(path_or_data, max_size=max_size)
+
+
+def inflated(
+    data: Buffer,
+    *,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> Buffer:
+    """Returns data, decompressed if they are gzip."""
+    if isinstance(data, (str, os.PathLike)):
+        raise TypeError(f"data are needed, not the path {os.fspath(data)!r}: load reads files")
+    view = memoryview(data)
+    if not view.contiguous or bytes(view.cast("B")[:2]) != b"\x1f\x8b":
+        return data
+    with progress_bar(progress, "load") as tell:
+        return core.decompress(data, max_size=max_size, threads=threads, progress=tell)
+
+
+Openable = str | os.PathLike[str] | Any
+"""What can be opened: a path, a bytes-like object, or a file object that can seek."""
+
+
+class Opened(NamedTuple):
+    """Data to be read in parts.
+
+    Attributes:
+      content: The data, decompressed where they are gzip.
+      damage: What is wrong with the gzip stream around them, in words.
+      inflated: How many bytes come out of gzip.
+    """
+
+    content: core.Content
+    damage: str | None = None
+    inflated: int = 0
+
+
+def open_parts(
+    source: Openable,
+    *,
+    mmap: bool = True,
+    salvage: bool = False,
+    max_size: int | None = None,
+    regular: bool = False,
+) -> Opened:
+    """Returns what is in a file or buffer, to be read in parts, decompressed where it is gzip.
+
+    With `salvage`, of gzip without an index what can be had of it. With `regular`, a local file
+    must be a regular one.
+
+    Raises:
+      NoIndexError: A GzipError. If it is gzip that can only be read as a whole.
+      GzipCorruptionError: A GzipError. If the index of gzip is damaged, or all of it.
+      DecodeError: If a file is empty, without `salvage`, or is no regular file, and has to be one.
+      TreepackError: If gzip has more than `max_size` bytes inside.
+      IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
+    """
+    if max_size is not None and max_size < 0:
+        raise ValueError("max_size must not be negative")
+    if isinstance(source, (str, os.PathLike)):
+        url = url_of(source)
+        content = (
+            _local_content(source, mmap, None, regular) if url is None else _remote.content(url)
+        )
+        if not salvage:
+            _check_empty(content, source)
+    elif isinstance(source, core.Content):
+        content = source
+    elif hasattr(source, "read") and not isinstance(source, mmap_module.mmap):
+        content = _of_file_object(source)
+    else:
+        content = core.Content.lent(source)
+    if not content.is_gzip():
+        return Opened(content)
+    found = content.indexed(max_size=max_size)
+    if found is not None:
+        return Opened(found, inflated=found.nbytes)
+    damage = _DAMAGED_INDEX if content.has_traces_of_index() else None
+    if salvage:
+        return _salvaged(content, damage, max_size)
+    if content.nbytes > _SMALL_BYTES:
+        if damage is not None:
+            raise GzipCorruptionError(
+                f"{damage}, so it cannot be read in parts: load it as a whole, and save it again"
+            )
+        if content.nbytes <= _CHECKED_BYTES:
+            _check_whole(content)
+        raise NoIndexError(
+            "this gzip file has no index, so it cannot be read in parts: load it as a whole, or "
+            "convert it with `treepack convert` or gunzip"
+        )
+    found = content.inflate(max_size=max_size, threads=None, progress=None)
+    return Opened(found, damage, inflated=found.nbytes)
+
+
+class _Raw(io.RawIOBase):
+    """A content as a file."""
+
+    def __init__(self, content: core.Content):
+        self._content = content
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        stop = min(self._content.nbytes, self._at + len(target))
+        part = self._content.read_range(self._at, stop)
+        target[: len(part)] = part
+        self._at = stop
+        return len(part)
+
+
+def _check_whole(content: core.Content) -> None:
+    """Raises if a gzip stream is damaged or ends early. Nothing of what comes out is kept."""
+    try:
+        with gzip.open(io.BufferedReader(_Raw(content))) as file:
+            while file.read(_SMALL_BYTES):
+                pass
+    except EOFError as error:
+        raise GzipTruncatedError(str(error)) from error
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise GzipCorruptionError(str(error)) from error
+
+
+_DAMAGED_INDEX = "the index of the gzip blocks is damaged"
+
+
+def _salvaged(content: core.Content, damage: str | None, max_size: int | None) -> Opened:
+    """Returns what comes out of a gzip stream as far as it is whole."""
+    try:
+        # In steps, by zlib: what is found whole here is what other readers of gzip take.
+        found = content.inflate(max_size=max_size, threads=None, progress=lambda *_: None)
+        return Opened(found, damage, inflated=found.nbytes)
+    except (GzipError, GzipTruncatedError) as error:
+        damage = str(error)
+    parts: list[bytes] = []
+    left = max_size
+    inflating = zlib.decompressobj(wbits=31)
+    with contextlib.suppress(zlib.error):
+        for start in range(0, content.nbytes, _SALVAGE_BYTES):
+            part = content.read_range(start, min(content.nbytes, start + _SALVAGE_BYTES))
+            # One byte more than there may be, to notice it; 0 would be without bound.
+            parts.append(inflating.decompress(part, 0 if left is None else left + 1))
+            if left is not None:
+                left -= len(parts[-1])
+                if left < 0:
+                    raise TreepackError(f"the decompressed data exceeds max_size={max_size} bytes")
+    data = b"".join(parts)
+    return Opened(core.Content.lent(data), damage, len(data))
+
+
+def _of_file_object(file: Any) -> core.Content:
+    """Returns what is in a file object, which is read in blocks that are kept for a while."""
+    turns = Locked()
+    with turns.lock:
+        file.seek(0, os.SEEK_END)
+        length: int = file.tell()
+
+    def read(start: int, stop: int) -> bytes:
+        parts = []
+        with turns.lock:
+            file.seek(start)
+            while start < stop and (part := file.read(stop - start)):
+                parts.append(part)  # files without a buffer may return less than they are asked
+                start += len(part)
+        return b"".join(parts)
+
+    return core.Content.elsewhere(_remote.Blocks(read, length).read, length)
+
+
+def size_of(path: str | os.PathLike[str]) -> int:
+    """Returns how many bytes a file has, here or elsewhere."""
+    url = url_of(path)
+    return Path(local(path)).stat().st_size if url is None else _remote.content(url).nbytes
+
+
+def read_all(path: str | os.PathLike[str]) -> bytes:
+    """Returns all of a small file, here or elsewhere.
+
+    Raises:
+      DecodeError: If it is no regular file.
+    """
+    url = url_of(path)
+    if url is not None:
+        return bytes(_remote.downloaded(url))
+    content = core.Content.read(local(path), progress=None, regular=True)
+    return content.read_range(0, content.nbytes)
+
+
+def _local_content(
+    path: str | os.PathLike[str],
+    mmap: bool,
+    tell: Callable[[int, int], object] | None,
+    regular: bool = False,
+) -> core.Content:
+    """Returns what is in a local file: mapped, or read. With `regular` it must be a regular one."""
+    path = local(path)
+    try:
+        found = Path(path).stat()
+    except ValueError:  # no file can have such a name, as the core tells
+        return core.Content.read(path, progress=tell)
+    if stat.S_ISDIR(found.st_mode) and not regular:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0:  # not so in /proc
+        return core.Content.map(path)
+    return core.Content.read(path, progress=tell, regular=regular)

@@ -1,0 +1,96 @@
+"""Leaves whose bytes are read or computed when they are written somewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+
+
+class Deferred:
+    """An array whose shape and dtype are known, and whose bytes are elsewhere.
+
+    Attributes:
+      shape: Its dimensions.
+      dtype: Its dtype, of NumPy.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its elements have."""
+        return self.size * self.dtype.itemsize
+
+    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+        """Returns data, and from where to where in them the bytes are, in C order."""
+        raise NotImplementedError
+
+
+class Computed(Deferred):
+    """An array whose bytes a function returns."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], read: Callable[[int, int], bytes]
+    ):
+        """`read` takes the offset of a byte among those of the array, and how many to return."""
+        self.shape = shape
+        self.dtype = dtype
+        self._read = read
+
+    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+        return core.Content.elsewhere(self._read, self.nbytes), [(0, self.nbytes)]
+
+
+class InContent(Deferred):
+    """An array that lies together in data of another kind."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], content: core.Content, start: int
+    ):
+        self.shape = shape
+        self.dtype = dtype
+        self._content = content
+        self._start = start
+
+    def flat_range(self, start: int, stop: int) -> np.ndarray:
+        """Returns a range of its elements in C order, which is all that is read."""
+        first = self._start + start * self.dtype.itemsize
+        last = self._start + stop * self.dtype.itemsize
+        return np.frombuffer(self._content.read_range(first, last), self.dtype)
+
+    def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
+        return self._content, [(self._start, self._start + self.nbytes)]
+
+
+def rows_cast(source: Any, dtype: np.dtype[Any]) -> Computed:
+    """Returns an array with the elements of another one in another dtype, cast when they are read.
+
+    Args:
+      source: What has `shape`, `dtype` and `flat_range(start, stop)`, a range of its elements.
+      dtype: The new dtype.
+    """
+
+    def read(start: int, length: int) -> bytes:
+        first, last = start // dtype.itemsize, -(-(start + length) // dtype.itemsize)
+        with np.errstate(over="ignore"):
+            made: bytes = source.flat_range(first, last).astype(dtype, copy=False).tobytes()
+        skipped = start - first * dtype.itemsize
+        return made[skipped : skipped + length]
+
+    return Computed(source.shape, dtype, read)

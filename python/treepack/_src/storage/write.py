@@ -1,0 +1,118 @@
+"""Files and URLs that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import treepack._core as core
+from treepack._src.options import Progress, Writing, progress_bar
+from treepack._src.storage import remote as _remote
+from treepack._src.storage.place import local, url_of
+
+
+def save_layout(
+    layout: core.Layout, path: str | os.PathLike[str], how: Writing, progress: Progress = None
+) -> None:
+    """Writes an encoding to a file, which is replaced whole or not at all.
+
+    Missing directories are made.
+    """
+    layouts = [layout]  # what an error keeps alive must not keep the arrays
+    del layout
+    with progress_bar(progress, "save") as tell:
+
+        def save(path: str | os.PathLike[str]) -> None:
+            layout = layouts.pop()
+            if how.compress:
+                layout.save_gzip(
+                    path, how.level, durable=how.durable, threads=how.threads, progress=tell
+                )
+            else:
+                layout.save(path, durable=how.durable, threads=how.threads, progress=tell)
+
+        write(path, save)
+
+
+def write(path: str | os.PathLike[str], save: Callable[[str | os.PathLike[str]], None]) -> None:
+    """Writes to a file or URL what `save` writes to the path of a file."""
+    url = url_of(path)
+    if url is None:
+        save(local(path))
+    else:
+        _remote.write(url, save)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Gives a file to write to, which becomes `path` when nothing has gone wrong.
+
+    Missing directories are made. The core does the same for what it writes, with more care for
+    permissions (`src/sink/replace.rs`); this is for other formats.
+    """
+    if url_of(path) is not None:
+        raise ValueError(
+            f"{os.fspath(path)!r} is a URL, to which only treepack.save writes: write a local "
+            "file, and copy it there"
+        )
+    target = Path(local(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with spool(target) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+        os.chmod(file.name, mode)  # noqa: PTH101  # it may have no name that a Path can have
+        Path(file.name).replace(target)
+
+
+@contextlib.contextmanager
+def spool(path: Path) -> Iterator[IO[bytes]]:
+    """Gives a temporary file in the directory of a path; whatever it is by then, it goes away."""
+    prefix = f".{path.name}."
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, delete=False) as file:
+        try:
+            yield file
+        finally:
+            Path(file.name).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def sync_directory(path: Path) -> None:
+    """Waits until what is in a directory is on the disk, where the system can do that."""
+    with contextlib.suppress(OSError):
+        directory = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def remove_if_dead(path: Path) -> None:
+    """Removes a temporary file of the core, unless its writer, who locks it, is alive.
+
+    It goes while it is locked here, so that nobody can take it over meanwhile, and only if the
+    name is still that of the file that was locked.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return  # nobody can know
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = os.fstat(file)
+        if stat.S_ISREG(found.st_mode) and os.path.samestat(found, path.lstat()):
+            path.unlink()
+    finally:
+        os.close(file)

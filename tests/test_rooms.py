@@ -1,0 +1,105 @@
+"""The rooms of the package, and who imports whom; CONTRIBUTING has the map."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "python" / "treepack"
+
+# A room imports only from rooms before it, and its own modules not in a circle.
+ROOMS = [
+    *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.options"),
+    *("_src.tasks", "_src.forks", "_src.interop", "_src.storage", "_src.pytree"),
+    *("_src.registry", "_src.restore", "_src.hooks", "_src.checkpoint", "_src.saving"),
+    *("serialization", "_src.api", "__init__", "orbax", "_cli", "__main__"),
+]
+
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): ast.parse(path.read_text())
+    for path in PACKAGE.rglob("*.py")
+}
+
+# Methods and attributes of NamedTuples, of Python itself and of other libraries.
+OTHERS = {"_replace", "_fields", "_getframe", "_parent", "_join", "_mapper"}
+OTHERS |= {"_condition", "_waiters", "_done_callbacks", "_register_atexit", "_error_context"}
+OTHERS |= {"_deferred"}
+
+
+def room_of(module: str) -> int | None:
+    """Returns the number of a module's room; the files that only describe rooms have none."""
+    found = [room for room in ROOMS if f"{module}.".startswith(f"{room}.")]
+    return ROOMS.index(found[0]) if found else None
+
+
+def imports_of(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
+    """Returns the imports of modules of the package, anywhere in a module."""
+    found: list[tuple[ast.stmt, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("treepack."):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("treepack")]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")[1:]
+            while parts and ".".join(parts) not in MODULES and parts != ["_core"]:
+                parts.pop()
+            found.append((node, ".".join(parts) or "__init__"))
+    return [(node, module) for node, module in found if module != "_core"]
+
+
+def test_a_room_imports_only_rooms_below_it() -> None:
+    upward = [
+        f"{module} imports {imported}"
+        for module, tree in MODULES.items()
+        if (room := room_of(module)) is not None
+        for _, imported in imports_of(tree)
+        if (below := room_of(imported)) is None or below > room
+    ]
+    assert upward == []
+    assert {room_of(module) for module in MODULES} - {None} == {*range(len(ROOMS))}
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        assert module not in path, " imports ".join([*path, module])
+        if module not in done:
+            for _, imported in imports_of(MODULES[module]):
+                visit(imported, [*path, module])
+            done.add(module)
+
+    for module in MODULES:
+        visit(module, [])
+
+
+def test_imports_stand_at_the_top() -> None:
+    """Whoever needs one elsewhere, or for type checkers alone, holds too much."""
+    for module, tree in MODULES.items():
+        if module != "__main__":  # which tells what the command line lacks
+            assert {*(node for node, _ in imports_of(tree))} <= {*tree.body}, module
+
+
+def test_nobody_touches_what_is_private_to_another_module() -> None:
+    for module, tree in MODULES.items():
+        own = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")
+        }
+        own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        touched = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and node.attr[0] == "_" != node.attr[1]
+        }
+        assert touched - own <= OTHERS, module
+        private = [
+            f"{node.module}.{alias.name}"
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("treepack.")
+            for alias in node.names
+            if alias.name[0] == "_" and alias.name not in ("_core", "_src", "_cli")
+        ]
+        assert private == [], module
