@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast export-model train-multihost test test-all test-rust test-python lint types fuzz fuzz-python sanitize sanitize-extension format bench bench-full bench-gzip bench-startup bench-open bench-sharded bench-core clean
+.PHONY: help demo rl-broadcast export-model train-multihost test test-all test-rust test-python lint lint-rust lint-python types fuzz fuzz-python sanitize sanitize-extension format bench bench-full bench-gzip bench-startup bench-open bench-sharded bench-core clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -31,7 +31,10 @@ train-multihost: $(VENV)/.built
 	$(BIN)/python examples/train_multihost.py
 
 ## make test         all tests but those that take long: Rust, Python, lint, types, the examples in the documentation
-test: lint types test-rust test-python
+# Python's tests tell how far they are, while the others print what they have found at their end.
+test: $(VENV)/.built
+	cargo test --no-run
+	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-python test-rust lint
 
 ## make test-all     the same, and the campaigns: too little memory, kills, arrays over 1 GiB, flax's own tests
 test-all: test
@@ -39,20 +42,27 @@ test-all: test
 
 ## make test-rust    the tests of the core (no Python involved)
 test-rust:
-	cargo test --quiet
+	MAKEFLAGS= cargo test --quiet
 
 ## make test-python  the tests of the package, and the examples in docstrings and README
 test-python: $(VENV)/.built
-	$(BIN)/python -m pytest $(WORKERS) -m 'not campaign'
+	+$(if $(DRY_RUN),@# )$(BIN)/python -m pytest $(WORKERS) -m 'not campaign'
+
+# With the `+` above, make shows the output at once. It would run the line even if told not to.
+DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 
 # A process for each core, each with jax and a gigabyte of memory.
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
-## make lint         formatting and lints of both languages
-lint: $(VENV)/.built
+## make lint         formatting and lints of both languages, and types
+lint: lint-rust lint-python types
+
+lint-rust: $(VENV)/.built
 	cargo fmt --check
 	cargo clippy --quiet --all-targets -- -D warnings
 	PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --all-targets --features python -- -D warnings
+
+lint-python: $(VENV)/.built
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
@@ -62,8 +72,10 @@ types: $(VENV)/.built
 	$(BIN)/mypy --strict tests/typed_api.py
 	$(BIN)/stubtest treepack._core --ignore-disjoint-bases
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
-	mkdir -p $(TYPED) && ln -sfn $(CURDIR)/python/treepack $(TYPED)/treepack
-	PYTHONPATH=$(TYPED) $(BIN)/basedpyright --pythonpath $(BIN)/python --verifytypes treepack --ignoreexternal
+	@mkdir -p $(TYPED) && ln -sfn $(CURDIR)/python/treepack $(TYPED)/treepack
+	PYTHONPATH=$(TYPED) $(BIN)/basedpyright --pythonpath $(BIN)/python --verifytypes treepack --ignoreexternal \
+	  > $(VENV)/typed/found || { cat $(VENV)/typed/found; exit 1; }
+	@grep completeness $(VENV)/typed/found
 
 # Where the checker finds an installed package: it does not look at editable ones.
 TYPED := $(CURDIR)/$(VENV)/typed/site-packages
