@@ -88,6 +88,12 @@ def show(what: str, outcome: Any) -> None:
     print(f"  {what:62}{outcome}")
 
 
+def progress(what: str) -> None:
+    """Shows what goes on in a line that the next one replaces, to people only."""
+    if sys.stdout.isatty():
+        print(f"\r{what:60}\r", end="", flush=True)
+
+
 def expect(condition: bool) -> str:
     """Returns 'yes', or ends the demo."""
     if not condition:
@@ -105,9 +111,10 @@ def same(a: Any, b: Any) -> bool:
 
 def trained_model(directory: Path) -> None:
     """Trains, saves with both libraries, restores with the other, and resumes."""
-    halfway, losses = train(new_state(), 0, STEPS // 2)
+    state = new_state()
+    print(f"\n1. A TrainState of {len(jax.tree.leaves(state))} arrays, trained on the digits")
+    halfway, losses = train(state, 0, STEPS // 2)
     _, rest = train(halfway, STEPS // 2, STEPS)
-    print(f"\n1. A TrainState of {len(jax.tree.leaves(halfway))} arrays, trained on the digits")
     show(
         f"loss after 0 / {STEPS // 2} / {STEPS} steps",
         f"{losses[0]:.3f} / {rest[0]:.4f} / {rest[-1]:.4f}",
@@ -146,8 +153,10 @@ def large_model(directory: Path) -> None:
     for op in ("save", "load", "load and sum every array"):
         found = {}
         for library in ("flax", "treepack"):
+            progress(f"  {op}, with {library} ...")
             command = [sys.executable, __file__, "--measure", library, op, str(directory)]
             found[library] = json.loads(subprocess.check_output(command))
+            progress("")
         (flax_s, flax_peak), (seconds, peak) = found["flax"], found["treepack"]
         print(
             f"  {op + ', time':34}{flax_s * 1e3:9.1f} ms{seconds * 1e3:9.1f} ms"
@@ -201,6 +210,7 @@ def main() -> None:
         library, op, directory = sys.argv[2:]
         print(json.dumps(measure_one(library, op, Path(directory))))
         return
+    sys.stdout.reconfigure(line_buffering=True)  # also into a pipe
     print(f"treepack {treepack.__version__}, jax {jax.__version__} on {jax.default_backend()}")
     with tempfile.TemporaryDirectory() as name:
         trained_model(Path(name))
