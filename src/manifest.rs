@@ -84,6 +84,16 @@ pub struct Manifest {
     pub skeleton: ByteBuf,
 }
 
+fn check(version: u32) -> Result<()> {
+    if version == VERSION {
+        return Ok(());
+    }
+    Err(Error::Structure(format!(
+        "the manifest has version {version}, and this treepack reads version {VERSION}: upgrade \
+         treepack"
+    )))
+}
+
 /// What is read of a record first.
 #[derive(Deserialize)]
 struct Version {
@@ -175,14 +185,8 @@ impl Manifest {
         if crc32fast::hash(record) != u32::from_le_bytes(*crc) {
             return damaged("it has another checksum");
         }
-        let found = rmp_serde::from_slice::<Version>(record);
-        if let Ok(Version { version }) = found
-            && version != VERSION
-        {
-            return Err(Error::Structure(format!(
-                "the manifest has version {version}, and this treepack reads version {VERSION}: \
-                 upgrade treepack"
-            )));
+        if let Ok(Version { version }) = rmp_serde::from_slice(record) {
+            check(version)?;
         }
         let manifest: Self = match rmp_serde::from_slice(record) {
             Ok(manifest) => manifest,
@@ -192,6 +196,7 @@ impl Manifest {
                 }));
             }
         };
+        check(manifest.version)?; // the fields of an array were not read before
         let is_split = |grid: &Grid| {
             let count = |product: usize, &count: &u32| product.checked_mul(count as usize);
             let shards = grid.counts.iter().try_fold(1, count);
@@ -432,6 +437,21 @@ mod tests {
         };
         let made = Manifest::new(&builder.finish(), hole, vec![file], arrays).unwrap();
         (made, whole)
+    }
+
+    #[test]
+    fn another_version_is_refused_in_both_forms_of_a_record() {
+        let made = Manifest {
+            version: VERSION + 1,
+            ..manifest(&[]).0
+        };
+        for record in [rmp_serde::to_vec(&made), rmp_serde::to_vec_named(&made)] {
+            let mut bytes = record.unwrap();
+            bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+            bytes.extend(MARK);
+            let error = Manifest::decode(&bytes).unwrap_err();
+            assert!(error.reason().contains("has version 2"), "{error}");
+        }
     }
 
     proptest! {
