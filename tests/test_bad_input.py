@@ -367,3 +367,19 @@ def test_a_path_is_no_data(tmp_path: Path):
     for path in ("model.treepack", tmp_path / "model.treepack"):
         with pytest.raises(TypeError, match=r"not the path '.*model.treepack': load reads files"):
             treepack.loads(path)  # type: ignore[call-overload]
+
+
+def test_scalars_with_a_shape_are_no_keys() -> None:
+    """They are arrays, and are made such by flax, which raises a TypeError."""
+    for shape, is_key in (([], True), ([2], False), ([1], False), ([0], False)):
+        size = 4 * int(np.prod(shape))
+        scalar = msgpack.ExtType(3, msgpack.packb((shape, "float32", bytes(size))))
+        data = b"\x81" + msgpack.packb(scalar) + b"\x01"
+        for read in (treepack.serialization.msgpack_restore, treepack.open, treepack.verify):
+            if is_key:
+                read(data)
+            elif read is not treepack.verify:
+                with pytest.raises(treepack.DecodeError, match="a map key cannot be hashed"):
+                    read(data)
+            else:
+                assert not read(data).ok

@@ -51,6 +51,12 @@ impl Reader<'_> {
             }
             _ => Event::Ext(code, self.span(len)),
         };
+        if let Event::Scalar(array) = event
+            && is_key
+            && !self.found.array(array).dims.is_empty()
+        {
+            return Err(unhashable(offset, "numpy.ndarray")); // which it is for flax, too
+        }
         let is_plain = |array: u32| {
             let name = self.found.array(array).dtype;
             PLAIN_SCALARS.iter().any(|plain| name.starts_with(plain))
