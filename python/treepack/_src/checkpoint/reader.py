@@ -49,10 +49,10 @@ class Reader:
         # The program may go elsewhere, and so may a pickle.
         self._source = absolute(source) if is_path else source
         self._options = {"salvage": salvage, **options}
-        self.name = repr(os.fspath(source)) if is_path else "in memory"
+        self.name: str = repr(os.fspath(source)) if is_path else "in memory"
         is_fixed = is_path or isinstance(source, (bytes, core.Content)) or hasattr(source, "read")
-        self.may_change = not is_fixed
-        self.inflated = found.inflated
+        self.may_change: bool = not is_fixed
+        self.inflated: int = found.inflated
         self._damage = found.damage
         self._catalog: core.Catalog | None = core.Catalog.open(found.content, salvage=salvage)
 
