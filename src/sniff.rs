@@ -1,16 +1,49 @@
 //! Telling what a file is that turned out not to be msgpack.
 
+use crate::source::{Source, read_to};
+use crate::{Error, gzip};
+
 /// As many bytes of the start of a file tell what it is.
-pub const ENOUGH_BYTES: usize = 512;
+const ENOUGH_BYTES: usize = 512;
+
+/// Adds what the data seems to be instead of msgpack.
+pub fn explain(error: Error, source: &dyn Source) -> Error {
+    let (error, path) = error.split();
+    let error = explain_here(error, source);
+    match path {
+        Some(path) => Error::At {
+            path,
+            error: Box::new(error),
+        },
+        None => error,
+    }
+}
+
+fn explain_here(error: Error, source: &dyn Source) -> Error {
+    if let (Some(offset), true) = (error.offset(), source.is_empty()) {
+        return Error::malformed(offset, "the data is empty (0 bytes)");
+    }
+    let mut start = Vec::new();
+    let len = source.len().min(ENOUGH_BYTES);
+    if read_to(source, 0..len, &mut start).is_err() {
+        return error;
+    }
+    match (error.offset(), describe(&start)) {
+        (Some(offset), Some(what)) => Error::malformed(
+            offset,
+            format!("the data looks like {what}; {}", error.reason()),
+        ),
+        _ => error,
+    }
+}
 
 /// A short description of well-known content that is often met in place of a checkpoint.
-#[must_use]
-pub fn describe(data: &[u8]) -> Option<&'static str> {
+fn describe(data: &[u8]) -> Option<&'static str> {
     let start = data.trim_ascii_start();
     let lower = start[..start.len().min(16)].to_ascii_lowercase();
     let known: [(&[u8], &str); 10] = [
         (
-            &crate::gzip::MAGIC,
+            &gzip::MAGIC,
             "gzip data: use from_compressed_bytes, or load_from_file",
         ),
         (

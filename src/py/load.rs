@@ -6,11 +6,12 @@ use pyo3::types::PyList;
 
 use super::content::Content;
 use super::memory::{Borrowed, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
-use super::objects::{CopyMode, build, build_like, explain};
+use super::objects::{CopyMode, build, build_like};
 use super::options::integer_or_none;
 use super::restore::Matching;
 use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
+use crate::sniff::explain;
 use crate::source::Source;
 
 /// The tree that a bytes-like object or a [`Content`] encodes; see `_core.pyi`.

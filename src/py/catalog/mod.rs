@@ -31,11 +31,12 @@ use super::content::Content;
 use super::memory::{
     Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint, sizes,
 };
-use super::objects::{CopyMode, explain};
+use super::objects::CopyMode;
 use super::options::integer_or_none;
 use super::select::{Marks, Selector};
 use super::watch::{Signals, Watcher};
 use crate::catalog::{self, BLOCK_BYTES, Status};
+use crate::sniff::explain;
 use crate::source::{self, Source as _};
 use crate::{Error, Result, grow, parallel};
 

@@ -25,8 +25,8 @@ use pyo3::prelude::*;
 use self::values::Objects;
 use super::memory::Owned;
 use super::restore::Matching;
-use crate::source::{Source, read_to};
-use crate::{Error, sniff};
+use crate::sniff::explain;
+use crate::source::Source;
 
 pub use self::values::CopyMode;
 
@@ -109,36 +109,5 @@ pub fn build_like<'py>(
         }
         // What is wrong is told when all is read once more.
         _ => Ok(None),
-    }
-}
-
-/// Adds what the data seems to be instead of msgpack.
-pub fn explain(error: Error, source: &dyn Source) -> Error {
-    let (error, path) = error.split();
-    let error = explain_here(error, source);
-    match path {
-        Some(path) => Error::At {
-            path,
-            error: Box::new(error),
-        },
-        None => error,
-    }
-}
-
-fn explain_here(error: Error, source: &dyn Source) -> Error {
-    if let (Some(offset), true) = (error.offset(), source.is_empty()) {
-        return Error::malformed(offset, "the data is empty (0 bytes)");
-    }
-    let mut start = Vec::new();
-    let len = source.len().min(sniff::ENOUGH_BYTES);
-    if read_to(source, 0..len, &mut start).is_err() {
-        return error;
-    }
-    match (error.offset(), sniff::describe(&start)) {
-        (Some(offset), Some(what)) => Error::malformed(
-            offset,
-            format!("the data looks like {what}; {}", error.reason()),
-        ),
-        _ => error,
     }
 }
