@@ -1,49 +1,29 @@
-//! Lists the arrays of a checkpoint, and sums one of them: without Python.
+//! Lists the leaves of a checkpoint, and sums an array: without Python.
 //!
 //! ```text
 //! cargo run --release --example inspect -- model.msgpack params/Dense_0/kernel
 //! ```
 
 use std::env;
-use std::path::Path;
 
-use treepack::Result;
-use treepack::events::{Events, Leaf};
-use treepack::gzip::Indexed;
-use treepack::mapping::Mapping;
-use treepack::source::Source;
+use treepack::{ArrayView, Dtype, File, Result};
 
 fn main() -> Result<()> {
     let mut arguments = env::args().skip(1);
-    let (file, wanted) = (arguments.next(), arguments.next());
-    let mapping = Mapping::open(Path::new(&file.expect("the path of a checkpoint")))?;
-    match Indexed::open(&mapping)? {
-        Some(compressed) => inspect(&compressed, wanted.as_deref()),
-        None => inspect(&mapping, wanted.as_deref()),
+    let file = File::open(arguments.next().expect("the path of a checkpoint"))?;
+    for leaf in file.leaves() {
+        println!("{:40} {}", leaf.path().to_string(), leaf.kind());
     }
-}
-
-fn inspect(source: &dyn Source, wanted: Option<&str>) -> Result<()> {
-    let events = Events::read(source, || Ok(()))?;
-    for leaf in events.leaves() {
-        let leaf = leaf?;
-        println!(
-            "{:40} {} {:?}",
-            leaf.path.to_string(),
-            leaf.dtype,
-            leaf.shape
-        );
-        if wanted.is_some_and(|wanted| leaf.path.keys().eq(wanted.split('/'))) {
-            println!("    sum: {}", sum(&leaf, source)?);
-        }
+    if let Some(path) = arguments.next() {
+        println!("sum of {path}: {}", sum(&file.get(&path)?)?);
     }
     Ok(())
 }
 
-fn sum(leaf: &Leaf<'_>, source: &dyn Source) -> Result<f64> {
-    assert_eq!(leaf.dtype, "float32", "only float32 is summed here");
-    let bytes = leaf.read(source)?;
-    let (floats, _) = bytes.as_chunks::<4>();
+fn sum(array: &ArrayView<'_>) -> Result<f64> {
+    assert_eq!(array.dtype(), Dtype::F32, "only float32 is summed here");
+    let bytes = array.bytes()?;
+    let (floats, _) = bytes.as_chunks();
     Ok(floats
         .iter()
         .map(|it| f64::from(f32::from_le_bytes(*it)))

@@ -4,13 +4,25 @@ use std::borrow::Cow;
 use std::collections::TryReserveError;
 use std::fmt;
 use std::io;
+use std::str::FromStr;
 
 use crate::grow;
 
-/// Everything that can go wrong in the core.
+/// Everything that can go wrong.
 ///
 /// `offset` is always a byte offset into the whole encoded input. Match on the variants that
 /// you can do something about; more may be added.
+///
+/// ```
+/// use treepack::{Error, File};
+///
+/// match File::from_bytes(b"\x81\xa1w") {
+///     Err(error @ (Error::Truncated { .. } | Error::At { .. })) => {
+///         assert_eq!(error.offset(), Some(3)); // where the value of "w" should begin
+///     }
+///     other => panic!("{other:?}"),
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -93,6 +105,26 @@ pub enum Error {
     /// The operating system refused.
     #[error(transparent)]
     Io(io::Error),
+    /// A file has no leaf of this path.
+    #[error("there is no leaf {path:?}")]
+    NoLeaf {
+        /// The path that was asked for.
+        path: String,
+    },
+    /// A leaf is of another kind than what was asked for.
+    #[error("the leaf is {found}, not {wanted}")]
+    OtherKind {
+        /// What it is.
+        found: String,
+        /// What was asked for.
+        wanted: &'static str,
+    },
+    /// Leaves are not what was written, as their checksums or their headers tell.
+    #[error("{}", corrupt(paths))]
+    Corrupt {
+        /// Where they are.
+        paths: Vec<Path>,
+    },
     /// An error at a place in the tree.
     #[error("{error} (at {path})")]
     At {
@@ -161,6 +193,17 @@ fn truncated(missing: u64) -> String {
     format!("the data ends inside a value: at least {missing} more bytes are needed")
 }
 
+fn corrupt(paths: &[Path]) -> String {
+    /// More are counted.
+    const FEW: usize = 5;
+    let few: Vec<String> = paths.iter().take(FEW).map(Path::to_string).collect();
+    let more = match paths.len() - few.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("leaves are not what was written: {}{more}", few.join(", "))
+}
+
 fn too_deep(limit: usize) -> String {
     format!("containers are nested more than {limit} levels deep")
 }
@@ -183,9 +226,20 @@ impl From<TryReserveError> for Error {
 /// The result of everything in the core.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A place in a tree: the keys that lead there. It is written as `./params/kernel`.
+/// A place in a tree: the keys that lead there.
 ///
-/// It is collected while a walk unwinds, so the innermost key comes first.
+/// It is written `params/encoder/0/kernel`, and `.` for the root. In a key, `~` is written `~0` and
+/// `/` is written `~1`, as in JSON Pointer (RFC 6901); a key that is `.` is written `~2`.
+///
+/// ```
+/// use treepack::Path;
+///
+/// let path: Path = "params/a~1b".parse()?;
+/// assert_eq!(path.keys().collect::<Vec<_>>(), ["params", "a/b"]);
+/// assert_eq!(path.to_string(), "params/a~1b");
+/// # Ok::<(), treepack::Error>(())
+/// ```
+// It is collected while a walk unwinds, so the innermost key comes first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Path(Vec<String>);
 
@@ -221,8 +275,31 @@ pub fn escaped(key: &str) -> Cow<'_, str> {
     }
 }
 
-/// `params/encoder/0/kernel`, and `.` for the root. In a key, `~` is written `~0` and `/` is
-/// written `~1`, as in JSON Pointer (RFC 6901); a key that is `.` is written `~2`.
+/// Any text is a path; the only error is that there is no memory for it.
+impl FromStr for Path {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut path = Self::default();
+        if text != "." {
+            for part in text.rsplit('/') {
+                path.try_push_outer(&unescaped(part))?;
+            }
+        }
+        Ok(path)
+    }
+}
+
+/// The key that is written so in a path.
+fn unescaped(part: &str) -> Cow<'_, str> {
+    if part.contains('~') {
+        let part = part.replace("~2", ".").replace("~1", "/");
+        part.replace("~0", "~").into()
+    } else {
+        part.into()
+    }
+}
+
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
@@ -254,6 +331,42 @@ impl fmt::Display for Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_are_read_as_they_are_written() {
+        for keys in [
+            vec![],
+            vec![""],
+            vec!["", ""],
+            vec!["."],
+            vec!["a", "~", "/", "~1", "~2", "~02", "..", "é"],
+        ] {
+            let mut path = Path::default();
+            for key in keys.iter().rev() {
+                path.push_outer(key);
+            }
+            let read: Path = path.to_string().parse().unwrap();
+            assert_eq!(read, path);
+            assert!(read.keys().eq(keys));
+        }
+    }
+
+    #[test]
+    fn of_many_leaves_that_are_corrupt_few_are_shown() {
+        let paths = |count: usize| {
+            (0..count)
+                .map(|it| it.to_string().parse().unwrap())
+                .collect()
+        };
+        let shown = |count| {
+            Error::Corrupt {
+                paths: paths(count),
+            }
+            .to_string()
+        };
+        assert_eq!(shown(2), "leaves are not what was written: 0, 1");
+        assert!(shown(7).ends_with(": 0, 1, 2, 3, 4 and 2 more"));
+    }
 
     #[test]
     fn whatever_has_an_offset_shows_it() {

@@ -4,7 +4,9 @@
 //! functions, or by the `try_reserve` that they are made of. Only what is small and there once
 //! is allocated as usual.
 
-use std::{fmt, io};
+#[cfg(feature = "python")]
+use std::fmt;
+use std::io;
 
 use serde::Serialize;
 
@@ -12,6 +14,7 @@ use crate::watch::Watch;
 use crate::{Error, Result};
 
 /// An empty list with room for so many.
+#[cfg(feature = "python")]
 #[inline]
 pub fn with_room<T>(count: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
@@ -44,6 +47,7 @@ pub fn push_str(text: &mut String, more: &str) -> Result<()> {
 }
 
 /// Writes something to text.
+#[cfg(feature = "python")]
 pub fn display(item: &impl fmt::Display) -> Result<String> {
     struct Text(String);
     impl fmt::Write for Text {
@@ -273,6 +277,11 @@ pub mod decode {
     /// Decodes a byte string; a string and a list of numbers are as good.
     pub fn bytes<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<ByteBuf, D::Error> {
         from.deserialize_byte_buf(Bytes)
+    }
+
+    /// The same as a plain list.
+    pub fn byte_vec<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<u8>, D::Error> {
+        bytes(from).map(ByteBuf::into_vec)
     }
 
     struct Bytes;

@@ -237,7 +237,7 @@ pub enum OutputPiece {
 pub enum Caching {
     /// As any copy does.
     Usual,
-    /// Past them where that can be; see [`stream`].
+    /// Past them where that can be; see `stream`.
     Past,
 }
 

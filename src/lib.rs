@@ -1,68 +1,119 @@
 //! **treepack** reads and writes trees of arrays as MessagePack, in the form of
-//! `flax.serialization`, at the speed of memory.
+//! `flax.serialization`, at the speed of memory: the files of JAX programs, without Python.
+//!
+//! ```
+//! use treepack::{Dtype, File, Writer};
+//!
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path().join("model.treepack");
+//! let kernel: Vec<u8> = [1.0_f32, 2.0, 3.0, 4.0].map(f32::to_le_bytes).concat();
+//! let mut writer = Writer::new();
+//! writer.array("params/dense/kernel", Dtype::F32, &[2, 2], &kernel)?;
+//! writer.value("step", 1000)?;
+//! writer.save(&path)?; // whole or not at all
+//!
+//! let file = File::open(&path)?;
+//! for leaf in file.leaves() {
+//!     println!("{} is {}", leaf.path(), leaf.kind());
+//! }
+//! let array = file.get("params/dense/kernel")?;
+//! assert_eq!((array.dtype(), array.shape()), (Dtype::F32, &[2, 2][..]));
+//! assert_eq!(array.bytes()?, kernel);
+//! file.verify()?;
+//! # Ok::<(), treepack::Error>(())
+//! ```
+//!
+//! A [`File`] is opened by its index and reads leaves when they are asked for: of files, of memory, of
+//! gzip, and of any [`Source`]. A [`Writer`] borrows arrays until they are written. Sharded checkpoints
+//! and containers with types are read by the Python package.
+//!
+//! The modules that are hidden here are the engine. They are public for the tests, benchmarks and
+//! fuzz targets of this package, and change without notice:
 //!
 //! ```text
 //! a walk ──encoder──▶ layout ──sink | gzip──▶ memory | file | pipe
 //! source ──events──▶ leaves | objects | values
 //! ```
 //!
-//! To write, tell an [`encoder::Encoder`] what the tree contains, and pour the
-//! [`layout::Layout`] that it makes: into memory ([`sink::pour`]), into a file
-//! ([`sink::replace_file`]), or compressed ([`gzip::compress`]). To read, make
-//! [`events::Events`] of any [`source::Source`], such as a mapped file ([`mapping::Mapping`]).
-//!
 //! Each module imports only from those above it. Without the feature `python` this is a crate
 //! that knows nothing of Python; with it, `py` is the border to the Python package.
 
-pub mod error;
+mod error;
 
+#[doc(hidden)]
 pub mod watch;
 
-pub mod grow;
+mod grow;
 
-pub mod zlib;
+mod zlib;
 
+#[doc(hidden)]
 pub mod raw;
 
-pub mod system;
+mod system;
 
+#[doc(hidden)]
 pub mod source;
 
+#[doc(hidden)]
 pub mod wire;
 
+#[doc(hidden)]
 pub mod structure;
 
-pub mod parallel;
+mod parallel;
 
-pub mod stream;
+mod stream;
 
+#[doc(hidden)]
 pub mod layout;
 
+#[doc(hidden)]
 pub mod window;
 
+#[doc(hidden)]
 pub mod array;
 
+#[doc(hidden)]
 pub mod encoder;
 
+#[doc(hidden)]
 pub mod events;
 
+#[doc(hidden)]
 pub mod select;
 
+#[doc(hidden)]
 pub mod catalog;
 
+#[doc(hidden)]
 pub mod manifest;
 
-pub mod handle;
+mod handle;
 
+#[doc(hidden)]
 pub mod mapping;
 
+#[doc(hidden)]
 pub mod sink;
 
+#[doc(hidden)]
 pub mod gzip;
 
-pub mod sniff;
+mod sniff;
+
+mod dtype;
+
+mod file;
+
+mod writer;
 
 #[cfg(feature = "python")]
 mod py;
 
-pub use error::{Error, Result};
+pub use dtype::{Dtype, TimeUnit};
+pub use error::{Error, Path, Result};
+pub use file::{ArrayView, File, Leaf};
+pub use source::Source;
+pub use structure::{LeafKind, Value};
+pub use writer::{Bytes, Writer};

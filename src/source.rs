@@ -10,6 +10,50 @@ use crate::{Error, Result, grow};
 /// Encoded bytes that can be read in any order.
 ///
 /// A reader copies what it parses. Large payloads are not read at all until somebody asks.
+///
+/// ```
+/// use std::mem::MaybeUninit;
+/// use treepack::{File, Result, Source};
+///
+/// /// An object of a store, of which ranges are requested.
+/// struct Object {
+///     # content: Vec<u8>,
+///     len: usize,
+/// }
+///
+/// # impl Object {
+/// #     fn request(&self, from: usize, to: usize) -> Result<&[u8]> {
+/// #         Ok(&self.content[from..to])
+/// #     }
+/// # }
+/// impl Source for Object {
+///     fn len(&self) -> usize {
+///         self.len
+///     }
+///
+///     fn read_at<'t>(
+///         &self,
+///         offset: usize,
+///         target: &'t mut [MaybeUninit<u8>],
+///     ) -> Result<&'t mut [u8]> {
+///         let bytes = self.request(offset, offset + target.len())?;
+///         Ok(target.write_copy_of_slice(&bytes))
+///     }
+///
+///     fn near(&self) -> usize {
+///         1 << 20 // which take as long as a request
+///     }
+/// }
+///
+/// # let mut writer = treepack::Writer::new();
+/// # writer.value("step", 7)?;
+/// # let mut content = Vec::new();
+/// # writer.write_to(&mut content)?;
+/// # let object = Object { len: content.len(), content };
+/// let file = File::from_source(object)?;
+/// assert_eq!(file.leaf("step")?.value()?, 7.into());
+/// # Ok::<(), treepack::Error>(())
+/// ```
 pub trait Source: Sync {
     /// How many bytes there are.
     fn len(&self) -> usize;
@@ -24,11 +68,13 @@ pub trait Source: Sync {
     -> Result<&'t mut [u8]>;
 
     /// How many bytes from `offset` on can be read at once: all, unless some are not there.
+    #[doc(hidden)]
     fn run(&self, offset: usize) -> usize {
         self.len() - offset
     }
 
     /// How many bytes of a range are there.
+    #[doc(hidden)]
     fn present(&self, range: Range<usize>) -> usize {
         range.len()
     }
@@ -40,6 +86,7 @@ pub trait Source: Sync {
     }
 
     /// All bytes, if they lie in memory where looking at a few costs nothing.
+    #[doc(hidden)]
     fn memory(&self) -> Option<RawBytes<'_>> {
         self.stable().map(RawBytes::from)
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.serialization
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -46,3 +47,22 @@ def test_golden_files(path: Path) -> None:
             flax.serialization.msgpack_restore(path.read_bytes())["params"], state["params"]
         )
     assert jax.tree.structure(treepack.load(path, expected)) == jax.tree.structure(expected)
+
+
+def test_the_crate_writes_what_save_writes(tmp_path: Path) -> None:
+    """`tests/face.rs` compares the same file with what the crate writes."""
+    expected = {
+        "params": {
+            "dense": {
+                "kernel": np.arange(1000, dtype=np.float32).reshape(10, 100),
+                "bias": np.array([0, 1, 2], ml_dtypes.bfloat16),
+            },
+            "empty": np.zeros((0, 4)),
+            "a/b": np.array(True),
+        },
+        "step": 1 << 40,
+    }
+    path = FOLDER / "crate" / "version-1.treepack"
+    assert_same(treepack.load(path), expected)
+    treepack.save(tmp_path / "model", expected, metadata={"made": "by the crate"})
+    assert (tmp_path / "model").read_bytes() == path.read_bytes()

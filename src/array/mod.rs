@@ -1,10 +1,10 @@
 //! How an array is written: as one extension, or as a map of chunks.
 //!
-//! [`frame`] decides the [`headers`] of an array, at their smallest or widened so
-//! that the payload begins at an aligned offset (see [`align`]), or copied from those written
-//! last ([`recent`]); [`dims`] is its shape as it is
-//! read back. [`shards`] is an array that lies in several places, [`grid`] tells
-//! which shards of one have a box, and [`runs`] are a box of one.
+//! `frame` decides the `headers` of an array, at their smallest or widened so
+//! that the payload begins at an aligned offset (see `align`), or copied from those written
+//! last (`recent`); `dims` is its shape as it is
+//! read back. `shards` is an array that lies in several places, `grid` tells
+//! which shards of one have a box, and `runs` are a box of one.
 
 mod align;
 mod dims;

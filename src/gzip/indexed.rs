@@ -16,7 +16,7 @@ use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel, zlib};
 
-/// A stream with an index, as [`compress`](super::compress) writes it. As a [`Source`] it is
+/// A stream with an index, as `compress` writes it. As a [`Source`] it is
 /// what the stream contains.
 pub struct Indexed<S> {
     stream: S,

@@ -75,7 +75,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
     } else if let Ok(value) = value.cast_exact::<PyString>() {
         Value::Str(grow::to_string(value.to_str()?)?)
     } else if let Ok(value) = value.cast_exact::<PyBytes>() {
-        Value::Bytes(grow::to_vec(value.as_bytes())?.into())
+        Value::Bytes(grow::to_vec(value.as_bytes())?)
     } else if let Ok(value) = value.cast_exact::<PyTuple>() {
         Value::Tuple(each(value.as_any())?)
     } else if let Ok(value) = value.cast_exact::<PyList>() {

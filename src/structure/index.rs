@@ -15,6 +15,13 @@ use crate::wire::Head;
 use crate::{Error, Result};
 
 /// What a leaf is, as far as that is known without its bytes.
+///
+/// ```
+/// use treepack::LeafKind;
+///
+/// let kind = LeafKind::Array("float32".into(), vec![2, 3]);
+/// assert_eq!(kind.to_string(), "float32[2, 3]");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -74,6 +81,27 @@ impl LeafKind {
             "container" => Self::Container,
             _ => Self::Other,
         }
+    }
+}
+
+/// In short, as lists of leaves have it.
+impl fmt::Display for LeafKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Bool => "bool",
+            Self::Int => "int",
+            Self::Float => "float",
+            Self::Complex => "complex",
+            Self::Str => "str",
+            Self::Bytes => "bytes",
+            Self::Ext => "extension",
+            Self::Container => "container",
+            Self::Other => "of a later version",
+            Self::Scalar(dtype) => dtype,
+            Self::Array(dtype, shape) => return write!(f, "{dtype}{shape:?}"),
+            Self::PrngKey(name, shape) => return write!(f, "key<{name}>{shape:?}"),
+        })
     }
 }
 

@@ -6,7 +6,6 @@
 
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
-use serde_bytes::ByteBuf;
 
 use crate::grow::{self, Growing, decode};
 use crate::{Error, Result};
@@ -15,10 +14,20 @@ use crate::{Error, Result};
 /// up to three.
 const MAX_NESTING: usize = 3 * Value::MAX_DEPTH + 3;
 
-/// A value with its type.
+/// A value with its type: a leaf that is no array, or metadata.
+///
+/// ```
+/// use treepack::Value;
+///
+/// assert_eq!(Value::from(7), Value::Int(7));
+/// assert_eq!(Value::from("adam"), Value::Str("adam".to_string()));
+/// let metadata = Value::Dict(vec![("epoch".into(), 3.into()), ("loss".into(), 0.25.into())]);
+/// assert!(matches!(metadata, Value::Dict(pairs) if pairs.len() == 2));
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // the types of Python
+#[non_exhaustive]
 pub enum Value {
     None,
     Bool(bool),
@@ -26,7 +35,13 @@ pub enum Value {
     Float(f64),
     Complex(f64, f64),
     Str(#[serde(deserialize_with = "decode::text")] String),
-    Bytes(#[serde(deserialize_with = "decode::bytes")] ByteBuf),
+    Bytes(
+        #[serde(
+            serialize_with = "serde_bytes::serialize",
+            deserialize_with = "decode::byte_vec"
+        )]
+        Vec<u8>,
+    ),
     Tuple(#[serde(deserialize_with = "decode::list")] Vec<Value>),
     List(#[serde(deserialize_with = "decode::list")] Vec<Value>),
     /// In its order.
@@ -83,6 +98,31 @@ impl Value {
     }
 }
 
+macro_rules! from {
+    ($($type:ty: $value:ident => $made:expr,)*) => {$(
+        impl From<$type> for Value {
+            fn from($value: $type) -> Self {
+                $made
+            }
+        }
+    )*};
+}
+from! {
+    bool: it => Self::Bool(it),
+    i32: it => Self::Int(it.into()),
+    u32: it => Self::Int(it.into()),
+    i64: it => Self::Int(it),
+    // What is larger has the name that Python's integers have.
+    u64: it => i64::try_from(it).map_or_else(
+        |_| Self::Named("int".into(), Box::new(Self::Str(it.to_string()))),
+        Self::Int,
+    ),
+    f64: it => Self::Float(it),
+    &str: it => Self::Str(it.into()),
+    String: it => Self::Str(it),
+    Vec<u8>: it => Self::Bytes(it),
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,7 +136,7 @@ mod tests {
             any::<f64>().prop_map(Value::Float),
             any::<(f64, f64)>().prop_map(|(re, im)| Value::Complex(re, im)),
             ".*".prop_map(Value::Str),
-            any::<Vec<u8>>().prop_map(|bytes| Value::Bytes(bytes.into())),
+            any::<Vec<u8>>().prop_map(Value::Bytes),
         ];
         leaf.prop_recursive(5, 40, 5, |inner| {
             let many = prop::collection::vec(inner.clone(), 0..5);

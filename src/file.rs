@@ -1,0 +1,530 @@
+//! Files, their leaves by path, and views of arrays: the face of reading.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::path;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::array::resolve;
+use crate::catalog::{BLOCK_BYTES, Catalog, Status};
+use crate::dtype::Dtype;
+use crate::error::Path;
+use crate::events::{Event, no_dtype};
+use crate::gzip::{self, Indexed};
+use crate::mapping::{Mapping, Pages};
+use crate::source::{Parts, Pieces, Source, read_to};
+use crate::structure::{LeafKind, Trailer, Value};
+use crate::{Error, Result, grow, parallel, sniff};
+
+/// A file of treepack, flax or eformer, whose leaves are read when they are asked for.
+///
+/// ```
+/// use treepack::{Dtype, File, Writer};
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("model.treepack");
+/// # let mut writer = Writer::new();
+/// # writer.array("params/kernel", Dtype::F32, &[2, 3], vec![0; 24])?;
+/// # writer.value("step", 7)?;
+/// # writer.save(&path)?;
+/// let file = File::open(&path)?;
+/// for leaf in file.leaves() {
+///     println!("{} is {}", leaf.path(), leaf.kind()); // params/kernel is float32[2, 3]
+/// }
+/// let kernel = file.get("params/kernel")?;
+/// assert_eq!((kernel.dtype(), kernel.shape()), (Dtype::F32, &[2, 3][..]));
+/// assert_eq!(kernel.bytes()?.len(), 24);
+/// assert_eq!(file.leaf("step")?.value()?, 7.into());
+/// file.verify()?;
+/// # Ok::<(), treepack::Error>(())
+/// ```
+pub struct File<'a> {
+    content: Content<'a>,
+    catalog: Catalog,
+}
+
+type Shared<'a> = Arc<dyn Source + Send + 'a>;
+
+/// Encoded bytes, wherever they are.
+enum Content<'a> {
+    Plain(Shared<'a>),
+    /// Inflated where they are read.
+    Gzip(Indexed<Shared<'a>>),
+    /// What has come out of a gzip stream, whose checksum was compared.
+    Inflated {
+        pages: Pages,
+        has_damaged_index: bool,
+    },
+}
+
+impl<'a> Content<'a> {
+    fn new(source: Shared<'a>) -> Result<Self> {
+        let mut start = Vec::new();
+        let most = source.len().min(gzip::MAGIC.len());
+        read_to(&source, 0..most, &mut start)?;
+        if start != gzip::MAGIC {
+            return Ok(Self::Plain(source));
+        }
+        if let Some(indexed) = Indexed::open(source.clone())? {
+            return Ok(Self::Gzip(indexed));
+        }
+        let expected = gzip::claimed_size(&source)?;
+        Ok(Self::Inflated {
+            pages: gzip::inflate_in_steps(&source, expected, None, &())?,
+            has_damaged_index: gzip::has_traces(&source)?,
+        })
+    }
+
+    fn source(&self) -> &dyn Source {
+        match self {
+            Self::Plain(source) => source,
+            Self::Gzip(indexed) => indexed,
+            Self::Inflated { pages, .. } => pages,
+        }
+    }
+
+    /// Whether damage is found whenever bytes are read.
+    fn checks_itself(&self) -> bool {
+        !matches!(self, Self::Plain(_))
+    }
+
+    /// What is wrong with a gzip stream around the bytes, though all its blocks may be whole.
+    fn stream_damage(&self) -> Option<&'static str> {
+        match self {
+            Self::Gzip(indexed) if !indexed.adds_up() => {
+                Some("the checksum of the gzip stream is not that of its blocks")
+            }
+            Self::Inflated {
+                has_damaged_index: true,
+                ..
+            } => Some("the index of the gzip blocks is damaged"),
+            _ => None,
+        }
+    }
+}
+
+impl File<'static> {
+    /// Opens a file, plain or gzip.
+    ///
+    /// Nothing but its index is read, or its headers where it has none, as files of flax; gzip
+    /// without treepack's index is inflated as a whole, in memory. A file must not be truncated while
+    /// it is open, which would end the program; one that is replaced keeps its old content.
+    ///
+    /// # Errors
+    /// If there is no such file, or it is no checkpoint. A sharded checkpoint is a directory, which
+    /// the Python package reads.
+    pub fn open(path: impl AsRef<path::Path>) -> Result<Self> {
+        Self::from_source(Mapping::open(path.as_ref())?)
+    }
+}
+
+impl<'a> File<'a> {
+    /// Opens bytes in memory, plain or gzip. Arrays borrow plain ones.
+    ///
+    /// ```
+    /// use std::borrow::Cow;
+    /// use treepack::{Dtype, File, Writer};
+    ///
+    /// let mut writer = Writer::new();
+    /// writer.array("mask", Dtype::Bool, &[3], [1, 0, 1])?;
+    /// let mut bytes = Vec::new();
+    /// writer.write_to(&mut bytes)?;
+    ///
+    /// let file = File::from_bytes(&bytes)?;
+    /// let mask = file.get("mask")?;
+    /// assert!(matches!(mask.bytes()?, Cow::Borrowed([1, 0, 1])));
+    /// # Ok::<(), treepack::Error>(())
+    /// ```
+    pub fn from_bytes(bytes: impl Into<Cow<'a, [u8]>>) -> Result<Self> {
+        Self::from_source(Memory(bytes.into()))
+    }
+
+    /// Opens bytes that the program reads, such as an object of a store.
+    ///
+    /// See [`Source`] for an example.
+    pub fn from_source(source: impl Source + Send + 'a) -> Result<Self> {
+        let content = Content::new(Arc::new(source))?;
+        let catalog = Catalog::open(content.source(), false, &());
+        let catalog = catalog.map_err(|error| sniff::explain(error, content.source()))?;
+        Ok(Self { content, catalog })
+    }
+
+    /// Returns the number of leaves.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.catalog.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Lists all leaves, in their order in the file. This reads nothing.
+    pub fn leaves(&self) -> impl Iterator<Item = Leaf<'_>> {
+        (0..self.catalog.values()).filter_map(|value| self.leaf_of(value))
+    }
+
+    /// Finds the leaf at a [path](Path), such as `params/dense/kernel`; `.` is a tree that is a leaf.
+    ///
+    /// # Errors
+    /// [`Error::NoLeaf`] if there is none.
+    pub fn leaf(&self, path: &str) -> Result<Leaf<'_>> {
+        let keys: Path = path.parse()?;
+        let found = self.catalog.find(0, keys.keys(), &())?;
+        let leaf = found.and_then(|value| self.leaf_of(value));
+        leaf.ok_or_else(|| Error::NoLeaf { path: path.into() })
+    }
+
+    /// Finds the array at a path, and reads its headers.
+    ///
+    /// # Errors
+    /// [`Error::NoLeaf`] if there is no leaf, [`Error::OtherKind`] if it is no array.
+    pub fn get(&self, path: &str) -> Result<ArrayView<'_>> {
+        self.leaf(path)?.array()
+    }
+
+    /// Reads the metadata that was saved beside the tree.
+    pub fn metadata(&self) -> Result<Option<Value>> {
+        let Some(trailer) = self.catalog.trailer() else {
+            return Ok(None);
+        };
+        let metadata = Trailer::read(trailer)?.metadata;
+        metadata.map(|value| Value::decode(&value)).transpose()
+    }
+
+    /// Whether there are checksums, so that [`File::verify`] finds bytes that have changed. Files of
+    /// flax have none.
+    #[must_use]
+    pub fn has_checksums(&self) -> bool {
+        self.catalog.is_summed() || self.content.checks_itself()
+    }
+
+    /// Reads all of the file, and compares it with its checksums and its index.
+    ///
+    /// ```
+    /// use treepack::{Dtype, Error, File, Writer};
+    ///
+    /// let mut writer = Writer::new();
+    /// writer.array("w", Dtype::U8, &[1000], vec![1; 1000])?;
+    /// writer.array("b", Dtype::U8, &[10], [0; 10])?;
+    /// let mut bytes = Vec::new();
+    /// writer.write_to(&mut bytes)?;
+    /// File::from_bytes(&bytes)?.verify()?;
+    ///
+    /// bytes[500] ^= 1;
+    /// let Err(Error::Corrupt { paths }) = File::from_bytes(&bytes)?.verify() else {
+    ///     panic!("damage is found");
+    /// };
+    /// assert_eq!(paths[0].to_string(), "w");
+    /// # Ok::<(), treepack::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] tells the leaves that are damaged. There are others for damage elsewhere.
+    pub fn verify(&self) -> Result<()> {
+        let source = self.content.source();
+        let threads = parallel::threads(None, source.len(), parallel::MIN_COPY_BYTES)?;
+        let checks = self.content.checks_itself();
+        let found = self
+            .catalog
+            .verify(source, checks, BLOCK_BYTES, threads, &())?;
+        let is_corrupt = |leaf: &Leaf<'_>| found.get(leaf.number) == Some(&Status::Corrupt);
+        let paths = self.leaves().filter(is_corrupt).map(|leaf| leaf.path());
+        let paths = grow::collect(paths)?;
+        if !paths.is_empty() {
+            return Err(Error::Corrupt { paths });
+        }
+        if found.get(self.len()) == Some(&Status::Corrupt) {
+            let what = "what lies between the leaves and the record of the structure is damaged";
+            return Err(Error::Structure(what.into()));
+        }
+        if let Some(damage) = self.content.stream_damage() {
+            return Err(Error::Gzip(damage.into()));
+        }
+        match self.catalog.dtypes().find(|it| Dtype::named(it).is_none()) {
+            None => Ok(()),
+            Some(name) => {
+                let reason = format!("{name:?} is no dtype that an array can have");
+                Err(Error::Structure(reason))
+            }
+        }
+    }
+
+    fn leaf_of(&self, value: usize) -> Option<Leaf<'_>> {
+        let number = self.catalog.leaf(value)?;
+        Some(Leaf {
+            file: self,
+            value,
+            number,
+        })
+    }
+}
+
+impl fmt::Debug for File<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let leaves = self.len();
+        write!(f, "File {{ {leaves} leaves }}")
+    }
+}
+
+/// Bytes that nobody changes.
+struct Memory<'a>(Cow<'a, [u8]>);
+
+impl Source for Memory<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        Ok(target.write_copy_of_slice(&self.0[offset..offset + target.len()]))
+    }
+
+    fn stable(&self) -> Option<&[u8]> {
+        Some(&self.0)
+    }
+}
+
+/// A leaf of a [`File`]: what is known of it, and its value when it is asked for.
+///
+/// ```
+/// use treepack::{Dtype, File, LeafKind, Writer};
+///
+/// # let mut writer = Writer::new();
+/// # writer.array("params/kernel", Dtype::F32, &[2, 3], vec![0; 24])?;
+/// # writer.value("name", "linear")?;
+/// # let mut bytes = Vec::new();
+/// # writer.write_to(&mut bytes)?;
+/// # let file = File::from_bytes(&bytes)?;
+/// for leaf in file.leaves() {
+///     match leaf.kind() {
+///         LeafKind::Array(..) => assert_eq!(leaf.array()?.dtype(), Dtype::F32),
+///         _ => assert_eq!(leaf.value()?, "linear".into()),
+///     }
+/// }
+/// # Ok::<(), treepack::Error>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct Leaf<'a> {
+    file: &'a File<'a>,
+    /// Its number among all values.
+    value: usize,
+    /// Its number among all leaves.
+    number: usize,
+}
+
+impl<'a> Leaf<'a> {
+    /// Returns the keys that lead to it.
+    ///
+    /// # Panics
+    /// If there is no memory for them.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        let path = self.file.catalog.path_below(0, self.value);
+        path.expect("there is memory for a path")
+    }
+
+    /// Tells what it is: the dtype and shape of an array. This reads nothing.
+    #[must_use]
+    pub fn kind(&self) -> &'a LeafKind {
+        self.file.catalog.kind(self.number)
+    }
+
+    /// Returns how many bytes it has in the file, with its headers.
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        let place = self.file.catalog.place(self.number);
+        place.end - place.start
+    }
+
+    /// Reads the headers of the array that it is: one of any shape, a scalar of NumPy, or the data of a
+    /// PRNG key.
+    ///
+    /// # Errors
+    /// [`Error::OtherKind`] if it is no array.
+    pub fn array(&self) -> Result<ArrayView<'a>> {
+        let source = self.file.content.source();
+        let events = self.file.catalog.events_of(source, self.value)?;
+        let number = match (events.as_slice(), self.kind()) {
+            (&[Event::Array(number)], LeafKind::Array(..))
+            | (&[Event::Scalar(number)], LeafKind::Scalar(_))
+            | (&[Event::PrngKey(_), .., Event::Array(number)], LeafKind::PrngKey(..)) => {
+                Some(number)
+            }
+            _ => None,
+        };
+        let found = events.array(number.ok_or_else(|| self.is_not("an array"))?);
+        let dtype = std::str::from_utf8(found.dtype).ok().and_then(Dtype::named);
+        let dtype = dtype.ok_or_else(|| self.at(no_dtype(found.dtype, found.offset)))?;
+        let shape = resolve(found.dims, found.nbytes(), dtype.itemsize(), found.offset);
+        let parts = found.spans.iter().map(|span| span.range());
+        Ok(ArrayView {
+            source,
+            parts: Pieces::new(grow::collect(parts)?)?,
+            dtype,
+            shape: shape.map_err(|error| self.at(error))?,
+        })
+    }
+
+    /// Reads the value that it is, if it is neither an array nor a container.
+    ///
+    /// # Errors
+    /// [`Error::OtherKind`] if it is one.
+    pub fn value(&self) -> Result<Value> {
+        let source = self.file.content.source();
+        let events = self.file.catalog.events_of(source, self.value)?;
+        Ok(match *events.as_slice() {
+            [Event::Nil] => Value::None,
+            [Event::Bool(value)] => value.into(),
+            [Event::Int(value)] => value.into(),
+            [Event::Uint(value)] => value.into(),
+            [Event::Float(value)] => value.into(),
+            [Event::Complex(number)] => {
+                let (real, imaginary) = events.complex(number);
+                Value::Complex(real, imaginary)
+            }
+            [Event::Str(text)] => Value::Str(grow::to_string(events.text(text))?),
+            [Event::Bin(span)] => {
+                let mut bytes = Vec::new();
+                read_to(source, span.range(), &mut bytes)?;
+                Value::Bytes(bytes)
+            }
+            _ => return Err(self.is_not("a plain value")),
+        })
+    }
+
+    fn is_not(&self, wanted: &'static str) -> Error {
+        let found = self.kind().to_string();
+        self.at(Error::OtherKind { found, wanted })
+    }
+
+    fn at(&self, error: Error) -> Error {
+        Error::At {
+            path: self.path(),
+            error: Box::new(error),
+        }
+    }
+}
+
+impl fmt::Debug for Leaf<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Leaf {{ {}: {} }}", self.path(), self.kind())
+    }
+}
+
+/// An array of a [`File`], whose elements are read when they are asked for.
+///
+/// ```
+/// use treepack::{Dtype, File, Writer};
+///
+/// let mut writer = Writer::new();
+/// let numbers: Vec<u8> = (0..6_u16).flat_map(u16::to_le_bytes).collect();
+/// writer.array("table", Dtype::U16, &[3, 2], numbers)?;
+/// let mut bytes = Vec::new();
+/// writer.write_to(&mut bytes)?;
+///
+/// let file = File::from_bytes(&bytes)?;
+/// let table = file.get("table")?;
+/// assert_eq!(table.shape(), [3, 2]);
+/// let last = table.rows(2..3)?;
+/// assert_eq!(last.shape(), [1, 2]);
+/// let bytes = last.bytes()?;
+/// let (elements, _) = bytes.as_chunks();
+/// assert_eq!(elements.iter().map(|it| u16::from_le_bytes(*it)).sum::<u16>(), 4 + 5);
+/// # Ok::<(), treepack::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct ArrayView<'a> {
+    source: &'a dyn Source,
+    parts: Pieces,
+    dtype: Dtype,
+    shape: SmallVec<[usize; 6]>,
+}
+
+impl<'a> ArrayView<'a> {
+    /// The type of its elements.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Its dimensions; none for a scalar.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// How many bytes its elements have.
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Returns its elements, in C order and little-endian: borrowed from memory that the [`File`] was
+    /// made of, and otherwise read. (Files are not borrowed from, since other processes may change
+    /// them.)
+    pub fn bytes(&self) -> Result<Cow<'a, [u8]>> {
+        if let ([part], Some(memory)) = (self.parts.as_slice(), self.source.stable()) {
+            return Ok(Cow::Borrowed(&memory[part.clone()]));
+        }
+        let mut bytes = Vec::new();
+        read_to(&self.in_parts(), 0..self.nbytes(), &mut bytes)?;
+        Ok(Cow::Owned(bytes))
+    }
+
+    /// Selects rows, a range of the first dimension. This reads nothing.
+    ///
+    /// # Errors
+    /// If it has fewer rows.
+    pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
+        let count = self.shape.first().copied().unwrap_or(0);
+        if rows.start > rows.end || rows.end > count || self.shape.is_empty() {
+            let (start, end) = (rows.start, rows.end);
+            let reason = format!(
+                "rows {start} to {end} of an array of shape {:?}",
+                self.shape()
+            );
+            return Err(Error::Option(reason));
+        }
+        let row = self.nbytes() / count.max(1);
+        let parts = self.parts.of(rows.start * row..rows.end * row);
+        let mut shape = self.shape.clone();
+        shape[0] = rows.len();
+        Ok(Self {
+            parts: Pieces::new(grow::collect(parts)?)?,
+            shape,
+            ..*self
+        })
+    }
+
+    /// Fills `target` with its bytes from `start` on.
+    pub(crate) fn copy_to<'t>(
+        &self,
+        start: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        self.in_parts().read_at(start, target)
+    }
+
+    fn in_parts(&self) -> Parts<'_> {
+        Parts {
+            source: self.source,
+            parts: &self.parts,
+        }
+    }
+}
+
+impl fmt::Debug for ArrayView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ArrayView {{ {}{:?} }}", self.dtype, self.shape())
+    }
+}

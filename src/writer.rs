@@ -1,0 +1,573 @@
+//! Writing a file leaf by leaf: the face of writing.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::mem::MaybeUninit;
+use std::num::NonZero;
+use std::ops::Range;
+use std::path;
+use std::sync::Arc;
+
+use crate::array::{Alignment, Array, ChunkLimit, Framing, MAX_NDIM};
+use crate::dtype::Dtype;
+use crate::encoder::Encoder;
+use crate::error::Path;
+use crate::file::ArrayView;
+use crate::gzip::{self, Append, Method};
+use crate::layout::{Caching, Layout, Payload};
+use crate::raw::{RawBytes, append_with};
+use crate::sink::{Durability, replace_file};
+use crate::structure::{Kind, Seal, Sums, Value};
+use crate::wire::{Complex, EXT_NDARRAY, MAX_DEPTH};
+use crate::{Error, Result, parallel};
+
+/// What a file of `save` begins arrays at multiples of.
+const ALIGN: i64 = 64;
+
+/// Payloads of so few bytes are copied among the headers.
+const JOIN_BYTES: usize = 64;
+
+/// So many bytes are written to a stream at a time.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// A tree that is written to a file, with an index of its leaves and their checksums.
+///
+/// Leaves are named by their [paths](Path), whose keys become maps. The bytes of arrays are borrowed
+/// until they are written. treepack, flax and eformer read the file; in Python the arrays are NumPy's.
+///
+/// ```
+/// use treepack::{Dtype, File, Writer};
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("model.treepack");
+/// let mut writer = Writer::new();
+/// let kernel = [0.5_f32, 1.0, 1.5, 2.0].map(f32::to_le_bytes).concat();
+/// writer.array("params/kernel", Dtype::F32, &[2, 2], &kernel)?;
+/// writer.value("step", 7)?;
+/// writer.metadata("a linear layer").save(&path)?;
+///
+/// let file = File::open(&path)?;
+/// assert_eq!(file.get("params/kernel")?.bytes()?, kernel);
+/// assert_eq!(file.metadata()?, Some("a linear layer".into()));
+/// # Ok::<(), treepack::Error>(())
+/// ```
+pub struct Writer<'a> {
+    root: Node<'a>,
+    metadata: Option<Value>,
+    compress: bool,
+    durability: Durability,
+}
+
+impl Default for Writer<'_> {
+    fn default() -> Self {
+        Self {
+            root: Node::Map(Map::default()),
+            metadata: None,
+            compress: false,
+            durability: Durability::Synced,
+        }
+    }
+}
+
+impl<'a> Writer<'a> {
+    /// Begins an empty tree.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the metadata, which [`File::metadata`](crate::File::metadata) reads.
+    pub fn metadata(&mut self, value: impl Into<Value>) -> &mut Self {
+        self.metadata = Some(value.into());
+        self
+    }
+
+    /// Compresses the file, or does not, as by default: to gzip, whose blocks can be read one by one.
+    pub fn compress(&mut self, compress: bool) -> &mut Self {
+        self.compress = compress;
+        self
+    }
+
+    /// Has [`save`](Self::save) wait until the file is on the disk, as by default, so that it survives
+    /// a loss of power. Without, it survives a crash of the program.
+    pub fn durable(&mut self, durable: bool) -> &mut Self {
+        self.durability = if durable {
+            Durability::Synced
+        } else {
+            Durability::Cached
+        };
+        self
+    }
+
+    /// Adds an array, whose elements are given in C order and little-endian.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use treepack::{Dtype, File, Writer};
+    ///
+    /// let mut writer = Writer::new();
+    /// let shared: Arc<[u8]> = vec![1; 12].into();
+    /// writer.array("borrowed", Dtype::U8, &[4], &[1, 2, 3, 4])?;
+    /// writer.array("shared", Dtype::F32, &[3, 1], shared)?;
+    /// writer.array("scalar", Dtype::I16, &[], vec![7, 0])?;
+    /// # let mut bytes = Vec::new();
+    /// # writer.write_to(&mut bytes)?;
+    ///
+    /// // An array of another file is read when it is written.
+    /// let file = File::from_bytes(&bytes)?;
+    /// let mut writer = Writer::new();
+    /// let array = file.get("borrowed")?;
+    /// writer.array("copied", array.dtype(), &[2, 2], array)?;
+    /// # let mut copy = Vec::new();
+    /// # writer.write_to(&mut copy)?;
+    /// # assert_eq!(File::from_bytes(&copy)?.get("copied")?.bytes()?, [1, 2, 3, 4].as_slice());
+    /// # Ok::<(), treepack::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If there is a leaf at the path already, or above or below it, or if an array of this shape has
+    /// another number of bytes.
+    pub fn array(
+        &mut self,
+        path: &str,
+        dtype: Dtype,
+        shape: &[usize],
+        bytes: impl Into<Bytes<'a>>,
+    ) -> Result<()> {
+        let bytes = bytes.into();
+        if nbytes(shape, dtype.itemsize()) != Some(bytes.len()) {
+            let len = bytes.len();
+            let reason = format!("{len} bytes are no array of {dtype}{shape:?}");
+            return Err(at(path.parse()?, Error::Option(reason)));
+        }
+        let shape = shape.to_vec();
+        self.add(path, Leaf::Array(dtype, shape, bytes))
+    }
+
+    /// Adds a leaf that is no array: a number, text, bytes or none.
+    ///
+    /// # Errors
+    /// As for [`array`](Self::array), and if the value is another one.
+    pub fn value(&mut self, path: &str, value: impl Into<Value>) -> Result<()> {
+        let value = value.into();
+        match &value {
+            Value::Tuple(_) | Value::List(_) | Value::Dict(_) | Value::Frozenset(_) => {}
+            Value::Named(..) if large(&value).is_none() => {}
+            _ => return self.add(path, Leaf::Value(value)),
+        }
+        let reason =
+            "a leaf is a number, text, bytes or none: add what is in a container by its path";
+        Err(at(path.parse()?, Error::Option(reason.into())))
+    }
+
+    fn add(&mut self, path: &str, leaf: Leaf<'a>) -> Result<()> {
+        let path: Path = path.parse()?;
+        if path.keys().count() > MAX_DEPTH {
+            return Err(Error::TreeTooDeep { limit: MAX_DEPTH });
+        }
+        let mut node = &mut self.root;
+        for key in path.keys() {
+            node = match node {
+                Node::Map(map) => map.child(key),
+                Node::Leaf(_) => return Err(taken(&path)),
+            };
+        }
+        match node {
+            Node::Map(map) if map.children.is_empty() => *node = Node::Leaf(leaf),
+            _ => return Err(taken(&path)),
+        }
+        Ok(())
+    }
+
+    /// Writes a file, whole or not at all.
+    ///
+    /// One that is there is replaced when all of the new one is written. Missing directories are
+    /// made, and a link is followed.
+    ///
+    /// # Errors
+    /// If a key is one that the format reserves, or the file cannot be written. The old file is still
+    /// there then.
+    pub fn save(&self, path: impl AsRef<path::Path>) -> Result<()> {
+        let (path, layout) = (path.as_ref(), self.layout()?);
+        let threads = self.threads(layout.len())?;
+        // The size of gzip is not known before; zero reserves nothing.
+        let size = if self.compress { 0 } else { layout.len() };
+        replace_file(path, self.durability, size, &(), |file| {
+            if self.compress {
+                gzip::compress(&layout, Method::Adaptive, threads, file, &())
+            } else {
+                file.layout(&layout, threads)
+            }
+        })
+    }
+
+    /// Writes the bytes of a file to a stream, such as a socket or a `Vec`.
+    ///
+    /// ```
+    /// use treepack::{File, Writer};
+    ///
+    /// let mut writer = Writer::new();
+    /// writer.value("step", 7)?;
+    /// let mut bytes = Vec::new();
+    /// writer.compress(true).write_to(&mut bytes)?;
+    /// assert_eq!(bytes[..2], [0x1f, 0x8b]); // gzip
+    /// assert_eq!(File::from_bytes(&bytes)?.leaf("step")?.value()?, 7.into());
+    /// # Ok::<(), treepack::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If a key is one that the format reserves, in which case nothing is written, or the stream has
+    /// an error.
+    pub fn write_to(&self, mut stream: impl io::Write) -> Result<()> {
+        let layout = self.layout()?;
+        let mut out = Stream(&mut stream);
+        if self.compress {
+            let threads = self.threads(layout.len())?;
+            gzip::compress(&layout, Method::Adaptive, threads, &mut out, &())?;
+        } else {
+            out.layout(&layout)?;
+        }
+        Ok(stream.flush()?)
+    }
+
+    fn layout(&self) -> Result<Layout<Part<'_>>> {
+        let framing = Framing {
+            align: Alignment::new(ALIGN)?,
+            chunks: ChunkLimit::DEFAULT,
+            may_box: true,
+        };
+        // Blocks of gzip have checksums of their own.
+        let mut encoder = Encoder::indexed(framing, !self.compress);
+        encode(&self.root, &mut encoder)?;
+        let metadata = self.metadata.as_ref().map(Value::encode);
+        encoder.finish(metadata.transpose()?)
+    }
+
+    fn threads(&self, bytes: usize) -> Result<NonZero<usize>> {
+        let least = if self.compress {
+            gzip::MIN_PARALLEL_BYTES
+        } else {
+            parallel::MIN_COPY_BYTES
+        };
+        parallel::threads(None, bytes, least)
+    }
+}
+
+impl fmt::Debug for Writer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Writer").finish_non_exhaustive()
+    }
+}
+
+/// How many bytes an array has; `None` if there can be none like it.
+fn nbytes(shape: &[usize], itemsize: usize) -> Option<usize> {
+    // NumPy wants the product to fit even where another dimension is zero.
+    let times = |size: usize, dim: &usize| size.checked_mul((*dim).max(1));
+    let most = shape.iter().try_fold(itemsize, times)?;
+    let fits = shape.len() <= MAX_NDIM && isize::try_from(most).is_ok();
+    fits.then(|| if shape.contains(&0) { 0 } else { most })
+}
+
+fn taken(path: &Path) -> Error {
+    let reason = "there is a leaf already, or one above or below";
+    at(path.clone(), Error::Option(reason.into()))
+}
+
+fn at(path: Path, error: Error) -> Error {
+    let error = Box::new(error);
+    Error::At { path, error }
+}
+
+/// A tree that is to be written.
+enum Node<'a> {
+    Map(Map<'a>),
+    Leaf(Leaf<'a>),
+}
+
+enum Leaf<'a> {
+    Array(Dtype, Vec<usize>, Bytes<'a>),
+    Value(Value),
+}
+
+/// What is below a key, in the order in which it was added.
+#[derive(Default)]
+struct Map<'a> {
+    children: Vec<(String, Node<'a>)>,
+    /// Where a key is among them.
+    places: HashMap<String, usize>,
+}
+
+impl<'a> Map<'a> {
+    /// What is below a key: a map with nothing in it if there has been nothing.
+    fn child(&mut self, key: &str) -> &mut Node<'a> {
+        let place = self.places.get(key).copied().unwrap_or_else(|| {
+            let place = self.children.len();
+            self.places.insert(key.into(), place);
+            self.children.push((key.into(), Node::Map(Self::default())));
+            place
+        });
+        &mut self.children[place].1
+    }
+}
+
+fn encode<'t>(node: &'t Node<'t>, encoder: &mut Encoder<Part<'t>>) -> Result<()> {
+    match node {
+        Node::Map(map) => {
+            encoder.map(map.children.len())?;
+            for (key, child) in &map.children {
+                let done = encoder.key(key).and_then(|()| encode(child, encoder));
+                done.map_err(|error| below(key, error))?;
+            }
+            encoder.end(Kind::Dict)
+        }
+        Node::Leaf(Leaf::Value(value)) => encode_value(value, encoder),
+        Node::Leaf(Leaf::Array(dtype, shape, bytes)) => {
+            let header = Array {
+                code: EXT_NDARRAY,
+                shape,
+                dtype: &dtype.to_string(),
+                itemsize: dtype.itemsize(),
+            };
+            encoder.array(&header, Kind::Plain, |out, range| match bytes.memory() {
+                Some(memory) if range.len() <= JOIN_BYTES => out.extend(&memory[range]),
+                _ => out.push(Part { bytes, range }),
+            })
+        }
+    }
+}
+
+fn encode_value(value: &Value, encoder: &mut Encoder<Part<'_>>) -> Result<()> {
+    match value {
+        Value::None => encoder.nil(),
+        Value::Bool(it) => encoder.bool(*it),
+        Value::Int(it) => match u64::try_from(*it) {
+            Ok(it) => encoder.uint(it),
+            Err(_) => encoder.int(*it),
+        },
+        Value::Float(it) => encoder.float(*it),
+        Value::Complex(real, imaginary) => encoder.complex(Complex(*real, *imaginary)),
+        Value::Str(it) => encoder.str(it.len(), |out| out.extend(it.as_bytes())),
+        Value::Bytes(it) => encoder.bin(it.len(), Kind::Plain, |out| out.extend(it)),
+        other => encoder.uint(large(other).unwrap_or_default()), // as was checked
+    }
+}
+
+/// An integer that takes 64 bits without a sign.
+fn large(value: &Value) -> Option<u64> {
+    match value {
+        Value::Named(name, made_of) if name == "int" => match &**made_of {
+            Value::Str(digits) => digits.parse().ok(),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// An error in what a key leads to.
+fn below(key: &str, error: Error) -> Error {
+    let (error, path) = error.split();
+    let mut path = path.unwrap_or_default();
+    path.push_outer(key);
+    at(path, error)
+}
+
+/// The bytes of an array that is written: borrowed, owned, shared, or an array of a [`File`].
+///
+/// [`Writer::array`] makes them of whatever it is given.
+///
+/// [`File`]: crate::File
+///
+/// ```
+/// use std::sync::Arc;
+/// use treepack::Bytes;
+///
+/// let shared: Arc<[u8]> = vec![1, 2, 3].into();
+/// assert_eq!(Bytes::from(shared).len(), 3);
+/// assert_eq!(Bytes::from(&[1, 2, 3, 4]).len(), 4);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Bytes<'a>(Inner<'a>);
+
+#[derive(Debug, Clone)]
+enum Inner<'a> {
+    Memory(Cow<'a, [u8]>),
+    Shared(Arc<[u8]>),
+    View(ArrayView<'a>),
+}
+
+impl Bytes<'_> {
+    /// How many bytes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Inner::Memory(bytes) => bytes.len(),
+            Inner::Shared(bytes) => bytes.len(),
+            Inner::View(array) => array.nbytes(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All of them, if they are in memory.
+    fn memory(&self) -> Option<&[u8]> {
+        match &self.0 {
+            Inner::Memory(bytes) => Some(bytes),
+            Inner::Shared(bytes) => Some(bytes),
+            Inner::View(_) => None,
+        }
+    }
+}
+
+impl<'a> From<&'a [u8]> for Bytes<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self(Inner::Memory(bytes.into()))
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Bytes<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        bytes.as_slice().into()
+    }
+}
+
+impl<const N: usize> From<[u8; N]> for Bytes<'_> {
+    fn from(bytes: [u8; N]) -> Self {
+        bytes.to_vec().into()
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for Bytes<'a> {
+    fn from(bytes: &'a Vec<u8>) -> Self {
+        bytes.as_slice().into()
+    }
+}
+
+impl<'a> From<Cow<'a, [u8]>> for Bytes<'a> {
+    fn from(bytes: Cow<'a, [u8]>) -> Self {
+        Self(Inner::Memory(bytes))
+    }
+}
+
+impl From<Vec<u8>> for Bytes<'_> {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Inner::Memory(bytes.into()))
+    }
+}
+
+impl From<Arc<[u8]>> for Bytes<'_> {
+    fn from(bytes: Arc<[u8]>) -> Self {
+        Self(Inner::Shared(bytes))
+    }
+}
+
+impl<'a> From<ArrayView<'a>> for Bytes<'a> {
+    fn from(array: ArrayView<'a>) -> Self {
+        Self(Inner::View(array))
+    }
+}
+
+/// A range of the bytes of an array: all, or those of a chunk.
+struct Part<'t> {
+    bytes: &'t Bytes<'t>,
+    range: Range<usize>,
+}
+
+impl Payload for Part<'_> {
+    fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+        let start = self.range.start + start;
+        match &self.bytes.0 {
+            Inner::View(array) => array.copy_to(start, target),
+            Inner::Memory(bytes) => Ok(target.write_copy_of_slice(&bytes[start..][..target.len()])),
+            Inner::Shared(bytes) => Ok(target.write_copy_of_slice(&bytes[start..][..target.len()])),
+        }
+    }
+
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        let memory = self.bytes.memory()?;
+        Some(memory[self.range.clone()].into())
+    }
+}
+
+/// A stream of the program.
+struct Stream<'a>(&'a mut dyn io::Write);
+
+impl Append for Stream<'_> {
+    fn append(&mut self, piece: &[u8]) -> Result<()> {
+        Ok(self.0.write_all(piece)?)
+    }
+}
+
+impl Stream<'_> {
+    /// Writes a layout, whose leaves are to be summed.
+    fn layout(&mut self, layout: &Layout<Part<'_>>) -> Result<()> {
+        let after = layout
+            .seal()
+            .map(|seal| (seal, Seal::bytes(seal.regions().len())));
+        let end = layout.len() - after.map_or(0, |(_, after)| after);
+        let mut sums = Sums::default();
+        let mut block = Vec::new();
+        for start in (0..end).step_by(BLOCK_BYTES) {
+            block.clear();
+            append_with(&mut block, BLOCK_BYTES.min(end - start), |target| {
+                layout.copy_to(start, target, Caching::Usual)
+            })?;
+            if let Some((seal, _)) = after {
+                sums.add(seal.regions().sum(start, &block)?)?;
+            }
+            self.append(&block)?;
+        }
+        match after {
+            Some((seal, _)) => self.append(&seal.close(&sums.finish(seal.regions().len())?)?),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::File;
+
+    #[test]
+    fn chunks_are_ranges_of_the_bytes() {
+        let elements: Vec<u8> = (0..=255).collect();
+        let mut writer = Writer::new();
+        let dtype = Dtype::U16;
+        writer.array("memory", dtype, &[128], &elements).unwrap();
+        let mut bytes = Vec::new();
+        writer.write_to(&mut bytes).unwrap();
+        let file = File::from_bytes(bytes).unwrap();
+        let view = file.get("memory").unwrap();
+        writer.array("view", dtype, &[128], view).unwrap();
+        let shared: Arc<[u8]> = elements.as_slice().into();
+        writer.array("shared", dtype, &[128], shared).unwrap();
+        for limit in [100.0, 33.0] {
+            let framing = Framing {
+                align: Alignment::new(1).unwrap(),
+                chunks: ChunkLimit::new(limit),
+                may_box: true,
+            };
+            let mut encoder = Encoder::new(framing);
+            encode(&writer.root, &mut encoder).unwrap();
+            let layout = encoder.finish(None).unwrap();
+            let mut bytes = Vec::new();
+            Stream(&mut bytes).layout(&layout).unwrap();
+            let file = File::from_bytes(bytes).unwrap();
+            for path in ["memory", "view", "shared"] {
+                let array = file.get(path).unwrap();
+                assert_eq!(array.bytes().unwrap(), elements, "{path}");
+                assert!(matches!(array.bytes().unwrap(), Cow::Owned(_)));
+            }
+        }
+    }
+}
