@@ -43,14 +43,14 @@ use crate::{Error, Result, grow, parallel, sniff};
 /// # Ok::<(), treepack::Error>(())
 /// ```
 pub struct File<'a> {
-    content: Content<'a>,
+    content: Encoded<'a>,
     catalog: Catalog,
 }
 
 type Shared<'a> = Arc<dyn Source + Send + 'a>;
 
 /// Encoded bytes, wherever they are.
-enum Content<'a> {
+enum Encoded<'a> {
     Plain(Shared<'a>),
     /// Inflated where they are read.
     Gzip(Indexed<Shared<'a>>),
@@ -61,7 +61,7 @@ enum Content<'a> {
     },
 }
 
-impl<'a> Content<'a> {
+impl<'a> Encoded<'a> {
     fn new(source: Shared<'a>) -> Result<Self> {
         let mut start = Vec::new();
         let most = source.len().min(gzip::MAGIC.len());
@@ -147,7 +147,7 @@ impl<'a> File<'a> {
     ///
     /// See [`Source`] for an example.
     pub fn from_source(source: impl Source + Send + 'a) -> Result<Self> {
-        let content = Content::new(Arc::new(source))?;
+        let content = Encoded::new(Arc::new(source))?;
         let catalog = Catalog::open(content.source(), false, &());
         let catalog = catalog.map_err(|error| sniff::explain(error, content.source()))?;
         Ok(Self { content, catalog })

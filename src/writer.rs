@@ -143,7 +143,7 @@ impl<'a> Writer<'a> {
             return Err(at(path.parse()?, Error::Option(reason)));
         }
         let shape = shape.to_vec();
-        self.add(path, Leaf::Array(dtype, shape, bytes))
+        self.add(path, Node::Array(dtype, shape, bytes))
     }
 
     /// Adds a leaf that is no array: a number, text, bytes or none.
@@ -155,14 +155,14 @@ impl<'a> Writer<'a> {
         match &value {
             Value::Tuple(_) | Value::List(_) | Value::Dict(_) | Value::Frozenset(_) => {}
             Value::Named(..) if large(&value).is_none() => {}
-            _ => return self.add(path, Leaf::Value(value)),
+            _ => return self.add(path, Node::Value(value)),
         }
         let reason =
             "a leaf is a number, text, bytes or none: add what is in a container by its path";
         Err(at(path.parse()?, Error::Option(reason.into())))
     }
 
-    fn add(&mut self, path: &str, leaf: Leaf<'a>) -> Result<()> {
+    fn add(&mut self, path: &str, leaf: Node<'a>) -> Result<()> {
         let path: Path = path.parse()?;
         if path.keys().count() > MAX_DEPTH {
             return Err(Error::TreeTooDeep { limit: MAX_DEPTH });
@@ -171,11 +171,11 @@ impl<'a> Writer<'a> {
         for key in path.keys() {
             node = match node {
                 Node::Map(map) => map.child(key),
-                Node::Leaf(_) => return Err(taken(&path)),
+                _ => return Err(taken(&path)),
             };
         }
         match node {
-            Node::Map(map) if map.children.is_empty() => *node = Node::Leaf(leaf),
+            Node::Map(map) if map.children.is_empty() => *node = leaf,
             _ => return Err(taken(&path)),
         }
         Ok(())
@@ -283,10 +283,6 @@ fn at(path: Path, error: Error) -> Error {
 /// A tree that is to be written.
 enum Node<'a> {
     Map(Map<'a>),
-    Leaf(Leaf<'a>),
-}
-
-enum Leaf<'a> {
     Array(Dtype, Vec<usize>, Bytes<'a>),
     Value(Value),
 }
@@ -322,8 +318,8 @@ fn encode<'t>(node: &'t Node<'t>, encoder: &mut Encoder<Part<'t>>) -> Result<()>
             }
             encoder.end(Kind::Dict)
         }
-        Node::Leaf(Leaf::Value(value)) => encode_value(value, encoder),
-        Node::Leaf(Leaf::Array(dtype, shape, bytes)) => {
+        Node::Value(value) => encode_value(value, encoder),
+        Node::Array(dtype, shape, bytes) => {
             let header = Array {
                 code: EXT_NDARRAY,
                 shape,

@@ -14,11 +14,11 @@
 //! | `extensions.rs` | arrays, scalars of NumPy, complex numbers |
 //! | `recent.rs` | headers of arrays that are like those of one before |
 //! | `chunks.rs` | a map that stands for an array in chunks becomes that array |
-//! | `leaves.rs` | arrays by their paths, and their bytes |
+//! | `itemsize.rs` | how many bytes elements have, by the name of their dtype |
 
 mod chunks;
 mod extensions;
-mod leaves;
+mod itemsize;
 mod open;
 mod read;
 mod recent;
@@ -31,8 +31,7 @@ use smallvec::SmallVec;
 use crate::array::resolve;
 
 pub use extensions::no_dtype;
-pub(crate) use leaves::itemsize;
-pub use leaves::{Leaf, Leaves};
+pub(crate) use itemsize::itemsize;
 pub use read::{Closed, Reader};
 
 /// One value. Those that are in a container follow it, and in a map each value its key.
@@ -138,7 +137,7 @@ impl ArrayEvent<'_> {
     #[must_use]
     pub fn itemsize(&self) -> Option<usize> {
         let name = std::str::from_utf8(self.dtype).ok()?;
-        leaves::itemsize(name).or_else(|| {
+        itemsize(name).or_else(|| {
             let count =
                 |product: usize, &dim: &isize| usize::try_from(dim).ok()?.checked_mul(product);
             match self.dims.iter().try_fold(1, count)? {
@@ -152,7 +151,7 @@ impl ArrayEvent<'_> {
     #[must_use]
     pub fn has_known_size(&self) -> bool {
         let dtype = std::str::from_utf8(self.dtype).ok();
-        dtype.and_then(leaves::itemsize).is_some()
+        dtype.and_then(itemsize).is_some()
     }
 
     /// How many bytes the elements have.

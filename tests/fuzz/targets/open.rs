@@ -2,6 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use treepack::File;
 use treepack::catalog::{BLOCK_BYTES, Catalog};
 use treepack::events::Events;
 use treepack::structure::{Regions, Seal};
@@ -23,6 +24,17 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn examine(data: Vec<u8>) {
+    if let Ok(file) = File::from_bytes(&data) {
+        let _ = (file.metadata(), file.verify());
+        for leaf in file.leaves() {
+            let _ = leaf.value();
+            let Ok(array) = leaf.array() else { continue };
+            if let Ok(bytes) = array.bytes() {
+                let elements: usize = array.shape().iter().product();
+                assert_eq!(bytes.len(), elements * array.dtype().itemsize());
+            }
+        }
+    }
     let scanned = Events::read(&data, || Ok(())).is_ok();
     for salvage in [false, true] {
         let opened = Catalog::open(&data, salvage, &());
