@@ -374,12 +374,12 @@ mod tests {
     use crate::source::read_to;
 
     #[derive(Debug)]
-    enum Leaf {
+    enum TestPayload {
         There(Vec<u8>),
         Hole(usize),
     }
 
-    impl Payload for Leaf {
+    impl Payload for TestPayload {
         fn len(&self) -> usize {
             match self {
                 Self::There(bytes) => bytes.len(),
@@ -413,10 +413,10 @@ mod tests {
             builder.extend(header).unwrap();
             whole.extend_from_slice(header);
             if let Some(payload) = payload {
-                builder.push(Leaf::There(payload.clone())).unwrap();
+                builder.push(TestPayload::There(payload.clone())).unwrap();
                 whole.extend_from_slice(payload);
             } else {
-                builder.push(Leaf::Hole(*hole)).unwrap();
+                builder.push(TestPayload::Hole(*hole)).unwrap();
                 whole.resize(whole.len() + hole, HOLE);
                 arrays.push(Grid {
                     counts: vec![],
@@ -426,9 +426,9 @@ mod tests {
             }
         }
         let number = std::cell::Cell::new(0);
-        let hole = |leaf: &Leaf| match leaf {
-            Leaf::There(_) => None,
-            Leaf::Hole(_) => Some(number.replace(number.get() + 1)),
+        let hole = |leaf: &TestPayload| match leaf {
+            TestPayload::There(_) => None,
+            TestPayload::Hole(_) => Some(number.replace(number.get() + 1)),
         };
         let file = ShardFile {
             name: "0".into(),

@@ -5,7 +5,7 @@
 use flate2::{Compress, Compression, FlushCompress, Status};
 
 use super::literal::{self, Code};
-use super::runs::{Distance, Runs};
+use super::runs::{Distance, RunBlock};
 use crate::{Error, Result, grow, zlib};
 
 /// How blocks are coded.
@@ -62,7 +62,7 @@ impl Encoded {
 pub struct Coder {
     zlib: Option<(u32, Compress)>,
     /// Memory to be used again.
-    runs: Vec<Runs>,
+    runs: Vec<RunBlock>,
     part: Vec<u8>,
 }
 
@@ -150,7 +150,7 @@ impl Coder {
         let samples = samples.concat();
         let mut best = (usize::MAX, Distance::Byte);
         for distance in [Distance::Byte, Distance::Four, Distance::Eight] {
-            let runs = Runs::find(&samples, distance, self.runs.pop())?;
+            let runs = RunBlock::find(&samples, distance, self.runs.pop())?;
             best = best.min((runs.size(), distance));
             grow::push(&mut self.runs, runs)?;
         }
@@ -225,13 +225,13 @@ struct Outlook {
 /// A part of a block that is coded by itself, with runs or without.
 struct Part<'a> {
     data: &'a [u8],
-    runs: Runs,
+    runs: RunBlock,
     code: Code,
 }
 
 impl<'a> Part<'a> {
-    fn new(data: &'a [u8], distance: Distance, before: Option<Runs>) -> Result<Self> {
-        let runs = Runs::find(data, distance, before)?;
+    fn new(data: &'a [u8], distance: Distance, before: Option<RunBlock>) -> Result<Self> {
+        let runs = RunBlock::find(data, distance, before)?;
         let code = Code::new(&runs.counts);
         Ok(Self { data, runs, code })
     }

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use crc32fast::Hasher;
 
 use super::block::{self, Coder, Encoded, Method};
-use super::index::{self, BLOCK_BYTES, END_BYTES, Entries, HEADER};
+use super::index::{self, BLOCK_BYTES, BlockEntries, END_BYTES, HEADER};
 use crate::layout::{Caching, Layout, Payload};
 use crate::raw::{Filling, append_with};
 use crate::sink::Output;
@@ -130,7 +130,7 @@ pub fn compress<P: Payload + Sync>(
         })
     };
     let mut checksum = Hasher::new();
-    let mut entries = Entries::default();
+    let mut entries = BlockEntries::default();
     parallel::in_order(
         count,
         threads,

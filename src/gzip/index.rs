@@ -78,7 +78,7 @@ pub struct Block {
 
 /// What the end of a stream tells about its blocks.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Index {
+pub struct BlockIndex {
     /// How many bytes come out of each block but the last.
     pub block_bytes: usize,
     /// How many bytes come out in all.
@@ -91,9 +91,9 @@ pub struct Index {
 
 /// An entry for each block, taken down one after the other.
 #[derive(Debug, Default)]
-pub struct Entries(Vec<u8>);
+pub struct BlockEntries(Vec<u8>);
 
-impl Entries {
+impl BlockEntries {
     /// Adds a block.
     pub fn push(&mut self, len: usize, literal: bool, checksum: u32) -> Result<()> {
         let len = u32::try_from(len).ok().filter(|len| len & LITERAL == 0);
@@ -184,7 +184,7 @@ fn size_at(bytes: &[u8], at: usize) -> Option<usize> {
     usize::try_from(u64::from_le_bytes(*bytes)).ok()
 }
 
-impl Index {
+impl BlockIndex {
     /// The index of a stream that ends with one, as `members` writes it; `None` for anything
     /// else, including what no such stream can be.
     pub fn read(stream: &dyn Source) -> Result<Option<Self>> {
@@ -210,7 +210,7 @@ impl Index {
         };
         let mut members = Vec::new();
         read_to(stream, start..stream.len(), &mut members)?;
-        let mut entries = Entries::default();
+        let mut entries = BlockEntries::default();
         entries.0.try_reserve_exact(blocks * ENTRY_BYTES)?;
         let (mut at, mut left) = (0, blocks);
         while left > 0 {
@@ -238,7 +238,7 @@ impl Index {
 
     /// The index of these entries, if the blocks and what is around them end at `end`.
     fn of(
-        entries: &Entries,
+        entries: &BlockEntries,
         bytes: usize,
         block_bytes: usize,
         end: usize,
@@ -292,7 +292,7 @@ mod tests {
     /// A stream of blocks of zeros (which nobody inflates) with their index.
     fn stream(blocks: &[(usize, bool)], bytes: usize, block_bytes: usize) -> Vec<u8> {
         let mut stream = HEADER.to_vec();
-        let mut entries = Entries::default();
+        let mut entries = BlockEntries::default();
         for (index, &(len, literal)) in blocks.iter().enumerate() {
             stream.resize(stream.len() + len, 0);
             entries
@@ -311,7 +311,7 @@ mod tests {
     fn an_index_is_read_back() {
         let blocks = [(100, true), (7, false), (9, true)];
         let stream = stream(&blocks, 25, 10);
-        let index = Index::read(&stream).unwrap().unwrap();
+        let index = BlockIndex::read(&stream).unwrap().unwrap();
         assert_eq!((index.block_bytes, index.bytes), (10, 25));
         assert_eq!(index.checksum, 0x0403_0201);
         let found: Vec<_> = index.blocks.iter().map(|b| (b.len, b.literal)).collect();
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(index.blocks[2].start, HEADER.len() + 107);
         assert_eq!(index.blocks[2].checksum, 2);
         for cut in 0..stream.len() {
-            assert_eq!(Index::read(&stream[..cut].to_vec()).unwrap(), None);
+            assert_eq!(BlockIndex::read(&stream[..cut].to_vec()).unwrap(), None);
         }
     }
 
@@ -327,7 +327,7 @@ mod tests {
     fn an_index_of_any_length_is_read_back() {
         for count in [2, MEMBER_ENTRIES, MEMBER_ENTRIES + 1, 3 * MEMBER_ENTRIES] {
             let stream = stream(&vec![(1, true); count], count * 9 - 3, 9);
-            let index = Index::read(&stream).unwrap().unwrap();
+            let index = BlockIndex::read(&stream).unwrap().unwrap();
             assert_eq!(index.blocks.len(), count);
         }
     }
@@ -350,7 +350,7 @@ mod tests {
     fn claims_that_cannot_be_true_are_not_believed() {
         // 10 bytes cannot make 11,000.
         let impossible = stream(&[(10, false), (20, false)], 22_000, 11_000);
-        assert_eq!(Index::read(&impossible).unwrap(), None);
+        assert_eq!(BlockIndex::read(&impossible).unwrap(), None);
         // Any byte of the index, and of what is around the blocks, but for the checksum, and for
         // the size of blocks, of which some others are as possible.
         let sound = stream(&[(100, true), (70, false)], 15, 10);
@@ -359,7 +359,7 @@ mod tests {
         for at in around.filter(|at| !block_bytes.contains(at)) {
             let mut damaged = sound.clone();
             damaged[at] ^= 1;
-            assert!(Index::read(&damaged).unwrap().is_none(), "{at}");
+            assert!(BlockIndex::read(&damaged).unwrap().is_none(), "{at}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{LazyLock, Mutex};
 use crc32fast::Hasher;
 use libdeflater::Decompressor;
 
-use super::index::{Block, Index};
+use super::index::{Block, BlockIndex};
 use super::interleaved::{Interleaved, LANES};
 use crate::raw::Room;
 use crate::source::{Source, read_to};
@@ -20,7 +20,7 @@ use crate::{Error, Result, grow, parallel, zlib};
 /// what the stream contains.
 pub struct Indexed<S> {
     stream: S,
-    index: Index,
+    index: BlockIndex,
     /// The block that was read last, and its number: readers go on where they were.
     last: Mutex<Option<(usize, Vec<u8>)>>,
 }
@@ -40,7 +40,7 @@ struct Worker {
 impl<S: Source> Indexed<S> {
     /// `None` if the stream does not end with an index.
     pub fn open(stream: S) -> Result<Option<Self>> {
-        let index = Index::read(&stream)?;
+        let index = BlockIndex::read(&stream)?;
         Ok(index.map(|index| Self {
             stream,
             index,
@@ -331,14 +331,14 @@ mod tests {
 
     use super::*;
     use crate::gzip::bits::BitWriter;
-    use crate::gzip::index::{Entries, HEADER};
+    use crate::gzip::index::{BlockEntries, HEADER};
 
     const DATA: &[u8; 24] = b"abcdefghijklmnopqrstuvwx";
 
     /// A member of `DATA` in three blocks of eight bytes, which should inflate to it.
     fn member(blocks: [&[u8]; 3]) -> Vec<u8> {
         let mut stream = HEADER.to_vec();
-        let mut entries = Entries::default();
+        let mut entries = BlockEntries::default();
         for (block, part) in blocks.iter().zip(DATA.chunks(8)) {
             stream.extend_from_slice(block);
             entries

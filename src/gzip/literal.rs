@@ -143,23 +143,23 @@ pub fn write_block<const N: usize>(
 }
 
 /// For each byte its code, and from bit 16 on its number of bits.
-pub type Entries = [u32; 256];
+pub type CodeTable = [u32; 256];
 
 /// What codes and lengths are for literals.
-pub fn entries(codes: &[u16], lengths: &[u8]) -> Entries {
+pub fn entries(codes: &[u16], lengths: &[u8]) -> CodeTable {
     std::array::from_fn(|byte| u32::from(codes[byte]) | u32::from(lengths[byte]) << 16)
 }
 
 /// Shifts by a variable take one instruction with BMI2, and three without.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn encode_literals(data: &[u8], entries: &Entries, writer: &mut BitWriter<'_>) {
+fn encode_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>) {
     put_literals(data, entries, writer);
 }
 
 /// Writes literals; what is left of them for the next flush are at most 7 bits.
 #[inline(always)]
 #[allow(clippy::inline_always)] // once for each set of instructions
-pub fn put_literals(data: &[u8], entries: &Entries, writer: &mut BitWriter<'_>) {
+pub fn put_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>) {
     let (steps, rest) = data.as_chunks::<STEP>();
     let code = |entry: u32| (u64::from(entry & 0xffff), entry >> 16);
     for step in steps {

@@ -12,7 +12,7 @@ use multiversion::multiversion;
 
 use super::bits::BitWriter;
 use super::huffman::{END_OF_BLOCK, bits, code_lengths};
-use super::literal::{self, Entries, MAX_BITS, Tables};
+use super::literal::{self, CodeTable, MAX_BITS, Tables};
 use crate::{Result, grow};
 
 /// All bytes, the end, and all lengths (RFC 1951, section 3.2.5).
@@ -111,7 +111,7 @@ struct Stretch {
 }
 
 /// A block as literals and runs, with the best code for it.
-pub struct Runs {
+pub struct RunBlock {
     distance: Distance,
     stretches: Vec<Stretch>,
     /// How often each byte occurs, in runs or not.
@@ -121,7 +121,7 @@ pub struct Runs {
     bits: u64,
 }
 
-impl Runs {
+impl RunBlock {
     /// Finds the runs in `data`, of which there must be some. Memory of another block can be
     /// used again.
     pub fn find(data: &[u8], distance: Distance, before: Option<Self>) -> Result<Self> {
@@ -205,7 +205,7 @@ type LengthEntries = [u32; MAX_RUN + 1];
 fn encode_stretches(
     stretches: &[Stretch],
     mut data: &[u8],
-    entries: &Entries,
+    entries: &CodeTable,
     lengths: &LengthEntries,
     writer: &mut BitWriter<'_>,
 ) {
@@ -312,14 +312,14 @@ mod tests {
         #[test]
         fn blocks_are_read_back_by_others(data in data()) {
             for distance in DISTANCES {
-                let found = Runs::find(&data, distance, None).unwrap();
+                let found = RunBlock::find(&data, distance, None).unwrap();
                 let mut out = b"from before".to_vec();
                 let len = found.encode(&data, &mut out).unwrap();
                 prop_assert_eq!(oracle::inflate(&out[..len]).unwrap(), &data[..]);
                 prop_assert!(len.abs_diff(found.size()) < 120, "{} {}", len, found.size());
                 prop_assert_eq!(found.counts, literal::count(&data));
-                let another = Runs::find(b"another", Distance::Byte, None).unwrap();
-                let again = Runs::find(&data, distance, Some(another)).unwrap();
+                let another = RunBlock::find(b"another", Distance::Byte, None).unwrap();
+                let again = RunBlock::find(&data, distance, Some(another)).unwrap();
                 prop_assert_eq!(again.encode(&data, &mut out).unwrap(), len);
             }
         }
@@ -343,7 +343,7 @@ mod tests {
             let period = b"abcdefgh"[..distance as usize].iter().copied().cycle();
             let data: Vec<u8> = period.take(900).collect();
             let mut out = Vec::new();
-            let len = Runs::find(&data, distance, None)
+            let len = RunBlock::find(&data, distance, None)
                 .unwrap()
                 .encode(&data, &mut out)
                 .unwrap();
@@ -382,7 +382,7 @@ mod tests {
             let data: Vec<u8> = period.take(distance as usize + run).collect();
             let data = [&data[..], b"end"].concat();
             let mut out = Vec::new();
-            let len = Runs::find(&data, distance, None)
+            let len = RunBlock::find(&data, distance, None)
                 .unwrap()
                 .encode(&data, &mut out)
                 .unwrap();
