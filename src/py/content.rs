@@ -49,10 +49,10 @@ impl Source for Borrowed {
 
 /// Encoded bytes, wherever they are. Restored arrays that view them keep them alive.
 #[pyclass(frozen, module = "treepack._core")]
-pub struct Content(Place);
+pub struct Content(Storage);
 
 /// Where the bytes are.
-enum Place {
+enum Storage {
     Mapped(Arc<Mapping>),
     Read(Arc<Pages>),
     /// What has come out of a gzip stream, whose checksum was compared.
@@ -116,7 +116,7 @@ impl Content {
         let mapping = py
             .detach(|| Mapping::open(&path))
             .map_err(|error| errors::file_error(error, &path))?;
-        Ok(Self(Place::Mapped(Arc::new(mapping))))
+        Ok(Self(Storage::Mapped(Arc::new(mapping))))
     }
 
     /// Reads a file, or what else can be read unless that is excluded.
@@ -139,19 +139,19 @@ impl Content {
         let watcher = Watcher::new(progress, expected);
         let content = py.detach(|| read(&file, expected, &watcher));
         let explain = |error| watcher.explain(error, |error| errors::file_error(error, &path));
-        Ok(Self(Place::Read(Arc::new(content.map_err(explain)?))))
+        Ok(Self(Storage::Read(Arc::new(content.map_err(explain)?))))
     }
 
     /// Borrows the memory of a bytes-like object.
     #[staticmethod]
     pub fn lent(data: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Ok(Self(Place::Lent(Arc::new(Borrowed::buffer(data)?))))
+        Ok(Self(Storage::Lent(Arc::new(Borrowed::buffer(data)?))))
     }
 
     /// Reads by a function.
     #[staticmethod]
     fn elsewhere(read: Py<PyAny>, len: usize) -> Self {
-        Self(Place::Elsewhere(Arc::new(Elsewhere { read, len })))
+        Self(Storage::Elsewhere(Arc::new(Elsewhere { read, len })))
     }
 
     /// What the content is when it is decompressed, piece by piece where it is read; nothing if it
@@ -168,11 +168,11 @@ impl Content {
             gzip::check_size(indexed.len(), gzip::limit(max_size)?)?;
         }
         let origin = match &self.0 {
-            Place::Lent(borrowed) => Origin::Lent(Arc::downgrade(borrowed)),
-            Place::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
+            Storage::Lent(borrowed) => Origin::Lent(Arc::downgrade(borrowed)),
+            Storage::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
             _ => Origin::Nobody,
         };
-        Ok(indexed.map(|indexed| Self(Place::Gzip(Arc::new(indexed), origin))))
+        Ok(indexed.map(|indexed| Self(Storage::Gzip(Arc::new(indexed), origin))))
     }
 
     /// Whether the content ends as gzip with an index does, which is damaged if `indexed` finds
@@ -187,13 +187,13 @@ impl Content {
     #[allow(clippy::needless_pass_by_value)] // as it is called
     fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
         match &self.0 {
-            Place::Lent(borrowed) if Arc::strong_count(borrowed) == 1 => {
+            Storage::Lent(borrowed) if Arc::strong_count(borrowed) == 1 => {
                 visit.call(borrowed.unbound())
             }
-            Place::Elsewhere(elsewhere) if Arc::strong_count(elsewhere) == 1 => {
+            Storage::Elsewhere(elsewhere) if Arc::strong_count(elsewhere) == 1 => {
                 visit.call(&elsewhere.read)
             }
-            Place::Gzip(indexed, origin) if Arc::strong_count(indexed) == 1 => match origin {
+            Storage::Gzip(indexed, origin) if Arc::strong_count(indexed) == 1 => match origin {
                 Origin::Lent(borrowed) if borrowed.strong_count() == 1 => {
                     let borrowed = borrowed.upgrade();
                     borrowed.map_or(Ok(()), |borrowed| visit.call(borrowed.unbound()))
@@ -236,7 +236,8 @@ impl Content {
         // Not by the mapping, whose first page would bring many others from the disk.
         let mut start = Vec::new();
         let source = self.source();
-        if let (Place::Elsewhere(_), Some(before)) = (&self.0, source.len().checked_sub(MARK.len()))
+        if let (Storage::Elsewhere(_), Some(before)) =
+            (&self.0, source.len().checked_sub(MARK.len()))
         {
             // The end will be needed anyway, and the start only if this is not there.
             read_to(source, before..source.len(), &mut start)?;
@@ -259,62 +260,64 @@ impl Content {
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let pages = gzip::inflate_to_pages(py, self.source(), max_size, threads, progress)?;
-        Ok(Self(Place::Inflated(Arc::new(pages))))
+        Ok(Self(Storage::Inflated(Arc::new(pages))))
     }
 }
 
 impl Content {
     /// Bytes of which some are not there.
     pub fn sparse(sparse: Arc<Sparse>) -> Self {
-        Self(Place::Sparse(sparse))
+        Self(Storage::Sparse(sparse))
     }
 
     /// The memory that the bytes lie in, and this as its owner.
     pub fn owned<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Owned<'a, 'py>> {
         let has_memory = !matches!(
             slf.get().0,
-            Place::Gzip(..) | Place::Elsewhere(_) | Place::Sparse(_)
+            Storage::Gzip(..) | Storage::Elsewhere(_) | Storage::Sparse(_)
         );
         has_memory.then(|| Owned::of(slf, Self::memory))
     }
 
     fn memory(&self) -> RawBytes<'_> {
         match &self.0 {
-            Place::Mapped(mapping) => mapping.as_raw(),
-            Place::Read(pages) | Place::Inflated(pages) => pages.as_raw(),
-            Place::Lent(borrowed) => borrowed.as_raw(),
-            Place::Gzip(..) | Place::Elsewhere(_) | Place::Sparse(_) => RawBytes::from(&[][..]),
+            Storage::Mapped(mapping) => mapping.as_raw(),
+            Storage::Read(pages) | Storage::Inflated(pages) => pages.as_raw(),
+            Storage::Lent(borrowed) => borrowed.as_raw(),
+            Storage::Gzip(..) | Storage::Elsewhere(_) | Storage::Sparse(_) => {
+                RawBytes::from(&[][..])
+            }
         }
     }
 
     /// The bytes.
     pub fn source(&self) -> &(dyn Source + Send + Sync) {
         match &self.0 {
-            Place::Mapped(mapping) => mapping,
-            Place::Read(pages) | Place::Inflated(pages) => pages,
-            Place::Lent(borrowed) => borrowed,
-            Place::Gzip(indexed, _) => indexed,
-            Place::Elsewhere(elsewhere) => elsewhere,
-            Place::Sparse(sparse) => sparse,
+            Storage::Mapped(mapping) => mapping,
+            Storage::Read(pages) | Storage::Inflated(pages) => pages,
+            Storage::Lent(borrowed) => borrowed,
+            Storage::Gzip(indexed, _) => indexed,
+            Storage::Elsewhere(elsewhere) => elsewhere,
+            Storage::Sparse(sparse) => sparse,
         }
     }
 
     /// The same, for as long as somebody needs them.
     pub fn shared(&self) -> Arc<dyn Source + Send + Sync> {
         match &self.0 {
-            Place::Mapped(mapping) => mapping.clone(),
-            Place::Read(pages) | Place::Inflated(pages) => pages.clone(),
-            Place::Lent(borrowed) => borrowed.clone(),
-            Place::Elsewhere(elsewhere) => elsewhere.clone(),
-            Place::Gzip(indexed, _) => indexed.clone(),
-            Place::Sparse(sparse) => sparse.clone(),
+            Storage::Mapped(mapping) => mapping.clone(),
+            Storage::Read(pages) | Storage::Inflated(pages) => pages.clone(),
+            Storage::Lent(borrowed) => borrowed.clone(),
+            Storage::Elsewhere(elsewhere) => elsewhere.clone(),
+            Storage::Gzip(indexed, _) => indexed.clone(),
+            Storage::Sparse(sparse) => sparse.clone(),
         }
     }
 
     /// The file, if it is mapped.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         match &self.0 {
-            Place::Mapped(mapping) => Some(mapping),
+            Storage::Mapped(mapping) => Some(mapping),
             _ => None,
         }
     }
@@ -322,20 +325,20 @@ impl Content {
     /// The encoding of a manifest, if it is one.
     pub fn holes(&self) -> Option<&Sparse> {
         match &self.0 {
-            Place::Sparse(sparse) => Some(sparse),
+            Storage::Sparse(sparse) => Some(sparse),
             _ => None,
         }
     }
 
     /// Whether damage is found whenever bytes are read.
     pub fn checks_itself(&self) -> bool {
-        matches!(self.0, Place::Gzip(..) | Place::Inflated(_))
+        matches!(self.0, Storage::Gzip(..) | Storage::Inflated(_))
     }
 
     /// What is wrong with a gzip stream around the bytes, though all its blocks may be whole.
     pub fn stream_damage(&self) -> Option<&'static str> {
         match &self.0 {
-            Place::Gzip(indexed, _) if !indexed.adds_up() => {
+            Storage::Gzip(indexed, _) if !indexed.adds_up() => {
                 Some("the checksum of the gzip stream is not that of its blocks")
             }
             _ => None,
@@ -344,7 +347,7 @@ impl Content {
 
     /// Whether bytes are read by a function of Python.
     pub fn is_elsewhere(&self) -> bool {
-        matches!(self.0, Place::Elsewhere(_))
+        matches!(self.0, Storage::Elsewhere(_))
     }
 
     /// Takes pages that have been read off this process's account until they are read again.

@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PyType};
 
 use super::memory::{Owned, Writable, keep_reserve, list_of_results, new_bytes, new_list_of, view};
 use super::options::{integer, integer_or_none};
-use super::walk::{Leaf, Options, Recorded, layout_of, problems_of};
+use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
@@ -27,7 +27,7 @@ const JOIN_MAX_BYTES: usize = 4 << 10;
 /// A tree that is ready to be written: small headers, and borrowed array memory.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Layout {
-    output: layout::Layout<Leaf>,
+    output: layout::Layout<LeafPayload>,
     /// Copying it asks Python for some of it, so it must be done detached.
     needs_python: bool,
     /// The arrays whose places are kept, and which are not written.
@@ -80,7 +80,7 @@ pub fn walk(
     if snapshot {
         super::walk::snapshot(tree.py(), &mut layout)?;
     }
-    let needs_python = layout.payloads().any(Leaf::needs_python);
+    let needs_python = layout.payloads().any(LeafPayload::needs_python);
     Ok(Layout {
         output: layout,
         needs_python,
@@ -170,7 +170,8 @@ impl Layout {
         let watcher = Watcher::signals();
         let target = buffer.memory();
         // Arrays of devices may lie in host memory, too, which is not known yet.
-        let overlaps = |leaf: &Leaf| leaf.memory().is_none_or(|memory| memory.overlaps(target));
+        let overlaps =
+            |leaf: &LeafPayload| leaf.memory().is_none_or(|memory| memory.overlaps(target));
         let filled = if self.output.payloads().any(overlaps) {
             // Some arrays lie where they would be overwritten before they are read.
             let copy = self.to_bytes(py, wanted)?;
@@ -282,8 +283,8 @@ impl Layout {
         files: Vec<ShardFile>,
         arrays: Vec<Grid>,
     ) -> Result<Manifest> {
-        let hole = |leaf: &Leaf| match leaf {
-            Leaf::Hole { number, .. } => Some(*number),
+        let hole = |leaf: &LeafPayload| match leaf {
+            LeafPayload::Hole { number, .. } => Some(*number),
             _ => None,
         };
         py.detach(|| Manifest::new(&self.output, hole, files, arrays))
@@ -300,7 +301,7 @@ impl Layout {
 #[allow(clippy::needless_pass_by_value)] // which is how Python passes a path
 pub fn write_file(py: Python<'_>, path: PathBuf, data: &[u8], durable: bool) -> PyResult<()> {
     keep_reserve()?;
-    let mut builder = LayoutBuilder::<Leaf>::default();
+    let mut builder = LayoutBuilder::<LeafPayload>::default();
     builder.extend(data)?;
     let layout = builder.finish();
     let watcher = Watcher::signals();

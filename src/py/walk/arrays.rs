@@ -14,7 +14,7 @@ use super::super::dtypes::Dtype;
 use super::super::failure::{Failure, Walked};
 use super::super::memory::{ArrayParts, Borrowed, exported};
 use super::devices::DeviceArray;
-use super::payload::{InSource, Leaf, OnDevice};
+use super::payload::{InSource, LeafPayload, OnDevice};
 use super::state::{Met, Walk};
 use crate::array::ALIGN_MIN_BYTES;
 use crate::grow;
@@ -98,15 +98,16 @@ impl<'py> Walk<'py> {
             return self.hole(array.as_any(), dtype, header, kind);
         }
         if memory.len() <= INLINE_MAX_BYTES {
-            let put =
-                |out: &mut LayoutBuilder<Leaf>, range| memory.slice(range).append_to(out.headers());
+            let put = |out: &mut LayoutBuilder<LeafPayload>, range| {
+                memory.slice(range).append_to(out.headers())
+            };
             return Ok(self.out.array(&header, kind, put)?);
         }
         let memory = Borrowed::array(array);
         let leaf = if kind == Kind::Jax {
-            Leaf::Held
+            LeafPayload::Held
         } else {
-            Leaf::Memory
+            LeafPayload::Memory
         };
         Ok(self.out.array(&header, kind, |out, range| {
             out.push(leaf(memory.part(py, range)))
@@ -132,7 +133,7 @@ impl<'py> Walk<'py> {
         grow::push(&mut self.hollow, array.clone().unbind())?;
         Ok(self.out.array(&header, kind, |out, range| {
             let len = range.len();
-            out.push(Leaf::Hole { number, len })
+            out.push(LeafPayload::Hole { number, len })
         })?)
     }
 
@@ -225,15 +226,16 @@ impl<'py> Walk<'py> {
         let py = self.py;
         if header.nbytes() <= INLINE_MAX_BYTES {
             let memory = exported(&buffer);
-            let put =
-                |out: &mut LayoutBuilder<Leaf>, range| memory.slice(range).append_to(out.headers());
+            let put = |out: &mut LayoutBuilder<LeafPayload>, range| {
+                memory.slice(range).append_to(out.headers())
+            };
             self.out.array(&header, Kind::Jax, put)?;
             buffer.release(py);
             return Ok(true);
         }
         let memory = Borrowed::export(py, buffer)?;
         self.out.array(&header, Kind::Jax, |out, range| {
-            out.push(Leaf::Held(memory.part(py, range)))
+            out.push(LeafPayload::Held(memory.part(py, range)))
         })?;
         Ok(true)
     }
@@ -266,7 +268,7 @@ impl<'py> Walk<'py> {
         let devices = &self.devices;
         let number = devices.add(device_array, header.nbytes())?;
         Ok(self.out.array(&header, Kind::Jax, |out, range| {
-            out.push(Leaf::Device(Box::new(OnDevice {
+            out.push(LeafPayload::Device(Box::new(OnDevice {
                 devices: devices.clone(),
                 number,
                 range,
@@ -295,7 +297,7 @@ impl<'py> Walk<'py> {
             ));
         }
         Ok(self.out.array(&header, Kind::Plain, |out, range| {
-            out.push(Leaf::Source(Box::new(InSource {
+            out.push(LeafPayload::Source(Box::new(InSource {
                 source: source.clone(),
                 pieces: pieces.clone(),
                 range,

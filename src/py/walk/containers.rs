@@ -16,7 +16,7 @@ use super::super::failure::{Failure, Walked};
 use super::super::fields::{Attributes, Fields};
 use super::super::memory::{dict_next, has_string_keys};
 use super::super::value;
-use super::state::{Place, Walk};
+use super::state::{Position, Walk};
 use crate::structure::{Kind, NodeType};
 use crate::{grow, wire};
 
@@ -32,7 +32,7 @@ struct Reduced<'py> {
 impl<'py> Walk<'py> {
     /// Writes `value`. This and what it calls for containers is the recursion, which must not
     /// need much of the stack: what is inlined here counts at every level.
-    pub fn value(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+    pub fn value(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         self.signals.check(self.py)?;
         let class = value.get_type_ptr();
         let types = &self.types;
@@ -128,7 +128,7 @@ impl<'py> Walk<'py> {
 
     /// A container that Python expands to its state.
     #[inline(never)] // see `value`
-    fn node(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+    fn node(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         if let Some((fields, children)) = self.attributes(value)?
             && (place.state || !fields.pytree)
         {
@@ -136,7 +136,7 @@ impl<'py> Walk<'py> {
             return Ok(self.out.end(Kind::Dict)?);
         }
         let (state, fixed) = self.expand(value)?;
-        let place = Place {
+        let place = Position {
             state: !fixed,
             ..place
         };
@@ -163,7 +163,7 @@ impl<'py> Walk<'py> {
         &mut self,
         names: &[Bound<'py, PyString>],
         children: &[Bound<'py, PyAny>],
-        below: Place,
+        below: Position,
     ) -> Walked {
         self.out.map(children.len())?;
         for (name, child) in names.iter().zip(children) {
@@ -211,11 +211,11 @@ impl<'py> Walk<'py> {
 
     /// A container that Python takes apart, whose type is recorded.
     #[inline(never)] // see `value`
-    fn typed_node(&mut self, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+    fn typed_node(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         if let Some((fields, children)) = self.attributes(value)?
             && let Some(kind) = self.record(&fields, value)?
         {
-            let place = Place {
+            let place = Position {
                 state: true,
                 ..place
             };
@@ -225,7 +225,7 @@ impl<'py> Walk<'py> {
         let Some(reduced) = self.reduce(value)? else {
             return self.jax_array(value);
         };
-        let place = Place {
+        let place = Position {
             state: !reduced.fixed,
             ..place
         };
@@ -267,7 +267,7 @@ impl<'py> Walk<'py> {
         }
     }
 
-    fn dict(&mut self, dict: &Bound<'py, PyDict>, place: Place) -> Walked {
+    fn dict(&mut self, dict: &Bound<'py, PyDict>, place: Position) -> Walked {
         if self.options.sort_keys {
             return self.sorted_pairs(dict, place.below()?);
         }
@@ -290,7 +290,7 @@ impl<'py> Walk<'py> {
     }
 
     /// Begins a map with the items of a dict; returns whether all keys are strings.
-    fn pairs(&mut self, dict: &Bound<'py, PyDict>, below: Place) -> Walked<bool> {
+    fn pairs(&mut self, dict: &Bound<'py, PyDict>, below: Position) -> Walked<bool> {
         let count = dict.len();
         if !below.state && self.out.is_described() && !has_string_keys(dict) {
             self.out.map_of_values(count)?;
@@ -319,7 +319,7 @@ impl<'py> Walk<'py> {
 
     /// The items of a dict in the order of their keys; never with a structure.
     #[inline(never)] // see `value`
-    fn sorted_pairs(&mut self, dict: &Bound<'py, PyDict>, below: Place) -> Walked {
+    fn sorted_pairs(&mut self, dict: &Bound<'py, PyDict>, below: Position) -> Walked {
         let items = sorted_items(dict)?;
         self.out.map(items.len())?;
         for (key, value) in items {
@@ -328,7 +328,12 @@ impl<'py> Walk<'py> {
         Ok(self.out.end(Kind::Dict)?)
     }
 
-    fn pair(&mut self, key: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>, place: Place) -> Walked {
+    fn pair(
+        &mut self,
+        key: &Bound<'py, PyAny>,
+        value: &Bound<'py, PyAny>,
+        place: Position,
+    ) -> Walked {
         if key.get_type_ptr() == self.types.string {
             let text = key.cast::<PyString>()?.to_str()?;
             self.out.key(text)?;
@@ -343,7 +348,7 @@ impl<'py> Walk<'py> {
         &mut self,
         key: &Bound<'py, PyAny>,
         value: &Bound<'py, PyAny>,
-        place: Place,
+        place: Position,
     ) -> Walked {
         let text = || key.str().map_or_else(|_| "?".into(), |key| key.to_string());
         if place.state {
@@ -365,7 +370,7 @@ impl<'py> Walk<'py> {
     fn child(
         &mut self,
         value: &Bound<'py, PyAny>,
-        place: Place,
+        place: Position,
         key: impl Fn() -> String,
     ) -> Walked {
         if self.problems.is_some() {
@@ -377,7 +382,7 @@ impl<'py> Walk<'py> {
 
     /// A child whose failures are collected.
     #[inline(never)] // see `value`
-    fn examined(&mut self, value: &Bound<'py, PyAny>, place: Place, key: String) -> Walked {
+    fn examined(&mut self, value: &Bound<'py, PyAny>, place: Position, key: String) -> Walked {
         let before = self.problems.as_ref().map_or(0, Vec::len);
         let mark = self.out.mark();
         if before >= Self::MAX_PROBLEMS {
@@ -405,7 +410,7 @@ impl<'py> Walk<'py> {
         &mut self,
         items: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
         kind: Kind,
-        place: Place,
+        place: Position,
     ) -> Walked {
         let place = place.below()?;
         let len = items.len();

@@ -5,7 +5,7 @@ use pyo3::types::{PyBytes, PyString};
 
 use super::super::failure::{Failure, Walked};
 use super::super::memory::Borrowed;
-use super::payload::Leaf;
+use super::payload::LeafPayload;
 use super::state::Walk;
 use crate::layout::LayoutBuilder;
 use crate::structure::Kind;
@@ -37,7 +37,7 @@ impl<'py> Walk<'py> {
     pub fn bytes(&mut self, value: &Bound<'py, PyBytes>, kind: Kind) -> Walked {
         let content = value.as_bytes();
         let borrowed = borrow(content, || Ok(Borrowed::bytes(value)))?;
-        let put = |out: &mut LayoutBuilder<Leaf>| put(out, content, borrowed);
+        let put = |out: &mut LayoutBuilder<LeafPayload>| put(out, content, borrowed);
         Ok(self.out.bin(content.len(), kind, put)?)
     }
 }
@@ -51,12 +51,12 @@ fn borrow(
 }
 
 fn put(
-    out: &mut LayoutBuilder<Leaf>,
+    out: &mut LayoutBuilder<LeafPayload>,
     content: &[u8],
     borrowed: Option<Borrowed>,
 ) -> crate::Result<()> {
     match borrowed {
-        Some(borrowed) => out.push(Leaf::Memory(borrowed)),
+        Some(borrowed) => out.push(LeafPayload::Memory(borrowed)),
         None => out.extend(content),
     }
 }

@@ -25,7 +25,7 @@ mod state;
 
 use pyo3::prelude::*;
 
-pub use self::payload::Leaf;
+pub use self::payload::LeafPayload;
 pub use self::snapshot::snapshot;
 use self::state::Walk;
 pub use self::state::{Options, Recorded};
@@ -36,7 +36,7 @@ use crate::layout::Layout;
 pub fn layout_of(
     tree: &Bound<'_, PyAny>,
     options: Options<'_>,
-) -> PyResult<(Layout<Leaf>, Vec<Py<PyAny>>)> {
+) -> PyResult<(Layout<LeafPayload>, Vec<Py<PyAny>>)> {
     let mut options = options;
     let metadata = options.metadata.take();
     let record = options.record.take();

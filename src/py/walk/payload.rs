@@ -13,7 +13,7 @@ use crate::raw::{AsRaw, RawBytes, zeroed};
 use crate::source::{Parts, Pieces, Source};
 
 /// The bytes of one leaf, or a range of them.
-pub enum Leaf {
+pub enum LeafPayload {
     /// They lie together in memory.
     Memory(Borrowed),
     /// In memory of jax, which nobody changes while it is held.
@@ -54,7 +54,7 @@ pub struct OnDevice {
     pub range: Range<usize>,
 }
 
-impl Leaf {
+impl LeafPayload {
     /// Whether copying this asks Python for it.
     pub fn needs_python(&self) -> bool {
         matches!(self, Self::Device(_) | Self::Source(_))
@@ -69,7 +69,7 @@ impl Leaf {
     }
 }
 
-impl Payload for Leaf {
+impl Payload for LeafPayload {
     #[inline]
     fn len(&self) -> usize {
         match self {

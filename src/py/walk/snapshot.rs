@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use super::super::memory::detached;
 use super::super::watch::Watcher;
-use super::payload::Leaf;
+use super::payload::LeafPayload;
 use crate::layout::Layout;
 use crate::mapping::Pages;
 use crate::parallel;
@@ -17,14 +17,14 @@ use crate::watch::Watch;
 ///
 /// Memory of jax is only held: while it is, jax gives it to nobody else, not even if the array is
 /// donated. Arrays of open files stay in their files.
-pub fn snapshot(py: Python<'_>, layout: &mut Layout<Leaf>) -> PyResult<()> {
-    let changing = layout.payloads().filter_map(Leaf::changing);
+pub fn snapshot(py: Python<'_>, layout: &mut Layout<LeafPayload>) -> PyResult<()> {
+    let changing = layout.payloads().filter_map(LeafPayload::changing);
     let nbytes = changing.map(RawBytes::len).sum();
     let watcher = Watcher::signals();
     let copied = copied(py, layout, nbytes, &watcher);
     copied.map_err(|error| watcher.explain(error, PyErr::from))?;
     let devices = layout.payloads().find_map(|leaf| match leaf {
-        Leaf::Device(leaf) => Some(leaf.devices.clone()), // all are in one window
+        LeafPayload::Device(leaf) => Some(leaf.devices.clone()), // all are in one window
         _ => None,
     });
     if let Some(devices) = devices {
@@ -35,7 +35,7 @@ pub fn snapshot(py: Python<'_>, layout: &mut Layout<Leaf>) -> PyResult<()> {
 
 fn copied(
     py: Python<'_>,
-    layout: &mut Layout<Leaf>,
+    layout: &mut Layout<LeafPayload>,
     nbytes: usize,
     watcher: &Watcher,
 ) -> crate::Result<()> {
@@ -47,7 +47,7 @@ fn copied(
     pages.fill(nbytes, |memory| {
         let ((), whole) = Room::share(memory, |mut rest| {
             let mut blocks = Vec::new();
-            for memory in layout.payloads().filter_map(Leaf::changing) {
+            for memory in layout.payloads().filter_map(LeafPayload::changing) {
                 let (target, later) = rest.split(memory.len());
                 let parts = target.chunks(parallel::BLOCK).enumerate();
                 blocks.try_reserve(memory.len().div_ceil(parallel::BLOCK))?;
@@ -70,7 +70,7 @@ fn copied(
     let mut start = 0;
     for leaf in layout.payloads_mut() {
         if let Some(len) = leaf.changing().map(RawBytes::len) {
-            *leaf = Leaf::Copied(pages.clone(), start..start + len);
+            *leaf = LeafPayload::Copied(pages.clone(), start..start + len);
             start += len;
         }
     }

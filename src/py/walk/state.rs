@@ -16,7 +16,7 @@ use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
 use super::super::watch::Signals;
 use super::devices::{Devices, WINDOW_BYTES};
-use super::payload::Leaf;
+use super::payload::LeafPayload;
 use crate::Error;
 use crate::array::{Array, Framing};
 use crate::encoder::Encoder;
@@ -56,21 +56,21 @@ pub struct Options<'py> {
 
 /// Where in the tree the walk is.
 #[derive(Clone, Copy)]
-pub struct Place {
+pub struct Position {
     /// Below here lists become maps and keys strings. Not so below the state
     /// that a handler returned: that is final.
     pub state: bool,
     pub depth: usize,
 }
 
-impl Place {
+impl Position {
     /// The place below a container.
     pub fn below(self) -> Walked<Self> {
         let limit = wire::MAX_DEPTH;
         if self.depth >= limit {
             return Err(Error::TreeTooDeep { limit }.into());
         }
-        Ok(Place {
+        Ok(Position {
             depth: self.depth + 1,
             ..self
         })
@@ -134,7 +134,7 @@ pub struct Walk<'py> {
     pub signals: Signals,
     pub types: Types,
     pub options: Options<'py>,
-    pub out: Encoder<Leaf>,
+    pub out: Encoder<LeafPayload>,
     pub dtypes: Vec<Met>,
     /// Whether every array of jax so far has lent its memory, so that the next one is asked
     /// before anything else is.
@@ -156,8 +156,8 @@ impl<'py> Walk<'py> {
     pub const MAX_PROBLEMS: usize = 1000;
 
     /// Where a walk begins.
-    pub fn root(&self) -> Place {
-        Place {
+    pub fn root(&self) -> Position {
+        Position {
             state: self.options.state_dict,
             depth: 0,
         }
