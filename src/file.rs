@@ -16,6 +16,7 @@ use crate::error::Path;
 use crate::events::{Event, no_dtype};
 use crate::gzip::{self, Indexed};
 use crate::mapping::{Mapping, Pages};
+use crate::raw::{Room, append_with};
 use crate::source::{Parts, Pieces, Source, read_to};
 use crate::structure::{LeafKind, Trailer, Value};
 use crate::{Error, Result, grow, parallel, sniff};
@@ -477,7 +478,7 @@ impl<'a> ArrayView<'a> {
             return Ok(Cow::Borrowed(&memory[part.clone()]));
         }
         let mut bytes = Vec::new();
-        read_to(&self.in_parts(), 0..self.nbytes(), &mut bytes)?;
+        append_with(&mut bytes, self.nbytes(), |target| self.read(target))?;
         Ok(Cow::Owned(bytes))
     }
 
@@ -504,6 +505,19 @@ impl<'a> ArrayView<'a> {
             shape,
             ..*self
         })
+    }
+
+    /// Fills `target` with all bytes, in parallel.
+    fn read<'t>(&self, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
+        let threads = parallel::threads(None, target.len(), parallel::MIN_COPY_BYTES)?;
+        let ((), whole) = Room::share(target, |room| {
+            let blocks = grow::collect(room.chunks(parallel::BLOCK).enumerate())?;
+            let read = |(index, block): (usize, Room<'_>)| {
+                block.fill(|block| self.copy_to(index * parallel::BLOCK, block))
+            };
+            parallel::for_each(blocks, threads, read, || Ok(()))
+        })?;
+        Ok(whole.expect("the blocks cover the memory"))
     }
 
     /// Fills `target` with its bytes from `start` on.

@@ -21,7 +21,7 @@ use crate::raw::{RawBytes, append_with};
 use crate::sink::{Durability, replace_file};
 use crate::structure::{Kind, Seal, Sums, Value};
 use crate::wire::{Complex, EXT_NDARRAY, MAX_DEPTH};
-use crate::{Error, Result, parallel};
+use crate::{Error, Result, grow, parallel};
 
 /// What a file of `save` begins arrays at multiples of.
 const ALIGN: i64 = 64;
@@ -142,7 +142,7 @@ impl<'a> Writer<'a> {
             let reason = format!("{len} bytes are no array of {dtype}{shape:?}");
             return Err(at(path.parse()?, Error::Option(reason)));
         }
-        let shape = shape.to_vec();
+        let shape = grow::to_vec(shape)?;
         self.add(path, Node::Array(dtype, shape, bytes))
     }
 
@@ -170,7 +170,7 @@ impl<'a> Writer<'a> {
         let mut node = &mut self.root;
         for key in path.keys() {
             node = match node {
-                Node::Map(map) => map.child(key),
+                Node::Map(map) => map.child(key)?,
                 _ => return Err(taken(&path)),
             };
         }
@@ -297,14 +297,18 @@ struct Map<'a> {
 
 impl<'a> Map<'a> {
     /// What is below a key: a map with nothing in it if there has been nothing.
-    fn child(&mut self, key: &str) -> &mut Node<'a> {
-        let place = self.places.get(key).copied().unwrap_or_else(|| {
+    fn child(&mut self, key: &str) -> Result<&mut Node<'a>> {
+        let place = if let Some(place) = self.places.get(key) {
+            *place
+        } else {
             let place = self.children.len();
-            self.places.insert(key.into(), place);
-            self.children.push((key.into(), Node::Map(Self::default())));
+            let child = Node::Map(Self::default());
+            self.places.try_reserve(1)?;
+            grow::push(&mut self.children, (grow::to_string(key)?, child))?;
+            self.places.insert(grow::to_string(key)?, place);
             place
-        });
-        &mut self.children[place].1
+        };
+        Ok(&mut self.children[place].1)
     }
 }
 
