@@ -340,6 +340,16 @@ impl<'a> Leaf<'a> {
         self.file.catalog.kind(self.number)
     }
 
+    /// Returns the type of its elements, if it is an array. This reads nothing.
+    #[must_use]
+    pub fn dtype(&self) -> Option<Dtype> {
+        match self.kind() {
+            LeafKind::Array(name, _) | LeafKind::Scalar(name) => Dtype::named(name),
+            LeafKind::PrngKey(..) => Some(Dtype::U32),
+            _ => None,
+        }
+    }
+
     /// Returns how many bytes it has in the file, with its headers.
     #[must_use]
     pub fn nbytes(&self) -> usize {

@@ -77,6 +77,7 @@ fn check(file: &File<'_>) {
         let kind = file.leaf(path).unwrap().kind().to_string();
         let scalar = kind == "int32" && *path == "step"; // what Python wrote is one of NumPy
         assert!(scalar || kind == format!("{dtype}{shape:?}"), "{kind}");
+        assert_eq!(file.leaf(path).unwrap().dtype(), Some(*dtype));
         assert!(file.leaf(path).unwrap().nbytes() > bytes.len());
     }
     for (path, value) in values() {
@@ -513,6 +514,8 @@ fn leaves_of_all_kinds_are_told() {
         "list/0: int",
     ];
     assert_eq!(kinds, expected);
+    let dtypes: Vec<_> = file.leaves().map(|leaf| leaf.dtype()).collect();
+    assert_eq!(dtypes, [Some(Dtype::U32), Some(Dtype::I16), None, None]);
     let key = file.get("key").unwrap();
     assert_eq!((key.dtype(), key.shape()), (Dtype::U32, &[2][..]));
     assert_eq!(key.bytes().unwrap(), [1, 0, 0, 0, 2, 0, 0, 0].as_slice());
