@@ -1,7 +1,7 @@
 """The exceptions of treepack.
 
-All of them but [`UnserializableLeafError`][] are `ValueError`s, because that is
-what flax raises for the same mistakes.
+All of them but [`UnserializableLeafError`][] and [`StateDictKeyError`][] are `ValueError`s, which
+flax raises for the same mistakes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from treepack._src.printable import printable, printable_lines
 
 
 class TreepackError(ValueError):
-    """Something cannot be saved or loaded. The base class of most errors here."""
+    """A tree cannot be saved or loaded. The base class of most errors here."""
 
     def __str__(self) -> str:
         return printable_lines(super().__str__())  # keys of files may have anything in them
 
 
 class DecodeError(TreepackError):
-    """Bytes are not what a pytree is encoded as.
+    """Bytes do not encode a pytree.
 
     Attributes:
       offset: Where the offending value begins, in bytes from the start.
@@ -43,13 +43,13 @@ class DecodeError(TreepackError):
 
 
 class Mismatch(NamedTuple):
-    """One difference between a template and what was found in its place.
+    """One difference between a template and a state.
 
     Attributes:
       path: The place in the tree, such as `params/Dense_0/kernel`.
-      expected: What the template has there, or `nothing`.
-      found: What the state has there, or `nothing`.
-      similar: The path of something that nobody expected, and that is named nearly so.
+      expected: A description of the template there, or `nothing`.
+      found: A description of the state there, or `nothing`.
+      similar: The path of an unexpected value with a similar name, if there is one.
     """
 
     path: str
@@ -62,7 +62,7 @@ class MismatchError(TreepackError):
     """A state does not fit the template that it is restored into.
 
     Attributes:
-      mismatches: Every difference that was found.
+      mismatches: All differences.
     """
 
     def __init__(self, message: str, mismatches: list[Mismatch]):
@@ -83,13 +83,13 @@ class GzipError(TreepackError, gzip.BadGzipFile):
 
 
 class GzipCorruptionError(CorruptionError, GzipError):
-    """A gzip stream is damaged, or is none."""
+    """A gzip stream is damaged, or the data are no gzip stream."""
 
 
 class NoIndexError(GzipError):
-    """A gzip stream has no index of its blocks, so that it can only be read as a whole.
+    """A gzip stream has no index of its blocks, so it can only be read as a whole.
 
-    It is no damage: `load` reads such a stream, `open` does not.
+    The stream is not damaged: `load` reads it, `open` does not.
     """
 
 
@@ -124,7 +124,7 @@ class StateDictKeyError(AssertionError, TypeError):
 
 
 class UnregisteredTypeError(DecodeError):
-    """Saved data name a type, or a function, that this program has not registered.
+    """Saved data name a type or a function that this program has not registered.
 
     Attributes:
       name: The name.

@@ -1,7 +1,7 @@
-"""How dtypes are named in the encoding, and found again by name.
+"""How dtypes are named in files, and found by name.
 
-A dtype is written as its NumPy name (`float32`, `bfloat16`, `int4`). Those of
-ml_dtypes are known to NumPy by name once that is imported.
+A dtype is written as its NumPy name (`float32`, `bfloat16`, `int4`). NumPy knows those of
+ml_dtypes once that is imported.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _NAME = re.compile(
 
 
 def describe(dtype: np.dtype) -> tuple[str | None, bool]:
-    """Tells how a dtype is written.
+    """Returns the name of a dtype in files.
 
     Returns:
-      Its name, or `None` if arrays of it cannot be stored; and whether its
-      elements are in the byte order in which they are stored.
+      The name, or `None` if arrays of it cannot be stored; and whether its elements are in the
+      byte order of files.
     """
     if dtype.kind in _NOT_NUMBERS:
         return None, False
@@ -37,22 +37,22 @@ def describe(dtype: np.dtype) -> tuple[str | None, bool]:
 
 
 def is_complex(dtype: np.dtype) -> bool:
-    """Tells whether elements are complex numbers, those of ml_dtypes included."""
+    """Returns whether elements are complex numbers, of NumPy or ml_dtypes."""
     return dtype.name.startswith(("complex", "bcomplex"))
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Tells whether elements are real floating-point numbers, those of ml_dtypes included."""
+    """Returns whether elements are real floating-point numbers, of NumPy or ml_dtypes."""
     return dtype.name.startswith(("float", "bfloat"))
 
 
 @functools.lru_cache(maxsize=256)
 def resolve(name: bytes) -> np.dtype | None:
-    """Returns the dtype with a name or alias (`float32`, `<f4`), or `None` if there is none.
+    """Returns the dtype with a name or alias (`float32`, `<f4`), or `None`.
 
-    Only dtypes that can be written have names: no objects, strings, structures. The
-    form of a name is checked before NumPy sees it, since NumPy takes a small language
-    for dtypes, parts of which are slow, and one of which (`M8[s/0]`) ends the program.
+    Only dtypes that can be written have names: no objects, strings, structures. The form of a name
+    is checked before NumPy parses it: NumPy accepts a small language for dtypes, parts of which are
+    slow, and one of which (`M8[s/0]`) ends the program.
     """
     text = name.decode("ascii", errors="replace")
     if not _NAME.fullmatch(text):

@@ -1,4 +1,4 @@
-"""What a forked process has of its parent's threads: nothing, but the locks that they held."""
+"""Locks in forked processes, which have the locks of their parent's threads but not the threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import weakref
 class Locked:
     """An object with a lock, `lock`, which is free in a forked process.
 
-    So what it guards has to be whole after each single step.
+    So the data that it guards must be valid after each single step.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The options that many functions have: each is declared, checked and described here, once."""
+"""The options of several functions: each is declared, checked and described here, once."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
     import jax
 
 Strict = bool | Literal["exact"]
-"""How strict a template is: shapes and dtypes as JAX has them, exactly, or not at all."""
+"""How leaves are compared with a template: shapes and dtypes as JAX sees them, exactly, or not."""
 
 Progress = Callable[[int, int], object] | bool | None
-"""Who is told of long work: a callable of bytes done and in all, `True` for a bar, or nobody."""
+"""How long work reports: to a callable (bytes done, bytes in all), a bar (`True`), or not."""
 
 Arrays = Literal["saved", "numpy"]
-"""Which arrays come back: those of jax as such, or all of them as NumPy's."""
+"""The types of arrays: as they were saved, or all as NumPy's."""
 
 Unknown = Literal["error", "dict"]
-"""What becomes of nodes of types that are not registered: an error, or dicts of their children."""
+"""Nodes of unregistered types: an error, or dicts of their children."""
 
 Missing = Literal["error", "target"]
-"""What becomes of leaves of a template that the file lacks: an error, or they stay as they are."""
+"""Leaves of a template that the file lacks: an error, or kept from the template."""
 
 Unexpected = Literal["ignore", "error"]
-"""What becomes of leaves of a file that a template lacks."""
+"""Leaves of a file that the template lacks: ignored, or an error."""
 
 OnCorrupt = Literal["error", "skip"]
-"""What becomes of leaves with another checksum: an error, or they count as missing."""
+"""Leaves that differ from their checksum: an error, or treated as missing."""
 
 Status = Literal["ok", "corrupt", "unchecked"]
-"""What is known of the bytes of a leaf: `unchecked` if there is nothing to compare them with."""
+"""The state of a leaf's bytes: `unchecked` if the file has no checksum of them."""
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "strict": (True, False, "exact"),
@@ -46,7 +46,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def check_choice(name: str, value: Any) -> None:
-    """Raises a ValueError unless an option has one of its values."""
+    """Raises a ValueError unless a value is one that the option may have."""
     choices = _CHOICES[name]
     if value not in choices:
         raise ValueError(f"{name} must be one of {choices}, got {value!r}")
@@ -57,7 +57,7 @@ class Writing:
     """How files are written; see `save`.
 
     Attributes:
-      max_chunk_size: Larger arrays are cut, as flax does it: `serialization.MAX_CHUNK_SIZE`.
+      max_chunk_size: Arrays of more bytes are split, as in flax: `serialization.MAX_CHUNK_SIZE`.
     """
 
     compress: bool = False
@@ -72,7 +72,7 @@ class Writing:
 
 
 def check_level(level: int | None, compress: bool) -> None:
-    """Raises a ValueError if there is a level for nothing."""
+    """Raises a ValueError if a level is given without compression."""
     if level is not None and not compress:
         raise ValueError("level is for compress=True")
 
@@ -101,7 +101,7 @@ class Reading:
             raise ValueError("device and sharding are for arrays of jax: pass arrays='saved'")
 
     def check(self, target: Any) -> None:
-        """Raises a ValueError if an option does not go with the target, or with none."""
+        """Raises a ValueError if an option needs a target that is missing, or excludes it."""
         if self.cast and target is None:
             raise ValueError("cast=True is for a target, whose dtypes are taken")
         if self.static is not None and target is not None:
@@ -110,7 +110,7 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which leaves are loaded, and what becomes of the others; see `load`."""
+    """Which leaves are loaded, and how the others are handled; see `load`."""
 
     select: Any = None
     rename: Any = None
@@ -126,17 +126,17 @@ class Selection:
 
     @property
     def verifies(self) -> bool:
-        """Whether leaves are compared with their checksums."""
+        """Whether leaves are checked against their checksums."""
         return self.verify or self.on_corrupt == "skip"
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is loaded, and nothing more is asked."""
+        """Whether everything is loaded, with no other option."""
         return self == Selection()
 
 
 class SaveOptions(TypedDict, total=False):
-    """The options of `save` that do not change the type of its result; see there."""
+    """The options of `save` that do not change the type of its result."""
 
     sharded: bool | None
     step: int | None
@@ -166,13 +166,13 @@ class ReadOptions(TypedDict, total=False):
 
 
 class BytesOptions(ReadOptions, total=False):
-    """The options of `loads`; see there."""
+    """The options of `loads`."""
 
     max_size: int | None
 
 
 class PartOptions(ReadOptions, total=False):
-    """The options of `Reading` and of `Selection`, but for the report; see `load`."""
+    """The options of `Reading` and `Selection` without `return_report`; see `load`."""
 
     select: Any
     rename: Any
@@ -183,17 +183,17 @@ class PartOptions(ReadOptions, total=False):
 
 
 class LoadOptions(PartOptions, total=False):
-    """The options of `load` that do not change the type of its result; see there."""
+    """The options of `load` that do not change the type of its result."""
 
     mmap: bool
     max_size: int | None
 
 
 def part_options(options: PartOptions, *, return_report: bool) -> tuple[Selection, Reading]:
-    """Returns the options of a load apart: which leaves, and how they are read.
+    """Splits the options of a load: which leaves, and how they are read.
 
     Raises:
-      TypeError: If there is another option.
+      TypeError: If an option is unknown.
     """
     about: dict[str, Any] = {**options}
     names = [field.name for field in dataclasses.fields(Reading)]
@@ -203,7 +203,7 @@ def part_options(options: PartOptions, *, return_report: bool) -> tuple[Selectio
 
 @contextlib.contextmanager
 def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int], object] | None]:
-    """Yields the callable to pass on, and closes the bar if there is one.
+    """Yields the callable to report to; closes the bar, if any, at the end.
 
     Raises:
       ImportError: If a bar is asked for, and tqdm is not installed.
@@ -229,8 +229,8 @@ def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int]
         raise TypeError(f"progress must be a callable or True, not {progress!r}")
 
 
-# Whether static data that have no form are left out: a switch of the thread, since the core
-# stands between the function that has the option and the hooks that ask.
+# Whether static data that cannot be written are left out: a switch of the thread, since the core
+# stands between the function that has the option and the hooks that need it.
 
 
 class _Local(threading.local):
@@ -242,7 +242,7 @@ _local = _Local()
 
 @contextlib.contextmanager
 def allowing_holes(holes: bool) -> Iterator[None]:
-    """Lets this thread leave out what cannot be written, or not."""
+    """Sets whether this thread leaves out static data that cannot be written."""
     outer, _local.allowed = _local.allowed, holes
     try:
         yield
@@ -251,5 +251,5 @@ def allowing_holes(holes: bool) -> Iterator[None]:
 
 
 def holes_allowed() -> bool:
-    """Tells whether this thread leaves out what cannot be written."""
+    """Returns whether this thread leaves out static data that cannot be written."""
     return _local.allowed

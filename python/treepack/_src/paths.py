@@ -25,7 +25,7 @@ def text(parts: Iterable[str]) -> str:
 
 
 def join(path: str, part: str) -> str:
-    """Returns the path of what a part leads to from a path."""
+    """Appends a part to a path."""
     return _escaped(part) if path == ROOT else f"{path}/{_escaped(part)}"
 
 
@@ -33,12 +33,8 @@ def _escaped(part: str) -> str:
     return "~2" if part == ROOT else part.replace("~", "~0").replace("/", "~1")
 
 
-def _unescaped(part: str) -> str:
-    return part.replace("~2", ".").replace("~1", "/").replace("~0", "~")
-
-
 def parts(path: Any) -> list[str]:
-    """Returns the parts of a path: its text, or a key path of JAX.
+    """Returns the parts of a path, which is text or a key path of JAX.
 
     Raises:
       TypeError: If it is neither.
@@ -46,7 +42,10 @@ def parts(path: Any) -> list[str]:
     if isinstance(path, str):
         if path == ROOT:
             return []
-        return [_unescaped(part) for part in path.split("/")]
+        return [
+            part.replace("~2", ROOT).replace("~1", "/").replace("~0", "~")
+            for part in path.split("/")
+        ]
     if isinstance(path, (tuple, list)):
         return [entry if isinstance(entry, str) else key_name(entry) for entry in path]
     raise TypeError(f"a path is a string or a key path of JAX, not {path!r:.100}")
@@ -56,7 +55,7 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
     """Puts a leaf into nested dicts.
 
     Raises:
-      TreepackError: A ValueError. If there is another leaf above it, or in its place.
+      TreepackError: A ValueError. If another leaf is above it, or in its place.
     """
     place: Any = tree
     for part in parts[:-1]:
@@ -68,21 +67,26 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
     place[parts[-1]] = leaf
 
 
-def at_or_above(tree: Mapping[tuple[str, ...], T], path: str, what: str) -> T:
-    """Returns what there is for a path, or for the nearest place above it.
+def at_or_above(tree: Mapping[tuple[str, ...], T], path: str, entries: str) -> T:
+    """Returns the entry for a path, or for the nearest place above it.
+
+    Args:
+      tree: The entries by the parts of their paths.
+      path: The path.
+      entries: The name of the entries in errors.
 
     Raises:
-      ValueError: If there is nothing; `what` says of what.
+      ValueError: If there is none.
     """
     names = tuple(parts(path))
     for count in range(len(names), -1, -1):
         if names[:count] in tree:
             return tree[names[:count]]
-    raise ValueError(f"at {printable(path)}: the tree of {what} has none for it")
+    raise ValueError(f"at {printable(path)}: the tree of {entries} has none for it")
 
 
 def key_name(entry: Any) -> str:
-    """Returns the name in an entry of a key path, whatever its kind."""
+    """Returns the name in an entry of a key path of any kind."""
     for attribute in ("key", "name", "idx"):
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))

@@ -1,7 +1,7 @@
-"""How text that files bring is shown to people: on terminals, in reprs, in messages.
+"""How text from files is shown to people: on terminals, in reprs, in messages.
 
-Keys, names and messages of others may have escape sequences that change what a terminal shows, line
-breaks, and characters that turn text around or cannot be seen.
+Keys, names and messages of others may contain escape sequences, which control the terminal, line
+breaks, and characters that reverse text or are invisible.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import unicodedata
 
 
 def printable(text: str) -> str:
-    r"""Returns text with escapes such as `\x1b` or `\u202e` for all that is not seen as it is."""
+    r"""Returns text with escapes such as `\x1b` or `\u202e` for unprintable characters."""
     if text.isprintable():
         return text
     return "".join(
@@ -19,12 +19,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Does the same for text of several lines."""
+    """Returns text of several lines with each line `printable`."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def cells(text: str) -> int:
-    """Returns how many cells of a terminal printable text takes."""
+    """Returns the width of printable text in cells of a terminal."""
     return len(text) if text.isascii() else sum(map(_cells, text))
 
 
@@ -35,5 +35,5 @@ def _cells(char: str) -> int:
 
 
 def padded(text: str, width: int) -> str:
-    """Returns text with spaces up to so many cells."""
+    """Pads text with spaces to a width in cells."""
     return text + " " * (width - cells(text))

@@ -1,8 +1,8 @@
-"""Work in threads, of which one can end for want of memory before it has begun anything.
+"""Work in threads, any of which may end for want of memory before it begins.
 
-`threading.Thread.start` and executors wait for such a one for ever. (Executors also do nothing more
-when the program is at its end.) Here, independent works are tasks, which whoever waits for them
-does if no thread has begun them, and the start of a thread that never begins is an error.
+`threading.Thread.start` and executors wait for such a thread forever. (Executors also refuse work
+while the program exits.) Here, a task that no thread has begun is done by the thread that waits for
+its result, and the start of a thread that never begins is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Task(Generic[T]):
-    """Work that is done once: by a thread that comes by, or by whoever needs the result."""
+    """Work that is done once: by a worker, or by the first thread that needs the result."""
 
     _result: T
 
@@ -31,7 +31,7 @@ class Task(Generic[T]):
         self._error: BaseException | None = None
 
     def attempt(self) -> None:
-        """Does the work, unless somebody has begun it."""
+        """Does the work, unless another thread has begun it."""
         if not self._begun.acquire(blocking=False):
             return
         try:
@@ -42,7 +42,7 @@ class Task(Generic[T]):
             self._done.release()
 
     def result(self) -> T:
-        """Returns the result, when somebody has done the work."""
+        """Returns the result; does the work if nobody has begun it."""
         self.attempt()
         with self._done:
             if self._error is not None:
@@ -50,10 +50,10 @@ class Task(Generic[T]):
             return self._result
 
     def end(self) -> bool:
-        """Waits for whoever has begun the work; nobody begins it any more.
+        """Waits for the work if it has begun; otherwise it never begins.
 
         Returns:
-          Whether somebody had.
+          Whether it had begun.
         """
         if self._begun.acquire(blocking=False):
             return False
@@ -65,9 +65,9 @@ class Task(Generic[T]):
 def started(
     works: Iterable[Callable[[], T]], threads: int, stopped: Event | None = None
 ) -> Iterator[list[Task[T]]]:
-    """Has threads do works in their order; yields the tasks.
+    """Runs works in threads, in order; yields their tasks.
 
-    At the end it sets `stopped`, and waits for those that were begun. The others are never done.
+    At the end it sets `stopped` and waits for the tasks that have begun. The others never begin.
     """
     tasks = [Task(work) for work in works]
     stopped = stopped or Event()
@@ -90,10 +90,10 @@ def _attempt(tasks: list[Task[T]], stopped: Event) -> None:
 
 
 def run(works: list[Callable[[], T]], threads: int) -> list[T]:
-    """Returns the results of works, which so many threads do, of which one is the caller.
+    """Returns the results of works, done by so many threads, one of which is the caller's.
 
     Raises:
-      Exception: What one of them raises. Not all of the others are done then.
+      Exception: The error of one of them. Some of the others may not have been done.
     """
     queue = iter(enumerate(works))
     results: dict[int, T] = {}
@@ -117,20 +117,20 @@ def run(works: list[Callable[[], T]], threads: int) -> list[T]:
 
 
 class Thread:
-    """A daemon that does some work, and has begun when this returns."""
+    """A daemon thread that has begun its work once it is constructed."""
 
     def __init__(self, work: Callable[[], object]):
-        """Starts it.
+        """Starts the thread.
 
         Raises:
-          RuntimeError: If there is no thread to be had.
-          MemoryError: If it has ended before it has begun.
+          RuntimeError: If the system has no thread left.
+          MemoryError: If the thread ends before it begins the work.
         """
         self._process = os.getpid()
         self._told: SimpleQueue[object] = SimpleQueue()
         ticket = _Ticket()
-        # Whatever becomes of the thread, it lets go of the ticket at last. `put` is no code of
-        # Python, which might need more memory than there is.
+        # However the thread ends, it drops the ticket. `put` is not Python code, which might need
+        # more memory than there is.
         self._end = weakref.ref(ticket, self._told.put)
         _thread.start_new_thread(_run, (ticket, self._told, [work]))
         del ticket
@@ -140,17 +140,17 @@ class Thread:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is left of it, or this is a fork, which has none of its threads."""
+        """Whether it has ended, as all threads of its parent have in a forked process."""
         return not self._told.empty() or os.getpid() != self._process
 
     def join(self) -> None:
-        """Waits until nothing is left of it."""
+        """Waits for its end."""
         if os.getpid() == self._process:
             self._told.put(self._told.get())  # for those who wait as well
 
 
 class _Ticket:
-    """What a thread is given, and nobody else has."""
+    """A mark that only the thread holds, so that it goes with it."""
 
 
 def _run(ticket: _Ticket, told: SimpleQueue[object], works: list[Callable[[], object]]) -> None:
