@@ -1,1 +1,1 @@
-"""Other libraries: looked at where the program has imported them, and never imported for it."""
+"""Other libraries, looked at where the program has imported them, and never imported for it."""

@@ -1,4 +1,4 @@
-"""Equinox: the functions in its modules, such as an activation, are code and no state."""
+"""Equinox: functions in its modules, such as an activation, are code and not state."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from treepack._src.interop.modules import imported, instance_of
 
 is_module = instance_of("equinox", "Module")
-"""Tells whether a value is an equinox module."""
+"""Returns whether a value is an equinox module."""
 
 
 def missing() -> Any:
-    """Returns the object in the static data of its modules that stands for nothing, or `None`."""
+    """Returns the object that marks missing fields in the static data of modules, or `None`."""
     equinox = imported("equinox")
     if equinox is None:
         return None

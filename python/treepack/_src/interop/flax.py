@@ -1,4 +1,4 @@
-"""flax: its byte functions can be swapped for ours, and its Modules are no state."""
+"""flax: its functions can be replaced by ours, and its Modules are not state."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from treepack._src.interop.modules import imported, instance_of
 
 is_linen_module = instance_of("flax.linen", "Module")
-"""Tells whether a value is a linen Module: configuration, whose state are its variables."""
+"""Returns whether a value is a linen Module: configuration, whose variables are the state."""
 
 is_graph_definition = instance_of("flax.nnx", "GraphDef")
-"""Tells whether a value is the part of an nnx module that is not its state."""
+"""Returns whether a value is the static part of an nnx module."""
 
 
 def hashable_mapping() -> Any:
@@ -25,9 +25,9 @@ def hashable_mapping() -> Any:
 
 
 class Patch:
-    """Functions in `flax.serialization` that take the place of its own.
+    """Replaces functions of `flax.serialization`, at once.
 
-    They do at once. As a context manager, it puts back what was there when it is left.
+    As a context manager, it restores the originals at its end.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]):
@@ -39,7 +39,7 @@ class Patch:
             setattr(serialization, name, function)
 
     def undo(self) -> None:
-        """Puts back what was there."""
+        """Restores the original functions."""
         for name, function in self._before.items():
             setattr(self._module, name, function)
 

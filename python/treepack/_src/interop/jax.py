@@ -1,7 +1,4 @@
-"""JAX, which takes half a second and 100 MB to import.
-
-A program that has NumPy's arrays alone does not pay for it.
-"""
+"""JAX, which takes half a second and 100 MB to import: programs with NumPy alone go without."""
 
 from __future__ import annotations
 
@@ -17,21 +14,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def needed(what: str) -> Any:
-    """Returns jax, which is imported now.
+def needed(reason: str) -> Any:
+    """Imports jax.
 
     Raises:
-      ImportError: If it is not installed; `what` says what it is needed for.
+      ImportError: If it is not installed; the message begins with the reason.
     """
     try:
         import jax
     except ImportError as error:
-        raise ImportError(f"{what}, and jax is not installed here") from error
+        raise ImportError(f"{reason}, and jax is not installed here") from error
     return jax
 
 
 def like(array: np.ndarray) -> Any:
-    """Returns an array of jax, or the one of NumPy where jax has no such, or is not installed."""
+    """Converts an array to jax, unless jax lacks its dtype or is not installed."""
     try:
         import jax.numpy as jnp
 
@@ -42,29 +39,28 @@ def like(array: np.ndarray) -> Any:
 
 
 is_array = instance_of("jax", "Array")
-"""Tells whether a value is an array of jax, a traced one as well."""
+"""Returns whether a value is an array of jax, traced or not."""
 
 is_tracer = instance_of("jax.core", "Tracer")
-"""Tells whether a value is traced."""
+"""Returns whether a value is traced."""
 
 
 def is_abstract(value: object) -> bool:
-    """Tells whether a value is a leaf of jax with a shape and a dtype."""
+    """Returns whether a value is an array or a `ShapeDtypeStruct` of jax."""
     jax = imported("jax")
     return jax is not None and isinstance(value, (jax.Array, jax.ShapeDtypeStruct))
 
 
 def is_extended(dtype: object) -> bool:
-    """Tells whether a dtype is one that only jax has, such as that of PRNG keys."""
+    """Returns whether a dtype is known to jax alone, such as that of PRNG keys."""
     jax = imported("jax")
     return jax is not None and bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
 
 
 def processes() -> tuple[int, int, Any]:
-    """Returns what is known of the processes of `jax.distributed`.
+    """Returns the index of this process, the number of processes, and the client of their store.
 
-    That is the number of this one, how many there are, and the client of their key-value store,
-    which jax has no public name for.
+    They are those of `jax.distributed`, which has no public name for the client.
     """
     jax = imported("jax")
     if jax is None or not jax.distributed.is_initialized():
@@ -73,39 +69,39 @@ def processes() -> tuple[int, int, Any]:
 
 
 def client() -> Any:
-    """Returns the client of the processes of `jax.distributed`; `None` if there are none."""
+    """Returns the client of the key-value store of `jax.distributed`, or `None`."""
     distributed = imported("jax._src.distributed")
     return None if distributed is None else distributed.global_state.client
 
 
 def is_node(value: object) -> bool:
-    """Tells whether jax takes a value apart; `None` does not count."""
+    """Returns whether jax flattens a value; `None` does not count."""
     jax = imported("jax")
     return jax is not None and value is not None and not jax.tree_util.all_leaves([value])
 
 
 def is_partial_type(ty: object) -> bool:
-    """Tells whether a type is `jax.tree_util.Partial`."""
+    """Returns whether a type is `jax.tree_util.Partial`."""
     jax = imported("jax")
     return jax is not None and ty is jax.tree_util.Partial
 
 
 is_partial = instance_of("jax.tree_util", "Partial")
-"""Tells whether a value is a `jax.tree_util.Partial`."""
+"""Returns whether a value is a `jax.tree_util.Partial`."""
 
 
 def partial_function(partial: Any) -> Any:
-    """Returns the function of a `Partial`; that of a partial of a partial is in a wrapper."""
+    """Returns the function of a `Partial`, out of the wrapper for a partial of a partial."""
     function = partial.func
     return function.fun if type(function).__name__ == "_HashableCallableShim" else function
 
 
 is_treedef = instance_of("jax.tree_util", "PyTreeDef")
-"""Tells whether a value is the structure of a pytree."""
+"""Returns whether a value is a `PyTreeDef`."""
 
 
 def is_node_type(ty: type) -> bool:
-    """Tells whether jax has a type in its registry of pytree nodes."""
+    """Returns whether a type is in the pytree registry of jax."""
     if imported("jax") is None:
         return False
     from jax.tree_util import default_registry
@@ -118,7 +114,7 @@ def is_node_type(ty: type) -> bool:
 
 
 def is_plain_namedtuple(ty: Any) -> bool:
-    """Tells whether jax takes objects of a namedtuple apart by their fields, as it does by itself.
+    """Returns whether jax flattens a namedtuple to its fields, as it does by default.
 
     Some are registered as nodes of another form.
     """
@@ -130,7 +126,7 @@ def is_plain_namedtuple(ty: Any) -> bool:
     node: Any = tuple.__new__(ty, fields)
     try:
         found, treedef = tree_flatten(node, is_leaf=lambda part: part is not node)
-    except Exception:  # whatever a flatten function does with what it does not expect
+    except Exception:  # a flatten function may raise anything for values that it does not expect
         return False
     same = len(found) == len(fields) and all(map(operator.is_, found, fields))
     definition: Any = treedef
@@ -138,7 +134,7 @@ def is_plain_namedtuple(ty: Any) -> bool:
 
 
 def treedef_with(ty: type, auxdata: Any, children: Sequence[Any]) -> jax.tree_util.PyTreeDef:
-    """Returns the treedef of a node with children of these treedefs."""
+    """Returns the treedef of a node from the treedefs of its children."""
     from jax.tree_util import default_registry
 
     treedef: jax.tree_util.PyTreeDef = _treedef_maker()(default_registry, (ty, auxdata), children)
@@ -146,7 +142,7 @@ def treedef_with(ty: type, auxdata: Any, children: Sequence[Any]) -> jax.tree_ut
 
 
 def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
-    """Returns a node with these children, as JAX makes it."""
+    """Unflattens a node from its children, as JAX does."""
     from jax.tree_util import tree_structure
 
     if hasattr(ty, "_fields") and not is_plain_namedtuple(ty):
@@ -156,9 +152,9 @@ def unflatten(ty: type, auxdata: Any, children: Sequence[Any]) -> Any:
 
 
 def node_functions(ty: type) -> tuple[Any, Any] | None:
-    """Returns the functions that take nodes of a type apart and make them, as jax was given them.
+    """Returns the flatten and unflatten functions that a type was registered with.
 
-    `None` if this version of jax does not tell.
+    `None` if this version of jax does not reveal them.
     """
     try:
         from jax._src.tree_util import _registry
@@ -170,33 +166,35 @@ def node_functions(ty: type) -> tuple[Any, Any] | None:
 
 
 def is_by_dataclass(flatten: Any) -> bool:
-    """Tells whether a function is what `register_dataclass` of jax takes nodes apart with."""
+    """Returns whether a flatten function was made by `jax.tree_util.register_dataclass`."""
     code = getattr(flatten, "__qualname__", None), getattr(flatten, "__module__", None)
     return code == ("register_dataclass.<locals>.flatten_func", "jax._src.tree_util")
 
 
 def unflattener(ty: type, fields: Sequence[str] | None) -> Any:
-    """Returns what makes nodes of a type: it takes static data and children.
+    """Returns a function that makes nodes of a type from static data and children.
 
     Args:
       ty: The type.
-      fields: The names of its children and of its static data, if all nodes have the same.
+      fields: The names of its children, then of its static data, if all nodes have the same.
     """
     functions = node_functions(ty)
     if functions is None:
         return functools.partial(unflatten, ty)
     flatten, make = functions
     if fields is not None and is_by_dataclass(flatten):
-        # What jax does, in fewer steps.
+        # As jax does, in fewer steps.
         return lambda auxdata, children: ty(**dict(zip(fields, (*children, *auxdata), strict=True)))
     return lambda auxdata, children: make(auxdata, tuple(children))
 
 
 def registered_unflatten(ty: type) -> Any:
-    """Returns the function that makes nodes of a type, as a program has given it to jax.
+    """Returns the unflatten function that a type was registered with.
 
-    It is for nodes that no treedef can be made for: namedtuples, and those whose number of
-    children varies, which jax does not compare with what is there.
+    It is for nodes without a treedef: namedtuples, and nodes whose number of children varies.
+
+    Raises:
+      TypeError: If this version of jax does not reveal it.
     """
     functions = node_functions(ty)
     if functions is None:
@@ -211,6 +209,6 @@ def registered_unflatten(ty: type) -> Any:
 def _treedef_maker() -> Any:
     from jax.tree_util import PyTreeDef
 
-    # Older versions of JAX call it by another name.
+    # Older versions of JAX have another name for it.
     name = "from_node_data_and_children"
     return getattr(PyTreeDef, name, None) or getattr(PyTreeDef, f"make_{name}")

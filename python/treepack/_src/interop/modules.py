@@ -1,8 +1,8 @@
-"""What is known of other libraries, none of which is imported because of it.
+"""Looks at the modules of other libraries without importing them.
 
-Each module here is about one library. It looks at the library only if the program has
-imported it already: otherwise no value can be of its types. Names of theirs that are not public
-are looked up in one place, and where one is missing, what depends on it is left out.
+Each module of this package is about one library. Unless the program has imported that library, no
+value can have a type of it. Names that are not public are looked up in one place; where one is
+missing, the features that need it are off.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 
 
 def imported(name: str) -> ModuleType | None:
-    """Returns a module if the program has imported it to the end."""
+    """Returns a module if the program has completely imported it."""
     module = sys.modules.get(name)
     if module is None:
         return None
@@ -22,7 +22,7 @@ def imported(name: str) -> ModuleType | None:
 
 
 def instance_of(module: str, name: str) -> Callable[[object], bool]:
-    """Returns a predicate: whether a value is of a class of a module that may not be imported."""
+    """Returns an `isinstance` check for a class of a module that may not be imported."""
 
     def is_instance(value: object) -> bool:
         found = getattr(imported(module), name, None)

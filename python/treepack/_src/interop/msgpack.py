@@ -1,7 +1,7 @@
 """Extension types of msgpack that are neither flax's nor ours.
 
-They are passed through as the objects that msgpack for Python uses for them.
-Where that package is not installed, a tuple of the same fields stands in.
+They become the objects of msgpack for Python. Where that package is not installed, a tuple of the
+same fields takes their place.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import threading
 from typing import Any, NamedTuple
 
 import treepack._core as core
+from treepack._src.interop.modules import instance_of
 from treepack.errors import TreepackError
 
 TIMESTAMP_CODE = -1
 
-# How Orbax writes tuples: a list, encoded by itself.
+# Orbax writes a tuple as a list, which is encoded separately.
 ORBAX_TUPLE_CODE = 4
 
 _MAX_NESTING = 16
@@ -30,7 +31,7 @@ _local = _Local()
 
 
 class ExtType(NamedTuple):
-    """An extension value; stands in for `msgpack.ExtType` where there is no msgpack."""
+    """An extension value, where there is no `msgpack.ExtType`."""
 
     code: int
     data: bytes
@@ -46,7 +47,7 @@ def make(code: int, data: bytes) -> Any:
         found = _tuple(data)
         if found is not None:
             return found
-    msgpack = _msgpack()
+    msgpack = sys.modules["msgpack"] if "msgpack" in sys.modules else _search()
     if msgpack is None:
         return ExtType(code, data)
     if code == TIMESTAMP_CODE:
@@ -55,7 +56,7 @@ def make(code: int, data: bytes) -> Any:
 
 
 def _tuple(data: bytes) -> tuple[Any, ...] | None:
-    """Returns a tuple that Orbax has written, or `None` if it is something else."""
+    """Decodes a tuple of Orbax; returns `None` for any other data."""
     if _local.nesting >= _MAX_NESTING:
         raise ValueError(f"tuples of Orbax are nested more than {_MAX_NESTING} levels deep")
     _local.nesting += 1
@@ -68,14 +69,9 @@ def _tuple(data: bytes) -> tuple[Any, ...] | None:
     return tuple(found) if type(found) is list else None
 
 
-def _msgpack() -> Any:
-    """Returns the package, or `None` if there is none."""
-    return sys.modules["msgpack"] if "msgpack" in sys.modules else _search()
-
-
 @functools.cache
 def _search() -> Any:
-    """Imports the package: once, since a search that finds nothing is slow."""
+    """Imports the package, once: a search without result is slow."""
     try:
         import msgpack
     except ImportError:
@@ -83,15 +79,12 @@ def _search() -> Any:
     return msgpack
 
 
+is_timestamp = instance_of("msgpack", "Timestamp")
+"""Returns whether a value is a time stamp of msgpack."""
+
+_is_ext_type = instance_of("msgpack", "ExtType")
+
+
 def is_ext(value: object) -> bool:
-    """Tells whether a value is an extension value, without importing msgpack."""
-    msgpack = sys.modules.get("msgpack")
-    return isinstance(value, ExtType) or (
-        msgpack is not None and isinstance(value, msgpack.ExtType)
-    )
-
-
-def is_timestamp(value: object) -> bool:
-    """Tells whether a value is a msgpack time stamp, without importing msgpack."""
-    msgpack = sys.modules.get("msgpack")
-    return msgpack is not None and isinstance(value, msgpack.Timestamp)
+    """Returns whether a value is an extension value."""
+    return isinstance(value, ExtType) or _is_ext_type(value)
