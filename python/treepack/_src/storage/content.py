@@ -1,4 +1,4 @@
-"""Files: what is written to them, and what is in them."""
+"""Reads files, URLs, file objects and buffers: as a whole or in parts, out of gzip."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from treepack.errors import (
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Of a damaged stream so many bytes are inflated at a time: what comes out before the damage counts.
+# A damaged stream is inflated in steps of so many bytes, to get all data before the damage.
 _SALVAGE_BYTES = 4 << 10
 
-# Gzip of so many bytes is inflated as a whole rather than refused.
+# Gzip of at most so many bytes is inflated as a whole rather than refused.
 _SMALL_BYTES = 1 << 20
 
-# Gzip of so many bytes that is refused is inflated nevertheless, to tell whether it is damaged.
+# Refused gzip of at most so many bytes is inflated nevertheless, to find out whether it is damaged.
 _CHECKED_BYTES = 64 << 20
 
 
@@ -50,10 +50,10 @@ def read_whole(
     progress: Progress = None,
     may_be_empty: bool = False,
 ) -> core.Content:
-    """Returns what is in a file, decompressed if it is gzip, to at most `max_size` bytes.
+    """Reads a file, decompressed if it is gzip.
 
     Raises:
-      TreepackError: If there are more.
+      TreepackError: If gzip contains more than `max_size` bytes.
       DecodeError: If the file is empty, unless it may be.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
@@ -78,7 +78,7 @@ def _check_empty(content: core.Content, path: str | os.PathLike[str]) -> None:
 def content_of(
     path_or_data: str | os.PathLike[str] | Buffer, *, max_size: int | None = None
 ) -> core.Content | Buffer:
-    """Returns what is in a file, or data as they are, decompressed if they are gzip."""
+    """Reads a file, or returns data, decompressed if they are gzip."""
     if isinstance(path_or_data, (str, os.PathLike)):
         return read_whole(path_or_data, max_size=max_size)
     return inflated(path_or_data, max_size=max_size)
@@ -102,16 +102,16 @@ def inflated(
 
 
 Openable = str | os.PathLike[str] | Any
-"""What can be opened: a path, a bytes-like object, or a file object that can seek."""
+"""A path, a bytes-like object, or a file object that can seek."""
 
 
 class Opened(NamedTuple):
     """Data to be read in parts.
 
     Attributes:
-      content: The data, decompressed where they are gzip.
-      damage: What is wrong with the gzip stream around them, in words.
-      inflated: How many bytes come out of gzip.
+      content: The data, decompressed if they are gzip.
+      damage: The damage of the gzip stream around them, in words.
+      inflated: The number of bytes out of gzip.
     """
 
     content: core.Content
@@ -127,16 +127,21 @@ def open_parts(
     max_size: int | None = None,
     regular: bool = False,
 ) -> Opened:
-    """Returns what is in a file or buffer, to be read in parts, decompressed where it is gzip.
+    """Opens a file or buffer to be read in parts, decompressed if it is gzip.
 
-    With `salvage`, of gzip without an index what can be had of it. With `regular`, a local file
-    must be a regular one.
+    Args:
+      source: The file or buffer.
+      mmap: Whether a local file is mapped rather than read.
+      salvage: Whether empty files are allowed, and gzip without an index is inflated up to its
+        first damage.
+      max_size: The most bytes that gzip may contain.
+      regular: Whether a local file must be a regular one.
 
     Raises:
       NoIndexError: A GzipError. If it is gzip that can only be read as a whole.
-      GzipCorruptionError: A GzipError. If the index of gzip is damaged, or all of it.
-      DecodeError: If a file is empty, without `salvage`, or is no regular file, and has to be one.
-      TreepackError: If gzip has more than `max_size` bytes inside.
+      GzipCorruptionError: A GzipError. If the index of gzip is damaged, or the whole stream.
+      DecodeError: If a file is empty, without `salvage`, or not regular, with `regular`.
+      TreepackError: If gzip contains more than `max_size` bytes.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
     if max_size is not None and max_size < 0:
@@ -196,7 +201,7 @@ class _Raw(io.RawIOBase):
 
 
 def _check_whole(content: core.Content) -> None:
-    """Raises if a gzip stream is damaged or ends early. Nothing of what comes out is kept."""
+    """Raises if a gzip stream is damaged or ends early; keeps nothing of its content."""
     try:
         with gzip.open(io.BufferedReader(_Raw(content))) as file:
             while file.read(_SMALL_BYTES):
@@ -211,9 +216,9 @@ _DAMAGED_INDEX = "the index of the gzip blocks is damaged"
 
 
 def _salvaged(content: core.Content, damage: str | None, max_size: int | None) -> Opened:
-    """Returns what comes out of a gzip stream as far as it is whole."""
+    """Inflates a gzip stream up to its first damage."""
     try:
-        # In steps, by zlib: what is found whole here is what other readers of gzip take.
+        # With `progress` it goes in steps, by zlib, so that it accepts what other readers accept.
         found = content.inflate(max_size=max_size, threads=None, progress=lambda *_: None)
         return Opened(found, damage, inflated=found.nbytes)
     except (GzipError, GzipTruncatedError) as error:
@@ -235,7 +240,7 @@ def _salvaged(content: core.Content, damage: str | None, max_size: int | None) -
 
 
 def _of_file_object(file: Any) -> core.Content:
-    """Returns what is in a file object, which is read in blocks that are kept for a while."""
+    """Returns the content of a file object, read in blocks of which the last are kept."""
     turns = Locked()
     with turns.lock:
         file.seek(0, os.SEEK_END)
@@ -246,7 +251,7 @@ def _of_file_object(file: Any) -> core.Content:
         with turns.lock:
             file.seek(start)
             while start < stop and (part := file.read(stop - start)):
-                parts.append(part)  # files without a buffer may return less than they are asked
+                parts.append(part)  # files without a buffer may return less than requested
                 start += len(part)
         return b"".join(parts)
 
@@ -254,16 +259,16 @@ def _of_file_object(file: Any) -> core.Content:
 
 
 def size_of(path: str | os.PathLike[str]) -> int:
-    """Returns how many bytes a file has, here or elsewhere."""
+    """Returns the number of bytes in a local or remote file."""
     url = url_of(path)
     return Path(local(path)).stat().st_size if url is None else _remote.content(url).nbytes
 
 
 def read_all(path: str | os.PathLike[str]) -> bytes:
-    """Returns all of a small file, here or elsewhere.
+    """Reads a small file, local or remote.
 
     Raises:
-      DecodeError: If it is no regular file.
+      DecodeError: If it is not a regular file.
     """
     url = url_of(path)
     if url is not None:
@@ -278,11 +283,11 @@ def _local_content(
     tell: Callable[[int, int], object] | None,
     regular: bool = False,
 ) -> core.Content:
-    """Returns what is in a local file: mapped, or read. With `regular` it must be a regular one."""
+    """Maps or reads a local file, which must be a regular one with `regular`."""
     path = local(path)
     try:
         found = Path(path).stat()
-    except ValueError:  # no file can have such a name, as the core tells
+    except ValueError:  # no file can have such a name; the core raises the error for it
         return core.Content.read(path, progress=tell)
     if stat.S_ISDIR(found.st_mode) and not regular:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))

@@ -1,4 +1,4 @@
-"""Leaves whose bytes are read or computed when they are written somewhere."""
+"""Leaves whose bytes are read or computed when they are saved."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import treepack._core as core
 
 
 class Deferred:
-    """An array whose shape and dtype are known, and whose bytes are elsewhere.
+    """An array of known shape and dtype, whose bytes are elsewhere.
 
     Attributes:
-      shape: Its dimensions.
-      dtype: Its dtype, of NumPy.
+      shape: The dimensions.
+      dtype: The dtype, of NumPy.
     """
 
     shape: tuple[int, ...]
@@ -24,21 +24,21 @@ class Deferred:
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its elements have."""
+        """The number of bytes of the elements."""
         return self.size * self.dtype.itemsize
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
-        """Returns data, and from where to where in them the bytes are, in C order."""
+        """Returns data and the ranges in them where the bytes are, in C order."""
         raise NotImplementedError
 
 
@@ -48,7 +48,7 @@ class Computed(Deferred):
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], read: Callable[[int, int], bytes]
     ):
-        """`read` takes the offset of a byte among those of the array, and how many to return."""
+        """`read` takes the offset of a byte in the array and the number of bytes to return."""
         self.shape = shape
         self.dtype = dtype
         self._read = read
@@ -58,7 +58,7 @@ class Computed(Deferred):
 
 
 class InContent(Deferred):
-    """An array that lies together in data of another kind."""
+    """An array that is one range of other data, such as a member of an archive."""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], content: core.Content, start: int
@@ -69,7 +69,7 @@ class InContent(Deferred):
         self._start = start
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Returns a range of its elements in C order, which is all that is read."""
+        """Reads a range of the elements, in C order."""
         first = self._start + start * self.dtype.itemsize
         last = self._start + stop * self.dtype.itemsize
         return np.frombuffer(self._content.read_range(first, last), self.dtype)
@@ -79,10 +79,10 @@ class InContent(Deferred):
 
 
 def rows_cast(source: Any, dtype: np.dtype[Any]) -> Computed:
-    """Returns an array with the elements of another one in another dtype, cast when they are read.
+    """Returns an array in another dtype, cast when it is read.
 
     Args:
-      source: What has `shape`, `dtype` and `flat_range(start, stop)`, a range of its elements.
+      source: An array with `shape`, `dtype` and `flat_range(start, stop)`, a range of its elements.
       dtype: The new dtype.
     """
 

@@ -14,7 +14,7 @@ def joined(path: str | os.PathLike[str], name: str) -> str:
     url = url_of(path)
     if url is None:
         return os.path.join(local(path), name)  # noqa: PTH118
-    # Of a chain, the first link that has a path has that of the directory.
+    # In a chain, the path of the directory is in the first link that has a path.
     links = url.split("::")
     at = next(at for at, link in enumerate(links) if "://" in link)
     links[at] += name if links[at].endswith("/") else f"/{name}"
@@ -22,10 +22,10 @@ def joined(path: str | os.PathLike[str], name: str) -> str:
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
-    """Returns a URL, if a path is one that is not of a local file.
+    """Returns a path as text if it is a URL, but not one of a local file.
 
     Raises:
-      ValueError: If it was one, and would be taken for a local directory now.
+      ValueError: If pathlib has changed a URL, so that it would be taken for a local path.
     """
     text = os.fspath(path)
     if not isinstance(text, str) or not _URL.match(text) or text.startswith("file://"):
@@ -36,7 +36,7 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Returns the path of a file from wherever the program goes; a URL as it is."""
+    """Returns a path that stays valid when the working directory changes; URLs as they are."""
     if url_of(path) is not None:
         return os.fspath(path)
     # Not `abspath`: `..` after a link leads elsewhere.
@@ -44,7 +44,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def local(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Returns the path of a local file, which may be given as a URL."""
+    """Returns the path of a local file, which may be given as a `file://` URL."""
     text = os.fspath(path)
     if not isinstance(text, str) or not text.startswith("file://"):
         return path

@@ -1,9 +1,9 @@
-"""Files that are elsewhere: whatever `fsspec` has a file system for, by URL.
+"""Remote files, by URL, on any file system of `fsspec`.
 
-    reading    a few large ranges, some at a time        Ranges ──▶ _core.Content
+    reading    a few large ranges, several at a time     Blocks ──▶ _core.Content
     writing    the output goes through a pipe            layout ──pipe──▶ fsspec
 
-A file is there when all of it has been written, where the file system allows that: object stores
+A file appears when all of it has been written, where the file system allows that: object stores
 show an object when its upload is complete, local and memory file systems rename.
 """
 
@@ -23,12 +23,12 @@ from treepack._src.forks import Locked
 from treepack._src.options import Progress, progress_bar
 from treepack._src.tasks import Task, Thread, started
 
-# Requests that are under way at a time, and how much each asks for.
+# The number of concurrent requests, and the bytes that each asks for.
 _REQUESTS = 8
 
 _PART_BYTES = 8 << 20
 
-# Where directories are real, and have to be made. In other places the first part of a path may be
+# File systems with real directories, which must be made. Elsewhere the first part of a path may be
 # a bucket, which `makedirs` would make as well.
 _HAVE_DIRECTORIES = frozenset(
     (
@@ -39,12 +39,12 @@ _HAVE_DIRECTORIES = frozenset(
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Returns the file system of a URL, and the path there, of which no listing is remembered.
+    """Returns the file system of a URL, and the path there, without cached listings of it.
 
-    Programs share the object, so it may remember what was there before somebody saved.
+    fsspec shares the object within a program, so its cache may be older than the last save.
 
     Raises:
-      ImportError: If fsspec is not installed, or what it needs for this kind of URL.
+      ImportError: If fsspec is not installed, or a package that it needs for this kind of URL.
     """
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
@@ -60,7 +60,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def _layers(fs: Any) -> Iterator[Any]:
-    """Yields a file system, and those below it whose files it keeps copies of."""
+    """Yields a file system and, if it is a cache, the file systems below it."""
     from fsspec.implementations.cached import CachingFileSystem  # type: ignore[import-untyped]
 
     yield fs
@@ -70,23 +70,23 @@ def _layers(fs: Any) -> Iterator[Any]:
 
 
 class Blocks(Locked):
-    """Reads from far away, in few and large pieces.
+    """Reads remote data in few large blocks.
 
-    What is near to what was read last is read in a piece that is twice as large; a jump begins
-    anew. Pieces of some size are read by themselves.
+    A read near the last one fetches a block of twice its size; a jump starts again with the least.
+    Large reads are requests of their own.
     """
 
     LEAST = 64 << 10
     MOST = 8 << 20
 
-    # To wait for another answer costs as much as to read so many bytes.
+    # Another request takes as long as reading so many bytes.
     NEAR = 2 << 20
 
-    # The end has the record. It is read first, and kept.
+    # The end, with the record, is read first, and kept.
     END = 160 << 10
 
     def __init__(self, fetch: Callable[[int, int], bytes], length: int):
-        """`fetch` takes the first byte and the one after the last."""
+        """`fetch` takes the first byte of a range and the one after its last."""
         super().__init__()
         self._fetch = fetch
         self._length = length
@@ -95,7 +95,7 @@ class Blocks(Locked):
         self._end: bytes | None = None
 
     def read(self, start: int, length: int) -> bytes:
-        """Returns so many bytes from an offset on."""
+        """Returns a number of bytes from an offset."""
         with self.lock:
             first, block = self._block
             end = first + len(block)
@@ -121,36 +121,30 @@ class Blocks(Locked):
             return self._end[start - first :][:length]
 
 
-def _size(url: str, fs: Any, path: str) -> int | None:
-    """Returns how many bytes a file has, if the server tells."""
-    info = fs.info(path)
-    if info.get("type") == "directory":
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
-    size: int | None = info["size"]
-    return size
-
-
 class _Remote(Locked):
-    """A file that is read in ranges.
+    """A remote file that is read in ranges.
 
     Attributes:
-      length: How many bytes it has, or `None` if the server does not tell.
-      at_once: How many ranges may be read at a time.
+      length: The number of bytes, or `None` if the server does not tell it.
+      at_once: The number of ranges that may be read at a time.
     """
 
     def __init__(self, url: str):
         super().__init__()
         self._url = url
         self._fs, self._path = file_system(url)
-        self.length = _size(url, self._fs, self._path)
-        # Caches of fsspec take what another thread has begun to copy for the whole file.
+        info = self._fs.info(self._path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+        self.length: int | None = info["size"]
+        # Caches of fsspec take an unfinished copy of another thread for the whole file.
         self.at_once = 1 if len(list(_layers(self._fs))) > 1 else _REQUESTS
 
     def fetch(self, start: int, stop: int) -> bytes:
-        """Returns a range of its bytes.
+        """Reads a range of bytes.
 
         Raises:
-          OSError: If it cannot be read, or if another number of bytes came.
+          OSError: If the range cannot be read, or another number of bytes arrived.
         """
         asked = f"{self._url}: bytes {start} to {stop} were asked for"
         try:
@@ -168,12 +162,12 @@ class _Remote(Locked):
         return found
 
     def all(self) -> bytearray:
-        """Returns all of its bytes, in one request."""
+        """Reads all bytes, in one request."""
         return bytearray(self._fs.cat_file(self._path))
 
 
 def content(url: str) -> core.Content:
-    """Returns what is in a file, which is read in parts."""
+    """Returns the content of a remote file, to be read in parts."""
     file = _Remote(url)
     if file.length is None:
         raise OSError(f"{url}: the server does not tell the size, so it cannot be read in parts")
@@ -181,7 +175,7 @@ def content(url: str) -> core.Content:
 
 
 def downloaded(url: str, progress: Progress = None) -> bytearray:
-    """Returns all of a file, read in several parts at a time."""
+    """Reads a whole remote file, several parts at a time."""
     file = _Remote(url)
     length = file.length
     if length is None:
@@ -205,13 +199,8 @@ def downloaded(url: str, progress: Progress = None) -> bytearray:
     return data
 
 
-def _own(fs: Any) -> Any:
-    """Returns a file system like another one, which nobody else has."""
-    return type(fs)(*fs.storage_args, skip_instance_cache=True, **fs.storage_options)
-
-
 def _make_parent(fs: Any, path: str) -> None:
-    """Makes the directory of a file, but no bucket."""
+    """Makes the directory of a file, but never a bucket."""
     from fsspec.implementations.dirfs import DirFileSystem  # type: ignore[import-untyped]
 
     while isinstance(fs, DirFileSystem):
@@ -224,7 +213,7 @@ def _make_parent(fs: Any, path: str) -> None:
 
 
 def _forget(url: str) -> None:
-    """Drops what the file system that programs share remembers of a file, and copies of it."""
+    """Drops cached listings and copies of a file from the shared file system."""
     from fsspec.implementations.cached import CachingFileSystem, SimpleCacheFileSystem
 
     fs, path = file_system(url)
@@ -238,11 +227,11 @@ def _forget(url: str) -> None:
 
 
 def write(url: str, save: Callable[[str], None]) -> None:
-    """Writes to a URL what `save` writes to a path."""
+    """Calls `save` with the path of a pipe, and uploads its output to a URL."""
     shared, path = file_system(url)
-    # A transaction is of all who have the same object, so this one is nobody else's.
     *_, lowest = _layers(shared)
-    fs = _own(lowest)
+    # A transaction is one for all users of the object, so this is a new one.
+    fs = type(lowest)(*lowest.storage_args, skip_instance_cache=True, **lowest.storage_options)
     _make_parent(fs, path)
     reader, writer = os.pipe()
 
@@ -265,13 +254,13 @@ def write(url: str, save: Callable[[str], None]) -> None:
             saving.result()
             file.close()
     finally:
-        if not saving.end():  # which it does when nobody reads any more
+        if not saving.end():  # it ends, since nobody reads the pipe any more
             os.close(writer)
     _forget(url)
 
 
 def _read(pipe: Any, most: int) -> bytes:
-    """Returns bytes of a pipe: as many as there can be at a time."""
+    """Reads from a pipe until its end, at most so many bytes."""
     parts = []
     while most > 0 and (part := pipe.read(most)):
         parts.append(part)

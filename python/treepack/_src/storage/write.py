@@ -1,4 +1,4 @@
-"""Files and URLs that are written whole or not at all."""
+"""Writes files and URLs, whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def save_layout(
 
     Missing directories are made.
     """
-    layouts = [layout]  # what an error keeps alive must not keep the arrays
+    layouts = [layout]  # the traceback of an error must not keep the arrays alive
     del layout
     with progress_bar(progress, "save") as tell:
 
@@ -40,7 +40,7 @@ def save_layout(
 
 
 def write(path: str | os.PathLike[str], save: Callable[[str | os.PathLike[str]], None]) -> None:
-    """Writes to a file or URL what `save` writes to the path of a file."""
+    """Calls `save` with a path, and writes its output to a file or URL."""
     url = url_of(path)
     if url is None:
         save(local(path))
@@ -50,9 +50,9 @@ def write(path: str | os.PathLike[str], save: Callable[[str | os.PathLike[str]],
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Gives a file to write to, which becomes `path` when nothing has gone wrong.
+    """Yields a file that replaces `path` at the end, unless there was an error.
 
-    Missing directories are made. The core does the same for what it writes, with more care for
+    Missing directories are made. The core does the same for its files, with more care for
     permissions (`src/sink/replace.rs`); this is for other formats.
     """
     if url_of(path) is not None:
@@ -73,7 +73,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def spool(path: Path) -> Iterator[IO[bytes]]:
-    """Gives a temporary file in the directory of a path; whatever it is by then, it goes away."""
+    """Yields a temporary file in the directory of a path, and removes it at the end."""
     prefix = f".{path.name}."
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, delete=False) as file:
         try:
@@ -89,7 +89,7 @@ def _umask() -> int:
 
 
 def sync_directory(path: Path) -> None:
-    """Waits until what is in a directory is on the disk, where the system can do that."""
+    """Syncs the entries of a directory to the disk, where the system can do that."""
     with contextlib.suppress(OSError):
         directory = os.open(path, os.O_RDONLY)
         try:
@@ -99,15 +99,15 @@ def sync_directory(path: Path) -> None:
 
 
 def remove_if_dead(path: Path) -> None:
-    """Removes a temporary file of the core, unless its writer, who locks it, is alive.
+    """Removes a temporary file of the core, unless its writer, which locks it, is alive.
 
-    It goes while it is locked here, so that nobody can take it over meanwhile, and only if the
-    name is still that of the file that was locked.
+    The file is removed while it is locked here, so that nobody can take it over meanwhile, and only
+    if the name still is that of the locked file.
     """
     try:
         import fcntl
     except ImportError:
-        return  # nobody can know
+        return  # there is no way to find out
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
