@@ -1,4 +1,4 @@
-"""The native core: the walk over a tree, the encoding, and what it is poured into."""
+"""The native core: the walk over a tree, the encoding, and its output; reading and restoring."""
 
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
@@ -45,23 +45,20 @@ __all__ = [
 _Progress = Callable[[int, int], object]
 
 MAX_DEPTH: int
-"""How deep containers may be nested."""
+"""The maximal depth of nested containers."""
 
 TRAILER_KEY: str
-"""The key of the record of a tree's structure, in the map at the top."""
+"""The key of the record in the map at the top."""
 
 ROOT_KEY: str
-"""The key of a tree that is a leaf, in the map at the top."""
+"""The key of a tree that is a single leaf in the map at the top."""
 
 CHUNKED_MARKER: str
 """The key that marks a map as an array in chunks."""
 
 @final
 class Layout:
-    """A tree that is ready to be written.
-
-    It keeps the arrays alive.
-    """
+    """A tree that is ready to be written. Keeps the arrays alive."""
 
     @property
     def nbytes(self) -> int:
@@ -69,21 +66,21 @@ class Layout:
 
     @property
     def hollow(self) -> list[Any]:
-        """The arrays whose places are kept, and which are not written."""
+        """The arrays for which space is reserved, and which are not written."""
 
     def to_bytes(self, *, threads: int | None) -> bytes:
-        """Returns the encoding, copied by so many threads at most."""
+        """Returns the encoding, copied by at most so many threads."""
 
     def pack_into(self, buffer: Buffer, *, offset: int, threads: int | None) -> int:
         """Writes the encoding into a buffer and returns its length."""
 
     def buffers(self) -> list[memoryview]:
-        """Returns the encoding in pieces, of which the large ones are array memory."""
+        """Returns the encoding in pieces; the large ones are views of array memory."""
 
     def to_gzip(
         self, level: int | None, *, threads: int | None, progress: _Progress | None
     ) -> bytes:
-        """Returns the encoding as one gzip member; `None` lets the content decide."""
+        """Returns the encoding as one gzip member; level `None` depends on the content."""
 
     def save(
         self,
@@ -95,7 +92,7 @@ class Layout:
     ) -> None:
         """Writes the encoding to a file, which is replaced whole or not at all.
 
-        Where there are to be checksums, so many threads at most compute them.
+        At most so many threads compute the checksums, if there are any.
         """
 
     def save_gzip(
@@ -125,28 +122,28 @@ def walk(
     snapshot: bool = False,
     hollow: bool = False,
 ) -> Layout:
-    """Walks a tree, which copies only small arrays. Those on accelerators are fetched later.
+    """Walks a tree. Copies only small arrays; those on accelerators are fetched later.
 
     Args:
       tree: The tree.
       state_dict: Whether lists become maps, keys strings, and other containers
         their state; otherwise lists stay lists and other containers are an error.
-      sort_keys: Whether the keys of dicts are sorted.
-      align: A power of two up to 64 that large arrays are placed at multiples of.
-      max_chunk_size: Above how many bytes an array is split.
-      overridden: Natively known types that have handlers nevertheless.
-      structure: Whether the structure is recorded, and written as the last pair of the map
-        at the top. Only for state dicts.
-      metadata: A value of `encode_value` that is written with it.
-      index: Whether it is recorded where the leaves are, too.
-      checksums: Whether there are checksums of the leaves, which only `Layout.save` computes:
-        elsewhere, zeros are in the place of what comes after the record.
-      record: A record with what stands after it, whose types, structure and metadata are taken
-        instead of the tree's own.
-      snapshot: Whether the layout stays what it is whatever becomes of the tree: arrays of NumPy
+      sort_keys: Whether to sort the keys of dicts.
+      align: A power of two up to 64; large arrays are placed at its multiples.
+      max_chunk_size: Arrays of more bytes are split.
+      overridden: Natively known types that have handlers.
+      structure: Whether to record the structure, as the last pair of the map at the top. Only for
+        state dicts.
+      metadata: Metadata for the record, by `encode_value`.
+      index: Whether to record the places of the leaves, too.
+      checksums: Whether to reserve space for checksums of the leaves, which only `Layout.save`
+        computes: other outputs have zeros after the record.
+      record: A record, and the bytes after it, whose types, structure and metadata replace
+        those of the tree.
+      snapshot: Whether later changes of the tree do not affect the layout: arrays of NumPy
         are copied, those on accelerators are fetched now.
-      hollow: Whether arrays are not written, only their places are kept: all those of jax, and
-        those of NumPy of more than 64 bytes. Zeros are in their place.
+      hollow: Whether to write zeros in place of arrays: all those of jax, and those of NumPy of
+        more than 64 bytes.
 
     Raises:
       UnserializableLeafError: A TypeError. If a leaf cannot be written.
@@ -155,11 +152,11 @@ def walk(
     """
 
 def problems(tree: Any, *, overridden: list[type]) -> list[tuple[str, str]]:
-    """Returns all that keeps a tree from being written as its state: paths and reasons."""
+    """Returns the paths of all parts of a tree that cannot be written, with the reasons."""
 
 @final
 class Content:
-    """Encoded bytes, wherever they are."""
+    """Encoded bytes in a file, in memory or elsewhere."""
 
     @staticmethod
     def map(path: str | PathLike[str]) -> Content:
@@ -169,10 +166,10 @@ class Content:
     def read(
         path: str | PathLike[str], *, progress: _Progress | None, regular: bool = False
     ) -> Content:
-        """Reads a file; with `regular` it must be no directory, pipe or device.
+        """Reads a file.
 
         Raises:
-          DecodeError: A ValueError. If it is one.
+          DecodeError: A ValueError. If `regular` and it is a directory, pipe or device.
         """
 
     @staticmethod
@@ -181,29 +178,29 @@ class Content:
 
     @staticmethod
     def elsewhere(read: Callable[[int, int], bytes], len: int) -> Content:
-        """Reads by a function, which takes an offset and a length."""
+        """Reads with a function, which takes an offset and a length."""
 
     def indexed(self, *, max_size: int | None = None) -> Content | None:
-        """Returns the content, decompressed where it is read; `None` without an index.
+        """Returns the content of indexed gzip, decompressed on access; `None` without an index.
 
         Raises:
-          TreepackError: If there are more than `max_size` bytes.
+          TreepackError: If it has more than `max_size` bytes.
         """
 
     @property
     def nbytes(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Returns a copy of some of the bytes."""
+        """Returns a copy of a range of bytes."""
 
     def is_gzip(self) -> bool:
-        """Tells whether the content starts as gzip does."""
+        """Returns whether the content starts like gzip."""
 
     def has_traces_of_index(self) -> bool:
-        """Tells whether it ends as gzip with an index does.
+        """Returns whether the content ends like gzip with an index.
 
-        That is damaged if `indexed` finds none.
+        The index is damaged if `indexed` finds none.
         """
 
     def inflate(
@@ -212,12 +209,12 @@ class Content:
         """Returns the content, decompressed.
 
         Raises:
-          TreepackError: If there are more than `max_size` bytes.
+          TreepackError: If it has more than `max_size` bytes.
         """
 
 @final
 class Manifest:
-    """What holds the files of a sharded checkpoint together; see `src/manifest.rs`."""
+    """The list of the files and arrays of a sharded checkpoint; see `src/manifest.rs`."""
 
     @staticmethod
     def encode(
@@ -225,17 +222,17 @@ class Manifest:
         files: list[tuple[str, int, int]],
         arrays: list[tuple[list[int], list[int], bool]],
     ) -> bytes:
-        """Returns the manifest of a tree whose arrays are in files.
+        """Encodes the manifest of a tree whose arrays are in other files.
 
         Args:
           layout: The encoding of the tree, made with `hollow=True`.
-          files: The name of each file, how many bytes it has, and the CRC-32 of its record.
-          arrays: For each of `layout.hollow` how many shards it has in each dimension, the number
-            of the file of each, and whether it is of the host; see `grid` and `file_of`.
+          files: The name of each file, its number of bytes, and the CRC-32 of its record.
+          arrays: For each of `layout.hollow` its number of shards in each dimension, the number
+            of the file of each shard, and whether it is a host array; see `grid` and `file_of`.
         """
 
     def with_files(self, files: list[tuple[str, int, int]]) -> bytes:
-        """Returns the same manifest with as many other files."""
+        """Encodes the same manifest with other files, equally many."""
 
     @staticmethod
     def decode(data: bytes, *, max_size: int | None = None) -> Manifest:
@@ -243,30 +240,30 @@ class Manifest:
 
         Args:
           data: The file.
-          max_size: The most bytes that what is compressed in it may have.
+          max_size: The most bytes that its compressed parts may have.
 
         Raises:
-          DecodeError: A ValueError. If it is none, or is damaged.
-          TreepackError: If there are more bytes inside.
+          DecodeError: A ValueError. If it is not a manifest, or is damaged.
+          TreepackError: If its compressed parts have more bytes.
         """
 
     @property
     def files(self) -> list[tuple[str, int, int]]:
-        """The name of each file, how many bytes it has, and the CRC-32 of its record."""
+        """The name of each file, its number of bytes, and the CRC-32 of its record."""
 
     @property
     def content(self) -> Content:
-        """The encoding of the tree, of which the bytes of arrays are not there."""
+        """The encoding of the tree without the bytes of arrays."""
 
     @property
     def inflated(self) -> int:
-        """How many bytes what is compressed in it has."""
+        """The number of bytes of its compressed parts, decompressed."""
 
     def grid(self, array: int) -> tuple[list[int], bool]:
-        """Returns how an array is split into shards of one shape.
+        """Returns the division of an array into shards of one shape.
 
         Returns:
-          How many there are in each dimension; and whether it is an array of the host, not of
+          The number of shards in each dimension; and whether it is an array of the host, not of
           devices, which is one shard.
         """
 
@@ -277,16 +274,16 @@ _BoxBounds = Sequence[tuple[int, int, int]]
 
 @final
 class ShardGrid:
-    """How an array is cut into shards of one shape.
+    """The division of an array into shards of one shape.
 
-    They have numbers; the last dimension varies fastest.
+    The shards have numbers; the last dimension varies fastest.
     """
 
     def __new__(cls, shape: Sequence[int], counts: Sequence[int]) -> ShardGrid:
-        """Takes how many shards there are in each dimension.
+        """Takes the shape of the array, and the number of shards in each dimension.
 
         Raises:
-          ValueError: If they would not have one shape.
+          ValueError: If the shards would not have one shape.
         """
 
     def __len__(self) -> int: ...
@@ -298,7 +295,7 @@ class ShardGrid:
         """
 
     def bounds(self, shard: int) -> list[tuple[int, int]]:
-        """Returns from where to where a shard is in each dimension."""
+        """Returns the start and stop of a shard in each dimension."""
 
     def name(self, shard: int) -> str:
         """Returns the key of a shard in its file: `[0:4,8:16]`."""
@@ -306,29 +303,29 @@ class ShardGrid:
     def parts(
         self, bounds: _BoxBounds
     ) -> list[tuple[int, list[tuple[int, int, int]], list[tuple[int, int]]]]:
-        """Returns what shards have of a box.
+        """Splits a box into the parts that lie in each shard.
 
         Args:
           bounds: See `Catalog.read_box`.
 
         Returns:
-          The number of each shard, its part as a box of the shard, and from where to where that is
-          in each dimension of the box.
+          The number of each shard, the part as a box of the shard, and the start and stop of the
+          part in each dimension of the box.
 
         Raises:
-          IndexError: If there is no such box in the array.
+          IndexError: If the box exceeds the array.
         """
 
 def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> list[list[tuple[int, int]]]:
-    """Returns boxes that are a range of the elements of an array, one after the other.
+    """Splits a range of the elements of an array into boxes, in order.
 
     Raises:
-      IndexError: If the array has fewer.
+      IndexError: If the range exceeds the array.
     """
 
 @final
 class Selector:
-    """Compiled patterns of paths, or a tree of bools; see `_patterns`."""
+    """Compiled patterns of paths, or a tree of bools; see `checkpoint/select.py`."""
 
     @staticmethod
     def patterns(patterns: list[tuple[str, bool]]) -> Selector:
@@ -336,22 +333,22 @@ class Selector:
 
     @staticmethod
     def bools(bools: list[tuple[list[str], bool]]) -> Selector:
-        """Compiles a tree of bools: each is for all below its keys where no other is nearer."""
+        """Compiles a tree of bools: the nearest one above a leaf selects it or not."""
 
     def means(self, keys: list[str]) -> bool | None:
-        """Tells whether a leaf is meant; `None` if no bool is for it."""
+        """Returns whether a leaf is selected; `None` if no bool covers it."""
 
     def matching(self, keys: list[str]) -> list[int]:
         """Returns the numbers of the patterns that match a leaf, or a container around it."""
 
 @final
 class Marks:
-    """Which leaves and empty containers of a `Catalog` are meant."""
+    """The selected leaves and empty containers of a `Catalog`."""
 
     def __contains__(self, value: int, /) -> bool: ...
     @property
     def values(self) -> list[int]:
-        """The values that are meant, in their order."""
+        """The selected values, in order."""
 
     @property
     def unmatched(self) -> list[int]:
@@ -359,86 +356,86 @@ class Marks:
 
     @property
     def undecided(self) -> int | None:
-        """The first leaf that no bool is for."""
+        """The first leaf that no bool covers."""
 
 def captures(pattern: str, path: str) -> tuple[list[str], str] | None:
     """Matches a pattern to the first parts of a path.
 
     Returns:
-      The text that each wildcard stands for, the first ones as long as can be, and the rest of the
-      path; `None` if it does not match.
+      The text that each wildcard matches, the first ones greedily, and the rest of the path; `None`
+      if the pattern does not match.
     """
 
 @final
 class Catalog:
-    """What is in encoded data: containers and leaves. They have numbers, the root has 0."""
+    """The containers and leaves in encoded data. These values have numbers; the root is 0."""
 
     @staticmethod
     def open(content: Content, *, salvage: bool) -> Catalog:
-        """Finds all leaves; with `salvage` those that there are in damaged data.
+        """Finds all leaves; with `salvage`, as many as damaged data reveal.
 
         Raises:
-          DecodeError: A ValueError. If the data is no such encoding.
+          DecodeError: A ValueError. If the data do not encode a tree.
         """
 
     def __len__(self) -> int: ...
     def totals(self, value: int) -> tuple[int, int]:
-        """Returns how many leaves there are in a value, and how many bytes they have."""
+        """Returns the number of leaves in a value, and of their bytes."""
 
     @property
     def trailer(self) -> bytes | None:
-        """The record of the structure, with what stands after it."""
+        """The record of the structure, and the bytes after it."""
 
     @property
     def damage(self) -> str | None:
-        """What is wrong with data of which only a part could be read."""
+        """The damage of data of which only a part could be read."""
 
     @property
     def is_summed(self) -> bool:
-        """Whether `verify` has something to compare with."""
+        """Whether the data have checksums for `verify`."""
 
     def find(self, keys: list[str], value: int) -> int | None:
-        """Returns the value that keys lead to from another one."""
+        """Returns the value at keys below another one."""
 
     def children(self, value: int) -> list[tuple[str, int]] | None:
-        """Returns the keys and values in a container; `None` for a leaf."""
+        """Returns the keys and values of a container; `None` for a leaf."""
 
     def is_list(self, value: int) -> bool:
-        """Tells whether a value is a list, and not a map."""
+        """Returns whether a value is a list rather than a map."""
 
     def without_content(self) -> Catalog:
-        """Returns the same without the data: it tells what is where, and reads nothing."""
+        """Returns the same catalog without the data, for questions that read nothing."""
 
     def leaves(self, value: int) -> Iterator[tuple[str, int]]:
-        """Yields the paths and values of all leaves below a value, in their order.
+        """Yields the paths and values of all leaves below a value, in order.
 
-        All paths may be much larger than the data: each is made when it is asked for.
+        It makes one path at a time, since all of them may be much larger than the data.
         """
 
     def ends(self, value: int) -> Iterator[tuple[str, int]]:
-        """Yields those and the containers with nothing in them."""
+        """Yields the same and the empty containers."""
 
     @property
     def stream_damage(self) -> str | None:
-        """What is wrong with a gzip stream around the data, whose blocks may all be whole."""
+        """The damage of a gzip stream around the data, whose blocks may all be whole."""
 
     @property
     def dtypes(self) -> list[str]:
-        """The names of all dtypes that leaves have."""
+        """The names of all dtypes of leaves."""
 
     def leaf_values(self, value: int) -> list[int]:
         """Returns the leaves below a value."""
 
     @property
     def values(self) -> int:
-        """How many values there are."""
+        """The number of values."""
 
     def leaf(self, value: int) -> tuple[int, tuple[Any, ...], int, int, int]:
-        """Returns the number of a leaf among all leaves, what it is, and where.
+        """Returns the number of a leaf among all leaves, its description, and its place.
 
-        What it is: `("array", dtype, shape)`, `("scalar", dtype, ())`, `("prng_key",
-        implementation, shape of its data)`, or `("int",)` and the like. Where: from which
-        byte to which, and from which byte on it is summed.
+        The description is `("array", dtype, shape)`, `("scalar", dtype, ())`, `("prng_key",
+        implementation, shape of its data)`, or `("int",)` and the like. The place is its first
+        byte, the byte after its last, and the first byte that its checksum covers.
         """
 
     def read(
@@ -457,44 +454,43 @@ class Catalog:
           value: A leaf, or a container: its state.
           copy: See `restore`.
           threads: See `restore`.
-          marks: Which of the values that `ends` tells are read; `None` for all.
+          marks: The values to read among those of `ends`; `None` for all.
           absent: Stands in the state for the others.
-          abstract: Whether no array is read; `_leaves.abstract` makes what stands for it.
+          abstract: Whether `leaves.abstract` replaces all arrays, which are not read.
         """
 
     def path_of(self, value: int, start: int) -> str:
-        """Returns the path to a value from one around it."""
+        """Returns the path of a value, from a value around it."""
 
     def select(self, value: int, selector: Selector) -> Marks:
-        """Marks the leaves and empty containers below a value that a selector means.
+        """Marks the leaves and empty containers below a value that a selector selects.
 
-        Paths begin at the value. Of a container with nothing in it that no bool is for, the
-        nearest container around it that has leaves decides: it is meant if all of those are.
+        Paths begin at the value. An empty container that no bool covers is marked if all leaves of
+        the nearest container around it that has leaves are.
         """
 
     def select_by(self, value: int, is_meant: Callable[[str], object]) -> Marks:
         """Marks the leaves and empty containers below a value by a predicate on their paths."""
 
     def mark(self, values: set[int]) -> Marks:
-        """Marks these leaves and empty containers."""
+        """Marks the given leaves and empty containers."""
 
     def read_bytes(self, value: int, start: int, stop: int) -> np.ndarray:
-        """Reads a range of the bytes of an array into a fresh array of bytes.
+        """Reads a range of the bytes of an array into a new array of bytes.
 
         Raises:
-          IndexError: If the array has fewer.
+          IndexError: If the range exceeds the array.
         """
 
     def read_box(self, value: int, bounds: _BoxBounds) -> np.ndarray:
-        """Reads a box of an array into a fresh array of bytes.
+        """Reads a box of an array into a new array of bytes.
 
         Args:
           value: An array.
-          bounds: For each dimension, where the box begins, how many indices it has, and how far
-            apart they are.
+          bounds: For each dimension, the start of the box, the number of its indices, and the step.
 
         Raises:
-          IndexError: If there is no such box in the array.
+          IndexError: If the box exceeds the array.
         """
 
     def read_box_to(
@@ -512,26 +508,26 @@ class Catalog:
         Args:
           value: See `read_box`.
           bounds: See `read_box`.
-          target: An array in C order that can be written.
-          at: After how many of its bytes the first element of the box goes.
-          strides: For each dimension, how many bytes further on the next element goes.
-          threads: How many threads read, at most.
+          target: A writable array in C order.
+          at: The offset in bytes of the first element of the box in it.
+          strides: For each dimension, the distance in bytes to the next element.
+          threads: The most threads to read with.
 
         Raises:
-          IndexError: If there is no such box in the array, or no room for it in memory.
+          IndexError: If the box exceeds the array, or the target.
         """
 
     def prefetch(self, value: int, bounds: _BoxBounds) -> None:
-        """Begins to read a box of an array, if the data are a mapped file."""
+        """Begins to read a box of an array ahead, if the data are a mapped file."""
 
     def prefetch_only(self, boxes: Sequence[tuple[int, _BoxBounds]]) -> None:
-        """Begins to read boxes of arrays, by their values, in another thread.
+        """Begins to read boxes of arrays ahead in another thread, by their values.
 
-        What is around them is not read ahead any more from then on.
+        From then on, the data around them are not read ahead.
         """
 
     def array_elsewhere(self, value: int) -> int | None:
-        """Returns the number of the array whose bytes a leaf has, and which is in other files.
+        """Returns the number of the array of a leaf whose bytes are in other files.
 
         `None` if the bytes are here.
 
@@ -540,7 +536,7 @@ class Catalog:
         """
 
     def pieces(self, value: int) -> tuple[Content, list[tuple[int, int]]]:
-        """Returns the data, and from where to where in them an array's bytes are."""
+        """Returns the data, and the ranges in them of an array's bytes."""
 
     def verify(
         self, *, threads: int | None, progress: _Progress | None
@@ -548,20 +544,20 @@ class Catalog:
         """Compares the data with their checksums, and their headers with the index.
 
         Returns:
-          What is known of each leaf, and of what lies between the last one and the record.
+          The status of each leaf, and of the bytes between the last one and the record.
         """
 
     def unlike_index(self) -> list[int]:
-        """Returns the numbers of the leaves whose headers are not what the index says.
+        """Returns the numbers of the leaves whose headers differ from the index.
 
-        One more is that of what lies between the last leaf and the record.
+        The number of leaves stands for the bytes between the last leaf and the record.
         """
 
 def thread_count(threads: int | None) -> int:
-    """Returns how many threads work where so many are asked for.
+    """Returns the number of threads for an option `threads`.
 
     Raises:
-      ValueError: If that is no number of threads.
+      ValueError: If the option is not a number of threads.
     """
 
 def write_file(path: str | PathLike[str], data: bytes, *, durable: bool) -> None:
@@ -575,13 +571,13 @@ def restore(
     abstract_arrays: bool = False,
     part: tuple[int, int] | None = None,
 ) -> Any:
-    """Returns the tree that `data` encodes, with arrays that view it.
+    """Decodes a tree, with arrays that view the data.
 
-    `part` is from where to where in a `Content` the tree is. With `abstract_arrays` no array is
-    read, and `_leaves.abstract` makes what stands for it.
+    `part` is the range of a `Content` that contains the tree. With `abstract_arrays`,
+    `leaves.abstract` replaces all arrays, which are not read.
 
     Raises:
-      DecodeError: A ValueError. If the data is no such encoding.
+      DecodeError: A ValueError. If the data do not encode a tree.
     """
 
 def restore_like(
@@ -592,11 +588,11 @@ def restore_like(
     copy: bool | None,
     threads: int | None,
 ) -> Any | None:
-    """Returns a template with what `restore` returns in it, in one step.
+    """Decodes a tree into a template, in one step.
 
-    `None` where that is not just like the template: other keys or another order, leaves that do not
-    plainly match, containers that only Python knows, errors. With `converts`, all arrays that are
-    not plainly what the template has are such leaves.
+    `None` where the tree is not just like the template: other keys or another order, leaves that do
+    not match exactly, containers that only Python knows, errors. With `converts`, any array that
+    differs from the template is such a leaf.
     """
 
 def restore_selected(
@@ -615,35 +611,35 @@ def restore_selected(
     copy: bool | None,
     threads: int | None,
 ) -> tuple[Any, tuple[list[str], list[tuple[str, Any]]]] | None:
-    """Restores leaves of a file in a template, if its containers plainly fit.
+    """Restores leaves of a file into a template, if its containers fit exactly.
 
     Args:
       file: The file.
-      value: The part of it that the template is for.
+      value: The part of it for the template.
       template: The template.
-      settle: Takes the paths of leaves that do not plainly match, those of the template, and those
-        that were read. Returns what takes their places, or `None` if they do not match.
-      marks: Which leaves are read; `None` for all. The others stay as in the template.
-      selector: Tells whether a leaf is meant that the file lacks; `None` if nobody can.
-      strict: Whether leaves are compared.
-      converts: Whether arrays that are to become those of jax are settled.
-      keeps_missing: Whether leaves that the file lacks stay as in the template.
-      refuses_more: Whether the file may have no leaf that a dict of the template lacks.
-      note: Whether paths are noted.
+      settle: Takes the paths of leaves that do not match exactly, those of the template, and those
+        that were read. Returns their replacements, or `None` if they do not match.
+      marks: The leaves to read; `None` for all. The others are kept from the template.
+      selector: Decides whether a leaf that the file lacks is selected; `None` if unknown.
+      strict: Whether to compare leaves.
+      converts: Whether to settle arrays that are to become those of jax.
+      keeps_missing: Whether to keep leaves of the template that the file lacks.
+      refuses_more: Whether to refuse leaves of the file that a dict of the template lacks.
+      note: Whether to note paths.
       copy: See `restore`.
       threads: See `restore`.
 
     Returns:
-      The tree and, if they are noted, the paths of leaves that were read, and the parts of the
-      template that stayed with their paths. `None` if the tree has to be restored in another way,
-      which tells why it does not fit.
+      The tree and, if noted, the paths of leaves that were read, and the kept parts of the template
+      with their paths. `None` if the tree must be restored in another way, which explains why it
+      does not fit.
     """
 
 def stream_items(content: Content) -> list[tuple[list[str], int, int]]:
-    """Returns the keys of the leaves of a stream, and from where to where they are."""
+    """Returns the keys and ranges of the leaves of a stream."""
 
 def rebuild(target: Any, state: Any, name: str, restore: Any) -> Any:
-    """Returns a template's child with its state, as `_restore.restore_child` does.
+    """Restores the child of a template from its state, like `template.restore_child`.
 
     Dicts, lists, tuples and matching leaves are handled natively.
     """
@@ -659,42 +655,45 @@ def assemble(
     absent: Any = None,
     at: list[tuple[int, int]] = ...,
 ) -> Any:
-    """Returns the tree that a state dict was made of.
+    """Rebuilds the tree from which a state dict was made.
 
     Args:
       state: The state. Its dicts may become part of the tree.
       trailer: The record of the structure.
       convert: Takes all leaves that were arrays of jax, each with its path and `None`; returns
-        what takes their places.
-      unknown_as_dict: Whether nodes of types that are not known become dicts.
-      placeholders: Whether the leaves are none that the code of types could work with.
-      static: What fills the holes of static data; see `_holes`.
-      absent: What stands in the state for what was not read. Containers that are not whole become
-        dicts of what there is, and what has nothing is absent itself.
-      at: The state is that of a part of the tree: which child leads there, and of how many, from
-        the root on.
+        their replacements.
+      unknown_as_dict: Whether nodes of unknown types become dicts.
+      placeholders: Whether the leaves are placeholders, which the code of types cannot use.
+      static: Fills the holes of static data; see `registry/holes.py`.
+      absent: Stands in the state for parts that were not read. Incomplete containers become dicts
+        of the parts that were, and those without any become absent.
+      at: The place of the state in the tree: from the root on, the index of the child that leads
+        there, and the number of children.
 
     Raises:
-      DecodeError: A ValueError. If the record is damaged, or is not that of the state.
+      DecodeError: A ValueError. If the record is damaged, or does not fit the state.
     """
 
 def mark_older(
     state: Any, trailer: bytes, mark: Callable[[Any, list[tuple[int, int]]], Any], *, at: Any = ...
 ) -> Any:
-    """Returns a state dict with marks for nodes that are to be upgraded.
+    """Marks the nodes of a state dict that are to be upgraded.
 
     Args:
-      state: The state, which stays as it is.
+      state: The state, which is not changed.
       trailer: The record of its structure.
-      mark: Takes the state of such a node and where it is, as `at`; returns the mark.
+      mark: Takes the state of such a node and its place, as `at`; returns the mark.
       at: See `assemble`.
 
+    Returns:
+      A state dict with the marks.
+
     Raises:
-      DecodeError: A ValueError. If the record is damaged, or is not that of the state.
+      DecodeError: A ValueError. If the record is damaged, or does not fit the state.
     """
 
 def other_kinds(target: Any, state: Any, trailer: bytes, *, at: Any = ...) -> dict[str, str] | None:
-    """Returns what containers were saved as, unless a template plainly has the same.
+    """Returns the saved kinds of containers, unless the template clearly has the same.
 
     Args:
       target: The template.
@@ -703,43 +702,43 @@ def other_kinds(target: Any, state: Any, trailer: bytes, *, at: Any = ...) -> di
       at: See `assemble`.
 
     Returns:
-      By path, of containers that are no dicts with strings as keys: `list`, `tuple`, `keys` for a
-      dict with others, or the name of a type.
+      By path, for all containers but dicts with strings as keys: `list`, `tuple`, `keys` for a
+      dict with other keys, or the name of a type.
 
     Raises:
-      DecodeError: A ValueError. If the record is damaged, or is not that of the state.
+      DecodeError: A ValueError. If the record is damaged, or does not fit the state.
     """
 
 def has_older_types(trailer: bytes) -> bool:
-    """Tells whether `mark_older` has something to mark."""
+    """Returns whether a record has nodes for `mark_older`."""
 
 def trailer_metadata(trailer: bytes) -> Any:
     """Returns the metadata in the record of a structure, or `None`."""
 
 def encode_value(value: Any) -> bytes:
-    """Returns a value with its type as bytes; see `_auxdata`."""
+    """Encodes a value with its type; see `registry/static.py`."""
 
 def decode_value(data: bytes) -> Any:
-    """Returns the value that `encode_value` made bytes of.
+    """Decodes the bytes of `encode_value`.
 
     Raises:
       DecodeError: A ValueError. If the bytes are damaged.
     """
 
 def check_hashes(keys: object) -> None:
-    """Raises if too many keys of a list have the same hash, so that a dict of them would be slow.
+    """Raises if so many keys have the same hash that a dict of them would be slow.
 
     Raises:
-      DecodeError: A ValueError. If that is so.
-      TypeError: If one cannot be hashed.
+      DecodeError: A ValueError. If there are that many.
+      TypeError: If a key cannot be hashed.
     """
 
 def compress(
     data: Buffer, level: int | None, *, threads: int | None, progress: _Progress | None
 ) -> bytes:
-    """Returns data as one gzip member; `None` lets the content decide."""
+    """Returns data as one gzip member; level `None` depends on the content."""
 
 def decompress(
     data: Buffer, *, max_size: int | None, threads: int | None, progress: _Progress | None
 ) -> bytes:
-    """Returns what all members of a gzip stream contain."""
+    """Returns the content of all members of a gzip stream."""
