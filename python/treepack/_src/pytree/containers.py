@@ -1,4 +1,4 @@
-"""Containers: their named children, and how they are made again from new ones."""
+"""Containers: their children by name, and how to make them from new children."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Difference(NamedTuple):
       target: The container.
       state: The state.
       expected: The names of the container's children.
-      path: Where it is, as `current_path` tells it.
+      path: Where it is, in the form of `current_path`.
     """
 
     target: Any
@@ -29,16 +29,16 @@ class Difference(NamedTuple):
 
 
 class NodeKind(NamedTuple):
-    """What can be done with one kind of container.
+    """The functions for one kind of container.
 
     Attributes:
       children: Takes a container, returns its children by name. If `final`, the
-        values are not children but their state already.
+        values are their states rather than the children.
       make: Takes a template container and new children by name, returns a new container.
-      in_words: Tells a difference as flax does.
+      in_words: Describes a difference as flax does.
       more_allowed: Whether a state may have children that a template lacks.
-      upgrade: Takes a state that may be of an older form, returns it in today's.
-      final: Whether handlers of the program do the whole subtree by themselves; `make` takes
+      upgrade: Converts a state of an older form to the present one.
+      final: Whether handlers of the program convert the whole subtree by themselves; `make` takes
         the state then.
       open: `children` and `make` of one container at once, where that saves work.
     """
@@ -52,14 +52,14 @@ class NodeKind(NamedTuple):
     open: Callable[[Any], tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] | None = None
 
     def opened(self, value: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]:
-        """Returns the children of a template, and what makes a container of new ones."""
+        """Returns the children of a template, and a function that makes a container of new ones."""
         if self.open is not None:
             return self.open(value)
         return self.children(value), functools.partial(self.make, value)
 
 
 def check_unique_keys(mapping: Mapping[Any, Any]) -> None:
-    """Raises a ValueError unless the keys are still distinct as strings."""
+    """Raises a ValueError unless the keys are distinct as strings."""
     # A subclass may have a `len` of its own.
     keys = list(mapping)
     strings = {str(key) for key in keys}
@@ -70,18 +70,18 @@ def check_unique_keys(mapping: Mapping[Any, Any]) -> None:
 
 
 def is_namedtuple(ty: type) -> bool:
-    """Tells whether a type is a namedtuple."""
+    """Returns whether a type is a namedtuple."""
     return issubclass(ty, tuple) and hasattr(ty, "_fields")
 
 
 def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
-    """Returns a namedtuple of these elements.
+    """Makes a namedtuple of these elements.
 
-    The `_make` of `collections` asks `len`, which may be a method of the type that counts
-    something else; one that the program has written is called.
+    It calls `_make` only if the program has written one: that of `collections` calls `len`, which
+    the type may have overridden.
 
     Raises:
-      TypeError: If there are not as many as it has fields.
+      TypeError: If the number of elements is not that of the fields.
     """
     make = getattr(ty, "_make", None)
     if make is not None and not is_from(make, "collections"):
@@ -116,10 +116,10 @@ def _make_dict(target: Any, new: dict[str, Any]) -> Any:
 
 
 def _copied(target: Any) -> Any:
-    """Returns a copy of a dict or list of some class; an empty one if that refuses items."""
+    """Copies a dict or list of a subclass; without the items if that fails."""
     try:
         return copy.copy(target)
-    except Exception:  # whatever code of the program raises
+    except Exception:  # code of the program may raise anything
         ty: Any = type(target)
         made = ty.__new__(ty)
         if hasattr(target, "__dict__"):
@@ -128,7 +128,7 @@ def _copied(target: Any) -> Any:
 
 
 def dict_in_words(found: Difference) -> str:
-    """Tells which keys are missing."""
+    """Describes the missing keys."""
     return (
         "The target dict keys and state dict keys do not match, target dict"
         f" contains keys {set(found.expected).difference(found.state.keys())} which are not"
@@ -139,7 +139,8 @@ def dict_in_words(found: Difference) -> str:
 # list, tuple and their subclasses
 
 
-def _list_children(sequence: Any) -> dict[str, Any]:
+def list_children(sequence: Any) -> dict[str, Any]:
+    """Returns the elements of a sequence by the text of their indices."""
     return {str(index): child for index, child in enumerate(sequence)}
 
 
@@ -162,7 +163,7 @@ def _list_in_words(found: Difference) -> str:
 
 
 def children_in_words(found: Difference) -> str:
-    """Tells the names of all children."""
+    """Describes the names of all children."""
     return (
         f"The children of the target {type(found.target).__name__} and of the state do not "
         f"match, got {sorted(found.expected)} and {sorted(map(str, found.state))} at path "
@@ -173,12 +174,8 @@ def children_in_words(found: Difference) -> str:
 # namedtuples
 
 
-def _namedtuple_children(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value._fields}
-
-
 def _upgrade_namedtuple(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Reads how flax wrote namedtuples before 2022."""
+    """Converts the form in which flax wrote namedtuples before 2022."""
     if set(state) != {"name", "fields", "values"}:
         return state
     names, values = state["fields"], state["values"]
@@ -196,12 +193,12 @@ def _namedtuple_in_words(found: Difference) -> str:
 
 DICT = NodeKind(dict_children, _make_dict, dict_in_words, more_allowed=True)
 
-LIST = NodeKind(_list_children, _make_list, _list_in_words)
+LIST = NodeKind(list_children, _make_list, _list_in_words)
 
-TUPLE = NodeKind(_list_children, lambda _, new: tuple(new.values()), _list_in_words)
+TUPLE = NodeKind(list_children, lambda _, new: tuple(new.values()), _list_in_words)
 
 NAMEDTUPLE = NodeKind(
-    _namedtuple_children,
+    lambda value: _attributes(value, value._fields),
     lambda target, new: namedtuple_of(type(target), (new[name] for name in target._fields)),
     _namedtuple_in_words,
     upgrade=_upgrade_namedtuple,
@@ -217,34 +214,29 @@ BUILTIN: dict[type, NodeKind] = {
 }
 
 
+# dataclasses and structs of flax
+
+
+def _attributes(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
 def struct_fields(value: Any) -> list[str]:
-    """Returns the fields of a flax struct that hold data."""
+    """Returns the names of the fields of a flax struct that hold data."""
     fields = dataclasses.fields(value)
     return [field.name for field in fields if field.metadata.get("pytree_node", True)]
 
 
 def data_fields(value: Any) -> list[str]:
-    """Returns the fields of a dataclass that are not marked as static for JAX."""
+    """Returns the names of the fields of a dataclass that are not marked as static for JAX."""
     fields = dataclasses.fields(value)
     return [field.name for field in fields if not field.metadata.get("static", False)]
 
 
-def _struct_children(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in struct_fields(value)}
-
-
-def _dataclass_children(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in data_fields(value)}
-
-
-def _make_struct(target: Any, new: dict[str, Any]) -> Any:
-    return target.replace(**new)
-
-
 def make_dataclass(target: Any, new: dict[str, Any]) -> Any:
     """Returns a dataclass with new values in some fields, and the template's in the others."""
-    # Neither __init__ nor __post_init__ runs: the fields are what was saved, and what
-    # else the template holds, such as cached properties, belongs to the template.
+    # Neither __init__ nor __post_init__ runs: the fields were saved, and other attributes of the
+    # template, such as cached properties, belong to the template.
     made = object.__new__(type(target))
     for field in dataclasses.fields(target):
         if field.name in new:
@@ -255,47 +247,57 @@ def make_dataclass(target: Any, new: dict[str, Any]) -> Any:
 
 
 def _dataclass_in_words(found: Difference) -> str:
-    kind = type(found.target).__name__
+    ty = type(found.target).__name__
     for name in found.expected:
         if name not in found.state:
             return (
                 f"Missing field {name} in state dict while restoring"
-                f" an instance of {kind}, at path {found.path}"
+                f" an instance of {ty}, at path {found.path}"
             )
     unknown = [str(name) for name in found.state if name not in found.expected]
     return (
         f'Unknown field(s) "{",".join(unknown)}" in state dict while'
-        f" restoring an instance of {kind} at path {found.path}"
+        f" restoring an instance of {ty} at path {found.path}"
     )
 
 
-DATACLASS = NodeKind(_dataclass_children, make_dataclass, _dataclass_in_words)
+DATACLASS = NodeKind(
+    lambda value: _attributes(value, data_fields(value)), make_dataclass, _dataclass_in_words
+)
 
-STRUCT = NodeKind(_struct_children, _make_struct, _dataclass_in_words)
+STRUCT = NodeKind(
+    lambda value: _attributes(value, struct_fields(value)),
+    lambda target, new: target.replace(**new),
+    _dataclass_in_words,
+)
 
 
 def fields_of(value: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass or namedtuple, by name."""
-    if isinstance(value, tuple):
-        return {name: getattr(value, name) for name in value._fields}  # type: ignore[attr-defined]
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return _attributes(value, _field_names(type(value)))
+
+
+def _field_names(ty: Any) -> list[str]:
+    if issubclass(ty, tuple):
+        return list(ty._fields)
+    return [field.name for field in dataclasses.fields(ty)]
 
 
 def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
-    """Returns a dataclass or namedtuple with these fields; those that are new have defaults."""
-    if type(fields) is not dict:  # in others it might take long to look for a name
+    """Makes a dataclass or namedtuple of fields; those that are missing get their defaults."""
+    if type(fields) is not dict:  # look-ups in others may take long
         raise ValueError(f"fields by name are needed, not a {type(fields).__name__}")
-    is_tuple = issubclass(ty, tuple)
-    names = ty._fields if is_tuple else [field.name for field in dataclasses.fields(ty)]
+    names = _field_names(ty)
     defaults = {name: default_of(ty, name) for name in names if name not in fields}
     if not fields.keys() <= set(names) or not all(defaults.values()):
         raise ValueError(f"it has the fields {sorted(names)}, not {sorted(fields)}")
     found = {name: fields[name] if name in fields else defaults[name][0]() for name in names}
+    is_tuple = issubclass(ty, tuple)
     return namedtuple_of(ty, found.values()) if is_tuple else with_attributes(ty, found)
 
 
 def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:
-    """Returns what makes the default of a field of a dataclass or namedtuple, if it has one."""
+    """Returns a list of the factory of a field's default, empty if it has none."""
     named: dict[str, Any] = getattr(ty, "_field_defaults", {})
     if name in named:
         return [lambda: named[name]]
@@ -310,7 +312,7 @@ def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:
 
 
 def with_attributes(ty: type, attributes: dict[str, Any]) -> Any:
-    """Returns an object with these attributes, of which no code of its type has run."""
+    """Makes an object with these attributes without running code of its type."""
     new: Any = object.__new__(ty)
     for name, value in attributes.items():
         object.__setattr__(new, name, value)

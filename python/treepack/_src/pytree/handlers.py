@@ -1,7 +1,7 @@
-"""Which functions turn a type into a state dict and back: three registries, one order.
+"""The functions that convert a type to a state dict and back, from several registries.
 
-Handlers that were registered with treepack come first, then flax's, then the two
-of eformer. The others are looked at only if the program has imported them.
+Handlers that were registered with treepack come first, then flax's, then those of the two
+registries of eformer. Only libraries that the program has imported count.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class Handlers(NamedTuple):
 
 _CONTAINERS: frozenset[type] = frozenset({dict, list, tuple})
 
-# Types that the native walk takes for granted unless they have a handler.
+# Types that the native walk handles by itself unless they have a handler.
 _WALKED_NATIVELY: frozenset[type] = frozenset(
     {dict, list, tuple, str, bytes, int, float, bool, complex, type(None), np.ndarray}
 )
 
-# Modules that have registries like ours, in the order in which they are asked.
+# Modules with registries like ours, in order of precedence.
 _FOREIGN = ("flax.serialization", "eformer.pytree._serialization", "eformer.pytree._xtree")
 
 _handlers: dict[type, Handlers] = {}
 
-# Per module: its handlers for builtin containers, and how many types it knows, when
-# nothing that is walked natively was overridden there.
+# Per module: its handlers for builtin containers, and the number of its types, when it last
+# overrode no type that is walked natively.
 _default: dict[str, tuple[Any, ...]] = {}
 
 
@@ -51,20 +51,20 @@ def register_serialization_state(
     ty_from_state_dict: Callable[[Any, Any], Any],
     override: bool = False,
 ) -> None:
-    """Registers how objects of a type become a state dict, and come back from one.
+    """Registers functions that convert objects of a type to a state dict and back.
 
     Args:
       ty: The type. Subclasses are not covered.
       ty_to_state_dict: Takes an instance, returns its state: a dict with string
-        keys. It may call `to_state_dict` on parts of it.
+        keys. It may call `to_state_dict` on parts of the instance.
       ty_from_state_dict: Takes an instance as the template and a state, and
-        returns a new instance. It may call `from_state_dict` on parts of it.
-      override: Whether a handler that is already there, flax's as well, is replaced.
+        returns a new instance. It may call `from_state_dict` on parts of them.
+      override: Whether to replace an existing handler, including flax's.
 
     Raises:
       ValueError: If there is one and `override` is false.
 
-    Example:
+    Examples:
       >>> import treepack
       >>> class Point:
       ...     def __init__(self, x): self.x = x
@@ -82,15 +82,15 @@ def register_serialization_state(
 
 
 def is_builtin(ty: type) -> bool:
-    """Tells whether a type needs no handler, because the walk knows it.
+    """Returns whether a type needs no handler, because the walk knows it.
 
-    Registering one nevertheless takes `override=True`, as in flax.
+    Registering one requires `override=True`, as in flax.
     """
     return ty in _CONTAINERS or is_partial_type(ty)
 
 
 def find(ty: type) -> Handlers | None:
-    """Returns the handlers that a program has registered for a type, wherever it did."""
+    """Returns the handlers that the program has registered for a type, in any registry."""
     own = _handlers.get(ty)
     if own is not None:
         return own
@@ -102,9 +102,9 @@ def find(ty: type) -> Handlers | None:
 
 
 def overridden() -> list[type]:
-    """Returns the natively walked types that have handlers nevertheless."""
+    """Returns the natively walked types that have handlers."""
     found = _handlers.keys() & _WALKED_NATIVELY if _handlers else set()
-    # This is asked at every call, and nearly always the answer is that of the last one.
+    # This runs in every call, nearly always with the same result.
     for module in _FOREIGN:
         if module not in sys.modules:
             continue
@@ -120,7 +120,7 @@ def overridden() -> list[type]:
 
 
 def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
-    """Returns the natively walked types for which a registry has more than its own handlers."""
+    """Returns the natively walked types with handlers in a registry that are not its own."""
     return {
         ty
         for ty in registry.keys() & _WALKED_NATIVELY
@@ -129,15 +129,15 @@ def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
 
 
 def is_from(function: Any, module: str) -> bool:
-    """Tells whether a function is defined in a module, whatever it says of itself."""
-    # Unlike __module__ the namespace is not copied by functools.wraps.
+    """Returns whether a function is defined in a module, regardless of its `__module__`."""
+    # functools.wraps copies __module__, but not the namespace.
     scope = getattr(function, "__globals__", None)
     return module in sys.modules and scope is vars(sys.modules[module])
 
 
 @contextlib.contextmanager
 def foreign_path(path: list[str]) -> Iterator[None]:
-    """Lets `current_path` of other libraries tell a path while their handlers run."""
+    """Makes `current_path` of other libraries return a path while their handlers run."""
     contexts = [
         sys.modules[module]._error_context
         for module, _ in _foreign()
@@ -154,7 +154,7 @@ def foreign_path(path: list[str]) -> Iterator[None]:
 
 
 def _foreign() -> Iterator[tuple[str, dict[Any, Any]]]:
-    """Yields the registries of other libraries that are imported, by module name."""
+    """Yields the modules of other libraries that are imported, with their registries."""
     for module in _FOREIGN:
         registry = _registry_of(module)
         if registry:
@@ -162,6 +162,6 @@ def _foreign() -> Iterator[tuple[str, dict[Any, Any]]]:
 
 
 def _registry_of(module: str) -> dict[Any, Any]:
-    """Returns the registry of a module that is imported; an empty one where it has none."""
+    """Returns the registry of a module; an empty one if it has none or is not imported."""
     registry: dict[Any, Any] = getattr(sys.modules.get(module), "_STATE_DICT_REGISTRY", {})
     return registry

@@ -1,4 +1,4 @@
-"""Telling what is in a tree, and whether it can be saved, without saving it."""
+"""Describes trees, and whether they can be saved, without saving them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treepack._src.pytree.state_dict import is_serializable
 
 
 def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
-    """Tells whether a whole tree can be saved, and if not, why.
+    """Checks whether a whole tree can be saved, and if not, why.
 
     Args:
       pytree: Any tree.
@@ -20,7 +20,7 @@ def validate_serializable(pytree: Any) -> tuple[bool, list[str]]:
     Returns:
       Whether it can, and a list of issues, each of the form `path: reason`.
 
-    Example:
+    Examples:
       >>> import treepack
       >>> valid, issues = treepack.serialization.validate_serializable({"a": object()})
       >>> valid, issues[0][:34]
@@ -41,7 +41,7 @@ def get_serialization_info(pytree: Any) -> dict[str, Any]:
       without a shape counts as one), `memory_bytes`, `is_serializable` (of the
       outermost container) and `dtypes` (a list of names, sorted).
 
-    Example:
+    Examples:
       >>> import numpy as np, treepack
       >>> tree = {"w": np.zeros((2, 3), np.float32), "n": 1}
       >>> info = treepack.serialization.get_serialization_info(tree)

@@ -1,19 +1,18 @@
-"""Kinds of containers: `kind_of` finds that of an object.
+"""Finds the kind of a container: how to get its children by name, and how to make it from others.
 
-A `NodeKind` knows the named children of an object, and makes such an object from new children.
-The kind of an object is found in this order:
+`kind_of` looks for it in this order:
 
 1. handlers registered with treepack, flax or eformer (`handlers.py`)
-2. dict, list, tuple and their like (`containers.py`), `jax.tree_util.Partial`
+2. dict, list, tuple and the like (`containers.py`), `jax.tree_util.Partial`
 3. namedtuples, unless JAX knows them as nodes of its registry
 4. nodes of JAX's pytree registry
 5. subclasses of dict and list
 6. dataclasses
 
-Structs and FrozenDicts of flax have handlers that call flax on what is inside.
-They are taken apart here instead, so that anything may be inside them.
+The handlers of flax for structs and FrozenDicts convert their children with flax. They are
+bypassed here, so that the children may be anything.
 
-Functions in equinox modules are code, and no state: a function that is a child of a module, or
+Functions in equinox modules are code and not state: a function that is a child of a module, or
 lies in its lists, tuples and dicts, is not saved as a leaf; it comes from the template, or is
 static data. `split` takes them out.
 """
@@ -38,11 +37,11 @@ from treepack._src.pytree.containers import (
     NAMEDTUPLE,
     STRUCT,
     NodeKind,
-    check_unique_keys,
     children_in_words,
     dict_children,
     dict_in_words,
     is_namedtuple,
+    list_children,
 )
 
 if TYPE_CHECKING:
@@ -67,10 +66,6 @@ def _children(value: Any) -> dict[str, Any]:
     return split(value, flatten(value)[0])[0]
 
 
-def _make(target: Any, new: dict[str, Any]) -> Any:
-    return _open(target)[1](new)
-
-
 def _open(target: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]:
     children, treedef = flatten(target)
 
@@ -80,7 +75,9 @@ def _open(target: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]
     return split(target, children)[0], make
 
 
-PYTREE = NodeKind(_children, _make, children_in_words, open=_open)
+PYTREE = NodeKind(
+    _children, lambda target, new: _open(target)[1](new), children_in_words, open=_open
+)
 
 # `jax.tree_util.Partial`, as flax names its children.
 PARTIAL = NodeKind(
@@ -100,11 +97,11 @@ class Pruned:
         self.container = container
 
     def children(self) -> dict[str, Any]:
-        """Returns what is left, by name."""
+        """Returns the other children, by name."""
         return _split(_items(self.container))[0]
 
     def functions(self) -> dict[str, Any]:
-        """Returns what was taken out, by name."""
+        """Returns the functions, by name."""
         return _split(_items(self.container))[1]
 
     def keys(self) -> list[Any]:
@@ -112,22 +109,19 @@ class Pruned:
         return list(self.container if type(self.container) is dict else _items(self.container))
 
     def make(self, new: dict[str, Any]) -> Any:
-        """Returns such a container with other children, and its own functions."""
+        """Returns a container with new children and the same functions."""
         found = self.functions() | new
         values = [found[name] for name in _items(self.container)]
         return joined(type(self.container), self.keys(), values)
 
 
 def joined(ty: type, keys: list[Any], values: list[Any]) -> Any:
-    """Returns a list, tuple or dict."""
+    """Makes a list, tuple or dict."""
     return dict(zip(keys, values, strict=True)) if ty is dict else ty(values)
 
 
 def split(module: Any, children: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the children of a node that are state, and those that are functions.
-
-    Only equinox modules have the latter.
-    """
+    """Splits the children of a node into state and functions, which only equinox modules have."""
     return _split(children) if equinox.is_module(module) else (children, {})
 
 
@@ -142,10 +136,7 @@ def _split(children: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _items(container: Any) -> dict[str, Any]:
-    if type(container) is dict:
-        check_unique_keys(container)
-        return {str(key): value for key, value in container.items()}
-    return {str(index): value for index, value in enumerate(container)}
+    return dict_children(container) if type(container) is dict else list_children(container)
 
 
 def _is_function(value: Any) -> bool:
@@ -172,12 +163,12 @@ _OF_FLAX: dict[str, NodeKind] = {
     ),
 }
 
-# The kinds of types that will not become another one, unless they get a handler.
+# The kinds of types, which change only with handlers.
 _known: weakref.WeakKeyDictionary[type, NodeKind] = weakref.WeakKeyDictionary()
 
 
 def kind_of(value: Any) -> NodeKind | None:
-    """Returns the kind of container that a value is, or `None` for a leaf."""
+    """Returns the kind of a container, or `None` for a leaf."""
     ty = type(value)
     if issubclass(ty, type):
         return None
@@ -190,7 +181,7 @@ def kind_of(value: Any) -> NodeKind | None:
     if known is not None:
         return known
     kind = _without_handlers(value)
-    if kind in (PARTIAL, NAMEDTUPLE, PYTREE):  # JAX may be told of others later
+    if kind in (PARTIAL, NAMEDTUPLE, PYTREE):  # other types may be registered with JAX later
         _known[ty] = kind
     return kind
 
@@ -220,12 +211,12 @@ def _without_handlers(value: Any) -> NodeKind | None:
 
 
 def is_plain_namedtuple(ty: type) -> bool:
-    """Tells whether a type is a namedtuple that is not registered with JAX as something else."""
+    """Returns whether a type is a namedtuple without a registration of its own in JAX."""
     return is_namedtuple(ty) and _jax.is_plain_namedtuple(ty)
 
 
 def is_container_type(ty: type) -> bool:
-    """Tells whether objects of a type are containers, as far as the type alone tells."""
+    """Returns whether objects of a type are containers, as far as the type alone shows."""
     return (
         handlers.find(ty) is not None
         or ty in BUILTIN

@@ -1,7 +1,7 @@
-"""What can be a leaf, and where its bytes are.
+"""Classifies leaves, and brings their bytes to host memory.
 
-The native walk knows the plain Python types and NumPy arrays by itself. For any
-other type it asks `classify`, once per call.
+The native walk knows the builtin Python types and NumPy arrays by itself. For any
+other type it calls `classify`, once per call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Class(enum.IntEnum):
-    """What a value is to the native walk; the numbers are known there."""
+    """The classes of values in the native walk, which knows these numbers."""
 
     UNSUPPORTED = 0
     ARRAY = 1
@@ -39,11 +39,11 @@ class Class(enum.IntEnum):
     DEFERRED = 9
 
 
-_PLAIN = (str, bytes, int, float, bool, complex, type(None))
+_BUILTIN = (str, bytes, int, float, bool, complex, type(None))
 
 
 def classify(value: Any) -> Class:
-    """Returns what a value is; the answer depends on its type alone."""
+    """Returns the class of a value, which depends on its type alone."""
     if msgpack.is_ext(value):
         return Class.EXT
     if msgpack.is_timestamp(value):
@@ -70,7 +70,7 @@ def classify(value: Any) -> Class:
 
 
 def explain(value: Any) -> str:
-    """Returns why a value cannot be a leaf, and what to do about it."""
+    """Explains why a value cannot be a leaf, with a remedy."""
     ty = type(value)
     name = ty.__qualname__ if ty.__module__ == "builtins" else f"{ty.__module__}.{ty.__qualname__}"
     text = f"cannot serialize a leaf of type {name}"
@@ -87,9 +87,9 @@ def explain(value: Any) -> str:
     hint = _hint(value)
     if hint is not None:
         return f"{text}: {hint}"
-    if isinstance(value, _PLAIN):
-        plain = next(plain for plain in _PLAIN if isinstance(value, plain))
-        return f"{text}: convert it to {plain.__name__}"
+    if isinstance(value, _BUILTIN):
+        builtin = next(builtin for builtin in _BUILTIN if isinstance(value, builtin))
+        return f"{text}: convert it to {builtin.__name__}"
     return (
         f"{text}; if it is a container, register its type with treepack.register_dataclass, or "
         "with jax.tree_util.register_pytree_node"
@@ -97,7 +97,7 @@ def explain(value: Any) -> str:
 
 
 def _hint(value: Any) -> str | None:
-    """Returns what to do with a value of a kind that is often found among leaves."""
+    """Returns a remedy for values that are often found among leaves."""
     if isinstance(value, (np.dtype, type)):
         return "a dtype or class is no leaf; save its name"
     if isinstance(value, (datetime.datetime, datetime.date)):
@@ -121,27 +121,27 @@ _PACKED = {"int2", "uint2", "int4", "uint4", "float4_e2m1fn"}
 
 
 def host_view(array: jax.Array) -> np.ndarray | None:
-    """Returns a view of an array that is in host memory as a whole, or `None`."""
+    """Returns a view of an array that is one block of host memory; otherwise `None`."""
     devices = array.devices()
     if len(devices) != 1 or next(iter(devices)).platform != "cpu":
         return None
     if array.dtype.name in _PACKED:
         array = _unshared(array)
-    # Not np.asarray, which tries protocols first that not all dtypes have.
+    # np.asarray would first try protocols that not all dtypes have.
     return array.__array__()
 
 
 def abstract(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
-    """Returns what stands for an array whose bytes are not read."""
-    struct = _jax.needed("what stands for arrays is a jax.ShapeDtypeStruct").ShapeDtypeStruct
+    """Returns the `ShapeDtypeStruct` of an array that is not read."""
+    struct = _jax.needed("arrays that are not read are jax.ShapeDtypeStructs").ShapeDtypeStruct
     return struct(shape, dtype)  # type: ignore[no-any-return]
 
 
 def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
-    """Begins to bring an array to host memory.
+    """Begins to copy an array to host memory.
 
     Returns:
-      Its different shards, each with the index of its first element; for `finish_transfer`.
+      Its distinct shards, each with the index of its first element; for `finish_transfer`.
     """
     shards = _shards(array)
     for _, shard in shards:
@@ -153,12 +153,12 @@ def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
 def finish_transfer(
     shards: list[tuple[list[int], jax.Array]],
 ) -> list[tuple[list[int], np.ndarray]]:
-    """Returns what `start_transfer` returned in host memory, in C order."""
+    """Returns the shards of `start_transfer` in host memory, in C order."""
     return [(start, np.asarray(shard, order="C")) for start, shard in shards]
 
 
 def _shards(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
-    """Returns the different shards of an array, each with the index of its first element."""
+    """Returns the distinct shards of an array, each with the index of its first element."""
     if array.is_fully_replicated:
         return [([0] * array.ndim, _unshared(array.addressable_data(0)))]
     return [
@@ -169,10 +169,10 @@ def _shards(array: jax.Array) -> list[tuple[list[int], jax.Array]]:
 
 
 def _unshared(array: jax.Array) -> jax.Array:
-    """Returns another object for the memory of an array on one device.
+    """Returns another object for an array on one device, in the same memory.
 
-    jax caches the host copy of an array in its object, for as long as that lives. This
-    one is forgotten after use, and the copy with it.
+    jax caches the host copy of an array in its object. This object, and the copy with it, is
+    dropped after use.
     """
     import jax
 

@@ -1,7 +1,7 @@
 """Typed PRNG keys (`jax.random.key`), which have no bytes of their own.
 
 A key array is written as `{'__prng_key__': impl, 'data': uint32 array}`: the
-name of its implementation and what `jax.random.key_data` gives.
+name of its implementation and its `jax.random.key_data`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MARKER = "__prng_key__"
 
 
 def is_key(value: object) -> bool:
-    """Tells whether a value is a typed PRNG key array (and not being traced)."""
+    """Returns whether a value is a typed PRNG key array, and not traced."""
     return _jax.is_array(value) and not _jax.is_tracer(value) and is_key_like(value)
 
 
 def is_key_like(value: object) -> bool:
-    """Tells whether a value is a typed PRNG key array, or stands for one in a template."""
+    """Returns whether a value is a typed PRNG key array, or the abstract form of one."""
     if not _jax.is_abstract(value):
         return False
     import jax
@@ -37,7 +37,7 @@ def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
     """Returns the name of the implementation of a key array, and its data.
 
     Raises:
-      TypeError: If the implementation has no name, so it could not be found again.
+      TypeError: If the implementation has no name to find it by.
     """
     import jax
 
@@ -48,9 +48,10 @@ def unwrap(key: jax.Array) -> tuple[str, jax.Array]:
 
 
 def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
-    """Returns the key array of what `unwrap` gave, or `None` if these are no such parts.
+    """Makes a key array from the parts that `unwrap` returns.
 
-    Without JAX they stay what they are.
+    Returns:
+      The key array; `None` if the parts do not fit, or JAX is not installed.
     """
     if not isinstance(impl, str) or getattr(data, "dtype", None) != np.uint32:
         return None
@@ -61,45 +62,35 @@ def wrap(impl: Any, data: Any) -> jax.Array | jax.ShapeDtypeStruct | None:
     if isinstance(data, jax.ShapeDtypeStruct):
         return _abstract(impl, data.shape)
     try:
-        # A copy, because jax may take the memory as its own, and it may be somebody's buffer.
+        # A copy, because jax may keep the memory, which may be a buffer of the program.
         copied = np.array(data)
-        on_device = _quickly(copied) if _is_one(impl, copied) else copied
-        key: jax.Array = jax.random.wrap_key_data(on_device, impl=impl)  # type: ignore[arg-type]
+        known = _implementation(impl) if _wrapped.get(impl, 0) >= _FEW else None
+        if known is not None and copied.shape == known[1]:
+            copied = _identity()(copied)
+        key: jax.Array = jax.random.wrap_key_data(copied, impl=impl)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
     _wrapped[impl] = _wrapped.get(impl, 0) + 1
     return key
 
 
-# How many keys have been wrapped one by one, by implementation: as many as are few.
+# The number of key arrays that have been wrapped, by implementation.
 _wrapped: dict[str, int] = {}
 
+# After so many, compiling `_identity` pays for single keys.
 _FEW = 64
-
-
-def _is_one(impl: str, data: np.ndarray) -> bool:
-    """Tells whether this is the data of a single key, and that of many before it."""
-    known = _implementation(impl) if _wrapped.get(impl, 0) >= _FEW else None
-    return known is not None and data.shape == known[1]
 
 
 @functools.cache
 def _identity() -> Any:
+    """Returns a compiled function: several times as fast to an array of jax as any other way."""
     import jax
 
     return jax.jit(lambda data: data)
 
 
-def _quickly(data: np.ndarray) -> Any:
-    """Returns an array of jax.
-
-    A compiled function is several times as fast as any other way to one, which pays for many.
-    """
-    return _identity()(data)
-
-
 def _abstract(impl: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | None:
-    """Returns what stands for a key array whose data has a shape."""
+    """Returns the abstract key array for data of a shape, or `None`."""
     known = _implementation(impl)
     if known is None:
         return None
@@ -114,18 +105,19 @@ def _abstract(impl: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct | None:
 
 @functools.lru_cache(maxsize=256)
 def _implementation(impl: str) -> tuple[Any, tuple[int, ...]] | None:
-    """Returns the dtype of keys, and the shape of the data of one; JAX takes a while to tell."""
+    """Returns the dtype of keys and the shape of one key's data, for which JAX is slow."""
     import jax
 
     try:
-        # To find out that a name is known takes long in `eval_shape`; this is no seed.
+        # `eval_shape` is slow for unknown names. This raises a ValueError for them, and a TypeError
+        # for the others, since the seed is none.
         jax.random.key(np.zeros(1), impl=impl)
     except ValueError:
         return None
     except TypeError:
         pass
     try:
-        # Exceptions that leave `eval_shape` take milliseconds.
+        # Exceptions out of `eval_shape` take milliseconds.
         found = jax.eval_shape(functools.partial(_key_of, impl), 0)
     except (TypeError, ValueError):
         return None
@@ -133,7 +125,7 @@ def _implementation(impl: str) -> tuple[Any, tuple[int, ...]] | None:
 
 
 def _key_of(impl: str, seed: Any) -> tuple[Any, Any] | None:
-    """Returns a key and its data, or `None` if there is no such implementation."""
+    """Returns a key and its data, or `None` if the implementation is unknown."""
     import jax
 
     try:

@@ -1,4 +1,4 @@
-"""State dicts: a tree of any containers as nested dicts with string keys."""
+"""State dicts: trees of any containers as nested dicts with string keys."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def to_state_dict(target: Any) -> Any:
     """Returns the state of a tree: nested dicts with string keys.
 
     Lists and tuples become dicts with the keys `'0'`, `'1'`, ...; namedtuples,
-    dataclasses and registered pytree nodes become dicts of their fields. What is no
-    container is returned as it is. The target is not changed.
+    dataclasses and registered pytree nodes become dicts of their fields. Leaves are
+    returned as they are. The target is not changed.
 
     Args:
       target: Any tree.
@@ -24,10 +24,10 @@ def to_state_dict(target: Any) -> Any:
       The state dict, or the target itself if it is a leaf.
 
     Raises:
-      ValueError: If keys of a dict are the same as strings.
-      StateDictKeyError: If a registered handler returns keys that are no strings.
+      ValueError: If keys of a dict are equal as strings.
+      StateDictKeyError: If a registered handler returns keys that are not strings.
 
-    Example:
+    Examples:
       >>> import treepack
       >>> treepack.serialization.to_state_dict({"layers": [1, (2, 3)]})
       {'layers': {'0': 1, '1': {'0': 2, '1': 3}}}
@@ -41,13 +41,12 @@ def to_state_dict(target: Any) -> Any:
 
 
 def is_serializable(target: Any) -> bool:
-    """Tells whether a type, or the type of an object, is a container that can be saved.
+    """Returns whether a type, or the type of an object, is a container that can be saved.
 
-    As in flax this asks about containers: arrays and numbers are leaves, which
-    need no handler, and the answer for them is false. See
+    As in flax, this is false for arrays and numbers: they are leaves, which need no handler. See
     `validate_serializable` for whether a whole tree can be saved.
 
-    Example:
+    Examples:
       >>> import treepack
       >>> treepack.serialization.is_serializable({}), treepack.serialization.is_serializable(1.0)
       (True, False)
@@ -58,11 +57,11 @@ def is_serializable(target: Any) -> bool:
 
 
 def expand(node: Any) -> tuple[Any, bool]:
-    """Returns one level of a container for the native walk.
+    """Expands one level of a container for the native walk.
 
     Returns:
-      The children by name and false; or the complete state, which a registered
-      handler has made, and true.
+      The children by name and false; or the complete state, made by a registered
+      handler, and true.
     """
     kind = kind_of(node)
     if kind is None:
@@ -72,7 +71,7 @@ def expand(node: Any) -> tuple[Any, bool]:
 
 
 def _checked(state: Any) -> Any:
-    """Returns the state that a handler made, if its keys are strings."""
+    """Returns the state of a handler; raises unless its keys are strings."""
     if isinstance(state, dict):
         for key in state:
             if not isinstance(key, str):
@@ -81,7 +80,7 @@ def _checked(state: Any) -> Any:
 
 
 def finished(state: Any) -> Any:
-    """Returns a handler's state with what the handler left as containers expanded."""
+    """Expands the containers that a handler left in its state."""
     if type(state) is dict:
         return {key: finished(value) for key, value in state.items()}
     if type(state) in (list, tuple):
@@ -90,7 +89,7 @@ def finished(state: Any) -> Any:
 
 
 def leaf_paths(tree: Any, path: str) -> list[str]:
-    """Returns the paths of all leaves of a tree that is at a path."""
+    """Returns the paths of all leaves of a tree at a path."""
     kind = kind_of(tree)
     if kind is None:
         return [path]
@@ -99,7 +98,7 @@ def leaf_paths(tree: Any, path: str) -> list[str]:
     except Exception:
         if not kind.final:
             raise
-        return [path]  # a template that its handler makes no state of
+        return [path]  # a template for which its handler fails
     if kind.final:
         return [leaf for leaf, _ in state_leaves(state, path)]
     return [
@@ -108,7 +107,7 @@ def leaf_paths(tree: Any, path: str) -> list[str]:
 
 
 def state_leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of a state that is at a path, with their paths."""
+    """Yields the leaves of a state at a path, with their paths."""
     if not isinstance(state, Mapping):
         yield path, state
         return
@@ -117,7 +116,7 @@ def state_leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the leaves of a tree with the paths that they have in a state dict."""
+    """Yields the leaves of a tree, with their paths in a state dict."""
     kind = kind_of(node)
     if kind is None:
         yield path, node
@@ -127,7 +126,7 @@ def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
     except Exception:
         if not kind.final:
             raise
-        return  # a template that its handler makes no state of
+        return  # a template for which its handler fails
     if kind.final and not isinstance(children, Mapping):
         yield path, children
         return
