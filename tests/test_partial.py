@@ -235,6 +235,27 @@ def test_handlers_keep_parts() -> None:
     assert report.kept == ["x/a"]
 
 
+class Listed:
+    def __init__(self, parts: list[Any]):
+        self.parts = parts
+
+
+def test_leaves_in_lists_of_handlers_have_the_paths_of_the_file() -> None:
+    serialization.register_serialization_state(
+        Listed, lambda it: {"parts": it.parts}, lambda _, state: Listed(state["parts"])
+    )
+    template = {"x": Listed([1, {"c": 2}]), "y": 3}
+    whole = treepack.open(serialization.to_bytes(template))
+    assert "x/parts/1/c" in {path for path, _ in whole.leaves()}
+    less = treepack.open(serialization.to_bytes({"y": 4}))
+    found, report = less.load(
+        template, select=["x/parts/1/c", "y"], missing="target", return_report=True
+    )
+    assert found["y"] == 4
+    assert found["x"].parts == [1, {"c": 2}]
+    assert report.kept == ["x/parts/0", "x/parts/1/c"]
+
+
 @flax.struct.dataclass
 class Model:
     w: Any

@@ -90,20 +90,7 @@ def finished(state: Any) -> Any:
 
 def leaf_paths(tree: Any, path: str) -> list[str]:
     """Returns the paths of all leaves of a tree at a path."""
-    kind = kind_of(tree)
-    if kind is None:
-        return [path]
-    try:
-        state = kind.children(tree)
-    except Exception:
-        if not kind.final:
-            raise
-        return [path]  # a template for which its handler fails
-    if kind.final:
-        return [leaf for leaf, _ in state_leaves(state, path)]
-    return [
-        leaf for name, child in state.items() for leaf in leaf_paths(child, _paths.join(path, name))
-    ]
+    return [_paths.text(leaf) for leaf, _ in leaves_of(tree, tuple(_paths.parts(path)))]
 
 
 def state_leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -126,9 +113,10 @@ def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
     except Exception:
         if not kind.final:
             raise
-        return  # a template for which its handler fails
+        yield path, node  # a template for which its handler fails
+        return
     if kind.final and not isinstance(children, Mapping):
         yield path, children
         return
     for name, child in children.items():
-        yield from leaves_of(child, (*path, name))
+        yield from leaves_of(child, (*path, str(name)))
