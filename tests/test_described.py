@@ -372,7 +372,7 @@ def test_with_a_target() -> None:
     with pytest.raises(treepack.MismatchError, match=r"a/0"):
         treepack.loads(treepack.dumps(tree), wrong)
     assert treepack.loads(treepack.dumps(3), 0) == 3
-    with pytest.raises(ValueError, match="cast=True is for a target"):
+    with pytest.raises(ValueError, match="cast=True needs a target"):
         treepack.loads(treepack.dumps(tree), cast=True)
 
 

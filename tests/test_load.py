@@ -74,9 +74,9 @@ def test_options_of_save(tmp_path: Path, compress: bool) -> None:
         jax.tree.map(np.testing.assert_array_equal, treepack.load(path, mmap=mmap), TREE)
     jax.tree.map(np.testing.assert_array_equal, treepack.loads(content), TREE)
     assert treepack.abstract(path)["list"][0].dtype == jnp.bfloat16
-    with pytest.raises(ValueError, match="level is for compress=True"):
+    with pytest.raises(ValueError, match="level needs compress=True"):
         treepack.save(path, TREE, level=3)
-    with pytest.raises(ValueError, match="level is for compress=True"):
+    with pytest.raises(ValueError, match="level needs compress=True"):
         treepack.dumps(TREE, level=3)
 
 
@@ -185,7 +185,7 @@ def test_a_sharding_for_each_path() -> None:
         treepack.loads(treepack.dumps(PLACED), sharding={"p": ROWS})
     with pytest.raises(ValueError, match="exclude each other"):
         treepack.loads(treepack.dumps(PLACED), sharding=ROWS, device=jax.devices()[0])
-    with pytest.raises(ValueError, match="for arrays of jax"):
+    with pytest.raises(ValueError, match="need arrays of jax"):
         treepack.loads(treepack.dumps(PLACED), device=jax.devices()[0], arrays="numpy")
 
 

@@ -277,7 +277,7 @@ def test_casts_and_placement(tmp_path: Path) -> None:
     assert found["n"] is template["n"]
     with pytest.raises(treepack.MismatchError, match="m/w: expected"):
         treepack.load(tmp_path / "saved", template, select="m")
-    with pytest.raises(ValueError, match="cast=True is for a target"):
+    with pytest.raises(ValueError, match="cast=True needs a target"):
         treepack.load(tmp_path / "saved", cast=True, select="m")
 
 

@@ -74,7 +74,7 @@ class Writing:
 def check_level(level: int | None, compress: bool) -> None:
     """Raises a ValueError if a level is given without compression."""
     if level is not None and not compress:
-        raise ValueError("level is for compress=True")
+        raise ValueError("level needs compress=True")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,12 +98,12 @@ class Reading:
         if self.device is not None and self.sharding is not None:
             raise ValueError("device and sharding exclude each other")
         if self.arrays == "numpy" and (self.device is not None or self.sharding is not None):
-            raise ValueError("device and sharding are for arrays of jax: pass arrays='saved'")
+            raise ValueError("device and sharding need arrays of jax: pass arrays='saved'")
 
     def check(self, target: Any) -> None:
         """Raises a ValueError if an option needs a target that is missing, or excludes it."""
         if self.cast and target is None:
-            raise ValueError("cast=True is for a target, whose dtypes are taken")
+            raise ValueError("cast=True needs a target, which has the dtypes")
         if self.static is not None and target is not None:
             raise ValueError("static= fills what a file lacks; a target has its own static data")
 
@@ -215,7 +215,7 @@ def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int]
         try:
             from tqdm import tqdm
         except ImportError as error:
-            raise ImportError("progress=True shows a bar of tqdm: pip install tqdm") from error
+            raise ImportError("progress=True needs tqdm: pip install tqdm") from error
         with tqdm(desc=title, unit="B", unit_scale=True, unit_divisor=1024) as bar:
 
             def tell(done: int, total: int) -> None:

@@ -136,7 +136,7 @@ class Thread:
         del ticket
         if self._told.get() is self._end:
             self._told.put(self._end)
-            raise MemoryError("a thread has ended before it has begun")
+            raise MemoryError("a thread ended before it began")
 
     @property
     def has_ended(self) -> bool:

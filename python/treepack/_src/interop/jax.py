@@ -199,7 +199,7 @@ def registered_unflatten(ty: type) -> Any:
     functions = node_functions(ty)
     if functions is None:
         raise TypeError(
-            f"this version of JAX does not tell how to make a {ty.__qualname__}, which is a "
+            f"this version of JAX does not reveal how to make a {ty.__qualname__}, which is a "
             "namedtuple with a registration of its own, or has children only on conditions"
         )
     return functions[1]

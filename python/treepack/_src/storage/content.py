@@ -93,7 +93,7 @@ def inflated(
 ) -> Buffer:
     """Returns data, decompressed if they are gzip."""
     if isinstance(data, (str, os.PathLike)):
-        raise TypeError(f"data are needed, not the path {os.fspath(data)!r}: load reads files")
+        raise TypeError(f"expected data, got the path {os.fspath(data)!r}: load reads files")
     view = memoryview(data)
     if not view.contiguous or bytes(view.cast("B")[:2]) != b"\x1f\x8b":
         return data

@@ -125,7 +125,7 @@ class _Remote(Locked):
     """A remote file that is read in ranges.
 
     Attributes:
-      length: The number of bytes, or `None` if the server does not tell it.
+      length: The number of bytes, or `None` if the server does not report it.
       at_once: The number of ranges that may be read at a time.
     """
 
@@ -170,7 +170,7 @@ def content(url: str) -> core.Content:
     """Returns the content of a remote file, to be read in parts."""
     file = _Remote(url)
     if file.length is None:
-        raise OSError(f"{url}: the server does not tell the size, so it cannot be read in parts")
+        raise OSError(f"{url}: the server does not report the size, so it cannot be read in parts")
     return core.Content.elsewhere(Blocks(file.fetch, file.length).read, file.length)
 
 
