@@ -474,7 +474,7 @@ def test_records_of_other_writers_are_read() -> None:
         ),
         (
             record([PLAIN, [{"typed": [0, b""]}, [[1, 0]]]], [["tests.Frozen", [["v"], []]]]),
-            r"was saved with the field 'v', and has it no more",
+            r"was saved with the field 'v', and no longer has it",
         ),
     ],
 )
@@ -603,7 +603,7 @@ def test_hostile_parts_of_static_data(name: str, parts: Any) -> None:
     from treepack._src.registry import static as _static
 
     with pytest.raises(treepack.DecodeError, match="cannot be restored"):
-        _static.rebuild(name, parts)
+        _static.rebuild_value(name, parts)
 
 
 # What would take long
@@ -639,8 +639,8 @@ def test_what_is_unknown_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(_nodes, "TYPES", types)
     monkeypatch.setattr(_static, "_types", static)
     filled = []
-    fill = _holes.filled
-    monkeypatch.setattr(_holes, "filled", lambda *parts: filled.append(1) or fill(*parts))
+    fill = _holes.fill
+    monkeypatch.setattr(_holes, "fill", lambda *parts: filled.append(1) or fill(*parts))
     lost = msgpack.packb({"named": ["tests.LostData", {"int": 1}]})
     hole = core.encode_value((_holes.Hole("mode", "a mode"), None))
     frozen = _nodes.registered(Frozen)

@@ -66,7 +66,7 @@ def test_new_fields_get_their_defaults() -> None:
 def test_removed_fields_are_told() -> None:
     data = treepack.dumps(define("a", "b")(1, 2))
     define("a")
-    with pytest.raises(treepack.UnregisteredTypeError, match="the field 'b', and has it no more"):
+    with pytest.raises(treepack.UnregisteredTypeError, match="the field 'b', and no longer has it"):
         treepack.loads(data)
     assert treepack.loads(data, unknown="dict") == {"a": 1, "b": 2}
 
@@ -335,7 +335,7 @@ def test_aliases() -> None:
 def test_an_older_instance_says_so() -> None:
     old = define("a")(1)
     define("a")
-    with pytest.raises(TypeError, match=r"older definition of 'tests\.Evolving'.*make it anew"):
+    with pytest.raises(TypeError, match=r"older definition of 'tests\.Evolving'.*create it again"):
         treepack.dumps([old])
 
 
@@ -457,7 +457,7 @@ def test_a_tree_is_registered_whole_or_not_at_all() -> None:
     with pytest.raises(ValueError, match="two types in the tree have the name"):
         treepack.register_tree([Fine(1), Clash(2), Other(3)])
     assert treepack.registered_types() == before
-    with pytest.warns(UserWarning, match="no lasting name"):
+    with pytest.warns(UserWarning, match="not a lasting name"):
         added = treepack.register_tree([Fine(1), Clash(2)])
     assert list(added) == [f"tests.whole.{ty.__qualname__}" for ty in (Fine, Clash)]
 
@@ -473,7 +473,7 @@ def test_default_names() -> None:
         if name is not None:
             with pytest.raises(ValueError, match="needs a name"):
                 treepack.register_namedtuple(NamedTuple("Empty", []), serialized_name=name)
-    with pytest.warns(UserWarning, match="is no lasting name"):
+    with pytest.warns(UserWarning, match="is not a lasting name"):
 
         @treepack.register_function
         def local() -> None:
@@ -555,5 +555,5 @@ def test_options_are_checked_when_a_type_is_registered() -> None:
     for version in (-1, "2", 2**32):
         with pytest.raises(ValueError, match="version must be"):
             treepack.register_dataclass(made, serialized_name="tests.Checked", version=version)
-    with pytest.raises(TypeError, match="aliases is a list"):
+    with pytest.raises(TypeError, match="aliases must be a list"):
         treepack.register_dataclass(made, serialized_name="tests.Checked", aliases="old")

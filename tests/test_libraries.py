@@ -176,7 +176,7 @@ def test_a_hole_is_filled_by_what_is_like_the_node() -> None:
     found = treepack.loads(data, static={"0": "A", "1": "B"})
     assert [node.auxdata for node in found] == ["A", "B"]
     with pytest.raises(
-        treepack.errors.HoleError, match=r"static= has for '0' is no .*Unregistered"
+        treepack.errors.HoleError, match=r"in static= for '0' is not .*Unregistered"
     ):
         treepack.loads(
             treepack.dumps([Unregistered(1, abs)], holes=True), static={"0": Unnamed(1, abs)}
@@ -703,7 +703,7 @@ def test_what_fills_a_hole_has_the_same_children() -> None:
     assert treepack.loads(data, static={"m": one(0, 0)})["m"] == one(1, 2)
     with pytest.raises(treepack.DecodeError, match=r"filled in with has the children"):
         treepack.loads(data, static={"m": other(7, 8)})
-    with pytest.raises(treepack.errors.HoleError, match=r"static= has for 'm' is no types.One"):
+    with pytest.raises(treepack.errors.HoleError, match=r"in static= for 'm' is not a types.One"):
         treepack.loads(data, static={"m": 5})
 
 

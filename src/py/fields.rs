@@ -16,7 +16,7 @@ use super::value;
 use crate::grow;
 use crate::structure::NodeType;
 
-/// What containers of one type consist of; see `_fixed_fields.FixedFields`.
+/// What containers of one type consist of; see `fixed_fields.FixedFields`.
 #[derive(FromPyObject)]
 pub struct Fields<'py> {
     /// The names of the children.
@@ -101,7 +101,7 @@ pub struct Record<'py> {
     last: RefCell<Option<(Vec<Bound<'py, PyAny>>, ByteBuf)>>,
 }
 
-/// See `_fixed_fields.Record`.
+/// See `fixed_fields.TypeRecord`.
 #[derive(FromPyObject)]
 struct Told<'py> {
     name: String,

@@ -1,6 +1,6 @@
-"""What the core calls: functions about meaning, under the names that it knows them by.
+"""The functions about meaning that the core calls, by the names it knows.
 
-`src/py/hooks.rs` looks each of them up once, and says what it is asked.
+`src/py/hooks.rs` looks each of them up once, and documents its question.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from treepack._src.pytree.prng import unwrap as unwrap_key
 from treepack._src.pytree.prng import wrap as wrap_key
 from treepack._src.pytree.state_dict import expand
 from treepack._src.registry.fixed_fields import fixed_fields
-from treepack._src.registry.nodes import fill_holes, is_named
-from treepack._src.registry.nodes import find as find_node_type
-from treepack._src.registry.nodes import reduce as reduce_node
-from treepack._src.registry.static import rebuild as rebuild_value
-from treepack._src.registry.static import reduce as reduce_value
+from treepack._src.registry.nodes import fill_holes, find_node_type, is_named, reduce_node
+from treepack._src.registry.static import rebuild_value, reduce_value
 from treepack._src.registry.types import upgrades
 from treepack._src.restore.template import is_abstract_array, restore_child
 

@@ -1,7 +1,6 @@
-"""How static data of types that are not the program's are written, by name.
+"""Codecs for static data of other libraries' types, by name.
 
-Each kind of values is one row of `_CODECS`. Every program knows them: a file may have them without
-any registration.
+Each is one row of `_CODECS`. Every program knows them: a file may use them without registration.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from treepack._src.registry import types as _types
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.names import default_name
 
-# Static data are compared and hashed by JAX; more than this belongs into leaves.
+# JAX compares and hashes static data; larger arrays belong into leaves.
 MAX_ARRAY_BYTES = 64 << 10
 
 
 def encode(value: Any) -> tuple[str, Any] | None:
-    """Returns the name of a value and its parts, or `None` if it has no name here.
+    """Returns the name and the parts of a value, or `None` if no codec is for it.
 
     Raises:
-      TypeError: If it is of a type that has one, and cannot be written.
+      TypeError: If its codec cannot write it.
     """
     codec = _BY_TYPE.get(type(value))
     if codec is None:
@@ -51,7 +50,7 @@ def encode(value: Any) -> tuple[str, Any] | None:
 
 
 def decoder(name: str) -> Callable[[Any], Any] | None:
-    """Returns the function that makes a value with this name of its parts."""
+    """Returns the function that makes a value with this name from its parts."""
     codec = _BY_NAME.get(name)
     return None if codec is None else codec.decode
 
@@ -80,7 +79,7 @@ def _treedef(parts: Any) -> Any:
     ty = _TREEDEF_TYPES.get(name) or _types.type_named(name)
     if ty is None:
         raise ValueError(f"no type is registered with the name {name!r}")
-    # JAX reads beyond the end of what is too short.
+    # JAX reads beyond the end of too few children or auxdata.
     found = _types.registered(ty)
     if ty is type(None):
         fits = auxdata is None and not children
@@ -139,14 +138,16 @@ def _array(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
     dtype = _dtype(name)
     sizes = _counts(shape)
     if len(sizes) > _MOST_DIMENSIONS or math.prod(sizes) * dtype.itemsize != len(content):
-        raise ValueError(f"{len(content)} bytes are no array of {name} with the shape {shape}")
+        raise ValueError(
+            f"{len(content)} bytes do not make an array of {name} with the shape {shape}"
+        )
     return np.frombuffer(content, dtype).reshape(sizes).copy()
 
 
 def _scalar(parts: Any) -> Any:
     array = _array(parts)
     if array.ndim:
-        raise ValueError(f"a scalar has no shape, such as {array.shape}")
+        raise ValueError(f"a scalar cannot have the shape {array.shape}")
     return array[()]
 
 
@@ -162,7 +163,7 @@ def _type_parts(ty: type) -> tuple[str, str]:
     if _TYPES.get(ty.__name__) is ty:
         return "builtins", ty.__name__
     jax = imported("jax")
-    # jnp.float32 and the like are types of their own.
+    # jnp.float32 and its like are types of their own.
     if jax is not None and getattr(jax.numpy, ty.__name__, None) is ty:
         return "jax.numpy", ty.__name__
     if issubclass(ty, np.generic) and np.dtype(ty).type is ty:
@@ -182,14 +183,14 @@ def _type(parts: tuple[str, str]) -> Any:
         found = getattr(jnp, name)
         if isinstance(found, type):
             return found
-    raise ValueError(f"{module}.{name} is no type that static data may have")
+    raise ValueError(f"{module}.{name} is not a type that static data may have")
 
 
 # jax
 
 
 def _spec_parts(spec: Any) -> tuple[Any, ...]:
-    # Older versions of JAX have tuples, and nothing besides.
+    # Older versions of JAX have plain tuples.
     axes = tuple(getattr(spec, "partitions", spec))
     return axes, *(frozenset(getattr(spec, kind, ())) for kind in ("unreduced", "reduced"))
 
@@ -214,21 +215,21 @@ def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
 
 
 def _named_sharding(parts: tuple[Any, ...]) -> Any:
-    """Makes a mesh with these axes of the devices that are here, or of none in particular."""
+    """Makes a mesh with these axes: of the devices there are, or abstract if they are too few."""
     import jax
     from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
     types = (tuple, tuple, PartitionSpec, (str, type(None)), tuple)
     names, sizes, spec, memory_kind, *more = _parts(types[: 5 if len(parts) > 4 else 4], parts)
     _check_axes(names)
-    # jax ends the program where a mesh has no devices, or more than it can count.
+    # JAX ends the program for a mesh without devices, or with more than it can count.
     if 0 in _counts(sizes) or math.prod(sizes) > _MOST_DEVICES:
         raise ValueError(f"there is no mesh of the sizes {sizes}")
     if not len({*names}) == len(names) == len(sizes) <= _MOST_DIMENSIONS:
-        raise ValueError(f"a mesh has one size for each name, not {sizes} for {names}")
+        raise ValueError(f"a mesh needs one size for each name, not {sizes} for {names}")
     axis_types = tuple(jax.sharding.AxisType[_one(str, kind)] for kinds in more for kind in kinds)
     if len(axis_types) not in (0, len(names)):
-        raise ValueError(f"a mesh has one type for each axis, not {axis_types} for {names}")
+        raise ValueError(f"a mesh needs one type for each axis, not {axis_types} for {names}")
     kinds = {"axis_types": axis_types} if axis_types else {}
     mesh: Any = AbstractMesh(sizes, names, **kinds)
     if math.prod(sizes) <= jax.device_count():
@@ -281,43 +282,43 @@ def _jax_nn(name: str) -> Any:
 
 
 def _one(ty: type, value: Any) -> Any:
-    """Returns a value of a type; others might take forever to be made something of."""
+    """Returns a value of exactly this type; converting others might take forever."""
     if type(value) is not ty:
         raise ValueError(f"a {ty.__name__} is needed, not a {type(value).__name__}")
     return value
 
 
 def _parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
-    """Returns a tuple of parts of these types, of which each is one, some, or `object` for any."""
+    """Returns a tuple of parts of these types: each a type, a tuple of types, or `object`."""
     if len(_one(tuple, parts)) != len(types_of_parts):
-        raise ValueError(f"it has {len(types_of_parts)} parts, not {len(parts)}")
+        raise ValueError(f"it needs {len(types_of_parts)} parts, not {len(parts)}")
     for expected, part in zip(types_of_parts, parts, strict=True):
         if expected is object:
             continue
         if type(part) not in (expected if type(expected) is tuple else (expected,)):
-            raise ValueError(f"a {type(part).__name__} is no part of it")
+            raise ValueError(f"a {type(part).__name__} cannot be part of it")
     return parts
 
 
 def _counts(parts: Any) -> tuple[int, ...]:
-    """Returns a tuple of numbers that count something."""
+    """Returns a tuple of counts."""
     for part in _one(tuple, parts):
         if type(part) is not int or not 0 <= part < 2**63:
-            raise ValueError(f"{part!r:.100} counts nothing")
+            raise ValueError(f"{part!r:.100} is not a count")
     found: tuple[int, ...] = parts
     return found
 
 
 def _check_axes(names: Any) -> Any:
-    """Returns a tuple or frozenset of names of axes, which are strings nearly always."""
+    """Returns names of axes, which are nearly always strings."""
     for name in names:
         if type(name) not in (str, int) and not isinstance(name, enum.Enum):
-            raise ValueError(f"a {type(name).__name__} is no name of an axis")
+            raise ValueError(f"a {type(name).__name__} cannot be the name of an axis")
     return names
 
 
 def _is_missing(value: Any) -> bool:
-    return equinox.missing() is value  # no value is `None` here: it is plain
+    return equinox.missing() is value  # the value is never `None`, which is plain
 
 
 def _missing(parts: Any) -> Any:
@@ -329,7 +330,7 @@ def _missing(parts: Any) -> Any:
 
 def _callable(function: Any) -> Any:
     if not callable(function):
-        raise ValueError(f"a {type(function).__name__} is no function")
+        raise ValueError(f"a {type(function).__name__} is not a function")
     return function
 
 
@@ -340,20 +341,20 @@ def _functools_partial(parts: Any) -> Any:
 
 _BOUND = (int, type(None), str)
 
-# As many as arrays of NumPy have.
+# The limit of NumPy.
 _MOST_DIMENSIONS = 64
 
 _MOST_DEVICES = 2**31 - 1
 
 
 class Codec(NamedTuple):
-    """One kind of values.
+    """How values are written and read.
 
     Attributes:
       name: The name in files.
-      fits: The type of the values, or a predicate that tells them.
+      fits: The type of the values, or a predicate.
       encode: Takes a value, returns its parts: a value that can be written.
-      decode: Takes the parts, which may be anything, returns the value.
+      decode: Takes the parts, which may be any value, returns the value.
     """
 
     name: str
@@ -370,10 +371,10 @@ def _path(ty: type[pathlib.PurePath]) -> Codec:
     return Codec(f"pathlib.{ty.__name__}", _instance(ty), str, lambda path: ty(_one(str, path)))
 
 
-# Of several predicates that tell a value, the first counts.
+# Of several predicates that accept a value, the first counts.
 _CODECS = [
     Codec("treepack.hole", Hole, tuple, lambda it: Hole(*_parts(((str, type(None)), str), it))),
-    # One that 64 bits cannot hold.
+    # Integers beyond 64 bits.
     Codec("int", int, str, lambda text: int(_one(str, text))),
     Codec("set", set, frozenset, lambda items: set(_one(frozenset, items))),
     Codec("bytearray", bytearray, bytes, lambda data: bytearray(_one(bytes, data))),
@@ -401,7 +402,7 @@ _CODECS = [
         lambda it: (it.func, it.args, dict(it.keywords)),
         _functools_partial,
     ),
-    # One that can open files is what the reading system has.
+    # A path that can open files becomes one of the reading system.
     _path(pathlib.Path),
     _path(pathlib.PureWindowsPath),
     _path(pathlib.PurePosixPath),
@@ -448,10 +449,10 @@ NAMES = frozenset(_BY_NAME)
 
 
 def refusal(value: Any) -> str:
-    """Returns why a value cannot be saved, and what to do about it."""
+    """Returns the reason why a value cannot be saved, and the remedy."""
     text = f"static data of type {default_name(type(value))} cannot be saved: {value!r:.100}"
     if type(value) is np.ndarray:
-        return f"{text}; arrays among static data may have {MAX_ARRAY_BYTES} bytes"
+        return f"{text}; arrays in static data may have up to {MAX_ARRAY_BYTES} bytes"
     if callable(value):
         return f"{text}; call treepack.register_function on it, if it is defined once"
     return f"{text}; call treepack.register_auxdata on its type"

@@ -1,4 +1,4 @@
-"""Which fields of a type are children of its nodes, and which are static data."""
+"""The fields of a type that are children of its nodes, and those that are static data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treepack._src.pytree.kinds import flatten
 
 
 class Fields(NamedTuple):
-    """Which fields of a type are its children, and which its static data, in order."""
+    """The fields of a type that are children, and those that are static data, in order."""
 
     ty: type
     data: list[str]
@@ -19,9 +19,9 @@ class Fields(NamedTuple):
 
     @classmethod
     def marked(cls, nodetype: Any, dropped: Sequence[str]) -> Fields:
-        """Returns the fields of a dataclass as they are marked for JAX, but for dropped ones.
+        """Reads the fields of a dataclass from their marks for JAX, without the dropped ones.
 
-        Those that `__init__` does not take are dropped as well: it makes them.
+        Those that `__init__` does not take are dropped as well: it sets them.
         """
         static = {
             field.name: field.metadata.get("static", False)
@@ -36,9 +36,10 @@ class Fields(NamedTuple):
 
     @classmethod
     def of(cls, nodetype: type) -> Fields | None:
-        """Finds out how JAX takes a type apart, from an object with marks in its fields.
+        """Finds out how JAX flattens a type, from an object with marks in its fields.
 
-        `None` if it is not by its fields, and a tuple of them as static data.
+        Returns:
+          The fields; `None` unless it is flattened by its fields, with a tuple as static data.
         """
         marks = {field.name: object() for field in dataclass_fields(nodetype)}
         while True:
@@ -46,11 +47,11 @@ class Fields(NamedTuple):
                 children, treedef = flatten(with_attributes(nodetype, marks))
                 break
             except AttributeError as error:
-                # A class that is no dataclass: it asks for its fields one after the other.
+                # A class that is not a dataclass: it reads its fields one after the other.
                 if not error.name or error.name in marks:
                     return None
                 marks[error.name] = object()
-            except Exception:  # whatever a flatten function does with what it does not expect
+            except Exception:  # any error of a flatten function on unexpected values
                 return None
         static = treedef.node_data()[1]
         if type(static) is not tuple or any(
@@ -65,11 +66,11 @@ class Fields(NamedTuple):
         return cls(nodetype, list(children), found) if len(found) == len(meta) else None
 
     def build(self, auxdata: Any, children: Sequence[Any]) -> Any:
-        """Makes a node without a call to its `__init__`, which might not like placeholders."""
+        """Makes a node without calling its `__init__`, which might not accept placeholders."""
         attributes = zip([*self.data, *self.meta], [*children, *auxdata], strict=True)
         return with_attributes(self.ty, dict(attributes))
 
 
 def dataclass_fields(nodetype: Any) -> Sequence[dataclasses.Field[Any]]:
-    """Returns the fields of a dataclass; none of another type."""
+    """Returns the fields of a dataclass; for other types, none."""
     return dataclasses.fields(nodetype) if dataclasses.is_dataclass(nodetype) else ()

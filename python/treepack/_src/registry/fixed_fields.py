@@ -1,7 +1,7 @@
-"""Types whose nodes all consist of the same attributes: the core goes through these by itself.
+"""Types whose nodes all have the same attributes: the core walks these by itself.
 
-They are namedtuples, structs of flax, dataclasses, what `jax.tree_util.register_dataclass` knows,
-and equinox modules. Of any other type, Python takes each node apart.
+They are namedtuples, structs of flax, dataclasses, types registered with
+`jax.tree_util.register_dataclass`, and equinox modules. Python flattens each node of other types.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from treepack._src.registry import types as _types
 from treepack._src.registry.fields import Fields
 
 
-class Record(NamedTuple):
-    """What is recorded of all nodes of a type.
+class TypeRecord(NamedTuple):
+    """The record of all nodes of a type.
 
     Attributes:
       name: The name of the type.
       fields: The names of its children and static data, see `types.NodeType`.
       version: Its version.
-      head: What the static data begin with.
+      head: The first items of the static data.
       static: The attributes that follow.
     """
 
@@ -49,18 +49,17 @@ class Record(NamedTuple):
 
 
 class FixedFields(NamedTuple):
-    """What all nodes of a type consist of.
+    """The attributes that all nodes of a type have.
 
     Attributes:
-      names: The names of the children. They are attributes.
+      names: The names of the children, which are attributes.
       make: Takes a template and new children in the same order, returns a new node.
-      exactly: How many attributes a node has; one that has more or fewer is taken apart by
-        Python. `None` if that does not matter.
-      pytree: Whether it is a node of JAX's registry. What is inside becomes a state dict even where
-        a handler has made what is around it.
-      code: Whether functions among the children are no state. A node that has some is taken
-        apart by Python.
-      record: What is recorded of such a node; `None` if Python has to be asked for each.
+      exactly: The number of attributes; Python flattens a node with more or fewer. `None` for
+        any number.
+      pytree: Whether JAX's registry has the type. Children become state dicts even in a state
+        that a handler has made.
+      code: Whether functions among the children are not state. Python flattens a node with some.
+      record: The record of such a node; `None` if Python makes one for each.
     """
 
     names: list[str]
@@ -68,11 +67,11 @@ class FixedFields(NamedTuple):
     exactly: int | None
     pytree: bool
     code: bool
-    record: Record | None
+    record: TypeRecord | None
 
 
 def fixed_fields(node: Any) -> FixedFields | None:
-    """Returns what all nodes of the type of this one consist of, or `None` if they differ."""
+    """Returns the attributes that all nodes of the type of this one have; `None` if they differ."""
     kind = kind_of(node)
     if kind is None:
         return None
@@ -85,7 +84,7 @@ def fixed_fields(node: Any) -> FixedFields | None:
 
 
 class _Attributes(NamedTuple):
-    """The attributes that are children, and those that are static data after `head`."""
+    """Attributes that are children, and those that are static data after `head`."""
 
     names: list[str]
     head: tuple[Any, ...] = ()
@@ -108,16 +107,16 @@ def _of_kind(kind: NodeKind, node: Any) -> _Attributes | None:
         known = _of_pytree(node)
         if known is None or known.static is None or known.names != names:
             return _Attributes(names)
-        # As `replace` does, in fewer steps; a struct may have its own. It takes more than fields
-        # if there are some that are for `__init__` alone.
-        plain = handlers.is_from(node.replace, "flax.struct")
-        plain = plain and len(ty.__dataclass_fields__) == len(dataclasses.fields(ty))
-        return _Attributes(names, (), known.static, known.make if plain else None)
+        # Like `replace`, in fewer steps; a struct may have its own. It takes more than fields
+        # if some are for `__init__` alone.
+        has_only_fields = len(ty.__dataclass_fields__) == len(dataclasses.fields(ty))
+        by_fields = has_only_fields and handlers.is_from(node.replace, "flax.struct")
+        return _Attributes(names, (), known.static, known.make if by_fields else None)
     return _of_pytree(node) if kind is PYTREE else None
 
 
 def _has_elements_as_fields(ty: Any) -> bool:
-    """Tells whether the fields of a namedtuple are its elements: a subclass can have others."""
+    """Returns whether the fields of a namedtuple are its elements: a subclass may have others."""
     marks = [object() for _ in ty._fields]
     node: Any = tuple.__new__(ty, marks)
     try:
@@ -133,7 +132,7 @@ def _made_by(kind: NodeKind, names: list[str]) -> Callable[[Any, list[Any]], Any
     return lambda target, new: make(target, dict(zip(names, new, strict=True)))
 
 
-# What JAX has been told of types, which cannot change.
+# Types by their registration with JAX, which cannot change.
 _known: weakref.WeakKeyDictionary[type, _Attributes | None] = weakref.WeakKeyDictionary()
 
 
@@ -147,7 +146,7 @@ def _of_pytree(node: Any) -> _Attributes | None:
     elif equinox.is_module(node):
         found = _of_module(node, *functions)
         if found is None:
-            return None  # others of its type may be whole
+            return None  # others of its type may be complete
     elif _jax.is_by_dataclass(functions[0]):
         found = _of_dataclass(ty)
     else:
@@ -170,7 +169,7 @@ def _of_dataclass(ty: type) -> _Attributes | None:
 
 
 def _of_module(module: Any, flatten: Any, unflatten: Any) -> _Attributes | None:
-    """Returns what modules like this one consist of, if equinox takes it apart as expected."""
+    """Returns the attributes of modules like this one, if equinox flattens it as expected."""
     head = (equinox.missing(),)
     static = {
         field.name: field.metadata.get("static", False) for field in dataclasses.fields(module)
@@ -196,10 +195,10 @@ def _of_module(module: Any, flatten: Any, unflatten: Any) -> _Attributes | None:
     return _Attributes(names, head, rest, make, exactly=len(static), code=True)
 
 
-def _record(node: Any, found: _Attributes) -> Record | None:
+def _record(node: Any, found: _Attributes) -> TypeRecord | None:
     known = _types.registered(type(node))
-    if known is None or not known.plain or found.static is None:
+    if known is None or not known.writes_auxdata or found.static is None:
         return None
     if known.checked and known.fields != (found.names, found.static):
         return None
-    return Record(known.name, known.fields, known.version, found.head, found.static)
+    return TypeRecord(known.name, known.fields, known.version, found.head, found.static)

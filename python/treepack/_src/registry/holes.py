@@ -1,7 +1,7 @@
-"""Static data that have no name for files: left out when saved, filled in when loaded.
+"""Static data without a name for files: left out when saved, filled in when loaded.
 
 A `TrainState` holds its optimizer, a module a lambda: objects that only the program can make.
-With `holes=True` a mark takes the place of each, and `load(static=...)` has to fill it.
+With `holes=True` a `Hole` takes the place of each, and `load(static=...)` fills it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from treepack.errors import HoleError
 
 
 class Hole(NamedTuple):
-    """What stands for a value that was not saved.
+    """The place of a value that was not saved.
 
     Attributes:
-      field: The field that has it; nothing if it is all static data of a node, and `None` if it
-        is the node itself, but for its children.
-      what: What it was, in words.
+      field: The field that has it; empty for all static data of a node, `None` for the node
+        itself without its children.
+      what: A description of the value.
     """
 
     field: str | None
     what: str
 
 
-def left_out(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns values by field, with holes for what cannot be written if that is allowed."""
+def with_holes(values: dict[str, Any]) -> dict[str, Any]:
+    """Puts holes in the place of values that cannot be written, if holes are allowed."""
     if not holes_allowed():
         return values
-    return {field: _dug(value, field) for field, value in values.items()}
+    return {field: _value_or_hole(value, field) for field, value in values.items()}
 
 
-# What to do about static data that have no name.
+# The end of errors about static data without a name.
 OR_HOLES = "; or leave it out with holes=True, and fill it in with static= when loading"
 
 
 def check_field(field: str, value: Any, where: str = "") -> None:
-    """Raises a TypeError with the name of a field if its value cannot be written."""
+    """Raises a TypeError that names a field if its value cannot be written."""
     try:
         core.encode_value(value)
     except (TypeError, ValueError) as reason:
@@ -52,19 +52,21 @@ def check_field(field: str, value: Any, where: str = "") -> None:
 
 
 def by_field(value: Any, fields: Sequence[str] | None) -> dict[str, Any]:
-    """Returns static data by field if they are a tuple of fields, as most types have them."""
+    """Returns static data by field if they are a tuple of fields, as those of most types are."""
     if not fields or not isinstance(value, tuple) or len(value) != len(fields):
         return {}
     return dict(zip(fields, value, strict=True))
 
 
-def dug(value: Any, fields: Sequence[str] | None) -> Any:
-    """Returns static data with holes for what cannot be written; of a tuple of fields, in them."""
-    parts = by_field(value, fields)
-    return tuple(_dug(part, field) for field, part in parts.items()) if parts else _dug(value, "")
+def auxdata_with_holes(auxdata: Any, fields: Sequence[str] | None) -> Any:
+    """Puts holes in fields that cannot be written, or one in the place of all auxdata."""
+    parts = by_field(auxdata, fields)
+    if not parts:
+        return _value_or_hole(auxdata, "")
+    return tuple(_value_or_hole(part, field) for field, part in parts.items())
 
 
-def _dug(value: Any, field: str) -> Any:
+def _value_or_hole(value: Any, field: str) -> Any:
     try:
         core.encode_value(value)
     except (TypeError, ValueError):
@@ -73,7 +75,7 @@ def _dug(value: Any, field: str) -> Any:
 
 
 def _described(value: Any) -> str:
-    """Returns what a value is: the same whenever the same program runs."""
+    """Describes a value, in the same words whenever the same program runs."""
     try:
         text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     except Exception:  # whatever code of the program raises
@@ -81,43 +83,35 @@ def _described(value: Any) -> str:
     return f"{type(value).__name__}: {text:.60}"
 
 
-# Takes a node, returns its static data as they are saved: by field, and under "" as a whole.
+# Takes a node, returns its static data in their saved form: by field, and under "" as a whole.
 StaticOf = Callable[[Any], dict[str, Any]]
 
 
-def filled(
+def fill(
     value: Any, path: list[str], static: Any, ty: type, static_of: StaticOf, in_words: bool
 ) -> Any:
-    """Returns static data of a node with its holes filled.
+    """Fills the holes in static data of a node.
 
     Args:
-      value: The data; holes are the whole of it, or parts of a tuple or dict.
+      value: The data: a hole, or a container with holes in it.
       path: The keys that lead to the node.
-      static: What the holes are filled with, by path; or a tree like the one that was saved.
+      static: Values for the holes by path; or a tree like the saved one.
       ty: The type of the node.
-      static_of: Takes a node apart.
-      in_words: Whether somebody will read what is missing.
+      static_of: Returns the static data of a node.
+      in_words: Whether somebody reads the error's message.
 
     Raises:
-      HoleError: If there is nothing for some of the holes.
+      HoleError: If there is no value for some of the holes.
     """
     filling = _Filling(path, static, ty, static_of)
-    found = filling.filled(value)
+    found = filling.fill(value)
     if filling.missing:
         raise filling.error() if in_words else HoleError("static data were not saved")
     return found
 
 
 class _Filling:
-    """What is filled in one node.
-
-    Attributes:
-      parts: The path of the node.
-      static: See `filled`.
-      ty: See `filled`.
-      static_of: See `filled`.
-      missing: The holes that nothing was found for, and their paths.
-    """
+    """The arguments of `fill`, and the holes without a value so far, with their paths."""
 
     def __init__(self, parts: list[str], static: Any, ty: type, static_of: StaticOf):
         self.parts = parts
@@ -126,8 +120,8 @@ class _Filling:
         self.static_of = static_of
         self.missing: list[tuple[Hole, str]] = []
 
-    def filled(self, value: Any) -> Any:
-        """Returns a value with its holes filled, as far as there is something for them."""
+    def fill(self, value: Any) -> Any:
+        """Fills the holes that there is a value for."""
         if type(value) is Hole:
             whole = [*self.parts, value.field] if value.field else self.parts
             found = self._by_path(value, whole) or self._in_template(value)
@@ -136,11 +130,11 @@ class _Filling:
             self.missing.append((value, _paths.text(whole)))
             return value
         if isinstance(value, tuple):
-            return tuple.__new__(type(value), map(self.filled, tuple.__iter__(value)))
+            return tuple.__new__(type(value), map(self.fill, tuple.__iter__(value)))
         if type(value) is list:
-            return [self.filled(part) for part in value]
+            return [self.fill(part) for part in value]
         if type(value) is dict:
-            return {key: self.filled(part) for key, part in value.items()}
+            return {key: self.fill(part) for key, part in value.items()}
         return value
 
     def _by_path(self, hole: Hole, whole: list[str]) -> tuple[Any] | None:
@@ -155,7 +149,7 @@ class _Filling:
         return None
 
     def _in_template(self, hole: Hole) -> tuple[Any] | None:
-        """Looks for what fills a hole in a tree like the one that was saved."""
+        """Looks for the value of a hole in a tree like the saved one."""
         node = self.static
         for part in self.parts:
             kind = kind_of(node)
@@ -166,20 +160,20 @@ class _Filling:
         return self._of_node(hole, node)
 
     def _of_node(self, hole: Hole, node: Any) -> tuple[Any] | None:
-        """Returns what a node like the one that was saved has in the place of a hole."""
+        """Returns the value of a hole in a node like the saved one."""
         if hole.field is None:
             return (node,) if default_name(type(node)) == hole.what else None
         # A subclass has the fields as well, but perhaps other static data as a whole.
         if type(node) is not self.ty and not (hole.field and isinstance(node, self.ty)):
             return None
-        # What a flatten function makes of a field may be another thing than the field.
+        # A flatten function may return something else than the field.
         static = self.static_of(node)
         if hole.field in static:
             return (static[hole.field],)
         return (getattr(node, hole.field),) if hasattr(node, hole.field) else None
 
     def error(self) -> HoleError:
-        """Returns the error that tells the holes that are left."""
+        """Returns the error about the holes that are left."""
         paths = []
         if isinstance(self.static, Mapping):
             keys = [key for key in self.static if isinstance(key, (str, tuple))]
@@ -188,8 +182,7 @@ class _Filling:
         for hole, place in self.missing:
             lines.append(f"at {place}: the static data here were not saved ({hole.what})")
             if place in paths:
-                what = hole.what if hole.field is None else default_name(self.ty)
-                hints.append(f"; what static= has for {place!r} is no {what}")
+                hints.append(f"; the value in static= for {place!r} is not {self._expected(hole)}")
             else:
                 near = difflib.get_close_matches(place, paths, n=1)
                 hints += [f"; is {path!r} in static= meant for {place}?" for path in near]
@@ -200,7 +193,7 @@ class _Filling:
         )
 
     def _like(self, hole: Hole) -> str:
-        """Returns what a hole may be filled with, in words."""
-        if hole.field:
-            return "..."
-        return f"a {hole.what if hole.field is None else default_name(self.ty)} like it"
+        return "..." if hole.field else f"{self._expected(hole)} like it"
+
+    def _expected(self, hole: Hole) -> str:
+        return f"a {hole.what if hole.field is None else default_name(self.ty)}"

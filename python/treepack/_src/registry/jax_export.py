@@ -1,4 +1,4 @@
-"""Registering types with `jax.export`, which has no way to ask what it knows, nor to undo."""
+"""Registration with `jax.export`, which can neither be queried nor undone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from treepack._src.registry.names import default_name
 
 
 class _Exported(NamedTuple):
-    """What `jax.export` was told by us, and what is true now."""
+    """A type registered with `jax.export`, and its definition now."""
 
     ty: type
     current: type
@@ -22,11 +22,11 @@ class _Exported(NamedTuple):
 _exported: dict[str, _Exported] = {}
 
 
-def check(nodetype: type, name: str) -> None:
+def check_name(nodetype: type, name: str) -> None:
     """Raises a ValueError if `jax.export` would refuse a name.
 
-    There is no public way to ask. Without it, the error comes when it is too late to undo
-    what JAX was told before.
+    There is no public way to ask. Without this check the error would come too late to undo the
+    registration with JAX.
     """
     if name in _exported:
         return
@@ -45,11 +45,11 @@ def register(
     decode: Callable[[bytes], Any],
     from_children: Callable[[Any, Sequence[Any]], Any] | None,
 ) -> None:
-    """Registers a type with `jax.export`, unless somebody else has."""
+    """Registers a type with `jax.export`, unless others have."""
     try:
         from jax import export
     except ImportError:
-        return  # then nothing is exported, either
+        return  # then nothing can be exported either
     known = _exported.get(name)
     now = _Exported(nodetype, nodetype, encode, decode, from_children)
     if known is not None:
@@ -73,7 +73,7 @@ def register(
             from_children=build,  # type: ignore[arg-type]  # it is called by position
         )
     except ValueError as error:
-        # There is no way to ask. If it is about the type, somebody else has registered it.
+        # There is no way to ask. An error about the type says that others have registered it.
         if f"registration for type `{nodetype}`" in str(error):
             return
         raise ValueError(f"{default_name(nodetype)} with the name {name!r}: {error}") from None
@@ -81,7 +81,7 @@ def register(
 
 
 def _export_again(nodetype: type, name: str) -> None:
-    """Lets a class that was defined again take the place of its older self.
+    """Lets a class that was defined again replace its older definition.
 
     `jax.export` has no way to do that, and a cell of a notebook is run many times.
     """
@@ -90,7 +90,7 @@ def _export_again(nodetype: type, name: str) -> None:
 
 
 def _registries() -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Returns what `jax.export` knows by type and by name; nothing where that has moved."""
+    """Returns the registries of `jax.export` by type and by name; empty ones where they moved."""
     try:
         from jax._src.export import _export as internals
 

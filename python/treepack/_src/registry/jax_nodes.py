@@ -1,4 +1,4 @@
-"""Types of nodes that JAX knows: what is saved of their nodes, and how it becomes nodes again."""
+"""Types of nodes that JAX knows: how their nodes are written, and made again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_type(
 ) -> None:
     """Adds a type that JAX knows."""
     meta = None if fields is None else fields.meta
-    plain = encode is None
+    writes_auxdata = encode is None
     encode = encode or functools.partial(encode_auxdata, nodetype=nodetype, meta=meta)
 
     def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
@@ -52,11 +52,11 @@ def add_type(
         return {**code.split(node, children)[1], **fields, "": auxdata}
 
     def decode_all(data: bytes) -> Any:
-        found = _taken(data)
+        found = _extended(data)
         return decode(data) if found is None else found._replace(static=decode(found.static))
 
     def completed(static: Any, names: list[str], children: list[Any]) -> tuple[Any, list[Any]]:
-        """Returns auxdata and children as JAX has them, which it does not check itself."""
+        """Returns auxdata and children in the form of JAX, which does not check them."""
         if isinstance(static, _WithFunctions):
             static, names, children = static.merge(names, children)
         if fields is not None:
@@ -89,20 +89,19 @@ def add_type(
         field_names = fields.data, fields.meta
     elif dataclasses.is_dataclass(nodetype):
         field_names = [field.name for field in dataclass_fields(nodetype)], []
-    checked = fields is not None
     added = NodeType(
         nodetype,
         name,
-        field_names,
-        version,
-        upgrade,
-        checked,
         reduce,
-        decode_all,
         rebuild,
         build,
-        plain,
-        static_of,
+        decode=decode_all,
+        fields=field_names,
+        checked=fields is not None,
+        version=version,
+        upgrade=upgrade,
+        writes_auxdata=writes_auxdata,
+        static_of=static_of,
     )
     _types.add(added, aliases)
 
@@ -118,12 +117,12 @@ class _Variable(NamedTuple):
     names: list[str]
 
     def make(self, nodetype: type, names: list[str], children: list[Any]) -> Any:
-        """Makes the node by the function that the program gave to JAX."""
+        """Makes the node with the function that the program gave to JAX."""
         check_children(self.names, names)
         return registered_unflatten(nodetype)(self.static, children)
 
 
-# Marks static data of a node that has functions among its children, which are no state.
+# Marks static data of a node with functions among its children, which are not state.
 _FUNCTIONS = "treepack.functions"
 
 
@@ -144,15 +143,15 @@ class _WithFunctions(NamedTuple):
 def _add_functions(
     nodetype: type, data: bytes, names: list[str], functions: dict[str, Any]
 ) -> bytes:
-    """Returns static data with the functions among the children of these names."""
-    functions = _holes.left_out(functions)
+    """Adds the functions among the children of these names to static data."""
+    functions = _holes.with_holes(functions)
     for name, function in functions.items():
         _holes.check_field(name, function, f"{default_name(nodetype)}: ")
     return core.encode_value((_FUNCTIONS, data, names, functions))
 
 
-def _taken(data: bytes) -> _Variable | _WithFunctions | None:
-    """Returns the parts of static data that have more than a node's own."""
+def _extended(data: bytes) -> _Variable | _WithFunctions | None:
+    """Decodes marked static data; `None` for those without a mark."""
     if not any(mark.encode() in data for mark in (_VARIABLE, _FUNCTIONS)):  # nearly always
         return None
     match core.decode_value(data):
@@ -164,14 +163,13 @@ def _taken(data: bytes) -> _Variable | _WithFunctions | None:
 
 
 def encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None) -> bytes:
-    """Returns auxdata as bytes; an error names type and field."""
+    """Encodes auxdata; errors name the type and the field."""
     try:
         return core.encode_value(auxdata)
     except (TypeError, ValueError) as error:
         if holes_allowed():
-            return core.encode_value(_holes.dug(auxdata, meta))
+            return core.encode_value(_holes.auxdata_with_holes(auxdata, meta))
         where = "" if nodetype is None else f"{default_name(nodetype)}: "
-        if meta and isinstance(auxdata, tuple) and len(auxdata) == len(meta):
-            for field, value in zip(meta, auxdata, strict=True):
-                _holes.check_field(field, value, where)
+        for field, value in _holes.by_field(auxdata, meta).items():
+            _holes.check_field(field, value, where)
         raise TypeError(f"{where}{error}{_holes.OR_HOLES}") from None

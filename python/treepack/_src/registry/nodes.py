@@ -1,4 +1,4 @@
-"""Nodes taken apart for files, and made again from them."""
+"""Nodes: flattened for files, and made from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from treepack._src.pytree.kinds import Pruned, joined, kind_of
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
 from treepack._src.registry.names import default_name
-from treepack._src.registry.static import of_main
+from treepack._src.registry.static import remark_on_main
 from treepack._src.registry.types import (
     TYPES,
     FieldNames,
@@ -29,24 +29,28 @@ from treepack._src.registry.types import (
 from treepack.errors import UnregisteredTypeError
 
 
-def check(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
+def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
     """Raises a ValueError if a type cannot have a name."""
     if ty in BY_JAX:
-        raise ValueError(f"{default_name(ty)} is known by itself")
+        raise ValueError(f"{default_name(ty)} needs no registration")
     for claimed in (name, *aliases):
         if (_own_by_name(claimed) or ty) is not ty or _static.is_own_name(claimed):
-            raise ValueError(f"the node type name {claimed!r} is treepack's own")
+            raise ValueError(f"the node type name {claimed!r} is reserved for treepack")
     TYPES.check(ty, name, aliases)
 
 
-# What the core calls
+# Hooks
 
 
-def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any], bool] | None:
-    """Returns the name, fields and version of a node's type, its static data and its children.
+def reduce_node(
+    node: Any,
+) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any], bool] | None:
+    """Flattens a node.
 
-    And whether these are what a handler has made, so that lists in them stay lists. `None` for an
-    array of jax, which is one even if the program has a handler for it.
+    Returns:
+      The name, fields and version of its type; its static data; its children; and whether a
+      handler made these, so that lists in them stay lists. `None` for a jax array, which stays an
+      array even if the program has a handler for it.
 
     Raises:
       TypeError: If the type has no name, or the static data cannot be written.
@@ -64,23 +68,23 @@ def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any
         if newer is not None:
             raise TypeError(
                 f"it is of an older definition of {newer!r}: its class was defined again since; "
-                "make it anew"
+                "create it again"
             )
         raise TypeError(
             f"the type {default_name(ty)} is not registered, so it could not be found again in "
-            f"a file; call {_how_to_register(ty, node)}, or pass holes=True and fill it in when "
+            f"a file; call {_registration_for(ty, node)}, or pass holes=True and fill it in when "
             "loading"
         )
     data, children = found.reduce(node)
     kind = None if handlers.find(ty) is None else kind_of(node)
     if kind is not None and kind.final:
-        # As `to_bytes` writes it, so that the same template takes both.
+        # Like `to_bytes`, so that the same template takes both.
         state = kind.children(node)
         if type(state) is not dict or state.keys() != children.keys() or _has_lists(state):
             if holes_allowed():
                 return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), True
             raise TypeError(
-                f"the handler of {default_name(ty)} makes another state of it than JAX, and takes "
+                f"the handler of {default_name(ty)} makes another state of it than JAX, and needs "
                 "a template to restore it: pass holes=True and fill it in when loading, or use "
                 "serialization.to_bytes"
             )
@@ -88,15 +92,17 @@ def reduce(node: Any) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any
 
 
 def _has_lists(state: dict[str, Any]) -> bool:
-    """Tells whether the state that a handler made has lists, which stay lists there."""
+    """Returns whether the state that a handler made has lists, which stay lists there."""
     return any(
         type(part) in (list, tuple) or (type(part) is dict and _has_lists(part))
         for part in state.values()
     )
 
 
-def find(name: str, fields: FieldNames | None, version: int, or_none: bool) -> NodeType | None:
-    """Returns the type with a name, which makes nodes that were saved with these fields.
+def find_node_type(
+    name: str, fields: FieldNames | None, version: int, or_none: bool
+) -> NodeType | None:
+    """Finds a type by name that makes nodes from those saved with these fields.
 
     Raises:
       UnregisteredTypeError: If there is none, or nodes with these fields cannot become nodes of
@@ -107,10 +113,11 @@ def find(name: str, fields: FieldNames | None, version: int, or_none: bool) -> N
         return found
     try:
         if found is None:
+            remedy = "import flax" if name == "flax.core.FrozenDict" else "import or register it"
             raise UnregisteredTypeError(
-                f"no type is registered with the name {name!r}; {_how_to_find(name)} (see "
-                f'treepack.register_dataclass){of_main(name)}, or pass unknown="dict" to get '
-                "dicts in its place",
+                f"no type is registered with the name {name!r}; {remedy} (see "
+                f"treepack.register_dataclass){remark_on_main(name)}, or pass "
+                'unknown="dict" to get dicts in its place',
                 name,
             )
         return evolved(found, fields, version)
@@ -121,26 +128,22 @@ def find(name: str, fields: FieldNames | None, version: int, or_none: bool) -> N
 
 
 def fill_holes(static: Any, path: list[str], fillings: Any, ty: type, in_words: bool) -> Any:
-    """Returns static data with their holes filled; see `_holes.filled`."""
-    return _holes.filled(static, path, fillings, ty, _static_of, in_words)
+    """Fills the holes in static data of a node; see `holes.fill`."""
+    return _holes.fill(static, path, fillings, ty, _static_of, in_words)
 
 
 def _static_of(node: Any) -> dict[str, Any]:
     found = registered(type(node)) or own(type(node))
-    return {} if found is None else found.static(node)
+    return {} if found is None else found.static_of(node)
 
 
 def is_named(ty: type, name: str) -> bool:
-    """Tells whether a name in a file stands for a type."""
+    """Returns whether a name in a file stands for a type."""
     found = TYPES.by_name(name) or own(_own_by_name(name))
     return found.ty is ty if found is not None else name in (default_name(ty), _UNNAMED)
 
 
-def _how_to_find(name: str) -> str:
-    return "import flax" if name == "flax.core.FrozenDict" else "import or register it"
-
-
-def _how_to_register(ty: type, node: Any) -> str:
+def _registration_for(ty: type, node: Any) -> str:
     if is_namedtuple(ty):
         return "treepack.register_namedtuple, or treepack.register_tree on the tree"
     if _jax.is_node(node):
@@ -150,7 +153,7 @@ def _how_to_register(ty: type, node: Any) -> str:
     return "jax.tree_util.register_pytree_node and treepack.register_node"
 
 
-# Types that are known by themselves
+# Types that need no registration
 
 # JAX takes these apart without a registry.
 BY_JAX: frozenset[type] = frozenset({dict, list, tuple, type(None)})
@@ -159,13 +162,13 @@ BY_JAX: frozenset[type] = frozenset({dict, list, tuple, type(None)})
 def _mapping(
     ty: type, name: str, make: Callable[[Any, dict[Any, Any]], Any], extra: Any
 ) -> NodeType:
-    """A mapping with any keys, and something besides its items."""
+    """Describes a type of mappings with any keys, and `extra` data besides the items."""
 
     def reduce(mapping: Any) -> tuple[bytes, dict[str, Any]]:
         check_unique_keys(mapping)
         keys = None if all(type(key) is str for key in mapping) else list(mapping)
         children = {str(key): value for key, value in mapping.items()}
-        parts = _holes.left_out({"keys": keys, "default_factory": extra(mapping)})
+        parts = _holes.with_holes({"keys": keys, "default_factory": extra(mapping)})
         return core.encode_value(tuple(parts.values())), children
 
     def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
@@ -177,32 +180,26 @@ def _mapping(
             raise ValueError("a key occurs twice")
         return make(more, items)
 
-    def static(mapping: Any) -> dict[str, Any]:
+    def static_of(mapping: Any) -> dict[str, Any]:
         return {"keys": list(mapping), "default_factory": extra(mapping)}
 
-    return _own_type(ty, name, reduce, rebuild, static)
+    return _own_type(ty, name, reduce, rebuild, static_of)
 
 
 def _own_type(
-    ty: type, name: str, reduce: Any, rebuild: Any, static: _holes.StaticOf = lambda _: {}
+    ty: type, name: str, reduce: Any, rebuild: Any, static_of: _holes.StaticOf = lambda _: {}
 ) -> NodeType:
-    decode = core.decode_value
-    more: dict[str, Any] = {"static": static}
-    return NodeType(ty, name, None, 0, None, False, reduce, decode, rebuild, rebuild, **more)
+    return NodeType(ty, name, reduce, rebuild, build=rebuild, static_of=static_of)
 
 
 def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
-    function = _holes.left_out({"func": _jax.partial_function(partial)})["func"]
+    function = _holes.with_holes({"func": _jax.partial_function(partial)})["func"]
     _holes.check_field("func", function)
     return core.encode_value(function), {"args": partial.args, "keywords": partial.keywords}
 
 
-def _static_of_partial(partial: Any) -> dict[str, Any]:
-    return {"func": _jax.partial_function(partial)}
-
-
 def _reduce_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
-    functions = _holes.left_out(pruned.functions())
+    functions = _holes.with_holes(pruned.functions())
     for name, function in functions.items():
         _holes.check_field(name, function)
     kind = type(pruned.container).__name__
@@ -216,14 +213,14 @@ def _rebuild_pruned(static: Any, names: list[str], children: list[Any]) -> Any:
     if kind not in _PRUNED or [str(key) for key in keys] != [
         name for name in map(str, keys) if name in found
     ]:
-        raise ValueError("it is no container with functions in it")
+        raise ValueError("it is not a container with functions in it")
     return joined(_PRUNED[kind], keys, [found[str(key)] for key in keys])
 
 
 _PRUNED: dict[str, type] = {"list": list, "tuple": tuple, "dict": dict}
 
 
-# What has no name: its children are saved, and it is filled in when it is loaded.
+# Nodes without a name: only their children are saved, and loading fills in the rest.
 
 
 def _reduce_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
@@ -238,7 +235,7 @@ def _rebuild_unnamed(template: Any, names: list[str], children: list[Any]) -> An
     expected = {} if kind is None else kind.children(template)
     if (kind is None or not kind.final) and expected.keys() != set(names):
         raise ValueError(
-            f"what it is filled in with has the children {list(expected)}, not {names}"
+            f"the node it is filled in with has the children {list(expected)}, not {names}"
         )
     if kind is None:
         return template
@@ -257,7 +254,7 @@ _UNNAMED = "treepack.unnamed"
 
 _own: dict[type, NodeType] = {
     Pruned: _own_type(Pruned, "treepack.pruned", _reduce_pruned, _rebuild_pruned, Pruned.functions),
-    # A type that no node has.
+    # No node has this type.
     NodeKind: _own_type(NodeKind, _UNNAMED, None, _rebuild_unnamed),
     collections.OrderedDict: _mapping(
         collections.OrderedDict,
@@ -275,7 +272,7 @@ _own: dict[type, NodeType] = {
 
 
 def _own_by_name(name: str) -> type | None:
-    """Returns the type that has a name by itself; of other libraries only if it is imported."""
+    """Finds a type of `own` by name; those of other libraries only if they are imported."""
     for ty, found in _own.items():
         if found.name == name:
             return ty
@@ -290,7 +287,7 @@ def _own_by_name(name: str) -> type | None:
 
 
 def own(ty: Any) -> NodeType | None:
-    """Returns what is known of a type by itself."""
+    """Returns the entry of a type that needs no registration."""
     if ty in _own:
         return _own[ty]
     if ty is None:
@@ -298,7 +295,13 @@ def own(ty: Any) -> NodeType | None:
     flax = imported("flax.core")
     if _jax.is_partial_type(ty):
         name = "jax.tree_util.Partial"
-        found = _own_type(ty, name, _reduce_partial, _rebuild_partial, _static_of_partial)
+        found = _own_type(
+            ty,
+            name,
+            _reduce_partial,
+            _rebuild_partial,
+            lambda partial: {"func": _jax.partial_function(partial)},
+        )
         return _own.setdefault(ty, found)
     if flax is not None and ty is flax.FrozenDict:
         name = "flax.core.FrozenDict"

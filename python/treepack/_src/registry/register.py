@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import treepack._core as core
 from treepack._src.interop.jax import is_node_type, needed
@@ -17,10 +16,19 @@ from treepack._src.registry import static as _static
 from treepack._src.registry import types as _types
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.jax_nodes import add_type, encode_auxdata
-from treepack._src.registry.names import default_name, registering
+from treepack._src.registry.names import decorator, default_name, registering
 from treepack._src.registry.types import FieldNames, NodeType, Upgrade, check_children, fields_text
 
 T = TypeVar("T", bound=type)
+
+
+class _Options(TypedDict, total=False):
+    """Options of `register_dataclass` and `register_namedtuple`."""
+
+    serialized_name: str | None
+    aliases: Sequence[str]
+    version: int
+    upgrade: Upgrade | None
 
 
 @overload
@@ -29,11 +37,7 @@ def register_dataclass(
     data_fields: Sequence[str] | None = None,
     meta_fields: Sequence[str] | None = None,
     drop_fields: Sequence[str] = (),
-    *,
-    serialized_name: str | None = None,
-    aliases: Sequence[str] = (),
-    version: int = 0,
-    upgrade: Upgrade | None = None,
+    **options: Unpack[_Options],
 ) -> T: ...
 
 
@@ -43,11 +47,7 @@ def register_dataclass(
     data_fields: Sequence[str] | None = None,
     meta_fields: Sequence[str] | None = None,
     drop_fields: Sequence[str] = (),
-    *,
-    serialized_name: str | None = None,
-    aliases: Sequence[str] = (),
-    version: int = 0,
-    upgrade: Upgrade | None = None,
+    **options: Unpack[_Options],
 ) -> Callable[[T], T]: ...
 
 
@@ -65,9 +65,9 @@ def register_dataclass(
     """Registers a dataclass as a pytree node, with `jax.export`, and by name for `dumps`.
 
     The parameters are those of `jax.tree_util.register_dataclass`, which this calls unless
-    JAX knows the type already (as it does the structs of flax and eformer, and equinox
-    modules). It can be used as a decorator, with or without arguments. To register the
-    same definition again does nothing.
+    JAX already knows the type (such as structs of flax and eformer, and equinox modules). Can be
+    used as a decorator, with or without arguments. Registering the same definition again does
+    nothing.
 
     Args:
       nodetype: The class. Subclasses are not covered.
@@ -75,13 +75,13 @@ def register_dataclass(
         `__init__` takes and that are not marked by `metadata=dict(static=True)`.
       meta_fields: The fields that are static data; given together with `data_fields`.
       drop_fields: Fields that are neither, and take their defaults when a node is made.
-      serialized_name: What it is written as in files; by default its module and qualified
-        name, or the shortest public path to it. Give one to be free to move the class.
-      aliases: Other names, which files of before may have.
-      version: Counts the definitions of the class. Fields may be reordered, and new ones have
-        defaults, without another version.
+      serialized_name: The name in files; by default the module and qualified name of the class,
+        or the shortest public path to it. Pass one to be free to move the class.
+      aliases: Other names, which older files may have.
+      version: The version of the class's definition. Reordering fields, or adding fields with
+        defaults, needs no new version.
       upgrade: Takes the static fields and the children of a node by name, and the older version
-        that it was saved in; returns both as they are in this version.
+        that it was saved in; returns both in this version.
 
     Returns:
       The class.
@@ -90,7 +90,7 @@ def register_dataclass(
       ValueError: If the name belongs to another type, the type has another name, the fields
         are not those that JAX knows, or a dropped field has no default.
 
-    Example:
+    Examples:
       >>> import dataclasses, numpy as np, treepack
       >>> @treepack.register_dataclass(serialized_name="doc.Layer")
       ... @dataclasses.dataclass
@@ -101,16 +101,7 @@ def register_dataclass(
       [Layer(w=array([1., 1.]), act='tanh')]
     """
     if nodetype is None:
-        return functools.partial(
-            register_dataclass,
-            data_fields=data_fields,
-            meta_fields=meta_fields,
-            drop_fields=drop_fields,
-            serialized_name=serialized_name,
-            aliases=aliases,
-            version=version,
-            upgrade=upgrade,
-        )
+        return decorator(register_dataclass, locals())
     _check_is_type(nodetype)
     if is_namedtuple(nodetype):
         raise ValueError(
@@ -144,7 +135,7 @@ def register_dataclass(
 
 
 class _Whole(str):
-    """The name of a field to drop, which JAX before 0.10 takes for several names."""
+    """The name of a field to drop, which JAX before 0.10 would take for several names."""
 
     __slots__ = ()
 
@@ -153,11 +144,11 @@ class _Whole(str):
 
 
 def _check_claims(nodetype: type, name: str, aliases: Sequence[str], version: int) -> None:
-    """Raises if a name cannot be had, before anything is told of it."""
+    """Raises if a name or version is refused, before anything is registered."""
     if not isinstance(version, int) or not 0 <= version < 2**32:
         raise ValueError(f"version must be an integer from 0 to 2**32-1, got {version!r}")
-    _nodes.check(nodetype, name, aliases)
-    _jax_export.check(nodetype, name)
+    _nodes.check_name(nodetype, name, aliases)
+    _jax_export.check_name(nodetype, name)
 
 
 def register_node(
@@ -174,21 +165,22 @@ def register_node(
     """Registers a type that JAX knows as a pytree node by name, for `dumps` and `jax.export`.
 
     The parameters are those of `jax.export.register_pytree_node_serialization`, which this
-    calls; those about auxdata may be left out, because treepack can write most static data
+    calls; those about auxdata are optional, because treepack can write most static data
     (see `register_auxdata`).
 
     Args:
       nodetype: The type, registered with `jax.tree_util` before.
-      serialized_name: What it is written as; for types that need no registration (such as
-        OrderedDict) by `jax.export` alone.
+      serialized_name: The name in files; for types that need no registration (such as
+        OrderedDict) in `jax.export` alone.
       serialize_auxdata: Takes the auxdata of a node, returns bytes.
-      deserialize_auxdata: The reverse.
+      deserialize_auxdata: Takes the bytes, returns the auxdata.
       from_children: Takes auxdata and children, returns a node. Only `jax.export` uses it,
         with placeholders as children, to find out the structure.
-      aliases: See `register_dataclass`.
-      version: See `register_dataclass`.
-      upgrade: See `register_dataclass`. Static data are by name if JAX takes the type apart by
-        its fields, and the auxdata otherwise.
+      aliases: Other names, which older files may have.
+      version: The version of the type's definition.
+      upgrade: Takes static data, the children by name, and the older version of a node; returns
+        both in this version. Static data are a dict if JAX flattens the type by its fields,
+        and the auxdata otherwise.
 
     Returns:
       The type.
@@ -197,7 +189,7 @@ def register_node(
       ValueError: If JAX does not know the type, the name belongs to another type, or the type
         has another name.
 
-    Example:
+    Examples:
       >>> import jax, treepack
       >>> @jax.tree_util.register_pytree_node_class
       ... class Pair:
@@ -230,7 +222,7 @@ def register_node(
             from_children = fields.build
         _jax_export.register(nodetype, serialized_name, encode, decode, from_children)
         if _nodes.own(nodetype) is not None:
-            return nodetype  # known by itself
+            return nodetype  # needs no registration
         more: dict[str, Any] = {"aliases": aliases, "version": version, "upgrade": upgrade}
         if serialize_auxdata is None:
             add_type(nodetype, serialized_name, fields, **more)
@@ -247,25 +239,11 @@ def register_node(
 
 
 @overload
-def register_namedtuple(
-    nodetype: T,
-    *,
-    serialized_name: str | None = None,
-    aliases: Sequence[str] = (),
-    version: int = 0,
-    upgrade: Upgrade | None = None,
-) -> T: ...
+def register_namedtuple(nodetype: T, **options: Unpack[_Options]) -> T: ...
 
 
 @overload
-def register_namedtuple(
-    nodetype: None = None,
-    *,
-    serialized_name: str | None = None,
-    aliases: Sequence[str] = (),
-    version: int = 0,
-    upgrade: Upgrade | None = None,
-) -> Callable[[T], T]: ...
+def register_namedtuple(nodetype: None = None, **options: Unpack[_Options]) -> Callable[[T], T]: ...
 
 
 def register_namedtuple(
@@ -278,23 +256,24 @@ def register_namedtuple(
 ) -> Any:
     """Registers a namedtuple by name, for `dumps` and `jax.export`.
 
-    It can be used as a decorator, with or without arguments.
+    Can be used as a decorator, with or without arguments.
 
     Args:
-      nodetype: The type. JAX knows namedtuples by themselves.
-      serialized_name: What it is written as; by default its module and qualified name.
-      aliases: See `register_dataclass`.
-      version: See `register_dataclass`.
-      upgrade: See `register_dataclass`.
+      nodetype: The type. JAX knows namedtuples without registration.
+      serialized_name: The name in files; by default the type's module and qualified name.
+      aliases: Other names, which older files may have.
+      version: The version of the type's definition.
+      upgrade: Takes static data, the children by name, and the older version of a node; returns
+        both in this version.
 
     Returns:
       The type.
 
     Raises:
-      ValueError: If it is no namedtuple, the name belongs to another type, or the type has
+      ValueError: If it is not a namedtuple, the name belongs to another type, or the type has
         another name.
 
-    Example:
+    Examples:
       >>> from typing import NamedTuple
       >>> import treepack
       >>> @treepack.register_namedtuple(serialized_name="doc.State")
@@ -304,16 +283,12 @@ def register_namedtuple(
       State(step=3)
     """
     if nodetype is None:
-        return functools.partial(
-            register_namedtuple,
-            serialized_name=serialized_name,
-            aliases=aliases,
-            version=version,
-            upgrade=upgrade,
-        )
+        return decorator(register_namedtuple, locals())
     _check_is_type(nodetype)
     if not is_namedtuple(nodetype):
-        raise ValueError(f"{default_name(nodetype)} is no namedtuple: call treepack.register_node")
+        raise ValueError(
+            f"{default_name(nodetype)} is not a namedtuple: call treepack.register_node"
+        )
     if not is_plain_namedtuple(nodetype):
         name = _types.chosen_name(nodetype, serialized_name)
         return register_node(
@@ -324,20 +299,28 @@ def register_namedtuple(
     def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
         return core.encode_value(()), dict(zip(fields[0], tuple.__iter__(node), strict=True))
 
-    def rebuild(_: Any, names: list[str], children: list[Any]) -> Any:
-        check_children(fields[0], names)
+    def from_children(_: Any, children: Iterable[Any]) -> Any:
         return namedtuple_of(nodetype, children)
 
-    def from_children(_: Any, children: Iterable[Any]) -> Any:
+    def rebuild(_: Any, names: list[str], children: list[Any]) -> Any:
+        check_children(fields[0], names)
         return namedtuple_of(nodetype, children)
 
     with registering:
         name = _types.chosen_name(nodetype, serialized_name)
         _check_claims(nodetype, name, aliases, version)
-        decode = core.decode_value
-        _jax_export.register(nodetype, name, encode_auxdata, decode, from_children)
+        _jax_export.register(nodetype, name, encode_auxdata, core.decode_value, from_children)
         added = NodeType(
-            nodetype, name, fields, version, upgrade, True, reduce, decode, rebuild, rebuild, True
+            nodetype,
+            name,
+            reduce,
+            rebuild,
+            build=rebuild,
+            fields=fields,
+            checked=True,
+            version=version,
+            upgrade=upgrade,
+            writes_auxdata=True,
         )
         _types.add(added, aliases)
         _static.register_fields(nodetype, name, aliases)
@@ -350,13 +333,13 @@ def _check_is_type(nodetype: Any) -> None:
 
 
 def _check_dropped(nodetype: type, dropped: Sequence[str]) -> None:
-    """Raises for dropped fields that do not exist, or that nobody could fill in again."""
+    """Raises for dropped fields that do not exist, or could not be filled in again."""
     if not dataclasses.is_dataclass(nodetype):
         return
     fields = {field.name: field for field in dataclasses.fields(nodetype)}
     for name in dropped:
         if name not in fields:
-            raise ValueError(f"drop_fields has {name!r}, which is no field of the class")
+            raise ValueError(f"drop_fields has {name!r}, which is not a field of the class")
         field = fields[name]
         no_default = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -369,7 +352,7 @@ def _check_dropped(nodetype: type, dropped: Sequence[str]) -> None:
 
 
 def _adopted(nodetype: type, given: Fields | None, dropped: Sequence[str]) -> Fields | None:
-    """Returns the fields of a type as JAX knows them, which must be those that are given."""
+    """Returns the fields that JAX knows of a type; raises if others are given."""
     found = Fields.of(nodetype)
     known = _types.registered(nodetype)
     if found is None and known is not None and known.fields is not None and known.checked:
@@ -378,5 +361,5 @@ def _adopted(nodetype: type, given: Fields | None, dropped: Sequence[str]) -> Fi
         found is not None and {*dropped} & {*found.data, *found.meta}
     ):
         fields = "unknown fields" if found is None else fields_text((found.data, found.meta))
-        raise ValueError(f"{default_name(nodetype)} is registered with JAX already, with {fields}")
+        raise ValueError(f"{default_name(nodetype)} is already registered with JAX, with {fields}")
     return found

@@ -1,4 +1,4 @@
-"""`register_tree`: all types in a tree that others have made, and what their static data hold."""
+"""`register_tree`: registers all types in a tree, and in its static data."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from treepack._src.registry.register import register_namedtuple, register_node
 def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
     """Registers every type of nodes in a tree that is not registered yet.
 
-    So everything in a tree of types that others have made, such as an optimizer state, can be
-    saved: namedtuples, nodes that JAX knows, and what is in their static data: enums,
-    dataclasses, functions that have a name or are the default of a parameter. The program that
-    loads calls it with a tree of the same types.
+    Makes trees of other libraries' types, such as optimizer states, ready to be saved. Covers
+    namedtuples, nodes that JAX knows, and the contents of their static data: enums, dataclasses,
+    and functions that have a name or are the default of a parameter. The program that loads calls
+    it with a tree of the same types.
 
     Args:
       tree: Any tree; its leaves do not matter.
-      prefix: What stands before the names of the types, instead of their modules.
+      prefix: A prefix for the names of the types, in place of their modules.
 
     Returns:
       The types that were registered, by name.
@@ -44,10 +44,10 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
       ValueError: If a name belongs to another type.
 
     Warns:
-      UserWarning: If a name may not last; or if there is a dataclass that JAX does not know, which
-        `register_dataclass` would make a node.
+      UserWarning: If a name may not last, or a dataclass is unknown to JAX (`register_dataclass`
+        makes it a node).
 
-    Example:
+    Examples:
       >>> import optax, treepack
       >>> state = optax.sgd(0.1, momentum=0.9).init({"w": 0.0})
       >>> _ = treepack.register_tree(state, prefix="optax")
@@ -61,7 +61,7 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
         name = f"{prefix}.{ty.__qualname__}" if prefix else default_name(ty)
         if added.get(name, ty) is not ty:
             raise ValueError(
-                f"two types in the tree have the name {name!r}: register one of them by another"
+                f"two types in the tree have the name {name!r}: register one under another name"
             )
         if is_plain_namedtuple(ty):
             register_namedtuple(ty, serialized_name=name)
@@ -101,8 +101,8 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
     for name, ty in added.items():
         if prefix is None and is_unstable(ty):
             warnings.warn(
-                f"{name!r} is no lasting name for files: another program may have something else "
-                "there. Give a prefix, or register the type by itself with a serialized_name",
+                f"{name!r} is not a lasting name for files: another program may have something "
+                "else there. Give a prefix, or register the type by itself with a serialized_name",
                 stacklevel=2,
             )
     for ty in unknown:
@@ -115,7 +115,7 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
 
 
 def _register_static(value: Any, owner: type) -> None:
-    """Registers what is in static data of a type, and has a name that will last."""
+    """Registers the values in static data of a type that have a lasting name."""
     try:
         core.encode_value(value)
         return
@@ -144,7 +144,7 @@ def _register_static(value: Any, owner: type) -> None:
 
 
 def _name_of_default(value: Any, owner: type) -> str | None:
-    """Returns a name for what is the default of a parameter of a type, such as a lambda."""
+    """Names a value, such as a lambda, that is the default of a parameter of a type."""
     try:
         initializer: Any = owner.__init__  # type: ignore[misc]
         parameters = list(inspect.signature(initializer).parameters.values())

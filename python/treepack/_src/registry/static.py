@@ -1,10 +1,10 @@
-"""Typed values: static data of nodes (what JAX calls auxdata), dict keys, metadata.
+"""Typed values: static data of nodes (JAX's auxdata), dict keys, metadata.
 
 The core writes the plain types of Python (`None`, bool, int, float, complex, str, bytes,
-tuple, list, dict, frozenset), each as itself. Anything else is *named*: a name, and another
-value that it is made of. What has which name is said in `codecs`, or by the program with
-`register_auxdata` and `register_function`. Nothing is ever imported or called because data
-say so: a name that is not known is an error.
+tuple, list, dict, frozenset), each as itself. Any other value is *named*: a name, and the parts
+that the value is made from. The names are those in `codecs`, and those that the program registers
+with `register_auxdata` and `register_function`. Data never cause an import or a call: an unknown
+name is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from treepack._src.pytree.containers import fields_of, from_fields
 from treepack._src.registry import codecs as _codecs
-from treepack._src.registry.names import Names, default_name, registering
+from treepack._src.registry.names import Names, decorator, default_name, registering
 from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
 
 T = TypeVar("T", bound=type)
@@ -26,12 +26,12 @@ T = TypeVar("T", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Codec(NamedTuple):
-    """How the values of one type are written.
+class Auxdata(NamedTuple):
+    """A registered type of static data.
 
     Attributes:
-      encode: Takes a value, returns what it is made of.
-      decode: Takes that, returns the value.
+      encode: Takes a value, returns its parts.
+      decode: Takes the parts, returns the value.
       by_program: Whether the program has registered it as static data.
     """
 
@@ -40,7 +40,7 @@ class Codec(NamedTuple):
     by_program: bool = True
 
 
-_types: Names[Codec] = Names("auxdata")
+_types: Names[Auxdata] = Names("auxdata")
 
 _functions: Names[Any] = Names("function")
 
@@ -75,21 +75,21 @@ def register_auxdata(
     *,
     aliases: Sequence[str] = (),
 ) -> Any:
-    """Registers a type of static data, so that nodes that have some can be saved.
+    """Registers a type of static data, so that nodes with such data can be saved.
 
-    Enums and dataclasses need no functions: their members are written by name, their
-    fields by value. It can be used as a decorator, with or without arguments. Types of
-    nodes that `register_dataclass` or `register_namedtuple` knows may be static data without.
+    Enums and dataclasses need no functions: members are written by name, fields by value. Can be
+    used as a decorator, with or without arguments. Types registered with `register_dataclass` or
+    `register_namedtuple` may be static data without this.
 
     Args:
       ty: The type. Subclasses are not covered.
-      serialized_name: What values of it are written under; by default module and name of the
-        type, or the shortest public path to it.
-      encode: Takes a value, returns what it is made of: a value of the plain types of
-        Python, or of types that are registered.
-      decode: Takes what `encode` returned, returns the value. It is called with data from
-        files, so it must not trust them more than the program does.
-      aliases: Other names, which files of before may have.
+      serialized_name: The name of the type in files; by default its module and qualified name, or
+        the shortest public path to it.
+      encode: Takes a value, returns its parts: a value of Python's plain types, or of registered
+        types.
+      decode: Takes the result of `encode`, returns the value. It is called with data from files,
+        so it must not trust them more than the program does.
+      aliases: Other names, which older files may have.
 
     Returns:
       The type.
@@ -98,7 +98,7 @@ def register_auxdata(
       ValueError: If the name belongs to another type, or the type has another name.
       TypeError: If there are no functions for a type that needs them.
 
-    Example:
+    Examples:
       >>> import enum, treepack
       >>> @treepack.register_auxdata(serialized_name="doc.Mode")
       ... class Mode(enum.Enum):
@@ -107,13 +107,7 @@ def register_auxdata(
       {<Mode.TRAIN: 1>: 0}
     """
     if ty is None:
-        return functools.partial(
-            register_auxdata,
-            serialized_name=serialized_name,
-            encode=encode,
-            decode=decode,
-            aliases=aliases,
-        )
+        return decorator(register_auxdata, locals())
     if not isinstance(ty, type):
         raise TypeError(f"expected a class, got {ty!r:.100}")
     if (encode is None) != (decode is None):
@@ -122,15 +116,15 @@ def register_auxdata(
         encode, decode = _by_definition(ty)
     name = _types.chosen(ty, serialized_name)
     if is_own_name(name):
-        raise ValueError(f"the auxdata name {name!r} is treepack's own")
+        raise ValueError(f"the auxdata name {name!r} is reserved for treepack")
     with registering:
         _types.check(ty, name, aliases)
-        _types.add(ty, name, Codec(encode, decode), aliases)
+        _types.add(ty, name, Auxdata(encode, decode), aliases)
     return ty
 
 
 def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Returns how values of an enum or a dataclass are written and read."""
+    """Returns functions that encode and decode an enum or a dataclass."""
     if issubclass(ty, enum.Enum):
         return _member_name, functools.partial(_member, ty)
     if dataclasses.is_dataclass(ty):
@@ -142,9 +136,9 @@ def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]
 
 
 def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
-    """Registers a type of nodes as one of static data, too, unless the program has done so.
+    """Registers a dataclass or namedtuple as static data, too, unless the program has.
 
-    It is a dataclass or namedtuple, whose fields are written by name.
+    Its fields are written by name.
     """
     known = _types.entry_of(ty)
     if known is not None and known.by_program:
@@ -153,8 +147,8 @@ def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
         _types.check(ty, name, aliases)
     except ValueError:  # the name is that of another type of static data
         return
-    codec = Codec(fields_of, functools.partial(from_fields, ty), by_program=False)
-    _types.add(ty, name, codec, aliases)
+    by_name = Auxdata(fields_of, functools.partial(from_fields, ty), by_program=False)
+    _types.add(ty, name, by_name, aliases)
 
 
 @overload
@@ -174,13 +168,13 @@ def register_function(
 ) -> Any:
     """Registers a function by name, so that static data and `Partial`s that hold it can be saved.
 
-    Functions of `jax.nn` are known without. It can be used as a decorator, with or without
+    Functions of `jax.nn` need no registration. Can be used as a decorator, with or without
     arguments.
 
     Args:
       function: Any callable that is defined once, such as a function of a module.
-      serialized_name: What it is written as; by default its module and qualified name.
-      aliases: Other names, which files of before may have.
+      serialized_name: The name in files; by default its module and qualified name.
+      aliases: Other names, which older files may have.
 
     Returns:
       The function.
@@ -189,7 +183,7 @@ def register_function(
       ValueError: If the name belongs to another function, or the function has another name.
       TypeError: If there is no name for it, as for a lambda.
 
-    Example:
+    Examples:
       >>> import jax, treepack
       >>> @treepack.register_function(serialized_name="doc.scale")
       ... def scale(factor, x):
@@ -199,9 +193,7 @@ def register_function(
       6.0
     """
     if function is None:
-        return functools.partial(
-            register_function, serialized_name=serialized_name, aliases=aliases
-        )
+        return decorator(register_function, locals())
     if serialized_name is None and function_name(function) is None:
         raise TypeError(f"serialized_name is needed for {function!r}, which has no name of its own")
     name = _functions.chosen(function, serialized_name)
@@ -213,7 +205,7 @@ def register_function(
 
 def function_name(function: Any) -> str | None:
     """Returns module and qualified name of a function, or `None` if it has none of its own."""
-    if inspect.ismethod(function):  # others have the name of the function that it binds, too
+    if inspect.ismethod(function):  # other bindings of the function have its name, too
         return None
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or "<lambda>" in name:
@@ -222,22 +214,22 @@ def function_name(function: Any) -> str | None:
 
 
 def is_own_name(name: str) -> bool:
-    """Tells whether a name stands for something that the program cannot change."""
+    """Returns whether a name is taken by treepack itself."""
     return name in _codecs.NAMES or name == "function"
 
 
-# What the core calls
+# Hooks
 
 
-def reduce(value: Any) -> tuple[str, Any]:
-    """Returns the name of a value that is not of a plain type, and what it is made of.
+def reduce_value(value: Any) -> tuple[str, Any]:
+    """Returns the name and the parts of a value that is not of a plain type.
 
     Raises:
-      TypeError: If it has none.
+      TypeError: If it has no name.
     """
-    codec = _types.entry_of(type(value))
-    if codec is not None:
-        return str(_types.name_of(type(value))), codec.encode(value)
+    auxdata = _types.entry_of(type(value))
+    if auxdata is not None:
+        return str(_types.name_of(type(value))), auxdata.encode(value)
     name = _functions.name_of(value)
     if name is not None:
         return "function", name
@@ -252,47 +244,46 @@ def _refusal(value: Any) -> str:
     if newer is not None:
         return (
             f"{value!r:.100} is an older definition of {newer!r}, which was defined again since; "
-            "take the new one"
+            "use the new one"
         )
     newer = _types.newer(type(value))
     if newer is not None:
         return (
             f"{value!r:.100} is of an older definition of {newer!r}: its class was defined again "
-            "since; make it anew"
+            "since; create it again"
         )
     return _codecs.refusal(value)
 
 
-def rebuild(name: str, value: Any) -> Any:
-    """Returns the value that `reduce` was given.
+def rebuild_value(name: str, parts: Any) -> Any:
+    """Makes a value from the name and the parts that `reduce_value` returned.
 
     Raises:
       UnregisteredTypeError: A DecodeError. If nothing has this name.
-      DecodeError: If nothing can be made of the value.
+      DecodeError: If no value can be made from the parts.
     """
-    codec = _types.by_name(name)
-    decode = _decoder(name) if codec is None else codec.decode
+    auxdata = _types.by_name(name)
+    if auxdata is not None:
+        decode: Callable[[Any], Any] | None = auxdata.decode
+    else:
+        decode = _function if name == "function" else _codecs.decoder(name)
     if decode is None:
         raise UnregisteredTypeError(
             f"no static data are registered with the name {name!r}; call "
-            f"treepack.register_auxdata on their type{of_main(name)}, or pass "
+            f"treepack.register_auxdata on their type{remark_on_main(name)}, or pass "
             'unknown="dict" to get dicts in place of the nodes that have them',
             name,
         )
     try:
-        return decode(value)
+        return decode(parts)
     except (TreepackError, MemoryError):
         raise
-    except Exception as error:  # whatever a codec raises for what it cannot read
+    except Exception as error:  # any error of a codec on unreadable parts
         raise DecodeError(f"static data of type {name} cannot be restored: {error}") from error
 
 
-def _decoder(name: str) -> Callable[[Any], Any] | None:
-    return _function if name == "function" else _codecs.decoder(name)
-
-
-def of_main(name: str) -> str:
-    """Returns what to say of a name that is only one in the program that has saved."""
+def remark_on_main(name: str) -> str:
+    """Returns a remark on a name that only the program that saved has; empty for other names."""
     if not name.startswith("__main__.") and "<locals>" not in name:
         return ""
     return (
@@ -306,8 +297,8 @@ def _function(name: str) -> Any:
     if function is None:
         raise UnregisteredTypeError(
             f"no function is registered with the name {name!r}; call treepack.register_function "
-            f'on it{of_main(str(name))}, or pass unknown="dict" to get dicts in place of the '
-            "nodes that have it",
+            f'on it{remark_on_main(str(name))}, or pass unknown="dict" to get dicts in place of '
+            "the nodes that have it",
             str(name),
         )
     return function
@@ -326,5 +317,5 @@ def _member_name(member: enum.Enum) -> str | int:
 
 def _member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
     if type(name) not in (int, str):
-        raise ValueError(f"a {type(name).__name__} is no member")
+        raise ValueError(f"a {type(name).__name__} does not name a member")
     return ty(name) if isinstance(name, int) else ty[name]

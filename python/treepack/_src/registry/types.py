@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import treepack._core as core
 from treepack._src.pytree.containers import default_of
 from treepack._src.registry import holes as _holes
 from treepack._src.registry.names import Names
@@ -13,44 +14,43 @@ from treepack.errors import UnregisteredTypeError
 # The names of children and of static data.
 FieldNames = tuple[list[str], list[str]]
 
-# Static data and children by name, and their version, to both in today's.
+# Takes static data and children by name, and their version; returns both in the current version.
 Upgrade = Callable[[dict[str, Any], dict[str, Any], int], tuple[dict[str, Any], dict[str, Any]]]
 
 
 class NodeType(NamedTuple):
-    """One type of nodes, and what becomes of them.
+    """One type of nodes. The core asks for `ty`, `decode`, `rebuild` and `build` by name.
 
     Attributes:
       ty: The type.
-      name: What it is written as.
-      fields: The names of its children and of its static data, if all nodes have the same:
-        nodes that were saved with others cannot be made.
-      version: Counts the definitions of the type, as the program does.
-      upgrade: Takes static data and children by name, and the version they were saved in;
-        returns both as they are in this version. `None` if there is nothing to do.
-      checked: Whether nodes have exactly these children and static data; otherwise these are
-        just the fields of a dataclass.
+      name: Its name in files.
       reduce: Takes a node, returns its encoded static data and its children by name.
-      decode: Takes encoded static data, returns the data.
       rebuild: Takes static data, names and children, returns a node.
-      build: Does so with placeholders as children, which code of the type might not like.
-      plain: Whether the static data are written as JAX has them.
-      static: Takes a node, returns what fills holes in the static data of nodes like it; see
-        `_holes.StaticOf`.
+      build: Does so with placeholders as children, which code of the type might not accept.
+      decode: Takes encoded static data, returns the data.
+      fields: The names of the children and of the static data, if all nodes have the same:
+        nodes saved with other fields cannot be made.
+      checked: Whether nodes have exactly these children and static data; otherwise `fields` are
+        just those of a dataclass.
+      version: The version of the type's definition, as the program counts it.
+      upgrade: Takes static data and children by name, and the version they were saved in;
+        returns both in this version. `None` if there is nothing to do.
+      writes_auxdata: Whether JAX's auxdata are written unchanged.
+      static_of: Takes a node, returns the static data that fill holes in nodes like it.
     """
 
     ty: type
     name: str
-    fields: FieldNames | None
-    version: int
-    upgrade: Upgrade | None
-    checked: bool
     reduce: Callable[[Any], tuple[bytes, dict[str, Any]]]
-    decode: Callable[[bytes], Any]
     rebuild: Callable[[Any, list[str], list[Any]], Any]
     build: Callable[[Any, list[str], list[Any]], Any]
-    plain: bool = False
-    static: _holes.StaticOf = lambda _: {}
+    decode: Callable[[bytes], Any] = core.decode_value
+    fields: FieldNames | None = None
+    checked: bool = False
+    version: int = 0
+    upgrade: Upgrade | None = None
+    writes_auxdata: bool = False
+    static_of: _holes.StaticOf = lambda _: {}
 
 
 TYPES: Names[NodeType] = Names("node type")
@@ -59,7 +59,7 @@ TYPES: Names[NodeType] = Names("node type")
 def registered_types() -> dict[str, type]:
     """Returns the types of nodes that are registered with treepack, by name.
 
-    Example:
+    Examples:
       >>> import treepack
       >>> from typing import NamedTuple
       >>> class Point(NamedTuple):
@@ -72,12 +72,12 @@ def registered_types() -> dict[str, type]:
 
 
 def add(found: NodeType, aliases: Iterable[str] = ()) -> None:
-    """Adds a type, or puts it in the place of its older self."""
+    """Adds a type, or replaces its older definition."""
     TYPES.add(found.ty, found.name, found, aliases)
 
 
 def registered(ty: type) -> NodeType | None:
-    """Returns a type that the program has registered."""
+    """Returns the entry of a type that the program has registered."""
     return TYPES.entry_of(ty)
 
 
@@ -92,25 +92,25 @@ def type_named(name: str) -> type | None:
     return None if found is None else found.ty
 
 
-# The name that a type is to have: the given one, its own, or a default. (No function of its own,
-# since a warning tells who called the one that calls this.)
+# Chooses the name of a type: the given one, its own, or a default. (Not a function of its own,
+# since a warning points at the caller of its caller.)
 chosen_name = TYPES.chosen
 
 
 def check_children(expected: list[str], names: list[str]) -> None:
-    """Raises unless a node has the children that those of its type have."""
+    """Raises unless a node has the children of its type."""
     if names != expected:
         raise ValueError(f"it has the children {expected}, not {names}")
 
 
 def upgrades(name: str, version: int) -> bool:
-    """Tells whether what was saved of a type in a version is upgraded when it is loaded."""
+    """Returns whether nodes saved in a version of their type are upgraded when they are loaded."""
     found = TYPES.by_name(name)
     return found is not None and found.upgrade is not None and version < found.version
 
 
 def evolved(found: NodeType, saved: FieldNames | None, version: int) -> NodeType:
-    """Returns a type that makes its nodes of what nodes with other fields consisted of.
+    """Returns a type that makes its nodes from those saved with other fields.
 
     Raises:
       UnregisteredTypeError: If it cannot.
@@ -135,7 +135,7 @@ def evolved(found: NodeType, saved: FieldNames | None, version: int) -> NodeType
     )
 
 
-# Takes static data, names and children as they were; returns them as they are today.
+# Takes static data, names and children as saved; returns them in the current version.
 Converter = Callable[[Any, list[str], list[Any]], tuple[Any, list[str], list[Any]]]
 
 
@@ -156,7 +156,7 @@ def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Conve
     def convert(static: Any, names: list[str], children: list[Any]) -> tuple[Any, ...]:
         values = dict(zip(names, children, strict=True))
         if saved is None or found.fields is None:
-            # What the static data are is known to the program alone.
+            # Only the program knows the form of these static data.
             static, values = upgraded(static, values)
             return static, list(values), list(values.values())
         if type(static) is not tuple or len(static) != len(saved[1]):
@@ -171,7 +171,7 @@ def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Conve
 
 
 def _check_upgraded(fields: FieldNames, data: Any, values: dict[str, Any]) -> None:
-    """Raises if there is something that no field is for."""
+    """Raises for values that belong to no field."""
     if not isinstance(data, dict):
         raise TypeError(f"upgrade= must return static data by name, not {data!r:.100}")
     for names, made in zip(fields, (values, data), strict=True):
@@ -181,7 +181,7 @@ def _check_upgraded(fields: FieldNames, data: Any, values: dict[str, Any]) -> No
 
 
 def _check_fields(found: NodeType, saved: FieldNames) -> None:
-    """Raises unless nodes with the saved fields can become nodes with the fields of today."""
+    """Raises unless nodes with the saved fields can become nodes with the current ones."""
     now: Any = found.fields
     for index, other in ((0, 1), (1, 0)):
         for name in saved[index]:
@@ -193,7 +193,7 @@ def _check_fields(found: NodeType, saved: FieldNames) -> None:
                     f"{kinds[other]} field now",
                 )
             if name not in now[index]:
-                raise _refusal(found, f"was saved with the field {name!r}, and has it no more")
+                raise _refusal(found, f"was saved with the field {name!r}, and no longer has it")
         for name in now[index]:
             if (
                 name not in saved[index]
@@ -215,16 +215,16 @@ def _value(found: NodeType, name: str, values: dict[str, Any]) -> Any:
     return default[0]()
 
 
-def _refusal(found: NodeType, what: str) -> UnregisteredTypeError:
+def _refusal(found: NodeType, reason: str) -> UnregisteredTypeError:
     return UnregisteredTypeError(
-        f"the type {found.name!r} {what}; register it with version= and upgrade=, restore it into "
-        'a template with loads(data, target), or pass unknown="dict"',
+        f"the type {found.name!r} {reason}; register it with version= and upgrade=, restore it "
+        'into a template with loads(data, target), or pass unknown="dict"',
         found.name,
     )
 
 
 def fields_text(fields: FieldNames | None) -> str:
-    """Returns what fields a type has, in words."""
+    """Describes the fields of a type."""
     if fields is None:
         return "no fixed fields"
     return f"the fields {fields[0]}" + (f" and the static fields {fields[1]}" if fields[1] else "")
