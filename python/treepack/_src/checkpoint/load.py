@@ -16,7 +16,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import Reading, Selection, progress_bar
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of
 from treepack._src.restore.record import assembled
-from treepack._src.restore.report import ABSENT, Partial
+from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
 from treepack.errors import CorruptionError, TreepackError
 
@@ -30,7 +30,7 @@ def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> 
     if selection.rename is not None and target is None:
         raise ValueError("rename is for a target, whose names are taken")
     found = _choose(place, target, selection, how)
-    partial = Partial(
+    partial = Coverage(
         found.selector.means,
         selection.missing == "target",
         selection.unexpected == "error",
@@ -52,7 +52,7 @@ def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> 
 
 
 def _restored(
-    place: Place, target: Any, found: _Choice, partial: Partial, convert: Any, how: Reading
+    place: Place, target: Any, found: _Choice, partial: Coverage, convert: Any, how: Reading
 ) -> Any:
     """Returns the target with what was chosen of a file in its place."""
     catalog = place.catalog

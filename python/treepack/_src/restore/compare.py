@@ -1,4 +1,4 @@
-"""How strict a template is about its leaves: the only place that decides it.
+"""How strict a template is about its leaves. No other module decides that.
 
 | `strict=` | names of children | shapes | dtypes |
 |---|---|---|---|
@@ -6,7 +6,7 @@
 | `True` | the template's; a dict of the state may have more | equal | equal as JAX sees them |
 | `False` | the template's; a dict of the state may have more | any | any |
 
-As JAX sees them: against an array of jax, 64 bits count as 32, unless `jax_enable_x64` is set.
+As JAX sees them: against a jax array, 64 bits count as 32, unless `jax_enable_x64` is set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLAIN = (str, bytes, *_NUMBERS)
 
 
 class Signature(NamedTuple):
-    """Shape and dtype of an array, of a scalar of NumPy, or of what stands for one."""
+    """Shape and dtype of an array, a NumPy scalar, or a placeholder of one."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -41,7 +41,7 @@ class Signature(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What its elements are: `bool`, `int`, `float`, `complex` or something else."""
+        """The kind of its elements: `bool`, `int`, `float`, `complex`, or the dtype's name."""
         name = getattr(self.dtype, "name", str(self.dtype))
         for kind, starts in _KINDS.items():
             if name.startswith(starts):
@@ -58,7 +58,7 @@ _KINDS = {
 
 
 def signature(leaf: Any) -> Signature | None:
-    """Returns shape and dtype of a leaf that has them."""
+    """Returns the shape and dtype of a leaf that has them."""
     shape = getattr(leaf, "shape", None)
     dtype = getattr(leaf, "dtype", None)
     if shape is None or dtype is None or isinstance(leaf, type):
@@ -66,7 +66,7 @@ def signature(leaf: Any) -> Signature | None:
     try:
         if not _jax.is_extended(dtype):
             dtype = np.dtype(dtype)
-            # What is saved is in native byte order.
+            # Files are read in native byte order.
             dtype = dtype if dtype.isnative else dtype.newbyteorder("=")
         return Signature(tuple(shape), dtype)
     except TypeError:
@@ -74,7 +74,7 @@ def signature(leaf: Any) -> Signature | None:
 
 
 def described(value: Any) -> str:
-    """Returns what a leaf or a subtree of a state is, for messages."""
+    """Describes a leaf or a subtree of a state, for messages."""
     found = signature(value)
     if found is not None:
         return str(found)
@@ -88,16 +88,16 @@ def described(value: Any) -> str:
 def difference(
     target: Any, state: Any, strict: Strict, *, cast: bool = False
 ) -> tuple[str, str] | None:
-    """Compares a leaf of a template with what a state has in its place.
+    """Compares a leaf of a template with the state in its place.
 
     Args:
       target: The leaf of the template.
-      state: What was found.
-      strict: See above.
-      cast: Whether all dtypes of floats are equal.
+      state: The state.
+      strict: See the table above.
+      cast: Whether all dtypes of floats count as equal.
 
     Returns:
-      What was expected and what was found, in words; `None` if they match.
+      Descriptions of both; `None` if they match.
     """
     if not strict or isinstance(target, type):
         return None
@@ -118,12 +118,12 @@ def difference(
 
 
 def _is_plain(leaf: Any) -> bool:
-    """Tells whether a leaf is of Python; anything may be in the place of other objects."""
+    """Returns whether a leaf is of a plain type; other objects match any state."""
     return leaf is None or type(leaf) in _PLAIN
 
 
 def _is_number_like(number: Any, array: Signature) -> bool:
-    """Tells whether a number of Python is like an array of its kind without dimensions."""
+    """Returns whether a Python number matches an array of its kind without dimensions."""
     return array.shape == () and type(number) in _NUMBERS and type(number).__name__ == array.kind
 
 

@@ -1,4 +1,4 @@
-"""The record of the structure in a state dict."""
+"""The record of a tree's structure, beside its state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from treepack.errors import DecodeError
 
 
 def split(state: Any) -> tuple[Any, Any]:
-    """Returns the state of a tree, and what there is as the record of its structure."""
-    trailer = state.get(core.TRAILER_KEY) if type(state) is dict else None
-    return without_structure(state), trailer
+    """Splits off the record of the structure, which may be of any type, or `None`."""
+    record = state.get(core.TRAILER_KEY) if type(state) is dict else None
+    return without_structure(state), record
 
 
 def without_structure(state: Any) -> Any:
-    """Returns the state of a tree that was saved with its structure, without that."""
+    """Returns the state of a tree without the record of its structure."""
     if type(state) is not dict or core.TRAILER_KEY not in state:
         return state
     if state.keys() == {core.ROOT_KEY, core.TRAILER_KEY}:
@@ -27,14 +27,16 @@ def without_structure(state: Any) -> Any:
 def assembled(
     state: Any, *, convert: Any = None, unknown: Unknown, static: Any, placeholders: bool = False
 ) -> Any:
-    """Returns the tree that a state with the record of its structure was made of.
+    """Makes a tree from its state and the record of its structure, which is in the state.
 
-    With `placeholders` its leaves are none that the code of types could work with.
+    With `placeholders` the leaves are placeholders, which code of types might not accept.
     """
-    state, trailer = _split(state)
+    state, record = split(state)
+    if record is not None and type(record) is not bytes:
+        raise DecodeError(f"{core.TRAILER_KEY!r} is a {type(record).__name__}, not bytes")
     return core.assemble(
         state,
-        present(trailer),
+        present(record),
         convert=convert,
         unknown_as_dict=unknown == "dict",
         placeholders=placeholders,
@@ -42,20 +44,12 @@ def assembled(
     )
 
 
-def _split(state: Any) -> tuple[Any, bytes | None]:
-    """Returns the state of a tree and the record of its structure, if there is one."""
-    state, trailer = split(state)
-    if trailer is not None and type(trailer) is not bytes:
-        raise DecodeError(f"{core.TRAILER_KEY!r} is a {type(trailer).__name__}, not bytes")
-    return state, trailer
-
-
-def present(trailer: bytes | None) -> bytes:
-    """Returns the record of a structure, which has to be there."""
-    if trailer is None:
+def present(record: bytes | None) -> bytes:
+    """Returns the record of a structure; raises a DecodeError if there is none."""
+    if record is None:
         raise DecodeError(
             "the structure of the tree was not saved, as by flax or treepack.serialization. Give "
             "a target, or call serialization.msgpack_restore or load_from_file(None, ...) for "
             "plain dicts"
         )
-    return trailer
+    return record

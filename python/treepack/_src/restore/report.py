@@ -1,4 +1,4 @@
-"""What becomes of leaves where only some of a template are restored."""
+"""Coverage: the leaves that a partial restore loads, keeps and casts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 from treepack._src.pytree.state_dict import leaf_paths, state_leaves
 from treepack._src.restore.compare import signature
 
-# What becomes of leaves: takes their paths, those of the template, and those that were found.
+# Converts leaves: takes (path, the template's leaf, the leaf found) of each.
 Convert = Callable[[list[tuple[str, Any, Any]]], list[Any]]
 
 
 class _Absent:
-    """Stands in a state for what is not to be loaded."""
+    """Marks parts of a state that are not to be loaded."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -22,15 +22,15 @@ class _Absent:
 ABSENT = _Absent()
 
 
-class Partial:
-    """A restore of which some leaves stay as the template has them, and what became of all.
+class Coverage:
+    """The leaves of a template that a restore covers; the others stay.
 
     Attributes:
-      is_wanted: Tells of a path whether it is to be loaded.
-      keeps_missing: Whether what is wanted and not there stays as well.
-      refuses_more: Whether there may be nothing that the template lacks.
+      is_wanted: Returns whether the leaf at a path is to be loaded.
+      keeps_missing: Whether wanted leaves that the state lacks stay as well.
+      refuses_more: Whether the state may have no leaves that the template lacks.
       skipped: Paths that stay in any case.
-      notes: Whether anybody will ask for a report.
+      notes: Whether a report will be asked for.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class Partial:
         self.refuses_more = refuses_more
         self.skipped: set[str] = set()
         self.notes = notes
-        # Without order and twice: some restores go through the tree two times.
+        # Dicts, since some restores walk the tree twice.
         self._loaded: dict[str, None] = {}
         self._kept: dict[str, None] = {}
         self._unexpected: dict[str, None] = {}
         self._cast: dict[str, None] = {}
 
     def loaded(self, path: str) -> None:
-        """Takes note of a leaf that was loaded."""
+        """Notes a loaded leaf."""
         self._loaded[path] = None
 
     def watching(self, convert: Convert) -> Convert:
-        """Returns a function that converts leaves, and takes note of other dtypes."""
+        """Wraps a function that converts leaves: it notes those whose dtype changes."""
 
         def watched(leaves: list[tuple[str, Any, Any]]) -> list[Any]:
             converted = convert(leaves)
@@ -70,38 +70,38 @@ class Partial:
         return watched
 
     def keeps(self, target: Any, path: str) -> bool:
-        """Tells whether a part of the template that was not found stays as it is."""
+        """Returns whether a part of the template that the state lacks stays."""
         return self.keeps_missing or not any(
             self.is_wanted(leaf) and leaf not in self.skipped for leaf in leaf_paths(target, path)
         )
 
     def kept(self, target: Any, path: str) -> None:
-        """Takes note of a part of the template that stays as it is."""
+        """Notes a part of the template that stays."""
         if self.notes:
             self._kept.update(dict.fromkeys(leaf_paths(target, path)))
 
     def unexpected(self, state: Any, path: str) -> bool:
-        """Takes note of a part of the state that the template lacks; tells if there was any."""
+        """Notes leaves of the state that the template lacks; returns whether there are any."""
         found = [leaf for leaf, value in state_leaves(state, path) if value is not ABSENT]
         self._unexpected.update(dict.fromkeys(found))
         return bool(found)
 
     def report(self, corrupt: list[str]) -> Report:
-        """Returns what became of all leaves."""
+        """Returns the report on all leaves."""
         return Report(
             list(self._loaded), list(self._kept), list(self._unexpected), list(self._cast), corrupt
         )
 
 
 class Report(NamedTuple):
-    """What became of the leaves of a file and of a template, by path.
+    """The outcome for each leaf of a file and of a template, by path.
 
     Attributes:
-      loaded: Those that are from the file.
-      kept: Those of the template that stayed as they were.
-      unexpected: Those of the file that the template lacks.
-      cast: Those of `loaded` whose dtype is another one than the file's.
-      corrupt: Those of the file that were skipped, because they are damaged.
+      loaded: Leaves from the file.
+      kept: Leaves of the template that stayed.
+      unexpected: Leaves of the file that the template lacks.
+      cast: Leaves of `loaded` whose dtype differs from the file's.
+      corrupt: Damaged leaves of the file, which were skipped.
     """
 
     loaded: list[str]

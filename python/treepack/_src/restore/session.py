@@ -1,7 +1,7 @@
-"""One restore: where it is in a tree, and all that it has found wrong so far.
+"""One restore: its place in a tree, and all mismatches so far.
 
-It belongs to the thread that restores. Handlers of the program call `from_state_dict` in the middle
-of it, and take part in it.
+It belongs to the thread that restores. Handlers of the program call `from_state_dict` during it,
+and take part in it.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ from typing import Any
 from treepack._src import paths as _paths
 from treepack._src.options import Strict, check_choice
 from treepack._src.printable import printable
-from treepack._src.restore.report import Convert, Partial
+from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
 
-# Takes a child of the template, its state, its name and the restore it is part of.
+# Restores a child: takes that of the template, its state, its name, and the restore under way.
 RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
 
-# What a mismatch has in the place of what is not there.
+# Stands for the missing side of a mismatch.
 NOTHING = "nothing"
 
 
 class Restore:
     """One restore, from the outermost call to its end, as a context manager.
 
-    While it is entered, it is what this thread restores; another one that was under
-    way is set aside meanwhile. Leaving it raises an error for what it found wrong.
+    While it is entered, it is the restore of this thread; an outer one is suspended. Leaving it
+    raises an error for its mismatches. The core reads `path`, `strict`, `partial`, `mismatches`,
+    `converts` and `collects`.
 
     Attributes:
       strict: How strict it is; inner calls inherit it.
-      cast: Whether floats may have another dtype than the template's.
-      in_words: Whether its error says first what flax says.
-      partial: What stays as the template has it, if not all is restored.
-      kinds: What was saved where, if that is compared: see `_core.other_kinds`.
       child: The function that restores a child of the template.
-      path: The names from the root to where it is.
-      mismatches: The differences so far by path, so that none is told twice.
-      sentence: What flax says of the first difference in structure.
-      convert: Converts leaves, if that is asked for: then it goes through the tree two times.
-      found: The leaves so far that are to be converted, while it collects them.
-      converted: By path, what was found and what takes its place, once they are converted.
+      cast: Whether floats may have another dtype than the template's.
+      in_words: Whether its error begins with flax's message.
+      partial: The leaves that it covers, if not all.
+      kinds: The kinds of the saved containers by path, to compare: see `_core.other_kinds`.
+      convert: Converts leaves. With it, the restore walks the tree twice.
+      path: The names from the root to the current place.
+      mismatches: The differences so far, one for each path.
+      sentence: The message of flax for the first difference in structure.
+      found: The leaves to convert, while it collects them.
+      converted: By path, leaves and their conversions, once they are converted.
       handled: By path, the state that a handler makes of its template, if it makes one.
     """
 
@@ -53,18 +54,18 @@ class Restore:
         *,
         cast: bool = False,
         in_words: bool = True,
-        partial: Partial | None = None,
+        partial: Coverage | None = None,
         kinds: dict[str, str] | None = None,
         convert: Convert | None = None,
     ):
-        self.convert = convert
-        self.partial = partial
-        self.kinds = kinds
         check_choice("strict", strict)
         self.strict = strict
+        self.child = child
         self.cast = cast
         self.in_words = in_words
-        self.child = child
+        self.partial = partial
+        self.kinds = kinds
+        self.convert = convert
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
@@ -83,7 +84,7 @@ class Restore:
             raise self.error()
 
     def error(self) -> MismatchError:
-        """Returns the error that tells all differences so far."""
+        """Returns the error about all differences so far."""
         found = list(self.mismatches.values())
         singular, plural = ("leaf", "leaves") if self.sentence is None else ("place", "places")
         count = f"1 {singular} does" if len(found) == 1 else f"{len(found)} {plural} do"
@@ -93,7 +94,7 @@ class Restore:
         text = f"{count} not match the template:{''.join(lines)}"
         if self.sentence is None:
             of_names = any(NOTHING in (it.expected, it.found) for it in found)
-            hint = "" if of_names else "\nPass strict=False to restore what is found regardless."
+            hint = "" if of_names else "\nPass strict=False to restore the state regardless."
             return MismatchError(f"{text}{hint}", found)
         if not self.in_words:
             return MismatchError(text, found)
@@ -102,14 +103,14 @@ class Restore:
         return error
 
     def below(self, child: Any, state: Any, name: str) -> Any:
-        """Returns a child of the template with its state."""
+        """Restores a child of the template."""
         return self.child(child, state, name, self)
 
     def whole(self, target: Any, state: Any, name: str) -> Any:
-        """Returns a tree with its state, and with converted leaves if that is asked for.
+        """Restores a tree, and converts its leaves if that is asked for.
 
-        Then it goes through the tree once to compare and to collect the leaves, without any code
-        of the types in it, and once more to make the tree.
+        Then it walks the tree once to compare and to collect the leaves, without any code of the
+        types in it, and once more to make the tree.
         """
         if self.convert is None:
             return self.below(target, state, name)
@@ -128,20 +129,20 @@ class Restore:
 
     @property
     def converts(self) -> bool:
-        """Whether leaves are converted, so that none may be missed."""
+        """Whether leaves are converted, so that none may be skipped."""
         return self.found is not None or self.converted is not None
 
     @property
     def collects(self) -> bool:
-        """Whether it only compares and collects leaves: no code of the types runs."""
+        """Whether it only compares and collects leaves, without any code of the types."""
         return self.found is not None
 
     @contextlib.contextmanager
     def part(self, strict: Strict) -> Iterator[None]:
-        """Is more or less strict for a part of the tree.
+        """Changes how strict it is for a part of the tree.
 
-        What a part found wrong is forgotten if it ends in an error: whoever catches
-        that may go another way.
+        Drops the mismatches of a part that ends in an error: the handler that catches it may
+        try something else.
         """
         outer = self.strict, self.sentence
         found = dict(self.mismatches)
@@ -156,22 +157,31 @@ class Restore:
             self.strict = outer[0]
 
     def path_of(self, name: str) -> str:
-        """Returns how the child `name` of the current place is written."""
-        return _paths.text(part for part in [*self.path, name] if part is not _HERE)
+        """Returns the path of the child `name` of the current place, as text."""
+        return _text([*self.path, name])
 
     def note(self, name: str, expected: str, found: str, similar: str = "") -> None:
         """Notes a difference at the child `name` of the current place."""
         path = self.path_of(name)
         self.mismatches.setdefault(path, Mismatch(path, expected, found, similar))
 
+    def note_here(self, expected: str, found: str) -> None:
+        """Notes a difference at the current place."""
+        path = _text(self.path)
+        self.mismatches.setdefault(path, Mismatch(path, expected, found))
+
+    def say(self, sentence: str) -> None:
+        """Keeps the message of flax for a difference, if it is the first one."""
+        self.sentence = self.sentence or sentence
+
     def keep(self, target: Any, name: str) -> Any:
-        """Returns a part of the template that stays as it is."""
+        """Returns a part of the template, which stays."""
         if self.partial is not None:
             self.partial.kept(target, self.path_of(name))
         return target
 
     def leaf(self, target: Any, state: Any, name: str) -> Any:
-        """Returns a leaf, or what it is converted to, or keeps it for that."""
+        """Returns a leaf or its conversion; while it collects, keeps the leaf for that."""
         path = self.path_of(name)
         if self.found is not None:
             self.found.append((path, target, state))
@@ -183,7 +193,7 @@ class Restore:
 
     @contextlib.contextmanager
     def without_kinds(self) -> Iterator[None]:
-        """Compares no kinds of containers: what is below is not as it was saved."""
+        """Compares no kinds of containers: those below are not as saved."""
         outer, self.kinds = self.kinds, None
         try:
             yield
@@ -192,7 +202,7 @@ class Restore:
 
     @contextlib.contextmanager
     def as_found(self) -> Iterator[None]:
-        """Leaves all leaves below as they are."""
+        """Converts no leaves below."""
         outer = self.convert, self.found, self.converted
         self.convert = self.found = self.converted = None
         try:
@@ -205,13 +215,17 @@ class _Name(str):
     """A name that is told from an equal key of a dict."""
 
 
-# What `name="."` is inside: the place where it is said, and no child of it.
+# Stands for `name="."`: the current place, not a child of it.
 _HERE = _Name(_paths.ROOT)
 
 
 def as_part(name: str) -> str:
-    """Returns a name that a caller gave, for a path."""
+    """Returns a caller's name as a part of a path."""
     return _HERE if name == _HERE else name
+
+
+def _text(parts: list[str]) -> str:
+    return _paths.text(part for part in parts if part is not _HERE)
 
 
 class _Local(threading.local):
@@ -222,14 +236,14 @@ _local = _Local()
 
 
 def current() -> Restore | None:
-    """Returns the restore that this thread is in."""
+    """Returns the restore of this thread."""
     return _local.restore
 
 
 def current_path() -> str:
     """Returns the path in the state dict during a restore, for error messages.
 
-    Example:
+    Examples:
       >>> import treepack
       >>> treepack.serialization.current_path()
       ''

@@ -1,11 +1,11 @@
-"""A template and a state become a tree; what does not fit is told all at once.
+"""Restores a template with a state; one error tells all mismatches.
 
     restore_tree ──▶ Restore.below ──▶ _core.rebuild ──▶ restore_child
                                        plain containers,   everything else,
-                                       equal leaves        and all that is wrong
+                                       equal leaves        and all mismatches
 
-The core goes through what is plain by itself, and asks here about the rest. A `Restore`
-(`session.py`) is where it all meets: the path, and the mismatches so far.
+The core restores plain containers by itself, and asks here about the rest. Both share a `Restore`
+(`session.py`): the path, and the mismatches so far.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import name_of
 from treepack._src.restore.compare import described, difference, signature
 from treepack._src.restore.record import split
-from treepack._src.restore.report import ABSENT, Convert, Partial
-from treepack._src.restore.session import NOTHING, Restore, RestoreChild, as_part, current
-from treepack._src.restore.versions import Older, Record, marked
+from treepack._src.restore.report import ABSENT, Convert, Coverage
+from treepack._src.restore.session import NOTHING, Restore, as_part, current
+from treepack._src.restore.versions import Older, RecordAt, mark_older
 from treepack._src.storage.deferred import Deferred
 from treepack.errors import MismatchError, TreepackError
 
@@ -56,14 +56,14 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
     """Returns a tree like the target, with leaves from a state dict.
 
     Args:
-      target: The template. Its containers are what the result is made of; of its
-        leaves only shape and dtype matter, so `jax.ShapeDtypeStruct`s will do.
-        `None` as the target, and classes in it, take any state as it is.
-      state: What `to_state_dict` or `msgpack_restore` returned.
+      target: The template. The result has its containers; of its leaves only shape and dtype
+        matter, so `jax.ShapeDtypeStruct`s will do. `None` as the target, and classes in it, take
+        any state unchanged.
+      state: The result of `to_state_dict` or `msgpack_restore`.
       name: The name of this part of the tree, for error messages.
       strict: `True` compares the shape and dtype of each leaf with the template's, where both
-        have them: against arrays of jax as JAX sees them, so that 64 bits count as 32 unless
-        `jax_enable_x64` is set. `False` compares nothing, as flax. `"exact"` takes equal
+        have them: against jax arrays as JAX sees them, so that 64 bits count as 32 unless
+        `jax_enable_x64` is set. `False` compares nothing, like flax. `"exact"` takes equal
         dtypes only, and reports keys of the state that a dict of the template lacks, and
         containers of other types where types were saved.
 
@@ -74,7 +74,7 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
       MismatchError: A ValueError. If containers do not match, or leaves do not. All
         differences are in its `mismatches`.
 
-    Example:
+    Examples:
       >>> import numpy as np, treepack
       >>> template = {"w": np.zeros(2), "n": (0, 0)}
       >>> state = {"w": np.ones(2), "n": {"0": 1, "1": 2}}
@@ -86,12 +86,12 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
         return restore_tree(target, state, name, strict)
     if target is None:
         return state
-    # A handler calls in the midst of a restore, which it takes part in.
+    # A handler calls during a restore, and takes part in it.
     with restore.part(restore.strict if strict is True else strict):
         outer, restore.sentence = restore.sentence, None
         restored = restore.whole(target, state, as_part(name))
         if restore.sentence is not None:
-            # Raised at once, since the handler may know what to do.
+            # Raised at once, since the handler may handle it.
             raise restore.error()
         restore.sentence = outer
         return restored
@@ -108,10 +108,10 @@ def restore_encoded(
     convert: Convert | None = None,
     in_words: bool = True,
 ) -> Any:
-    """Returns what `restore_tree` makes of encoded bytes; `copy` and `threads` are for these."""
+    """Restores encoded bytes as `restore_tree` does; `copy` and `threads` are for decoding."""
     if target is not None and strict != "exact" and not handlers.overridden():
         check_choice("strict", strict)
-        # Most data are just what the target has.
+        # Most data match the target exactly.
         converts = convert is not None
         restored = core.restore_like(data, target, strict, converts, copy, threads)
         if restored is not None:
@@ -129,11 +129,11 @@ def restore_encoded(
 def _restore_converted(
     target: Any, data: Buffer | core.Content, strict: Strict, **options: Any
 ) -> tuple[Any] | None:
-    """Restores all of encoded bytes as `restore_selected` does, if they can be read."""
+    """Restores all of encoded bytes as `restore_selected` does; `None` also if they are damaged."""
     content = data if isinstance(data, core.Content) else core.Content.lent(data)
     try:
         catalog = core.Catalog.open(content, salvage=False)
-    except TreepackError:  # which is told when all is read
+    except TreepackError:  # raised again when all is read
         return None
     return restore_selected(target, catalog, 0, strict, **options)
 
@@ -146,7 +146,7 @@ def restore_selected(
     *,
     marks: core.Marks | None = None,
     selector: core.Selector | None = None,
-    partial: Partial | None = None,
+    partial: Coverage | None = None,
     copy: bool | None,
     threads: int | None,
     cast: bool,
@@ -154,7 +154,7 @@ def restore_selected(
 ) -> tuple[Any] | None:
     """Returns a target with leaves of a file, in a tuple, if its containers plainly fit.
 
-    Otherwise `restore_tree` does the same, and tells what is wrong. See `_core.restore_selected`
+    Otherwise `restore_tree` does the same, and reports mismatches. See `_core.restore_selected`
     for `catalog`, `value`, `marks` and `selector`, and `restore_tree` for the others.
     """
     check_choice("strict", strict)
@@ -210,27 +210,27 @@ def restore_tree(
     cast: bool = False,
     convert: Convert | None = None,
     in_words: bool = True,
-    partial: Partial | None = None,
-    record: Record | None = None,
+    partial: Coverage | None = None,
+    record: RecordAt | None = None,
 ) -> Any:
-    """Returns a tree as `from_state_dict` does, apart from any restore under way.
+    """Restores a tree as `from_state_dict` does, outside of any restore under way.
 
     Args:
       target: The template.
-      state: Its state; the record of its structure may be in it.
+      state: Its state, perhaps with the record of its structure.
       name: The name of the whole.
       strict: See `from_state_dict`.
       cast: Whether floats may have another dtype than the template's.
-      convert: Takes all leaves that were found where the template has arrays, and returns what
-        takes their places. It is called once everything fits.
-      in_words: Whether an error says first what flax says.
-      partial: What stays as the target has it, if not all is restored.
-      record: The record of the structure if it is not in the state, and where in it that begins:
+      convert: Takes all leaves in the places of the template's arrays, returns their
+        replacements. It is called once everything fits.
+      in_words: Whether an error begins with flax's message.
+      partial: The leaves to restore, if not all.
+      record: The record of the structure if the state lacks it, and the tree's position in it:
         see `_core.assemble`.
     """
     if target is None or core.TRAILER_KEY not in _keys(target):
-        state, trailer = split(state)
-        record = (trailer, []) if type(trailer) is bytes else record
+        state, found = split(state)
+        record = (found, []) if type(found) is bytes else record
     if target is None:
         check_choice("strict", strict)
         return state
@@ -239,12 +239,12 @@ def restore_tree(
     if record is not None:
         if strict == "exact":
             kinds = core.other_kinds(target, state, record[0], at=record[1])
-        state = marked(state, record)
-
-    child = restore_child if kinds is not None else _child_restorer()
+        state = mark_older(state, record)
+    # The core compares no kinds of containers, and does not know the handlers of built-in types.
+    in_python = kinds is not None or handlers.overridden()
     with Restore(
         strict,
-        child,
+        restore_child if in_python else core.rebuild,
         cast=cast,
         in_words=in_words,
         partial=partial,
@@ -258,35 +258,29 @@ def _keys(target: Any) -> Any:
     return target.keys() if isinstance(target, Mapping) else ()
 
 
-def _child_restorer() -> RestoreChild:
-    """Returns what restores children: the native function, unless it knows too little."""
-    return restore_child if handlers.overridden() else core.rebuild
-
-
 def is_abstract_array(target: object) -> bool:
-    """Tells whether a leaf of a template is an array of jax, or stands for one."""
+    """Returns whether a leaf of a template is a jax array, or a placeholder of one."""
     return _jax.is_abstract(target) and handlers.find(type(target)) is None
 
 
 def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
-    """Returns a part of the template with its state: any container or leaf."""
+    """Restores a part of the template: any container or leaf."""
     kind = kind_of(target)
     if type(state) is Older:
         with restore.without_kinds():
-            today = state.today(target, restore.path_of(name))
-            return restore.below(target, today, name)
+            upgraded = state.upgrade(target, restore.path_of(name))
+            return restore.below(target, upgraded, name)
     if state is ABSENT:
         if restore.partial is None or restore.partial.keeps(target, restore.path_of(name)):
             return restore.keep(target, name)
-        state = {}  # what is missing is told leaf by leaf
+        state = {}  # so that each missing leaf is noted
     if kind is None:
         return _restore_leaf(target, state, name, restore)
     if kind.final:
         return _restore_by_handler(kind, target, state, name, restore)
     if not isinstance(state, Mapping):
         restore.note(name, f"a subtree ({type(target).__name__})", described(state))
-        _say(
-            restore,
+        restore.say(
             f"The target has a subtree ({type(target).__name__}) where the state has a leaf "
             f"({type(state).__name__}) at path {'/'.join([*restore.path, name])}",
         )
@@ -323,7 +317,7 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
 
 
 def _compare_kinds(target: Any, kinds: dict[str, str], restore: Restore) -> None:
-    """Notes it if another kind of container was saved in the place of one."""
+    """Notes a difference if a container of another kind was saved in this place."""
     ty = type(target)
     expected = _PLAIN_KINDS.get(ty)
     if ty is dict and not all(type(key) is str for key in target):
@@ -334,12 +328,9 @@ def _compare_kinds(target: Any, kinds: dict[str, str], restore: Restore) -> None
     names = {"keys": "dict with keys that are no strings"}
     expected = names.get(expected, expected) if expected else name_of(ty) or default_name(ty)
     found = names.get(found, found)
-    name = restore.path.pop()
-    restore.note(name, f"a container of the type {expected}", found)
-    restore.path.append(name)
-    _say(
-        restore,
-        f"The target has a {expected} where a {found} was saved, at path {'/'.join(restore.path)}",
+    restore.note_here(f"a container of the type {expected}", found)
+    restore.say(
+        f"The target has a {expected} where a {found} was saved, at path {'/'.join(restore.path)}"
     )
 
 
@@ -349,7 +340,7 @@ _PLAIN_KINDS: dict[type, str] = {dict: "dict", list: "list", tuple: "tuple"}
 def _partial_names(
     children: dict[str, Any], state: Any, missing: list[str], restore: Restore
 ) -> tuple[Any, list[str], list[str]]:
-    """Returns the state with marks for what stays as it is, and what is wrong about its names."""
+    """Returns the state with marks for parts that stay, and the missing and unexpected names."""
     partial = restore.partial
     assert partial is not None
     kept = {name for name in missing if partial.keeps(children[name], restore.path_of(name))}
@@ -371,17 +362,15 @@ def _note_names(
     missing: list[str],
     restore: Restore,
 ) -> None:
-    """Notes which children are missing, and which nobody expects."""
+    """Notes missing and unexpected children."""
     more = [name for name in state if name not in children]
     if missing or not kind.more_allowed:
         found = Difference(target, state, list(children), "/".join(restore.path))
-        _say(restore, kind.in_words(found))
+        restore.say(kind.in_words(found))
     if isinstance(target, (list, tuple)) and not hasattr(target, "_fields"):
         counts = f"{len(children)} elements", f"{len(state)} elements"
         if counts[0] != counts[1]:
-            name = restore.path.pop()
-            restore.note(name, *counts)
-            restore.path.append(name)
+            restore.note_here(*counts)
             return
     names = [str(name) for name in more]
     for name in missing:
@@ -395,27 +384,23 @@ def _note_names(
         restore.note(str(name), NOTHING, described(state[name]))
 
 
-# Among more names than these, similar ones take long to find.
+# The most names to search for similar ones, which is slow.
 _MOST_NAMES = 1000
-
-
-def _say(restore: Restore, sentence: str) -> None:
-    restore.sentence = restore.sentence or sentence
 
 
 def _restore_by_handler(
     kind: NodeKind, target: Any, state: Any, name: str, restore: Restore
 ) -> Any:
-    """Returns what a registered handler makes of a state.
+    """Lets a registered handler restore a state.
 
-    The handler compares nothing, so the state is compared with that of the template
-    before, if the handler can tell it: templates are not always complete.
+    The handler compares nothing, so this compares the state with that of the template first, if
+    the handler makes one: templates are not always complete.
     """
     strict = restore.strict
     known = strict or restore.converts or restore.partial is not None
     expected = _expected_of(kind, target, name, restore) if known else ()
     for template in expected:
-        # The handler may take it apart, and it may be needed once more.
+        # With dicts of its own, since the handler may change them.
         state = _compared(template, state, name, restore)
         strict = False  # all of it has been compared
     if restore.collects:
@@ -432,9 +417,9 @@ def _restore_by_handler(
     except MismatchError as error:
         for mismatch in error.mismatches:
             restore.mismatches.setdefault(mismatch.path, mismatch)
-        _say(restore, str(error))
+        restore.say(str(error))
         return target
-    except Exception as error:  # whatever a handler raises
+    except Exception as error:  # any error of a handler
         where = printable("/".join(restore.path))
         error.add_note(f"while {type(target).__name__} was restored at {where}")
         raise
@@ -443,32 +428,32 @@ def _restore_by_handler(
 
 
 def _expected_of(kind: NodeKind, target: Any, name: str, restore: Restore) -> tuple[Any, ...]:
-    """Returns the state of a template that a handler makes; nothing if it makes none.
+    """Returns the state that a handler makes of a template, in a tuple; empty if it makes none.
 
-    It is asked once, even if the restore comes by two times.
+    The handler is called once, even if the restore walks the tree twice.
     """
     path = restore.path_of(name)
     if path not in restore.handled:
-        expected = _told(kind, target)
+        expected = _state_by_handler(kind, target)
         if not restore.converts:
             return expected
         restore.handled[path] = expected
     return restore.handled[path]
 
 
-def _told(kind: NodeKind, target: Any) -> tuple[Any, ...]:
+def _state_by_handler(kind: NodeKind, target: Any) -> tuple[Any, ...]:
     try:
         children = kind.children(target)
-    except Exception:  # whatever a handler raises
+    except Exception:  # any error of a handler
         return ()
     try:
         return (finished(children),)
-    except Exception:  # likewise, of what is inside
+    except Exception:  # likewise, of a handler inside
         return (children,)
 
 
 def _on_host(state: Any) -> Any:
-    """Returns the state of a handler with arrays that are not read yet as arrays of NumPy."""
+    """Reads the deferred arrays in the state of a handler as NumPy arrays."""
     if type(state) is dict:
         return {key: _on_host(value) for key, value in state.items()}
     if type(state) in (list, tuple):
@@ -493,15 +478,15 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
 
 
 def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
-    """Compares what a handler will restore, since it will not do so itself.
+    """Compares the state that a handler will restore, since the handler does not.
 
     Returns:
-      The state, with other leaves where they are converted.
+      The state, with converted leaves.
     """
     if _are_lists(template, state):
         return _converted(template, state, name, restore) if restore.converts else state
     if not isinstance(template, Mapping) or not isinstance(state, Mapping):
-        # What is a container in the template's state has no leaf in its place.
+        # A container in the template's state is not compared as a leaf.
         if state is ABSENT:
             return restore.keep(template, name)
         if kind_of(template) is not None and isinstance(state, Mapping):
@@ -511,7 +496,9 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
             return restore.keep(template, name) if gaps else state
         return _restore_leaf(template, state, name, restore)
     if restore.partial is not None:
-        state = _with_keys_of(template, state)
+        # It was read by paths, where all keys are strings.
+        keys = {str(key): key for key in template if type(key) is not str}
+        state = {keys.get(key, key): value for key, value in state.items()} if keys else state
     restore.path.append(name)
     try:
         if restore.strict == "exact":
@@ -533,22 +520,16 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
         restore.path.pop()
 
 
-def _with_keys_of(template: Mapping[Any, Any], state: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Returns a state that was read by paths with the keys of the template that are no strings."""
-    keys = {str(key): key for key in template if type(key) is not str}
-    return {keys.get(key, key): value for key, value in state.items()} if keys else state
-
-
 def _are_lists(template: Any, state: Any) -> bool:
-    """Tells whether the state of a handler has a list of as many elements as the template's."""
+    """Returns whether both states of a handler have a list, of the same length."""
     types = type(template), type(state)
     return {*types} <= {list, tuple} and len(template) == len(state)
 
 
 def _converted(template: Any, state: Any, name: str, restore: Restore) -> Any:
-    """Returns a list of a handler's state with other leaves, where it has what the template has.
+    """Converts leaves in a list of a handler's state, where they match the template's.
 
-    What lists have in them is for the handler alone, so nothing is wrong with any other.
+    Others are no mismatch: the elements of lists are for the handler alone.
     """
     restore.path.append(name)
     try:

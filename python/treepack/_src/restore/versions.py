@@ -1,12 +1,11 @@
-"""Nodes that were saved in an older version of their type, where a template wants today's.
+"""Nodes saved in an older version of their type, for templates of the current version.
 
-Their state is marked, and upgraded once a template asks for it: the node is made as it would be
-without a template, and its state takes the place of the one that was saved.
+Their state is marked, and upgraded when a template needs it: the node is made without a template,
+and its state replaces the saved one.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from treepack._src.pytree.state_dict import state_leaves, to_state_dict
 from treepack._src.restore.report import ABSENT
 from treepack.errors import TreepackError
 
-# The record of a structure, and where in it a tree begins; see `_core.assemble`.
-Record = tuple[bytes, list[tuple[int, int]]]
+# The record of a structure, and the position of a tree in it; see `_core.assemble`.
+RecordAt = tuple[bytes, list[tuple[int, int]]]
 
 
 class Older(dict[str, Any]):
@@ -26,15 +25,15 @@ class Older(dict[str, Any]):
 
     Attributes:
       record: The record of its structure.
-      upgraded: Its state in the version of today, once that was asked for: some restores go
-        through a tree two times, and know leaves by their identity.
+      upgraded: Its state in the current version, once that was made: some restores walk a tree
+        twice, and compare leaves by identity.
     """
 
-    record: Record
+    record: RecordAt
     upgraded: Any = None
 
-    def today(self, target: Any, path: str) -> Any:
-        """Returns its state in the version of today; holes are filled by the template.
+    def upgrade(self, target: Any, path: str) -> Any:
+        """Returns its state in the current version; the template fills holes.
 
         Raises:
           TreepackError: If only a part of it was read.
@@ -52,10 +51,10 @@ class Older(dict[str, Any]):
                 f"at {path}: a node of an older version has to be loaded whole, or not at all: "
                 "select all of it"
             )
-        trailer, at = self.record
+        record, at = self.record
         node = core.assemble(
             _copied(self),
-            trailer,
+            record,
             convert=_as_saved,
             unknown_as_dict=True,
             placeholders=False,
@@ -65,29 +64,27 @@ class Older(dict[str, Any]):
         return _on_host(to_state_dict(node))
 
 
-def marked(state: Any, record: Record) -> Any:
-    """Returns a state with nodes of older versions marked as such."""
-    trailer, at = record
-    if not core.has_older_types(trailer):
-        return state
-    return core.mark_older(state, trailer, functools.partial(_mark, trailer), at=at)
+def mark_older(state: Any, record: RecordAt) -> Any:
+    """Marks the nodes of older versions in a state."""
+    whole, at = record
 
+    def mark(state: Any, at: list[tuple[int, int]]) -> Older:
+        older = Older(state)
+        older.record = whole, at
+        return older
 
-def _mark(trailer: bytes, state: Any, at: list[tuple[int, int]]) -> Older:
-    older = Older(state)
-    older.record = trailer, at
-    return older
+    return core.mark_older(state, whole, mark, at=at) if core.has_older_types(whole) else state
 
 
 def _copied(state: Any) -> Any:
-    """Returns a state whose dicts may become part of a tree."""
+    """Copies the dicts of a state, since they may become part of a tree."""
     if not isinstance(state, dict):
         return state
     return {key: _copied(value) for key, value in state.items()}
 
 
 def _as_saved(leaves: list[tuple[str, Any, Any]]) -> list[Any]:
-    """Returns arrays of jax, where jax has such; keys are some already."""
+    """Returns leaves as jax arrays, if JAX has their dtype; keys already are."""
     return [
         found if _jax.is_array(found) else _jax.like(np.asarray(found)) for _, _, found in leaves
     ]
