@@ -210,8 +210,8 @@ def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
     mesh = sharding.mesh
     axes = tuple(mesh.axis_names), tuple(mesh.axis_sizes)
     parts: tuple[Any, ...] = (*axes, sharding.spec, sharding.memory_kind)
-    kinds = tuple(kind.name for kind in mesh.axis_types)
-    return parts if {*kinds} <= {"Auto"} else (*parts, kinds)
+    axis_types = tuple(ty.name for ty in mesh.axis_types)
+    return parts if {*axis_types} <= {"Auto"} else (*parts, axis_types)
 
 
 def _named_sharding(parts: tuple[Any, ...]) -> Any:
@@ -227,26 +227,22 @@ def _named_sharding(parts: tuple[Any, ...]) -> Any:
         raise ValueError(f"there is no mesh of the sizes {sizes}")
     if not len({*names}) == len(names) == len(sizes) <= _MOST_DIMENSIONS:
         raise ValueError(f"a mesh needs one size for each name, not {sizes} for {names}")
-    axis_types = tuple(jax.sharding.AxisType[_one(str, kind)] for kinds in more for kind in kinds)
+    axis_types = tuple(jax.sharding.AxisType[_one(str, ty)] for part in more for ty in part)
     if len(axis_types) not in (0, len(names)):
         raise ValueError(f"a mesh needs one type for each axis, not {axis_types} for {names}")
-    kinds = {"axis_types": axis_types} if axis_types else {}
-    mesh: Any = AbstractMesh(sizes, names, **kinds)
+    options = {"axis_types": axis_types} if axis_types else {}
+    mesh: Any = AbstractMesh(sizes, names, **options)
     if math.prod(sizes) <= jax.device_count():
         devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
-        mesh = jax.sharding.Mesh(devices, names, **kinds)
+        mesh = jax.sharding.Mesh(devices, names, **options)
     return NamedSharding(mesh, spec, memory_kind=memory_kind)
 
 
-def _partial(parts: tuple[Any, ...]) -> Any:
+def _jax_partial(parts: tuple[Any, ...]) -> Any:
     from jax.tree_util import Partial
 
     function, args, keywords = _parts((object, tuple, dict), parts)
     return Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
-
-
-def _is_plain_array(value: Any) -> bool:
-    return is_array(value) and not is_extended(value.dtype)
 
 
 def _jax_array(parts: tuple[str, tuple[int, ...], bytes]) -> Any:
@@ -315,10 +311,6 @@ def _check_axes(names: Any) -> Any:
         if type(name) not in (str, int) and not isinstance(name, enum.Enum):
             raise ValueError(f"a {type(name).__name__} cannot be the name of an axis")
     return names
-
-
-def _is_missing(value: Any) -> bool:
-    return equinox.missing() is value  # the value is never `None`, which is plain
 
 
 def _missing(parts: Any) -> Any:
@@ -426,11 +418,16 @@ _CODECS = [
         "jax.tree_util.Partial",
         lambda value: is_partial_type(type(value)),
         lambda it: (partial_function(it), it.args, dict(it.keywords)),
-        _partial,
+        _jax_partial,
     ),
     Codec("jax.tree_util.PyTreeDef", is_treedef, _treedef_parts, _treedef),
     Codec("jax.lax.Precision", instance_of("jax.lax", "Precision"), lambda it: it.name, _precision),
-    Codec("jax.Array", _is_plain_array, lambda it: _array_parts(np.asarray(it)), _jax_array),
+    Codec(
+        "jax.Array",
+        lambda value: is_array(value) and not is_extended(value.dtype),
+        lambda it: _array_parts(np.asarray(it)),
+        _jax_array,
+    ),
     Codec("jax.nn", _is_of_jax_nn, lambda it: it.__name__, _jax_nn),
     Codec(
         "flax.typing.HashableMapping",
@@ -438,7 +435,8 @@ _CODECS = [
         dict,
         lambda items: flax.hashable_mapping()(_one(dict, items)),
     ),
-    Codec("equinox.Missing", _is_missing, lambda _: None, _missing),
+    # `None`, which `missing` may return, never comes here: it is plain.
+    Codec("equinox.Missing", lambda value: equinox.missing() is value, lambda _: None, _missing),
 ]
 
 _BY_NAME = {codec.name: codec for codec in _CODECS}

@@ -78,9 +78,19 @@ def fixed_fields(node: Any) -> FixedFields | None:
     found = _of_kind(kind, node)
     if found is None:
         return None
-    make = found.make or _made_by(kind, found.names)
-    record = _record(node, found)
-    return FixedFields(found.names, make, found.exactly, kind is PYTREE, found.code, record)
+    names = found.names
+
+    def make(target: Any, new: list[Any]) -> Any:
+        return kind.make(target, dict(zip(names, new, strict=True)))
+
+    return FixedFields(
+        names=names,
+        make=found.make or make,
+        exactly=found.exactly,
+        pytree=kind is PYTREE,
+        code=found.code,
+        record=_record(node, found),
+    )
 
 
 class _Attributes(NamedTuple):
@@ -125,11 +135,6 @@ def _has_elements_as_fields(ty: Any) -> bool:
         return False
     same = all(map(operator.is_, found, marks))
     return same and ty.__getattribute__ is tuple.__getattribute__
-
-
-def _made_by(kind: NodeKind, names: list[str]) -> Callable[[Any, list[Any]], Any]:
-    make = kind.make
-    return lambda target, new: make(target, dict(zip(names, new, strict=True)))
 
 
 # Types by their registration with JAX, which cannot change.

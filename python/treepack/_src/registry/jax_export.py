@@ -55,7 +55,9 @@ def register(
     if known is not None:
         _exported[name] = now._replace(ty=known.ty)
         if known.ty is not nodetype:
-            _export_again(nodetype, name)
+            # A class that was defined again, as by a cell of a notebook. JAX cannot replace one.
+            types, _ = _registries()
+            types.setdefault(nodetype, (name, lambda auxdata: _exported[name].encode(auxdata)))
         return
 
     def build(auxdata: Any, children: Sequence[Any]) -> Any:
@@ -78,15 +80,6 @@ def register(
             return
         raise ValueError(f"{default_name(nodetype)} with the name {name!r}: {error}") from None
     _exported[name] = now
-
-
-def _export_again(nodetype: type, name: str) -> None:
-    """Lets a class that was defined again replace its older definition.
-
-    `jax.export` has no way to do that, and a cell of a notebook is run many times.
-    """
-    types, _ = _registries()
-    types.setdefault(nodetype, (name, lambda auxdata: _exported[name].encode(auxdata)))
 
 
 def _registries() -> tuple[dict[Any, Any], dict[Any, Any]]:

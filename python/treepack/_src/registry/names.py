@@ -57,7 +57,7 @@ registering = _Registering()
 
 
 def decorator(register: Callable[..., Any], arguments: dict[str, Any]) -> Callable[..., Any]:
-    """Returns a decorator that calls `register` with all of its arguments but the first."""
+    """Returns a decorator: `register` with all of `arguments` but the first, which it takes."""
     _, *options = arguments.items()
     return functools.partial(register, **dict(options))
 

@@ -1,4 +1,4 @@
-"""Registering types of nodes: once, for JAX, for `jax.export`, and by name for files."""
+"""Registers types of nodes: once, for JAX, for `jax.export`, and by name for files."""
 
 from __future__ import annotations
 
