@@ -33,6 +33,9 @@ POINTS = int(os.environ.get("TREEPACK_POINTS", "12"))
 OLD: Any = {"w": np.arange(300.0), "n": 3, "rest": [1, (2, None)]}
 NEW: Any = {"w": np.arange(300.0) + 1, "n": 4, "rest": [1, (2, "x")]}
 
+# What is interrupted may leave it to Python to close what it has opened.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 # What a system that lacks something makes of a call.
 LACKING = (OSError, MemoryError, RuntimeError, treepack.TreepackError)
 
@@ -97,7 +100,7 @@ def others(folder: Path) -> dict[str, Callable[[], object]]:
         "buffers": lambda: b"".join(treepack.buffers(OLD)),
         "write_stream, read_stream": lambda: (
             treepack.write_stream(folder / "stream", leaves(OLD)),
-            treepack.read_stream(folder / "stream"),
+            list(treepack.read_stream(folder / "stream")),
         ),
         "save leaves": lambda: treepack.save(folder / "leaves", leaves(OLD)),
         "to_bytes, from_bytes": lambda: serialization.from_bytes(OLD, serialization.to_bytes(OLD)),

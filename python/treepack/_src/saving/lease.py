@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import secrets
@@ -54,28 +55,34 @@ class Lease:
         files stay for now.
     """
 
-    def __init__(self, directory: Path, name: str):
-        """`name` is that of the save.
-
-        Raises:
-          BusyError: If somebody else holds it.
-        """
+    def __init__(self, directory: Path):
         self._path = directory / FILE
         self.spared: str | None = None
         self._stopped = threading.Event()
         self._renewer: Thread | None = None
         self._data = b""
+        # The file, while it is open: apart, so that the lock ends with this object, whatever has
+        # interrupted `release`.
+        self._files: list[int] = []
+        weakref.finalize(self, _end, self._files, self._stopped).atexit = False
+
+    def take(self, name: str) -> None:
+        """Takes it for a save with this name; whoever calls this calls `release` at last.
+
+        Raises:
+          BusyError: If somebody else holds it.
+        """
         # It gets its name when it is locked and written: a process that is killed leaves none that
         # tells nothing.
-        made = directory / f".{FILE}.treepack-{secrets.token_hex(8)}.tmp"
-        self._file = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        made = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
         try:
+            self._files.append(os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
             about = {
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "since": time.time(),
                 "system": _system(),
-                "is_locked": _lock(self._file, wait=True) is True,
+                "is_locked": _lock(self._files[0], wait=True) is True,
                 "name": name,
                 "token": secrets.token_hex(8),
             }
@@ -85,7 +92,8 @@ class Lease:
             self._data = data
             _held.add(self)
             with contextlib.suppress(RuntimeError, MemoryError):  # then the lock has to do
-                self._renewer = Thread(self._renew)
+                target = self._files[0] if os.utime in os.supports_fd else self._path
+                self._renewer = Thread(functools.partial(_renew, target, self._stopped))
         except BaseException:
             self.release()
             raise
@@ -93,9 +101,9 @@ class Lease:
             made.unlink(missing_ok=True)
 
     def _write(self, data: bytes) -> None:
-        if os.write(self._file, data) < len(data):
+        if os.write(self._files[0], data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
-        os.close(os.dup(self._file))  # which is when NFS shows it to other hosts
+        os.close(os.dup(self._files[0]))  # which is when NFS shows it to other hosts
 
     def _take_name(self, made: Path, data: bytes) -> None:
         """Gives the file the name that only one job can have."""
@@ -108,8 +116,8 @@ class Lease:
                     raise
                 except OSError:  # there are no links
                     file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-                    os.close(self._file)
-                    self._file = file
+                    os.close(self._files[0])
+                    self._files[0] = file
                     _lock(file, wait=True)
                     self._data = data  # from now on it has to be removed
                     self._write(data)
@@ -174,12 +182,6 @@ class Lease:
             )
         return text
 
-    def _renew(self) -> None:
-        target = self._file if os.utime in os.supports_fd else self._path
-        while not self._stopped.wait(RENEW_S):
-            with contextlib.suppress(OSError):
-                os.utime(target)
-
     def check(self) -> None:
         """Raises if this process does not hold it any more.
 
@@ -201,7 +203,7 @@ class Lease:
 
     def _found(self) -> bytes:
         """Returns what is in the lease that is there."""
-        if self._file < 0:
+        if not self._files:
             return b""  # this is a fork of its holder
         try:
             file = _open(self._path)
@@ -230,9 +232,23 @@ class Lease:
 
     def _leave(self) -> None:
         """Closes the file, which ends the lock if no other process has the same."""
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+        _close(self._files)
+
+
+def _renew(target: int | Path, stopped: threading.Event) -> None:
+    while not stopped.wait(RENEW_S):
+        with contextlib.suppress(OSError):
+            os.utime(target)
+
+
+def _close(files: list[int]) -> None:
+    while files:
+        os.close(files.pop())
+
+
+def _end(files: list[int], stopped: threading.Event) -> None:
+    stopped.set()
+    _close(files)
 
 
 _held: weakref.WeakSet[Lease] = weakref.WeakSet()

@@ -104,24 +104,27 @@ def _lead(group: Group, directory: Directory, part: Part, progress: Progress) ->
     """Writes as process 0."""
     name = secrets.token_hex(4)
     try:
-        directory.make()
-        directory.claim(name)
-    except BaseException as error:
-        group.announce("")
-        group.end(error)
-        raise
-    try:
         try:
-            _lead_with_lease(group, directory, part, name, progress)
-        finally:
+            _claim(group, directory, name)
             try:
-                directory.clean()
+                _lead_with_lease(group, directory, part, name, progress)
             finally:
-                directory.release()
+                directory.clean()
+        finally:
+            directory.release()
     except BaseException as error:
         group.end(error)
         raise
     group.end()
+
+
+def _claim(group: Group, directory: Directory, name: str) -> None:
+    try:
+        directory.make()
+        directory.claim(name)
+    except BaseException:
+        group.announce("")
+        raise
 
 
 def _lead_with_lease(
@@ -342,8 +345,10 @@ class Directory:
           BusyError: If another one does so now.
         """
         if self._url is None:
-            self._lease = Lease(Path(self._path), name)
+            self._lease = Lease(Path(self._path))
         try:
+            if self._lease is not None:
+                self._lease.take(name)
             self._before = self._manifest()
         except BaseException:
             self.release()
