@@ -8,10 +8,9 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-import treepack._core as core
 from treepack import serialization
 from treepack._src.api.streams import spooled
-from treepack._src.checkpoint.file import open, place_of
+from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.options import (
@@ -29,7 +28,7 @@ from treepack._src.options import (
     Writing,
     check_choice,
 )
-from treepack._src.restore.record import assembled, present
+from treepack._src.restore.record import present
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.layout import file_layout
@@ -37,6 +36,7 @@ from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import content_of, read_whole
 from treepack._src.storage.place import absolute
 from treepack._src.storage.write import save_layout
+from treepack.errors import GzipError, GzipTruncatedError
 
 if TYPE_CHECKING:
     import jax
@@ -381,13 +381,9 @@ def abstract(
       [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
     """
     check_choice("unknown", unknown)
-    try:
-        content = content_of(path_or_data, max_size=max_size)
-    except IsADirectoryError:
-        with open(path_or_data, max_size=max_size) as file:
-            return file.abstract(unknown=unknown, static=static)
-    state = core.restore(content, None, None, abstract_arrays=True)
-    return assembled(state, unknown=unknown, static=static, placeholders=True)
+    with _opened(path_or_data, max_size) as file:
+        present(place_of(file).catalog.trailer)
+        return file.abstract(unknown=unknown, static=static)
 
 
 def read_metadata(
@@ -407,11 +403,14 @@ def read_metadata(
       >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
       {'step': 3, 'shape': (1, 2)}
     """
+    with _opened(path_or_data, max_size) as file:
+        present(place_of(file).catalog.trailer)
+        return file.metadata
+
+
+def _opened(path_or_data: str | os.PathLike[str] | Buffer, max_size: int | None) -> File:
+    """Opens a file or data; inflates gzip that cannot be read in parts."""
     try:
-        content = content_of(path_or_data, max_size=max_size)
-    except IsADirectoryError:
-        with open(path_or_data, max_size=max_size) as file:
-            return file.metadata
-    if not isinstance(content, core.Content):
-        content = core.Content.lent(content)
-    return core.trailer_metadata(present(core.Catalog.open(content, salvage=False).trailer))
+        return open(path_or_data, max_size=max_size)
+    except (GzipError, GzipTruncatedError):
+        return open(content_of(path_or_data, max_size=max_size))
