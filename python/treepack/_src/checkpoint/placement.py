@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from treepack._src.options import Reading
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import signature
+from treepack._src.restore.report import Convert
 from treepack._src.tasks import run
 from treepack.errors import DecodeError, TreepackError
 
@@ -30,22 +33,36 @@ _WINDOW = 1 << 30
 # Arrays are cast in parts of so many elements.
 _CAST_ELEMENTS = 1 << 20
 
-# Leaves: their paths, those of the template (or `None`), and those that were found.
-Leaves = list[tuple[str, Any, Any]]
+
+@dataclasses.dataclass(slots=True)
+class _Item:
+    """A leaf that is cast, and put on devices.
+
+    Attributes:
+      path: Its path.
+      target: The leaf of the template; `None` if there is no template.
+      leaf: The leaf: first as it was found, at last as it is returned.
+      boxes: The boxes that devices of this process need, by `_key`, of an array in several files.
+    """
+
+    path: str
+    target: Any
+    leaf: Any
+    boxes: dict[Any, Box] = dataclasses.field(default_factory=dict)
 
 
 def converter(
     how: Reading, *, may_change: bool = False, copy: bool | None = None
-) -> Callable[[Leaves], list[Any]] | None:
-    """Compiles the options about arrays to a function that converts all leaves that were found.
+) -> Convert | None:
+    """Compiles the options about arrays to a function that converts the leaves that were found.
 
     Args:
       how: The options.
       may_change: Whether arrays that are found lie in memory that others may change.
-      copy: The option for arrays that are read at last, and do not go to devices.
+      copy: The option for arrays that are read last, and do not go to devices.
 
     Returns:
-      A function of all leaves, or `None` if there is nothing to do.
+      A function of all leaves; `None` if there is nothing to do.
     """
     # jax takes memory as its own where it can, and expects it not to change.
     may_change = may_change and how.copy is not True
@@ -54,19 +71,23 @@ def converter(
     if not placed and not cast:
         return None
 
-    def convert(leaves: Leaves) -> list[Any]:
-        found = _cast(leaves, threads) if cast else [found for _, _, found in leaves]
-        if not placed:
-            return found
-        pairs = zip(leaves, found, strict=True)
-        found = [_numbered(target, it) for (_, target, _), it in pairs]
-        made = _place(leaves, found, _where(how.device, how.sharding), may_change, threads)
-        return [it.__array__(copy=copy) if isinstance(it, LazyArray) else it for it in made]
+    def convert(leaves: list[tuple[str, Any, Any]]) -> list[Any]:
+        items = [_Item(*leaf) for leaf in leaves]
+        if cast:
+            _cast(items, threads)
+        if placed:
+            for item in items:
+                item.leaf = _number_to_array(item.target, item.leaf)
+            _place(items, _where(how.device, how.sharding), may_change, threads)
+            for item in items:
+                if isinstance(item.leaf, LazyArray):
+                    item.leaf = item.leaf.__array__(copy=copy)
+        return [item.leaf for item in items]
 
     return convert
 
 
-def _numbered(target: Any, found: Any) -> Any:
+def _number_to_array(target: Any, found: Any) -> Any:
     """Returns a number as an array, where the template has one of jax of its kind in its place.
 
     One that does not fit the dtype stays a number.
@@ -87,35 +108,29 @@ def _numbered(target: Any, found: Any) -> Any:
 # Casting
 
 
-def _cast(leaves: Leaves, threads: int | None) -> list[Any]:
-    """Returns what was found, with floats in the dtypes of the template."""
-    results: list[Any] = []
+def _cast(items: Iterable[_Item], threads: int | None) -> None:
+    """Casts floats to the dtypes of the template."""
     work: list[Callable[[], None]] = []
-    for _, target, found in leaves:
-        expected, actual = signature(target), signature(found)
+    for item in items:
+        expected, actual = signature(item.target), signature(item.leaf)
         if (
             expected is None
             or actual is None
             or expected.dtype == actual.dtype
             or not expected.kind == actual.kind == "float"
         ):
-            results.append(found)
             continue
-        if isinstance(found, ShardedArray):  # as each device reads it
-            results.append(found.astype(expected.dtype))
+        if isinstance(item.leaf, (ShardedArray, np.generic)):  # shards: as each device reads them
+            item.leaf = item.leaf.astype(expected.dtype)
             continue
-        if isinstance(found, np.generic):
-            results.append(found.astype(expected.dtype))
-            continue
-        source = np.asarray(found)
+        source = np.asarray(item.leaf)
         made = np.empty(source.shape, expected.dtype)
         starts = range(0, source.size, _CAST_ELEMENTS)
         parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]
         flat = source.reshape(-1), made.reshape(-1)
         work += [functools.partial(_cast_part, flat[0][part], flat[1][part]) for part in parts]
-        results.append(made)
+        item.leaf = made
     run(work, core.thread_count(threads))
-    return results
 
 
 def _cast_part(source: np.ndarray, target: np.ndarray) -> None:
@@ -147,59 +162,42 @@ def _where(device: Any, sharding: Any) -> Where | None:
     return lambda path, _: _paths.at_or_above(shardings, path, "shardings")
 
 
-class _Item(NamedTuple):
-    """An array that is to be put on devices.
-
-    Attributes:
-      path: Its path.
-      array: The array.
-      boxes: What devices of this process need of it, by `_key`, if it lies in several files.
-    """
-
-    path: str
-    array: Any
-    boxes: dict[Any, Box]
-
-
 def _place(
-    leaves: Leaves, found: list[Any], where: Where | None, may_change: bool, threads: int | None
-) -> list[Any]:
-    """Returns arrays of jax in place of those that are to be some."""
-    results = list(found)
-    groups: dict[Any, list[int]] = {}
-    for index, ((path, target, _), array) in enumerate(zip(leaves, found, strict=True)):
+    items: Iterable[_Item], where: Where | None, may_change: bool, threads: int | None
+) -> None:
+    """Puts the leaves that are to be arrays of jax on devices."""
+    groups: dict[Any, list[_Item]] = defaultdict(list)
+    for item in items:
+        target, array = item.target, item.leaf
         if target is None:
-            _check_array(path, array)
+            _check_array(item.path, array)
         elif not (_jax.is_abstract(target) and _is_array(array) and _can_be(target, array)):
             continue
-        groups.setdefault(_place_of(path, target, array, where), []).append(index)
-    items: dict[Any, list[_Item]] = {}
-    for place, indices in groups.items():
+        groups[_place_of(item.path, target, array, where)].append(item)
+    for place, group in groups.items():
         in_place = _is_on_cpu(place)
-        items[place] = [_item(leaves[it][0], found[it], place, in_place) for it in indices]
-    expect(box for group in items.values() for item in group for box in item.boxes.values())
-    for place, indices in groups.items():
-        placed = _put(items.pop(place), place, may_change, threads)
-        for index, made in zip(indices, placed, strict=True):
-            path, target, _ = leaves[index]
-            _check_integers(path, found[index], made)
-            if target is None and made.dtype != found[index].dtype:
+        for item in group:
+            _plan(item, place, in_place)
+    expect(box for group in groups.values() for item in group for box in item.boxes.values())
+    for place, group in groups.items():
+        for item, made in zip(group, _put(group, place, may_change, threads), strict=True):
+            found = item.leaf
+            _check_integers(item.path, found, made)
+            if item.target is None and made.dtype != found.dtype:
                 raise TreepackError(
-                    f"at {path}: an array of {found[index].dtype.name} was saved, which jax makes "
+                    f"at {item.path}: an array of {found.dtype.name} was saved, which jax makes "
                     f"{made.dtype.name} here; set jax_enable_x64, or load with arrays='numpy'"
                 )
-            results[index] = made
-    return results
+            item.leaf, item.boxes = made, {}
 
 
-def _item(path: str, array: Any, place: Any, in_place: bool) -> _Item:
-    boxes: dict[Any, Box] = {}
-    if isinstance(array, ShardedArray):
-        for index in _parts_on(place, path, array):
+def _plan(item: _Item, place: Any, in_place: bool) -> None:
+    """Plans the boxes of an array in several files that devices of this process need."""
+    if isinstance(item.leaf, ShardedArray):
+        for index in _parts_on(place, item.path, item.leaf):
             key = _key(index)
-            if key not in boxes:
-                boxes[key] = array.plan(index, in_place=in_place)
-    return _Item(path, array, boxes)
+            if key not in item.boxes:
+                item.boxes[key] = item.leaf.plan(index, in_place=in_place)
 
 
 def _parts_on(place: Any, path: str, array: Any) -> Iterable[tuple[slice, ...]]:
@@ -329,13 +327,9 @@ def _put(
 
     before: list[jax.Array] = []
     for batch in _batches(items):
-        if may_change:
-            batch = [
-                item._replace(array=np.array(item.array))
-                if isinstance(item.array, np.ndarray)
-                else item
-                for item in batch
-            ]
+        for item in batch:
+            if may_change and isinstance(item.leaf, np.ndarray):
+                item.leaf = np.array(item.leaf)
         boxes = [box for item in batch for box in item.boxes.values()]
         with reading(boxes, core.thread_count(threads)) as read:
             if _is_split(place):
@@ -354,7 +348,7 @@ def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]
     def whole(item: _Item) -> Any:
         for box in item.boxes.values():
             return read(box)
-        return item.array
+        return item.leaf
 
     arrays = [whole(item) for item in batch]
     # Keys are where all goes by default already, and take long to put.
@@ -365,7 +359,7 @@ def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]
             made[at] = put
     except Exception as error:
         if len(batch) == 1:
-            raise _misplaced(batch[0].path, batch[0].array, place, error) from error
+            raise _misplaced(batch[0].path, batch[0].leaf, place, error) from error
         # One by one, to tell which of them it is.
         return [_put_whole([item], place, read)[0] for item in batch]
     return made
@@ -375,7 +369,7 @@ def _put_parts(item: _Item, place: Any, read: Callable[[Box], np.ndarray]) -> An
     """Puts the parts of an array on several devices; those with the same part share it."""
     import jax
 
-    array = item.array
+    array = item.leaf
     parts = {key: read(box) for key, box in item.boxes.items()}
 
     def part(index: Any) -> Any:
@@ -406,7 +400,7 @@ def _key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
 
 
 def _batches(items: list[_Item]) -> Iterable[list[_Item]]:
-    sizes = itertools.accumulate(getattr(item.array, "nbytes", 0) for item in items)
+    sizes = itertools.accumulate(getattr(item.leaf, "nbytes", 0) for item in items)
     numbered = zip((size // _WINDOW for size in sizes), items, strict=True)
     for _, group in itertools.groupby(numbered, key=lambda numbered: numbered[0]):
         yield [item for _, item in group]
