@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,14 +42,15 @@ def convert(
 
     Files of treepack keep all that is in them. Files may be larger than memory.
     """
+    made = _Target(target, gzip, level, align, dtype, sep)
     format = _convert.format_of(source)
     if format == "safetensors":
-        _write(_convert.read_safetensors(source, sep), target, gzip, level, align, dtype, sep)
+        made.write(_convert.read_safetensors(source, sep))
     elif format == "npz":
-        _write(_convert.read_npz(source, sep), target, gzip, level, align, dtype, sep)
+        made.write(_convert.read_npz(source, sep))
     else:
         with _opened(source) as file:
-            _write(_convert.state_of(file), target, gzip, level, align, dtype, sep)
+            made.write(_convert.state_of(file))
 
 
 def get(
@@ -65,7 +67,7 @@ def get(
     with _opened(source) as file:
         found = file if path == "." else file[path]
         state = _convert.state_of(found) if isinstance(found, Tree) else _convert.State(found, None)
-        _write(state, target, gzip, level, align, dtype, sep)
+        _Target(target, gzip, level, align, dtype, sep).write(state)
 
 
 def salvage(source: FILE, target: TARGET, sep: SEP = ".") -> None:
@@ -76,7 +78,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".") -> None:
         state = _convert.state_of(file)
         tree = _without(state.tree, corrupt, ())
         is_whole = not corrupt and found.damage is None
-        _write(_convert.State(tree, state.record if is_whole else None), target, sep=sep)
+        _Target(target, sep=sep).write(_convert.State(tree, state.record if is_whole else None))
         for path in found.corrupt:
             output.line(f"left out, because it is damaged: {path}", "yellow")
         if found.damage is not None:
@@ -104,35 +106,38 @@ def _opened(source: str) -> File:
             return open(read_whole(source, progress=progress))
 
 
-def _write(
-    state: _convert.State,
-    target: str,
-    gzip: bool | None = None,
-    level: int | None = None,
-    align: int = 64,
-    dtype: str | None = None,
-    sep: str = ".",
-) -> None:
-    if dtype is not None:
-        state = state._replace(tree=_convert.with_dtype(state.tree, _float(dtype)))
-    format = _convert.format_of(target)
-    if format != "msgpack" and (gzip or level is not None):
-        raise ValueError(f"--gzip and --level are for msgpack, not for {format}")
-    if format == "safetensors":
-        _convert.write_safetensors(state, target, sep)
-    elif format == "npz":
-        _convert.write_npz(state, target, sep)
-    else:
-        compress = Path(target).suffix == ".gz" if gzip is None else gzip
-        with output.bar("write") as progress:
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """A new file, and the options it is written with."""
+
+    path: str
+    gzip: bool | None = None
+    level: int | None = None
+    align: int = 64
+    dtype: str | None = None
+    sep: str = "."
+
+    def write(self, state: _convert.State) -> None:
+        """Writes a state in the format that the suffix tells, and says how large the file is."""
+        if self.dtype is not None:
+            state = state._replace(tree=_convert.with_dtype(state.tree, _float(self.dtype)))
+        format = _convert.format_of(self.path)
+        if format != "msgpack" and (self.gzip or self.level is not None):
+            raise ValueError(f"--gzip and --level are for msgpack, not for {format}")
+        if format == "safetensors":
+            _convert.write_safetensors(state, self.path, self.sep)
+        elif format == "npz":
+            _convert.write_npz(state, self.path, self.sep)
+        else:
             how = Writing(
-                compress=compress,
-                level=level,
-                align=align,
+                compress=Path(self.path).suffix == ".gz" if self.gzip is None else self.gzip,
+                level=self.level,
+                align=self.align,
                 max_chunk_size=serialization.MAX_CHUNK_SIZE,
             )
-            _convert.write_msgpack(state, target, how, progress)
-    output.line(f"{target}: {size_text(size_of(target))}", "green")
+            with output.bar("write") as progress:
+                _convert.write_msgpack(state, self.path, how, progress)
+        output.line(f"{self.path}: {size_text(size_of(self.path))}", "green")
 
 
 def _float(name: str) -> np.dtype[Any]:
