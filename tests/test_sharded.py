@@ -613,15 +613,15 @@ def test_what_is_committed_are_regular_files(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_to(tmp_path, 1)
-    write = writing.Part.write
+    write = writing.ProcessShare.write
 
-    def replaced(part: Any, directory: writing.Directory, name: str, *args: Any) -> None:
-        write(part, directory, name, *args)
+    def replaced(share: Any, directory: writing.Directory, name: str, *args: Any) -> None:
+        write(share, directory, name, *args)
         path = Path(directory.file(f"{name}-00000.treepack"))
         path.unlink()
         KINDS_OF_FILES[kind](path)
 
-    monkeypatch.setattr(writing.Part, "write", replaced)
+    monkeypatch.setattr(writing.ProcessShare, "write", replaced)
     with pytest.raises(treepack.DecodeError, match="no regular file"):
         save_to(tmp_path, 2)
     assert value_in(tmp_path) == 1

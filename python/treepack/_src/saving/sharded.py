@@ -74,7 +74,9 @@ class ShardedWrite:
         self._path = absolute(path)  # the program may go to another directory
         try:
             identify = functools.partial(identity_of, path, step, metadata, holes, how)
-            self._part = Part(tree, metadata, holes, how, self._group, identify, snapshot=snapshot)
+            self._share = ProcessShare(
+                tree, metadata, holes, how, self._group, identify, snapshot=snapshot
+            )
         except BaseException as error:
             self.abandon(error)
             raise
@@ -95,19 +97,19 @@ class ShardedWrite:
         """
         directory = Directory(self._path)
         if self._group.index == 0:
-            _lead(self._group, directory, self._part, progress)
+            _lead(self._group, directory, self._share, progress)
         else:
-            _follow(self._group, directory, self._part, progress)
+            _follow(self._group, directory, self._share, progress)
 
 
-def _lead(group: Group, directory: Directory, part: Part, progress: Progress) -> None:
+def _lead(group: Group, directory: Directory, share: ProcessShare, progress: Progress) -> None:
     """Writes as process 0."""
     name = secrets.token_hex(4)
     try:
         try:
             _claim(group, directory, name)
             try:
-                _lead_with_lease(group, directory, part, name, progress)
+                _lead_with_lease(group, directory, share, name, progress)
             finally:
                 directory.clean()
         finally:
@@ -128,35 +130,35 @@ def _claim(group: Group, directory: Directory, name: str) -> None:
 
 
 def _lead_with_lease(
-    group: Group, directory: Directory, part: Part, name: str, progress: Progress
+    group: Group, directory: Directory, share: ProcessShare, name: str, progress: Progress
 ) -> None:
     directory.clean()
     errors = []
-    if part.identity is None:  # there are no others
-        part.write(directory, name, progress)
+    if share.identity is None:  # there are no others
+        share.write(directory, name, progress)
     else:
-        group.announce(json.dumps([name, part.identity.told()]))
-        part.write(directory, name, progress)
-        errors = group.gather(part.identity.differences)
+        group.announce(json.dumps([name, share.identity.told()]))
+        share.write(directory, name, progress)
+        errors = group.gather(share.identity.differences)
     if errors:
         raise NotSavedError(f"the checkpoint was not saved: {_joined(errors)}")
-    part.commit(directory, name)
+    share.commit(directory, name)
 
 
-def _follow(group: Group, directory: Directory, part: Part, progress: Progress) -> None:
+def _follow(group: Group, directory: Directory, share: ProcessShare, progress: Progress) -> None:
     """Writes as another process."""
     announced = group.announced()
-    if announced and part.identity is not None:
+    if announced and share.identity is not None:
         name, identity = json.loads(announced)
-        if part.identity.is_same(identity):
+        if share.identity.is_same(identity):
             try:
-                part.write(directory, name, progress)
+                share.write(directory, name, progress)
             except BaseException as error:
                 group.done(error)
                 raise
             group.done()
         else:
-            group.differs(part.identity.text())  # process 0 tells all in words
+            group.differs(share.identity.text())  # process 0 tells all in words
     group.wait()
 
 
@@ -170,7 +172,7 @@ def _joined(errors: list[str]) -> str:
 _TOLD = 10
 
 
-class Part:
+class ProcessShare:
     """What one process writes of a tree, and what process 0 knows of all.
 
     Attributes:
