@@ -383,6 +383,35 @@ def test_pickles(tmp_path: Path) -> None:
         pickle.dumps(treepack.open(io.BytesIO(treepack.dumps(1))))
 
 
+def test_public_classes_are_those_of_the_package(tmp_path: Path) -> None:
+    public = [value for value in vars(treepack).values() if isinstance(value, type)]
+    assert {value.__module__ for value in public} == {"treepack", "treepack.errors"}
+    treepack.save(tmp_path / "saved", {"w": np.ones(2)})
+    _, report = treepack.load(tmp_path / "saved", {"w": np.ones(2)}, return_report=True)
+    assert pickle.loads(pickle.dumps(report)) == report
+    found = treepack.verify(tmp_path / "saved")
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert b"_src.restore" not in pickle.dumps(report)
+    loaded = treepack.LoadedExported(1, 2)  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(loaded)) == loaded
+
+
+def test_gzip_of_others_has_shapes_and_metadata(tmp_path: Path) -> None:
+    """`open` refuses it where it is large, since it cannot be read in parts."""
+    tree = {"w": np.random.default_rng(0).random(1 << 18)}
+    data = gzip.compress(treepack.dumps(tree, metadata={"step": 3}), 1)
+    (tmp_path / "saved").write_bytes(data)
+    with pytest.raises(treepack.errors.NoIndexError):
+        treepack.open(data)
+    for source in (data, tmp_path / "saved"):
+        assert treepack.abstract(source)["w"].shape == (1 << 18,)
+        assert treepack.read_metadata(source) == {"step": 3}
+        with pytest.raises(treepack.TreepackError, match="exceeds max_size=100 bytes"):
+            treepack.abstract(source, max_size=100)
+        with pytest.raises(treepack.errors.GzipTruncatedError):
+            treepack.read_metadata(data[:-9])
+
+
 @pytest.mark.parametrize("compress", [False, True])
 def test_many_readers(tmp_path: Path, compress: bool) -> None:
     tree = {str(index): np.full((300, 300), index) for index in range(20)}

@@ -31,6 +31,10 @@ from treepack.errors import (
     UnserializableLeafError,
 )
 
+for _public in (File, LazyArray, LoadedExported, Report, Saving, Verification):
+    _public.__module__ = "treepack"  # where users, tracebacks and pickles find it
+del _public
+
 register_pytree_node_serialization = register_node
 """`register_node` under the name that JAX has for it."""
 
