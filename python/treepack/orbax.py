@@ -5,7 +5,7 @@
 `treepack.save(sharded=True)` writes it, which `treepack.load`, `treepack.open` and the command line
 read as well.
 
-Example:
+Examples:
   >>> import jax, jax.numpy as jnp, tempfile
   >>> import orbax.checkpoint as ocp
   >>> from treepack.orbax import TreepackRestore, TreepackSave

@@ -76,7 +76,7 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
       ValueError: If a dict has keys that are the same as strings, or a reserved key.
       OverflowError: If an integer is not in the range -2**63 to 2**64-1.
 
-    Example:
+    Examples:
       >>> import numpy as np, treepack
       >>> params = {"w": np.arange(3.0)}
       >>> treepack.serialization.from_bytes(params, treepack.serialization.to_bytes(params))
@@ -134,7 +134,7 @@ def from_bytes(
       DecodeError: A ValueError, with the byte offset. If the bytes are no such encoding.
       MismatchError: A ValueError. If they do not fit the template.
 
-    Example:
+    Examples:
       >>> import numpy as np, treepack
       >>> encoded = treepack.serialization.to_bytes({"w": np.zeros((2, 3))})
       >>> treepack.serialization.from_bytes({"w": np.zeros((3, 2))}, encoded)
@@ -167,7 +167,7 @@ def msgpack_serialize(
     Raises:
       UnserializableLeafError: A TypeError, with the path. If there is anything else.
 
-    Example:
+    Examples:
       >>> from treepack import serialization
       >>> serialization.msgpack_restore(
       ...     serialization.msgpack_serialize({"b": [1, 2.5], "a": None}))
@@ -204,7 +204,7 @@ def msgpack_restore(
       DecodeError: A ValueError, with the byte offset. If the bytes are no such
         encoding; or, with `copy=False`, if an array cannot be viewed.
 
-    Example:
+    Examples:
       >>> import numpy as np, treepack
       >>> encoded = treepack.serialization.msgpack_serialize({"w": np.zeros(1000)})
       >>> treepack.serialization.msgpack_restore(encoded)["w"].flags.writeable
@@ -250,7 +250,7 @@ def save_to_file(
       OSError: If the file cannot be written.
       UnserializableLeafError: See `to_bytes`, as for other errors.
 
-    Example:
+    Examples:
       >>> import numpy as np, tempfile, treepack
       >>> path = f"{tempfile.mkdtemp()}/model.msgpack"
       >>> treepack.serialization.save_to_file({"w": np.arange(3)}, path)
@@ -359,7 +359,7 @@ def compress_bytes(
     Raises:
       ValueError: If there is no such level.
 
-    Example:
+    Examples:
       >>> import gzip, treepack
       >>> gzip.decompress(treepack.serialization.compress_bytes(b"abc"))
       b'abc'
@@ -390,7 +390,7 @@ def decompress_bytes(
       GzipError: A ValueError and OSError. If they are damaged, or are not gzip.
       TreepackError: A ValueError. If there is more than `max_size`.
 
-    Example:
+    Examples:
       >>> import gzip, treepack
       >>> treepack.serialization.decompress_bytes(gzip.compress(b"abc"))
       b'abc'
@@ -416,7 +416,7 @@ def to_compressed_bytes(
       threads: See `to_bytes`.
       progress: See `save_to_file`.
 
-    Example:
+    Examples:
       >>> from treepack import serialization
       >>> serialization.from_compressed_bytes([0, 0], serialization.to_compressed_bytes([1, 2]))
       [1, 2]
@@ -485,7 +485,7 @@ def patch() -> Patch:
     Raises:
       ImportError: If there is no flax.
 
-    Example:
+    Examples:
       >>> import flax, treepack
       >>> with treepack.serialization.patch():
       ...     flax.serialization.to_bytes is treepack.serialization.to_bytes

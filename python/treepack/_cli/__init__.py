@@ -44,14 +44,14 @@ def run() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyError as error:
-        sys.exit(_told(f"there is nothing at {error.args[0]}"))
+        sys.exit(_fail(f"there is nothing at {error.args[0]}"))
     except MemoryError:
-        sys.exit(_told("out of memory"))
+        sys.exit(_fail("out of memory"))
     except (OSError, ValueError, ImportError, UnserializableLeafError) as error:
-        sys.exit(_told(str(error), getattr(error, "__notes__", [])))
+        sys.exit(_fail(str(error), getattr(error, "__notes__", [])))
 
 
-def _told(message: str, notes: list[str] | None = None) -> int:
+def _fail(message: str, notes: list[str] | None = None) -> int:
     text = "\n".join([f"treepack: {message}", *(notes or [])])
     print(printable_lines(text), file=sys.stderr)
     return 2

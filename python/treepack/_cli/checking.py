@@ -85,7 +85,7 @@ def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, st
         return None if found.elements == 0 or is_near else ("values", _apart(found))
     if type(one) is type(other) and _equal(one, other):
         return None
-    return "value", f"{_told(one)} and {_told(other)}"
+    return "value", f"{_text(one)} and {_text(other)}"
 
 
 def _apart(found: values.Difference) -> str:
@@ -109,5 +109,5 @@ def _kind(leaf: Any) -> str:
     return type(leaf).__name__
 
 
-def _told(leaf: Any) -> str:
+def _text(leaf: Any) -> str:
     return _kind(leaf) if isinstance(leaf, LazyArray) else f"{leaf!r:.40}"

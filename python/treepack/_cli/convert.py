@@ -183,7 +183,7 @@ def _is_text_map(value: Any) -> bool:
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    """Tells whether JSON is nested in more than so many levels."""
+    """Returns whether JSON is nested in more than so many levels."""
     if not isinstance(value, (dict, list)):
         return False
     children = value.values() if isinstance(value, dict) else value

@@ -38,7 +38,7 @@ def blocks(array: LazyArray) -> Iterator[np.ndarray]:
 
 
 def is_numeric(array: LazyArray) -> bool:
-    """Tells whether there is something to compute."""
+    """Returns whether there is something to compute."""
     return array.dtype.kind not in "mM"
 
 

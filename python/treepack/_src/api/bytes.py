@@ -51,7 +51,7 @@ def dumps(
     Raises:
       UnserializableLeafError: See `save`, as for other errors.
 
-    Example:
+    Examples:
       >>> import numpy as np, treepack
       >>> tree = {"layers": [(np.zeros(2), 1), None], 7: "seven"}
       >>> treepack.loads(treepack.dumps(tree))
@@ -115,7 +115,7 @@ def loads(
     Raises:
       DecodeError: See `load`, as for other errors.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp, treepack
       >>> saved = treepack.dumps((jnp.arange(3), {"n": 1}))
       >>> treepack.loads(saved)
@@ -163,7 +163,7 @@ def packed_size(
     Raises:
       UnserializableLeafError: See `to_bytes`, as for other errors.
 
-    Example:
+    Examples:
       >>> import numpy as np, treepack
       >>> treepack.packed_size({"w": np.zeros(1000)}, align=1)
       8023
@@ -219,7 +219,7 @@ def pack_into(
       BufferError: If it is not writable or not contiguous.
       UnserializableLeafError: See `to_bytes`, as for other errors.
 
-    Example:
+    Examples:
       >>> import numpy as np, treepack
       >>> params = {"w": np.arange(3.0)}
       >>> buffer = bytearray(treepack.packed_size(params))
@@ -260,7 +260,7 @@ def buffers(
     Raises:
       UnserializableLeafError: See `to_bytes`, as for other errors.
 
-    Example:
+    Examples:
       >>> import numpy as np, treepack
       >>> tree = {"w": np.zeros(1000), "b": np.zeros(10)}
       >>> [piece.nbytes for piece in treepack.buffers(tree, align=1)]

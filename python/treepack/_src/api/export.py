@@ -68,7 +68,7 @@ def save_exported(
       ValueError: If a type of nodes is not registered.
       UnserializableLeafError: See `save`, as for other errors.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, tempfile, treepack
       >>> params = {"w": jnp.full(3, 2.0)}
       >>> apply = jax.export.export(jax.jit(lambda params, x: params["w"] * x))(params, params["w"])

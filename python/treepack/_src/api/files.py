@@ -136,7 +136,7 @@ def save(
       TreepackError: A ValueError. In another process: what has gone wrong there. If processes
         that save together do not save the same, or another job saves to the same directory now.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp, tempfile, treepack
       >>> path = f"{tempfile.mkdtemp()}/model.treepack"
       >>> treepack.save(path, {"layers": [(jnp.zeros(2), "relu")]}, metadata={"step": 3})
@@ -299,7 +299,7 @@ def load(
         integer, an array cannot be put where it should go, or static data were not saved.
       ImportError: If arrays of jax were saved and jax is not installed; see `arrays`.
 
-    Example:
+    Examples:
       >>> import jax, jax.numpy as jnp, tempfile, treepack
       >>> path = f"{tempfile.mkdtemp()}/model.treepack"
       >>> treepack.save(path, {"w": jnp.ones((2, 2), jnp.float32)})
@@ -375,7 +375,7 @@ def abstract(
     Raises:
       DecodeError: See `load`, as for other errors.
 
-    Example:
+    Examples:
       >>> import numpy as np, treepack
       >>> treepack.abstract(treepack.dumps([np.zeros((2, 3)), "text"]))
       [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
@@ -398,7 +398,7 @@ def read_metadata(
     Raises:
       DecodeError: See `load`, as for other errors.
 
-    Example:
+    Examples:
       >>> import treepack
       >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
       {'step': 3, 'shape': (1, 2)}

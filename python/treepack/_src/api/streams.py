@@ -41,7 +41,7 @@ def read_stream(
     Raises:
       DecodeError: If it is no such file.
 
-    Example:
+    Examples:
       >>> import numpy as np, tempfile, treepack
       >>> path = f"{tempfile.mkdtemp()}/stream"
       >>> treepack.write_stream(path, [(("params", "w"), np.ones(2)), (("step",), 3)])

@@ -1,4 +1,4 @@
-"""Files that are opened, not read: `open`, and what it returns."""
+"""Files that are opened, not read: `open`, `File` and `Tree`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from treepack._src.storage.content import Openable
 if TYPE_CHECKING:
     from types import TracebackType
 
-# Among more names than these, similar ones take long to find.
+# A search for similar names among more than these takes long.
 _MOST_NAMES = 1000
 
-# A repr has so many leaves.
+# The most leaves in a repr.
 _MOST_ROWS = 20
 
 
 class Tree(Mapping[str, Any]):
-    """A part of an open file: a mapping of the keys of a container to what is in it.
+    """A container in an open file: a mapping of its keys to its children.
 
-    An array is a `LazyArray`, a container another `Tree`; other leaves are read. Elements of lists
-    and tuples have their numbers as keys. A key may also be a path, such as `params/layers/0/w`, or
-    a key path of JAX. In a path `/` inside a key is written `~1`, and `~` is written `~0`.
+    An array is a `LazyArray`, a container another `Tree`; other leaves are read. The keys of lists
+    and tuples are indices. A key may also be a path, such as `params/layers/0/w`, or a key path of
+    JAX. In a path, `/` inside a key is written `~1`, and `~` is written `~0`.
     """
 
     def __init__(self, place: Place):
@@ -46,7 +46,7 @@ class Tree(Mapping[str, Any]):
         """Returns the leaf or container at a path.
 
         Raises:
-          KeyError: If there is nothing.
+          KeyError: If nothing is there.
         """
         parts = _paths.parts(path)
         value = self._catalog.find(parts, self._place.value)
@@ -59,7 +59,7 @@ class Tree(Mapping[str, Any]):
         return _at(self._place.below(value, parts))
 
     def _paths_near(self, parts: list[str]) -> list[str]:
-        """Returns the paths that differ in one part only from one that there is not."""
+        """Returns the existing paths that differ from a missing one in one part only."""
         catalog = self._catalog
         for count in range(len(parts)):
             value = catalog.find(parts[:count], self._place.value)
@@ -76,7 +76,7 @@ class Tree(Mapping[str, Any]):
             return False
 
     def get(self, path: Any, default: Any = None) -> Any:
-        """Returns what is at a path, or the default if there is nothing."""
+        """Returns the leaf or container at a path, or the default if nothing is there."""
         try:
             return self[path]
         except (KeyError, TypeError):
@@ -95,9 +95,9 @@ class Tree(Mapping[str, Any]):
         return len(self._catalog.children(self._place.value) or ())
 
     def leaves(self) -> Iterator[tuple[str, Any]]:
-        """Yields all leaves below with their paths from here, in the order of the file.
+        """Yields all leaves below with their relative paths, in the order of the file.
 
-        Example:
+        Examples:
           >>> import numpy as np, treepack
           >>> with treepack.open(treepack.dumps({"a": {"w": np.zeros(3)}, "step": 7})) as file:
           ...     print(dict(file.leaves()))
@@ -108,7 +108,7 @@ class Tree(Mapping[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes its leaves have in the file, uncompressed."""
+        """The number of bytes of its leaves in the file, uncompressed."""
         return self._catalog.totals(self._place.value)[1]
 
     def load(
@@ -118,12 +118,12 @@ class Tree(Mapping[str, Any]):
         return_report: bool = False,
         **options: Unpack[PartOptions],
     ) -> Any:
-        """Loads all that is here, or some of it. All paths are from here.
+        """Loads this container, or a part of it. All paths are relative to it.
 
-        The options are those of `treepack.load`, but for `mmap` and `max_size`. Of a file without
-        a record of its structure, and without a target, it returns dicts.
+        Takes the options of `treepack.load`, except `mmap` and `max_size`. Without a target, a file
+        without a record of its structure becomes dicts.
 
-        Example:
+        Examples:
           >>> import numpy as np, treepack
           >>> data = treepack.dumps({"params": [np.ones(2), np.zeros(2)], "step": 7})
           >>> with treepack.open(data) as file:
@@ -134,7 +134,7 @@ class Tree(Mapping[str, Any]):
         return load_part(self._place, target, selection, how)
 
     def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:
-        """Returns the tree with `jax.ShapeDtypeStruct`s as arrays; see `treepack.abstract`."""
+        """Returns the tree with `jax.ShapeDtypeStruct`s for arrays; see `treepack.abstract`."""
         check_choice("unknown", unknown)
         state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
         trailer = self._catalog.trailer
@@ -174,7 +174,7 @@ class Tree(Mapping[str, Any]):
         from rich.table import Table
         from rich.text import Text
 
-        title = Text(f"{self._title()}: {self._summary()}")  # not markup, as text would be
+        title = Text(f"{self._title()}: {self._summary()}")  # text would be parsed as markup
         table = Table(title=title, caption=self._and_more() or None)
         for name, justify in (("path", "left"), ("kind", "left"), ("size", "right")):
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -213,19 +213,19 @@ def _at(place: Place) -> Any:
 
 
 def place_of(tree: Tree) -> Place:
-    """Returns the place that a tree shows."""
+    """Returns the place of a tree."""
     return tree._place
 
 
 class File(Tree):
-    """An open file: what `open` returns.
+    """An open file, as `open` returns it.
 
-    It is a context manager. Any number of threads may read from it. It can be pickled, unless it
-    was opened by a file object: another process opens the file again.
+    It is a context manager. Any number of threads may read from it. It can be pickled unless it
+    was opened from a file object: the other process opens the file again.
 
     Attributes:
-      metadata: What was given to `save` as metadata, or `None`.
-      damage: What is wrong with the file, in words, or `None`: with `salvage=True`, why not all of
+      metadata: The metadata that `save` was given, or `None`.
+      damage: The damage to the file, in words, or `None`: with `salvage=True`, why not all of
         it could be read; and that the index of a small gzip file is damaged.
     """
 
@@ -242,7 +242,7 @@ class File(Tree):
         return self._place.reader.damage
 
     def close(self) -> None:
-        """Lets go of the file. Arrays that view it stay as they are."""
+        """Closes the file. Arrays that view it stay valid."""
         self._place.reader.close()
 
     def __enter__(self) -> File:
@@ -263,30 +263,30 @@ class File(Tree):
 def open(
     source: Openable, *, salvage: bool = False, mmap: bool = True, max_size: int | None = None
 ) -> File:
-    """Opens a file to look into it, and to read some of it.
+    """Opens a file to inspect it, and to read parts of it.
 
-    A file of `save` tells at its end what is in it. Of any other one, such as flax's, the headers
-    are read once. Arrays are read when they are used.
+    A file of `save` has an index at its end. In any other one, such as flax's, the headers are
+    read once. Arrays are read when they are used.
 
     Args:
-      source: A path, bytes, or a file object that can seek: msgpack of treepack, flax or eformer,
-        or gzip of treepack. Or the directory of a sharded checkpoint.
-      salvage: Whether a file that is cut short or damaged is opened, too, with what can be found.
-        Its `damage` tells what is wrong then.
-      mmap: Whether a file is mapped. `False` reads all of it now.
-      max_size: The most bytes that gzip may have inside; of a directory, its manifest and all its
-        files together.
+      source: A path, bytes, or a seekable file object: msgpack of treepack, flax or eformer, or
+        gzip of treepack. Or the directory of a sharded checkpoint.
+      salvage: Whether to open a truncated or damaged file as well, with the leaves that can be
+        found. Its `damage` describes the damage.
+      mmap: Whether to map the file. `False` reads all of it now.
+      max_size: The maximum decompressed size of gzip in bytes; of a directory, that of its
+        manifest and all its files together.
 
     Returns:
-      The file: a mapping, see `Tree`, and a context manager.
+      The file: a mapping like `Tree`, and a context manager.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, with the byte offset. If it is no such file.
-      NoIndexError: A ValueError. If it is gzip of others, which cannot be read in parts.
+      DecodeError: A ValueError, with the byte offset. If the file has another format.
+      NoIndexError: A ValueError. If it is gzip of other programs, which cannot be read in parts.
       CorruptionError: A ValueError. If it is damaged gzip.
 
-    Example:
+    Examples:
       >>> import numpy as np, tempfile, treepack
       >>> path = f"{tempfile.mkdtemp()}/model.treepack"
       >>> treepack.save(path, {"params": {"w": np.ones((1000, 8))}, "step": 3})
@@ -298,13 +298,13 @@ def open(
 
 
 def leaf_text(catalog: core.Catalog, value: int) -> tuple[str, str]:
-    """Returns what a leaf is and how large, for people."""
+    """Returns the kind and the size of a leaf in words."""
     _, kind, start, end, _ = catalog.leaf(value)
     return kind_text(kind), size_text(end - start)
 
 
 def kind_text(kind: tuple[Any, ...]) -> str:
-    """Returns what a leaf is: `float32[3,4]`, `int`."""
+    """Formats the kind of a leaf: `float32[3,4]`, `int`."""
     if kind[0] == "array":
         return f"{printable(kind[1])}[{','.join(map(str, kind[2]))}]"
     if kind[0] == "prng_key":
@@ -313,12 +313,12 @@ def kind_text(kind: tuple[Any, ...]) -> str:
 
 
 def count_text(leaves: int) -> str:
-    """Returns a number of leaves for people."""
+    """Formats a number of leaves: `1 leaf`, `2 leaves`."""
     return f"{leaves} {'leaf' if leaves == 1 else 'leaves'}"
 
 
 def size_text(nbytes: float) -> str:
-    """Returns a number of bytes for people."""
+    """Formats a number of bytes: `1.5 KiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"

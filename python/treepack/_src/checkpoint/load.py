@@ -1,4 +1,4 @@
-"""Loading a part of a tree, or a tree from parts: what `load` and `File.load` do with `select=`."""
+"""Loading parts of files into trees: `load` and `File.load` with `select=`, `rename=` and so on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> Any:
-    """Returns a part of a file, alone or in the place of leaves of a target."""
+    """Loads a part of a file, alone or into a target."""
     how.check(target)
     if selection.rename is not None and target is None:
         raise ValueError("rename is for a target, whose names are taken")
@@ -54,7 +54,7 @@ def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> 
 def _restored(
     place: Place, target: Any, found: _Choice, partial: Coverage, convert: Any, how: Reading
 ) -> Any:
-    """Returns the target with what was chosen of a file in its place."""
+    """Returns the target with the chosen leaves of a file in place of its own."""
     catalog = place.catalog
     trailer = catalog.trailer
     if found.renamed is not None:
@@ -94,7 +94,7 @@ def _restored(
 
 
 def _check_renamed(trailer: bytes | None) -> None:
-    """Raises if there are nodes to be upgraded, which might have other names then."""
+    """Raises if nodes of older versions have to be upgraded, which may change names."""
     if trailer is not None and core.has_older_types(trailer):
         raise TreepackError(
             "rename is not for files with nodes that are to be upgraded: load them without it"
@@ -102,13 +102,13 @@ def _check_renamed(trailer: bytes | None) -> None:
 
 
 class _Choice(NamedTuple):
-    """What is to be loaded.
+    """The leaves to load.
 
     Attributes:
-        X
+      selector: The compiled `select=`.
       marks: The leaves and empty containers that are loaded; `None` for all.
       renamed: The new paths of all leaves and empty containers, if they are renamed.
-      corrupt: The new paths of leaves that are left out, because they are damaged.
+      corrupt: The new paths of damaged leaves, which are left out.
     """
 
     selector: Selector
@@ -143,7 +143,7 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
 def _check_patterns(
     selector: Selector, unmatched: Iterable[int], target: Any, selection: Selection
 ) -> None:
-    """Raises if one of some patterns matches nothing in the target either."""
+    """Raises if a pattern that matches nothing in the file matches nothing in the target either."""
     if target is None and selection.missing == "target":
         return
     places = () if target is None else leaf_paths(target, _paths.ROOT)
@@ -165,12 +165,12 @@ def _renamed(place: Place, selection: Selection) -> dict[str, str]:
 def _mark_renamed(
     catalog: core.Catalog, start: int, renamed: Mapping[str, str], selector: Selector
 ) -> core.Marks:
-    """Marks what is meant by its new path; see `Catalog.select` for empty containers."""
-    # Of leaves with one path the last counts, as in a dict.
+    """Marks the selected leaves by their new paths; see `Catalog.select` for empty containers."""
+    # The last leaf of a path counts, as in a dict.
     ends = {renamed[path]: value for path, value in catalog.ends(start)}
     leaves = {path: value for path, value in ends.items() if catalog.children(value) is None}
     meant = {value for path, value in leaves.items() if selector.means(path)}
-    # Whether all leaves in a container are meant, by its keys.
+    # Whether all leaves in a container are selected, by its keys.
     around: dict[tuple[str, ...], bool] = {}
     for path, value in leaves.items():
         parts = tuple(_paths.parts(path))
@@ -179,7 +179,7 @@ def _mark_renamed(
     for path, value in ends.items() - leaves.items():
         try:
             is_meant = selector.means(path)
-        except ValueError:  # there is no bool for it
+        except ValueError:  # no bool is for it
             parts = tuple(_paths.parts(path))
             places = [parts[:count] for count in range(len(parts) - 1, -1, -1)]
             is_meant = next((around[place] for place in places if place in around), True)
@@ -189,18 +189,18 @@ def _mark_renamed(
 
 
 def _paths_of(place: Place, marks: core.Marks | None) -> list[str]:
-    """Returns the paths of the leaves that are marked."""
+    """Returns the paths of the marked leaves."""
     leaves = place.catalog.leaves(place.value)
     found = (path for path, value in leaves if marks is None or value in marks)
     return list(dict.fromkeys(found))
 
 
-# Tells of the parts of a path whether the array there goes to devices.
+# Takes the parts of a path; returns whether the array there goes to devices.
 OnDevices = Callable[[Sequence[str]], bool]
 
 
 def _on_devices(target: Any) -> OnDevices:
-    """Returns what tells of which arrays a template has arrays of jax in the place."""
+    """Returns a predicate on paths: whether a template has an array of jax there."""
     paths = {parts for parts, leaf in leaves_of(target, ()) if _jax.is_abstract(leaf)}
     return lambda parts: tuple(parts) in paths
 
@@ -216,10 +216,10 @@ def _corrupt(
     selection: Selection,
     how: Reading,
 ) -> dict[int, str]:
-    """Returns the leaves that have another checksum, with their new paths.
+    """Compares leaves with their checksums; returns the damaged ones with their new paths.
 
     Raises:
-      CorruptionError: If there are some, and none may be left out.
+      CorruptionError: If there are any, and they must not be left out.
     """
     if not place.reader.is_summed:
         raise TreepackError(
@@ -248,14 +248,14 @@ def _corrupt(
 
 
 def listed(paths: list[str], most: int = 10) -> str:
-    """Returns paths in words, and a verb for them."""
+    """Lists paths with a verb: `a, b and 3 more are`."""
     more = "" if len(paths) <= most else f" and {len(paths) - most} more"
     verb = "is" if len(paths) == 1 else "are"
     return f"{', '.join(paths[:most])}{more} {verb}"
 
 
 def _assembled(place: Place, marks: core.Marks | None, convert: Any, how: Reading) -> Any:
-    """Returns what is wanted of a tree, with its structure as far as it is whole."""
+    """Builds a tree of the marked leaves, with its structure where containers are complete."""
     catalog = place.catalog
     if catalog.trailer is None:
         found = without_absent(place.reader.read(place, how, marks))
@@ -274,7 +274,7 @@ def _assembled(place: Place, marks: core.Marks | None, convert: Any, how: Readin
 
 
 def without_absent(state: Any) -> Any:
-    """Returns a state without what was not loaded; what has nothing else is absent, too."""
+    """Returns a state without absent leaves; a container of nothing else is absent, too."""
     if type(state) is not dict or not state:
         return state
     found = {}
@@ -292,14 +292,14 @@ def _renamed_state(
     how: Reading,
     on_devices: OnDevices,
 ) -> Any:
-    """Returns the state of a tree in which leaves have other paths."""
+    """Reads the state of a tree under new paths."""
     catalog = place.catalog
     state: Any = {}
     root: list[Any] = []
     for path, value in _units(catalog, place.value, ()):
         text = _paths.text(path)
         new = renamed.get(text)
-        if new is None:  # a list, which stays together
+        if new is None:  # a list, which moves as a whole
             new = _list_path(text, renamed)
         parts = _paths.parts(new)
         below = place.below(value, path)
@@ -317,7 +317,7 @@ def _renamed_state(
 
 
 def _list_path(path: str, renamed: Mapping[str, str]) -> str:
-    """Returns the new path of a list, from that of its first leaf."""
+    """Derives the new path of a list from that of its first leaf."""
     for old, new in renamed.items():
         if old.startswith(f"{path}/") and new.endswith(old[len(path) :]):
             return new[: len(new) - len(old) + len(path)]
@@ -327,7 +327,7 @@ def _list_path(path: str, renamed: Mapping[str, str]) -> str:
 def _units(
     catalog: core.Catalog, value: int, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yields all leaves, lists and containers with nothing in them."""
+    """Yields all leaves, lists and empty containers."""
     children = catalog.children(value)
     if not children or catalog.is_list(value):
         yield path, value
@@ -337,7 +337,7 @@ def _units(
 
 
 def restore_described(data: Buffer | core.Content, target: Any, how: Reading) -> Any:
-    """Returns a tree as `load` does, from what is in its file."""
+    """Restores a tree from the bytes of its file, as `load` does."""
     how.check(target)
     convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
     if target is not None:

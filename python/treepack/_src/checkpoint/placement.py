@@ -1,4 +1,4 @@
-"""Where arrays go when a tree is loaded: to host memory, or to the devices of jax."""
+"""Where the arrays of a loaded tree go: to host memory, or to the devices of jax."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from treepack.errors import DecodeError, TreepackError
 if TYPE_CHECKING:
     import jax
 
-# The most bytes on their way to devices at a time.
+# The most bytes in flight to devices at a time.
 _WINDOW = 1 << 30
 
-# Arrays are cast in parts of so many elements.
+# Arrays are cast in blocks of this many elements.
 _CAST_ELEMENTS = 1 << 20
 
 
@@ -64,7 +64,7 @@ def converter(
     Returns:
       A function of all leaves; `None` if there is nothing to do.
     """
-    # jax takes memory as its own where it can, and expects it not to change.
+    # jax aliases memory where it can, and expects it not to change.
     may_change = may_change and how.copy is not True
     cast, threads = how.cast, how.threads
     placed = how.arrays == "saved"
@@ -88,9 +88,9 @@ def converter(
 
 
 def _number_to_array(target: Any, found: Any) -> Any:
-    """Returns a number as an array, where the template has one of jax of its kind in its place.
+    """Returns a number as an array where the template has an array of jax of its kind.
 
-    One that does not fit the dtype stays a number.
+    A number that does not fit the dtype stays a number.
     """
     if type(found) not in (bool, int, float, complex) or not _jax.is_abstract(target):
         return found
@@ -140,12 +140,12 @@ def _cast_part(source: np.ndarray, target: np.ndarray) -> None:
 
 # Placing
 
-# Takes a path and a `jax.ShapeDtypeStruct`, returns a device or a sharding, or nothing.
+# Takes a path and a `jax.ShapeDtypeStruct`; returns a device, a sharding, or `None`.
 Where = Callable[[str, Any], Any]
 
 
 def _where(device: Any, sharding: Any) -> Where | None:
-    """Returns what tells where a leaf goes, or `None` if nobody said."""
+    """Compiles `device=` and `sharding=` to one function; `None` without either."""
     if device is not None:
         return lambda *_: device
     if sharding is None:
@@ -154,7 +154,7 @@ def _where(device: Any, sharding: Any) -> Where | None:
 
     if isinstance(sharding, (jax.sharding.Sharding, jax.Device)):
         return lambda *_: sharding
-    # Modules and structs may be callable as well, and are trees.
+    # Modules and structs may be callable, and are trees.
     if callable(sharding) and (kind_of(sharding) is None or _jax.is_partial(sharding)):
         where: Where = sharding
         return where
@@ -201,25 +201,25 @@ def _plan(item: _Item, place: Any, in_place: bool) -> None:
 
 
 def _parts_on(place: Any, path: str, array: Any) -> Iterable[tuple[slice, ...]]:
-    """Returns the parts of an array that devices of this process get."""
+    """Returns the parts of an array for the devices of this process."""
     if not _is_split(place):
         return [(slice(None),) * array.ndim]
     try:
         parts = place.addressable_devices_indices_map(array.shape).values()
-    except Exception as error:  # jax raises all kinds for what does not fit
+    except Exception as error:  # jax raises any type for a misfit
         raise _misplaced(path, array, place, error) from error
     return [part for part in parts if part is not None]
 
 
 def _is_split(place: Any) -> bool:
-    """Tells whether several devices get an array, or parts of it."""
+    """Returns whether several devices hold an array, or parts of it."""
     import jax
 
     return isinstance(place, jax.sharding.Sharding) and len(place.device_set) > 1
 
 
 def _is_on_cpu(place: Any) -> bool:
-    """Tells whether arrays are put where memory of the host can be used in place."""
+    """Returns whether arrays go where host memory can be used in place."""
     import jax
 
     if place is None:
@@ -229,7 +229,7 @@ def _is_on_cpu(place: Any) -> bool:
 
 
 def _check_integers(path: str, found: Any, made: Any) -> None:
-    """Raises if integers of 64 bits have become others of 32."""
+    """Raises if integers of 64 bits overflowed when they became 32 bits."""
     if found.dtype == made.dtype or found.dtype.kind not in "iu" or found.size == 0:
         return
     limits = np.iinfo(made.dtype)
@@ -269,7 +269,7 @@ def _check_array(path: str, value: Any) -> None:
 
 
 def _can_be(target: Any, value: Any) -> bool:
-    """Tells whether jax can have what the template asks for, which may be an array of NumPy's."""
+    """Returns whether jax has the dtypes of a value and of the template's leaf."""
     import jax
 
     if _jax.is_extended(target.dtype) or not isinstance(value, _HOST):
@@ -280,7 +280,7 @@ def _can_be(target: Any, value: Any) -> bool:
 
 @functools.cache
 def _jax_has(dtype: np.dtype) -> bool:
-    """Tells whether jax can have arrays of a dtype, in this byte order."""
+    """Returns whether jax has arrays of a dtype, in its byte order."""
     import jax
 
     try:
@@ -307,7 +307,7 @@ def _place_of(path: str, target: Any, array: Any, where: Where | None) -> Any:
 
 
 def _concrete(sharding: Any) -> Any:
-    """Returns a sharding of devices; one of a mesh without any is of the current mesh."""
+    """Returns a sharding with devices: an abstract mesh becomes the current one."""
     import jax
 
     if not isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
@@ -322,7 +322,7 @@ def _concrete(sharding: Any) -> Any:
 def _put(
     items: list[_Item], place: Any, may_change: bool, threads: int | None
 ) -> Iterator[jax.Array]:
-    """Puts arrays on devices, a window of them at a time."""
+    """Puts arrays on devices, a window at a time."""
     import jax
 
     before: list[jax.Array] = []
@@ -342,7 +342,7 @@ def _put(
 
 
 def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
-    """Puts arrays on one device."""
+    """Puts whole arrays on one device."""
     import jax
 
     def whole(item: _Item) -> Any:
@@ -351,7 +351,7 @@ def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]
         return item.leaf
 
     arrays = [whole(item) for item in batch]
-    # Keys are where all goes by default already, and take long to put.
+    # PRNG keys are on the default device already, and slow to put.
     rest = [at for at, array in enumerate(arrays) if place is not None or not _jax.is_array(array)]
     made: list[Any] = list(arrays)
     try:
@@ -360,13 +360,13 @@ def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]
     except Exception as error:
         if len(batch) == 1:
             raise _misplaced(batch[0].path, batch[0].leaf, place, error) from error
-        # One by one, to tell which of them it is.
+        # One by one, to find the culprit.
         return [_put_whole([item], place, read)[0] for item in batch]
     return made
 
 
 def _put_parts(item: _Item, place: Any, read: Callable[[Box], np.ndarray]) -> Any:
-    """Puts the parts of an array on several devices; those with the same part share it."""
+    """Puts the parts of an array on several devices; equal parts are read once."""
     import jax
 
     array = item.leaf
@@ -395,7 +395,7 @@ def _misplaced(path: str, array: Any, place: Any, error: Exception) -> TreepackE
 
 
 def _key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
-    """Returns an index in a form that can be compared and hashed."""
+    """Returns an index as a hashable key."""
     return tuple((at.start, at.stop) for at in index)
 
 

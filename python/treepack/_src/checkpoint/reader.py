@@ -1,4 +1,4 @@
-"""Files that are open for reading in parts, and their arrays, which are read when they are used."""
+"""Open files, and their arrays, which are read when they are used."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _MOST_NDIM = 64
 
 DAMAGED_REST = "what lies between the leaves and the record of the structure is damaged"
 
-# What reads a leaf, by its value and the parts of its path.
+# Reads a leaf, by its value and the parts of its path.
 ReadLeaf = Callable[[int, list[str]], Any]
 
 
 class Reader:
-    """An open file: where its leaves are, and what they are.
+    """An open file: the places and kinds of its leaves.
 
-    Any number of threads may read from it. It can be pickled, unless it was opened by a file
-    object: another process opens the file again.
+    Any number of threads may read from it. It can be pickled unless it was opened from a file
+    object: the other process opens the file again.
 
     Attributes:
-      name: The file as messages tell it.
+      name: The name of the file in messages.
       may_change: Whether it lies in memory that others may change.
-      inflated: How many bytes come out of gzip.
+      inflated: The number of bytes that were decompressed from gzip.
       is_one_file: Whether its catalog has the bytes of all leaves.
     """
 
     is_one_file = True
 
     def __init__(self, source: Openable, found: Opened, *, salvage: bool, **options: Any):
-        """`found` is what is in `source`; `options` are those to open it with again."""
+        """`found` is the content of `source`; `options` reopen it."""
         is_path = isinstance(source, (str, os.PathLike))
         # The program may go elsewhere, and so may a pickle.
         self._source = absolute(source) if is_path else source
@@ -74,7 +74,7 @@ class Reader:
 
     @property
     def damage(self) -> str | None:
-        """What is wrong with it apart from leaves, in words, as far as opening it tells."""
+        """The damage outside of leaves, in words, as far as opening the file finds it."""
         return self._damage or self.catalog.damage
 
     @property
@@ -83,14 +83,14 @@ class Reader:
         return self.catalog.is_summed
 
     def close(self) -> None:
-        """Lets go of the file. Arrays that view it stay as they are."""
+        """Closes the file. Arrays that view it stay valid."""
         self._catalog = None
 
     def kind(self, value: int, parts: list[str]) -> tuple[Any, ...]:
-        """Returns the kind of a leaf, as `Catalog.leaf` tells it.
+        """Returns the kind of a leaf; see `Catalog.leaf`.
 
         Raises:
-          DecodeError: If it is an array that NumPy could not have.
+          DecodeError: If NumPy could not hold the array.
         """
         _, kind, start, _, _ = self.catalog.leaf(value)
         if kind[0] in ("array", "prng_key"):
@@ -105,7 +105,7 @@ class Reader:
         return kind
 
     def leaf(self, value: int, parts: list[str]) -> Any:
-        """Returns a leaf: an array to be read later, or the leaf itself."""
+        """Returns a leaf: a lazy array, or the leaf itself."""
         kind = self.kind(value, parts)
         if kind[0] == "array":
             return self.array(value, parts, kind)
@@ -114,11 +114,11 @@ class Reader:
         return self.catalog.read(value, copy=None, threads=None)
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns an array, or the data of a PRNG key, to be read later."""
+        """Returns a lazy array; of a PRNG key, its data."""
         return LazyArray(self, value, _paths.text(parts), *dtype_and_shape(kind))
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
-        """Returns a typed PRNG key; of an implementation that is not known here, a dict."""
+        """Returns a typed PRNG key, or a dict if its implementation is unknown here."""
         return self.catalog.read(value, copy=None, threads=None)
 
     def read(
@@ -128,9 +128,10 @@ class Reader:
         marks: core.Marks | None = None,
         on_devices: Callable[[Sequence[str]], bool] = lambda _: True,
     ) -> Any:
-        """Returns the state at a place, with `ABSENT` for what is not marked.
+        """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
-        Arrays that `on_devices`, by their paths from the place, may be left to be read later.
+        Arrays may stay lazy where `on_devices` is true of their paths, which are relative to the
+        place.
         """
         return self.catalog.read(
             place.value, copy=how.copy, threads=how.threads, marks=marks, absent=ABSENT
@@ -142,7 +143,7 @@ class Reader:
         """Compares the file with its checksums.
 
         Returns:
-          The status of each leaf by its value, and what is wrong apart from leaves.
+          The status of each leaf by its value, and the damage outside of leaves.
         """
         catalog = self.catalog
         *told, rest = catalog.verify(threads=threads, progress=progress)
@@ -172,7 +173,7 @@ class Reader:
         max_size: int | None = None,
         regular: bool = False,
     ) -> Reader:
-        """Opens a file; with `regular` it must be a regular one. See `treepack.open`."""
+        """Opens a file, which must be a regular one with `regular`; see `treepack.open`."""
         found = open_parts(source, mmap=mmap, salvage=salvage, max_size=max_size, regular=regular)
         return cls(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
 
@@ -189,12 +190,12 @@ def dtype_and_shape(kind: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
 
 
 class Place(NamedTuple):
-    """A container or leaf of an open file, and all below it.
+    """The place of a container or leaf in an open file.
 
     Attributes:
       reader: The file.
-      value: Where it is in the catalog; 0 is the root.
-      parts: The path that leads to it.
+      value: Its number in the catalog; 0 is the root.
+      parts: The parts of its path.
     """
 
     reader: Reader
@@ -203,15 +204,15 @@ class Place(NamedTuple):
 
     @property
     def catalog(self) -> core.Catalog:
-        """The leaves of the whole file."""
+        """The catalog of the whole file."""
         return self.reader.catalog
 
     def below(self, value: int, parts: Iterable[str]) -> Place:
-        """Returns a place below, by its value and its path from here."""
+        """Returns a place below, by its value and its relative path."""
         return Place(self.reader, value, [*self.parts, *parts])
 
     def positions(self) -> list[tuple[int, int]]:
-        """Returns which child of how many leads here, from the root of the file on."""
+        """Returns the way from the root: for each container the child's index, and their number."""
         found, value = [], 0
         for part in self.parts:
             names = dict(self.catalog.children(value) or ())
@@ -220,9 +221,9 @@ class Place(NamedTuple):
         return found
 
     def state(self, leaf: ReadLeaf, marks: core.Marks | None = None) -> Any:
-        """Returns the state: dicts and lists of the leaves that `leaf` returns.
+        """Builds the state: dicts and lists of the leaves that `leaf` returns.
 
-        `ABSENT` is in the place of leaves and empty containers that are not marked.
+        `ABSENT` stands for unmarked leaves and empty containers.
         """
         catalog = self.catalog
 
@@ -240,21 +241,21 @@ class Place(NamedTuple):
         return below(self.value, self.parts)
 
 
-# For each dimension of a box its first index, how many there are, and how far apart.
+# For each dimension of a box: the first index, the count, the step.
 Bounds = list[tuple[int, int, int]]
 
 
 class LazyArray(Deferred):
-    """An array in a file that `open` has opened: it is read when it is used.
+    """An array in an open file, which is read when it is used.
 
-    `np.asarray` and `jnp.asarray` read all of it, an index only what it needs.
+    `np.asarray` and `jnp.asarray` read all of it, indexing reads only the elements it needs.
 
     Attributes:
-      path: Where it is in the file.
-      shape: Its dimensions.
-      dtype: Its dtype, of NumPy.
+      path: Its path in the file.
+      shape: Its shape.
+      dtype: Its NumPy dtype.
 
-    Example:
+    Examples:
       >>> import io, numpy as np, treepack
       >>> with treepack.open(treepack.dumps({"w": np.arange(12.0).reshape(4, 3)})) as file:
       ...     print(file["w"].shape, file["w"][1:3, 0])
@@ -299,10 +300,10 @@ class LazyArray(Deferred):
         return other
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns what NumPy returns for an index, as an array of its own.
+        """Indexes as NumPy does, and returns a new array.
 
-        Integers and slices read nothing that they do not need, apart from what is near it; other
-        indices read all.
+        Integers and slices read only the elements they need and small gaps between them; other
+        indices read the whole array.
         """
         plan = box_of(index, self.shape)
         if plan is None:
@@ -314,7 +315,9 @@ class LazyArray(Deferred):
         """Returns the elements of a box."""
         shape = tuple(map(len, box))
         if 0 in shape:
-            self.reader.catalog.pieces(self.value)  # it has as many dimensions as the index has
+            self.reader.catalog.pieces(
+                self.value
+            )  # raises if the dimensions are not those of the index
             return np.empty(shape, self.dtype)
         data = self.reader.catalog.read_box(self.value, bounds_of(box))
         return data.view(self.dtype).reshape(shape)
@@ -324,8 +327,8 @@ class LazyArray(Deferred):
 
         Args:
           bounds: The indices of each dimension, as `bounds_of` returns them.
-          target: Where to; an array of the same dtype in C order, or a part of one.
-          threads: How many threads read, at most.
+          target: An array of the same dtype in C order, or a part of one.
+          threads: The maximum number of threads.
         """
         if target.size == 0:
             return
@@ -336,7 +339,7 @@ class LazyArray(Deferred):
         read_to(self.value, bounds, memory, at, strides, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Returns a range of its elements in C order, which is all that is read."""
+        """Reads a range of its elements in C order, and nothing else."""
         itemsize = self.dtype.itemsize
         read = self.reader.catalog.read_bytes
         return read(self.value, start * itemsize, stop * itemsize).view(self.dtype)
@@ -355,7 +358,7 @@ def _array_at(reader: Reader, path: str) -> Any:
     parts = _paths.parts(path)
     value = reader.catalog.find(parts, 0)
     if value is None:
-        raise KeyError(path)  # the file is another one now
+        raise KeyError(path)  # the file has been replaced
     return reader.leaf(value, parts)
 
 
@@ -364,18 +367,19 @@ def _address(array: np.ndarray) -> int:
 
 
 def bounds_of(box: Iterable[range]) -> Bounds:
-    """Returns the indices of each dimension of a box as the core takes them."""
+    """Returns the indices of each dimension of a box in the form of the core."""
     # The step of a single index is any number.
     return [(it.start, len(it), it.step if len(it) > 1 else 1) for it in box]
 
 
 def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, ...]] | None:
-    """Returns the box that an index needs, and the index of what is wanted in it.
+    """Splits an index into the box that is read, and an index into that box.
 
-    `None` if it is more than integers and slices.
+    Returns:
+      Both; `None` if there are others than integers and slices.
 
     Raises:
-      IndexError: If there is nothing at the index.
+      IndexError: If the index is out of bounds.
     """
     parts = [*index] if isinstance(index, tuple) else [index]
     if not all(part is None or part is ... or _is_basic(part) for part in parts):
@@ -405,12 +409,12 @@ def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, 
             rest.append(0)
         else:
             raise IndexError(f"index {part} is out of bounds for axis {len(box)} with size {size}")
-    # Without dots, what has no dimensions becomes a scalar.
+    # Without dots, a result without dimensions becomes a scalar.
     return box, (*rest, ...) if has_dots else tuple(rest)
 
 
 def _is_basic(part: Any) -> bool:
-    """Tells whether a part of an index is an integer or a slice."""
+    """Returns whether a part of an index is an integer or a slice."""
     if isinstance(part, slice):
         return True
     is_integer = isinstance(part, (int, np.integer))

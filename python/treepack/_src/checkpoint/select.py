@@ -1,7 +1,7 @@
-"""Which leaves are meant, by their paths: `select=` and `rename=` of `load` and `File.load`.
+"""Selecting and renaming leaves by path: `select=` and `rename=` of `load` and `File.load`.
 
 A pattern is a path. In it `*` stands for any text inside one part, `**` for any number of parts,
-and `?` for one character. What it matches is meant with all below it: `params/*/kernel`, `params`.
+and `?` for one character. A match is selected with all below it: `params/*/kernel`, `params`.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from treepack._src import paths as _paths
 from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import leaves_of
 
-# Tells of the path of a leaf whether it is meant.
+# Takes the path of a leaf; returns whether it is selected.
 Selects = Callable[[str], bool]
 
 Select = str | tuple[Any, ...] | list[Any] | Callable[[str], object] | Mapping[Any, Any] | None
-"""Which leaves: a pattern or several, a predicate of paths, or a pytree of bools."""
+"""The selected leaves: patterns, a predicate on paths, or a pytree of bools."""
 
 Rename = Mapping[str, str] | Callable[[str], str] | None
-"""New names: patterns and what takes the place of what they match, or a function of paths."""
+"""New names: a dict of patterns and replacements, or a function of paths."""
 
 
 class Selector:
-    """Compiles `select=`, to mark leaves of files and to tell of single paths.
+    """The compiled `select=`: a predicate on paths that also marks the leaves of files.
 
     Attributes:
-      selector: The patterns or bools as the core knows them; `None` for all leaves, or a predicate.
+      selector: The patterns or bools, compiled by the core; `None` for all leaves, or a predicate.
       patterns: The patterns as they are written.
     """
 
     def __init__(self, select: Any):
-        """Compiles it.
+        """Compiles `select`.
 
         Raises:
-          TypeError: If `select` is none of what `Select` lists.
+          TypeError: If it is of none of the types in `Select`.
         """
         self.selector: core.Selector | None = None
         self.patterns: list[str] = []
@@ -64,10 +64,10 @@ class Selector:
             )
 
     def mark(self, catalog: core.Catalog, value: int) -> core.Marks | None:
-        """Marks the leaves of a file below a value; `None` stands for all.
+        """Marks the selected leaves of a file below a value; `None` stands for all.
 
         Raises:
-          ValueError: If a tree of bools has none for a leaf.
+          ValueError: If a tree of bools has no bool for a leaf.
         """
         if self._predicate is not None:
             return catalog.select_by(value, self._predicate)
@@ -79,10 +79,10 @@ class Selector:
         return marks
 
     def means(self, path: str) -> bool:
-        """Tells whether the leaf at a path is meant.
+        """Returns whether the leaf at a path is selected.
 
         Raises:
-          ValueError: If a tree of bools has none for it.
+          ValueError: If a tree of bools has no bool for it.
         """
         if self._predicate is not None:
             return bool(self._predicate(path))
@@ -94,7 +94,7 @@ class Selector:
         return found
 
     def unmatched(self, patterns: Iterable[int], paths: Iterable[str]) -> list[int]:
-        """Returns those of some patterns that match no path; all are given by their numbers."""
+        """Returns those of `patterns` that match none of the paths, all by number."""
         left = set(patterns)
         for path in paths if left else ():
             assert self.selector is not None
@@ -106,12 +106,12 @@ def _no_bool(path: str) -> ValueError:
     return ValueError(f"at {printable(path)}: the tree of bools has none for it")
 
 
-# What a mask may have: `None` is a leaf that is not there, as in the masks of equinox.
+# The leaves of a mask: `None` is a missing leaf, as in the masks of equinox.
 _BOOLS = (bool, np.bool_, type(None))
 
 
 def _patterns_in(select: Any) -> dict[str, bool] | None:
-    """Returns the patterns that `select` consists of, with whether each is literal."""
+    """Returns the patterns, each with whether it is literal; `None` if there are others."""
     if isinstance(select, str) or is_key_path(select):
         select = [select]
     if not isinstance(select, (list, set, frozenset, tuple)):
@@ -128,7 +128,7 @@ def _patterns_in(select: Any) -> dict[str, bool] | None:
 
 
 def is_key_path(value: Any) -> bool:
-    """Tells whether a value is a key path of JAX."""
+    """Returns whether a value is a key path of JAX."""
     return (
         isinstance(value, tuple)
         and bool(value)
@@ -137,14 +137,14 @@ def is_key_path(value: Any) -> bool:
 
 
 class Renaming:
-    """Compiles `rename=`: a function from paths to new paths."""
+    """The compiled `rename=`: a function from paths to new paths."""
 
     def __init__(self, rename: Any):
-        """Compiles it.
+        """Compiles `rename`.
 
         Raises:
-          TypeError: If `rename` is nothing of the kind.
-          ValueError: If something is to take the place of more than a pattern has.
+          TypeError: If it is neither a dict nor a function.
+          ValueError: If a replacement has other wildcards than its pattern.
         """
         self._rules: list[tuple[str, list[str | None]]] = []
         self._function: Callable[[str], str] | None = None
@@ -159,7 +159,7 @@ class Renaming:
         self._matches = rename is None or not self._rules
 
     def __call__(self, path: str) -> str:
-        """Returns the path that a leaf is to have."""
+        """Returns the new path of a leaf."""
         if self._function is not None:
             return self._function(path)
         for pattern, replacement in self._rules:
@@ -172,10 +172,10 @@ class Renaming:
         return path
 
     def check(self) -> None:
-        """Raises if no pattern has matched a path so far.
+        """Checks that a pattern has matched a path.
 
         Raises:
-          ValueError: If there are patterns, and none has.
+          ValueError: If there are patterns, and none has matched.
         """
         if not self._matches:
             patterns = ", ".join(pattern for pattern, _ in self._rules)
@@ -183,7 +183,7 @@ class Renaming:
 
 
 def _joined(new: str, rest: str) -> str:
-    """Returns a path with what follows it: either may be the root."""
+    """Joins two paths, each of which may be the root."""
     rest = rest.removeprefix("/")
     if new == _paths.ROOT:
         return rest or _paths.ROOT
@@ -194,7 +194,7 @@ _WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
 
 
 def _replacement(old: str, new: str) -> list[str | None]:
-    """Returns the parts of a new path, with `None` for what the next wildcard matches."""
+    """Splits a new path at its wildcards, for which `None` stands."""
     wildcards = _WILDCARDS.findall(old)
     parts = _WILDCARDS.split(new)
     if _WILDCARDS.findall(new) not in (wildcards, []):

@@ -1,7 +1,7 @@
-"""Reading a sharded checkpoint: arrays are put together from shards, as far as they are needed.
+"""Sharded checkpoints: arrays are assembled from the shards that are needed.
 
 manifest ──▶ encoding with holes ──▶ catalog, as of a file
-    └──────▶ which file has which shard ──▶ ShardedArray.box ──▶ a device, or memory
+    └──────▶ the file of each shard ──▶ ShardedArray.box ──▶ a device, or memory
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ from treepack.errors import (
 
 T = TypeVar("T")
 
-# What reading raises where data are not what was saved.
+# The errors of reading damaged data.
 _DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
 
-# The most bytes that gzip makes of one.
+# The maximum ratio of gzip.
 _MOST_INFLATED = 1032
 
-# Where jax on CPU uses memory in place.
+# The alignment of memory that jax on CPU uses in place.
 _ALIGN = 64
 
 
 class ReplacedError(CorruptionError):
-    """The files of a checkpoint are gone, because it has been saved again."""
+    """The files of a checkpoint are gone because it was saved again."""
 
 
 def unless_replaced(work: Callable[[], T]) -> T:
-    """Returns what work with a path returns, which begins anew if that is saved again meanwhile."""
+    """Calls `work`, again if the checkpoint that it reads is replaced meanwhile."""
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(ReplacedError):
             return work()
     return work()
 
 
-# How often a checkpoint may be saved again while it is read.
+# The number of times a checkpoint may be replaced while it is read.
 _ATTEMPTS = 5
 
 
@@ -77,7 +77,7 @@ class ShardedReader(Reader):
     """A sharded checkpoint: a directory whose files are opened when they are needed.
 
     Attributes:
-      manifest: What the files are, and which of them has which shard.
+      manifest: The files, and the file of each shard.
     """
 
     is_one_file = False
@@ -91,8 +91,7 @@ class ShardedReader(Reader):
           source: The directory.
           salvage: See `treepack.open`, as for all others.
           mmap: Whether files are mapped.
-          max_size: The most bytes that the manifest and all files may have when they are
-            decompressed.
+          max_size: The maximum decompressed size of the manifest and all files together.
         """
         self._locked = Locked()
         # The program may go to another directory before all files are open.
@@ -122,10 +121,10 @@ class ShardedReader(Reader):
         self._files: list[Reader | None] = [None] * len(self._expected)
 
     def file(self, number: int) -> Reader:
-        """Returns a file, if it is the one that the manifest means.
+        """Returns a file, which has to be the one in the manifest.
 
         Raises:
-          CorruptionError: If it is missing, or another one.
+          CorruptionError: If it is missing, or is another file.
         """
         with self._locked.lock:
             if self.is_closed:
@@ -158,7 +157,7 @@ class ShardedReader(Reader):
         return file
 
     def gone(self, place: str) -> CorruptionError:
-        """Returns the error that tells why a file is not there."""
+        """Returns the error for a missing file."""
         with contextlib.suppress(FileNotFoundError, DecodeError):
             if read_all(joined(self._path, MANIFEST)) != self._data:
                 path = os.fspath(self._path)
@@ -166,7 +165,7 @@ class ShardedReader(Reader):
         return CorruptionError(f"{place} is missing: the checkpoint is not whole")
 
     def close(self) -> None:
-        """Lets go of the files. Arrays that view them stay as they are."""
+        """Closes the files. Arrays that view them stay valid."""
         with self._locked.lock:
             super().close()
             for number, file in enumerate(self._files):
@@ -180,14 +179,14 @@ class ShardedReader(Reader):
         return True
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
-        """Returns an array, or the data of a PRNG key, to be read later."""
+        """Returns a lazy array; of a PRNG key, its data."""
         number = self.catalog.array_elsewhere(value)
         if number is None:  # its bytes are in the manifest itself
             return super().array(value, parts, kind)
         return ShardedArray(self, value, _paths.text(parts), *dtype_and_shape(kind), number)
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
-        """Returns a typed PRNG key; of an implementation that is not known here, a dict."""
+        """Returns a typed PRNG key, or a dict if its implementation is unknown here."""
         data = self.array(value, parts, kind)
         if not isinstance(data, ShardedArray):
             return super().prng_key(value, parts, kind)
@@ -202,9 +201,9 @@ class ShardedReader(Reader):
         marks: core.Marks | None = None,
         on_devices: Callable[[Sequence[str]], bool] = lambda _: True,
     ) -> Any:
-        """Returns the state at a place. Of arrays that go to devices, each device reads its part.
+        """Reads the state at a place, with `ABSENT` for unmarked leaves.
 
-        `ABSENT` is in the place of what is not marked.
+        Arrays that go to devices stay lazy: each device reads its part.
         """
 
         def leaf(value: int, parts: list[str]) -> Any:
@@ -223,10 +222,10 @@ class ShardedReader(Reader):
         """Compares all files with their checksums.
 
         Returns:
-          The status of each leaf by its value, and what is wrong apart from leaves.
+          The status of each leaf by its value, and the damage outside of leaves.
 
         Raises:
-          ReplacedError: If it has been saved again meanwhile.
+          ReplacedError: If the checkpoint was saved again meanwhile.
         """
         catalog = self.catalog
         leaves = []
@@ -256,7 +255,7 @@ class ShardedReader(Reader):
         threads: int | None,
         progress: Callable[[int, int], object],
     ) -> tuple[dict[int, Status], str | None]:
-        """Returns the status of each array, and what is wrong with files in words."""
+        """Returns the status of each array, and the damage to files in words."""
         total = sum(nbytes for _, nbytes, _ in self._expected)
         done = 0
         worst: dict[int, Status] = dict.fromkeys(arrays, "ok")
@@ -268,7 +267,7 @@ class ShardedReader(Reader):
         for number, (_, nbytes, _) in enumerate(self._expected):
             statuses: dict[int, Status] = {}
             wrong: str | None
-            tell = functools.partial(_told, progress, done, total)
+            tell = functools.partial(_advance, progress, done, total)
             try:
                 statuses, wrong = self._verify_file(number, threads, tell)
             except ReplacedError:
@@ -302,7 +301,7 @@ class ShardedReader(Reader):
         max_size: int | None = None,
         regular: bool = False,
     ) -> Reader:
-        """Opens a directory. See `treepack.open`."""
+        """Opens a directory; see `treepack.open`."""
         return cls(source, salvage=salvage, mmap=mmap, max_size=max_size)
 
 
@@ -317,7 +316,7 @@ def open_reader(source: Openable, **options: Any) -> Reader:
 _BADNESS: list[Status] = ["ok", "unchecked", "corrupt"]
 
 
-def _told(
+def _advance(
     progress: Callable[[int, int], object], before: int, total: int, done: int, _: int
 ) -> None:
     progress(before + done, total)
@@ -348,14 +347,14 @@ class ShardedArray(LazyArray):
         self._known: dict[int, LazyArray] = {}
 
     def astype(self, dtype: Any) -> ShardedArray:
-        """Returns the same array, which is cast when it is read."""
+        """Returns the same array, cast when it is read."""
         cast = object.__new__(ShardedArray)
         cast.__dict__.update(self.__dict__)
         cast.dtype = np.dtype(dtype)
         return cast
 
     def box(self, index: Sequence[slice]) -> np.ndarray:
-        """Returns the elements of a box, of which nothing else is read.
+        """Reads the elements of a box, and nothing else.
 
         Args:
           index: A slice with a step of 1 for each dimension.
@@ -366,7 +365,7 @@ class ShardedArray(LazyArray):
         return self.plan(index).read()
 
     def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
-        """Returns a box that can be read later, and whether it will be used in place."""
+        """Plans a box, which is read later; with `in_place` it will be used where it lies."""
         indices = [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
         return self._plan(indices, in_place=in_place)
 
@@ -379,7 +378,7 @@ class ShardedArray(LazyArray):
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
-        plan = self._plan(box)  # before there is memory for what may not be there
+        plan = self._plan(box)  # before memory is allocated for shards that may be missing
         made = np.empty(tuple(map(len, box)), self.dtype)
         plan.read_to(made)
         return made
@@ -390,7 +389,7 @@ class ShardedArray(LazyArray):
             yield self.checkpoint.manifest.file_of(self._number, cell)
 
     def status(self, cell: int, statuses: Mapping[int, Status]) -> Status:
-        """Returns what is known of a shard; `statuses` tells it of the leaves of its file."""
+        """Returns the status of a shard; `statuses` has those of the leaves of its file."""
         try:
             return statuses[self._find(cell).value] if statuses else "corrupt"
         except CorruptionError:
@@ -413,7 +412,7 @@ class ShardedArray(LazyArray):
             if value is not None and file.catalog.children(value) is None:
                 shard = file.leaf(value, keys)
             if isinstance(shard, LazyArray):
-                file.catalog.pieces(shard.value)  # it is there as the index has it
+                file.catalog.pieces(shard.value)  # raises unless it is there as the index says
         except _DAMAGE as error:
             cause = error
         if (
@@ -438,7 +437,7 @@ class ShardedArray(LazyArray):
         return np.array(found) if copy and not found.flags.writeable else found
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
-        """Returns a range of its elements in C order, which is all that is read."""
+        """Reads a range of its elements in C order, and nothing else."""
         found = core.boxes_of_range(self.shape, start, min(stop, self.size))
         boxes = [self.box([slice(*it) for it in box]).reshape(-1) for box in found]
         return boxes[0] if len(boxes) == 1 else np.concatenate([np.empty(0, self.dtype), *boxes])
@@ -448,13 +447,13 @@ class ShardedArray(LazyArray):
 
 
 class _Part(NamedTuple):
-    """What a shard has of a box.
+    """The part of a box that lies in one shard.
 
     Attributes:
       array: The array.
       shard: The shard.
-      local: Where it is there.
-      target: Where it is in the box.
+      local: The indices in the shard.
+      target: The indices in the box.
     """
 
     array: ShardedArray
@@ -464,17 +463,17 @@ class _Part(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """Its size in bytes."""
         return math.prod(count for _, count, _ in self.local) * self.shard.dtype.itemsize
 
     @property
     def place(self) -> tuple[int, Bounds]:
-        """Where it is in its file, as the core takes it."""
+        """Its place in its file, in the form of the core."""
         return self.shard.value, self.local
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Says of errors in reading which file they are of."""
+        """Adds the name of the file to read errors."""
         name = self.shard.reader.name
         try:
             yield
@@ -484,20 +483,20 @@ class _Part(NamedTuple):
             raise CorruptionError(f"{name} is damaged: {error}") from error
 
     def prefetch(self) -> None:
-        """Begins to read it from the disk."""
+        """Starts to read it from the disk."""
         with self.explained():
             self.shard.reader.catalog.prefetch(*self.place)
 
     def view(self) -> np.ndarray | None:
-        """Returns it in place, if that can be."""
+        """Returns a view of it where it lies, if possible."""
         try:
             whole: Any = self.shard.__array__(copy=False)
-        except (ValueError, FileNotFoundError):  # it is elsewhere, or compressed; or damaged
+        except (ValueError, FileNotFoundError):  # remote, compressed, or damaged
             return None
         return _at(whole, [slice(at, at + count * step, step) for at, count, step in self.local])
 
     def read_to(self, target: np.ndarray, threads: int | None) -> None:
-        """Reads it; `target` is a part of an array in C order, and may have another dtype."""
+        """Reads it to a part of an array in C order, which may have another dtype."""
         stored = target
         if target.dtype != self.shard.dtype:
             stored = np.empty(target.shape, self.shard.dtype)
@@ -509,17 +508,17 @@ class _Part(NamedTuple):
 
 
 class Box:
-    """A box of an array, which can be read.
+    """A box of an array that is read later.
 
     Attributes:
-      parts: What shards have of it.
-      is_in_place: Whether it will be used where it is in its file.
+      parts: Its parts in the shards.
+      is_in_place: Whether it will be used where it lies in its file.
     """
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], parts: list[_Part], *, in_place: bool
     ):
-        """With `in_place` it is used there if it lies in one shard."""
+        """With `in_place` it is used where it lies if one shard has all of it."""
         self._shape = shape
         self._dtype = dtype
         self.parts = parts
@@ -528,7 +527,7 @@ class Box:
         self.is_in_place = in_place and self._is_view
 
     def read(self, threads: int | None = None, stopped: Event | None = None) -> np.ndarray:
-        """Returns its elements: a view of a file where that can be."""
+        """Returns its elements: a view of a file where possible."""
         view = self.parts[0].view() if self._is_view else None
         if view is not None:
             return view
@@ -539,7 +538,7 @@ class Box:
     def read_to(
         self, target: np.ndarray, threads: int | None = None, stopped: Event | None = None
     ) -> None:
-        """Reads its elements to an array in C order, or less of them if that is stopped."""
+        """Reads its elements to an array in C order, until it is stopped."""
         self.prefetch()
         for part in self.parts:
             if stopped is not None and stopped.is_set():
@@ -547,7 +546,7 @@ class Box:
             part.read_to(_at(target, part.target), threads)
 
     def prefetch(self) -> None:
-        """Begins to read it from the disk, once."""
+        """Starts to read it from the disk, once."""
         if not self._has_begun:
             self._has_begun = True
             for part in self.parts:
@@ -555,10 +554,10 @@ class Box:
 
 
 def expect(boxes: Iterable[Box]) -> None:
-    """Prepares files for all that will be needed of them, so that little else is read from disk.
+    """Prepares files for the boxes that will be read, so that little else is read from disk.
 
-    Of a file that is needed nearly whole, the system reads ahead. Of others it would read what
-    nobody needs: there, what is used in place is read by name, while the load goes on.
+    The system reads ahead in a file that is needed nearly whole. In others it would read bytes that
+    nobody needs: there, boxes that are used in place are prefetched while the load goes on.
     """
     needed: dict[Reader, int] = defaultdict(int)
     in_place: dict[Reader, list[_Part]] = defaultdict(list)
@@ -580,7 +579,7 @@ def _at(array: Any, index: Iterable[slice]) -> np.ndarray:
     return view
 
 
-# More of a file need not be read than this part of it.
+# A file is needed nearly whole from this part of its bytes on.
 _NEARLY_WHOLE = 0.95
 
 
@@ -607,7 +606,7 @@ def _prefetch(boxes: list[Box], stopped: Event) -> None:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Returns memory that jax on CPU can use in place."""
+    """Allocates an array that jax on CPU can use in place."""
     nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + _ALIGN, np.uint8)
     start = -memory.ctypes.data % _ALIGN

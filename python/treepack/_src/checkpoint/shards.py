@@ -1,4 +1,4 @@
-"""How arrays are split into shards, and which process writes which."""
+"""The shards of arrays, and the process that writes each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack.errors import TreepackError
 
-# The name of the file that makes a directory a checkpoint.
+# The file that makes a directory a checkpoint.
 MANIFEST = "manifest.treepack"
 
 
@@ -20,9 +20,9 @@ class Split(NamedTuple):
     """How an array is split into shards of one shape.
 
     Attributes:
-      counts: How many there are in each dimension.
+      counts: The number of shards in each dimension.
       holders: For each shard, the last dimension varying fastest, the processes that have it.
-      nbytes: How many bytes one has.
+      nbytes: The size of a shard in bytes.
       is_host: Whether it is an array of the host, which all processes have.
     """
 
@@ -33,13 +33,13 @@ class Split(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Who writes what.
+    """The assignment of shards to processes.
 
     Attributes:
       writers: For each shard of each array, the process that writes it.
-      processes: Those that write something. Their places in the list are the numbers of files.
+      processes: The processes that write. Their indices in this list are the numbers of files.
       grids: The same for a manifest; see `Manifest.grid`.
-      checksum: What differs where plans differ.
+      checksum: A checksum of the plan.
     """
 
     writers: list[list[int]]
@@ -49,10 +49,10 @@ class Plan(NamedTuple):
 
 
 def plan_of(arrays: Iterable[Any]) -> Plan:
-    """Returns who writes what of some arrays: the same in all processes.
+    """Assigns the shards of arrays to processes; the plan is the same in all of them.
 
-    What a process has on its devices alone, such as the result of `jnp.zeros`, all processes are
-    taken to have alike, as they have numbers and arrays of NumPy: that of process 0 counts.
+    An array that a process has on its own devices, such as the result of `jnp.zeros`, counts as
+    equal in all processes, as numbers and arrays of NumPy do: process 0 writes it.
     """
     return _plan(
         tuple(
@@ -64,7 +64,7 @@ def plan_of(arrays: Iterable[Any]) -> Plan:
     )
 
 
-@functools.lru_cache(maxsize=16)  # the next save is of the same
+@functools.lru_cache(maxsize=16)  # the next save has the same arrays
 def _plan(arrays: tuple[tuple[tuple[int, ...], int, Any, bool], ...]) -> Plan:
     splits = []
     for shape, nbytes, sharding, is_local in arrays:
@@ -105,15 +105,14 @@ def _split(
 
 
 def start_of(index: Iterable[slice]) -> tuple[int, ...]:
-    """Returns the index of the first element of a shard, as `jax` tells where it is."""
+    """Returns the index of the first element of a shard, from its index in jax."""
     return tuple(part.start or 0 for part in index)
 
 
 def writers(splits: Sequence[Split]) -> list[list[int]]:
     """Returns for each shard of each array the process that writes it: one that has it.
 
-    Each process gets about as many bytes, as far as that can be. The answer is the same in all
-    processes.
+    Balances the bytes of the processes as far as possible. The result is the same in all of them.
     """
     loads: dict[int, int] = defaultdict(int)
     found = [[holders[0] for holders in split.holders] for split in splits]

@@ -1,4 +1,4 @@
-"""Whether a file is what was written: `verify`."""
+"""Checking files against their checksums: `verify`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from treepack._src.storage.content import Openable
 
 
 class Statuses(Mapping[str, Status]):
-    """What is known of leaves, by their paths.
+    """The status of each leaf, by its path.
 
-    A path is made when it is asked for: all of them together may be much larger than the file.
+    Paths are made on demand: all of them together may be much larger than the file.
     """
 
     def __init__(self, catalog: core.Catalog, statuses: dict[int, Status]):
-        """`statuses` has those of all leaves of the catalog, by their values."""
+        """`statuses` has the status of each leaf of the catalog, by its value."""
         self._catalog = catalog
         self._statuses = statuses
 
@@ -38,15 +38,15 @@ class Statuses(Mapping[str, Status]):
         return len(self._statuses)
 
     def values(self) -> ValuesView[Status]:
-        """Returns what is known of each leaf, in their order."""
+        """Returns the status of each leaf, in order."""
         return self._statuses.values()
 
     def items(self) -> ItemsView[str, Status]:
-        """Returns the paths with what is known of each leaf, in their order."""
+        """Returns the path and the status of each leaf, in order."""
         return _Items(self)
 
     def with_status(self, status: Status) -> list[str]:
-        """Returns the paths of the leaves of which this is known."""
+        """Returns the paths of the leaves with a status."""
         values = [value for value, known in self._statuses.items() if known == status]
         return [self._catalog.path_of(value, 0) for value in values]
 
@@ -67,12 +67,12 @@ class _Items(ItemsView[str, Status]):
 
 
 class Verification(NamedTuple):
-    """What `verify` found.
+    """The result of `verify`.
 
     Attributes:
       leaves: By path: `"ok"`, `"corrupt"`, or `"unchecked"`.
-      damage: What is wrong apart from leaves, in words, or `None`: the file ends early, its record
-        is damaged, or what lies between leaves and record, or the gzip stream around them.
+      damage: The damage outside of leaves, in words, or `None`: the file ends early, or damage to
+        its record, to the bytes between leaves and record, or to the gzip stream around them.
     """
 
     leaves: Mapping[str, Status]
@@ -80,17 +80,17 @@ class Verification(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong, as far as that can be told."""
+        """Whether no damage was found."""
         return self.damage is None and "corrupt" not in self.leaves.values()
 
     @property
     def corrupt(self) -> list[str]:
-        """The paths of the leaves that are damaged."""
+        """The paths of the damaged leaves."""
         return _with_status(self.leaves, "corrupt")
 
     @property
     def unchecked(self) -> list[str]:
-        """The paths of the leaves that cannot be checked."""
+        """The paths of the leaves without checksums."""
         return _with_status(self.leaves, "unchecked")
 
 
@@ -109,25 +109,25 @@ def verify(
 ) -> Verification:
     """Compares a file with its checksums.
 
-    Files of `save` have one for each leaf, sharded checkpoints those of their files, gzip files of
-    treepack one for each block, those of others one in all. In all else, such as flax's files and
-    what `dumps` makes, only the headers are read, and the leaves are `unchecked`.
+    Files of `save` have a checksum for each leaf, sharded checkpoints those of their files, gzip
+    files of treepack one for each block, and other gzip files one in all. Of all others, such as
+    flax's files and the result of `dumps`, only the headers are read: their leaves are `unchecked`.
 
     Args:
       source: See `open`.
       max_size: See `open`.
-      threads: How many threads read and sum, at most.
+      threads: The maximum number of threads that read and sum.
       progress: See `save`.
 
     Returns:
-      What is known of each leaf. Damage is no error here. If nothing is wrong, `load`, `open`, and
-      gzip where it is gzip, take all of the file, and find the same in it.
+      The status of each leaf. Damage is not an error here. If there is none, `load`, `open`, and
+      gzip for a gzip file, read all of the file with the same result.
 
     Raises:
       OSError: If the file cannot be read.
-      TreepackError: A ValueError. If gzip has more than `max_size` bytes inside.
+      TreepackError: A ValueError. If gzip decompresses to more than `max_size` bytes.
 
-    Example:
+    Examples:
       >>> import numpy as np, tempfile, treepack
       >>> path = f"{tempfile.mkdtemp()}/model.treepack"
       >>> treepack.save(path, {"w": np.zeros(1000), "b": np.zeros(10)})

@@ -1,8 +1,8 @@
-"""Saves that go on while the program does: `save(background=True)`.
+"""Saves in the background: `save(background=True)`.
 
     save ──▶ a layout that does not depend on the tree ──▶ thread: write ──▶ Saving.result()
 
-Until a save has ended, another one to the same path waits.
+A save waits for an earlier one to the same path.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from treepack._src.storage.place import local, url_of
 from treepack._src.tasks import Thread
 from treepack.errors import TreepackError
 
-# Takes who is told how far it has come, and returns when all is written.
+# Takes a progress callable; returns when all is written.
 Write = Callable[[Progress], None]
 
 
 class Saving(Future[None]):
-    """A save in the background: what `save(background=True)` returns.
+    """A save in the background, as `save(background=True)` returns it.
 
-    It has the methods of a [`concurrent.futures.Future`][]: `done()` tells whether the save has
-    ended; `result()` waits for that, and raises what has gone wrong; `exception()` returns it.
-    The program does not end before. What has gone wrong and nobody has asked for is logged.
+    It has the methods of a [`concurrent.futures.Future`][]: `done()` returns whether the save has
+    ended; `result()` waits for the end and raises the error of the save; `exception()` returns it.
+    The program ends only after the save. An error that nobody asks for is logged.
 
     Attributes:
-      path: Where it is saved.
-      progress: How many bytes of the encoding are done, and how many there are.
+      path: The path that is saved to.
+      progress: The number of bytes of the encoding that are done, and of all.
 
-    Example:
+    Examples:
       >>> import jax.numpy as jnp, tempfile, treepack
       >>> path = f"{tempfile.mkdtemp()}/model.treepack"
       >>> saving = treepack.save(path, {"w": jnp.ones(3)}, background=True)
@@ -58,7 +58,7 @@ class Saving(Future[None]):
         """Waits until all is written.
 
         Args:
-          timeout: How many seconds it waits at most.
+          timeout: The maximum number of seconds.
 
         Raises:
           TimeoutError: If it takes longer.
@@ -70,7 +70,7 @@ class Saving(Future[None]):
             self._asked()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits until all is written, and returns what has gone wrong, or `None`."""
+        """Waits until all is written, and returns the error of the save, or `None`."""
         try:
             return super().exception(timeout)
         finally:
@@ -88,7 +88,7 @@ class Saving(Future[None]):
         return f"<treepack.Saving {self.path!r}: {'saved' if error is None else repr(error)}>"
 
     def _leave(self) -> None:
-        """Ends it in a forked process, in which the thread that writes does not run."""
+        """Ends it in a forked process, where the writing thread does not run."""
         future: Any = self
         future._condition = threading.Condition()  # the other one may be held
         future._waiters, future._done_callbacks = [], []  # those of the parent
@@ -131,7 +131,7 @@ _threads: list[Thread] = []
 
 
 def _forget() -> None:
-    """Forgets, in a forked process, what its parent saves."""
+    """Forgets the saves of the parent in a forked process."""
     global _lock
     _lock = threading.Lock()
     savings = [*_under_way.values()]
@@ -152,9 +152,9 @@ def run(
     background: bool,
     abandon: Callable[[BaseException], object] | None = None,
 ) -> Saving | None:
-    """Writes what is to be saved: now, or in a thread.
+    """Calls `write` now, or in a thread.
 
-    If there is no thread to be had, `write` is never called, and `abandon` gets the error.
+    If no thread can be started, `write` is never called, and `abandon` gets the error.
     """
     if not background:
         write(progress)
@@ -169,7 +169,7 @@ def run(
         finally:
             _ended(place, saving)
 
-    write_once = [write]  # so that nothing holds it when it has been called
+    write_once = [write]  # so that nothing holds it after the call
     try:
         _enter(place, saving)
         _threads[:] = [thread for thread in _threads if not thread.has_ended]
@@ -186,7 +186,7 @@ def run(
 
 
 def _finish() -> None:
-    """Waits at the end of the program until all is written, and told."""
+    """Waits at the end of the program for all saves."""
     while _under_way:
         for place, saving in [*_under_way.items()]:
             _wait_for(saving, place)
@@ -194,9 +194,9 @@ def _finish() -> None:
         _threads.pop().join()
 
 
-# Python waits for no thread but those of `threading`, whose `start` may wait for ever. This is
-# where it does, also in processes of `multiprocessing`, which call nothing of `atexit`.
-with contextlib.suppress(AttributeError, RuntimeError):  # it is private; the program has ended
+# Python waits only for threads of `threading`, whose `start` may wait for ever. The
+# first hook runs where it does, also in processes of `multiprocessing`, which skip `atexit`.
+with contextlib.suppress(AttributeError, RuntimeError):  # it is private; the program is ending
     threading._register_atexit(_finish)  # type: ignore[attr-defined]
 atexit.register(_finish)
 
@@ -208,7 +208,7 @@ def _ended(place: str, saving: Saving) -> None:
 
 
 def _enter(place: str, saving: Saving) -> None:
-    """Makes a save the one that is under way, as soon as there is no other."""
+    """Registers a save as soon as no other one to its place is under way."""
     while True:
         with _lock:
             other = _under_way.setdefault(place, saving)
@@ -225,7 +225,7 @@ def wait_for(path: str | os.PathLike[str]) -> None:
 
 
 def _wait_for(saving: Saving, place: str) -> None:
-    Future.exception(saving)  # which is for those who have asked for it
+    Future.exception(saving)  # not that of `Saving`, which counts as asking
     _ended(place, saving)
 
 

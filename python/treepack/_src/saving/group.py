@@ -1,11 +1,11 @@
-"""What processes that save together tell each other: three short messages each.
+"""The messages between processes that save together: three short ones each.
 
-    process 0        prepares the directory ──▶ name, and what is saved ──▶ all
-    every process    writes its file ──▶ done, or what has gone wrong or differs ──▶ process 0
-    process 0        commits ──▶ end, or what has gone wrong ──▶ all
+    process 0        prepares the directory ──▶ name and identity of the save ──▶ all
+    every process    writes its file ──▶ done, or an error or a difference ──▶ process 0
+    process 0        commits ──▶ end, or an error ──▶ all
 
-They go through the key-value store of `jax.distributed`, which may be used in the background: it
-needs no devices.
+They go through the key-value store of `jax.distributed`, which needs no devices, so that it may be
+used in the background.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 from treepack._src.interop import jax as _jax
 from treepack.errors import TreepackError
 
-# How long a process waits for another one, in seconds.
+# The longest that a process waits for another one, in seconds.
 TIMEOUT_S = 3600.0
 
-# How long one request waits.
+# The longest that one request waits, in seconds.
 _PATIENCE_S = 10.0
 
-# Nobody waits any more for the end of what was saved so many times before.
+# Nobody waits any more for the end of a save this many saves ago.
 _OLD = 100
 
 _rounds = itertools.count()
 
-# What a message begins with that tells what differs.
+# The prefix of a message about differences.
 _DIFFERS = "differs:"
 
 # The client of the parent, whose threads do not run in a forked process.
@@ -47,7 +47,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class NotSavedError(TreepackError):
-    """Something has gone wrong in another process."""
+    """Another process has failed."""
 
 
 class Group:
@@ -55,7 +55,7 @@ class Group:
 
     Attributes:
       index: The number of this process.
-      count: How many there are.
+      count: The number of processes.
     """
 
     def __init__(self) -> None:
@@ -69,28 +69,28 @@ class Group:
         # All processes save in the same order.
         self._round = next(_rounds) if self.count > 1 else -1
 
-    def announce(self, what: str) -> None:
-        """Tells all others what is written now, or nothing if nothing is; for process 0."""
-        self._tell("name", what)
+    def announce(self, text: str) -> None:
+        """Tells all others the name and identity of the save, or `""` for none; for process 0."""
+        self._tell("name", text)
 
     def announced(self) -> str:
-        """Returns what process 0 has announced."""
+        """Waits for the announcement of process 0."""
         return self._hear("name", 0)
 
-    def differs(self, what: str) -> None:
-        """Tells process 0 that this one saves something else, and what."""
-        self._tell(f"done/{self.index}", _DIFFERS + what)
+    def differs(self, identity: str) -> None:
+        """Tells process 0 that this one saves something else."""
+        self._tell(f"done/{self.index}", _DIFFERS + identity)
 
     def done(self, error: BaseException | None = None) -> None:
-        """Tells process 0 that this one has written, or that it could not."""
+        """Tells process 0 that this one has written its file, or has failed."""
         self._tell(f"done/{self.index}", _text(error))
 
     def gather(self, differences: Callable[[int, str], str]) -> list[str]:
-        """Waits for all others, and returns what has gone wrong in them; for process 0.
+        """Waits for all others, and returns their errors; for process 0.
 
         Args:
-          differences: Takes the number of a process that saves something else, and what that is,
-            and tells in words how it differs.
+          differences: Takes the number and the identity of a process that saves something else,
+            and returns the difference in words.
         """
         others = [(index, self._hear(f"done/{index}", index)) for index in range(1, self.count)]
         if self.count > 1:  # the store keeps all in memory, and nobody will read this any more
@@ -105,7 +105,7 @@ class Group:
         ]
 
     def end(self, error: BaseException | None = None) -> None:
-        """Tells all others that the checkpoint is whole, or that it will not be; for process 0."""
+        """Tells all others that the checkpoint is committed, or has failed; for process 0."""
         if error is not None and not isinstance(error, NotSavedError):
             error = NotSavedError(f"the checkpoint was not saved: process 0: {_text(error)}")
         self._tell("end", "" if error is None else str(error))
@@ -114,7 +114,7 @@ class Group:
         """Waits for the end.
 
         Raises:
-          TreepackError: If something has gone wrong in another process.
+          TreepackError: If another process has failed.
         """
         error = self._hear("end", 0)
         if error:
@@ -125,7 +125,7 @@ class Group:
             self._client.key_value_set(f"treepack/{self._round}/{key}", value or "-")
 
     def _hear(self, key: str, index: int) -> str:
-        """Returns what another process tells."""
+        """Waits for a message of another process."""
         until = time.monotonic() + TIMEOUT_S
         while True:
             try:

@@ -1,7 +1,7 @@
-"""What makes a save the same in all processes.
+"""The identity of a save, which has to be the same in all processes.
 
 Processes that save at different times, such as one that has missed a save, would write rows of
-different steps to one checkpoint. So all compare what can be compared without reading shards.
+different steps to one checkpoint. So all compare everything that needs no reading of shards.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from treepack._src.storage.place import local, url_of
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Values of so many leaves, with paths of so many characters together, are compared one by one, to
-# tell which of them differ.
+# The values of this many leaves, with paths of this many characters together, are compared one by
+# one, to name those that differ.
 _NAMED = 1000
 
 _NAMED_CHARS = 100_000
 
-# Of so many leaves is told that they differ.
-_TOLD = 5
+# The most differing leaves in a message.
+_MOST_NAMED = 5
 
-# Integers of so many bytes that all processes have alike, such as a counter of steps, count as
-# values of the host.
+# Replicated integers of up to this many bytes, such as a counter of steps, count as values of the
+# host.
 _SMALL_BYTES = 1024
 
 
 class Identity(NamedTuple):
-    """What a process saves.
+    """The identity of a save in one process.
 
     Attributes:
-      paths: Where: as the caller tells it, and absolute.
-      step: What the caller tells.
-      options: By name.
+      paths: The path as the caller gives it, and absolute.
+      step: The step that the caller gives.
+      options: The options by name.
       metadata: A checksum.
-      tree: A checksum of the paths, shapes and dtypes of arrays, and who writes what of them.
-      all: A checksum of all that is not in shards, metadata and structure as well.
+      tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
+      all: A checksum of all that is not in shards, metadata and structure included.
       leaves: The paths of the first leaves that are not in shards, each with its checksum.
     """
 
@@ -60,21 +60,21 @@ class Identity(NamedTuple):
     all: str
     leaves: list[tuple[str, str]]
 
-    def told(self) -> dict[str, Any]:
-        """Returns what others compare with, as JSON."""
+    def summary(self) -> dict[str, Any]:
+        """Returns the part that others compare with, as JSON values."""
         return {**self._asdict(), "leaves": []}
 
     def text(self) -> str:
-        """Returns all as text, for `differences`."""
+        """Returns all of it as text, for `differences`."""
         return json.dumps(self._asdict())
 
     def is_same(self, other: dict[str, Any]) -> bool:
-        """Tells whether another process saves the same; `other` is what it has `told`."""
-        mine = {**self.told(), "paths": None}
+        """Returns whether another process saves the same; `other` is the `summary` of its save."""
+        mine = {**self.summary(), "paths": None}
         return mine == {**other, "paths": None} and _is_one_place(self.paths, other["paths"])
 
     def differences(self, process: int, text: str) -> str:
-        """Returns in words what another process saves that this one, process 0, does not."""
+        """Returns in words how the save of another process differs from this one, process 0's."""
         other = Identity(**json.loads(text))
         found = []
         if self.step != other.step:
@@ -107,7 +107,7 @@ class Identity(NamedTuple):
         paths = [path for path in mine if mine[path] != theirs[path]]
         if not paths:
             return []
-        names = ", ".join(paths[:_TOLD]) + (", ..." if len(paths) > _TOLD else "")
+        names = ", ".join(paths[:_MOST_NAMED]) + (", ..." if len(paths) > _MOST_NAMED else "")
         return [
             f"process {process} has other values than process 0 at {names}: what is no sharded "
             "array has to be the same in all processes"
@@ -129,17 +129,17 @@ def identity_of(
     manifest: core.Manifest,
     arrays: Sequence[Any],
 ) -> Identity:
-    """Returns what a process saves.
+    """Returns the identity of a save in this process.
 
     Args:
-      path: Where.
-      step: What the caller tells.
-      metadata: What is kept with it.
-      holes: See `save`.
+      path: The path that is saved to.
+      step: See `save`, as for `metadata` and `holes`.
+      metadata: Any value.
+      holes: Whether static data are left out.
       how: How it is written.
-      tree: A checksum of the paths, shapes and dtypes of arrays, and who writes what of them.
-      manifest: That of the tree, in which no file is known.
-      arrays: Those that are not in it.
+      tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
+      manifest: The manifest of the tree, without files.
+      arrays: The arrays outside of the manifest.
     """
     sums = [_checksum(array) for array in arrays]
     options = {
@@ -162,7 +162,7 @@ def identity_of(
 
 
 def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[str, str]]:
-    """Returns the checksums of leaves that are not in shards, by their paths."""
+    """Returns the checksums of leaves that are not in shards, with their paths."""
     content = manifest.content
     catalog = core.Catalog.open(content, salvage=False)
     found = []
@@ -180,7 +180,7 @@ def _leaf_sums(manifest: core.Manifest, sums: list[str | None]) -> list[tuple[st
 
 
 def _checksum(array: Any) -> str | None:
-    """Returns the checksum of an array, if all processes are to have it alike and it is at hand."""
+    """Returns the checksum of an array that all processes should have alike, if it is in memory."""
     if isinstance(array, Deferred):
         return None  # it is read when it is written
     if not _jax.is_array(array):
@@ -201,7 +201,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def _sum_of(*parts: Buffer) -> str:
-    """Returns a checksum of bytes: no CRC, which is the same for all that end with their own."""
+    """Returns a hash of bytes; a CRC is the same for all data that end with their own CRC."""
     found = hashlib.blake2b(digest_size=8)
     for part in parts:
         found.update(part)
@@ -217,10 +217,10 @@ def _places(path: str | os.PathLike[str]) -> list[str]:
 
 
 def _is_one_place(mine: list[str], theirs: list[str]) -> bool:
-    """Tells whether two processes mean the same.
+    """Returns whether two processes may mean the same directory.
 
-    Where the directories that they run in differ, a relative path may still be that of a directory
-    that all see; if it is not, process 0 does not find the files of the others.
+    A relative path may name one directory even where the working directories differ; if it does
+    not, process 0 does not find the files of the others.
     """
     return mine[0] == theirs[0] or mine[1] == theirs[1]
 

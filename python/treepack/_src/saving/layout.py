@@ -1,4 +1,4 @@
-"""Layouts of trees with the record of their structure."""
+"""Layouts of trees with a record of their structure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def described_layout(
     snapshot: bool = False,
     hollow: bool = False,
 ) -> core.Layout:
-    """Returns a tree with its structure, ready to be written.
+    """Lays out a tree with a record of its structure.
 
-    With `index` it is found without reading all headers, and with `checksums` damage is found
-    in it; only files can have those. With `snapshot` it stays what it is whatever becomes of the
-    tree, and with `hollow` it has only the places of arrays; see `_core.walk`.
+    An `index` finds leaves without reading all headers, `checksums` find damage; only files can
+    have those. With `snapshot` the layout does not depend on the tree any more, and with `hollow`
+    it has only the places of arrays; see `_core.walk`.
     """
     with allowing_holes(holes):
         return core.walk(
@@ -46,7 +46,7 @@ def described_layout(
 def file_layout(
     tree: Any, metadata: Any, how: Writing, *, holes: bool = False, snapshot: bool = False
 ) -> core.Layout:
-    """Returns a tree with its structure and its index, ready to be written to a file."""
+    """Lays out a tree for a file: with its structure, an index and checksums."""
     return described_layout(
         tree,
         how.align,

@@ -1,9 +1,9 @@
-"""Who saves to a directory now: a file in it that only one job can make.
+"""The lease of a directory: a file in it that only one job can hold while it saves there.
 
-It tells host, process and time, and is renewed while the save is under way. Where the file system
-has locks its holder locks it as well, and the lock ends with the process. A lease that nobody
-locks, or that somebody on another host has made and has not renewed for long, is that of a dead
-process: the next one takes its place.
+It names host, process and time, and is renewed while the save is under way. Where the file system
+has locks, its holder locks it as well, and the lock ends with the process. A lease that nobody
+locks, or that another host has not renewed for long, belongs to a dead process: the next one
+replaces it.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from treepack.errors import TreepackError
 
 FILE = "lease.treepack"
 
-# How often a lease is renewed, and how long one lasts that cannot be tested otherwise.
+# The seconds between renewals, and until a lease expires whose lock cannot be tested.
 RENEW_S = 10.0
 
 EXPIRY_S = 120.0
 
-# A lease can go while it is looked at, and another one be there the next time.
+# A lease can vanish while it is examined, and another one appear.
 _ATTEMPTS = 10
 
-# How long it takes to write one that was made.
+# The seconds that its holder needs to write a new one.
 _WRITING_S = 0.01
 
 
 class BusyError(TreepackError):
-    """Another job saves to the same directory."""
+    """Another job is saving to the same directory."""
 
 
 class _UnknownError(BusyError):
-    """Nothing is in the lease of that job, or not yet."""
+    """The lease of that job is empty, perhaps not yet written."""
 
 
 class Lease:
-    """What this process holds while it saves to a directory.
+    """The lease that this process holds while it saves to a directory.
 
     Attributes:
-      spared: The name of a save whose process may not be dead, though its lease has expired: its
-        files stay for now.
+      spared: The name of a save whose process may be alive though its lease has expired: its files
+        stay for now.
     """
 
     def __init__(self, directory: Path):
@@ -106,7 +106,7 @@ class Lease:
         os.close(os.dup(self._files[0]))  # which is when NFS shows it to other hosts
 
     def _take_name(self, made: Path, data: bytes) -> None:
-        """Gives the file the name that only one job can have."""
+        """Gives the file the name that only one job can take."""
         busy = BusyError(f"{self._path.parent} is being saved to by several other jobs")
         for _ in range(_ATTEMPTS):
             try:
@@ -114,7 +114,7 @@ class Lease:
                     os.link(made, self._path)
                 except FileExistsError:
                     raise
-                except OSError:  # there are no links
+                except OSError:  # no links here
                     file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
                     os.close(self._files[0])
                     self._files[0] = file
@@ -127,25 +127,25 @@ class Lease:
                     self._remove_dead()
                 except _UnknownError as error:
                     busy = error
-                    time.sleep(_WRITING_S)  # for what its holder writes to it
+                    time.sleep(_WRITING_S)  # until its holder has written it
         raise busy
 
     def _remove_dead(self) -> None:
-        """Removes the lease that is there, if its holder is dead.
+        """Removes the existing lease if its holder is dead.
 
         Raises:
-          BusyError: If it may be alive.
+          BusyError: If the holder may be alive.
         """
         try:
             file = _open(self._path)
         except FileNotFoundError:
-            return  # by now it is not there
+            return  # it is gone by now
         try:
             about = _about(os.read(file, _MOST))
             age = _now(self._path.parent) - os.fstat(file).st_mtime
             if not about and age <= EXPIRY_S:
                 raise _UnknownError(self._busy(about, age))
-            # Nobody else removes what is locked here.
+            # Nobody else removes a file that is locked here.
             lock = _lock(file)
             if lock is False:
                 raise BusyError(self._busy(about))
@@ -159,16 +159,16 @@ class Lease:
             os.close(file)
 
     def _remove(self, dead: os.stat_result) -> None:
-        """Removes the lease of a dead process, and none that has taken its place."""
+        """Removes the lease of a dead process, but no successor of it."""
         aside = self._path.with_name(f".{FILE}.treepack-{secrets.token_hex(8)}.tmp")
         with contextlib.suppress(FileNotFoundError):
             if not os.path.samestat(dead, self._path.lstat()):
                 return
-            # Where there are no locks, others may do the same now: one of them gets it.
+            # Without locks, others may do the same now: one of them succeeds.
             self._path.rename(aside)
             try:
                 if not os.path.samestat(dead, aside.lstat()):
-                    with contextlib.suppress(OSError):  # else its holder finds that it is gone
+                    with contextlib.suppress(OSError):  # else its holder finds it gone
                         os.link(aside, self._path)
             finally:
                 aside.unlink()
@@ -183,10 +183,10 @@ class Lease:
         return text
 
     def check(self) -> None:
-        """Raises if this process does not hold it any more.
+        """Checks that this process still holds it.
 
         Raises:
-          BusyError: If somebody took this process for dead.
+          BusyError: If another job took this process for dead.
         """
         found = self._found()
         if found != self._data:
@@ -224,9 +224,9 @@ class Lease:
         _held.discard(self)
         is_held = self.is_held
         if os.name == "nt":
-            self._leave()  # there no open file can be removed
+            self._leave()  # Windows removes no open file
         if is_held:
-            with contextlib.suppress(OSError):  # it is not locked any more
+            with contextlib.suppress(OSError):  # it is unlocked all the same
                 self._path.unlink()
         self._leave()
 
@@ -253,7 +253,7 @@ def _end(files: list[int], stopped: threading.Event) -> None:
 
 _held: weakref.WeakSet[Lease] = weakref.WeakSet()
 
-# No lease has more bytes.
+# The most bytes of a lease.
 _MOST = 4096
 
 
@@ -270,13 +270,13 @@ if hasattr(os, "register_at_fork"):
 def _open(path: Path) -> int:
     how = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        return os.open(path, os.O_RDWR | how)  # without, NFS does not lock it
+        return os.open(path, os.O_RDWR | how)  # NFS locks only files open for writing
     except PermissionError:
         return os.open(path, os.O_RDONLY | how)
 
 
 def _lock(file: int, *, wait: bool = False) -> bool | None:
-    """Locks a file for this process, or waits for that; `None` if there are no locks here."""
+    """Locks a file, waiting if asked; `None` if the file system has no locks."""
     try:
         import fcntl
 
@@ -289,7 +289,7 @@ def _lock(file: int, *, wait: bool = False) -> bool | None:
 
 
 def _about(data: bytes) -> dict[str, Any]:
-    """Returns what a lease tells: nothing if it is not written yet."""
+    """Decodes a lease; empty if it is not written yet."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -306,7 +306,7 @@ def _holder(about: dict[str, Any]) -> str:
 
 
 def _system() -> str:
-    """Returns what two processes have in common that see each other's locks: the kernel."""
+    """Returns the identity of the kernel: processes of one see each other's locks."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -314,6 +314,6 @@ def _system() -> str:
 
 
 def _now(directory: Path) -> float:
-    """Returns the time as the file system has it."""
+    """Returns the time of the file system."""
     with tempfile.TemporaryFile(dir=directory) as file:
         return os.fstat(file.fileno()).st_mtime

@@ -3,9 +3,9 @@
     tree ──walk──▶ encoding with holes ──▶ who writes which shard ──▶ a file of this process
                           └──────────────── process 0, when all have written ──▶ manifest
 
-A directory without a manifest is no checkpoint. The files of another attempt have another name, so
-a directory that is written again is the old checkpoint until the new manifest replaces the old one.
-Only one job at a time saves to a directory: the one that has its lease (`lease.py`).
+A directory without a manifest is no checkpoint. Each attempt has its own file names, so a directory
+that is saved to again stays the old checkpoint until the new manifest replaces the old one. Only
+one job at a time saves to a directory: the holder of its lease (`lease.py`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from treepack._src.storage.write import remove_if_dead, save_layout, sync_direct
 from treepack._src.tasks import run
 from treepack.errors import DecodeError, TreepackError
 
-# What files with shards are called, and temporary files of theirs and of leases.
+# The names of files with shards, of their temporary files, and of those of leases.
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 
 _SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|lease\.treepack)\.treepack-.*\.tmp")
 
 
 def is_distributed(tree: Any) -> bool:
-    """Tells whether a tree has arrays that no process has all of."""
+    """Returns whether a tree has arrays that no single process has all of."""
     if _jax.client() is None:
         return False
     return any(
@@ -57,7 +57,7 @@ def is_distributed(tree: Any) -> bool:
 
 
 class ShardedWrite:
-    """Writes a tree to a directory, together with all other processes, when it is called."""
+    """A save to a directory together with all other processes; a call writes it."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class ShardedWrite:
             raise
 
     def abandon(self, error: BaseException) -> None:
-        """Tells all others that this process does not write, so that nobody waits for it."""
+        """Tells all others that this process will not write, so that nobody waits for it."""
         self._group.done(error)
         if self._group.index == 0:
             self._group.announce("")
@@ -92,8 +92,8 @@ class ShardedWrite:
         """Writes it, once.
 
         Raises:
-          TreepackError: If something has gone wrong in another process, or another job saves to
-            the same directory.
+          TreepackError: If another process has failed, or another job saves to the same
+            directory.
         """
         directory = Directory(self._path)
         if self._group.index == 0:
@@ -137,7 +137,7 @@ def _lead_with_lease(
     if share.identity is None:  # there are no others
         share.write(directory, name, progress)
     else:
-        group.announce(json.dumps([name, share.identity.told()]))
+        group.announce(json.dumps([name, share.identity.summary()]))
         share.write(directory, name, progress)
         errors = group.gather(share.identity.differences)
     if errors:
@@ -163,21 +163,21 @@ def _follow(group: Group, directory: Directory, share: ProcessShare, progress: P
 
 
 def _joined(errors: list[str]) -> str:
-    """Returns what has gone wrong in some processes; in thousands it is mostly the same."""
-    more = len(errors) - _TOLD
-    return "; ".join(errors[:_TOLD]) + (f"; and {more} more processes" if more > 0 else "")
+    """Joins the errors of processes: of thousands, most are the same."""
+    more = len(errors) - _MOST_ERRORS
+    return "; ".join(errors[:_MOST_ERRORS]) + (f"; and {more} more processes" if more > 0 else "")
 
 
-# Of so many processes is told what has gone wrong.
-_TOLD = 10
+# The most errors in a message.
+_MOST_ERRORS = 10
 
 
 class ProcessShare:
-    """What one process writes of a tree, and what process 0 knows of all.
+    """The share of one process in writing a tree; that of process 0 also commits it.
 
     Attributes:
       index: The number of this process.
-      identity: What others compare with what they save; `None` if there are no others.
+      identity: The identity that others compare with theirs; `None` if there are no others.
     """
 
     def __init__(
@@ -200,16 +200,16 @@ class ProcessShare:
         arrays = whole.hollow
         plan = plan_of(arrays)
         self._processes = plan.processes
-        # All but what is known of the files when they are there.
+        # Complete but for the files, which are not written yet.
         unknown = [("", 0, 0)] * len(plan.processes)
         self._draft = core.Manifest.decode(core.Manifest.encode(whole, unknown, plan.grids))
-        del whole  # and with it what it holds of the arrays
+        del whole  # it holds arrays
         paths = _array_paths(self._draft, len(arrays))
         about = [
             [path, list(array.shape), str(array.dtype)]
             for path, array in zip(paths, arrays, strict=True)
         ]
-        # What differs where two processes save something else.
+        # Differs where two processes save different trees.
         self._plan = zlib.crc32(json.dumps([plan.checksum, about]).encode())
         self.identity: Identity | None = None
         if group.count > 1:
@@ -227,17 +227,17 @@ class ProcessShare:
             self._layout = file_layout(mine, metadata, how, snapshot=snapshot)
 
     def write(self, directory: Directory, name: str, progress: Progress = None) -> None:
-        """Writes the file of this process, if it has something to write."""
+        """Writes the file of this process, if it has one."""
         layout, self._layout = self._layout, None
         if layout is not None:
             path = directory.file(_file_name(name, self.index))
             save_layout(layout, path, self._how, progress)
 
     def commit(self, directory: Directory, name: str) -> None:
-        """Writes the manifest, when all files are there; for process 0.
+        """Writes the manifest after all files; for process 0.
 
         Raises:
-          TreepackError: If a file is not there, or is of another tree, or another job saves to
+          TreepackError: If a file is missing or belongs to another tree, or another job saves to
             the directory.
         """
 
@@ -262,7 +262,7 @@ class ProcessShare:
         directory.write(MANIFEST, self._draft.with_files(files), durable=self._how.durable)
 
 
-# How many files process 0 looks at at a time: it only waits for them.
+# The number of files that process 0 looks at in parallel: it only waits for them.
 _LOOKING = 16
 
 
@@ -284,7 +284,7 @@ def _shards(
     files: list[int],
     process: int,
 ) -> list[tuple[list[str], Any]]:
-    """Returns the names of the shards that a process writes, and their data."""
+    """Returns the shards that a process writes: their names and data."""
     counts, _, is_host = grid
     if is_host:
         return [([], array)] if process == files[0] else []
@@ -308,7 +308,7 @@ def _file_name(name: str, process: int) -> str:
 
 
 class Found(NamedTuple):
-    """What is known of a file with shards: its size, the CRC-32 of its record, and of what plan."""
+    """A file with shards: its size, the CRC-32 of its record, and the checksum of its plan."""
 
     nbytes: int
     record: int
@@ -316,7 +316,7 @@ class Found(NamedTuple):
 
 
 class Directory:
-    """Where a checkpoint is written: here, or elsewhere by URL."""
+    """The directory of a checkpoint: a local one, or a URL."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self._url = url_of(path)
@@ -341,10 +341,10 @@ class Directory:
     def claim(self, name: str) -> None:
         """Keeps other jobs from saving to it until `release`; `name` is that of the save.
 
-        What is elsewhere has no lease: there, `check` finds what other jobs have saved.
+        URLs have no lease: there, `check` finds the saves of other jobs.
 
         Raises:
-          BusyError: If another one does so now.
+          BusyError: If another job saves to it now.
         """
         if self._url is None:
             self._lease = Lease(Path(self._path))
@@ -357,10 +357,10 @@ class Directory:
             raise
 
     def check(self) -> None:
-        """Raises if another job has saved to it since `claim`.
+        """Checks that no other job has saved to it since `claim`.
 
         Raises:
-          BusyError: If it has, or has taken the lease.
+          BusyError: If one has, or has taken the lease.
         """
         if self._lease is not None:
             self._lease.check()
@@ -368,14 +368,14 @@ class Directory:
             raise BusyError(f"another job has saved to {self} meanwhile")
 
     def release(self) -> None:
-        """Lets other jobs save to it."""
+        """Ends the claim: other jobs may save to it."""
         if self._lease is not None:
             self._lease.release()
 
     def _manifest(self) -> bytes | None:
-        """Returns what tells the manifest that is there from others.
+        """Returns a hash of the manifest, if there is one.
 
-        Its CRC would not: it ends with one of itself.
+        Its CRC is always the same, since it ends with its own.
         """
         if self._url is not None:
             _remote.file_system(self._url)[0].invalidate_cache()
@@ -390,11 +390,11 @@ class Directory:
         write(self.file(name), lambda path: core.write_file(path, data, durable=durable))
 
     def look(self, name: str) -> Found:
-        """Returns what the end of a file with shards tells.
+        """Reads the end of a file with shards.
 
         Raises:
-          FileNotFoundError: If it is not there.
-          DecodeError: If it is no regular file, or damaged.
+          FileNotFoundError: If it is missing.
+          DecodeError: If it is damaged, or no regular file.
         """
         file = self.file(name)
         catalog = core.Catalog.open(open_parts(file, regular=True).content, salvage=False)
@@ -404,9 +404,9 @@ class Directory:
         return Found(size_of(file), zlib.crc32(record), plan)
 
     def clean(self) -> None:
-        """Removes files of saves that were not committed, or that another one has replaced.
+        """Removes the files of saves that were not committed or have been replaced.
 
-        Nothing depends on it. Those of a job that may still be alive stay.
+        It is best effort. The files of a job that may be alive stay.
         """
         spared = None
         if self._lease is not None:
@@ -420,11 +420,11 @@ class Directory:
             for name in self._names():
                 is_spared = spared is not None and name.lstrip(".").startswith(f"{spared}-")
                 if _SHARD_FILE.fullmatch(name) and name not in used and not is_spared:
-                    with contextlib.suppress(Exception):  # which keeps none of the others
+                    with contextlib.suppress(Exception):  # of one file; the others go on
                         self._remove(name)
 
     def _used(self) -> set[str] | None:
-        """Returns the files of the checkpoint that is there; `None` if that cannot be known."""
+        """Returns the files of the current checkpoint; `None` if they are unknown."""
         try:
             data = read_all(self.file(MANIFEST))
         except FileNotFoundError:
