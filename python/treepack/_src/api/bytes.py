@@ -1,4 +1,4 @@
-"""Trees in bytes: `dumps` and `loads`."""
+"""Trees in bytes: `dumps`, `loads`, and encoding into buffers."""
 
 from __future__ import annotations
 
@@ -36,20 +36,19 @@ def dumps(
     threads: int | None = None,
     progress: Progress = None,
 ) -> bytes:
-    """Returns what `save` writes to a file: a tree with its structure, encoded as msgpack.
+    """Encodes a tree with its structure as msgpack, as `save` does to a file.
+
+    Takes the options of `save`, with the same errors.
 
     Args:
-      tree: See `save`.
-      metadata: See `save`.
-      holes: See `save`.
-      compress: See `save`.
-      level: See `save`.
-      align: See `save`. `bytes` objects are aligned to 16 in memory.
-      threads: By how many threads large arrays are copied or compressed, at most.
-      progress: See `save`; for compressing.
-
-    Raises:
-      UnserializableLeafError: See `save`, as for other errors.
+      tree: Any tree of dicts, lists, tuples, registered nodes and leaves.
+      metadata: Any value to be kept with the tree.
+      holes: Whether to leave out static data without a name.
+      compress: Whether to compress with gzip.
+      level: From 0 (stored) to 9 (smallest), for `compress`.
+      align: The alignment of arrays. `bytes` objects are aligned to 16 in memory.
+      threads: The maximum number of threads that copy or compress large arrays.
+      progress: A callable of bytes done and in all, or `True` for a bar; for compressing.
 
     Examples:
       >>> import numpy as np, treepack
@@ -94,26 +93,25 @@ def loads(
     threads: int | None = None,
     progress: Progress = None,
 ) -> Any:
-    """Returns the tree in bytes: as it was, or in the shape of a target. See `load`.
+    """Decodes a tree from bytes: as it was, or in the structure of a target.
+
+    Takes the options of `load`, with the same errors. Views are of the bytes.
 
     Args:
-      data: What `dumps` returned, or what a file of `save` has; any bytes-like object.
-        With a target also what flax, or `treepack.serialization`, has encoded.
-      target: See `load`.
-      strict: See `load`.
-      cast: See `load`.
-      arrays: See `load`.
-      device: See `load`.
-      sharding: See `load`.
-      copy: See `load`; views are of the bytes.
-      unknown: See `load`.
-      static: See `load`.
-      max_size: The most bytes that compressed data may become.
-      threads: See `load`.
-      progress: See `load`; for decompressing.
-
-    Raises:
-      DecodeError: See `load`, as for other errors.
+      data: The result of `dumps`, or the content of a file of `save`; any bytes-like object. With a
+        target also an encoding of flax, or of `treepack.serialization`.
+      target: A template.
+      strict: How the leaves are compared with the template's: `True`, `"exact"` or `False`.
+      cast: Whether to cast floats to the dtypes of the template.
+      arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
+      device: The device for arrays of jax.
+      sharding: The sharding, or a pytree or function of shardings, for arrays of jax.
+      copy: Whether arrays of NumPy are copies; `None` returns views where possible.
+      unknown: Whether nodes of unregistered types are an error, or dicts (`"dict"`).
+      static: The static data that were not saved.
+      max_size: The maximum decompressed size in bytes.
+      threads: The maximum number of threads.
+      progress: A callable of bytes done and in all, or `True` for a bar; for decompressing.
 
     Examples:
       >>> import jax.numpy as jnp, treepack
@@ -146,19 +144,18 @@ def packed_size(
     metadata: Any = None,
     holes: bool = False,
 ) -> int:
-    """Returns how many bytes `pack_into` writes for a tree.
+    """Returns the number of bytes that `pack_into` writes for a tree with the same options.
 
-    It is also the length of what `to_bytes` returns with the same alignment, or, if `described`,
-    of what `dumps` returns. It depends on
-    shapes and dtypes alone, so keep it where they do not change: to find it out, the tree is
-    walked as for packing. Arrays on accelerators stay there.
+    It is also the length of the result of `to_bytes`, or of `dumps` if `described`, with the same
+    alignment. It depends on shapes and dtypes alone, so keep it while they do not change: computing
+    it walks the tree as packing does. Arrays on accelerators stay there.
 
     Args:
       tree: Any tree; see `to_state_dict`.
-      align: See `pack_into`.
-      described: See `pack_into`.
-      metadata: See `pack_into`.
-      holes: See `pack_into`.
+      align: The alignment of arrays.
+      described: Whether for the encoding of `dumps`.
+      metadata: See `dumps`; if `described`.
+      holes: See `dumps`; if `described`.
 
     Raises:
       UnserializableLeafError: See `to_bytes`, as for other errors.
@@ -193,26 +190,26 @@ def pack_into(
 ) -> int:
     """Encodes a tree into a buffer, such as shared memory or a mapped file.
 
-    What is written is what `to_bytes` returns; `from_bytes` and `msgpack_restore` read
+    The encoding is that of `to_bytes`; `from_bytes` and `msgpack_restore` read
     it from `memoryview(buffer)[offset:][:size]`, and their arrays are views of the
     buffer. Nothing is written if the buffer is too small.
 
     Args:
-      tree: Any tree; see `to_state_dict`. Arrays of it may lie in this very buffer (not in
+      tree: Any tree; see `to_state_dict`. Its arrays may lie in this very buffer (not in
         another mapping of the same memory).
-      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile. What
-        was restored from it before changes: arrays are views of it, and arrays that jax
-        has made of them may be, too.
-      offset: Where in the buffer to begin, in bytes. With a multiple of `align`, in a
-        buffer that is itself aligned (shared memory is), arrays are aligned in memory.
+      buffer: Any writable, contiguous buffer. Nobody else should use it meanwhile. Trees that
+        were restored from it before change: their arrays are views of it, and arrays that jax
+        has made of those may be, too.
+      offset: The first byte in the buffer. With a multiple of `align`, in a buffer that is itself
+        aligned (shared memory is), arrays are aligned in memory.
       align: See `to_bytes`. With 64, jax on CPU can use the arrays in place.
-      described: Whether to write what `dumps` returns, for `loads`.
+      described: Whether to write the encoding of `dumps`, for `loads`.
       metadata: See `dumps`; if `described`.
       holes: See `dumps`; if `described`.
       threads: See `to_bytes`.
 
     Returns:
-      How many bytes were written.
+      The number of bytes written.
 
     Raises:
       ValueError: If the buffer is too small.
@@ -241,18 +238,18 @@ def buffers(
 ) -> list[memoryview]:
     """Returns the encoding of a tree in pieces, without copying large arrays.
 
-    Joined, the pieces are what `to_bytes` returns. Send them one by one, as a ZeroMQ
-    message, or some at a time with `os.writev` or `socket.sendmsg`, which take 1024 on most
-    systems and may send fewer bytes than they are given. Contiguous arrays of 4 KiB and
-    more are not copied: their pieces are their memory, so they should not be changed before
-    the pieces are sent. What is smaller is joined with the headers around it.
+    Takes the options of `pack_into`. Joined, the pieces are the result of `to_bytes`. Send them
+    one by one, as a ZeroMQ message, or some at a time with `os.writev` or `socket.sendmsg`, which
+    take 1024 on most systems and may send fewer bytes than they are given. Contiguous arrays of 4
+    KiB and more are not copied: their pieces are their memory, so do not change them before the
+    pieces are sent. Smaller ones are joined with the headers around them.
 
     Args:
       tree: Any tree; see `to_state_dict`.
-      align: See `to_bytes`.
-      described: See `pack_into`.
-      metadata: See `pack_into`.
-      holes: See `pack_into`.
+      align: The alignment of arrays.
+      described: Whether for the encoding of `dumps`.
+      metadata: See `dumps`; if `described`.
+      holes: See `dumps`; if `described`.
 
     Returns:
       Read-only memoryviews of bytes, which keep the arrays alive.

@@ -1,4 +1,4 @@
-"""Functions that `jax.export` has exported, in one file with their parameters."""
+"""Functions of `jax.export` in one file with their parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LoadedExported(NamedTuple):
-    """What `load_exported` returns.
+    """The result of `load_exported`.
 
     Attributes:
       exported: The function; call it with `exported.call`.
@@ -47,21 +47,21 @@ def save_exported(
 ) -> None:
     """Saves an exported function and its parameters to one file, replaced whole or not at all.
 
-    Needs the package `flatbuffers` (`pip install treepack[export]`).
+    Needs the package `flatbuffers` (`pip install treepack[export]`). Takes the options of `save`.
 
     Args:
       path: The file. Missing directories are made.
-      exported: What `jax.export.export` returned. The types of nodes among its arguments and
+      exported: The result of `jax.export.export`. The types of nodes among its arguments and
         results must be registered, here and where it is loaded.
-      params: Any tree; see `save`.
-      metadata: See `save`.
-      holes: See `save`.
-      compress: See `save`.
-      level: See `save`.
-      align: See `save`.
-      durable: See `save`.
-      threads: See `save`.
-      progress: See `save`.
+      params: Any tree.
+      metadata: Any value to be kept with the tree.
+      holes: Whether to leave out static data without a name.
+      compress: Whether to compress with gzip.
+      level: From 0 (stored) to 9 (smallest), for `compress`.
+      align: The alignment of arrays.
+      durable: Whether the file is on the disk when this returns.
+      threads: The maximum number of threads.
+      progress: A callable of bytes done and in all, or `True` for a bar.
 
     Raises:
       OSError: If the file cannot be written.
@@ -109,27 +109,27 @@ def load_exported(
 
     The types of nodes among them must be registered, which importing their modules does where
     they are decorated with `register_dataclass`. The arrays are read from the file when they
-    are used.
+    are used. Takes the options of `load`, for the parameters.
 
     Args:
-      path: The file. See `load` for what must not become of it meanwhile.
-      arrays: See `load`.
-      device: See `load`.
-      sharding: See `load`; for the parameters.
-      static: See `load`; for the parameters.
-      copy: See `load`.
-      mmap: See `load`.
-      max_size: See `load`.
-      threads: See `load`.
-      progress: See `load`.
+      path: The file, which must not be truncated or overwritten in place while it is mapped.
+      arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
+      device: The device for arrays of jax.
+      sharding: The sharding, or a pytree or function of shardings, for arrays of jax.
+      static: The static data that were not saved.
+      copy: Whether arrays of NumPy are copies; `None` returns views where possible.
+      mmap: Whether to map the file.
+      max_size: The maximum decompressed size in bytes.
+      threads: The maximum number of threads.
+      progress: A callable of bytes done and in all, or `True` for a bar.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError. If it is no such file, or if a type among the arguments or
+      DecodeError: A ValueError. If the file has another format, or if a type among the arguments or
         results of the function is not registered.
       UnregisteredTypeError: A DecodeError, with the name. If a type of the parameters is not
         registered.
-      ImportError: If there is no `flatbuffers`.
+      ImportError: If `flatbuffers` is not installed.
     """
     from jax import export
     from jax.sharding import Sharding
@@ -154,13 +154,13 @@ def load_exported(
         exported = export.deserialize(bytearray(tree["exported"]))
     except ImportError:
         raise
-    except Exception as error:  # jax raises all kinds for what it cannot read
+    except Exception as error:  # jax raises any type here
         raise DecodeError(f"the function in the file cannot be read: {error}") from error
     return LoadedExported(exported, tree["params"])
 
 
 def _static_of_params(static: Any) -> Any:
-    """Returns what fills the holes of the whole file, from what does those of the parameters."""
+    """Prefixes the paths in `static` with `params`."""
     if static is None:
         return None
     below: dict[Any, Any] = {}
@@ -171,7 +171,7 @@ def _static_of_params(static: Any) -> Any:
 
 
 def _of_params(sharding: Any) -> Any:
-    """Returns what says of the file's whole tree what `sharding` says of the parameters."""
+    """Prefixes the paths in `sharding` with `params`."""
     if kind_of(sharding) is not None or not callable(sharding):
         return {"params": sharding}
     return lambda path, leaf: sharding(_paths.text(_paths.parts(path)[1:]), leaf)

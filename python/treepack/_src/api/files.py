@@ -1,4 +1,4 @@
-"""Trees in files: `save` and `load`."""
+"""Trees in files: `save`, `load`, `abstract` and `read_metadata`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def save(
 ) -> Saving | None:
     """Saves a tree to a file, which is replaced whole or not at all.
 
-    `load` gives all of it back without a template: containers and the order of their keys,
+    `load` restores all of it without a template: containers and the order of their keys,
     keys that are no strings, nodes of registered types with their static data, and leaves. flax
     reads the file as well: it is msgpack with one more key, `__treepack__`, which flax ignores
     when it restores a dict template.
@@ -91,38 +91,38 @@ def save(
     directories are made.
 
     Args:
-      path: The file, or a URL that fsspec knows (`pip install treepack[remote]`): the object
-        appears there when all of it has been written. The permissions of a file are those of
-        the one that it replaces, or follow the umask.
+      path: The file, or a URL that fsspec knows (`pip install treepack[remote]`), where the object
+        appears once all of it has been written. The permissions of a file are those of the one
+        that it replaces, or follow the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
-        of a path and a leaf, for trees that are larger than memory: they become nested dicts. Their
+        of a path and a leaf, for trees that are larger than memory: they become nested dicts, whose
         arrays wait in a temporary file beside `path`.
-      background: Whether a thread writes, and this returns a `Saving` as soon as the program may
-        do with the tree what it likes: arrays of NumPy have been copied then, those on
-        accelerators fetched, and those of jax on CPU are held. The next save to the same path
-        waits for the end of this one, and so does the end of the program.
-      sharded: Whether `path` is to be a directory, in which each process of `jax.distributed`
-        writes a file of shards that it has; see docs/sharded.md. All processes have to call this
-        with the same tree. `None` does so if there are arrays that no process has all of.
-      step: A number of what is saved, such as the step of training. Processes that save together
+      background: Whether to write in a thread, and to return a `Saving` as soon as the program may
+        change the tree: by then arrays of NumPy have been copied, those on accelerators fetched,
+        and those of jax on CPU are held. The next save to the same path waits for the end of this
+        one, and so does the end of the program.
+      sharded: Whether `path` becomes a directory, in which each process of `jax.distributed`
+        writes a file of its shards; see docs/sharded.md. All processes have to call this with the
+        same tree. `None` does so if there are arrays that no single process has all of.
+      step: A number of the save, such as the step of training. Processes that save together
         compare it, so that none that has missed a save pairs its shards with those of another
         step. It is not stored: `metadata` is.
-      metadata: Anything to be kept with the tree, such as a step or a configuration: values
-        of the plain types of Python, or of types that `register_auxdata` knows. See
-        `read_metadata`.
-      holes: Whether static data that have no name, such as the optimizer in a `TrainState` or a
-        lambda, are left out; `load(static=...)` has to fill them in. Otherwise they are errors.
+      metadata: Any value to be kept with the tree, such as a step or a configuration, of the plain
+        types of Python or of types that `register_auxdata` knows. See `read_metadata`.
+      holes: Whether to leave out static data without a name, such as the optimizer in a
+        `TrainState` or a lambda, which `load(static=...)` has to fill in. Otherwise they are
+        errors.
       compress: Whether to compress with gzip.
       level: From 0 (stored) to 9 (smallest); `None` chooses by the content. For `compress`.
-      align: A power of two from 1 to 64. Arrays of at least 1 KiB are placed at
-        multiples of so many bytes. At 64 JAX on CPU can use those of a mapped file in place.
+      align: A power of two from 1 to 64: arrays of at least 1 KiB begin at multiples of this many
+        bytes. At 64, JAX on CPU can use the arrays of a mapped file in place.
       durable: Whether the file is on the disk when this returns, so that it survives
-        a loss of power. Without, it survives a crash of the program.
-      threads: By how many threads is copied or compressed, at most. `None` is the environment
-        variable `TREEPACK_NUM_THREADS`, or else as many as there are cores.
-      progress: A callable that is called now and then with how many bytes of the
-        encoding are done and how many there are, or `True` for a bar of tqdm. An
-        exception in it ends the work, and the file is the old one.
+        a loss of power. Otherwise it survives a crash of the program.
+      threads: The maximum number of threads that copy or compress. `None` is the environment
+        variable `TREEPACK_NUM_THREADS`, or else the number of cores.
+      progress: A callable that is called now and then with the number of bytes of the encoding
+        that are done, and of all; or `True` for a bar of tqdm. An exception in it ends the work,
+        and the file is the old one.
 
     Returns:
       With `background=True` a `Saving`, whose `result()` waits until all is written.
@@ -133,8 +133,8 @@ def save(
         node has a type that is not registered, or static data or keys that cannot be written.
       ValueError: If keys of a dict are the same as strings, or reserved.
       TypeError: If metadata cannot be written.
-      TreepackError: A ValueError. In another process: what has gone wrong there. If processes
-        that save together do not save the same, or another job saves to the same directory now.
+      TreepackError: A ValueError. If another process fails, if processes that save together do not
+        save the same, or if another job is saving to the same directory.
 
     Examples:
       >>> import jax.numpy as jnp, tempfile, treepack
@@ -165,10 +165,10 @@ def save(
         together = ShardedWrite(path, tree, metadata, holes, how, snapshot=background, step=step)
         return run(path, together, progress, background=background, abandon=together.abandon)
     layout = file_layout(tree, metadata, how, holes=holes, snapshot=background)
-    # In the background the program may go to another directory.
+    # Meanwhile the program may change its directory.
     where = absolute(path) if background else path
     write = functools.partial(save_layout, layout, where, how)
-    del layout  # which an error that is kept must not keep
+    del layout  # so that the traceback of an error does not hold it
     return run(path, write, progress, background=background)
 
 
@@ -229,70 +229,68 @@ def load(
     threads: int | None = None,
     progress: Progress = None,
 ) -> Any:
-    """Returns the tree in a file: as it was saved, or in the shape of a target.
+    """Loads the tree in a file: as it was saved, or in the structure of a target.
 
     Args:
       path: A file of `save`, or its URL; or the directory of a sharded one. With a target also a
         file of flax, or of `treepack.serialization`. Gzip is recognised by its first bytes.
-      target: A template. Its containers are what the result is made of; of its leaves only shape,
-        dtype and sharding matter, so `jax.ShapeDtypeStruct`s will do (`jax.eval_shape` of what
-        makes the tree, or `abstract`). Arrays become arrays of jax, and go where it has them,
-        where it has arrays of jax or `ShapeDtypeStruct`s (of a dtype that jax has here: without
-        `jax_enable_x64`, not of 64 bits); elsewhere they become arrays of NumPy.
+      target: A template. The result has its containers; of its leaves only shape, dtype and
+        sharding matter, so `jax.ShapeDtypeStruct`s will do (from `jax.eval_shape` or `abstract`).
+        Where it has arrays of jax or `ShapeDtypeStruct`s (of a dtype that jax has here: without
+        `jax_enable_x64`, not of 64 bits), arrays become arrays of jax on the same devices;
+        elsewhere they become arrays of NumPy.
       strict: How the leaves are compared with the template's. `True`: equal shapes, and dtypes
         that are equal to JAX, so that 64 bits count as 32 unless `jax_enable_x64` is set.
         `"exact"`: equal dtypes, no keys that a dict of the template lacks, and containers of equal
         types, where these were saved. `False`: not at all.
-      cast: Whether floats of another dtype become those of the template.
-      select: Which leaves are loaded; nothing else is read. A path, which is meant with all below
-        it and may have wildcards (`*` in one part, `**` over any number of them); several of those;
-        a predicate of paths; or a pytree of bools, of which each is for all below its place. With a
-        target its other leaves stay as they are. Without, containers that are not whole come
-        back as dicts. A pattern that matches nothing, neither in the file nor in the target, is an
-        error.
-      rename: What leaves of the file are called in the target: a dict of paths, with wildcards as
+      cast: Whether to cast floats to the dtypes of the template.
+      select: The leaves to load; nothing else is read. A path, which selects all below it and may
+        have wildcards (`*` in one part, `**` over any number of them); several of those; a
+        predicate on paths; or a pytree of bools, each for all below its place. With a target, its
+        other leaves stay as they are. Without, incomplete containers become dicts. A pattern that
+        matches nothing, neither in the file nor in the target, is an error.
+      rename: The names of the file's leaves in the target: a dict of paths, with wildcards as
         above, such as `{"old/*/w": "new/*/kernel"}`, of which at least one has to match; or a
         function of paths. Paths in `select` and in errors are the new ones.
-      missing: What becomes of leaves of the target that the file lacks: an error, or they stay as
-        they are (`"target"`).
+      missing: Whether leaves of the target that the file lacks are an error, or stay as they are
+        (`"target"`).
       unexpected: Whether leaves of the file that a dict of the target lacks are an error.
-      verify: Whether the file is compared with its checksums first; see `treepack.verify`.
-      on_corrupt: What becomes of leaves that are damaged: an error, or they count as missing, and
-        stay as the target has them (`"skip"`). Damage outside of leaves is a warning then.
-      return_report: Whether a `Report` is returned as well.
+      verify: Whether to compare the file with its checksums first; see `treepack.verify`.
+      on_corrupt: Whether damaged leaves are an error, or count as missing and stay as the target
+        has them (`"skip"`). Damage outside of leaves is a warning then.
+      return_report: Whether to return a `Report` as well.
       arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
-      device: Where to put all that become arrays of jax; by default where the target has them,
-        or else the default device.
-      sharding: How to put them: a `jax.sharding.Sharding`; a pytree of them, of which each is for
-        all below its place; or a callable of the path and a `ShapeDtypeStruct`, which returns one.
-        Each device reads its part of the file.
+      device: The device for all arrays of jax; by default that of the target's arrays, or else the
+        default device.
+      sharding: The sharding for all arrays of jax: a `jax.sharding.Sharding`; a pytree of them,
+        each for all below its place; or a callable of the path and a `ShapeDtypeStruct`, which
+        returns one. Each device reads its part of the file.
       copy: For arrays of NumPy, as in NumPy 2. `None` returns read-only views of the file
         wherever they are aligned for their dtype, copies elsewhere. `True` returns
         writable arrays with memory of their own. `False` returns views only.
-      mmap: Whether the file is mapped, so that its arrays are read from the disk when they
-        are used. The file may be replaced or deleted meanwhile, as `save` does
-        it, but must not be truncated or overwritten in place. `False` reads all of it now.
-      unknown: What becomes of nodes of types that are not registered here, or had other
-        fields when they were saved, or whose static data were not saved and are not in `static`: an
-        error, or dicts of their children. With a target it does not matter.
-      static: What fills static data that were not saved (see `holes` of `save`): a dict by path,
+      mmap: Whether to map the file, so that its arrays are read from the disk when they are used.
+        Meanwhile the file may be replaced or deleted, as by `save`, but must not be truncated or
+        overwritten in place. `False` reads all of it now.
+      unknown: Whether nodes of types that are not registered here, or had other fields when they
+        were saved, or lack static data that are not in `static` either, are an error, or become
+        dicts of their children (`"dict"`). It does not matter with a target.
+      static: The static data that were not saved (see `holes` of `save`): a dict by path,
         such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
         which has them.
-      max_size: The most bytes that gzip may have inside; of a directory, its manifest and all its
-        files together.
-      threads: See `save`; for decompressing, casting, and arrays that are copied.
-      progress: See `save`; for reading and decompressing. There is nothing to tell
-        of a file that is mapped.
+      max_size: The maximum decompressed size of gzip in bytes; of a directory, that of its
+        manifest and all its files together.
+      threads: See `save`; for decompressing, casting and copying.
+      progress: See `save`; for reading and decompressing. A mapped file has no progress.
 
     Returns:
       The tree. Typed PRNG keys are always arrays of jax. With `return_report` a pair: the tree,
-      and a `Report` of what was loaded, kept, unexpected, cast and corrupt.
+      and a `Report` of the loaded, kept, unexpected, cast and corrupt leaves.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, with the byte offset. If it is no such file.
+      DecodeError: A ValueError, with the byte offset. If the file has another format.
       ValueError: If `select` or `rename` match nothing.
-      MismatchError: A ValueError. If it does not fit the target; it lists all differences.
+      MismatchError: A ValueError. If the file does not fit the target; it lists all differences.
       UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
       CorruptionError: A ValueError. If it is a damaged gzip file, or if `verify` finds damage.
       TreepackError: A ValueError. If jax would not keep the dtype of an array or the value of an
@@ -358,19 +356,19 @@ def abstract(
     static: Any = None,
     max_size: int | None = None,
 ) -> Any:
-    """Returns a saved tree with its arrays as shapes and dtypes only.
+    """Returns a saved tree with only the shapes and dtypes of its arrays.
 
-    No array is read, however large. The result is a template for `load`, and what
-    `jax.eval_shape` returns for a function that makes such a tree.
+    No array is read, however large. The result is a template for `load`, as `jax.eval_shape`
+    returns it for a function that makes such a tree.
 
     Args:
-      path_or_data: A file of `save`, or what `dumps` returned.
+      path_or_data: A file of `save`, or the result of `dumps`.
       unknown: See `load`.
       static: See `load`.
       max_size: See `load`.
 
     Returns:
-      The tree, with `jax.ShapeDtypeStruct`s as arrays.
+      The tree, with `jax.ShapeDtypeStruct`s for arrays.
 
     Raises:
       DecodeError: See `load`, as for other errors.
@@ -389,10 +387,10 @@ def abstract(
 def read_metadata(
     path_or_data: str | os.PathLike[str] | Buffer, *, max_size: int | None = None
 ) -> Any:
-    """Returns what was given to `save` as metadata, or `None`. No array is read.
+    """Returns the metadata that `save` was given, or `None`. No array is read.
 
     Args:
-      path_or_data: A file of `save`, or what `dumps` returned.
+      path_or_data: A file of `save`, or the result of `dumps`.
       max_size: See `load`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Leaves one by one: trees that are larger than memory, and streams of EasyLM and EasyDeL.
+"""Leaves one by one: trees larger than memory, and streams of EasyLM and EasyDeL.
 
 A *stream* is a sequence of msgpack values `(key, value)`: the key is a list of strings, the value
 the bytes that `flax.serialization.to_bytes` makes of a leaf
@@ -29,17 +29,17 @@ from treepack._src.storage.write import replacing, spool
 def read_stream(
     path: str | os.PathLike[str], *, max_size: int | None = None
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the leaves of a stream of EasyLM or EasyDeL, one after the other.
+    """Yields the leaves of a stream of EasyLM or EasyDeL, one by one.
 
     Args:
       path: The file.
-      max_size: The most bytes that gzip may have inside.
+      max_size: The maximum decompressed size of gzip in bytes.
 
     Yields:
-      The keys that lead to a leaf, and the leaf; arrays are read when they are used.
+      The path of a leaf, as a tuple of keys, and the leaf; arrays are read when they are used.
 
     Raises:
-      DecodeError: If it is no such file.
+      DecodeError: If the file has another format.
 
     Examples:
       >>> import numpy as np, tempfile, treepack
@@ -60,7 +60,7 @@ def write_stream(path: str | os.PathLike[str], leaves: Iterable[tuple[Any, Any]]
     Args:
       path: The file.
       leaves: Pairs of a path (a tuple of keys, a key path of JAX, or text like `params/w`) and a
-        leaf. Only one of them is in memory at a time, if they come from an iterator.
+        leaf. Of an iterator, only one leaf is in memory at a time.
 
     Raises:
       OSError: If the file cannot be written.
@@ -74,11 +74,8 @@ def write_stream(path: str | os.PathLike[str], leaves: Iterable[tuple[Any, Any]]
 
 @contextlib.contextmanager
 def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> Iterator[Any]:
-    """Gives the tree of leaves that come one by one, whose arrays wait in a file until then.
-
-    The file goes at the end.
-    """
-    # Of what is elsewhere the arrays wait where all temporary files are.
+    """Collects leaves to a tree; its large arrays lie in a temporary file until the end."""
+    # For URLs, the file is where all temporary files are.
     place = Path(local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack")
     place.parent.mkdir(parents=True, exist_ok=True)
     with spool(place) as file:
@@ -108,13 +105,13 @@ def _collected(leaves: Iterable[tuple[Any, Any]], file: Any) -> Any:
 
 
 class _Place:
-    """Shape and dtype of an array that is in the file."""
+    """The shape and dtype of an array in the file."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]):
         self.shape, self.dtype = shape, dtype
 
 
-# Smaller arrays wait in memory.
+# Smaller arrays stay in memory.
 _SPOOL_BYTES = 64 << 10
 
 
