@@ -1,8 +1,7 @@
 """JAX pytrees to flax-readable msgpack and back, at the speed of memory.
 
-`save` and `load`, or `dumps` and `loads` for bytes, keep a tree with its structure, so that it
-comes back as it was. `treepack.serialization` is a drop-in for `flax.serialization` and for
-`eformer.pytree.serialization`.
+`save` and `load`, or `dumps` and `loads` for bytes, restore a tree as it was, with its structure.
+`treepack.serialization` is a drop-in for `flax.serialization` and `eformer.pytree.serialization`.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ __version__: str
 
 
 def __getattr__(name: str) -> str:
-    """Looks up the version when it is asked for: it takes a quarter of the time of an import."""
+    """Looks up the version on demand: it takes a quarter of the time of an import."""
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import version

@@ -1,9 +1,9 @@
 """treepack's checkpoints in Orbax, whose managers keep steps, retention and metrics.
 
 `pip install treepack[orbax]`. `TreepackHandler` works inside `CheckpointManager`, `Composite`,
-`Checkpointer` and `AsyncCheckpointer`, in any number of processes. An item is a directory as
-`treepack.save(sharded=True)` writes it, which `treepack.load`, `treepack.open` and the command line
-read as well.
+`Checkpointer` and `AsyncCheckpointer`, in any number of processes. An item is a directory, as
+`treepack.save(sharded=True)` writes it. `treepack.load`, `treepack.open` and the command line read
+it as well.
 
 Examples:
   >>> import jax, jax.numpy as jnp, tempfile
@@ -47,15 +47,15 @@ else:
 class TreepackHandler(_AsyncHandler):
     """Saves and restores one item of a step.
 
-    What Orbax calls it by is `treepack.orbax.TreepackHandler`, in all versions. A program that
+    Its name in Orbax is `treepack.orbax.TreepackHandler` in all versions. A program that
     restores without arguments has to import this module before.
 
     Args:
       compress: See `treepack.save`, as for all others.
-      level: How much.
-      align: Where arrays begin.
+      level: From 0 (stored) to 9 (smallest).
+      align: The alignment of arrays.
       durable: Whether files are on the disk when a step counts as saved.
-      threads: How many threads copy, sum and compress, at most.
+      threads: The maximum number of threads that copy, sum and compress.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class TreepackHandler(_AsyncHandler):
     async def async_save(
         self, directory: Any, args: TreepackSave
     ) -> list[ocp.future.Future] | None:
-        """Takes from the tree what is to be saved, and starts to write it."""
+        """Takes a snapshot of the tree, and starts to write it."""
         write = ShardedWrite(
             directory, args.item, args.metadata, args.holes, self._how, snapshot=True
         )
@@ -87,12 +87,12 @@ class TreepackHandler(_AsyncHandler):
         async def write_all() -> None:
             write(None)
 
-        # The directory may not be there yet; this waits for it, in a thread.
+        # The directory may not exist yet; this waits for it in a thread.
         future = ocp.future.CommitFutureAwaitingContractedSignals(write_all(), name="treepack_save")
         return [future]
 
     def save(self, directory: Any, args: TreepackSave) -> None:
-        """Saves a tree, and returns when that is done."""
+        """Saves a tree, and returns when it is written."""
         write = ShardedWrite(
             directory, args.item, args.metadata, args.holes, self._how, snapshot=False
         )
@@ -104,11 +104,11 @@ class TreepackHandler(_AsyncHandler):
         return load(os.fspath(directory), options.pop("item"), **options)
 
     def metadata(self, directory: Any) -> Any:
-        """Returns the tree with shapes and dtypes as arrays; see `treepack.abstract`."""
+        """Returns the tree with the shapes and dtypes of its arrays; see `treepack.abstract`."""
         return abstract(os.fspath(directory), unknown="dict")
 
     def finalize(self, directory: Any) -> None:
-        """Does nothing: the manifest is there already."""
+        """Does nothing: the manifest is already written."""
 
     def close(self) -> None:
         """Does nothing."""
@@ -122,12 +122,12 @@ class TreepackHandler(_AsyncHandler):
 @ocp.args.register_with_handler(TreepackHandler, for_save=True)
 @dataclasses.dataclass
 class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """What is to be saved.
+    """The tree to save, and options of `treepack.save`.
 
     Attributes:
-      item: The tree, see `treepack.save`.
-      metadata: What is kept with it, see there.
-      holes: Whether static data without a name are left out, see there.
+      item: The tree.
+      metadata: Any value to be kept with it.
+      holes: Whether to leave out static data without a name.
     """
 
     item: Any
@@ -138,22 +138,22 @@ class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 @ocp.args.register_with_handler(TreepackHandler, for_restore=True)
 @dataclasses.dataclass
 class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
-    """What is to be restored, and how: what `treepack.load` takes.
+    """The template to restore, and options of `treepack.load`.
 
     Attributes:
       item: A template, whose leaves may be `jax.ShapeDtypeStruct`s with shardings; or `None` for
         the tree as it was saved.
-      strict: See `treepack.load`, as for all others.
-      cast: Whether floats become those of the template.
-      select: Which leaves are loaded.
-      rename: New names of leaves.
-      missing: What becomes of leaves that are not there.
-      unexpected: What becomes of leaves that the template lacks.
-      verify: Whether checksums are compared first.
+      strict: How the leaves are compared with the template's.
+      cast: Whether to cast floats to the dtypes of the template.
+      select: The leaves to load.
+      rename: The new names of leaves.
+      missing: Whether leaves that the file lacks are an error, or stay as they are.
+      unexpected: Whether leaves that the template lacks are an error.
+      verify: Whether to compare checksums first.
       arrays: Whether arrays of jax come back as such.
-      sharding: How arrays are put on devices.
-      unknown: What becomes of nodes of types that are not known.
-      static: What fills static data that were left out.
+      sharding: The sharding of arrays.
+      unknown: Whether nodes of unregistered types are an error, or dicts.
+      static: The static data that were left out.
     """
 
     item: Any = None
@@ -172,29 +172,29 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
 # Files of older versions of Orbax
 
-# What stands in the place of values that are elsewhere.
+# The prefixes of strings that stand for values elsewhere.
 _ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
 
-# What has no values, so that newer versions write it in the metadata alone.
+# Values without leaves, which newer versions write to the metadata alone.
 _EMPTY: dict[str, Any] = {"None": lambda: None, "Dict": dict, "List": list}
 
 
 def load_aggregate(path: str | os.PathLike[str], target: Any = None) -> Any:
-    """Returns the tree in a file `checkpoint` that older versions of Orbax wrote.
+    """Loads the tree in a file `checkpoint` that older versions of Orbax wrote.
 
-    That is MessagePack as flax writes it, of all leaves that were saved with `aggregate=True`.
+    It is MessagePack as flax writes it, of all leaves that were saved with `aggregate=True`.
 
     Args:
-      path: The file, or the directory of the item that it is in.
-      target: A template, see `treepack.serialization.from_state_dict`. Without, dicts and lists
-        are returned as they are in the file.
+      path: The file, or the directory of its item.
+      target: A template; see `treepack.serialization.from_state_dict`. `None` returns the dicts
+        and lists of the file.
 
     Returns:
       The tree, with arrays of NumPy.
 
     Raises:
       OSError: If there is no such file.
-      DecodeError: A ValueError. If it is another file.
+      DecodeError: A ValueError. If the file has another format.
       TreepackError: A ValueError, with the paths. If leaves are not in the file.
     """
     file = Path(path)
@@ -212,10 +212,10 @@ def load_aggregate(path: str | os.PathLike[str], target: Any = None) -> Any:
 
 
 class _Aggregate:
-    """Puts in what a file only tells the place of.
+    """Resolves references to values outside of a file.
 
     Attributes:
-      lost: The paths of leaves that are elsewhere.
+      lost: The paths of leaves that are in other files.
     """
 
     def __init__(self, directory: Path, *, lists_as_dicts: bool):
@@ -228,7 +228,7 @@ class _Aggregate:
         self._strings = _read_json(directory / "_strings.json")
 
     def state(self, value: Any, parts: tuple[str, ...]) -> Any:
-        """Returns a value at a path with all that is known of it."""
+        """Returns the value at a path with references resolved."""
         if isinstance(value, Mapping):
             return {key: self.state(child, (*parts, str(key))) for key, child in value.items()}
         if isinstance(value, (list, tuple)):

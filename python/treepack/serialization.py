@@ -2,11 +2,11 @@
 
 Replace `from flax import serialization` or `from eformer.pytree import
 serialization` by `from treepack import serialization`. Every public name of both
-is here, with its signature; further options are keyword-only. What is written here
-is read by them, and the reverse.
+is here, with its signature; further options are keyword-only. They read the files
+that are written here, and the reverse.
 
-`MAX_CHUNK_SIZE` is read whenever something is saved; set it to change above how
-many bytes an array is split into chunks.
+`MAX_CHUNK_SIZE` is read at each save; set it to change the size in bytes above
+which arrays are split into chunks.
 """
 
 from __future__ import annotations
@@ -53,27 +53,27 @@ __all__ = [
 ]
 
 MAX_CHUNK_SIZE: float = 2**30
-"""Above how many bytes an array is split into chunks of that size."""
+"""The size in bytes of chunks, into which larger arrays are split."""
 
 
 def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> bytes:
-    """Returns the state of a tree, encoded as msgpack.
+    """Encodes the state of a tree as msgpack.
 
     Args:
       target: Any tree; see `to_state_dict`.
-      align: A power of two from 1 to 64. Arrays of at least 1 KiB are placed at
-        multiples of so many bytes, so that they can be viewed where they are. With
-        1 the result is, byte for byte, what flax writes.
-      threads: By how many threads large arrays are copied, at most. `None` is the
-        environment variable `TREEPACK_NUM_THREADS`, or else as many as there are cores.
+      align: A power of two from 1 to 64: arrays of at least 1 KiB begin at multiples of
+        this many bytes, so that they can be viewed in place. With 1 the result equals,
+        byte for byte, that of flax.
+      threads: The maximum number of threads that copy large arrays. `None` is the
+        environment variable `TREEPACK_NUM_THREADS`, or else the number of cores.
 
     Returns:
-      The encoding, which `from_bytes` reads, and flax's as well.
+      The encoding, which `from_bytes` reads, and that of flax as well.
 
     Raises:
       UnserializableLeafError: A TypeError, with the path. If a leaf has a type or
         dtype that cannot be stored.
-      ValueError: If a dict has keys that are the same as strings, or a reserved key.
+      ValueError: If a dict has keys that are equal as strings, or a reserved key.
       OverflowError: If an integer is not in the range -2**63 to 2**64-1.
 
     Examples:
@@ -118,11 +118,11 @@ def from_bytes(
     strict: Strict = True,
     threads: int | None = None,
 ) -> Any:
-    """Returns a tree like the target, with leaves from encoded bytes.
+    """Restores a tree like the target, with leaves from encoded bytes.
 
     Args:
-      target: The template; see `from_state_dict`. With `None` the state dict is returned.
-      encoded_bytes: What `to_bytes` returned, or flax's; any bytes-like object.
+      target: The template; see `from_state_dict`. `None` returns the state dict.
+      encoded_bytes: The result of `to_bytes`, also of flax's; any bytes-like object.
       copy: See `msgpack_restore`.
       strict: See `from_state_dict`.
       threads: See `to_bytes`; for arrays that are copied.
@@ -131,7 +131,7 @@ def from_bytes(
       The new tree. Its arrays are NumPy arrays.
 
     Raises:
-      DecodeError: A ValueError, with the byte offset. If the bytes are no such encoding.
+      DecodeError: A ValueError, with the byte offset. If the bytes have another format.
       MismatchError: A ValueError. If they do not fit the template.
 
     Examples:
@@ -150,10 +150,10 @@ def from_bytes(
 def msgpack_serialize(
     pytree: Any, in_place: bool = False, *, align: int = 16, threads: int | None = None
 ) -> bytes:
-    """Returns a tree of plain containers, encoded as msgpack.
+    """Encodes a tree of plain containers as msgpack.
 
     Unlike `to_bytes` this keeps lists as lists. It takes dicts, lists and tuples
-    (which come back as lists); call `to_state_dict` first for anything else.
+    (which become lists); call `to_state_dict` first for anything else.
 
     Args:
       pytree: The tree. It is never changed.
@@ -165,7 +165,7 @@ def msgpack_serialize(
       The encoding, which `msgpack_restore` reads.
 
     Raises:
-      UnserializableLeafError: A TypeError, with the path. If there is anything else.
+      UnserializableLeafError: A TypeError, with the path. If the tree has anything else.
 
     Examples:
       >>> from treepack import serialization
@@ -187,7 +187,7 @@ def msgpack_serialize(
 def msgpack_restore(
     encoded_pytree: Buffer, *, copy: bool | None = None, threads: int | None = None
 ) -> Any:
-    """Returns the tree that was encoded: dicts, lists and leaves.
+    """Decodes a tree: dicts, lists and leaves.
 
     Args:
       encoded_pytree: The encoding; any bytes-like object.
@@ -201,8 +201,8 @@ def msgpack_restore(
       The tree.
 
     Raises:
-      DecodeError: A ValueError, with the byte offset. If the bytes are no such
-        encoding; or, with `copy=False`, if an array cannot be viewed.
+      DecodeError: A ValueError, with the byte offset. If the bytes have another
+        format; or, with `copy=False`, if an array cannot be viewed.
 
     Examples:
       >>> import numpy as np, treepack
@@ -240,11 +240,11 @@ def save_to_file(
       compress: Whether to compress with gzip.
       level: See `compress_bytes`.
       durable: Whether the file is on the disk when this returns, so that it survives
-        a loss of power. Without, it survives a crash of the program.
+        a loss of power. Otherwise it survives a crash of the program.
       threads: See `to_bytes`; for compressing.
-      progress: A callable that is called now and then with how many bytes of the
-        encoding are done and how many there are, or `True` for a bar of tqdm. An
-        exception in it ends the work, and the file is the old one.
+      progress: A callable that is called now and then with the number of bytes of the
+        encoding that are done, and of all; or `True` for a bar of tqdm. An exception in
+        it ends the work, and the file is the old one.
 
     Raises:
       OSError: If the file cannot be written.
@@ -306,27 +306,27 @@ def load_from_file(
     threads: int | None = None,
     progress: Progress = None,
 ) -> Any:
-    """Returns a tree like the target, with leaves from a file.
+    """Restores a tree like the target, with leaves from a file.
 
     Args:
-      target: The template; see `from_state_dict`. With `None` the state dict is returned.
+      target: The template; see `from_state_dict`. `None` returns the state dict.
       filepath: A file of `save_to_file`, or of flax. Gzip is recognised by its first bytes.
       copy: See `msgpack_restore`.
-      threads: See `to_bytes`; for decompressing, and arrays that are copied.
-      progress: See `save_to_file`; for reading and decompressing. There is nothing to tell
-        of a file that is mapped.
-      mmap: Whether the file is mapped, so that its arrays are read from the disk when they
-        are used. The file may be replaced or deleted meanwhile, as `save_to_file` does
-        it, but must not be truncated or overwritten in place. `False` reads all of it now.
+      threads: See `to_bytes`; for decompressing and copying.
+      progress: See `save_to_file`; for reading and decompressing. A mapped file has no
+        progress.
+      mmap: Whether to map the file, so that its arrays are read from the disk when they
+        are used. Meanwhile the file may be replaced or deleted, as by `save_to_file`,
+        but must not be truncated or overwritten in place. `False` reads all of it now.
       strict: See `from_state_dict`.
-      max_size: The most bytes that gzip may become.
+      max_size: The maximum decompressed size in bytes.
 
     Returns:
       The new tree. Its arrays are NumPy arrays.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, with the byte offset. If it is no such file.
+      DecodeError: A ValueError, with the byte offset. If the file has another format.
       MismatchError: A ValueError. If it does not fit the template.
       CorruptionError: A ValueError. If it is a damaged gzip file.
     """
@@ -341,18 +341,18 @@ def compress_bytes(
     threads: int | None = None,
     progress: Progress = None,
 ) -> bytes:
-    """Returns data compressed with gzip.
+    """Compresses data with gzip.
 
-    The result is a gzip stream that every reader of gzip takes. It is made of blocks that are
-    compressed, and by `decompress_bytes` decompressed, in parallel; where they are stands after
-    the data, in empty members. Equal data
-    give equal results: the time stamp is zero, and the number of threads has no influence.
+    The result is a gzip stream that every reader of gzip takes. Its blocks are compressed, and
+    by `decompress_bytes` decompressed, in parallel; an index of them follows the data, in empty
+    members. Equal data give equal results: the time stamp is zero, and the number of threads
+    has no influence.
 
     Args:
       data: Any bytes-like object.
       level: From 0 (stored) to 9 (smallest), as everywhere. `None` chooses for each block
-        by what is in it: weights, which do not repeat, are coded by how frequent each
-        byte is, which is many times as fast as a search for matches.
+        by its content: weights, which do not repeat, are coded by the frequency of each
+        byte, which is many times as fast as a search for matches.
       threads: See `to_bytes`.
       progress: See `save_to_file`.
 
@@ -375,20 +375,20 @@ def decompress_bytes(
     threads: int | None = None,
     progress: Progress = None,
 ) -> bytes:
-    """Returns what gzip data contain.
+    """Decompresses gzip data.
 
     Args:
       data: Any bytes-like object with any number of gzip members; zero bytes after a
         member are ignored.
-      max_size: The most bytes to return.
-      threads: See `to_bytes`. Only what treepack has compressed is decompressed in parallel.
-      progress: See `save_to_file`. Of what others have compressed, the bytes that have been
-        read count, since nobody knows how many will come out.
+      max_size: The maximum number of bytes to return.
+      threads: See `to_bytes`. Only streams of treepack are decompressed in parallel.
+      progress: See `save_to_file`. Of streams of others, the bytes that have been read
+        count, since the decompressed size is unknown.
 
     Raises:
       GzipTruncatedError: A ValueError and EOFError. If the data end early.
       GzipError: A ValueError and OSError. If they are damaged, or are not gzip.
-      TreepackError: A ValueError. If there is more than `max_size`.
+      TreepackError: A ValueError. If there are more than `max_size` bytes.
 
     Examples:
       >>> import gzip, treepack
@@ -407,7 +407,7 @@ def to_compressed_bytes(
     threads: int | None = None,
     progress: Progress = None,
 ) -> bytes:
-    """Returns the state of a tree, encoded as msgpack and compressed with gzip.
+    """Encodes the state of a tree as msgpack, compressed with gzip.
 
     Args:
       target: Any tree; see `to_state_dict`.
@@ -461,9 +461,9 @@ def from_compressed_bytes(
     threads: int | None = None,
     progress: Progress = None,
 ) -> Any:
-    """Returns a tree like the target, with leaves from `to_compressed_bytes`.
+    """Restores a tree like the target, with leaves from the result of `to_compressed_bytes`.
 
-    Args and errors are those of `from_bytes` and `decompress_bytes`.
+    Takes the options of `from_bytes` and `decompress_bytes`, with the same errors.
     """
     content = decompress_bytes(
         compressed_data, max_size=max_size, threads=threads, progress=progress
@@ -472,18 +472,18 @@ def from_compressed_bytes(
 
 
 def patch() -> Patch:
-    """Puts the byte functions here in the place of flax's, for code of others that calls those.
+    """Replaces the byte functions of flax by those here, for code of others that calls them.
 
     `to_bytes`, `from_bytes`, `msgpack_serialize` and `msgpack_restore` of
-    `flax.serialization` are swapped, and stay so unless the result is used as a context manager.
-    Call it before modules are imported that import the functions by name. `to_state_dict` and
+    `flax.serialization` are replaced, for good unless the result is used as a context manager.
+    Call it before the import of modules that import the functions by name. `to_state_dict` and
     `from_state_dict` stay flax's: its own modules call them for their own purposes.
 
     Returns:
-      A context manager that puts back what was there; its method `undo` does so, too.
+      A context manager that restores the functions of flax; its method `undo` does so, too.
 
     Raises:
-      ImportError: If there is no flax.
+      ImportError: If flax is not installed.
 
     Examples:
       >>> import flax, treepack
@@ -502,7 +502,7 @@ def patch() -> Patch:
 
 
 def state_layout(target: Any, align: int) -> core.Layout:
-    """Returns the state of a tree, ready to be written."""
+    """Lays out the state of a tree."""
     return core.walk(
         target,
         state_dict=True,

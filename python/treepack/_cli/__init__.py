@@ -5,8 +5,9 @@
 | `listing` | `ls`, `show` |
 | `checking` | `verify`, `diff` |
 | `writing` | `convert`, `get`, `salvage` |
-| `values` | what these compute of arrays, some at a time |
-| `output` | how it is shown |
+| `values` | statistics of arrays, a block at a time |
+| `convert` | the formats of files |
+| `output` | rows, lines and progress bars |
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from treepack.errors import UnserializableLeafError
 
 app = typer.Typer(
     name="treepack",
-    help="Looks into checkpoints of treepack, flax and eformer, checks and converts them.",
+    help="Inspects, checks and converts checkpoints of treepack, flax and eformer.",
     epilog="Exit status: 0 if all is well, 1 if files differ or are damaged, 2 for other errors.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -36,11 +37,11 @@ for command in (
 
 
 def run() -> None:
-    """Runs a command; errors that people can do something about are a line, and no traceback."""
+    """Runs a command; errors that users can fix are a line without a traceback."""
     try:
         app()
     except BrokenPipeError:
-        # Whoever reads has enough. Nothing more is to be written when Python ends.
+        # The reader has enough. Python must not write any more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""`treepack verify` and `treepack diff`: whether files are whole, and equal."""
+"""`treepack verify` and `treepack diff`: checking and comparing files."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def verify(
 def diff(
     one: FILE,
     other: FILE,
-    rtol: Annotated[float, typer.Option(help="Relative differences up to this are none.")] = 0.0,
-    atol: Annotated[float, typer.Option(help="Absolute differences up to this are none.")] = 0.0,
+    rtol: Annotated[float, typer.Option(help="The relative tolerance of values.")] = 0.0,
+    atol: Annotated[float, typer.Option(help="The absolute tolerance of values.")] = 0.0,
 ) -> None:
     """Compares two files leaf by leaf: names, shapes, dtypes, values. Status 1: they differ."""
     with open(one) as left, open(other) as right:
@@ -69,7 +69,7 @@ _NOTHING = object()
 
 
 def _difference(one: Any, other: Any, rtol: float, atol: float) -> tuple[str, str] | None:
-    """Returns in words what is different about two leaves."""
+    """Returns the difference of two leaves in words, if there is one."""
     if one is _NOTHING or other is _NOTHING:
         return ("only in the second" if one is _NOTHING else "only in the first"), _kind(
             other if one is _NOTHING else one

@@ -1,4 +1,4 @@
-"""Files of one format to another, one array at a time: msgpack, safetensors, npz.
+"""Converting files between msgpack, safetensors and npz, one array at a time.
 
 A source becomes its *state*: nested dicts with string keys, whose arrays are read when they are
 written. So files may be larger than memory.
@@ -30,9 +30,7 @@ from treepack.errors import DecodeError, TreepackError
 
 Format = Literal["msgpack", "safetensors", "npz"]
 
-
 _SUFFIXES: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz"}
-
 
 # The dtypes of safetensors by those of NumPy.
 _SAFETENSORS = {
@@ -56,11 +54,11 @@ _NUMPY = {name: dtype for dtype, name in _SAFETENSORS.items()}
 
 
 class State(NamedTuple):
-    """What is in a file.
+    """The content of a file.
 
     Attributes:
       tree: Nested dicts with string keys; arrays are `Deferred`.
-      record: The record of a structure, with what stands after it, or `None`.
+      record: The record of a structure with the bytes after it, or `None`.
     """
 
     tree: Any
@@ -68,7 +66,7 @@ class State(NamedTuple):
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
-    """Returns the format that the name of a file tells: msgpack unless it is another one."""
+    """Returns the format by the suffix of a file: msgpack unless it is another one."""
     return _SUFFIXES.get(Path(path).suffix.lower(), "msgpack")
 
 
@@ -76,28 +74,27 @@ def format_of(path: str | os.PathLike[str]) -> Format:
 
 
 def state_of(tree: Tree) -> State:
-    """Returns what is in an open file; of a part of it without a record."""
+    """Returns the state of an open file; that of a part has no record."""
     place = place_of(tree)
     record = None if place.parts else place.catalog.trailer
     return State(place.state(place.reader.leaf), record)
 
 
-# What a header may have, as https://huggingface.co/docs/safetensors says and its reader checks.
+# The limits of a header, as https://huggingface.co/docs/safetensors says and its reader checks.
 _MAX_HEADER_BYTES = 100_000_000
 
 _MAX_NUMBER = (1 << 64) - 1
 
 _MAX_JSON_DEPTH = 127
 
-
 _FIELDS = ("dtype", "shape", "data_offsets")
 
 
 def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
-    """Returns what is in a file of safetensors (https://huggingface.co/docs/safetensors).
+    """Reads a file of safetensors (https://huggingface.co/docs/safetensors).
 
     Raises:
-      DecodeError: If it is no such file, as the reader of safetensors sees it.
+      DecodeError: If the reader of safetensors would refuse it.
     """
     content = core.Content.map(path)
     header, start = _safetensors_header(content)
@@ -126,7 +123,7 @@ def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
 
 
 def _safetensors_header(content: core.Content) -> tuple[dict[str, Any], int]:
-    """Returns the header of a file of safetensors, and where the data begin."""
+    """Returns the header of a file of safetensors, and the offset of the data."""
     size = content.nbytes
     if size < 8:
         raise DecodeError("the file is not of safetensors: it ends before the size of its header")
@@ -149,7 +146,7 @@ def _safetensors_header(content: core.Content) -> tuple[dict[str, Any], int]:
             parse_constant=_json_number,
         )
         if b"\\ud" in text.lower():
-            json.dumps(header, ensure_ascii=False).encode()  # raises if half a character is alone
+            json.dumps(header, ensure_ascii=False).encode()  # raises for a lone surrogate
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"the file is not of safetensors: {error}", offset=8) from error
     return header, 8 + length
@@ -165,7 +162,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_number(text: str) -> int | float:
-    """Returns an int only for what safetensors takes for a count: neither `-0` nor `1.0`."""
+    """Returns an int only where safetensors sees a count: neither for `-0` nor for `1.0`."""
     if text.removeprefix("-").isdecimal() and len(text) <= 20 and text != "-0":
         return int(text)
     number = float(text)
@@ -183,7 +180,7 @@ def _is_text_map(value: Any) -> bool:
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    """Returns whether JSON is nested in more than so many levels."""
+    """Returns whether JSON is nested in more than `levels`."""
     if not isinstance(value, (dict, list)):
         return False
     children = value.values() if isinstance(value, dict) else value
@@ -191,7 +188,7 @@ def _is_deep(value: Any, levels: int) -> bool:
 
 
 class _Entry(NamedTuple):
-    """What the header says of one array; offsets count from the start of the data."""
+    """The entry of an array in the header; offsets count from the start of the data."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -200,10 +197,10 @@ class _Entry(NamedTuple):
 
 
 def _safetensors_entry(name: str, entry: Any) -> _Entry:
-    """Checks what the header says of an array, apart from where the others are."""
+    """Checks the entry of an array in the header, but not where others are."""
 
-    def wrong(what: str) -> DecodeError:
-        return DecodeError(what, path=name)
+    def wrong(reason: str) -> DecodeError:
+        return DecodeError(reason, path=name)
 
     if not isinstance(entry, dict) or not all(field in entry for field in _FIELDS):
         raise wrong(f"the header has no {', '.join(_FIELDS)} for the array")
@@ -236,15 +233,15 @@ def _safetensors_entry(name: str, entry: Any) -> _Entry:
     return _Entry(dtype, tuple(shape), begin, end)
 
 
-# No compression of zip files that NumPy writes makes less of anything.
+# The maximum ratio of the compression in zip files of NumPy.
 _MAX_RATIO = 1032
 
 
 def read_npz(path: str | os.PathLike[str], separator: str) -> State:
-    """Returns what is in a file of `numpy.savez`. Compressed arrays are read now.
+    """Reads a file of `numpy.savez`. Compressed arrays are read now.
 
     Raises:
-      DecodeError: If it is no such file, has what is no array, or is damaged.
+      DecodeError: If the file has another format, has anything but arrays, or is damaged.
     """
     flat: dict[str, Any] = {}
     name = None
@@ -260,13 +257,13 @@ def read_npz(path: str | os.PathLike[str], separator: str) -> State:
                 flat[name] = _zipped(content, archive, member)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # zipfile and NumPy raise all kinds for what they cannot read
+    except Exception as error:  # zipfile and NumPy raise any type here
         raise DecodeError(f"the file is not of numpy.savez: {error}", path=name) from error
     return State(_nested(flat, separator), None)
 
 
 def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
-    """Returns an array of an archive: where it lies, if it is stored as it is."""
+    """Returns an array of an archive, in place if it is stored uncompressed."""
     is_stored = member.compress_type == zipfile.ZIP_STORED
     if not is_stored and member.compress_type != zipfile.ZIP_DEFLATED:
         raise ValueError(f"NumPy does not compress by method {member.compress_type} of zip")
@@ -300,7 +297,7 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
 
 
 def _nested(flat: Mapping[str, Any], separator: str) -> Any:
-    """Returns nested dicts of what has names like `a.b.c`."""
+    """Nests values with names like `a.b.c` in dicts."""
     tree: dict[str, Any] = {}
     for name, value in flat.items():
         parts = name.split(separator) if separator else [name]
@@ -340,7 +337,7 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
 def write_msgpack(
     state: State, path: str | os.PathLike[str], how: Writing, progress: Progress = None
 ) -> None:
-    """Writes a state, with its record if it has one; otherwise as flax does."""
+    """Writes a state with its record, or as flax does if it has none."""
     described = state.record is not None
     layout = core.walk(
         state.tree,
@@ -418,10 +415,10 @@ def write_npz(state: State, path: str | os.PathLike[str], separator: str) -> Non
 
 
 def _named(tree: Any, separator: str) -> Iterator[tuple[str, Any]]:
-    """Yields the arrays of a state with their names, which differ.
+    """Yields the arrays of a state with unique names.
 
     Raises:
-      TreepackError: If two have the same name, as keys without a separator between them may.
+      TreepackError: If two have the same name, as without a separator between keys.
     """
     seen = set()
     for name, array in _arrays(tree, separator):
@@ -462,7 +459,7 @@ _PART_BYTES = 8 << 20
 
 
 def _parts(array: Any) -> Iterator[bytes]:
-    """Yields the bytes of an array, some at a time."""
+    """Yields the bytes of an array in blocks."""
     if isinstance(array, np.ndarray):
         yield np.ascontiguousarray(array).tobytes()
         return

@@ -1,4 +1,4 @@
-"""`treepack ls` and `treepack show`: what is in a file."""
+"""`treepack ls` and `treepack show`: inspecting files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.dtypes import is_complex
 
 FILE = Annotated[str, typer.Argument(help="A checkpoint of treepack, flax or eformer.")]
-PATH = Annotated[str, typer.Argument(help="A place in it, such as params/layers/0/kernel.")]
+PATH = Annotated[str, typer.Argument(help="A path in it, such as params/layers/0/kernel.")]
 
 
 def ls(
@@ -25,9 +25,9 @@ def ls(
         bool, typer.Option("--flat", help="A line for each leaf, with its path.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
-    depth: Annotated[int, typer.Option(help="Go down so many levels.", min=0)] = 1 << 30,
+    depth: Annotated[int, typer.Option(help="The maximum number of levels.", min=0)] = 1 << 30,
 ) -> None:
-    """Lists what is in a file: shapes, dtypes, sizes. No array is read."""
+    """Lists the content of a file: shapes, dtypes, sizes. No array is read."""
     with open(file) as opened:
         place = place_of(opened)
         catalog = place.catalog
@@ -55,7 +55,7 @@ def _leaf(catalog: core.Catalog, path: str, value: int) -> output.Row:
 
 
 def _tree(catalog: core.Catalog, value: int, level: int, depth: int) -> list[output.Row]:
-    """Returns the rows of a container: those of its children below each."""
+    """Returns the rows of a container, each followed by those of its children."""
     found: list[output.Row] = []
     for name, child in catalog.children(value) or ():
         indented = f"{'  ' * level}{name}"

@@ -1,4 +1,4 @@
-"""How things are shown: in color where somebody looks, plainly in pipes."""
+"""Printing: in color on terminals, plain in pipes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rich.text import Text
 
 from treepack._src.printable import printable, printable_lines
 
-# A row: its cells, and the styles that these have.
+# The cells of a row, and their styles.
 Row = tuple[Sequence[str], Sequence[str]]
 
 
 def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
-    """Prints rows in columns, those of `right` to the right. In a pipe nothing is cut."""
+    """Prints rows in columns; those in `right` are right-aligned. In pipes nothing is cut."""
     found = [([printable(cell) for cell in cells], styles) for cells, styles in lines]
     if not found:
         return
@@ -51,10 +51,10 @@ def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:
 
 
 def _end(cell: str, width: int) -> str:
-    """Returns the end of a cell that is wider than so many cells of the terminal."""
+    """Cuts the start of a text that is wider than a width."""
     if cell_len(cell) <= width:
         return cell
-    start = max(0, len(cell) - width)  # few characters have no cell
+    start = max(0, len(cell) - width)  # few characters have no width
     while cell_len(cell[start:]) > width - 1:
         start += 1
     return f"…{cell[start:]}"
@@ -72,7 +72,7 @@ def block(text: str) -> None:
 
 @contextlib.contextmanager
 def bar(what: str) -> Iterator[Callable[[int, int], object] | None]:
-    """Gives a callable of bytes done and in all, which draws a bar where somebody looks."""
+    """Yields a progress callable that draws a bar on terminals."""
     if not sys.stderr.isatty():
         yield None
         return

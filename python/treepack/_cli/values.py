@@ -1,4 +1,4 @@
-"""What is computed of arrays, so many elements at a time that any file will do."""
+"""Statistics of arrays, computed in blocks, so that files may be larger than memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.reader import LazyArray
 
-# Elements that are read at a time.
+# The elements of a block.
 _BLOCK = 4 << 20
 
 # The bars of a histogram.
@@ -18,7 +18,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Statistics(NamedTuple):
-    """What is known of the elements of an array, as far as they are finite."""
+    """Statistics of the finite elements of an array."""
 
     minimum: float
     maximum: float
@@ -38,12 +38,12 @@ def blocks(array: LazyArray) -> Iterator[np.ndarray]:
 
 
 def is_numeric(array: LazyArray) -> bool:
-    """Returns whether there is something to compute."""
+    """Returns whether an array has numbers."""
     return array.dtype.kind not in "mM"
 
 
 def statistics(array: LazyArray, bins: int) -> Statistics | None:
-    """Returns statistics of an array in two passes; `None` if it has no finite elements."""
+    """Computes statistics in two passes; `None` if there are no finite elements."""
     minimum, maximum, total, count = np.inf, -np.inf, 0.0, 0
     zeros = infinite = nan = 0
     for block in blocks(array):
@@ -73,13 +73,13 @@ def statistics(array: LazyArray, bins: int) -> Statistics | None:
 
 
 def histogram(counts: list[int]) -> str:
-    """Returns counts as a row of bars."""
+    """Draws counts as a row of bars."""
     most = max(counts)
     return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in counts)
 
 
 class Difference(NamedTuple):
-    """How far two arrays are apart."""
+    """The largest differences of two arrays, and the number of elements that differ."""
 
     absolute: float
     relative: float
@@ -87,7 +87,7 @@ class Difference(NamedTuple):
 
 
 def difference(one: LazyArray, other: LazyArray) -> Difference:
-    """Returns the largest differences of two arrays of one shape; NaNs are equal to each other."""
+    """Compares two arrays of one shape; NaNs are equal to each other."""
     absolute = relative = 0.0
     count = 0
     for left, right in zip(blocks(one), blocks(other), strict=True):

@@ -1,4 +1,4 @@
-"""`treepack convert`, `get` and `salvage`: new files of old ones."""
+"""`treepack convert`, `get` and `salvage`: writing new files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from treepack.errors import NoIndexError
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
 GZIP = Annotated[bool | None, typer.Option("--gzip/--no-gzip", help="Whether it is compressed.")]
 LEVEL = Annotated[int | None, typer.Option(help="From 0 (stored) to 9 (smallest).")]
-ALIGN = Annotated[int, typer.Option(help="Arrays begin at multiples of so many bytes.")]
-DTYPE = Annotated[str | None, typer.Option(help="What floats become, such as bfloat16.")]
-SEP = Annotated[str, typer.Option("--sep", help="What is between keys in safetensors and npz.")]
+ALIGN = Annotated[int, typer.Option(help="The alignment of arrays in bytes.")]
+DTYPE = Annotated[str | None, typer.Option(help="The new dtype of floats, such as bfloat16.")]
+SEP = Annotated[str, typer.Option("--sep", help="The separator of keys in safetensors and npz.")]
 
 
 def convert(
@@ -40,7 +40,7 @@ def convert(
 ) -> None:
     """Converts a file: msgpack, safetensors, npz; compressed or not; floats to another dtype.
 
-    Files of treepack keep all that is in them. Files may be larger than memory.
+    Files of treepack keep their whole content. Files may be larger than memory.
     """
     made = _Target(target, gzip, level, align, dtype, sep)
     format = _convert.format_of(source)
@@ -63,7 +63,7 @@ def get(
     dtype: DTYPE = None,
     sep: SEP = ".",
 ) -> None:
-    """Takes a part of a file into a new one, as plain dicts and arrays."""
+    """Copies a part of a file to a new one, as plain dicts and arrays."""
     with _opened(source) as file:
         found = file if path == "." else file[path]
         state = _convert.state_of(found) if isinstance(found, Tree) else _convert.State(found, None)
@@ -71,7 +71,7 @@ def get(
 
 
 def salvage(source: FILE, target: TARGET, sep: SEP = ".") -> None:
-    """Saves what there is in a damaged file to a new one."""
+    """Copies the undamaged leaves of a file to a new one."""
     found = verify(source)
     corrupt = set(found.corrupt)
     with open(source, salvage=True) as file:
@@ -98,7 +98,7 @@ def _without(tree: Any, paths: set[str], parts: tuple[str, ...]) -> Any:
 
 
 def _opened(source: str) -> File:
-    """Opens a file; gzip of others, which cannot be read in parts, is read as a whole."""
+    """Opens a file; gzip of others, which cannot be read in parts, is read whole."""
     try:
         return open(source)
     except NoIndexError:
@@ -118,7 +118,7 @@ class _Target:
     sep: str = "."
 
     def write(self, state: _convert.State) -> None:
-        """Writes a state in the format that the suffix tells, and says how large the file is."""
+        """Writes a state in the format of the suffix, and prints the size of the file."""
         if self.dtype is not None:
             state = state._replace(tree=_convert.with_dtype(state.tree, _float(self.dtype)))
         format = _convert.format_of(self.path)
