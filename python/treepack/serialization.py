@@ -12,11 +12,19 @@ which arrays are split into chunks.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import treepack._core as core
 from treepack._src.interop.flax import Patch
-from treepack._src.options import Progress, Strict, Writing, progress_bar
+from treepack._src.options import (
+    FileOptions,
+    InflateOptions,
+    Progress,
+    RestoreOptions,
+    Strict,
+    Writing,
+    progress_bar,
+)
 from treepack._src.pytree import handlers
 from treepack._src.pytree.handlers import register_serialization_state
 from treepack._src.pytree.inspect import get_serialization_info, validate_serializable
@@ -89,25 +97,11 @@ T = TypeVar("T")
 
 
 @overload
-def from_bytes(
-    target: None,
-    encoded_bytes: Buffer,
-    *,
-    copy: bool | None = None,
-    strict: Strict = True,
-    threads: int | None = None,
-) -> Any: ...
+def from_bytes(target: None, encoded_bytes: Buffer, **options: Unpack[RestoreOptions]) -> Any: ...
 
 
 @overload
-def from_bytes(
-    target: T,
-    encoded_bytes: Buffer,
-    *,
-    copy: bool | None = None,
-    strict: Strict = True,
-    threads: int | None = None,
-) -> T: ...
+def from_bytes(target: T, encoded_bytes: Buffer, **options: Unpack[RestoreOptions]) -> T: ...
 
 
 def from_bytes(
@@ -269,29 +263,13 @@ def save_to_file(
 
 @overload
 def load_from_file(
-    target: None,
-    filepath: str | os.PathLike[str],
-    *,
-    copy: bool | None = None,
-    mmap: bool = True,
-    strict: Strict = True,
-    max_size: int | None = None,
-    threads: int | None = None,
-    progress: Progress = None,
+    target: None, filepath: str | os.PathLike[str], **options: Unpack[FileOptions]
 ) -> Any: ...
 
 
 @overload
 def load_from_file(
-    target: T,
-    filepath: str | os.PathLike[str],
-    *,
-    copy: bool | None = None,
-    mmap: bool = True,
-    strict: Strict = True,
-    max_size: int | None = None,
-    threads: int | None = None,
-    progress: Progress = None,
+    target: T, filepath: str | os.PathLike[str], **options: Unpack[FileOptions]
 ) -> T: ...
 
 
@@ -427,27 +405,13 @@ def to_compressed_bytes(
 
 @overload
 def from_compressed_bytes(
-    target: None,
-    compressed_data: Buffer,
-    *,
-    copy: bool | None = None,
-    strict: Strict = True,
-    max_size: int | None = None,
-    threads: int | None = None,
-    progress: Progress = None,
+    target: None, compressed_data: Buffer, **options: Unpack[InflateOptions]
 ) -> Any: ...
 
 
 @overload
 def from_compressed_bytes(
-    target: T,
-    compressed_data: Buffer,
-    *,
-    copy: bool | None = None,
-    strict: Strict = True,
-    max_size: int | None = None,
-    threads: int | None = None,
-    progress: Progress = None,
+    target: T, compressed_data: Buffer, **options: Unpack[InflateOptions]
 ) -> T: ...
 
 

@@ -171,6 +171,27 @@ class BytesOptions(ReadOptions, total=False):
     max_size: int | None
 
 
+class RestoreOptions(TypedDict, total=False):
+    """The options of `serialization.from_bytes`; see there."""
+
+    copy: bool | None
+    strict: Strict
+    threads: int | None
+
+
+class InflateOptions(RestoreOptions, total=False):
+    """The options of `serialization.from_compressed_bytes`; see there."""
+
+    max_size: int | None
+    progress: Progress
+
+
+class FileOptions(InflateOptions, total=False):
+    """The options of `serialization.load_from_file`; see there."""
+
+    mmap: bool
+
+
 class PartOptions(ReadOptions, total=False):
     """The options of `Reading` and `Selection` without `return_report`; see `load`."""
 
