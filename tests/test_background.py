@@ -306,7 +306,7 @@ def save_again():
     try:
         saving.result(60)
     except treepack.TreepackError as error:
-        assert "the process that started to save" in str(error), error
+        assert "the parent process goes on to save" in str(error), error
     else:
         raise AssertionError("no error")
     assert saving.done() and not told

@@ -424,7 +424,7 @@ def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
     assert not Path("new").exists()
     twice = json.dumps({"a": ARRAY})[1:-1]
     Path("hostile.safetensors").write_bytes(packed(f"{{{twice},{twice}}}".encode(), bytes(8)))
-    with pytest.raises(DecodeError, match="'a' is there twice"):
+    with pytest.raises(DecodeError, match="'a' appears twice"):
         call("convert", "hostile.safetensors", "new")
     path = "a." * 5000
     Path("deep.safetensors").write_bytes(packed({path: ARRAY}, bytes(8)))
@@ -474,7 +474,7 @@ def mutated(random: random.Random) -> bytes:
 
 
 # The format forbids the first two, though its reader does not look; NumPy cannot have the third.
-NOT_TAKEN = "begins with no {|is there twice|NumPy has no array"
+NOT_TAKEN = "begins with no {|appears twice|NumPy has no array"
 
 
 def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:

@@ -157,7 +157,7 @@ def test_upgrades_into_a_template(strict: Any, tmp_path: Path) -> None:
     # What was encoded without types is not known to be old.
     assert treepack.serialization.from_state_dict(template, flat)["u"][0].mass.tolist() == [1, 2]
     with pytest.raises(
-        treepack.TreepackError, match="rename is not for files with nodes that are to be upgraded"
+        treepack.TreepackError, match="rename does not work for files with nodes of older versions"
     ):
         treepack.load(path, template, rename={"w": "w"})
 

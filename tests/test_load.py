@@ -434,7 +434,7 @@ def test_options_that_exist_where_work_is_done(tmp_path: Path) -> None:
     assert bytes(buffer) == data
     assert b"".join(treepack.buffers(tree, described=True, **options)) == data
     for option in options:
-        with pytest.raises(ValueError, match="are for described=True"):
+        with pytest.raises(ValueError, match="need described=True"):
             treepack.packed_size({}, **{option: options[option]})
 
 

@@ -166,7 +166,7 @@ def test_names_that_make_no_sense() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             file.load(template, rename=rename)
-    with pytest.raises(ValueError, match="rename is for a target"):
+    with pytest.raises(ValueError, match="rename needs a target"):
         file.load(rename={"a": "b"})
     with pytest.raises(TypeError, match="rename is a dict"):
         file.load(template, rename=3)

@@ -156,7 +156,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {key!r:.100} is there twice")
+            raise ValueError(f"the key {key!r:.100} appears twice")
         found[key] = value
     return found
 
@@ -216,7 +216,7 @@ def _safetensors_entry(name: str, entry: Any) -> _Entry:
     begin, end = offsets
     dtype = _dtypes.resolve(_NUMPY.get(named, "").encode())
     if dtype is None:
-        raise wrong(f"the dtype {named:.100} has no equal in NumPy")
+        raise wrong(f"the dtype {named:.100} does not exist in NumPy")
     nbytes = 1
     for size in (*shape, dtype.itemsize):
         nbytes *= size

@@ -173,7 +173,7 @@ def _layout(tree: Any, align: int, described: bool, metadata: Any, holes: bool) 
         chunks = serialization.MAX_CHUNK_SIZE
         return described_layout(tree, align, metadata, max_chunk_size=chunks, holes=holes)
     if metadata is not None or holes:
-        raise ValueError("metadata and holes are for described=True")
+        raise ValueError("metadata and holes need described=True")
     return serialization.state_layout(tree, align)
 
 

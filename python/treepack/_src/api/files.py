@@ -155,7 +155,7 @@ def save(
     wait_for(path)
     if isinstance(tree, Iterator):
         if background or sharded:
-            raise ValueError("an iterator is read while it is saved: in one file, and now")
+            raise ValueError("an iterator is saved to one file, and not in the background")
         with spooled(tree, path) as tree:
             save_layout(file_layout(tree, metadata, how, holes=holes), path, how, progress)
         return None

@@ -28,7 +28,7 @@ def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> 
     """Loads a part of a file, alone or into a target."""
     how.check(target)
     if selection.rename is not None and target is None:
-        raise ValueError("rename is for a target, whose names are taken")
+        raise ValueError("rename needs a target, whose names the leaves get")
     found = _choose(place, target, selection, how)
     partial = Coverage(
         found.selector.means,
@@ -44,7 +44,9 @@ def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> 
         loaded = _assembled(place, found.marks, convert, how)
         report = partial.report(found.corrupt)
         if selection.return_report:
-            report = report._replace(loaded=_paths_of(place, found.marks))
+            marks, leaves = found.marks, place.catalog.leaves(place.value)
+            paths = (path for path, value in leaves if marks is None or value in marks)
+            report = report._replace(loaded=list(dict.fromkeys(paths)))
     else:
         loaded = _restored(place, target, found, partial, convert, how)
         report = partial.report(found.corrupt)
@@ -58,7 +60,10 @@ def _restored(
     catalog = place.catalog
     trailer = catalog.trailer
     if found.renamed is not None:
-        _check_renamed(trailer)
+        if trailer is not None and core.has_older_types(trailer):
+            raise TreepackError(  # upgrades may change names
+                "rename does not work for files with nodes of older versions: load them without it"
+            )
         record = None
         state = _renamed_state(place, found.renamed, found.marks, how, _on_devices(target))
     else:
@@ -91,14 +96,6 @@ def _restored(
         partial=partial,
         record=record,
     )
-
-
-def _check_renamed(trailer: bytes | None) -> None:
-    """Raises if nodes of older versions have to be upgraded, which may change names."""
-    if trailer is not None and core.has_older_types(trailer):
-        raise TreepackError(
-            "rename is not for files with nodes that are to be upgraded: load them without it"
-        )
 
 
 class _Choice(NamedTuple):
@@ -188,13 +185,6 @@ def _mark_renamed(
     return catalog.mark(meant)
 
 
-def _paths_of(place: Place, marks: core.Marks | None) -> list[str]:
-    """Returns the paths of the marked leaves."""
-    leaves = place.catalog.leaves(place.value)
-    found = (path for path, value in leaves if marks is None or value in marks)
-    return list(dict.fromkeys(found))
-
-
 # Takes the parts of a path; returns whether the array there goes to devices.
 OnDevices = Callable[[Sequence[str]], bool]
 
@@ -232,7 +222,7 @@ def _corrupt(
         told = f"{place.reader.name} is damaged: {damage}"
         if selection.on_corrupt == "error":
             raise CorruptionError(told)
-        warnings.warn(f"{told}; leaves that are whole are loaded", UserWarning, stacklevel=2)
+        warnings.warn(f"{told}; undamaged leaves are loaded", UserWarning, stacklevel=2)
     catalog = place.catalog
     inside = set(catalog.leaf_values(place.value))
     found = {}
@@ -321,7 +311,7 @@ def _list_path(path: str, renamed: Mapping[str, str]) -> str:
     for old, new in renamed.items():
         if old.startswith(f"{path}/") and new.endswith(old[len(path) :]):
             return new[: len(new) - len(old) + len(path)]
-    raise ValueError(f"rename takes the list at {path} apart")
+    raise ValueError(f"rename splits the list at {path}")
 
 
 def _units(

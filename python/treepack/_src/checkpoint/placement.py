@@ -265,7 +265,7 @@ def _check_array(path: str, value: Any) -> None:
             path=path,
         )
     if isinstance(value, _HOST) and not _jax_has(value.dtype):
-        raise DecodeError(f"jax has no arrays of {value.dtype}, which was saved as such", path=path)
+        raise DecodeError(f"jax has no arrays of {value.dtype}, though one was saved", path=path)
 
 
 def _can_be(target: Any, value: Any) -> bool:

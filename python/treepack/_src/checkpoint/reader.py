@@ -22,7 +22,7 @@ from treepack.errors import DecodeError
 # NumPy has no arrays of more dimensions.
 _MOST_NDIM = 64
 
-DAMAGED_REST = "what lies between the leaves and the record of the structure is damaged"
+DAMAGED_REST = "the bytes between the leaves and the record of the structure are damaged"
 
 # Reads a leaf, by its value and the parts of its path.
 ReadLeaf = Callable[[int, list[str]], Any]

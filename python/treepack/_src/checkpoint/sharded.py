@@ -101,8 +101,8 @@ class ShardedReader(Reader):
             data = read_all(joined(self._path, MANIFEST))
         except FileNotFoundError:
             raise DecodeError(
-                f"{os.fspath(source)!r} has no {MANIFEST}: it is no checkpoint, or one whose "
-                "saving has not come to its end"
+                f"{os.fspath(source)!r} has no {MANIFEST}: it is no checkpoint, or its "
+                "save has not finished"
             ) from None
         self._data = data
         self.manifest = core.Manifest.decode(data, max_size=max_size)
@@ -138,7 +138,7 @@ class ShardedReader(Reader):
         place = joined(self._path, name)
         try:
             if size_of(place) != nbytes:
-                raise CorruptionError(f"{place} has {size_of(place)} bytes, and had {nbytes}")
+                raise CorruptionError(f"{place} has {size_of(place)} bytes instead of {nbytes}")
             left = None if self._max_size is None else max(0, self._max_size - self.inflated)
             file = self._open_file(place, max_size=left)
         except FileNotFoundError:
@@ -162,7 +162,7 @@ class ShardedReader(Reader):
             if read_all(joined(self._path, MANIFEST)) != self._data:
                 path = os.fspath(self._path)
                 return ReplacedError(f"{path!r} has been saved again meanwhile: open it again")
-        return CorruptionError(f"{place} is missing: the checkpoint is not whole")
+        return CorruptionError(f"{place} is missing: the checkpoint is incomplete")
 
     def close(self) -> None:
         """Closes the files. Arrays that view them stay valid."""

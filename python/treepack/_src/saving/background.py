@@ -94,7 +94,7 @@ class Saving(Future[None]):
         future._waiters, future._done_callbacks = [], []  # those of the parent
         if not self.done():
             self.set_exception(
-                TreepackError(f"the process that started to save {self.path} goes on: ask it")
+                TreepackError(f"the parent process goes on to save {self.path}: ask it")
             )
 
     def _run(self, write: Write, progress: Progress) -> None:

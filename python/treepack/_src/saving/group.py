@@ -137,8 +137,8 @@ class Group:
                     raise
                 if time.monotonic() > until:
                     raise TreepackError(
-                        f"process {index} has not come to save after {TIMEOUT_S:.0f} s; all "
-                        "processes have to call save with the same tree"
+                        f"process {index} has not called save within {TIMEOUT_S:.0f} s; all "
+                        "processes have to call it with the same tree"
                     ) from error
             else:
                 return "" if value == "-" else value

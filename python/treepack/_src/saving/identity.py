@@ -109,8 +109,8 @@ class Identity(NamedTuple):
             return []
         names = ", ".join(paths[:_MOST_NAMED]) + (", ..." if len(paths) > _MOST_NAMED else "")
         return [
-            f"process {process} has other values than process 0 at {names}: what is no sharded "
-            "array has to be the same in all processes"
+            f"process {process} has other values than process 0 at {names}: everything but "
+            "sharded arrays has to be the same in all processes"
         ]
 
 

@@ -140,8 +140,10 @@ def _lead_with_lease(
         group.announce(json.dumps([name, share.identity.summary()]))
         share.write(directory, name, progress)
         errors = group.gather(share.identity.differences)
-    if errors:
-        raise NotSavedError(f"the checkpoint was not saved: {_joined(errors)}")
+    if errors:  # in thousands of processes most are the same
+        more = len(errors) - _MOST_ERRORS
+        told = [*errors[:_MOST_ERRORS], *([f"and {more} more processes"] if more > 0 else [])]
+        raise NotSavedError(f"the checkpoint was not saved: {'; '.join(told)}")
     share.commit(directory, name)
 
 
@@ -160,12 +162,6 @@ def _follow(group: Group, directory: Directory, share: ProcessShare, progress: P
         else:
             group.differs(share.identity.text())  # process 0 tells all in words
     group.wait()
-
-
-def _joined(errors: list[str]) -> str:
-    """Joins the errors of processes: of thousands, most are the same."""
-    more = len(errors) - _MOST_ERRORS
-    return "; ".join(errors[:_MOST_ERRORS]) + (f"; and {more} more processes" if more > 0 else "")
 
 
 # The most errors in a message.
@@ -298,7 +294,7 @@ def _shards(
     if found.keys() != wanted:  # jax was interrupted when it made them
         raise TreepackError(
             f"at {_paths.text(path)}: the array has {len(found)} of the {len(wanted)} shards that "
-            f"process {process} should have: it is damaged, and has to be made again"
+            f"process {process} should have: it is damaged; make it again"
         )
     return [([cells.name(cell)], data) for cell, data in found.items()]
 
