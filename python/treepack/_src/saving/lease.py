@@ -202,7 +202,7 @@ class Lease:
         return bool(self._data) and self._found() == self._data
 
     def _found(self) -> bytes:
-        """Returns what is in the lease that is there."""
+        """Returns the content of the current lease."""
         if not self._files:
             return b""  # this is a fork of its holder
         try:
