@@ -69,7 +69,7 @@ lint-python: $(VENV)/.built
 ## make types        the type checkers: over the package, its stub, and a script that uses all of it
 types: $(VENV)/.built
 	$(BIN)/mypy
-	$(BIN)/mypy --strict tests/typed_api.py
+	$(BIN)/mypy --strict tests/api/typed_api.py
 	$(BIN)/stubtest treepack._core --ignore-disjoint-bases
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	@mkdir -p $(TYPED) && ln -sfn $(CURDIR)/python/treepack $(TYPED)/treepack
@@ -130,16 +130,15 @@ SANITIZED := $(CURDIR)/target/address/package
 sanitize-extension: $(VENV)/.built
 	PYO3_PYTHON=$(CURDIR)/$(BIN)/python RUSTFLAGS=-Zsanitizer=address cargo +nightly build --quiet \
 	  --release --features python --target $(FUZZ_TARGET) --target-dir target/address
-	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)/tests
-	cp -r python src examples pyproject.toml $(SANITIZED)
-	cp -r tests/*.py tests/golden $(SANITIZED)/tests
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
+	git ls-files -z python src examples tests docs '*.md' pyproject.toml | xargs -0 cp --parents -t $(SANITIZED)
 	cp target/address/$(FUZZ_TARGET)/release/libtreepack.so $(SANITIZED)/python/treepack/_core.abi3.so
 	cd $(SANITIZED) && PYTHONPATH=$(SANITIZED)/python \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
-	  $(CURDIR)/$(BIN)/python -m pytest tests --ignore tests/test_out_of_memory.py \
-	  --ignore tests/test_orbax.py --ignore tests/test_multiprocess.py --ignore tests/test_flax_suite.py \
-	  --ignore tests/test_readme.py --ignore tests/test_without_jax.py \
+	  $(CURDIR)/$(BIN)/python -m pytest tests --ignore tests/robustness/test_out_of_memory.py \
+	  --ignore tests/api/test_orbax.py --ignore tests/dropin/test_multiprocess.py --ignore tests/dropin/test_flax_suite.py \
+	  --ignore tests/api/test_readme.py --ignore tests/pytree/test_without_jax.py \
 	  -k "not (small_stacks or memory_is or faults or killed)"
 
 ## make format       formats both languages

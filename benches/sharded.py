@@ -49,7 +49,7 @@ import measure
 import treepack
 from open import bytes_from_disk, drop
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 import processes
 
 LAYERS = 11

@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import hostile
 import processes
 import treepack
 import treepack._core as core
@@ -730,7 +731,7 @@ def test_many_files_need_few_handles(tmp_path: Path) -> None:
 def test_records_that_are_hostile_are_documented_errors() -> None:
     """Set TREEPACK_HOSTILE to change more of them."""
     count = os.environ.get("TREEPACK_HOSTILE", "20")
-    program = [sys.executable, Path(__file__).with_name("hostile.py"), "0", count]
+    program = [sys.executable, hostile.__file__, "0", count]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -1,6 +1,6 @@
 """Sharded checkpoints whose checksums are right, and whose records are not.
 
-    python tests/hostile.py first last
+    python tests/support/hostile.py first last
 
 makes the changes of these numbers to a checkpoint, and uses it in all ways, with little memory. It
 prints what is no documented error, or takes long.

@@ -16,7 +16,7 @@ from golden.make import tree
 from treepack import serialization
 from trees import assert_same
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parents[1] / "golden"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".msgpack", ".treepack", ".gz"))
 
 

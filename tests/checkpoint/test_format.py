@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import treepack
 from treepack import serialization
 
-PAGE = (Path(__file__).parent.parent / "docs" / "format.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 READER = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "def read" in code)
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+import node_types
 import treepack
 from node_types import NODES
 
@@ -35,9 +36,9 @@ for path in sorted(folder.glob("*.bin")):
 
 
 def run(program: str, *arguments: str) -> list[str]:
-    tests = Path(__file__).parent
+    support = Path(node_types.__file__).parent
     command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tests)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=support)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

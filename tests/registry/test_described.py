@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from jax.tree_util import Partial
 
+import node_types
 import treepack
 import treepack._core as core
 from node_types import NODES, Config, Frozen, Mode, Module, Pair, Plain, Point, Struct, scale
@@ -151,6 +152,9 @@ def test_flax_reads_the_same_bytes(name: str) -> None:
         assert_same(flax.serialization.from_bytes(template, data), template)
 
 
+# Where `node_types` is.
+SUPPORT = Path(node_types.__file__).parent
+
 LOAD = """
 import sys
 import jax, node_types, treepack
@@ -164,7 +168,7 @@ def test_another_process_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "tree"
     path.write_bytes(treepack.dumps(NODES))
     command = [sys.executable, "-c", LOAD, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=SUPPORT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == list(NODES)
 

@@ -28,7 +28,7 @@ from jax.example_libraries import optimizers
 import treepack
 from treepack import serialization
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 class Network(nn.Module):

@@ -19,7 +19,7 @@ import treepack
 from treepack.errors import CorruptionError, MismatchError, TreepackError
 from treepack.orbax import TreepackHandler, TreepackRestore, TreepackSave, load_aggregate
 
-GOLDEN = Path(__file__).parent / "golden" / "orbax"
+GOLDEN = Path(__file__).parents[1] / "golden" / "orbax"
 
 
 def state(step: int) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_a_manager_of_several_processes(tmp_path: Path) -> None:
 
 @pytest.mark.campaign
 def test_training_goes_on_after_kills_with_equal_losses() -> None:
-    example = Path(__file__).parent.parent / "examples" / "train_multihost.py"
+    example = Path(__file__).parents[2] / "examples" / "train_multihost.py"
     done = subprocess.run(
         [sys.executable, example, "--steps", "8", "--kills", "1"],
         capture_output=True,
