@@ -4,70 +4,85 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo rl-broadcast export-model train-multihost test test-all test-rust test-python lint lint-rust lint-python types fuzz fuzz-python sanitize sanitize-extension format bench bench-full bench-gzip bench-startup bench-open bench-sharded bench-core clean
+.PHONY: help demo example test test-all lint bench fuzz sanitize format clean \
+  test-rust test-python lint-rust lint-python types fuzz-core fuzz-trees sanitize-core sanitize-extension
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+# $(call aloud,what it does,command): a command that tells nothing for long. Every ten seconds this
+# says that it goes on, with the last line of its log; the log is shown if the command fails.
+define aloud
+	@echo '$(1)'; mkdir -p $(VENV); log=$(VENV)/log; : > $$log; n=0; \
+	  while sleep 10 > /dev/null 2>&1 && kill -0 $$$$ 2> /dev/null; do \
+	    n=$$((n + 10)); echo "  $$n s: $$(tail -n 1 $$log | cut -c -80)"; \
+	  done & \
+	  $(2) > $$log 2>&1; status=$$?; \
+	  kill $$!; test $$status = 0 || cat $$log; exit $$status
+endef
+
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
 # The environment, with treepack built in release mode and installed editable.
 $(VENV)/.built: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
-	touch $@
+	$(call aloud,Installs jax and flax into $(VENV) and builds treepack: two to five minutes.,\
+	  $(PIP) --editable '.[demo]')
+	@touch $@
 
-## make demo         train a small model, move it between flax and treepack, compare on 0.5 GB
+# The environment with another extra of pyproject.toml as well; treepack is not built again.
+$(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(VENV)/.built
+	@$(BIN)/python -c '$(REQUIREMENTS)' $* > $(VENV)/$*.txt
+	$(call aloud,Installs the packages of the extra "$*" into $(VENV).,$(PIP) -r $(VENV)/$*.txt)
+	@touch $@
+
+REQUIREMENTS = import sys, tomllib; \
+  project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+  print(*project["optional-dependencies"][sys.argv[1]], sep="\n")
+
+## make demo          train a small model, move it between flax and treepack, compare on 0.5 GB
 demo: $(VENV)/.built
 	$(BIN)/python examples/demo.py
 
-## make rl-broadcast a policy from a learner to its actors through shared memory
-rl-broadcast: $(VENV)/.built
-	$(BIN)/python examples/rl_broadcast.py
+## make example NAME= export_model, rl_broadcast or train_multihost: programs of examples/
+example: $(VENV)/.built
+	$(BIN)/python -u examples/$(or $(NAME),$(error NAME= is export_model, rl_broadcast or train_multihost)).py $(ARGS)
 
-## make export-model a model and its parameters in one file, called by another process
-export-model: $(VENV)/.built
-	$(BIN)/python examples/export_model.py
-
-## make train-multihost several processes that are killed, and resume on other meshes
-train-multihost: $(VENV)/.built
-	$(BIN)/python examples/train_multihost.py
-
-## make test         all tests but those that take long: Rust, Python, lint, types, the examples in the documentation
-# Python's tests tell how far they are, while the others print what they have found at their end.
-test: $(VENV)/.built
+## make test          Rust, Python, lint, types, the examples in the documentation: three minutes on two cores
+# Python's tests tell how far they are; the others print what they have found at their end.
+test: $(VENV)/.test
 	cargo test --no-run
 	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-python test-rust lint
 
-## make test-all     the same, and the campaigns: too little memory, kills, arrays over 1 GiB, flax's own tests
+## make test-all      the same, and campaigns: too little memory, kills, arrays over 1 GiB, flax's own tests
 test-all: test
 	$(BIN)/python -m pytest $(WORKERS) -m campaign
 
-## make test-rust    the tests of the core (no Python involved)
-test-rust:
-	MAKEFLAGS= cargo test --quiet
+# A process for each core, each with jax and a gigabyte of memory.
+WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
-## make test-python  the tests of the package, and the examples in docstrings and README
-test-python: $(VENV)/.built
+test-python: $(VENV)/.test
 	+$(if $(DRY_RUN),@# )$(BIN)/python -m pytest $(WORKERS) -m 'not campaign'
 
 # With the `+` above, make shows the output at once. It would run the line even if told not to.
 DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 
-# A process for each core, each with jax and a gigabyte of memory.
-WORKERS := -n auto --maxprocesses 8 --dist worksteal
+test-rust:
+	MAKEFLAGS= cargo test --quiet
 
-## make lint         formatting and lints of both languages, and types
+## make lint          formatting and lints of both languages, and types
 lint: lint-rust lint-python types
 
-lint-rust: $(VENV)/.built
+lint-rust: $(VENV)/.test
 	cargo fmt --check
 	cargo clippy --quiet --all-targets -- -D warnings
 	PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --all-targets --features python -- -D warnings
 
-lint-python: $(VENV)/.built
+lint-python: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-## make types        the type checkers: over the package, its stub, and a script that uses all of it
-types: $(VENV)/.built
+# The package, its stub, and a script that uses all of it.
+types: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/mypy --strict tests/api/typed_api.py
 	$(BIN)/stubtest treepack._core --ignore-disjoint-bases
@@ -80,6 +95,15 @@ types: $(VENV)/.built
 # Where the checker finds an installed package: it does not look at editable ones.
 TYPED := $(CURDIR)/$(VENV)/typed/site-packages
 
+## make bench         the comparison with other libraries, in time and memory: a short run
+## make bench NAME=   another one of benches/ (compare_gzip, startup, open, sharded, scale), or
+##                    core (parts of the Rust core), or full (all that benches/results has)
+BENCH_full = $(BIN)/python benches/compare.py --full && \
+  $(BIN)/python benches/compare_gzip.py --size 128 --write && $(BIN)/python benches/chart.py
+BENCH_core = cargo bench --quiet
+bench: $(if $(filter core,$(NAME)),,$(VENV)/.bench)
+	$(or $(BENCH_$(NAME)),$(BIN)/python -u benches/$(or $(NAME),compare).py $(ARGS))
+
 # What cargo-fuzz passes, but for the sanitizers, which need a nightly compiler.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
@@ -87,8 +111,11 @@ FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 FUZZ_TARGET = $(shell rustc -vV | sed -n 's/^host: //p')
 FUZZ_SECONDS ?= 60
 
-## make fuzz         looks for inputs that break the core, FUZZ_SECONDS (60) for each target; needs a C++ compiler
-fuzz:
+## make fuzz          looks for inputs that break the core, or what becomes of them in Python, for
+##                    FUZZ_SECONDS (60) each; needs a C++ compiler, and a Python with a shared library
+fuzz: fuzz-core fuzz-trees
+
+fuzz-core:
 	cd tests/fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --quiet --release --target $(FUZZ_TARGET)
 	cd tests/fuzz && for name in compress decompress manifest open read structure; do \
 	  mkdir -p corpus/$$name && target/$(FUZZ_TARGET)/release/$$name corpus/$$name \
@@ -96,8 +123,7 @@ fuzz:
 	  echo "$$name: no input breaks it"; \
 	done
 
-## make fuzz-python  the same for what becomes of bytes in Python; needs a Python with a shared library
-fuzz-python: $(VENV)/.built
+fuzz-trees: $(VENV)/.built
 	cd tests/fuzz && PYO3_PYTHON=$(abspath $(BIN))/python RUSTFLAGS="$(FUZZ_FLAGS)" \
 	  cargo build --quiet --release --target $(FUZZ_TARGET) --features python --bin trees
 	mkdir -p tests/fuzz/corpus/trees && $(BIN)/python tests/fuzz/seeds.py tests/fuzz/corpus/trees
@@ -114,8 +140,11 @@ MIRI_TESTS := raw:: layout:: array::shards array::runs::tests::all_elements wire
 # Modules in which threads meet.
 THREAD_TESTS := raw:: parallel:: gzip:: window::
 
-## make sanitize     undefined behaviour, memory errors and data races in the core; needs nightly Rust with Miri and rust-src
-sanitize:
+## make sanitize      undefined behaviour, memory errors and data races in the core, and memory errors in the
+##                    extension; needs nightly Rust with Miri and rust-src
+sanitize: sanitize-core sanitize-extension
+
+sanitize-core:
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 \
 	  cargo +nightly miri test --quiet --lib -- $(MIRI_TESTS)
 	RUSTFLAGS=-Zsanitizer=address \
@@ -124,10 +153,10 @@ sanitize:
 	  cargo +nightly test --quiet --lib -Zbuild-std --target $(FUZZ_TARGET) --target-dir target/thread \
 	  -- $(THREAD_TESTS)
 
-## make sanitize-extension  memory errors in the extension, under the tests of the package; about ten minutes
-# Left out is what measures memory or stacks, or puts functions of its own in the place of libc's.
+# The tests of the package over it. Left out is what measures memory or stacks, or puts functions of
+# its own in the place of libc's.
 SANITIZED := $(CURDIR)/target/address/package
-sanitize-extension: $(VENV)/.built
+sanitize-extension: $(VENV)/.test
 	PYO3_PYTHON=$(CURDIR)/$(BIN)/python RUSTFLAGS=-Zsanitizer=address cargo +nightly build --quiet \
 	  --release --features python --target $(FUZZ_TARGET) --target-dir target/address
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
@@ -137,50 +166,17 @@ sanitize-extension: $(VENV)/.built
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	  $(CURDIR)/$(BIN)/python -m pytest tests --ignore tests/robustness/test_out_of_memory.py \
-	  --ignore tests/api/test_orbax.py --ignore tests/dropin/test_multiprocess.py --ignore tests/dropin/test_flax_suite.py \
+	  --ignore tests/api/test_orbax.py --ignore tests/dropin/test_multiprocess.py \
+	  --ignore tests/dropin/test_flax_suite.py \
 	  --ignore tests/api/test_readme.py --ignore tests/pytree/test_without_jax.py \
 	  -k "not (small_stacks or memory_is or faults or killed)"
 
-## make format       formats both languages
-format: $(VENV)/.built
+## make format        formats both languages
+format: $(VENV)/.test
 	cargo fmt
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-## make bench        the comparison with other libraries, in time and memory: a short run
-bench: $(VENV)/.bench
-	$(BIN)/python benches/compare.py
-
-## make bench-gzip   the same for compression
-bench-gzip: $(VENV)/.bench
-	$(BIN)/python benches/compare_gzip.py
-
-## make bench-full   the same with more libraries and larger trees: writes benches/results
-bench-full: $(VENV)/.bench
-	$(BIN)/python benches/compare.py --full
-	$(BIN)/python benches/compare_gzip.py --size 128 --write
-	$(BIN)/python benches/chart.py
-
-## make bench-startup time and memory of processes that import the library
-bench-startup: $(VENV)/.bench
-	$(BIN)/python benches/startup.py
-
-## make bench-open   looking into files, reading parts of them, and checksums: about two minutes
-bench-open: $(VENV)/.bench
-	$(BIN)/python benches/open.py
-
-## make bench-sharded checkpoints of two processes, beside Orbax: about ten minutes
-bench-sharded: $(VENV)/.bench
-	$(BIN)/python benches/sharded.py
-
-## make bench-core   micro-benchmarks of the Rust core
-bench-core:
-	cargo bench --quiet
-
-$(VENV)/.bench: $(VENV)/.built
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	touch $@
-
-## make clean        removes what the other targets have made
+## make clean         removes what the other targets have made
 clean:
 	rm -rf $(VENV) target

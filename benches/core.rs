@@ -1,4 +1,4 @@
-//! Micro-benchmarks of the core: `make bench-core`.
+//! Micro-benchmarks of the core: `make bench NAME=core`.
 
 // The numbers here are small.
 #![allow(

@@ -1,4 +1,4 @@
-"""How long it takes to look into files, and how much of them is read: `make bench-open`.
+"""How long it takes to look into files, and how much of them is read: `make bench NAME=open`.
 
 Each file is warm (in the page cache) or cold (dropped from it before each run). A process reads
 `/proc/self/io` to tell how many bytes came from the disk. Medians of several runs.

@@ -1,7 +1,7 @@
 """Exports a model, saves it with its parameters, and calls both in another process.
 
 The second process imports only `model_types.py`: neither the code of the model, nor what it was
-trained with. Run it with `make export-model`.
+trained with. Run it with `make example NAME=export_model`.
 """
 
 from __future__ import annotations

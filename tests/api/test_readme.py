@@ -74,8 +74,13 @@ def test_output_of_commands(page: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_every_make_target_that_is_named_exists():
     makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"`make ([a-z-]+)`", "".join(TEXTS.values()))):
+    named = re.findall(r"`make ([a-z-]+)(?: NAME=(\w+))?`", "".join(TEXTS.values()))
+    assert len(set(named)) > 10
+    for target, name in set(named):
         assert re.search(rf"^{target}:", makefile, re.M), target
+        if name and f"BENCH_{name} =" not in makefile:
+            folder = {"bench": "benches", "example": "examples"}[target]
+            assert (ROOT / folder / f"{name}.py").exists(), (target, name)
 
 
 def prose(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Uses every public function, for the type checkers (`make types`) and as a test of its own."""
+"""Uses every public function, for the type checkers (`make lint`) and as a test of its own."""
 
 from __future__ import annotations
 
