@@ -50,7 +50,7 @@ example: $(VENV)/.built
 ## make test          Rust, Python, lint, types, the examples in the documentation: three minutes on two cores
 # Python's tests tell how far they are; the others print what they have found at their end.
 test: $(VENV)/.test
-	cargo test --no-run
+	$(call aloud,Builds the tests of Rust.,cargo test --no-run)
 	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-python test-rust lint
 
 ## make test-all      the same, and campaigns: too little memory, kills, arrays over 1 GiB, flax's own tests

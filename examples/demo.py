@@ -85,7 +85,7 @@ def train(state: TrainState, first: int, last: int) -> tuple[TrainState, list[fl
 
 def show(what: str, outcome: Any) -> None:
     """Prints one line of the table."""
-    print(f"  {what:70}{outcome}")
+    print(f"  {what:73}{outcome}")
 
 
 def expect(condition: bool) -> str:
