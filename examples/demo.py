@@ -122,9 +122,7 @@ def trained_model(directory: Path) -> None:
     show("saved by flax, restored by treepack, every bit the same", expect(same(ours, halfway)))
     show("saved by treepack, restored by flax, every bit the same", expect(same(theirs, halfway)))
     identical = treepack.serialization.to_bytes(halfway, align=1) == by_flax.read_bytes()
-    show(
-        "treepack.serialization.to_bytes(align=1) is byte for byte flax.to_bytes", expect(identical)
-    )
+    show("to_bytes(align=1) is byte for byte that of flax", expect(identical))
     _, resumed = train(ours, STEPS // 2, STEPS)
     show("losses after resuming equal the uninterrupted ones exactly", expect(resumed == rest))
 

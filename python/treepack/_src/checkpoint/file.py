@@ -103,8 +103,9 @@ class Tree(Mapping[str, Any]):
           ...     print(dict(file.leaves()))
           {'a/w': LazyArray('a/w', shape=(3,), dtype=float64), 'step': 7}
         """
-        for path, value in self._catalog.leaves(self._place.value):
-            yield path, _at(self._place.below(value, _paths.parts(path)))
+        reader, start, parts = self._place
+        for path, value in reader.catalog.leaves(start):
+            yield path, reader.leaf(value, [*parts, *_paths.parts(path)])
 
     @property
     def nbytes(self) -> int:
