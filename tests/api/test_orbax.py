@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,20 +170,6 @@ def test_a_manager_of_several_processes(tmp_path: Path) -> None:
     processes.run(SEVERAL, 2, tmp_path, devices=2)
     names = sorted(path.name for path in (tmp_path / "2" / "a").glob("*.treepack"))
     assert len(names) == 3
-
-
-@pytest.mark.campaign
-def test_training_goes_on_after_kills_with_equal_losses() -> None:
-    example = Path(__file__).parents[2] / "examples" / "train_multihost.py"
-    done = subprocess.run(
-        [sys.executable, example, "--steps", "8", "--kills", "1"],
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "8 losses are equal" in done.stdout
 
 
 # `tests/golden/make_orbax.py` has made the files.

@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import pickle
-import random
 import shutil
 import subprocess
 import sys
@@ -32,10 +31,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import hostile
 import processes
 import treepack
 import treepack._core as core
+from programs import SAVE, TREE
 from treepack._src.checkpoint import placement as _placement
 from treepack._src.checkpoint import sharded as reading
 from treepack._src.checkpoint import shards
@@ -45,69 +44,6 @@ from treepack._src.saving import sharded as writing
 from treepack._src.saving.layout import described_layout
 from trees import DTYPES, example_array, record_of, sealed
 from waiting import HANG_S
-
-# Devices of this process are as many as jax has; those of others are made for a test.
-TREE = """
-import json
-def mesh(*shape):
-    return Mesh(np.array(jax.devices()).reshape(shape), ("x", "y")[:len(shape)])
-
-def put(value, sharding):
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
-
-W = np.arange(48 * 24, dtype=np.float32).reshape(48, 24)
-B = (np.arange(24) / 7).astype(jnp.bfloat16)
-
-def make(mesh):
-    spec = lambda *axes: NamedSharding(mesh, P(*axes))
-    return {
-        "params": {
-            "w": put(W, spec(*mesh.axis_names)),
-            "b": put(B, spec()),
-            "t": put(W.T, spec("x")),
-        },
-        "layers": [put(W * k, spec(None, "x")) for k in range(3)],
-        "key": jax.random.key(7),
-        "host": np.arange(1000.0),
-        "count": np.int32(5),
-        "step": 3,
-        "name": "model",
-        "empty": {},
-        "none": None,
-    }
-
-def check(tree):
-    def same(found, expected):
-        assert found.dtype == expected.dtype, (found, expected)
-        if isinstance(found, np.ndarray):
-            return np.testing.assert_array_equal(found, expected)
-        for shard in found.addressable_shards:
-            np.testing.assert_array_equal(np.asarray(shard.data), expected[shard.index])
-
-    same(tree["params"]["w"], W), same(tree["params"]["b"], B), same(tree["params"]["t"], W.T)
-    assert type(tree["layers"]) is list
-    for k, layer in enumerate(tree["layers"]):
-        same(layer, W * k)
-    same(tree["host"], np.arange(1000.0))
-    key = jax.random.key_data(tree["key"]).tolist()
-    assert key == jax.random.key_data(jax.random.key(7)).tolist()
-    rest = {name: tree[name] for name in ("step", "name", "empty", "none", "count")}
-    assert rest == {"step": 3, "name": "model", "empty": {}, "none": None, "count": 5}
-"""
-
-SAVE = (
-    TREE
-    + """
-path, shape = args[0], json.loads(args[1])
-tree = make(mesh(*shape))
-background = len(args) > 2
-saving = treepack.save(path, tree, metadata={"step": 3}, background=background, sharded=True)
-if background:
-    saving.result()
-check(treepack.load(path, tree))
-print("saved")
-"""
-)
 
 LOAD = (
     TREE
@@ -728,14 +664,6 @@ def test_many_files_need_few_handles(tmp_path: Path) -> None:
     subprocess.run(program, check=True, timeout=100)
 
 
-def test_records_that_are_hostile_are_documented_errors() -> None:
-    """Set TREEPACK_HOSTILE to change more of them."""
-    count = os.environ.get("TREEPACK_HOSTILE", "20")
-    program = [sys.executable, hostile.__file__, "0", count]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_an_index_that_has_an_array_where_there_is_none(checkpoint: Path) -> None:
     [file] = checkpoint.glob("*-00000.treepack")
     data = file.read_bytes()
@@ -1290,67 +1218,6 @@ def test_two_jobs_that_race_for_a_directory(tmp_path: Path) -> None:
         for job in jobs:
             job.communicate()
     assert len(list(tmp_path.iterdir())) == 2
-
-
-# Processes are killed at random while they save, again and again.
-
-KILLED = (
-    TREE
-    + """
-import pathlib, time
-path, first = pathlib.Path(args[0]), int(args[1])
-sharding = NamedSharding(mesh(2, 1), P("x"))
-print("ready", flush=True)
-for step in range(first, first + 10_000):
-    tree = {"step": step, "w": put(np.full((256, 128), step, np.float32), sharding),
-            "b": [put(np.full(1000, step), NamedSharding(mesh(2, 1), P())) for _ in range(4)]}
-    saving = treepack.save(path, tree, metadata=step, background=step % 2 == 0)
-    if saving is not None:
-        saving.result()
-    if index == 0:
-        print("saved", step, flush=True)
-"""
-)
-
-
-@pytest.mark.campaign
-def test_the_last_checkpoint_is_whole_whatever_is_killed(tmp_path: Path) -> None:
-    """Set TREEPACK_KILLS to kill more often."""
-    path = tmp_path / "checkpoint"
-    rng = random.Random(0)
-    first = 0
-    for _ in range(int(os.environ.get("TREEPACK_KILLS", "3"))):
-        running = processes.start(KILLED, 2, path, first)
-        told = running[0].stdout
-        assert told is not None
-        for _ in range(rng.randrange(1, 5)):
-            line = told.readline()
-            assert line, "it has ended"
-        time.sleep(rng.random() * 0.05)
-        victims = running if rng.random() < 0.5 else [rng.choice(running)]
-        for process in victims:
-            process.kill()
-        output = ""
-        for process in running:
-            process.kill()  # jax would end the others only after a while
-            output += process.communicate()[0]
-        committed = [
-            int(line.split()[1])
-            for line in (line + "\n" + output).split("\n")
-            if line.startswith("saved")
-        ]
-        if not path.exists() or (not committed and not (path / shards.MANIFEST).exists()):
-            continue
-        found = treepack.load(path, arrays="numpy")
-        step = found["step"]
-        assert step >= max(committed, default=first - 1)
-        assert treepack.verify(path).ok
-        assert treepack.read_metadata(path) == step
-        assert (found["w"] == step).all()
-        assert all((b == step).all() for b in found["b"])
-        first = step + 1
-    processes.run(SAVE, 2, path, "[2, 1]")
-    assert len(list(path.iterdir())) == 3
 
 
 def test_leaves_of_all_kinds_come_back_wherever_they_go(tmp_path: Path) -> None:
