@@ -155,6 +155,8 @@ sanitize-core:
 
 # The tests of the package over it. Left out is what measures memory or stacks, or puts functions of
 # its own in the place of libc's.
+UNSANITIZED := small_stacks or memory_is or larger_than_memory or is_in_memory or hostile_values or \
+  paths_are_made or paths_are_not_made or faults or killed
 SANITIZED := $(CURDIR)/target/address/package
 sanitize-extension: $(VENV)/.test
 	PYO3_PYTHON=$(CURDIR)/$(BIN)/python RUSTFLAGS=-Zsanitizer=address cargo +nightly build --quiet \
@@ -165,11 +167,11 @@ sanitize-extension: $(VENV)/.test
 	cd $(SANITIZED) && PYTHONPATH=$(SANITIZED)/python \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
-	  $(CURDIR)/$(BIN)/python -m pytest tests --ignore tests/robustness/test_out_of_memory.py \
+	  $(CURDIR)/$(BIN)/python -m pytest tests $(WORKERS) --ignore tests/robustness/test_out_of_memory.py \
 	  --ignore tests/api/test_orbax.py --ignore tests/dropin/test_multiprocess.py \
 	  --ignore tests/dropin/test_flax_suite.py \
 	  --ignore tests/api/test_readme.py --ignore tests/pytree/test_without_jax.py \
-	  -k "not (small_stacks or memory_is or hostile_values or faults or killed)"
+	  -k "not ($(UNSANITIZED))"
 
 ## make format        formats both languages
 format: $(VENV)/.test
