@@ -139,4 +139,4 @@ class UnregisteredTypeError(DecodeError):
 
 
 class HoleError(TreepackError):
-    """Static data were left out when a tree was saved (`holes=True`), and nothing fills them in."""
+    """Code or static data were left out when a tree was saved, and nothing fills them in."""

@@ -31,7 +31,7 @@ import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 from treepack import serialization
 from treepack._src import paths as _paths
 from treepack._src.api.files import abstract, load
-from treepack._src.options import Arrays, Strict, Unknown, Writing
+from treepack._src.options import Arrays, Static, Strict, Unknown, Writing
 from treepack._src.saving.sharded import ShardedWrite
 from treepack.errors import TreepackError
 
@@ -81,7 +81,7 @@ class TreepackHandler(_AsyncHandler):
     ) -> list[ocp.future.Future] | None:
         """Takes a snapshot of the tree, and starts to write it."""
         write = ShardedWrite(
-            directory, args.item, args.metadata, args.holes, self._how, snapshot=True
+            directory, args.item, args.metadata, args.static, self._how, snapshot=True
         )
 
         async def write_all() -> None:
@@ -94,7 +94,7 @@ class TreepackHandler(_AsyncHandler):
     def save(self, directory: Any, args: TreepackSave) -> None:
         """Saves a tree, and returns when it is written."""
         write = ShardedWrite(
-            directory, args.item, args.metadata, args.holes, self._how, snapshot=False
+            directory, args.item, args.metadata, args.static, self._how, snapshot=False
         )
         write(None)
 
@@ -127,12 +127,12 @@ class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
     Attributes:
       item: The tree.
       metadata: Any value to be kept with it.
-      holes: Whether to leave out static data without a name.
+      static: Static data without a form; see `treepack.save`.
     """
 
     item: Any
     metadata: Any = None
-    holes: bool = False
+    static: Static = "skip-code"
 
 
 @ocp.args.register_with_handler(TreepackHandler, for_restore=True)

@@ -19,10 +19,12 @@ pub enum Class {
     Timestamp,
     Node,
     Deferred,
+    /// Left out where the structure is recorded.
+    Code,
 }
 
 impl Class {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Unsupported,
         Self::Array,
         Self::Scalar,
@@ -33,6 +35,7 @@ impl Class {
         Self::Timestamp,
         Self::Node,
         Self::Deferred,
+        Self::Code,
     ];
 }
 
@@ -86,7 +89,7 @@ impl<'py> Classes<'py> {
         if let Ok(dict) = value.cast_exact::<PyDict>() {
             return all(&mut dict.values().iter());
         }
-        Ok(self.of(value)? != Class::Unsupported)
+        Ok(!matches!(self.of(value)?, Class::Unsupported | Class::Code))
     }
 }
 

@@ -41,8 +41,10 @@ pub struct Hooks {
     pub check_unique_keys: Py<PyAny>,
     /// `reduce_node(node) -> (name, fields, version, data, children) | None`: a container and its type.
     pub reduce_node: Py<PyAny>,
-    /// `find_node_type(name, fields, version, or_none) -> NodeType | None`: which type has this name?
+    /// `find_node_type(name, fields, version, or_none, static) -> NodeType | None`: which type has this name?
     pub find_node_type: Py<PyAny>,
+    /// `unknown_types(types) -> error`: the error about those of a file's types that nothing knows.
+    pub unknown_types: Py<PyAny>,
     /// `upgrades(name, version) -> bool`: is what was saved in this version to be upgraded?
     pub upgrades: Py<PyAny>,
     /// `is_named(type, name) -> bool`: does a name in a file stand for this type?
@@ -87,6 +89,7 @@ impl Hooks {
                 check_unique_keys: hook("check_unique_keys")?,
                 reduce_node: hook("reduce_node")?,
                 find_node_type: hook("find_node_type")?,
+                unknown_types: hook("unknown_types")?,
                 upgrades: hook("upgrades")?,
                 is_named: hook("is_named")?,
                 fill_holes: hook("fill_holes")?,

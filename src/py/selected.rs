@@ -223,6 +223,7 @@ impl<'py> Walk<'_, 'py> {
         match self.catalog.leaf(value) {
             Some(leaf) => self.leaf(value, leaf, meant, template),
             None if self.catalog.is_list(value) => Ok(None),
+            None if self.is_left_out(value, template)? => self.keep(template),
             None => match self.children_of(template)? {
                 Some((children, container)) => {
                     self.children(value, template, &children, container, state)
@@ -239,6 +240,12 @@ impl<'py> Walk<'_, 'py> {
         };
         let undecided = state.meant().is_none() && selector.pattern_count().is_none();
         state.meant() == Some(true) || undecided || selector.goes_on(state)
+    }
+
+    /// Whether a part of the template is code, in the place of which nothing was saved.
+    #[inline(never)]
+    fn is_left_out(&self, value: usize, template: &Bound<'py, PyAny>) -> PyResult<bool> {
+        Ok(self.catalog.children(value).next().is_none() && self.matching.is_code(template)?)
     }
 
     #[inline(never)]

@@ -91,8 +91,8 @@ def test_parameters_with_holes(tmp_path: Path) -> None:
     double = jax.tree_util.Partial(lambda x: 2 * x)
     path = tmp_path / "model.treepack"
     with pytest.raises(TypeError, match="register_function"):
-        treepack.save_exported(path, exported, {"f": double})
-    treepack.save_exported(path, exported, {"f": double}, holes=True)
+        treepack.save_exported(path, exported, {"f": double}, static="error")
+    treepack.save_exported(path, exported, {"f": double})
     with pytest.raises(treepack.TreepackError, match="at params/f/func"):
         treepack.load_exported(path)
     for static in ({"f/func": double.func}, {"f": double}):

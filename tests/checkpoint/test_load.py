@@ -426,7 +426,7 @@ def test_options_that_exist_where_work_is_done(tmp_path: Path) -> None:
             treepack.open(path, max_size=10)
         assert treepack.load(path, tree, max_size=1_000_000)["w"].shape == (100_000,)
     tree = {"f": jax.tree_util.Partial(lambda: 1)}
-    options: Any = {"metadata": {"step": 3}, "holes": True}
+    options: Any = {"metadata": {"step": 3}, "static": "skip"}
     data = treepack.dumps(tree, align=64, **options)
     size = treepack.packed_size(tree, described=True, **options)
     buffer = bytearray(size)

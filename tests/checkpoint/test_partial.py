@@ -187,7 +187,7 @@ def test_params_of_a_train_state(tmp_path: Path) -> None:
     """Start a model from part of another."""
     treepack.register_tree(state(0))
     saved, fresh = state(1), state(2)
-    treepack.save(tmp_path / "state", saved, holes=True)
+    treepack.save(tmp_path / "state", saved, static="skip")
     (tmp_path / "flax").write_bytes(serialization.to_bytes(saved))
     for name in ("state", "flax"):
         found, report = treepack.load(tmp_path / name, fresh, select="params", return_report=True)
@@ -322,7 +322,7 @@ serialization.register_serialization_state(
 
 def test_lists_in_states_are_whole_or_not_there() -> None:
     tree = {"h": Items([1, {"x": 2}], 3), "z": 5}
-    for data in (serialization.to_bytes(tree), treepack.dumps(tree, holes=True)):
+    for data in (serialization.to_bytes(tree), treepack.dumps(tree, static="skip")):
         file = treepack.open(data)
         template = {"h": Items([8, 9], 0), "z": 0}
         for options in ({"select": "z"}, {"select": "z", "rename": {"z": "z"}}):
@@ -386,7 +386,7 @@ def test_what_was_cast_is_told(tmp_path: Path) -> None:
 def test_all_paths_are_from_here(tmp_path: Path) -> None:
     state = TrainState.create(apply_fn=None, params={"w": jnp.ones(2)}, tx=optax.sgd(0.1))
     treepack.register_tree(state)
-    treepack.save(tmp_path / "n", {"b": [jnp.ones(2)] * 2, "ts": state}, holes=True)
+    treepack.save(tmp_path / "n", {"b": [jnp.ones(2)] * 2, "ts": state}, static="skip")
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[1])
     with treepack.open(tmp_path / "n") as file:
         for found in file["b"].load(sharding=[sharding, sharding]):

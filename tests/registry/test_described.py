@@ -189,7 +189,9 @@ def test_a_process_without_the_types_names_them(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first == "list w b"
-    assert second.startswith("tests.Frozen no type is registered with the name 'tests.Frozen'")
+    assert second.startswith(
+        "tests.Frozen the program knows no type named 'tests.Frozen': register"
+    )
     assert 'unknown="dict"' in second
 
 
@@ -312,31 +314,16 @@ def test_reserved_keys_are_refused(key: str) -> None:
         treepack.dumps({"a": {key: 1}})
 
 
-def test_a_type_that_is_not_registered_is_refused_with_its_path() -> None:
-    Other = collections.namedtuple("Other", "x")
-    with pytest.raises(TypeError, match=r"at a/1: the type .*Other is not registered.*namedtup"):
-        treepack.dumps({"a": [0, Other(1)]})
-
-    class Listing(list):
-        pass
-
-    with pytest.raises(TypeError, match=r"at a: the type .*Listing is not registered"):
-        treepack.dumps({"a": Listing()})
-
-
 def test_static_data_that_cannot_be_saved_name_type_and_field() -> None:
+    with pytest.raises(TypeError, match=r"at a: node_types.Struct: the field 'name': static.*obj"):
+        treepack.dumps({"a": Struct(1, object())})
     with pytest.raises(TypeError, match=r"at a: node_types.Struct: the field 'name': static.*lam"):
-        treepack.dumps({"a": Struct(1, lambda: None)})
+        treepack.dumps({"a": Struct(1, lambda: None)}, static="error")
     with pytest.raises(TypeError, match=r"at \.: the field 'func': static data of .*function"):
-        treepack.dumps(Partial(lambda: None))
+        treepack.dumps(Partial(lambda: None), static="error")
 
 
 def test_functions_in_equinox_modules() -> None:
-    class Unknown(equinox.Module):
-        w: Any
-
-    with pytest.raises(TypeError, match="not registered"):
-        treepack.dumps(Unknown(1))
     model = equinox.nn.MLP(2, 2, 4, 1, final_activation=jnp.tanh, key=jax.random.key(0))
     added = treepack.register_tree(model, prefix="eqx")
     assert added.keys() <= {"eqx.MLP", "eqx.Linear"}
@@ -666,7 +653,7 @@ def test_what_is_unknown_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_holes_that_are_filled_in_some_places() -> None:
     lost: Any = object()
     tree = [Frozen(w=1, b=2, mode=lost, config=Config(1)) for _ in range(2)]
-    data = treepack.dumps(tree, holes=True)
+    data = treepack.dumps(tree, static="skip")
     found = treepack.loads(data, unknown="dict", static={"1/mode": Mode.EVAL})
     assert found[0] == {"w": 1, "b": 2}
     assert found[1].mode is Mode.EVAL

@@ -1450,26 +1450,26 @@ def counted(name: str, tells: bool = True, register: Any = None) -> tuple[Any, l
 
 SOURCES: dict[str, Any] = {
     "bytes": lambda path, tree, target, **how: treepack.loads(
-        treepack.dumps(tree, holes=True), target, **how
+        treepack.dumps(tree, static="skip"), target, **how
     ),
     "file": lambda path, tree, target, **how: (
-        treepack.save(path, tree, holes=True),
+        treepack.save(path, tree, static="skip"),
         treepack.load(path, target, **how),
     )[1],
     "gzip": lambda path, tree, target, **how: (
-        treepack.save(path, tree, holes=True, compress=True),
+        treepack.save(path, tree, static="skip", compress=True),
         treepack.load(path, target, **how),
     )[1],
     "part": lambda path, tree, target, **how: (
-        treepack.save(path, tree, holes=True),
+        treepack.save(path, tree, static="skip"),
         treepack.load(path, target, select="**", **how),
     )[1],
     "directory": lambda path, tree, target, **how: (
-        treepack.save(path, tree, holes=True, sharded=True),
+        treepack.save(path, tree, static="skip", sharded=True),
         treepack.load(path, target, **how),
     )[1],
     "part of a directory": lambda path, tree, target, **how: (
-        treepack.save(path, tree, holes=True, sharded=True),
+        treepack.save(path, tree, static="skip", sharded=True),
         treepack.load(path, target, select="**", **how),
     )[1],
 }

@@ -23,7 +23,13 @@ from treepack._src.pytree.prng import unwrap as unwrap_key
 from treepack._src.pytree.prng import wrap as wrap_key
 from treepack._src.pytree.state_dict import expand
 from treepack._src.registry.fixed_fields import fixed_fields
-from treepack._src.registry.nodes import fill_holes, find_node_type, is_named, reduce_node
+from treepack._src.registry.nodes import (
+    fill_holes,
+    find_node_type,
+    is_named,
+    reduce_node,
+    unknown_types,
+)
 from treepack._src.registry.static import rebuild_value, reduce_value
 from treepack._src.registry.types import upgrades
 from treepack._src.restore.template import is_abstract_array, restore_child
@@ -51,6 +57,7 @@ __all__ = [
     "restore_child",
     "start_transfer",
     "to_contiguous",
+    "unknown_types",
     "unwrap_key",
     "upgrades",
     "wrap_key",

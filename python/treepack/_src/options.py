@@ -29,6 +29,9 @@ Missing = Literal["error", "target"]
 Unexpected = Literal["ignore", "error"]
 """Leaves of a file that the template lacks: ignored, or an error."""
 
+Static = Literal["skip-code", "skip", "error"]
+"""Static data that have no form in files: code is left out, all of it is, or it is an error."""
+
 OnCorrupt = Literal["error", "skip"]
 """Leaves that differ from their checksum: an error, or treated as missing."""
 
@@ -42,6 +45,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "missing": ("error", "target"),
     "unexpected": ("ignore", "error"),
     "on_corrupt": ("error", "skip"),
+    "static": ("skip-code", "skip", "error"),
 }
 
 
@@ -141,7 +145,7 @@ class SaveOptions(TypedDict, total=False):
     sharded: bool | None
     step: int | None
     metadata: Any
-    holes: bool
+    static: Static
     compress: bool
     level: int | None
     align: int
@@ -250,27 +254,28 @@ def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int]
         raise TypeError(f"progress must be a callable or True, not {progress!r}")
 
 
-# Whether static data that cannot be written are left out: a switch of the thread, since the core
-# stands between the function that has the option and the hooks that need it.
+# What happens to static data without a form in files: a switch of the thread, since the core stands
+# between the function that has the option and the hooks that need it.
 
 
 class _Local(threading.local):
-    allowed: bool = False
+    static: Static = "error"
 
 
 _local = _Local()
 
 
 @contextlib.contextmanager
-def allowing_holes(holes: bool) -> Iterator[None]:
-    """Sets whether this thread leaves out static data that cannot be written."""
-    outer, _local.allowed = _local.allowed, holes
+def leaving_out(static: Static) -> Iterator[None]:
+    """Sets which static data without a form this thread leaves out when it saves."""
+    check_choice("static", static)
+    outer, _local.static = _local.static, static
     try:
         yield
     finally:
-        _local.allowed = outer
+        _local.static = outer
 
 
-def holes_allowed() -> bool:
-    """Returns whether this thread leaves out static data that cannot be written."""
-    return _local.allowed
+def left_out() -> Static:
+    """Returns which static data without a form this thread leaves out."""
+    return _local.static

@@ -190,6 +190,9 @@ impl<'py> Objects<'_, 'py> {
         record: bool,
         matching: &Matching<'py>,
     ) -> Like<'py> {
+        if count == 0 && matching.is_code(template)? {
+            return Ok(self.end(record)?.then(|| template.clone()));
+        }
         let Some((fields, children)) = matching.fields(template)? else {
             return Ok(None);
         };

@@ -111,6 +111,12 @@ impl<'py> Matching<'py> {
         ))
     }
 
+    /// Whether a part of the template is code, which no file has.
+    #[inline(never)] // which keeps the recursion small
+    pub fn is_code(&self, target: &Bound<'py, PyAny>) -> PyResult<bool> {
+        Ok(self.classes.borrow_mut().of(target)? == Class::Code)
+    }
+
     /// Whether a value is a scalar of NumPy that is a number.
     fn is_number(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         if self.classes.borrow_mut().of(value)? != Class::Scalar {

@@ -12,7 +12,9 @@ use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
 use super::super::failure::{Failure, Walked};
 use super::super::hashes::check_hashes;
 use super::super::hooks::Hooks;
-use super::super::memory::{copied, dict_next, new_list_of, new_string, new_tuple_of};
+use super::super::memory::{
+    copied, dict_next, list_of_results, new_list_of, new_string, new_tuple_of,
+};
 use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::keys::{dict_of, path_text};
@@ -335,7 +337,8 @@ impl<'py> Assembly<'_, 'py> {
             version,
         } = &self.trailer.types[class];
         let find = Hooks::get(py)?.find_node_type.bind(py);
-        let found = find.call1((name, fields, version, self.unknown_as_dict))?;
+        let found = find.call1((name, fields, version, self.unknown_as_dict, &self.fillings));
+        let found = found.map_err(|error| self.unknown_types(error))?;
         if found.is_none() {
             self.types[class] = Asked::Unknown;
             return Err(self.no_type());
@@ -343,6 +346,24 @@ impl<'py> Assembly<'_, 'py> {
         let known = Known::of(&found, self.make)?;
         self.types[class] = Asked::Known(known.clone());
         Ok(known)
+    }
+
+    /// The error about a type that nothing knows, which tells all of them.
+    fn unknown_types(&self, error: PyErr) -> PyErr {
+        let py = self.py;
+        if self.absent.is_some() || !errors::is(py, &error, "UnregisteredTypeError") {
+            return error; // other types may be those of leaves that are not meant
+        }
+        let told = || {
+            let names = self.trailer.types.iter();
+            let names = names.map(|it| Ok(new_string(py, it.name.as_bytes())?.into_any()));
+            let names = list_of_results(py, names)?;
+            Hooks::get(py)?
+                .unknown_types
+                .bind(py)
+                .call1((names, error.value(py)))
+        };
+        told().map_or_else(|error| error, PyErr::from_value)
     }
 
     /// How it is told that there is no type, where `unknown_as_dict` is set.

@@ -69,6 +69,7 @@ impl<'py> Walk<'py> {
                 Class::Ext | Class::Node if self.out.is_described() => {
                     self.typed_node(value, place)
                 }
+                Class::Code if self.out.is_described() => self.reduced(value, place),
                 Class::Ext if !place.state => self.other(Class::Ext, value),
                 Class::Ext | Class::Node if self.options.state_dict => self.node(value, place),
                 class => self.other(class, value),
@@ -111,7 +112,7 @@ impl<'py> Walk<'py> {
                 let data = data.cast::<PyBytes>()?;
                 self.out.ext(wire::EXT_TIMESTAMP, data.as_bytes())?;
             }
-            Class::Unsupported => {
+            Class::Unsupported | Class::Code => {
                 let why = self.hooks.explain.bind(py).call1((value,))?;
                 return Err(Failure::leaf(why.extract::<String>()?));
             }
@@ -222,6 +223,12 @@ impl<'py> Walk<'py> {
             self.children(&fields.names, &children, place.below()?)?;
             return Ok(self.out.end(kind)?);
         }
+        self.reduced(value, place)
+    }
+
+    /// A container, or code, of which Python tells what is recorded.
+    #[inline(never)] // see `value`
+    fn reduced(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         let Some(reduced) = self.reduce(value)? else {
             return self.jax_array(value);
         };

@@ -12,6 +12,7 @@ from treepack._src.options import (
     BytesOptions,
     Progress,
     Reading,
+    Static,
     Strict,
     Unknown,
     check_level,
@@ -29,7 +30,7 @@ def dumps(
     tree: Any,
     *,
     metadata: Any = None,
-    holes: bool = False,
+    static: Static = "skip-code",
     compress: bool = False,
     level: int | None = None,
     align: int = 16,
@@ -43,7 +44,7 @@ def dumps(
     Args:
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves.
       metadata: Any value to be kept with the tree.
-      holes: Whether to leave out static data without a name.
+      static: Static data without a form; see `save`.
       compress: Whether to compress with gzip.
       level: From 0 (stored) to 9 (smallest), for `compress`.
       align: The alignment of arrays. `bytes` objects are aligned to 16 in memory.
@@ -58,7 +59,7 @@ def dumps(
     """
     check_level(level, compress)
     layout = described_layout(
-        tree, align, metadata, max_chunk_size=serialization.MAX_CHUNK_SIZE, holes=holes
+        tree, align, metadata, max_chunk_size=serialization.MAX_CHUNK_SIZE, static=static
     )
     if not compress:
         return layout.to_bytes(threads=threads)
@@ -142,7 +143,7 @@ def packed_size(
     align: int = 64,
     described: bool = False,
     metadata: Any = None,
-    holes: bool = False,
+    static: Static = "skip-code",
 ) -> int:
     """Returns the number of bytes that `pack_into` writes for a tree with the same options.
 
@@ -155,7 +156,7 @@ def packed_size(
       align: The alignment of arrays.
       described: Whether for the encoding of `dumps`.
       metadata: See `dumps`; if `described`.
-      holes: See `dumps`; if `described`.
+      static: See `dumps`; if `described`.
 
     Raises:
       UnserializableLeafError: See `to_bytes`, as for other errors.
@@ -165,15 +166,15 @@ def packed_size(
       >>> treepack.packed_size({"w": np.zeros(1000)}, align=1)
       8023
     """
-    return _layout(tree, align, described, metadata, holes).nbytes
+    return _layout(tree, align, described, metadata, static).nbytes
 
 
-def _layout(tree: Any, align: int, described: bool, metadata: Any, holes: bool) -> core.Layout:
+def _layout(tree: Any, align: int, described: bool, metadata: Any, static: Static) -> core.Layout:
     if described:
         chunks = serialization.MAX_CHUNK_SIZE
-        return described_layout(tree, align, metadata, max_chunk_size=chunks, holes=holes)
-    if metadata is not None or holes:
-        raise ValueError("metadata and holes need described=True")
+        return described_layout(tree, align, metadata, max_chunk_size=chunks, static=static)
+    if metadata is not None or static != "skip-code":
+        raise ValueError("metadata and static need described=True")
     return serialization.state_layout(tree, align)
 
 
@@ -185,7 +186,7 @@ def pack_into(
     align: int = 64,
     described: bool = False,
     metadata: Any = None,
-    holes: bool = False,
+    static: Static = "skip-code",
     threads: int | None = None,
 ) -> int:
     """Encodes a tree into a buffer, such as shared memory or a mapped file.
@@ -205,7 +206,7 @@ def pack_into(
       align: See `to_bytes`. With 64, jax on CPU can use the arrays in place.
       described: Whether to write the encoding of `dumps`, for `loads`.
       metadata: See `dumps`; if `described`.
-      holes: See `dumps`; if `described`.
+      static: See `dumps`; if `described`.
       threads: See `to_bytes`.
 
     Returns:
@@ -224,7 +225,7 @@ def pack_into(
       >>> treepack.serialization.msgpack_restore(memoryview(buffer)[:size])
       {'w': array([0., 1., 2.])}
     """
-    layout = _layout(tree, align, described, metadata, holes)
+    layout = _layout(tree, align, described, metadata, static)
     return layout.pack_into(buffer, offset=offset, threads=threads)
 
 
@@ -234,7 +235,7 @@ def buffers(
     align: int = 64,
     described: bool = False,
     metadata: Any = None,
-    holes: bool = False,
+    static: Static = "skip-code",
 ) -> list[memoryview]:
     """Returns the encoding of a tree in pieces, without copying large arrays.
 
@@ -249,7 +250,7 @@ def buffers(
       align: The alignment of arrays.
       described: Whether for the encoding of `dumps`.
       metadata: See `dumps`; if `described`.
-      holes: See `dumps`; if `described`.
+      static: See `dumps`; if `described`.
 
     Returns:
       Read-only memoryviews of bytes, which keep the arrays alive.
@@ -265,4 +266,4 @@ def buffers(
       >>> b"".join(treepack.buffers(tree, align=16)) == treepack.serialization.to_bytes(tree)
       True
     """
-    return _layout(tree, align, described, metadata, holes).buffers()
+    return _layout(tree, align, described, metadata, static).buffers()

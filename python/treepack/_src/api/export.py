@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from treepack._src import paths as _paths
 from treepack._src.api.files import save
 from treepack._src.checkpoint.load import restore_described
-from treepack._src.options import Arrays, Progress, Reading
+from treepack._src.options import Arrays, Progress, Reading, Static
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.storage.content import read_whole
 from treepack.errors import DecodeError
@@ -37,7 +37,7 @@ def save_exported(
     params: Any = None,
     *,
     metadata: Any = None,
-    holes: bool = False,
+    static: Static = "skip-code",
     compress: bool = False,
     level: int | None = None,
     align: int = 64,
@@ -55,7 +55,7 @@ def save_exported(
         results must be registered, here and where it is loaded.
       params: Any tree.
       metadata: Any value to be kept with the tree.
-      holes: Whether to leave out static data without a name.
+      static: Static data without a form; see `save`.
       compress: Whether to compress with gzip.
       level: From 0 (stored) to 9 (smallest), for `compress`.
       align: The alignment of arrays.
@@ -82,7 +82,7 @@ def save_exported(
         path,
         {"exported": bytes(exported.serialize()), "params": params},
         metadata=metadata,
-        holes=holes,
+        static=static,
         compress=compress,
         level=level,
         align=align,

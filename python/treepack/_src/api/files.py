@@ -22,6 +22,7 @@ from treepack._src.options import (
     Reading,
     SaveOptions,
     Selection,
+    Static,
     Strict,
     Unexpected,
     Unknown,
@@ -71,7 +72,7 @@ def save(
     sharded: bool | None = None,
     step: int | None = None,
     metadata: Any = None,
-    holes: bool = False,
+    static: Static = "skip-code",
     compress: bool = False,
     level: int | None = None,
     align: int = 64,
@@ -109,9 +110,10 @@ def save(
         step. It is not stored: `metadata` is.
       metadata: Any value to be kept with the tree, such as a step or a configuration, of the plain
         types of Python or of types that `register_auxdata` knows. See `read_metadata`.
-      holes: Whether to leave out static data without a name, such as the optimizer in a
-        `TrainState` or a lambda, which `load(static=...)` has to fill in. Otherwise they are
-        errors.
+      static: Static data and leaves that have no form in files. `"skip-code"` leaves out code:
+        functions, optimizers made of functions, definitions of models. A template brings them
+        back, and so does `load(static=...)`. Data without a form are errors. `"skip"` leaves out
+        these, too; `"error"` leaves out nothing.
       compress: Whether to compress with gzip.
       level: From 0 (stored) to 9 (smallest); `None` chooses by the content. For `compress`.
       align: A power of two from 1 to 64: arrays of at least 1 KiB begin at multiples of this many
@@ -157,14 +159,14 @@ def save(
         if background or sharded:
             raise ValueError("an iterator is saved to one file, and not in the background")
         with spooled(tree, path) as tree:
-            save_layout(file_layout(tree, metadata, how, holes=holes), path, how, progress)
+            save_layout(file_layout(tree, metadata, how, static=static), path, how, progress)
         return None
     if sharded is None:
         sharded = is_distributed(tree)
     if sharded:
-        together = ShardedWrite(path, tree, metadata, holes, how, snapshot=background, step=step)
+        together = ShardedWrite(path, tree, metadata, static, how, snapshot=background, step=step)
         return run(path, together, progress, background=background, abandon=together.abandon)
-    layout = file_layout(tree, metadata, how, holes=holes, snapshot=background)
+    layout = file_layout(tree, metadata, how, static=static, snapshot=background)
     # Meanwhile the program may change its directory.
     where = absolute(path) if background else path
     write = functools.partial(save_layout, layout, where, how)
@@ -274,7 +276,7 @@ def load(
       unknown: Whether nodes of types that are not registered here, or had other fields when they
         were saved, or lack static data that are not in `static` either, are an error, or become
         dicts of their children (`"dict"`). It does not matter with a target.
-      static: The static data that were not saved (see `holes` of `save`): a dict by path,
+      static: The static data that were not saved (see `static` of `save`): a dict by path,
         such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
         which has them.
       max_size: The maximum decompressed size of gzip in bytes; of a directory, that of its

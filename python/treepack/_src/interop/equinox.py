@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from treepack._src.interop.modules import imported, instance_of
 
 is_module = instance_of("equinox", "Module")
 """Returns whether a value is an equinox module."""
+
+
+def static_names(nodetype: type) -> list[str] | None:
+    """Returns the names of the static data in the auxdata of an equinox module, or `None`.
+
+    The first is no field: it marks fields without a value.
+    """
+    equinox = imported("equinox")
+    if equinox is None or not issubclass(nodetype, equinox.Module):
+        return None
+    fields = dataclasses.fields(nodetype)
+    return ["", *(field.name for field in fields if field.metadata.get("static", False))]
 
 
 def missing() -> Any:

@@ -11,8 +11,29 @@ from treepack._src.interop.modules import imported, instance_of
 is_linen_module = instance_of("flax.linen", "Module")
 """Returns whether a value is a linen Module: configuration, whose variables are the state."""
 
+
+def is_graph_definition_type(ty: type) -> bool:
+    """Returns whether a type is that of the static parts of nnx modules."""
+    found = getattr(imported("flax.nnx"), "GraphDef", None)
+    return found is not None and issubclass(ty, found)
+
+
 is_graph_definition = instance_of("flax.nnx", "GraphDef")
 """Returns whether a value is the static part of an nnx module."""
+
+
+def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | None:
+    """Returns the names of the static attributes in the auxdata of an nnx module, or `None`.
+
+    The auxdata are the names of the children, those of the static attributes, and the latter.
+    """
+    pytree = getattr(imported("flax.nnx"), "Pytree", None)
+    if pytree is None or not issubclass(nodetype, pytree):
+        return None
+    match auxdata:
+        case (tuple(), tuple(names), tuple(values)) if len({*names}) == len(values):
+            return names
+    return None
 
 
 def hashable_mapping() -> Any:

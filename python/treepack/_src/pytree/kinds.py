@@ -49,16 +49,16 @@ if TYPE_CHECKING:
 
 
 def flatten(value: Any) -> tuple[dict[str, Any], jax.tree_util.PyTreeDef]:
-    """Returns the children of a pytree node by name, and its treedef."""
+    """Returns the children of a pytree node by name, and its treedef.
+
+    Children whose keys are not unique are numbered.
+    """
     from jax.tree_util import tree_flatten_with_path
 
     flat, treedef = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     children = {_paths.key_name(path[0]): child for path, child in flat}
     if len(children) != len(flat):
-        raise ValueError(
-            f"The children of a {type(value).__name__} do not have unique names: "
-            f"{[_paths.key_name(path[0]) for path, _ in flat]}"
-        )
+        children = {str(index): child for index, (_, child) in enumerate(flat)}
     return children, treedef
 
 
@@ -126,7 +126,7 @@ def split(module: Any, children: dict[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def _split(children: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    functions = {name: child for name, child in children.items() if _is_function(child)}
+    functions = {name: child for name, child in children.items() if is_function(child)}
     rest = {
         name: Pruned(child) if _has_functions(child) else child
         for name, child in children.items()
@@ -139,7 +139,8 @@ def _items(container: Any) -> dict[str, Any]:
     return dict_children(container) if type(container) is dict else list_children(container)
 
 
-def _is_function(value: Any) -> bool:
+def is_function(value: Any) -> bool:
+    """Returns whether a leaf is a function or another callable."""
     return callable(value) and kind_of(value) is None and not hasattr(value, "shape")
 
 
@@ -147,7 +148,7 @@ def _has_functions(value: Any) -> bool:
     if type(value) not in (list, tuple, dict):
         return False
     values = value.values() if type(value) is dict else value
-    return any(_is_function(child) or _has_functions(child) for child in values)
+    return any(is_function(child) or _has_functions(child) for child in values)
 
 
 PRUNED = NodeKind(Pruned.children, Pruned.make, children_in_words)

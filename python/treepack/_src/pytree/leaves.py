@@ -15,9 +15,8 @@ import numpy as np
 
 from treepack._src.interop import flax, msgpack
 from treepack._src.interop import jax as _jax
-from treepack._src.options import holes_allowed
 from treepack._src.pytree import prng as _prng
-from treepack._src.pytree.kinds import kind_of
+from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.storage.deferred import Deferred
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ class Class(enum.IntEnum):
     TIMESTAMP = 7
     NODE = 8
     DEFERRED = 9
+    CODE = 10
 
 
 _BUILTIN = (str, bytes, int, float, bool, complex, type(None))
@@ -50,8 +50,8 @@ def classify(value: Any) -> Class:
         return Class.TIMESTAMP
     if isinstance(value, Deferred):
         return Class.DEFERRED
-    if flax.is_graph_definition(value) and not holes_allowed():
-        return Class.UNSUPPORTED  # it has no leaves, so nothing of it would be saved
+    if flax.is_graph_definition(value):
+        return Class.CODE  # it has no leaves, so nothing of it would be saved
     if kind_of(value) is not None:
         return Class.NODE
     if isinstance(value, np.ma.MaskedArray):
@@ -66,6 +66,8 @@ def classify(value: Any) -> Class:
         return Class.JAX_ARRAY
     if isinstance(value, (bytearray, memoryview)):
         return Class.BYTES_LIKE
+    if is_function(value) and not isinstance(value, (type, enum.Enum)):
+        return Class.CODE
     return Class.UNSUPPORTED
 
 
@@ -83,7 +85,7 @@ def explain(value: Any) -> str:
     if flax.is_linen_module(value):
         return f"{text}: a linen Module is configuration; save its variables"
     if flax.is_graph_definition(value):
-        return f"{text}: it defines a model; save nnx.state(model), or leave it out with holes=True"
+        return f"{text}: it defines a model; save nnx.state(model)"
     hint = _hint(value)
     if hint is not None:
         return f"{text}: {hint}"

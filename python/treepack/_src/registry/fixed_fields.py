@@ -26,8 +26,10 @@ from treepack._src.pytree.containers import (
     struct_fields,
 )
 from treepack._src.pytree.kinds import PYTREE, kind_of
-from treepack._src.registry import types as _types
 from treepack._src.registry.fields import Fields
+from treepack._src.registry.names import OlderDefinitionError
+from treepack._src.registry.types import registered
+from treepack._src.registry.unregistered import unregistered
 
 
 class TypeRecord(NamedTuple):
@@ -89,7 +91,7 @@ def fixed_fields(node: Any) -> FixedFields | None:
         exactly=found.exactly,
         pytree=kind is PYTREE,
         code=found.code,
-        record=_record(node, found),
+        record=_record(node, kind, found),
     )
 
 
@@ -200,8 +202,12 @@ def _of_module(module: Any, flatten: Any, unflatten: Any) -> _Attributes | None:
     return _Attributes(names, head, rest, make, exactly=len(static), code=True)
 
 
-def _record(node: Any, found: _Attributes) -> TypeRecord | None:
-    known = _types.registered(type(node))
+def _record(node: Any, kind: NodeKind, found: _Attributes) -> TypeRecord | None:
+    ty = type(node)
+    try:
+        known = registered(ty) or unregistered(ty, kind)
+    except OlderDefinitionError:  # raised again for the node itself
+        return None
     if known is None or not known.writes_auxdata or found.static is None:
         return None
     if known.checked and known.fields != (found.names, found.static):

@@ -1,21 +1,30 @@
-"""Static data without a name for files: left out when saved, filled in when loaded.
+"""Static data without a form in files: left out when saved, filled in when loaded.
 
-A `TrainState` holds its optimizer, a module a lambda: objects that only the program can make.
-With `holes=True` a `Hole` takes the place of each, and `load(static=...)` fills it.
+A `TrainState` holds its optimizer, a module a lambda: code that only the program can make. A
+`Hole` takes its place, and a template or `load(static=...)` fills it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.options import holes_allowed
+from treepack._src.interop import equinox, flax
+from treepack._src.interop.jax import is_array
+from treepack._src.options import left_out
+from treepack._src.pytree.containers import fields_of, is_namedtuple
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.registry.names import default_name
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.registry.names import OlderDefinitionError, default_name
 from treepack.errors import HoleError
 
 
@@ -23,8 +32,9 @@ class Hole(NamedTuple):
     """The place of a value that was not saved.
 
     Attributes:
-      field: The field that has it; empty for all static data of a node, `None` for the node
-        itself without its children.
+      field: The field that has it, or the path that begins with the field, if the value lies inside
+        its data; empty for all static data of a node or for a leaf, `None` for the node itself
+        without its children.
       what: A description of the value.
     """
 
@@ -32,15 +42,112 @@ class Hole(NamedTuple):
     what: str
 
 
-def with_holes(values: dict[str, Any]) -> dict[str, Any]:
-    """Puts holes in the place of values that cannot be written, if holes are allowed."""
-    if not holes_allowed():
+# The end of errors about static data without a form.
+OR_SKIP = '; or leave it out with static="skip"; a template, or load(static=...), brings it back'
+
+
+def is_code(value: Any) -> bool:
+    """Returns whether a value is code: only the program can make it, and it has no data to lose.
+
+    Functions, classes and other callables are, definitions of models, and namedtuples and
+    dataclasses of nothing else, such as the optimizers of optax.
+    """
+    if callable(value) or flax.is_graph_definition(value) or flax.is_linen_module(value):
+        return True
+    if not is_namedtuple(type(value)) and not dataclasses.is_dataclass(value):
+        return False
+    parts = [part for part in fields_of(value).values() if part is not None]
+    return bool(parts) and all(map(is_code, parts))
+
+
+def check_has_no_arrays(value: Any) -> None:
+    """Raises a TypeError if code holds arrays, which would be lost with it."""
+    if any(isinstance(leaf, np.ndarray) or is_array(leaf) for leaf in _held(value)):
+        raise TypeError(
+            f"{_described(value)} holds arrays, which would be lost if it were left out as code; "
+            "use jax.tree_util.Partial, or make them leaves of the tree"
+        )
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """Yields the leaves of the data that code is bound to."""
+    if isinstance(value, functools.partial):
+        yield from _held(value.func)
+        for part in (*value.args, *value.keywords.values()):
+            yield from _held(part) if is_code(part) else _leaves(part)
+    elif isinstance(value, types.MethodType):
+        # Arrays in an object that is no pytree are none of the tree's.
+        yield from _leaves(value.__self__) if kind_of(value.__self__) is not None else ()
+    elif not isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        for part in getattr(value, "__dict__", {}).values():
+            yield from () if is_code(part) else _leaves(part)
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    return (leaf for _, leaf in leaves_of(tree, ()))
+
+
+def with_holes(values: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """Puts holes in the place of values that have no form, as far as they may be left out."""
+    if left_out() == "error":
         return values
-    return {field: _value_or_hole(value, field) for field, value in values.items()}
+    return {field: _with_holes(value, [field], where) for field, value in values.items()}
 
 
-# The end of errors about static data without a name.
-OR_HOLES = "; or leave it out with holes=True, and fill it in with static= when loading"
+def auxdata_with_holes(
+    auxdata: Any, fields: Sequence[str] | None, nodetype: type | None, where: str
+) -> Any:
+    """Puts holes in auxdata as `with_holes` does."""
+    if left_out() == "error":
+        return auxdata
+    labels = _labels(auxdata, fields, nodetype)
+    if labels is None:
+        return _with_holes(auxdata, [], where)
+    if labels.nested:
+        return *auxdata[:-1], tuple(with_holes(labels.values(auxdata), where).values())
+    return tuple(with_holes(labels.values(auxdata), where).values())
+
+
+def _with_holes(value: Any, path: list[str], where: str) -> Any:
+    try:
+        core.encode_value(value)
+    except OlderDefinitionError:
+        return value
+    except (TypeError, ValueError):
+        pass
+    else:
+        return value
+    if is_code(value):
+        try:
+            check_has_no_arrays(value)
+        except TypeError as error:
+            raise TypeError(f"{where}{_paths.text(path)}: {error}") from None
+        return _hole(value, path)
+    if type(value) in (tuple, list):
+        return type(value)(
+            _with_holes(part, [*path, str(index)], where) for index, part in enumerate(value)
+        )
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {key: _with_holes(part, [*path, key], where) for key, part in value.items()}
+    return _hole(value, path) if left_out() == "skip" else value
+
+
+def _hole(value: Any, path: list[str]) -> Hole:
+    return Hole(_paths.text(path) if path else "", _described(value))
+
+
+class Code:
+    """The type, in files, of leaves and nodes that are code."""
+
+
+def hole_of(code: Any) -> Hole:
+    """Returns the hole in the place of a leaf, or of a node, that is code.
+
+    Raises:
+      TypeError: If it holds arrays.
+    """
+    check_has_no_arrays(code)
+    return _hole(code, [])
 
 
 def check_field(field: str, value: Any, where: str = "") -> None:
@@ -48,36 +155,45 @@ def check_field(field: str, value: Any, where: str = "") -> None:
     try:
         core.encode_value(value)
     except (TypeError, ValueError) as reason:
-        raise TypeError(f"{where}the field {field!r}: {reason}{OR_HOLES}") from None
+        raise TypeError(f"{where}the field {field!r}: {reason}{OR_SKIP}") from None
 
 
-def by_field(value: Any, fields: Sequence[str] | None) -> dict[str, Any]:
+def by_field(
+    auxdata: Any, fields: Sequence[str] | None, nodetype: type | None = None
+) -> dict[str, Any]:
     """Returns static data by field if they are a tuple of fields, as those of most types are."""
-    if not fields or not isinstance(value, tuple) or len(value) != len(fields):
-        return {}
-    return dict(zip(fields, value, strict=True))
+    labels = _labels(auxdata, fields, nodetype)
+    return {} if labels is None else labels.values(auxdata)
 
 
-def auxdata_with_holes(auxdata: Any, fields: Sequence[str] | None) -> Any:
-    """Puts holes in fields that cannot be written, or one in the place of all auxdata."""
-    parts = by_field(auxdata, fields)
-    if not parts:
-        return _value_or_hole(auxdata, "")
-    return tuple(_value_or_hole(part, field) for field, part in parts.items())
+class _Labels(NamedTuple):
+    """The names of the static data in a tuple, or in the tuple that is its last part."""
+
+    names: Sequence[str]
+    nested: bool
+
+    def values(self, auxdata: Any) -> dict[str, Any]:
+        values = auxdata[-1] if self.nested else auxdata
+        return dict(zip(self.names, values, strict=True))
 
 
-def _value_or_hole(value: Any, field: str) -> Any:
-    try:
-        core.encode_value(value)
-    except (TypeError, ValueError):
-        return Hole(field, _described(value))
-    return value
+def _labels(auxdata: Any, fields: Sequence[str] | None, nodetype: type | None) -> _Labels | None:
+    if type(auxdata) is not tuple:
+        return None
+    if not fields and nodetype is not None:
+        names = flax.static_names(nodetype, auxdata)
+        if names is not None:
+            return _Labels(names, nested=True)
+        fields = equinox.static_names(nodetype)
+    if not fields or len(auxdata) != len(fields):
+        return None
+    return _Labels(fields, nested=False)
 
 
 def _described(value: Any) -> str:
     """Describes a value, in the same words whenever the same program runs."""
     try:
-        text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+        text = " ".join(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).split())
     except Exception:  # whatever code of the program raises
         text = "?"
     return f"{type(value).__name__}: {text:.60}"
@@ -123,11 +239,11 @@ class _Filling:
     def fill(self, value: Any) -> Any:
         """Fills the holes that there is a value for."""
         if type(value) is Hole:
-            whole = [*self.parts, value.field] if value.field else self.parts
-            found = self._by_path(value, whole) or self._in_template(value)
+            inside = _paths.parts(value.field) if value.field else []
+            found = self._by_path(value, inside) or self._in_template(value, inside, self.static, 0)
             if found is not None:
                 return found[0]
-            self.missing.append((value, _paths.text(whole)))
+            self.missing.append((value, _paths.text([*self.parts, *inside])))
             return value
         if isinstance(value, tuple):
             return tuple.__new__(type(value), map(self.fill, tuple.__iter__(value)))
@@ -137,40 +253,57 @@ class _Filling:
             return {key: self.fill(part) for key, part in value.items()}
         return value
 
-    def _by_path(self, hole: Hole, whole: list[str]) -> tuple[Any] | None:
+    def _by_path(self, hole: Hole, inside: list[str]) -> tuple[Any] | None:
+        """Looks for the value of a hole at its path in a dict, or in what is at a path above."""
         if not isinstance(self.static, Mapping):
             return None
+        whole = [*self.parts, *inside]
+        above: dict[int, Any] = {}
         for key, value in self.static.items():
-            if isinstance(key, (str, tuple)) and _paths.parts(key) == whole:
-                if hole.field:
-                    return (value,)
-                # All static data of a node, or a node that has them.
-                return self._of_node(hole, value) or ((value,) if hole.field == "" else None)
+            if isinstance(key, (str, tuple)):
+                parts = _paths.parts(key)
+                if parts == whole[: len(parts)]:
+                    above[len(parts)] = value
+        for count in sorted(above, reverse=True):
+            value = above[count]
+            if count > len(self.parts):
+                found = _inside(value, inside[count - len(self.parts) :])
+            else:
+                found = self._in_template(hole, inside, value, count)
+                if found is None and count == len(whole) and hole.field == "":
+                    found = (value,)  # all static data of a node, or a leaf
+            if found is not None:
+                return found
         return None
 
-    def _in_template(self, hole: Hole) -> tuple[Any] | None:
-        """Looks for the value of a hole in a tree like the saved one."""
-        node = self.static
-        for part in self.parts:
+    def _in_template(
+        self, hole: Hole, inside: list[str], template: Any, count: int
+    ) -> tuple[Any] | None:
+        """Looks for the value of a hole in a tree like the saved one, below `count` keys."""
+        node = template
+        for part in self.parts[count:]:
             kind = kind_of(node)
             children = kind.children(node) if kind is not None else {}
             if part not in children:
                 return None
             node = children[part]
-        return self._of_node(hole, node)
+        if self.ty is Code:
+            return (node,) if is_code(node) else None
+        return self._of_node(hole, inside, node)
 
-    def _of_node(self, hole: Hole, node: Any) -> tuple[Any] | None:
+    def _of_node(self, hole: Hole, inside: list[str], node: Any) -> tuple[Any] | None:
         """Returns the value of a hole in a node like the saved one."""
         if hole.field is None:
             return (node,) if default_name(type(node)) == hole.what else None
         # A subclass has the fields as well, but perhaps other static data as a whole.
-        if type(node) is not self.ty and not (hole.field and isinstance(node, self.ty)):
+        if type(node) is not self.ty and not (inside and isinstance(node, self.ty)):
             return None
         # A flatten function may return something else than the field.
         static = self.static_of(node)
-        if hole.field in static:
-            return (static[hole.field],)
-        return (getattr(node, hole.field),) if hasattr(node, hole.field) else None
+        if inside and inside[0] in static:
+            return _inside(static[inside[0]], inside[1:])
+        found = _inside(static[""], inside) if "" in static else None
+        return found or (_inside(node, inside) if inside else None)
 
     def error(self) -> HoleError:
         """Returns the error about the holes that are left."""
@@ -193,7 +326,21 @@ class _Filling:
         )
 
     def _like(self, hole: Hole) -> str:
-        return "..." if hole.field else f"{self._expected(hole)} like it"
+        return "..." if hole.field or self.ty is Code else f"{self._expected(hole)} like it"
 
     def _expected(self, hole: Hole) -> str:
         return f"a {hole.what if hole.field is None else default_name(self.ty)}"
+
+
+def _inside(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
+    """Returns the part of static data at a path, in a tuple; `None` if there is none."""
+    for part in parts:
+        if isinstance(value, Mapping):
+            value = {str(key): item for key, item in value.items()}.get(part, Code)
+        elif type(value) in (list, tuple):
+            value = dict(zip(map(str, range(len(value))), value, strict=True)).get(part, Code)
+        else:
+            value = getattr(value, part, Code)
+        if value is Code:
+            return None
+    return (value,)

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.interop.jax import registered_unflatten, unflattener
-from treepack._src.options import holes_allowed
 from treepack._src.pytree import kinds as code
+from treepack._src.pytree.containers import namedtuple_of
 from treepack._src.pytree.kinds import flatten
 from treepack._src.registry import holes as _holes
-from treepack._src.registry import types as _types
 from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.names import default_name
-from treepack._src.registry.types import FieldNames, NodeType, check_children
+from treepack._src.registry.types import FieldNames, NodeType, Upgrade, check_children
 
 
-def add_type(
+def jax_node_type(
     nodetype: type,
     name: str,
     fields: Fields | None,
     encode: Callable[[Any], bytes] | None = None,
     decode: Callable[[bytes], Any] = core.decode_value,
     *,
-    aliases: Sequence[str],
-    version: int,
-    upgrade: Any,
-) -> None:
-    """Adds a type that JAX knows."""
+    version: int = 0,
+    upgrade: Upgrade | None = None,
+) -> NodeType:
+    """Describes a type that JAX knows."""
     meta = None if fields is None else fields.meta
     writes_auxdata = encode is None
     encode = encode or functools.partial(encode_auxdata, nodetype=nodetype, meta=meta)
@@ -48,7 +46,7 @@ def add_type(
     def static_of(node: Any) -> dict[str, Any]:
         children, treedef = flatten(node)
         auxdata = treedef.node_data()[1]
-        fields = _holes.by_field(auxdata, meta)
+        fields = _holes.by_field(auxdata, meta, nodetype)
         return {**code.split(node, children)[1], **fields, "": auxdata}
 
     def decode_all(data: bytes) -> Any:
@@ -89,7 +87,7 @@ def add_type(
         field_names = fields.data, fields.meta
     elif dataclasses.is_dataclass(nodetype):
         field_names = [field.name for field in dataclass_fields(nodetype)], []
-    added = NodeType(
+    return NodeType(
         nodetype,
         name,
         reduce,
@@ -103,7 +101,33 @@ def add_type(
         writes_auxdata=writes_auxdata,
         static_of=static_of,
     )
-    _types.add(added, aliases)
+
+
+def namedtuple_type(
+    nodetype: Any, name: str, *, version: int = 0, upgrade: Upgrade | None = None
+) -> NodeType:
+    """Describes a namedtuple, which JAX knows without registration."""
+    names: list[str] = list(nodetype._fields)
+
+    def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
+        return core.encode_value(()), dict(zip(names, tuple.__iter__(node), strict=True))
+
+    def rebuild(_: Any, found: list[str], children: list[Any]) -> Any:
+        check_children(names, found)
+        return namedtuple_of(nodetype, children)
+
+    return NodeType(
+        nodetype,
+        name,
+        reduce,
+        rebuild,
+        build=rebuild,
+        fields=(names, []),
+        checked=True,
+        version=version,
+        upgrade=upgrade,
+        writes_auxdata=True,
+    )
 
 
 # Marks static data of a node that has other children than most of its type.
@@ -167,9 +191,11 @@ def encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None)
     try:
         return core.encode_value(auxdata)
     except (TypeError, ValueError) as error:
-        if holes_allowed():
-            return core.encode_value(_holes.auxdata_with_holes(auxdata, meta))
         where = "" if nodetype is None else f"{default_name(nodetype)}: "
-        for field, value in _holes.by_field(auxdata, meta).items():
+        auxdata = _holes.auxdata_with_holes(auxdata, meta, nodetype, where)
+        for field, value in _holes.by_field(auxdata, meta, nodetype).items():
             _holes.check_field(field, value, where)
-        raise TypeError(f"{where}{error}{_holes.OR_HOLES}") from None
+        try:
+            return core.encode_value(auxdata)
+        except (TypeError, ValueError):
+            raise TypeError(f"{where}{error}{_holes.OR_SKIP}") from None

@@ -62,6 +62,10 @@ def decorator(register: Callable[..., Any], arguments: dict[str, Any]) -> Callab
     return functools.partial(register, **dict(options))
 
 
+class OlderDefinitionError(TypeError):
+    """A thing has lost its name to another one that was defined in its place."""
+
+
 class _Named(NamedTuple):
     """A thing with a name, and its entry."""
 
@@ -78,6 +82,7 @@ class Names(Generic[T]):
 
     def __init__(self, sort: str):
         """Takes the word for such a thing in messages, such as `node type`."""
+        self.changes = 0  # counts them, for whoever keeps what it has looked up
         self._sort = sort
         self._by_name: dict[str, _Named] = {}
         self._aliases: dict[str, str] = {}
@@ -90,6 +95,7 @@ class Names(Generic[T]):
 
     def put_back(self, before: tuple[dict[Any, Any], ...]) -> None:
         """Restores the tables that `copy` returned."""
+        self.changes += 1
         self._by_name, self._aliases, self._names = before
 
     def check(self, thing: Any, name: str, aliases: Iterable[str] = ()) -> None:
@@ -119,6 +125,7 @@ class Names(Generic[T]):
 
     def add(self, thing: Any, name: str, entry: T, aliases: Iterable[str] = ()) -> None:
         """Names a thing; its older definition loses the name."""
+        self.changes += 1
         older = self._by_name.get(name)
         self._aliases.pop(name, None)
         self._by_name[name] = _Named(thing, entry)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import treepack._core as core
+from treepack._src.interop import flax
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported
-from treepack._src.options import holes_allowed
+from treepack._src.options import left_out
 from treepack._src.pytree import handlers
-from treepack._src.pytree.containers import NodeKind, check_unique_keys, is_namedtuple
+from treepack._src.pytree.containers import NodeKind, check_unique_keys
 from treepack._src.pytree.kinds import Pruned, joined, kind_of
+from treepack._src.pytree.leaves import explain
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
+from treepack._src.registry.libraries import library_of
 from treepack._src.registry.names import default_name
 from treepack._src.registry.static import remark_on_main
 from treepack._src.registry.types import (
@@ -26,6 +28,7 @@ from treepack._src.registry.types import (
     evolved,
     registered,
 )
+from treepack._src.registry.unregistered import of_library, unregistered
 from treepack.errors import UnregisteredTypeError
 
 
@@ -53,42 +56,35 @@ def reduce_node(
       array even if the program has a handler for it.
 
     Raises:
-      TypeError: If the type has no name, or the static data cannot be written.
+      TypeError: If the static data have no form, and are not left out; or the type has lost its
+        name to another definition.
     """
     ty = type(node)
     found = registered(ty) or own(ty)
-    if found is None and _jax.is_array(node):
-        return None
-    if found is None and holes_allowed():
-        kind = kind_of(node)
-        if kind is not None:
-            return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), kind.final
+    handled = handlers.find(ty) is not None
+    kind = kind_of(node) if handled or found is None else None
     if found is None:
-        newer = TYPES.newer(ty)
-        if newer is not None:
-            raise TypeError(
-                f"it is of an older definition of {newer!r}: its class was defined again since; "
-                "create it again"
-            )
-        raise TypeError(
-            f"the type {default_name(ty)} is not registered, so it could not be found again in "
-            f"a file; call {_registration_for(ty, node)}, or pass holes=True and fill it in when "
-            "loading"
-        )
+        if _jax.is_array(node):
+            return None
+        if kind is None or flax.is_graph_definition(node):
+            return _CODE, None, 0, _code_left_out(node), {}, False
+        found = unregistered(ty, kind)
+        if found is None:
+            return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), kind.final
     data, children = found.reduce(node)
-    kind = None if handlers.find(ty) is None else kind_of(node)
     if kind is not None and kind.final:
         # Like `to_bytes`, so that the same template takes both.
         state = kind.children(node)
         if type(state) is not dict or state.keys() != children.keys() or _has_lists(state):
-            if holes_allowed():
-                return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), True
-            raise TypeError(
-                f"the handler of {default_name(ty)} makes another state of it than JAX, and needs "
-                "a template to restore it: pass holes=True and fill it in when loading, or use "
-                "serialization.to_bytes"
-            )
+            return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), True
     return found.name, found.fields, found.version, data, children, False
+
+
+def _code_left_out(code: Any) -> bytes:
+    """Returns the static data in the place of code."""
+    if left_out() == "error":
+        raise TypeError(explain(code))
+    return core.encode_value(_holes.hole_of(code))
 
 
 def _has_lists(state: dict[str, Any]) -> bool:
@@ -100,31 +96,71 @@ def _has_lists(state: dict[str, Any]) -> bool:
 
 
 def find_node_type(
-    name: str, fields: FieldNames | None, version: int, or_none: bool
+    name: str, fields: FieldNames | None, version: int, or_none: bool, static: Any
 ) -> NodeType | None:
     """Finds a type by name that makes nodes from those saved with these fields.
+
+    Args:
+      name: The name.
+      fields: The fields.
+      version: The version that they were saved in.
+      or_none: Whether to return `None` in place of an error.
+      static: A tree with nodes of unregistered types, like those saved; see `load`.
 
     Raises:
       UnregisteredTypeError: If there is none, or nodes with these fields cannot become nodes of
         it; unless `or_none`.
     """
-    found = TYPES.by_name(name) or own(_own_by_name(name))
+    found = _by_name(name) or _type_in(static, name)
     if found is not None and found.fields == fields and found.version == version:
         return found
     try:
         if found is None:
-            remedy = "import flax" if name == "flax.core.FrozenDict" else "import or register it"
-            raise UnregisteredTypeError(
-                f"no type is registered with the name {name!r}; {remedy} (see "
-                f"treepack.register_dataclass){remark_on_main(name)}, or pass "
-                'unknown="dict" to get dicts in its place',
-                name,
-            )
+            raise _unknown([name])
         return evolved(found, fields, version)
     except UnregisteredTypeError:
         if or_none:
             return None
         raise
+
+
+def _type_in(tree: Any, name: str) -> NodeType | None:
+    """Finds a type that is not registered among the nodes of a tree."""
+    kind = kind_of(tree)
+    if kind is None:
+        return None
+    ty = type(tree)
+    if registered(ty) is None and own(ty) is None and ty not in BY_JAX:
+        found = unregistered(ty, kind)
+        if found is not None and found.name == name:
+            return found
+    children = {} if kind.final else kind.children(tree)
+    return next(filter(None, (_type_in(child, name) for child in children.values())), None)
+
+
+def unknown_types(names: list[str], error: UnregisteredTypeError) -> UnregisteredTypeError:
+    """Returns the error about all types of a file that the program does not know.
+
+    Args:
+      names: The names of all types in the file.
+      error: The error about one of them.
+    """
+    unknown = [name for name in names if _by_name(name) is None]
+    return _unknown(unknown) if len(unknown) > 1 else error
+
+
+def _unknown(names: list[str]) -> UnregisteredTypeError:
+    libraries = {library_of(name) for name in names} - {None}
+    remedies = [f"import {library}" for library in sorted(filter(None, libraries))]
+    if any(library_of(name) is None for name in names):
+        remedies.append("register them (see treepack.register_dataclass)")
+    quoted = ", ".join(map(repr, names))
+    return UnregisteredTypeError(
+        f"the program knows no type named {quoted}: {' and '.join(remedies)}"
+        f"{''.join(dict.fromkeys(map(remark_on_main, names)))}; or pass a template as target, or "
+        'unknown="dict" to get dicts in their place',
+        names[0],
+    )
 
 
 def fill_holes(static: Any, path: list[str], fillings: Any, ty: type, in_words: bool) -> Any:
@@ -133,24 +169,21 @@ def fill_holes(static: Any, path: list[str], fillings: Any, ty: type, in_words: 
 
 
 def _static_of(node: Any) -> dict[str, Any]:
-    found = registered(type(node)) or own(type(node))
+    ty, kind = type(node), kind_of(node)
+    found = registered(ty) or own(ty) or (None if kind is None else unregistered(ty, kind))
     return {} if found is None else found.static_of(node)
 
 
 def is_named(ty: type, name: str) -> bool:
     """Returns whether a name in a file stands for a type."""
-    found = TYPES.by_name(name) or own(_own_by_name(name))
+    if name == _CODE:
+        return flax.is_graph_definition_type(ty)  # other code is no container
+    found = _by_name(name)
     return found.ty is ty if found is not None else name in (default_name(ty), _UNNAMED)
 
 
-def _registration_for(ty: type, node: Any) -> str:
-    if is_namedtuple(ty):
-        return "treepack.register_namedtuple, or treepack.register_tree on the tree"
-    if _jax.is_node(node):
-        return "treepack.register_node, or treepack.register_tree on the tree"
-    if dataclasses.is_dataclass(ty):
-        return "treepack.register_dataclass"
-    return "jax.tree_util.register_pytree_node and treepack.register_node"
+def _by_name(name: str) -> NodeType | None:
+    return TYPES.by_name(name) or own(_own_by_name(name)) or of_library(name)
 
 
 # Types that need no registration
@@ -252,10 +285,20 @@ def _rebuild_partial(function: Any, names: list[str], children: list[Any]) -> An
 
 _UNNAMED = "treepack.unnamed"
 
+
+def _rebuild_code(code: Any, names: list[str], children: list[Any]) -> Any:
+    check_children([], names)
+    return code
+
+
+# Leaves and nodes that are code, without children.
+_CODE = "treepack.code"
+
 _own: dict[type, NodeType] = {
     Pruned: _own_type(Pruned, "treepack.pruned", _reduce_pruned, _rebuild_pruned, Pruned.functions),
-    # No node has this type.
+    # No node has one of these types.
     NodeKind: _own_type(NodeKind, _UNNAMED, None, _rebuild_unnamed),
+    _holes.Code: _own_type(_holes.Code, _CODE, None, _rebuild_code),
     collections.OrderedDict: _mapping(
         collections.OrderedDict,
         "collections.OrderedDict",
@@ -282,8 +325,10 @@ def _own_by_name(name: str) -> type | None:
         except ImportError:
             return None
         return Partial
-    flax = imported("flax.core")
-    return flax.FrozenDict if flax is not None and name == "flax.core.FrozenDict" else None
+    core_of_flax = imported("flax.core")
+    if core_of_flax is not None and name == "flax.core.FrozenDict":
+        return core_of_flax.FrozenDict  # type: ignore[no-any-return]
+    return None
 
 
 def own(ty: Any) -> NodeType | None:
@@ -292,7 +337,7 @@ def own(ty: Any) -> NodeType | None:
         return _own[ty]
     if ty is None:
         return None
-    flax = imported("flax.core")
+    core_of_flax = imported("flax.core")
     if _jax.is_partial_type(ty):
         name = "jax.tree_util.Partial"
         found = _own_type(
@@ -303,7 +348,7 @@ def own(ty: Any) -> NodeType | None:
             lambda partial: {"func": _jax.partial_function(partial)},
         )
         return _own.setdefault(ty, found)
-    if flax is not None and ty is flax.FrozenDict:
+    if core_of_flax is not None and ty is core_of_flax.FrozenDict:
         name = "flax.core.FrozenDict"
         found = _mapping(ty, name, lambda _, items: ty(items), lambda _: None)
         return _own.setdefault(ty, found)

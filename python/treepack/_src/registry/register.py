@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import treepack._core as core
@@ -15,9 +15,9 @@ from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static
 from treepack._src.registry import types as _types
 from treepack._src.registry.fields import Fields
-from treepack._src.registry.jax_nodes import add_type, encode_auxdata
+from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, namedtuple_type
 from treepack._src.registry.names import decorator, default_name, registering
-from treepack._src.registry.types import FieldNames, NodeType, Upgrade, check_children, fields_text
+from treepack._src.registry.types import Upgrade, fields_text
 
 T = TypeVar("T", bound=type)
 
@@ -128,7 +128,8 @@ def register_dataclass(
             fields = given
         build = None if fields is None else fields.build
         _jax_export.register(nodetype, name, encode_auxdata, core.decode_value, build)
-        add_type(nodetype, name, fields, aliases=aliases, version=version, upgrade=upgrade)
+        added = jax_node_type(nodetype, name, fields, version=version, upgrade=upgrade)
+        _types.add(added, aliases)
         if dataclasses.is_dataclass(nodetype):
             _static.register_fields(nodetype, name, aliases)
     return nodetype
@@ -223,18 +224,18 @@ def register_node(
         _jax_export.register(nodetype, serialized_name, encode, decode, from_children)
         if _nodes.own(nodetype) is not None:
             return nodetype  # needs no registration
-        more: dict[str, Any] = {"aliases": aliases, "version": version, "upgrade": upgrade}
-        if serialize_auxdata is None:
-            add_type(nodetype, serialized_name, fields, **more)
-        else:
-            add_type(
-                nodetype,
-                serialized_name,
-                fields,
+        by_program = (
+            ()
+            if serialize_auxdata is None
+            else (
                 lambda aux: core.encode_value(encode(aux)),
                 lambda data: decode(core.decode_value(data)),
-                **more,
             )
+        )
+        added = jax_node_type(
+            nodetype, serialized_name, fields, *by_program, version=version, upgrade=upgrade
+        )
+        _types.add(added, aliases)
     return nodetype
 
 
@@ -294,35 +295,17 @@ def register_namedtuple(
         return register_node(
             nodetype, serialized_name=name, aliases=aliases, version=version, upgrade=upgrade
         )
-    fields: FieldNames = (list(nodetype._fields), [])
-
-    def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
-        return core.encode_value(()), dict(zip(fields[0], tuple.__iter__(node), strict=True))
-
-    def from_children(_: Any, children: Iterable[Any]) -> Any:
-        return namedtuple_of(nodetype, children)
-
-    def rebuild(_: Any, names: list[str], children: list[Any]) -> Any:
-        check_children(fields[0], names)
-        return namedtuple_of(nodetype, children)
-
     with registering:
         name = _types.chosen_name(nodetype, serialized_name)
         _check_claims(nodetype, name, aliases, version)
-        _jax_export.register(nodetype, name, encode_auxdata, core.decode_value, from_children)
-        added = NodeType(
+        _jax_export.register(
             nodetype,
             name,
-            reduce,
-            rebuild,
-            build=rebuild,
-            fields=fields,
-            checked=True,
-            version=version,
-            upgrade=upgrade,
-            writes_auxdata=True,
+            encode_auxdata,
+            core.decode_value,
+            lambda _, children: namedtuple_of(nodetype, children),
         )
-        _types.add(added, aliases)
+        _types.add(namedtuple_type(nodetype, name, version=version, upgrade=upgrade), aliases)
         _static.register_fields(nodetype, name, aliases)
     return nodetype
 

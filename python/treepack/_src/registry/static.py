@@ -18,7 +18,13 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from treepack._src.pytree.containers import fields_of, from_fields
 from treepack._src.registry import codecs as _codecs
-from treepack._src.registry.names import Names, decorator, default_name, registering
+from treepack._src.registry.names import (
+    Names,
+    OlderDefinitionError,
+    decorator,
+    default_name,
+    registering,
+)
 from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
 
 T = TypeVar("T", bound=type)
@@ -235,24 +241,25 @@ def reduce_value(value: Any) -> tuple[str, Any]:
         return "function", name
     parts = _codecs.encode(value)
     if parts is None:
-        raise TypeError(_refusal(value))
+        _check_definition(value)
+        raise TypeError(_codecs.refusal(value))
     return parts
 
 
-def _refusal(value: Any) -> str:
+def _check_definition(value: Any) -> None:
+    """Raises an OlderDefinitionError if a value, or its type, has lost its name."""
     newer = _functions.newer(value) if function_name(value) else None
     if newer is not None:
-        return (
+        raise OlderDefinitionError(
             f"{value!r:.100} is an older definition of {newer!r}, which was defined again since; "
             "use the new one"
         )
     newer = _types.newer(type(value))
     if newer is not None:
-        return (
+        raise OlderDefinitionError(
             f"{value!r:.100} is of an older definition of {newer!r}: its class was defined again "
             "since; create it again"
         )
-    return _codecs.refusal(value)
 
 
 def rebuild_value(name: str, parts: Any) -> Any:

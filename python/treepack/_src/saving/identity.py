@@ -17,7 +17,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Writing
+from treepack._src.options import Static, Writing
 from treepack._src.pytree import leaves as _leaves
 from treepack._src.storage.deferred import Deferred
 from treepack._src.storage.place import local, url_of
@@ -123,7 +123,7 @@ def identity_of(
     path: str | os.PathLike[str],
     step: int | None,
     metadata: Any,
-    holes: bool,
+    static: Static,
     how: Writing,
     tree: int,
     manifest: core.Manifest,
@@ -133,9 +133,9 @@ def identity_of(
 
     Args:
       path: The path that is saved to.
-      step: See `save`, as for `metadata` and `holes`.
+      step: See `save`, as for `metadata` and `static`.
       metadata: Any value.
-      holes: Whether static data are left out.
+      static: Which static data are left out.
       how: How it is written.
       tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
       manifest: The manifest of the tree, without files.
@@ -147,7 +147,7 @@ def identity_of(
         "level": None if how.level is None else operator.index(how.level),
         "align": operator.index(how.align),
         "durable": bool(how.durable),
-        "holes": bool(holes),
+        "static": static,
     }
     skeleton = manifest.with_files(manifest.files)
     return Identity(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import treepack._core as core
-from treepack._src.options import Writing, allowing_holes
+from treepack._src.options import Static, Writing, leaving_out
 
 
 def described_layout(
@@ -14,7 +14,7 @@ def described_layout(
     metadata: Any = None,
     *,
     max_chunk_size: float,
-    holes: bool = False,
+    static: Static = "skip-code",
     index: bool = False,
     checksums: bool = False,
     snapshot: bool = False,
@@ -26,7 +26,7 @@ def described_layout(
     have those. With `snapshot` the layout does not depend on the tree any more, and with `hollow`
     it has only the places of arrays; see `_core.walk`.
     """
-    with allowing_holes(holes):
+    with leaving_out(static):
         return core.walk(
             tree,
             state_dict=True,
@@ -44,7 +44,12 @@ def described_layout(
 
 
 def file_layout(
-    tree: Any, metadata: Any, how: Writing, *, holes: bool = False, snapshot: bool = False
+    tree: Any,
+    metadata: Any,
+    how: Writing,
+    *,
+    static: Static = "skip-code",
+    snapshot: bool = False,
 ) -> core.Layout:
     """Lays out a tree for a file: with its structure, an index and checksums."""
     return described_layout(
@@ -52,7 +57,7 @@ def file_layout(
         how.align,
         metadata,
         max_chunk_size=how.max_chunk_size,
-        holes=holes,
+        static=static,
         index=True,
         checksums=not how.compress,
         snapshot=snapshot,

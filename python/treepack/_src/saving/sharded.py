@@ -26,7 +26,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import MANIFEST, plan_of, start_of
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Progress, Writing
+from treepack._src.options import Progress, Static, Writing
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.record import present
 from treepack._src.saving.group import Group, NotSavedError
@@ -64,7 +64,7 @@ class ShardedWrite:
         path: str | os.PathLike[str],
         tree: Any,
         metadata: Any,
-        holes: bool,
+        static: Static,
         how: Writing,
         *,
         snapshot: bool,
@@ -73,9 +73,9 @@ class ShardedWrite:
         self._group = Group()
         self._path = absolute(path)  # the program may go to another directory
         try:
-            identify = functools.partial(identity_of, path, step, metadata, holes, how)
+            identify = functools.partial(identity_of, path, step, metadata, static, how)
             self._share = ProcessShare(
-                tree, metadata, holes, how, self._group, identify, snapshot=snapshot
+                tree, metadata, static, how, self._group, identify, snapshot=snapshot
             )
         except BaseException as error:
             self.abandon(error)
@@ -180,7 +180,7 @@ class ProcessShare:
         self,
         tree: Any,
         metadata: Any,
-        holes: bool,
+        static: Static,
         how: Writing,
         group: Group,
         identify: Callable[[int, core.Manifest, list[Any]], Identity],
@@ -191,7 +191,7 @@ class ProcessShare:
         self._how = how
         chunks = how.max_chunk_size
         whole = described_layout(
-            tree, 1, metadata, max_chunk_size=chunks, holes=holes, index=True, hollow=True
+            tree, 1, metadata, max_chunk_size=chunks, static=static, index=True, hollow=True
         )
         arrays = whole.hollow
         plan = plan_of(arrays)

@@ -1,0 +1,91 @@
+"""Types of well-known libraries, which need no registration.
+
+A file names such a type by its library and the shortest path to it: `optax:ScaleByAdamState`,
+`flax:nnx.State`. The name is looked up among the modules of that library that the program has
+imported; nothing is imported for it, and only node types are found. A type that has moved inside
+its library is found by the name of its class.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from treepack._src.interop.jax import is_node_type
+from treepack._src.interop.modules import imported
+from treepack._src.pytree.containers import is_namedtuple
+from treepack._src.registry.names import default_name
+
+# By the names of their packages.
+# fmt: off
+LIBRARIES = frozenset({
+    "blackjax", "brax", "chex", "cola", "diffrax", "distrax", "dynamax", "e3nn_jax", "eformer",
+    "equinox", "evosax", "flashbax", "flax", "flowjax", "gpjax", "gymnax", "haiku", "haliax",
+    "jax", "jax_dataclasses", "jax_md", "jaxley", "jaxlie", "jaxlib", "jaxopt", "jraph",
+    "jumanji", "kfac_jax", "levanter", "lineax", "mctx", "mujoco", "numpyro", "objax", "optax",
+    "optimistix", "orbax", "ott", "paramax", "penzai", "pgx", "quax", "quaxed", "rlax", "scico",
+    "simple_pytree", "tensorflow_probability", "tinygp", "tree_math", "treescope", "unxt",
+    "zodiax",
+})
+# fmt: on
+
+
+def library_name(ty: type) -> str | None:
+    """Returns the name in files of a type of a well-known library; `None` for other types."""
+    library = ty.__module__.partition(".")[0]
+    if library not in LIBRARIES or "<locals>" in ty.__qualname__:
+        return None
+    path = default_name(ty).removeprefix(f"{library}.")
+    if any(part.startswith("_") for part in path.split(".")[:-1]):
+        path = ty.__qualname__  # no public path, and private modules move
+    name = f"{library}:{path}"
+    return name if find(name) is ty else None
+
+
+def find(name: str) -> type | None:
+    """Finds a node type of a well-known library by its name in a file.
+
+    Files of programs that have registered it under its path, such as `optax.ScaleByAdamState`, are
+    read, too.
+    """
+    library = library_of(name)
+    if library is None or imported(library) is None:
+        return None
+    path = name[len(library) + 1 :]
+    parts = path.split(".")
+    found = _at(library, parts)
+    if found is not None:
+        return found
+    # Under another path; if there are several, none is meant.
+    modules = [
+        module
+        for key, module in list(sys.modules.items())
+        if isinstance(module, ModuleType) and (key == library or key.startswith(f"{library}."))
+    ]
+    candidates = {_typed(library, vars(module).get(parts[-1])) for module in modules} - {None}
+    return candidates.pop() if len(candidates) == 1 else None
+
+
+def library_of(name: str) -> str | None:
+    """Returns the well-known library that a name in a file stands for a type of, or `None`."""
+    library = name.partition(":")[0].partition(".")[0]
+    return library if library in LIBRARIES and len(name) > len(library) + 1 else None
+
+
+def _at(library: str, parts: list[str]) -> type | None:
+    """Looks up a path below a library, without code of modules that make attributes when asked."""
+    for count in range(len(parts), 0, -1):
+        found: Any = sys.modules.get(".".join([library, *parts[: count - 1]]))
+        for part in parts[count - 1 :]:
+            found = vars(found).get(part) if isinstance(found, (ModuleType, type)) else None
+        if _typed(library, found) is not None:
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+def _typed(library: str, found: Any) -> type | None:
+    """Returns a value if it is a node type that the library defines."""
+    if not isinstance(found, type) or found.__module__.partition(".")[0] != library:
+        return None
+    return found if is_namedtuple(found) or is_node_type(found) else None

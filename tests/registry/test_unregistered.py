@@ -1,0 +1,329 @@
+"""Trees of types that nobody registered, with code: saved, and loaded by name or template."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import treepack
+from treepack import serialization
+from treepack._src.registry import libraries
+
+
+def custom(x: Any) -> Any:
+    return x
+
+
+MODEL = nn.Dense(3)
+
+OPTIMIZER = optax.adam(1e-3)
+
+
+def train_state() -> TrainState:
+    params = MODEL.init(jax.random.key(0), jnp.ones((1, 2)))["params"]
+    return TrainState.create(apply_fn=MODEL.apply, params=params, tx=OPTIMIZER)
+
+
+class Network(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs)])
+        self.act = jnp.tanh
+        self.width = 2
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    w: Any
+    act: Any = dataclasses.field(default="relu", metadata={"static": True})
+
+
+@dataclasses.dataclass
+class Plain:
+    """A dataclass that JAX does not know."""
+
+    w: Any
+    mode: Any = dataclasses.field(default="x", metadata={"static": True})
+
+
+class Listing(list[Any]):
+    pass
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Twins:
+    """A node whose children have the same key."""
+
+    def __init__(self, *children: Any):
+        self.children = children
+
+    def tree_flatten_with_keys(self) -> Any:
+        return [(jax.tree_util.GetAttrKey("twin"), child) for child in self.children], None
+
+    def tree_flatten(self) -> Any:
+        return self.children, None
+
+    @classmethod
+    def tree_unflatten(cls, _: Any, children: Any) -> Twins:
+        return cls(*children)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    found_leaves, found_def = jax.tree.flatten(found)
+    leaves, treedef = jax.tree.flatten(expected)
+    assert found_def == treedef
+    for a, b in zip(found_leaves, leaves, strict=True):
+        if isinstance(b, (jax.Array, np.ndarray)):
+            np.testing.assert_array_equal(a, b)
+        else:
+            assert a is b or a == b
+
+
+STATES: dict[str, Any] = {
+    "a train state": train_state,
+    "an nnx module": lambda: Network(nnx.Rngs(0)),
+    "the state of an nnx module": lambda: nnx.state(Network(nnx.Rngs(0))),
+    "both halves of an nnx module": lambda: nnx.split(Network(nnx.Rngs(0))),
+    "an optimizer of nnx": lambda: nnx.Optimizer(Network(nnx.Rngs(0)), OPTIMIZER, wrt=nnx.Param),
+    "a module of equinox": lambda: eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0)),
+    "a chain of optax": lambda: optax.chain(
+        optax.clip(1.0), optax.inject_hyperparams(optax.adamw)(learning_rate=0.1)
+    ).init({"w": jnp.ones(2)}),
+    "own types": lambda: [Pair(jnp.ones(2), 1), Layer(jnp.zeros(2), ("tanh", 3))],
+    "a function in static data": lambda: Layer(jnp.zeros(2), jnp.tanh),
+    "functions in a tuple of static data": lambda: Layer(jnp.zeros(2), (3, [jnp.tanh, "x"])),
+    "functions as leaves": lambda: {"f": jnp.tanh, "l": [len, 1], "p": Pair(functools.reduce, 2)},
+    "an optimizer": lambda: {"tx": optax.adam(1e-3), "step": 3},
+    "children of one key": lambda: {"t": Twins(jnp.ones(1), 2)},
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_any_tree_saves_and_a_template_restores_it(name: str, tmp_path: Path) -> None:
+    tree = STATES[name]()
+    treepack.save(tmp_path / "tree", tree)
+    assert_same(treepack.load(tmp_path / "tree", tree), tree)
+    assert_same(treepack.load(tmp_path / "tree", tree, strict="exact"), tree)
+    assert_same(treepack.load(tmp_path / "tree", tree, missing="target", select="**"), tree)
+    assert_same(treepack.loads(treepack.dumps(tree), static=tree), tree)
+    assert treepack.verify(tmp_path / "tree").ok
+    assert treepack.open(tmp_path / "tree").load(unknown="dict") is not None
+    flax.serialization.msgpack_restore((tmp_path / "tree").read_bytes())
+
+
+@pytest.mark.parametrize("name", ["a train state", "a module of equinox", "a chain of optax"])
+def test_a_template_without_arrays(name: str) -> None:
+    tree = STATES[name]()
+    template = eqx.filter_eval_shape(STATES[name])
+    assert_same(treepack.loads(treepack.dumps(tree), template), tree)
+
+
+def test_trees_of_libraries_load_without_a_template() -> None:
+    for name in ("the state of an nnx module", "a chain of optax"):
+        tree = STATES[name]()
+        assert_same(treepack.loads(treepack.dumps(tree)), tree)
+
+
+def test_a_process_that_has_imported_the_library(tmp_path: Path) -> None:
+    tree = STATES["a chain of optax"]()
+    treepack.save(tmp_path / "tree", tree)
+    code = "import sys, treepack\nprint(type(treepack.load(sys.argv[1])[1]).__name__)"
+    path = str(tmp_path / "tree")
+
+    def run(program: str) -> Any:
+        command = [sys.executable, "-c", program, path]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    assert run("import optax\n" + code).stdout.split() == [type(tree[1]).__name__]
+    without = run(code).stderr
+    assert "UnregisteredTypeError" in without
+    assert "import optax" in without
+    for part in ("EmptyState", "ScaleByAdamState"):
+        assert f"'optax:{part}'" in without
+
+
+def test_what_a_template_has_to_bring_is_told() -> None:
+    with pytest.raises(treepack.UnregisteredTypeError) as types_told:
+        treepack.loads(treepack.dumps([Pair(1, Plain(2)), Layer(3)]))
+    for ty in (Pair, Plain, Layer):
+        assert f"{ty.__module__}.{ty.__name__}" in str(types_told.value)
+    assert 'unknown="dict"' in str(types_told.value)
+    assert "template" in str(types_told.value)
+    with pytest.raises(treepack.errors.HoleError, match=r"at f: .*tanh"):
+        treepack.loads(treepack.dumps({"f": jnp.tanh}))
+    with pytest.raises(treepack.errors.HoleError, match=r"at apply_fn: .*at tx: "):
+        treepack.loads(treepack.dumps(train_state()))
+    assert treepack.loads(treepack.dumps([Pair(1, 2)]), unknown="dict") == [{"a": 1, "b": 2}]
+    assert treepack.loads(treepack.dumps({"f": jnp.tanh, "x": 1}), unknown="dict") == {
+        "f": {},
+        "x": 1,
+    }
+
+
+def test_static_fills_code_by_its_path_or_one_above() -> None:
+    optimizer = optax.adam(1e-3)
+    data = treepack.dumps({"tx": optimizer, "f": [len, jnp.tanh]})
+    for static in (
+        {"tx": optimizer, "f/0": len, "f/1": jnp.tanh},
+        {"tx": optimizer, "f": [len, jnp.tanh]},
+        {"tx/init": optimizer.init, "tx/update": optimizer.update, "f": [len, jnp.tanh]},
+    ):
+        assert treepack.loads(data, static=static) == {"tx": optimizer, "f": [len, jnp.tanh]}
+    layer = Layer(1, {"a": (3, custom)})
+    data = treepack.dumps([layer])
+    for static in ([layer], {"0": layer}, {"0": Layer(5), "0/act": layer.act}):
+        assert treepack.loads(data, static=static) == [layer]
+    static = {"x": Layer(5), "0/act/a/1": jnp.sin}
+    assert treepack.loads(data, static=static) == [Layer(1, {"a": (3, jnp.sin)})]
+
+
+def test_code_with_arrays_is_refused() -> None:
+    class Callable:
+        def __init__(self) -> None:
+            self.table = jnp.ones(3)
+
+        def __call__(self) -> None: ...
+
+    module = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    method = types.MethodType(lambda self: None, module)
+    for code in (
+        functools.partial(jnp.add, jnp.ones(3)),
+        functools.partial(jnp.add, x=[np.ones(3)]),
+        functools.partial(functools.partial(jnp.add, jnp.ones(3)), 1),
+        Callable(),
+        method,
+    ):
+        for tree in ({"a": [code]}, {"a": [Layer(1, code)]}):
+            with pytest.raises(treepack.UnserializableLeafError, match=r"at a/0.* holds arrays"):
+                treepack.dumps(tree)
+    treepack.dumps({"a": functools.partial(jnp.add, 3.0)})
+
+
+def test_data_without_a_form_are_never_left_out_by_themselves() -> None:
+    class Config:
+        pass
+
+    with pytest.raises(
+        TypeError, match=r"at m: .*Layer: the field 'act': .*register_auxdata.*skip"
+    ):
+        treepack.dumps({"m": Layer(1, Config())})
+    with pytest.raises(TypeError, match="Config"):
+        treepack.dumps({"m": Layer(1, (jnp.tanh, Config()))})
+    config = Config()
+    data = treepack.dumps({"m": Layer(1, config)}, static="skip")
+    assert treepack.loads(data, {"m": Layer(0, config)})["m"] == Layer(1, config)
+    with pytest.raises(treepack.errors.HoleError, match="at m/act"):
+        treepack.loads(data, static={"n": Layer(0)})
+    with pytest.raises(ValueError, match="static must be one of"):
+        treepack.dumps({}, static={"tx": 1})  # type: ignore[arg-type]
+    for tree in ({"f": len}, Layer(1, len), train_state()):
+        with pytest.raises(TypeError):
+            treepack.dumps(tree, static="error")
+    assert b"tanh" in treepack.dumps(Layer(1, "tanh"), static="error")
+
+
+def test_the_template_keeps_its_code() -> None:
+    data = treepack.dumps({"f": jnp.tanh, "x": jnp.ones(2)})
+    found = treepack.loads(data, {"f": jnp.sin, "x": jnp.zeros(2)})
+    assert found["f"] is jnp.sin
+    assert serialization.from_bytes({"f": jnp.sin, "x": jnp.zeros(2)}, data)["f"] is jnp.sin
+    with pytest.raises(treepack.MismatchError, match="f: "):
+        treepack.loads(data, {"f": jnp.zeros(2), "x": jnp.zeros(2)})
+
+
+def test_a_program_that_registers_the_name_reads_them() -> None:
+    data = treepack.dumps([Plain(np.arange(3), "m"), Layer(2)])
+    code = """if True:
+        import dataclasses, sys, treepack
+        from typing import Any
+        @treepack.register_dataclass(serialized_name="test_unregistered.Layer")
+        @dataclasses.dataclass
+        class Layer:
+            w: Any
+            act: Any = dataclasses.field(default="relu", metadata={"static": True})
+        @treepack.register_dataclass(serialized_name="test_unregistered.Plain")
+        @dataclasses.dataclass
+        class Plain:
+            w: Any
+            mode: Any = dataclasses.field(default="x", metadata={"static": True})
+        print(treepack.loads(sys.stdin.buffer.read()))
+    """
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
+    assert done.stdout.decode().split("\n")[0] == (
+        "[Plain(w=array([0, 1, 2]), mode='m'), Layer(w=2, act='relu')]"
+    )
+
+
+def test_a_name_that_another_type_has() -> None:
+    mine = type("Taken", (NamedTuple("Base", [("a", int)]),), {})
+    other = treepack.register_namedtuple(
+        collections.namedtuple("Other", "a"), serialized_name=f"{mine.__module__}.Taken"
+    )
+    data = treepack.dumps(mine(1))
+    with pytest.raises(treepack.errors.HoleError, match="Taken"):
+        treepack.loads(data)
+    assert type(treepack.loads(data, mine(0))) is mine
+    assert type(treepack.loads(treepack.dumps(other(1)))) is other
+
+
+def test_only_node_types_of_imported_libraries_are_found() -> None:
+    assert libraries.find("optax:EmptyState") is optax.EmptyState
+    assert libraries.find("optax.EmptyState") is optax.EmptyState
+    assert libraries.find("optax:moved.elsewhere.EmptyState") is optax.EmptyState
+    assert libraries.find("flax:nnx.State") is nnx.State
+    for name in (
+        "os:system",
+        "optax",
+        "optax:",
+        "optax:adam",  # a function
+        "jax:Array",  # no node
+        "flax:linen.Dense",
+        "jax:numpy.ndarray",
+        "optax:__builtins__.dict",
+        "equinox:nn._mlp.jax.tree_util.PyTreeDef",  # of another library
+        "numpyro:infer.SVIState",  # not imported
+        "optax:" + "a." * 10_000 + "b",
+    ):
+        assert libraries.find(name) is None
+    assert "numpyro" not in sys.modules
+
+
+def test_types_that_are_registered_keep_their_names() -> None:
+    state = optax.TraceState(jnp.ones(2))
+    assert b"optax:TraceState" in treepack.dumps(state)
+    renamed = type("Renamed", (NamedTuple("Base", [("a", int)]),), {})
+    assert b"Renamed" in treepack.dumps(renamed(1))
+    treepack.register_namedtuple(renamed, serialized_name="tests.unregistered.renamed")
+    assert b"tests.unregistered.renamed" in treepack.dumps(renamed(1))
+
+
+def test_nodes_that_only_a_template_can_make() -> None:
+    tree = {"a": Listing([1, jnp.ones(2)])}
+    data = treepack.dumps(tree)
+    found = treepack.loads(data, {"a": Listing([0, jnp.zeros(2)])})
+    assert type(found["a"]) is Listing
+    assert found["a"][0] == 1
+    with pytest.raises(treepack.errors.HoleError, match=r"at a: .*Listing"):
+        treepack.loads(data)
