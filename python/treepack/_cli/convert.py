@@ -24,6 +24,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import Tree, place_of
 from treepack._src.options import Progress, Writing
 from treepack._src.printable import printable
+from treepack._src.pytree.state_dict import map_leaves
 from treepack._src.storage.deferred import Deferred, InContent, rows_cast
 from treepack._src.storage.write import replacing, save_layout
 from treepack.errors import DecodeError, TreepackError
@@ -318,17 +319,14 @@ def _nested(flat: Mapping[str, Any], separator: str) -> Any:
 
 
 def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
-    """Returns a state with all floats in another dtype."""
-    if isinstance(tree, dict):
-        found = {}  # no comprehension: this goes as deep as a tree
-        for key, child in tree.items():
-            found[key] = with_dtype(child, dtype)
-        return found
-    if not isinstance(tree, (Deferred, np.ndarray)) or not _dtypes.is_float(tree.dtype):
-        return tree
-    if isinstance(tree, np.ndarray):
-        return tree.astype(dtype)
-    return rows_cast(tree, dtype)
+    """Returns a state with all arrays of floats in another dtype."""
+
+    def cast(leaf: Any) -> Any:
+        if not isinstance(leaf, (Deferred, np.ndarray)) or not _dtypes.is_float(leaf.dtype):
+            return leaf
+        return leaf.astype(dtype) if isinstance(leaf, np.ndarray) else rows_cast(leaf, dtype)
+
+    return map_leaves(cast, tree)
 
 
 # Writing

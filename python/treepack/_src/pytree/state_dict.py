@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from treepack._src import paths as _paths
@@ -36,7 +36,7 @@ def to_state_dict(target: Any) -> Any:
     if kind is None:
         return target
     if kind.final:
-        return finished(_checked(kind.children(target)))
+        return map_leaves(to_state_dict, _checked(kind.children(target)))
     return {name: to_state_dict(child) for name, child in kind.children(target).items()}
 
 
@@ -79,13 +79,20 @@ def _checked(state: Any) -> Any:
     return state
 
 
-def finished(state: Any) -> Any:
-    """Expands the containers that a handler left in its state."""
-    if type(state) is dict:
-        return {key: finished(value) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(finished(value) for value in state)
-    return to_state_dict(state)
+def map_leaves(f: Callable[[Any], Any], state: Any) -> Any:
+    """Returns a state with `f(leaf)` for each leaf, in dicts, lists and tuples of its own."""
+    ty = type(state)
+    if ty is dict:
+        found = {}  # no comprehension: this goes as deep as a tree
+        for key, child in state.items():
+            found[key] = map_leaves(f, child)
+        return found
+    if ty is list or ty is tuple:
+        made = []
+        for child in state:
+            made.append(map_leaves(f, child))
+        return made if ty is list else tuple(made)
+    return f(state)
 
 
 def leaf_paths(tree: Any, path: str) -> list[str]:

@@ -26,7 +26,7 @@ from treepack._src.pytree import handlers
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.containers import Difference, NodeKind
 from treepack._src.pytree.kinds import Pruned, is_function, kind_of
-from treepack._src.pytree.state_dict import finished, state_leaves
+from treepack._src.pytree.state_dict import map_leaves, state_leaves, to_state_dict
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import name_of
@@ -405,7 +405,7 @@ def _restore_by_handler(
         strict = False  # all of it has been compared
     if restore.collects:
         return target
-    given = state if restore.convert is None else _on_host(state)
+    given = state if restore.convert is None else map_leaves(_on_host, state)
     restore.path.append(name)
     try:
         with (
@@ -447,18 +447,14 @@ def _state_by_handler(kind: NodeKind, target: Any) -> tuple[Any, ...]:
     except Exception:  # any error of a handler
         return ()
     try:
-        return (finished(children),)
+        return (map_leaves(to_state_dict, children),)
     except Exception:  # likewise, of a handler inside
         return (children,)
 
 
-def _on_host(state: Any) -> Any:
-    """Reads the deferred arrays in the state of a handler as NumPy arrays."""
-    if type(state) is dict:
-        return {key: _on_host(value) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)(map(_on_host, state))
-    return np.asarray(state) if isinstance(state, Deferred) else state
+def _on_host(leaf: Any) -> Any:
+    """Reads a deferred array as one of NumPy."""
+    return np.asarray(leaf) if isinstance(leaf, Deferred) else leaf
 
 
 def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
-from treepack._src.pytree.state_dict import state_leaves, to_state_dict
+from treepack._src.pytree.state_dict import map_leaves, state_leaves, to_state_dict
 from treepack._src.restore.report import ABSENT
 from treepack.errors import TreepackError
 
@@ -53,7 +53,7 @@ class Older(dict[str, Any]):
             )
         record, at = self.record
         node = core.assemble(
-            _copied(self),
+            map_leaves(lambda leaf: leaf, dict(self)),  # its dicts may become part of the tree
             record,
             convert=_as_saved,
             unknown_as_dict=True,
@@ -61,7 +61,7 @@ class Older(dict[str, Any]):
             static=target,
             at=at,
         )
-        return _on_host(to_state_dict(node))
+        return map_leaves(_on_host, to_state_dict(node))
 
 
 def mark_older(state: Any, record: RecordAt) -> Any:
@@ -76,13 +76,6 @@ def mark_older(state: Any, record: RecordAt) -> Any:
     return core.mark_older(state, whole, mark, at=at) if core.has_older_types(whole) else state
 
 
-def _copied(state: Any) -> Any:
-    """Copies the dicts of a state, since they may become part of a tree."""
-    if not isinstance(state, dict):
-        return state
-    return {key: _copied(value) for key, value in state.items()}
-
-
 def _as_saved(leaves: list[tuple[str, Any, Any]]) -> list[Any]:
     """Returns leaves as jax arrays, if JAX has their dtype; keys already are."""
     return [
@@ -90,9 +83,5 @@ def _as_saved(leaves: list[tuple[str, Any, Any]]) -> list[Any]:
     ]
 
 
-def _on_host(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {key: _on_host(value) for key, value in state.items()}
-    if not _jax.is_array(state) or _jax.is_extended(state.dtype):
-        return state
-    return np.asarray(state)
+def _on_host(leaf: Any) -> Any:
+    return np.asarray(leaf) if _jax.is_array(leaf) and not _jax.is_extended(leaf.dtype) else leaf
