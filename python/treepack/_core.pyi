@@ -568,13 +568,11 @@ def restore(
     copy: bool | None,
     threads: int | None,
     *,
-    abstract_arrays: bool = False,
     part: tuple[int, int] | None = None,
 ) -> Any:
     """Decodes a tree, with arrays that view the data.
 
-    `part` is the range of a `Content` that contains the tree. With `abstract_arrays`,
-    `leaves.abstract` replaces all arrays, which are not read.
+    `part` is the range of a `Content` that contains the tree.
 
     Raises:
       DecodeError: A ValueError. If the data do not encode a tree.

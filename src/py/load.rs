@@ -6,7 +6,7 @@ use pyo3::types::PyList;
 
 use super::content::Content;
 use super::memory::{Borrowed, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
-use super::objects::{CopyMode, build, build_like};
+use super::objects::{build, build_like};
 use super::options::integer_or_none;
 use super::restore::Matching;
 use super::watch::{Signals, Watcher};
@@ -16,19 +16,13 @@ use crate::source::Source;
 
 /// The tree that a bytes-like object or a [`Content`] encodes; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (data, copy, threads, *, abstract_arrays=false, part=None))]
+#[pyo3(signature = (data, copy, threads, *, part=None))]
 pub fn restore<'py>(
     data: &Bound<'py, PyAny>,
     copy: Option<bool>,
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
-    abstract_arrays: bool,
     part: Option<(usize, usize)>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let copy = if abstract_arrays {
-        CopyMode::Abstract
-    } else {
-        copy.into()
-    };
     if let Ok(content) = data.cast_exact::<Content>() {
         let source = content.get().source();
         let memory = Content::owned(content);
@@ -36,14 +30,14 @@ pub fn restore<'py>(
         if start > end || end > source.len() {
             return Err(PyIndexError::new_err("there are fewer bytes"));
         }
-        let tree = build(data.py(), source, start..end, memory, copy, threads);
+        let tree = build(data.py(), source, start..end, memory, copy.into(), threads);
         content.get().release();
         return tree;
     }
     let borrowed = Borrowed::buffer(data)?;
     let memory = Some(borrowed.owned(data.py()));
     let whole = 0..borrowed.len();
-    build(data.py(), &borrowed, whole, memory, copy, threads)
+    build(data.py(), &borrowed, whole, memory, copy.into(), threads)
 }
 
 /// The same in a template, if all of it plainly fits; see `_core.pyi`.

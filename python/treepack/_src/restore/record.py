@@ -24,13 +24,8 @@ def without_structure(state: Any) -> Any:
     return {key: value for key, value in state.items() if key != core.TRAILER_KEY}
 
 
-def assembled(
-    state: Any, *, convert: Any = None, unknown: Unknown, static: Any, placeholders: bool = False
-) -> Any:
-    """Makes a tree from its state and the record of its structure, which is in the state.
-
-    With `placeholders` the leaves are placeholders, which code of types might not accept.
-    """
+def assembled(state: Any, *, convert: Any, unknown: Unknown, static: Any) -> Any:
+    """Makes a tree from its state and the record of its structure, which is in the state."""
     state, record = split(state)
     if record is not None and type(record) is not bytes:
         raise DecodeError(f"{core.TRAILER_KEY!r} is a {type(record).__name__}, not bytes")
@@ -39,7 +34,7 @@ def assembled(
         present(record),
         convert=convert,
         unknown_as_dict=unknown == "dict",
-        placeholders=placeholders,
+        placeholders=False,
         static=static,
     )
 
