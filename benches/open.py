@@ -161,7 +161,7 @@ def compare(folder: Path, leaves: int, mib: int) -> None:
         path = paths["safetensors"]
         show("safetensors.safe_open", functools.partial(safe, path), path, cold=cold)
     record = treepack.open(paths["treepack"])._catalog
-    print(f"  record: {len(record.trailer or b'') / len(record):.1f} bytes a leaf")
+    print(f"  record: {len(record.record or b'') / len(record):.1f} bytes a leaf")
     if leaves > 1000:
         return
     name = "opt/mu/layer_50/attention/kernel"

@@ -18,7 +18,7 @@ use crate::gzip::{self, Indexed};
 use crate::mapping::{Mapping, Pages};
 use crate::raw::{Room, append_with};
 use crate::source::{Parts, Pieces, Source, read_to};
-use crate::structure::{LeafKind, Trailer, Value};
+use crate::structure::{LeafKind, Record, Value};
 use crate::{Error, Result, grow, parallel, sniff};
 
 /// A file of treepack, flax or eformer, whose leaves are read when they are asked for.
@@ -192,10 +192,10 @@ impl<'a> File<'a> {
 
     /// Reads the metadata that was saved beside the tree.
     pub fn metadata(&self) -> Result<Option<Value>> {
-        let Some(trailer) = self.catalog.trailer() else {
+        let Some(record) = self.catalog.record() else {
             return Ok(None);
         };
-        let metadata = Trailer::read(trailer)?.metadata;
+        let metadata = Record::read(record)?.metadata;
         metadata.map(|value| Value::decode(&value)).transpose()
     }
 

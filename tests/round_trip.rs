@@ -7,7 +7,7 @@ use treepack::array::{Alignment, Array, ChunkLimit, Framing};
 use treepack::encoder::Encoder;
 use treepack::events::{Event, Events};
 use treepack::layout::{Caching, Layout};
-use treepack::structure::{Kind, Trailer};
+use treepack::structure::{Kind, Record};
 use treepack::wire::{Complex, EXT_NDARRAY};
 use treepack::{File, LeafKind, Result};
 
@@ -221,8 +221,8 @@ fn a_described_tree_ends_with_its_record() {
         let expected = if is_leaf { "__treepack_root__" } else { "a" };
         assert_eq!(events.text(key), expected);
         assert_eq!(events.text(last), "__treepack__");
-        let trailer = Trailer::read(&source[span.range()]).unwrap();
-        assert_eq!(trailer.nodes.last().unwrap().0 == Kind::Tuple, !is_leaf);
-        assert_eq!(trailer.metadata.unwrap().into_vec(), [0xc0]);
+        let record = Record::read(&source[span.range()]).unwrap();
+        assert_eq!(record.nodes.last().unwrap().0 == Kind::Tuple, !is_leaf);
+        assert_eq!(record.metadata.unwrap().into_vec(), [0xc0]);
     }
 }

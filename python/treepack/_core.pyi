@@ -10,8 +10,8 @@ from typing_extensions import Buffer
 __all__ = [
     "CHUNKED_MARKER",
     "MAX_DEPTH",
+    "RECORD_KEY",
     "ROOT_KEY",
-    "TRAILER_KEY",
     "Catalog",
     "Content",
     "Layout",
@@ -32,12 +32,12 @@ __all__ = [
     "other_kinds",
     "problems",
     "rebuild",
+    "record_metadata",
     "restore",
     "restore_like",
     "restore_selected",
     "stream_items",
     "thread_count",
-    "trailer_metadata",
     "walk",
     "write_file",
 ]
@@ -47,7 +47,7 @@ _Progress = Callable[[int, int], object]
 MAX_DEPTH: int
 """The maximal depth of nested containers."""
 
-TRAILER_KEY: str
+RECORD_KEY: str
 """The key of the record in the map at the top."""
 
 ROOT_KEY: str
@@ -383,7 +383,7 @@ class Catalog:
         """Returns the number of leaves in a value, and of their bytes."""
 
     @property
-    def trailer(self) -> bytes | None:
+    def record(self) -> bytes | None:
         """The record of the structure, and the bytes after it."""
 
     @property
@@ -644,7 +644,7 @@ def rebuild(target: Any, state: Any, name: str, restore: Any) -> Any:
 
 def assemble(
     state: Any,
-    trailer: bytes,
+    record: bytes,
     *,
     convert: Callable[[list[tuple[str, Any, Any]]], list[Any]] | None,
     unknown_as_dict: bool,
@@ -657,7 +657,7 @@ def assemble(
 
     Args:
       state: The state. Its dicts may become part of the tree.
-      trailer: The record of the structure.
+      record: The record of the structure.
       convert: Takes all leaves that were arrays of jax, each with its path and `None`; returns
         their replacements.
       unknown_as_dict: Whether nodes of unknown types become dicts.
@@ -673,13 +673,13 @@ def assemble(
     """
 
 def mark_older(
-    state: Any, trailer: bytes, mark: Callable[[Any, list[tuple[int, int]]], Any], *, at: Any = ...
+    state: Any, record: bytes, mark: Callable[[Any, list[tuple[int, int]]], Any], *, at: Any = ...
 ) -> Any:
     """Marks the nodes of a state dict that are to be upgraded.
 
     Args:
       state: The state, which is not changed.
-      trailer: The record of its structure.
+      record: The record of its structure.
       mark: Takes the state of such a node and its place, as `at`; returns the mark.
       at: See `assemble`.
 
@@ -690,13 +690,13 @@ def mark_older(
       DecodeError: A ValueError. If the record is damaged, or does not fit the state.
     """
 
-def other_kinds(target: Any, state: Any, trailer: bytes, *, at: Any = ...) -> dict[str, str] | None:
+def other_kinds(target: Any, state: Any, record: bytes, *, at: Any = ...) -> dict[str, str] | None:
     """Returns the saved kinds of containers, unless the template clearly has the same.
 
     Args:
       target: The template.
       state: A state dict.
-      trailer: The record of its structure.
+      record: The record of its structure.
       at: See `assemble`.
 
     Returns:
@@ -707,10 +707,10 @@ def other_kinds(target: Any, state: Any, trailer: bytes, *, at: Any = ...) -> di
       DecodeError: A ValueError. If the record is damaged, or does not fit the state.
     """
 
-def has_older_types(trailer: bytes) -> bool:
+def has_older_types(record: bytes) -> bool:
     """Returns whether a record has nodes for `mark_older`."""
 
-def trailer_metadata(trailer: bytes) -> Any:
+def record_metadata(record: bytes) -> Any:
     """Returns the metadata in the record of a structure, or `None`."""
 
 def encode_value(value: Any) -> bytes:

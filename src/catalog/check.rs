@@ -12,7 +12,7 @@ use super::{Catalog, Place};
 use crate::events::{ArrayEvent, Event, Events, itemsize};
 use crate::raw::RawBytes;
 use crate::source::{Source, read_to};
-use crate::structure::{LeafKind, ROOT_KEY, TRAILER_KEY};
+use crate::structure::{LeafKind, RECORD_KEY, ROOT_KEY};
 use crate::watch::Watch;
 use crate::wire::{Cursor, Head};
 use crate::{Error, Result};
@@ -305,7 +305,7 @@ fn expect(is_same: bool) -> Result<()> {
 /// Goes past the key of a record and the header of the byte string that it is, of any width, and
 /// returns how many bytes that has.
 pub(super) fn compare_record_key(cursor: &mut Cursor<'_>) -> Result<u32> {
-    compare_text(cursor, TRAILER_KEY)?;
+    compare_text(cursor, RECORD_KEY)?;
     match cursor.head()? {
         Head::Bin(len) => Ok(len),
         _ => Err(Error::Structure("another header".into())),

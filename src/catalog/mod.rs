@@ -81,7 +81,7 @@ pub struct Catalog {
     checksums: Vec<u32>,
     /// What lies between the last leaf and the record.
     rest: Range<usize>,
-    trailer: Option<Vec<u8>>,
+    record: Option<Vec<u8>>,
     /// Which heads were compared with an index, and which leaves.
     checked: Checked,
     read: Checked,
@@ -246,8 +246,8 @@ impl Catalog {
 
     /// The record of the structure with all that stands after it, if there is one.
     #[must_use]
-    pub fn trailer(&self) -> Option<&[u8]> {
-        self.trailer.as_deref()
+    pub fn record(&self) -> Option<&[u8]> {
+        self.record.as_deref()
     }
 
     /// What ended the reading of damaged data.

@@ -7,7 +7,7 @@ use super::{Catalog, Entry, Key, Place};
 use crate::error::Path;
 use crate::events::{Closed, Event, Reader};
 use crate::source::{Source, read_to};
-use crate::structure::{Footer, Index, LeafKind, ROOT_KEY, TRAILER_KEY, Trailer};
+use crate::structure::{Footer, Index, LeafKind, RECORD_KEY, ROOT_KEY, Record};
 use crate::watch::Watch;
 use crate::wire::{CHUNKED_MARKER, Cursor, PRNG_MARKER};
 use crate::{Error, Result, grow};
@@ -45,16 +45,16 @@ impl Catalog {
         }
         let mut found = Self::default();
         let done = found.scan(source, watch).and_then(|()| {
-            let Some(trailer) = &found.trailer else {
+            let Some(record) = &found.record else {
                 return Ok(());
             };
-            Trailer::read(trailer).map(drop)
+            Record::read(record).map(drop)
         });
         match done {
             Err(error) if !salvage || error.is_no_damage() => return Err(error),
             Err(error) => {
                 found.damage = Some(error);
-                found.trailer = None;
+                found.record = None;
             }
             Ok(()) => {}
         }
@@ -87,7 +87,7 @@ impl Catalog {
         let Ok(footer) = Footer::read(&tail[record..]) else {
             return Ok(None); // the headers may tell more
         };
-        let Some(index) = Trailer::decode(footer.record(&tail[record..]))?.index else {
+        let Some(index) = Record::decode(footer.record(&tail[record..]))?.index else {
             return Ok(None);
         };
         let index = Index::decode(&index)?;
@@ -119,7 +119,7 @@ impl Catalog {
             return Err(damaged("it has another number of checksums"));
         }
         tail.drain(..record);
-        catalog.trailer = Some(tail);
+        catalog.record = Some(tail);
         Ok(Some(catalog))
     }
 
@@ -253,10 +253,10 @@ impl Catalog {
             match event {
                 Event::Map(map) => self.begin(open, key, start, true, map.len)?,
                 Event::List(list) => self.begin(open, key, start, false, list.len)?,
-                Event::Bin(span) if open.len() == 1 && self.text[key.0..] == *TRAILER_KEY => {
-                    let mut trailer = Vec::new();
-                    read_to(source, span.range(), &mut trailer)?;
-                    self.trailer = Some(trailer);
+                Event::Bin(span) if open.len() == 1 && self.text[key.0..] == *RECORD_KEY => {
+                    let mut record = Vec::new();
+                    read_to(source, span.range(), &mut record)?;
+                    self.record = Some(record);
                     self.rest = region..span.range().start;
                 }
                 event => {
@@ -475,7 +475,7 @@ impl Catalog {
     /// A tree that is a leaf stands in a map of its own.
     fn unwrap_root(&mut self) {
         let is_root = |it: &Entry| self.text[it.key.0..it.key.1] == *ROOT_KEY;
-        if self.trailer.is_some()
+        if self.record.is_some()
             && self.entries.get(1).is_some_and(is_root)
             && self.entries[1].end == self.entries.len()
         {
@@ -489,7 +489,7 @@ impl Catalog {
 }
 
 /// So many bytes stand before a record: its key, and the header of a byte string, of any width.
-const KEY_BYTES: RangeInclusive<usize> = 1 + TRAILER_KEY.len() + 2..=5 + TRAILER_KEY.len() + 5;
+const KEY_BYTES: RangeInclusive<usize> = 1 + RECORD_KEY.len() + 2..=5 + RECORD_KEY.len() + 5;
 
 /// Whether bytes from an offset on are the key of a record, the header of a byte string, both of any
 /// width, and the record.

@@ -12,7 +12,7 @@ use std::ops::Range;
 use self::recording::{Recording, with_record};
 use crate::array::{self, Array, Framing, KeyPlace, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
-use crate::structure::{Kind, LeafKind, NodeType, ROOT_KEY, TRAILER_KEY, Trailer};
+use crate::structure::{Kind, LeafKind, NodeType, RECORD_KEY, ROOT_KEY, Record};
 use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result, grow};
@@ -229,7 +229,7 @@ impl<P: Payload> Encoder<P> {
     fn check_key(&self, text: &str) -> Result<()> {
         let meaning = match text {
             wire::CHUNKED_MARKER => "arrays that are stored in chunks",
-            TRAILER_KEY | ROOT_KEY | wire::PRNG_MARKER if self.is_described() => {
+            RECORD_KEY | ROOT_KEY | wire::PRNG_MARKER if self.is_described() => {
                 "what treepack adds to a tree"
             }
             _ => return Ok(()),
@@ -385,23 +385,23 @@ impl<P: Payload> Encoder<P> {
 
     /// The layout of a tree whose structure has been recorded before: this is the state of such
     /// a tree, and the record is taken as it is, but for the index of the leaves.
-    pub fn finish_as(mut self, trailer: Trailer, watch: &dyn Watch) -> Result<Layout<P>> {
+    pub fn finish_as(mut self, record: Record, watch: &dyn Watch) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is not whole"));
         }
         if self.recording.take_structure().is_none() {
             return Err(misused("there is no room for a record"));
         }
-        self.end_with(trailer, watch)
+        self.end_with(record, watch)
     }
 
-    fn end_with(mut self, mut trailer: Trailer, watch: &dyn Watch) -> Result<Layout<P>> {
+    fn end_with(mut self, mut record: Record, watch: &dyn Watch) -> Result<Layout<P>> {
         let recording = mem::take(&mut self.recording);
-        let ends = recording.finish(&mut trailer, self.layout.len(), watch)?;
-        self.write_key(TRAILER_KEY)?;
-        let record = trailer.encode(watch)?;
-        drop(trailer);
-        with_record(self.layout, &record, ends)
+        let ends = recording.finish(&mut record, self.layout.len(), watch)?;
+        self.write_key(RECORD_KEY)?;
+        let encoded = record.encode(watch)?;
+        drop(record);
+        with_record(self.layout, &encoded, ends)
     }
 
     /// Writes a leaf that is nothing but its header, or whose bytes follow.

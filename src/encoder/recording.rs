@@ -2,7 +2,7 @@
 
 use crate::array::Array;
 use crate::layout::{Layout, LayoutBuilder, Payload};
-use crate::structure::{Kind, LeafKind, Listing, NodeType, Recorder, Regions, Seal, Trailer};
+use crate::structure::{Kind, LeafKind, Listing, NodeType, Record, Recorder, Regions, Seal};
 use crate::watch::Watch;
 use crate::wire::{self, Head, length};
 use crate::{Result, grow};
@@ -194,16 +194,16 @@ impl Recording {
     /// are to follow the record, if there are to be any.
     pub(super) fn finish(
         self,
-        trailer: &mut Trailer,
+        record: &mut Record,
         end: usize,
         watch: &dyn Watch,
     ) -> Result<Option<Vec<usize>>> {
-        trailer.index = None;
+        record.index = None;
         let Some(listing) = self.listing else {
             return Ok(None);
         };
         let (index, ends) = listing.finish(end)?;
-        trailer.index = Some(index.encode(watch)?.into());
+        record.index = Some(index.encode(watch)?.into());
         Ok(Some(ends).filter(|_| self.summed))
     }
 }

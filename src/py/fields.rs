@@ -30,7 +30,7 @@ pub struct Fields<'py> {
     /// Whether functions among the children are no state.
     code: bool,
     /// What is recorded of it, if that is known.
-    pub record: Option<Record<'py>>,
+    pub record: Option<TypeRecord<'py>>,
 }
 
 impl<'py> Fields<'py> {
@@ -93,7 +93,7 @@ impl<'py> Fields<'py> {
 pub type Attributes<'py> = (Rc<Fields<'py>>, Vec<Bound<'py, PyAny>>);
 
 /// What is recorded of all containers of a type.
-pub struct Record<'py> {
+pub struct TypeRecord<'py> {
     told: Told<'py>,
     /// The number of the type, once it has one.
     pub number: OnceCell<u32>,
@@ -111,7 +111,7 @@ struct Told<'py> {
     r#static: Vec<Bound<'py, PyString>>,
 }
 
-impl<'py> FromPyObject<'_, 'py> for Record<'py> {
+impl<'py> FromPyObject<'_, 'py> for TypeRecord<'py> {
     type Error = PyErr;
 
     fn extract(record: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
@@ -123,7 +123,7 @@ impl<'py> FromPyObject<'_, 'py> for Record<'py> {
     }
 }
 
-impl Record<'_> {
+impl TypeRecord<'_> {
     /// The type.
     pub fn node_type(&self) -> NodeType {
         NodeType {

@@ -56,7 +56,7 @@ mod _core {
     #[pymodule_export]
     const CHUNKED_MARKER: &str = crate::wire::CHUNKED_MARKER;
     #[pymodule_export]
-    const TRAILER_KEY: &str = crate::structure::TRAILER_KEY;
+    const RECORD_KEY: &str = crate::structure::RECORD_KEY;
     #[pymodule_export]
     const ROOT_KEY: &str = crate::structure::ROOT_KEY;
     #[pymodule_export]
@@ -79,7 +79,7 @@ mod _core {
     use super::options::thread_count;
     #[pymodule_export]
     use super::restore::{
-        assemble, has_older_types, mark_older, other_kinds, rebuild, trailer_metadata,
+        assemble, has_older_types, mark_older, other_kinds, rebuild, record_metadata,
     };
     #[pymodule_export]
     use super::save::{Layout, problems, walk, write_file};

@@ -17,7 +17,7 @@ use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
 use crate::raw::RawBytes;
 use crate::sink::{Durability, Output, Target, pour, replace_file};
-use crate::structure::Trailer;
+use crate::structure::Record;
 use crate::{Result, parallel};
 
 /// Below so many bytes, headers and payloads are joined in `buffers`: to send a piece by
@@ -71,7 +71,7 @@ pub fn walk(
             (true, true, true) => Recorded::Checksums,
         },
         metadata,
-        record: record.map(|record| Trailer::read(&record)).transpose()?,
+        record: record.map(|record| Record::read(&record)).transpose()?,
         framing,
         hollow,
         overridden,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_bytes::ByteBuf;
 
 use super::footer::count_of;
-use super::trailer::read;
+use super::record::read;
 use crate::grow::{self, decode};
 use crate::watch::Watch;
 use crate::wire::Head;

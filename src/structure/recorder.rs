@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use super::footer::count_of;
-use super::{Kind, Node, NodeType, Repeat, Trailer};
+use super::{Kind, Node, NodeType, Record, Repeat};
 use crate::{Result, grow};
 
 /// Takes down the structure of a tree from the inside out.
@@ -85,7 +85,7 @@ impl Recorder {
     ///
     /// # Panics
     /// If a container is still open.
-    pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Result<Trailer> {
+    pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Result<Record> {
         let root = self.open.pop().expect("what is around the root");
         assert!(self.open.is_empty(), "every container is closed");
         // The root is no part of anything, so it was numbered last.
@@ -93,7 +93,7 @@ impl Recorder {
             matches!(root[..], [Repeat(1, root)] if root as usize + 1 == self.nodes.0.len())
         );
         let (types, nodes) = (self.types.in_order()?, self.nodes.in_order()?);
-        Ok(Trailer::new(types, nodes, metadata))
+        Ok(Record::new(types, nodes, metadata))
     }
 
     #[inline]
@@ -146,8 +146,8 @@ mod tests {
             recorder.close(Kind::Dict).unwrap();
         }
         recorder.close(Kind::Dict).unwrap();
-        let trailer = recorder.finish(None).unwrap();
-        assert_eq!(trailer.nodes, [Node(Kind::Plain, vec![])]);
+        let record = recorder.finish(None).unwrap();
+        assert_eq!(record.nodes, [Node(Kind::Plain, vec![])]);
     }
 
     #[test]
@@ -162,17 +162,17 @@ mod tests {
             recorder.close(Kind::Tuple).unwrap();
         }
         recorder.close(Kind::List).unwrap();
-        let trailer = recorder.finish(Some(vec![1])).unwrap();
+        let record = recorder.finish(Some(vec![1])).unwrap();
         let expected = [
             Node(Kind::Plain, vec![]),
             Node(Kind::Jax, vec![]),
             Node(Kind::Tuple, vec![Repeat(1, 1), Repeat(2, 0)]),
             Node(Kind::List, vec![Repeat(100, 2)]),
         ];
-        assert_eq!(trailer.nodes, expected);
+        assert_eq!(record.nodes, expected);
         assert_eq!(
-            Trailer::decode(&trailer.encode(&()).unwrap()).unwrap(),
-            trailer
+            Record::decode(&record.encode(&()).unwrap()).unwrap(),
+            record
         );
     }
 }

@@ -278,9 +278,9 @@ def test_keys_are_put_where_arrays_are() -> None:
 
 def test_what_jax_has_no_arrays_of() -> None:
     state = {"a": np.zeros(2, "M8[s]")}
-    trailer = record([["jax", []], ["dict", [[1, 0]]]])
+    data = record([["jax", []], ["dict", [[1, 0]]]])
     with pytest.raises(treepack.DecodeError, match="jax has no arrays of datetime64"):
-        treepack.loads(with_trailer(state, trailer))
+        treepack.loads(with_record(state, data))
 
 
 def test_copy_and_views() -> None:
@@ -407,12 +407,10 @@ def test_unknown_types_in_keys_become_strings() -> None:
 # What is damaged
 
 
-def with_trailer(state: dict[str, Any], trailer: Any, seal: bool = True) -> bytes:
-    if type(trailer) is bytes and seal:
-        trailer = sealed(trailer)
-    return treepack.serialization.msgpack_serialize(
-        {**state, "__treepack__": trailer}, in_place=True
-    )
+def with_record(state: dict[str, Any], data: Any, seal: bool = True) -> bytes:
+    if type(data) is bytes and seal:
+        data = sealed(data)
+    return treepack.serialization.msgpack_serialize({**state, "__treepack__": data}, in_place=True)
 
 
 def record(nodes: list[Any], types: Any = (), version: Any = 1, **more: Any) -> bytes:
@@ -425,12 +423,12 @@ PLAIN = ["plain", []]
 
 def test_records_of_other_writers_are_read() -> None:
     # The record as the documentation of the format has it, with a key of a later version.
-    trailer = record([PLAIN, ["tuple", [[2, 0]]], ["dict", [[1, 1]]]], later="something")
-    assert treepack.loads(with_trailer({"a": {"0": 1, "1": 2}}, trailer)) == {"a": (1, 2)}
+    data = record([PLAIN, ["tuple", [[2, 0]]], ["dict", [[1, 1]]]], later="something")
+    assert treepack.loads(with_record({"a": {"0": 1, "1": 2}}, data)) == {"a": (1, 2)}
 
 
 @pytest.mark.parametrize(
-    ("trailer", "message"),
+    ("data", "message"),
     [
         (3, "is a int, not bytes"),
         (b"", "damaged"),
@@ -469,39 +467,39 @@ def test_records_of_other_writers_are_read() -> None:
         ),
     ],
 )
-def test_damaged_records_are_refused(trailer: Any, message: str) -> None:
+def test_damaged_records_are_refused(data: Any, message: str) -> None:
     with pytest.raises(treepack.DecodeError, match=message):
-        treepack.loads(with_trailer({"a": 1}, trailer))
+        treepack.loads(with_record({"a": 1}, data))
 
 
 def test_every_truncation_and_many_changes_of_a_record() -> None:
     tree = [NODES["pair"], {1: (2,)}, NODES["frozen"], jnp.zeros(2)]
     state = raw_state(treepack.dumps(tree))
-    trailer = state.pop("__treepack__")
-    for length in range(len(trailer)):
+    data = state.pop("__treepack__")
+    for length in range(len(data)):
         with pytest.raises(treepack.DecodeError):
-            treepack.loads(with_trailer(state, trailer[:length], seal=False))
-    for position in range(len(trailer)):
-        damaged = trailer[:position] + bytes([trailer[position] ^ 1]) + trailer[position + 1 :]
+            treepack.loads(with_record(state, data[:length], seal=False))
+    for position in range(len(data)):
+        damaged = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
         with pytest.raises(treepack.DecodeError, match="damaged"):
-            treepack.loads(with_trailer(state, damaged, seal=False))
+            treepack.loads(with_record(state, damaged, seal=False))
     # Of writers that make mistakes.
-    trailer = record_of(trailer)
-    for length in range(len(trailer)):
+    data = record_of(data)
+    for length in range(len(data)):
         with pytest.raises(treepack.DecodeError):
-            treepack.loads(with_trailer(state, trailer[:length]))
-    for position in range(len(trailer)):
-        for value in (0, 1, 0x7F, 0x80, 0xC1, 0xFF, trailer[position] ^ 1):
-            damaged = trailer[:position] + bytes([value]) + trailer[position + 1 :]
+            treepack.loads(with_record(state, data[:length]))
+    for position in range(len(data)):
+        for value in (0, 1, 0x7F, 0x80, 0xC1, 0xFF, data[position] ^ 1):
+            damaged = data[:position] + bytes([value]) + data[position + 1 :]
             with contextlib.suppress(treepack.TreepackError):  # and nothing else
-                treepack.loads(with_trailer(state, damaged))
+                treepack.loads(with_record(state, damaged))
 
 
 def test_a_record_cannot_grow() -> None:
     # Sixty levels, each of which has the one before twice, are 2**60 nodes if one walks them all.
     levels = [["dict", [[2, level]]] for level in range(60)]
     with pytest.raises(treepack.DecodeError, match="was saved with 2"):
-        treepack.loads(with_trailer({"a": 1}, record([["jax", []], *levels])))
+        treepack.loads(with_record({"a": 1}, record([["jax", []], *levels])))
 
 
 @pytest.mark.parametrize(
@@ -510,21 +508,21 @@ def test_a_record_cannot_grow() -> None:
 def test_nodes_with_other_children_or_static_data(name: str) -> None:
     """JAX takes what it is given, and reads beyond its end."""
     state = raw_state(treepack.dumps(NODES[name]))
-    trailer = msgpack.unpackb(record_of(state.pop("__treepack__")))
-    *_, (kind, runs) = trailer["nodes"]
+    data = msgpack.unpackb(record_of(state.pop("__treepack__")))
+    *_, (kind, runs) = data["nodes"]
     changes: list[tuple[dict[str, Any], Any]] = [
         ({}, []),
         ({f"x{key}": value for key, value in state.items()}, runs),
         ({**state, "more": 1}, [*runs, [1, 0]]),
     ]
     for changed, new_runs in changes:
-        trailer["nodes"][-1] = [kind, new_runs]
+        data["nodes"][-1] = [kind, new_runs]
         with pytest.raises(treepack.DecodeError, match="it has the children"):
-            treepack.loads(with_trailer(changed, msgpack.packb(trailer)))
+            treepack.loads(with_record(changed, msgpack.packb(data)))
     for static in ((), (1, 2, 3, 4, 5), "text", None, [1]):
-        trailer["nodes"][-1] = [{"typed": [0, core.encode_value(static)]}, runs]
+        data["nodes"][-1] = [{"typed": [0, core.encode_value(static)]}, runs]
         with pytest.raises(treepack.DecodeError, match="its static data should be"):
-            treepack.loads(with_trailer(state, msgpack.packb(trailer)))
+            treepack.loads(with_record(state, msgpack.packb(data)))
 
 
 def test_an_unknown_implementation_of_keys() -> None:
@@ -537,12 +535,12 @@ def test_an_unknown_implementation_of_keys() -> None:
 
 def with_damaged_node(tree: Any) -> bytes:
     state = raw_state(treepack.dumps(tree))
-    trailer = msgpack.unpackb(record_of(state.pop("__treepack__")))
+    data = msgpack.unpackb(record_of(state.pop("__treepack__")))
     damaged = core.encode_value((1,))[:-1]
-    for index, (kind, runs) in enumerate(trailer["nodes"]):
+    for index, (kind, runs) in enumerate(data["nodes"]):
         if isinstance(kind, dict):
-            trailer["nodes"][index] = [{"typed": [kind["typed"][0], damaged]}, runs]
-    return with_trailer(state, msgpack.packb(trailer))
+            data["nodes"][index] = [{"typed": [kind["typed"][0], damaged]}, runs]
+    return with_record(state, msgpack.packb(data))
 
 
 def test_where_a_node_cannot_be_made() -> None:
@@ -560,7 +558,7 @@ def test_what_is_shared_in_the_record_is_decoded_once() -> None:
     state = {str(index): {"a": index, "1": 2} for index in range(1000)}
     keys = core.encode_value([key, 1])
     nodes = [PLAIN, [{"dict_with_keys": keys}, [[2, 0]]], ["list", [[1000, 1]]]]
-    found = treepack.loads(with_trailer(state, record(nodes)))
+    found = treepack.loads(with_record(state, record(nodes)))
     assert found == tree
     assert len({id(next(iter(mapping))) for mapping in found}) == 1
 
@@ -618,7 +616,7 @@ class Asked:
 def many(kind: Any, types: Any, count: int = 300) -> bytes:
     """Returns a list of so many dicts, which are all the same node of a kind."""
     state = {str(index): {"a": index, "b": 1} for index in range(count)}
-    return with_trailer(state, record([PLAIN, [kind, [[2, 0]]], ["list", [[count, 1]]]], types))
+    return with_record(state, record([PLAIN, [kind, [[2, 0]]], ["list", [[count, 1]]]], types))
 
 
 def test_what_is_unknown_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -681,13 +679,13 @@ def test_keys_of_dicts_that_have_the_same_hash() -> None:
     state = {str(index): index for index in range(400)}
     keys = msgpack.packb({"list": COLLIDING})
     with pytest.raises(treepack.DecodeError, match="have the same hash"):
-        treepack.loads(with_trailer(state, record([PLAIN, [{"dict_with_keys": keys}, [[400, 0]]]])))
+        treepack.loads(with_record(state, record([PLAIN, [{"dict_with_keys": keys}, [[400, 0]]]])))
     static = msgpack.packb({"tuple": [{"list": COLLIDING}, "none"]})
     ordered = record(
         [PLAIN, [{"typed": [0, static]}, [[400, 0]]]], [["collections.OrderedDict", None]]
     )
     with pytest.raises(treepack.DecodeError, match="have the same hash"):
-        treepack.loads(with_trailer(state, ordered))
+        treepack.loads(with_record(state, ordered))
 
 
 def test_keys_of_maps_that_have_the_same_hash() -> None:

@@ -592,7 +592,7 @@ def test_a_checkpoint_as_a_shard_of_another_one(checkpoint: Path, saved: Path) -
     [shard] = checkpoint.glob("*-00000.treepack")
     shard.unlink()
     shutil.copytree(saved, shard)
-    nbytes, record = shard.stat().st_size, treepack.open(shard)._catalog.trailer
+    nbytes, record = shard.stat().st_size, treepack.open(shard)._catalog.record
     change_manifest(
         checkpoint,
         lambda it: it["files"][0].update(nbytes=nbytes, record=zlib.crc32(record or b"")),
@@ -651,7 +651,7 @@ def many_files(path: Path, rows: np.ndarray) -> None:
         shard = {"w": {f"[{at}:{at + 1},0:{rows.shape[1]}]": row[None]}}
         treepack.save(file, shard, durable=False)
         with treepack.open(file) as opened:
-            record = zlib.crc32(opened._catalog.trailer or b"")
+            record = zlib.crc32(opened._catalog.record or b"")
         files.append((file.name, file.stat().st_size, record))
     whole = described_layout({"w": rows}, 1, max_chunk_size=2**30, index=True, hollow=True)
     grid = [len(rows), 1], list(range(len(rows))), False

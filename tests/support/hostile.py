@@ -228,8 +228,8 @@ def resealed(path: Path) -> None:
     for name, _, _ in read.files:
         data = (path / name).read_bytes()
         inside = gzip.decompress(data) if data[:2] == GZIP else data
-        trailer = unpacked(inside[inside.rindex(KEY) + len(KEY) :])
-        files.append((name, len(data), zlib.crc32(trailer)))
+        record = unpacked(inside[inside.rindex(KEY) + len(KEY) :])
+        files.append((name, len(data), zlib.crc32(record)))
     manifest.write_bytes(read.with_files(files))
 
 

@@ -77,7 +77,7 @@ def format_of(path: str | os.PathLike[str]) -> Format:
 def state_of(tree: Tree) -> State:
     """Returns the state of an open file; that of a part has no record."""
     place = place_of(tree)
-    record = None if place.parts else place.catalog.trailer
+    record = None if place.parts else place.catalog.record
     return State(place.state(place.reader.leaf), record)
 
 

@@ -84,9 +84,9 @@ impl Catalog {
 
     /// The record of the structure, with what stands after it.
     #[getter]
-    fn trailer<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let trailer = self.catalog.trailer();
-        trailer.map(|trailer| copied(py, trailer)).transpose()
+    fn record<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let record = self.catalog.record();
+        record.map(|record| copied(py, record)).transpose()
     }
 
     /// What is wrong with data of which only a part could be read.

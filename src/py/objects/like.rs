@@ -15,7 +15,7 @@ use super::values::Objects;
 use crate::events::{Closed, Event};
 use crate::grow;
 use crate::source::read_to;
-use crate::structure::{ROOT_KEY, TRAILER_KEY};
+use crate::structure::{RECORD_KEY, ROOT_KEY};
 use crate::wire::Head;
 
 /// A part of the tree; nothing if it is not just like the template.
@@ -62,7 +62,7 @@ impl<'py> Objects<'_, 'py> {
     /// Whether a map ends here, but for the record of a structure if there has to be one.
     fn end(&mut self, record: bool) -> Walked<bool> {
         if record {
-            if !self.key_is(TRAILER_KEY.as_bytes())? {
+            if !self.key_is(RECORD_KEY.as_bytes())? {
                 return Ok(false);
             }
             let record = self.value()?;
@@ -255,7 +255,7 @@ impl<'py> Objects<'_, 'py> {
 fn has_record(template: &Bound<'_, PyAny>) -> PyResult<bool> {
     template
         .cast_exact::<PyDict>()
-        .map_or(Ok(false), |dict| dict.contains(TRAILER_KEY))
+        .map_or(Ok(false), |dict| dict.contains(RECORD_KEY))
 }
 
 /// Whether a text is a number as `to_string` writes it.

@@ -12,27 +12,27 @@ use super::super::memory::{dict_next, has_string_keys, new_dict};
 use super::super::watch::Signals;
 use super::keys::path_text;
 use super::nodes::{children, node_at};
-use crate::structure::{Kind, Node, Repeat, Trailer};
+use crate::structure::{Kind, Node, Record, Repeat};
 
 /// The kinds of containers by their paths; nothing if a template plainly has the same. See `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (target, state, trailer, *, at=vec![]))]
+#[pyo3(signature = (target, state, record, *, at=vec![]))]
 pub fn other_kinds<'py>(
     target: &Bound<'py, PyAny>,
     state: &Bound<'py, PyAny>,
-    trailer: &[u8],
+    record: &[u8],
     at: Vec<(u64, u64)>,
 ) -> PyResult<Option<Bound<'py, PyDict>>> {
     let py = state.py();
-    let trailer = Trailer::read(trailer)?;
+    let record = Record::read(record)?;
     let kinds = Kinds {
         signals: Signals::new(),
-        trailer: &trailer,
+        record: &record,
         fields: RefCell::default(),
         known: RefCell::default(),
     };
     let told = || {
-        let node = node_at(&trailer, &at)?;
+        let node = node_at(&record, &at)?;
         if kinds.is_same(target, state, node)? {
             return Ok(None);
         }
@@ -46,7 +46,7 @@ pub fn other_kinds<'py>(
 
 struct Kinds<'a, 'py> {
     signals: Signals,
-    trailer: &'a Trailer,
+    record: &'a Record,
     fields: RefCell<FieldsByType<'py>>,
     /// Types that have been met, and by the number of the record whether they are the same.
     known: RefCell<Vec<(Bound<'py, PyType>, u32, bool)>>,
@@ -61,7 +61,7 @@ impl<'py> Kinds<'_, 'py> {
         node: usize,
     ) -> Walked<bool> {
         self.signals.check(target.py())?;
-        let node = &self.trailer.nodes[node];
+        let node = &self.record.nodes[node];
         match &node.0 {
             Kind::Plain => self.is_plain(target, state),
             Kind::Jax | Kind::Bytearray | Kind::Memoryview => Ok(true),
@@ -168,7 +168,7 @@ impl<'py> Kinds<'_, 'py> {
             return Ok(*answer);
         }
         let is_named = Hooks::get(class.py())?.is_named.bind(class.py());
-        let name = &self.trailer.types[number as usize].name;
+        let name = &self.record.types[number as usize].name;
         let answer = is_named.call1((class, name))?.is_truthy()?;
         self.known
             .borrow_mut()
@@ -184,12 +184,12 @@ impl<'py> Kinds<'_, 'py> {
         path: &mut Vec<Bound<'py, PyAny>>,
         told: &Bound<'py, PyDict>,
     ) -> Walked {
-        let node = &self.trailer.nodes[node];
+        let node = &self.record.nodes[node];
         let kind = match &node.0 {
             Kind::List => Some("list"),
             Kind::Tuple => Some("tuple"),
             Kind::DictWithKeys(_) => Some("keys"),
-            Kind::Typed(class, _) => Some(&*self.trailer.types[*class as usize].name),
+            Kind::Typed(class, _) => Some(&*self.record.types[*class as usize].name),
             _ => None,
         };
         if let Some(kind) = kind {

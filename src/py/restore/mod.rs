@@ -28,5 +28,5 @@ mod template;
 pub use self::kinds::other_kinds;
 pub use self::matching::Matching;
 pub use self::older::{has_older_types, mark_older};
-pub use self::record::{assemble, trailer_metadata};
+pub use self::record::{assemble, record_metadata};
 pub use self::template::rebuild;

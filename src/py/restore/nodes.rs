@@ -4,19 +4,19 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::super::failure::{Failure, Walked};
-use crate::structure::{Kind, Node, Trailer};
+use crate::structure::{Kind, Node, Record};
 
 pub(super) fn damaged<T>(what: impl Into<String>) -> Walked<T> {
     Err(Failure::structure(what))
 }
 
 /// The node of a record that positions lead to from the root: which child, and of how many.
-pub(super) fn node_at(trailer: &Trailer, positions: &[(u64, u64)]) -> Walked<usize> {
-    let root = trailer.nodes.len() - 1; // there is one: `decode` has looked
+pub(super) fn node_at(record: &Record, positions: &[(u64, u64)]) -> Walked<usize> {
+    let root = record.nodes.len() - 1; // there is one: `decode` has looked
     positions
         .iter()
         .try_fold(root, |node, &(mut index, count)| {
-            let found = &trailer.nodes[node];
+            let found = &record.nodes[node];
             if found.0 == Kind::Plain {
                 return Ok(node); // as all below it
             }

@@ -14,45 +14,45 @@ use super::keys::dict_of;
 use super::nodes::{children, damaged, node_at};
 use super::record::Assembled;
 use crate::grow;
-use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
+use crate::structure::{Kind, Node, NodeType, Record, Repeat};
 
 /// The state with marks for such nodes; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (state, trailer, mark, *, at=vec![]))]
+#[pyo3(signature = (state, record, mark, *, at=vec![]))]
 pub fn mark_older<'py>(
     state: Bound<'py, PyAny>,
-    trailer: &[u8],
+    record: &[u8],
     mark: Bound<'py, PyAny>,
     at: Vec<(u64, u64)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
-    let trailer = Trailer::read(trailer)?;
-    let mut older: Vec<bool> = grow::with_room(trailer.types.len())?;
-    for class in &trailer.types {
+    let record = Record::read(record)?;
+    let mut older: Vec<bool> = grow::with_room(record.types.len())?;
+    for class in &record.types {
         older.push(is_older(py, class)?);
     }
     // Which nodes are such, or have some below them, which stand before them.
-    let mut marked: Vec<bool> = grow::with_room(trailer.nodes.len())?;
-    for Node(kind, repeats) in &trailer.nodes {
+    let mut marked: Vec<bool> = grow::with_room(record.nodes.len())?;
+    for Node(kind, repeats) in &record.nodes {
         let here = matches!(kind, Kind::Typed(class, _) if older[*class as usize]);
         marked.push(here || repeats.iter().any(|repeat| marked[repeat.1 as usize]));
     }
     let marking = Marking {
         signals: Signals::new(),
-        trailer: &trailer,
+        record: &record,
         older: &older,
         marked: &marked,
         mark,
     };
     let mut at = at;
-    let done = node_at(&trailer, &at).and_then(|node| marking.node(state, node, &mut at));
+    let done = node_at(&record, &at).and_then(|node| marking.node(state, node, &mut at));
     done.map_err(|failure| failure.into_py(py, "loading"))
 }
 
 /// Whether a record has such types; one that is damaged has none. See `_core.pyi`.
 #[pyfunction]
-pub fn has_older_types(py: Python<'_>, trailer: &[u8]) -> PyResult<bool> {
-    for class in Trailer::types(trailer).unwrap_or_default() {
+pub fn has_older_types(py: Python<'_>, record: &[u8]) -> PyResult<bool> {
+    for class in Record::types(record).unwrap_or_default() {
         if is_older(py, &class)? {
             return Ok(true);
         }
@@ -67,7 +67,7 @@ fn is_older(py: Python<'_>, class: &NodeType) -> PyResult<bool> {
 
 struct Marking<'a, 'py> {
     signals: Signals,
-    trailer: &'a Trailer,
+    record: &'a Record,
     /// By the numbers of types.
     older: &'a [bool],
     /// By the numbers of nodes.
@@ -89,7 +89,7 @@ impl<'py> Marking<'_, 'py> {
         }
         let py = state.py();
         self.signals.check(py)?;
-        let found = &self.trailer.nodes[node];
+        let found = &self.record.nodes[node];
         let Ok(dict) = children(&state, found) else {
             return Ok(state); // what is not there, or damaged, is told elsewhere
         };

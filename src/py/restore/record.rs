@@ -19,18 +19,18 @@ use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::keys::{dict_of, path_text};
 use super::nodes::{children, damaged, node_at};
-use crate::structure::{Kind, Node, NodeType, Repeat, Trailer};
+use crate::structure::{Kind, Node, NodeType, Record, Repeat};
 use crate::{Error, grow};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
-    state, trailer, *, convert, unknown_as_dict, placeholders, r#static, absent=None, at=vec![]
+    state, record, *, convert, unknown_as_dict, placeholders, r#static, absent=None, at=vec![]
 ))]
 #[allow(clippy::too_many_arguments)] // they have names in Python
 pub fn assemble<'py>(
     state: Bound<'py, PyAny>,
-    trailer: &[u8],
+    record: &[u8],
     convert: Option<Bound<'py, PyAny>>,
     unknown_as_dict: bool,
     placeholders: bool,
@@ -39,12 +39,12 @@ pub fn assemble<'py>(
     at: Vec<(u64, u64)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
-    let trailer = Trailer::read(trailer)?;
+    let record = Record::read(record)?;
     let mut assembly = Assembly {
         py,
         signals: Signals::new(),
-        trailer: &trailer,
-        types: grow::filled(Asked::NotYet, trailer.types.len())?,
+        record: &record,
+        types: grow::filled(Asked::NotYet, record.types.len())?,
         decoded: HashMap::new(),
         unknown: HashSet::new(),
         with_holes: HashSet::new(),
@@ -55,7 +55,7 @@ pub fn assemble<'py>(
         leaves: None,
         absent,
     };
-    let root = node_at(&trailer, &at).map_err(|failure| failure.into_py(py, "loading"))?;
+    let root = node_at(&record, &at).map_err(|failure| failure.into_py(py, "loading"))?;
     let mut found = Vec::new();
     let done = match convert {
         None => assembly.node(state, root),
@@ -77,11 +77,11 @@ pub fn assemble<'py>(
     done.map_err(|failure| failure.into_py(py, "loading"))
 }
 
-/// The value in the trailer that a user has added, or `None`; see `_core.pyi`.
+/// The value in the record that a user has added, or `None`; see `_core.pyi`.
 #[pyfunction]
-pub fn trailer_metadata<'py>(py: Python<'py>, trailer: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    let trailer = Trailer::read(trailer)?;
-    match trailer.metadata {
+pub fn record_metadata<'py>(py: Python<'py>, record: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let record = Record::read(record)?;
+    match record.metadata {
         Some(metadata) => value::decode(py, &metadata),
         None => Ok(py.None().into_bound(py)),
     }
@@ -92,7 +92,7 @@ pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
 pub(super) struct Assembly<'a, 'py> {
     pub(super) py: Python<'py>,
     signals: Signals,
-    pub(super) trailer: &'a Trailer,
+    pub(super) record: &'a Record,
     /// What is known of each type, once it has been asked for.
     types: Vec<Asked<'py>>,
     /// What has been decoded for a node, by its number: many children may be the same node.
@@ -148,7 +148,7 @@ impl<'py> Assembly<'_, 'py> {
     /// state, which must not need much of the stack: what they call is not inlined.
     fn node(&mut self, state: Bound<'py, PyAny>, node: usize) -> Assembled<'py> {
         self.signals.check(self.py)?;
-        let Node(kind, repeats) = &self.trailer.nodes[node];
+        let Node(kind, repeats) = &self.record.nodes[node];
         if self.is_absent(&state) {
             return Ok(state);
         }
@@ -157,7 +157,7 @@ impl<'py> Assembly<'_, 'py> {
             Kind::Plain => Ok(state),
             Kind::Jax | Kind::Bytearray | Kind::Memoryview => self.leaf(kind, state),
             Kind::Dict | Kind::DictWithKeys(_) | Kind::List | Kind::Tuple | Kind::Typed(..) => {
-                let dict = children(&state, &self.trailer.nodes[node])?;
+                let dict = children(&state, &self.record.nodes[node])?;
                 let built = self.built(dict, repeats)?;
                 if self.absent.is_some() && built.iter().any(|child| self.is_absent(child)) {
                     return self.partial(dict, &built);
@@ -217,7 +217,7 @@ impl<'py> Assembly<'_, 'py> {
         dict: &Bound<'py, PyDict>,
         built: Vec<Bound<'py, PyAny>>,
     ) -> Assembled<'py> {
-        Ok(match &self.trailer.nodes[node].0 {
+        Ok(match &self.record.nodes[node].0 {
             Kind::List => {
                 indexed(dict)?;
                 new_list_of(self.py, built)?.into_any()
@@ -279,7 +279,7 @@ impl<'py> Assembly<'_, 'py> {
         built: &[Bound<'py, PyAny>],
     ) -> Assembled<'py> {
         let py = self.py;
-        let found = &self.trailer.types[class];
+        let found = &self.record.types[class];
         let class = match &self.types[class] {
             Asked::Known(known) => known.clone(),
             Asked::NotYet => self.find(class)?,
@@ -335,7 +335,7 @@ impl<'py> Assembly<'_, 'py> {
             name,
             fields,
             version,
-        } = &self.trailer.types[class];
+        } = &self.record.types[class];
         let find = Hooks::get(py)?.find_node_type.bind(py);
         let found = find.call1((name, fields, version, self.unknown_as_dict, &self.fillings));
         let found = found.map_err(|error| self.unknown_types(error))?;
@@ -399,7 +399,7 @@ impl<'py> Assembly<'_, 'py> {
         found: &mut Vec<Bound<'py, PyAny>>,
     ) -> Walked {
         self.signals.check(self.py)?;
-        let node = &self.trailer.nodes[node];
+        let node = &self.record.nodes[node];
         if self.is_absent(state) {
             return Ok(());
         }

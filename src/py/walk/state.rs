@@ -20,7 +20,7 @@ use super::payload::LeafPayload;
 use crate::Error;
 use crate::array::{Array, Framing};
 use crate::encoder::Encoder;
-use crate::structure::Trailer;
+use crate::structure::Record;
 use crate::wire;
 
 /// What is recorded of a tree: each of these, and what is before it.
@@ -45,7 +45,7 @@ pub struct Options<'py> {
     /// A value that is written with the structure.
     pub metadata: Option<Vec<u8>>,
     /// What is recorded instead of the structure that is met.
-    pub record: Option<Trailer>,
+    pub record: Option<Record>,
     /// How arrays are framed.
     pub framing: Framing,
     /// Keep the place of arrays, but do not write them.

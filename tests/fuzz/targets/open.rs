@@ -58,7 +58,7 @@ fn examine(data: Vec<u8>) {
             let found = catalog.find(0, keys, &()).expect("nobody stops it");
             assert!(found.is_none_or(|found| catalog.path_of(found) == path));
             let read = Events::read_part(&data, place.start..place.end);
-            assert!(read.is_ok() || !scanned || catalog.trailer().is_some());
+            assert!(read.is_ok() || !scanned || catalog.record().is_some());
         }
         let threads = std::num::NonZero::<usize>::MIN;
         let found = catalog.verify(&data, false, BLOCK_BYTES, threads, &()).unwrap();

@@ -2,11 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use treepack::structure::{Index, Trailer, Value};
+use treepack::structure::{Index, Record, Value};
 
 fuzz_target!(|data: &[u8]| {
-    if let Ok(trailer) = Trailer::decode(data) {
-        assert_eq!(Trailer::decode(&trailer.encode(&()).unwrap()).unwrap(), trailer);
+    if let Ok(record) = Record::decode(data) {
+        assert_eq!(Record::decode(&record.encode(&()).unwrap()).unwrap(), record);
     }
     if let Ok(index) = Index::decode(data) {
         assert_eq!(Index::decode(&index.encode(&()).unwrap()).unwrap(), index);

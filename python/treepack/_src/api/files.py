@@ -382,7 +382,7 @@ def abstract(
     """
     check_choice("unknown", unknown)
     with _opened(path_or_data, max_size) as file:
-        present(place_of(file).catalog.trailer)
+        present(place_of(file).catalog.record)
         return file.abstract(unknown=unknown, static=static)
 
 
@@ -404,7 +404,7 @@ def read_metadata(
       {'step': 3, 'shape': (1, 2)}
     """
     with _opened(path_or_data, max_size) as file:
-        present(place_of(file).catalog.trailer)
+        present(place_of(file).catalog.record)
         return file.metadata
 
 

@@ -138,12 +138,12 @@ class Tree(Mapping[str, Any]):
         """Returns the tree with `jax.ShapeDtypeStruct`s for arrays; see `treepack.abstract`."""
         check_choice("unknown", unknown)
         state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
-        trailer = self._catalog.trailer
-        if trailer is None:
+        record = self._catalog.record
+        if record is None:
             return state
         return core.assemble(
             state,
-            trailer,
+            record,
             convert=None,
             unknown_as_dict=unknown == "dict",
             placeholders=True,
@@ -235,8 +235,8 @@ class File(Tree):
 
     @property
     def metadata(self) -> Any:
-        trailer = self._catalog.trailer
-        return None if trailer is None else core.trailer_metadata(trailer)
+        record = self._catalog.record
+        return None if record is None else core.record_metadata(record)
 
     @property
     def damage(self) -> str | None:

@@ -58,9 +58,9 @@ def _restored(
 ) -> Any:
     """Returns the target with the chosen leaves of a file in place of its own."""
     catalog = place.catalog
-    trailer = catalog.trailer
+    whole = catalog.record
     if found.renamed is not None:
-        if trailer is not None and core.has_older_types(trailer):
+        if whole is not None and core.has_older_types(whole):
             raise TreepackError(  # upgrades may change names
                 "rename does not work for files with nodes of older versions: load them without it"
             )
@@ -83,7 +83,7 @@ def _restored(
             )
             if restored is not None:
                 return restored[0]
-        record = None if trailer is None else (trailer, place.positions())
+        record = None if whole is None else (whole, place.positions())
         state = place.reader.read(place, how, found.marks, _on_devices(target))
     return restore_tree(
         target,
@@ -247,12 +247,12 @@ def _listed(paths: list[str], most: int = 10) -> str:
 def _assembled(place: Place, marks: core.Marks | None, convert: Any, how: Reading) -> Any:
     """Builds a tree of the marked leaves, with its structure where containers are complete."""
     catalog = place.catalog
-    if catalog.trailer is None:
+    if catalog.record is None:
         found = without_absent(place.reader.read(place, how, marks))
     else:
         found = core.assemble(
             place.reader.read(place, how, marks),
-            catalog.trailer,
+            catalog.record,
             convert=convert,
             unknown_as_dict=how.unknown == "dict",
             placeholders=False,

@@ -152,7 +152,7 @@ class ShardedReader(Reader):
                 f"{place}: the decompressed checkpoint exceeds max_size={self._max_size} bytes"
             ) from error
         self.inflated += file.inflated
-        if zlib.crc32(file.catalog.trailer or b"") != record:
+        if zlib.crc32(file.catalog.record or b"") != record:
             raise CorruptionError(f"{place} is not the file that was saved: it has another record")
         return file
 

@@ -11,24 +11,24 @@ from treepack.errors import DecodeError
 
 def split(state: Any) -> tuple[Any, Any]:
     """Splits off the record of the structure, which may be of any type, or `None`."""
-    record = state.get(core.TRAILER_KEY) if type(state) is dict else None
+    record = state.get(core.RECORD_KEY) if type(state) is dict else None
     return without_structure(state), record
 
 
 def without_structure(state: Any) -> Any:
     """Returns the state of a tree without the record of its structure."""
-    if type(state) is not dict or core.TRAILER_KEY not in state:
+    if type(state) is not dict or core.RECORD_KEY not in state:
         return state
-    if state.keys() == {core.ROOT_KEY, core.TRAILER_KEY}:
+    if state.keys() == {core.ROOT_KEY, core.RECORD_KEY}:
         return state[core.ROOT_KEY]
-    return {key: value for key, value in state.items() if key != core.TRAILER_KEY}
+    return {key: value for key, value in state.items() if key != core.RECORD_KEY}
 
 
 def assembled(state: Any, *, convert: Any, unknown: Unknown, static: Any) -> Any:
     """Makes a tree from its state and the record of its structure, which is in the state."""
     state, record = split(state)
     if record is not None and type(record) is not bytes:
-        raise DecodeError(f"{core.TRAILER_KEY!r} is a {type(record).__name__}, not bytes")
+        raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
     return core.assemble(
         state,
         present(record),

@@ -158,9 +158,9 @@ def restore_selected(
     for `catalog`, `value`, `marks` and `selector`, and `restore_tree` for the others.
     """
     check_choice("strict", strict)
-    if strict == "exact" or handlers.overridden() or core.TRAILER_KEY in _keys(target):
+    if strict == "exact" or handlers.overridden() or core.RECORD_KEY in _keys(target):
         return None
-    if catalog.trailer is not None and core.has_older_types(catalog.trailer):
+    if catalog.record is not None and core.has_older_types(catalog.record):
         return None
 
     def settle(leaves: list[tuple[str, Any, Any]]) -> list[Any] | None:
@@ -228,7 +228,7 @@ def restore_tree(
       record: The record of the structure if the state lacks it, and the tree's position in it:
         see `_core.assemble`.
     """
-    if target is None or core.TRAILER_KEY not in _keys(target):
+    if target is None or core.RECORD_KEY not in _keys(target):
         state, found = split(state)
         record = (found, []) if type(found) is bytes else record
     if target is None:

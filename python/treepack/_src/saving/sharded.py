@@ -394,8 +394,8 @@ class Directory:
         """
         file = self.file(name)
         catalog = core.Catalog.open(open_parts(file, regular=True).content, salvage=False)
-        record = present(catalog.trailer)
-        about = core.trailer_metadata(record)
+        record = present(catalog.record)
+        about = core.record_metadata(record)
         plan = about.get("plan") if isinstance(about, dict) else None
         return Found(size_of(file), zlib.crc32(record), plan)
 

@@ -21,7 +21,7 @@ const MAX_NESTING: usize = 16;
 
 /// How the state dict before it is to be put together.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trailer {
+pub struct Record {
     version: u32,
     /// The types of nodes that are neither dict, list nor tuple.
     #[serde(deserialize_with = "decode::list")]
@@ -92,7 +92,7 @@ pub enum Kind {
     List,
     /// A tuple, likewise.
     Tuple,
-    /// A node of a type of [`Trailer::types`], and the [`super::Value`] that is its static data.
+    /// A node of a type of [`Record::types`], and the [`super::Value`] that is its static data.
     Typed(u32, #[serde(deserialize_with = "decode::bytes")] ByteBuf),
 }
 
@@ -119,7 +119,7 @@ impl Node {
     }
 }
 
-impl Trailer {
+impl Record {
     pub(super) fn new(types: Vec<NodeType>, nodes: Vec<Node>, metadata: Option<Vec<u8>>) -> Self {
         Self {
             version: VERSION,
@@ -167,11 +167,11 @@ impl Trailer {
                 versioned.version
             )));
         }
-        let trailer: Self = read(bytes).map_err(broken)?;
-        trailer.check().map_err(|what| {
+        let record: Self = read(bytes).map_err(broken)?;
+        record.check().map_err(|what| {
             Error::Structure(format!("the record of the structure is damaged: {what}"))
         })?;
-        Ok(trailer)
+        Ok(record)
     }
 
     fn check(&self) -> std::result::Result<(), String> {
