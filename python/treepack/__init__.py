@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import treepack._core as core
 from treepack import errors, serialization
+from treepack._src import hooks
 from treepack._src.api.bytes import buffers, dumps, loads, pack_into, packed_size
 from treepack._src.api.export import LoadedExported, load_exported, save_exported
 from treepack._src.api.files import abstract, load, read_metadata, save
@@ -29,6 +31,9 @@ from treepack.errors import (
     UnregisteredTypeError,
     UnserializableLeafError,
 )
+
+core.set_hooks(hooks, errors)
+del core, hooks
 
 for _public in (File, LazyArray, LoadedExported, Report, Saving, Verification):
     _public.__module__ = "treepack"  # where users, tracebacks and pickles find it

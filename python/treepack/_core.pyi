@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
+from types import ModuleType
 from typing import Any, Literal, final
 
 import numpy as np
@@ -36,6 +37,7 @@ __all__ = [
     "restore",
     "restore_like",
     "restore_selected",
+    "set_hooks",
     "stream_items",
     "thread_count",
     "walk",
@@ -552,6 +554,13 @@ class Catalog:
 
         The number of leaves stands for the bytes between the last leaf and the record.
         """
+
+def set_hooks(hooks: ModuleType, errors: ModuleType) -> None:
+    """Takes the functions that walks call, and the exceptions. The first call counts.
+
+    Raises:
+      AttributeError: If `hooks` lacks a function.
+    """
 
 def thread_count(threads: int | None) -> int:
     """Returns the number of threads for an option `threads`.

@@ -5,28 +5,17 @@ use std::path::Path;
 
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
+use super::hooks::Hooks;
 use crate::Error;
-
-/// A class of `treepack.errors`.
-fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-    static MODULE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    MODULE
-        .get_or_try_init(py, || {
-            Ok::<_, PyErr>(py.import("treepack.errors")?.into_any().unbind())
-        })?
-        .bind(py)
-        .getattr(name)
-}
 
 /// An exception of a class of `treepack.errors`, made from `arguments`.
 pub fn make<'py, A>(py: Python<'py>, name: &str, arguments: A) -> PyErr
 where
     A: pyo3::call::PyCallArgs<'py>,
 {
-    match class(py, name).and_then(|class| class.call1(arguments)) {
+    match Hooks::error(py, name).and_then(|class| class.call1(arguments)) {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,
     }
@@ -36,7 +25,7 @@ where
 pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
     // Where there is no memory, the class might not be found.
     !error.is_instance_of::<PyMemoryError>(py)
-        && class(py, name).is_ok_and(|class| error.is_instance(py, &class))
+        && Hooks::error(py, name).is_ok_and(|class| error.is_instance(py, &class))
 }
 
 /// The exception for `error`; `path` is where in the tree it happened, if the error does not

@@ -1,7 +1,8 @@
 //! The Python functions that the native walks ask about meaning.
 //!
-//! They are looked up once. `_src/hooks.py` lists them; each is documented where it is defined.
+//! The package hands them over once, with [`set_hooks`]: the core names no module of Python.
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -59,45 +60,73 @@ pub struct Hooks {
     pub make_ext: Py<PyAny>,
     /// `printable(text) -> str`: text as it is shown to people.
     pub printable: Py<PyAny>,
+    /// The module of the exceptions.
+    errors: Py<PyAny>,
+}
+
+static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
+
+/// Takes the functions and the exceptions; see `_core.pyi`.
+#[pyfunction]
+pub fn set_hooks(hooks: &Bound<'_, PyAny>, errors: Bound<'_, PyAny>) -> PyResult<()> {
+    let found = Hooks::of(hooks, errors)?;
+    // Those of the first import stay: walks hold them.
+    drop(HOOKS.set(hooks.py(), found));
+    Ok(())
 }
 
 impl Hooks {
-    /// The functions, imported on first use.
+    /// The functions that were handed over.
     pub fn get(py: Python<'_>) -> PyResult<&'static Self> {
-        static HOOKS: PyOnceLock<Hooks> = PyOnceLock::new();
         // Every walk comes by here before it needs much.
         super::memory::keep_reserve()?;
-        HOOKS.get_or_try_init(py, || {
-            let hooks = py.import("treepack._src.hooks")?;
-            let hook = |name: &str| -> PyResult<Py<PyAny>> { Ok(hooks.getattr(name)?.unbind()) };
-            Ok(Self {
-                classify: hook("classify")?,
-                explain: hook("explain")?,
-                host_view: hook("host_view")?,
-                start_transfer: hook("start_transfer")?,
-                finish_transfer: hook("finish_transfer")?,
-                to_contiguous: hook("to_contiguous")?,
-                describe_dtype: hook("describe_dtype")?,
-                resolve_dtype: hook("resolve_dtype")?,
-                abstract_array: hook("abstract_array")?,
-                unwrap_key: hook("unwrap_key")?,
-                wrap_key: hook("wrap_key")?,
-                expand: hook("expand")?,
-                fixed_fields: hook("fixed_fields")?,
-                restore_child: hook("restore_child")?,
-                is_abstract_array: hook("is_abstract_array")?,
-                check_unique_keys: hook("check_unique_keys")?,
-                reduce_node: hook("reduce_node")?,
-                find_node_type: hook("find_node_type")?,
-                unknown_types: hook("unknown_types")?,
-                upgrades: hook("upgrades")?,
-                is_named: hook("is_named")?,
-                fill_holes: hook("fill_holes")?,
-                reduce_value: hook("reduce_value")?,
-                rebuild_value: hook("rebuild_value")?,
-                make_ext: hook("make_ext")?,
-                printable: hook("printable")?,
-            })
+        Self::given(py)
+    }
+
+    /// An exception class of ours.
+    pub fn error<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+        Self::given(py)?.errors.bind(py).getattr(name)
+    }
+
+    fn given(py: Python<'_>) -> PyResult<&'static Self> {
+        HOOKS.get(py).ok_or_else(|| {
+            PyRuntimeError::new_err(
+                "the core is used before its package: `import treepack` has to end first, which \
+                 calls set_hooks",
+            )
+        })
+    }
+
+    fn of(hooks: &Bound<'_, PyAny>, errors: Bound<'_, PyAny>) -> PyResult<Self> {
+        let hook = |name: &str| -> PyResult<Py<PyAny>> { Ok(hooks.getattr(name)?.unbind()) };
+        Ok(Self {
+            classify: hook("classify")?,
+            explain: hook("explain")?,
+            host_view: hook("host_view")?,
+            start_transfer: hook("start_transfer")?,
+            finish_transfer: hook("finish_transfer")?,
+            to_contiguous: hook("to_contiguous")?,
+            describe_dtype: hook("describe_dtype")?,
+            resolve_dtype: hook("resolve_dtype")?,
+            abstract_array: hook("abstract_array")?,
+            unwrap_key: hook("unwrap_key")?,
+            wrap_key: hook("wrap_key")?,
+            expand: hook("expand")?,
+            fixed_fields: hook("fixed_fields")?,
+            restore_child: hook("restore_child")?,
+            is_abstract_array: hook("is_abstract_array")?,
+            check_unique_keys: hook("check_unique_keys")?,
+            reduce_node: hook("reduce_node")?,
+            find_node_type: hook("find_node_type")?,
+            unknown_types: hook("unknown_types")?,
+            upgrades: hook("upgrades")?,
+            is_named: hook("is_named")?,
+            fill_holes: hook("fill_holes")?,
+            reduce_value: hook("reduce_value")?,
+            rebuild_value: hook("rebuild_value")?,
+            make_ext: hook("make_ext")?,
+            printable: hook("printable")?,
+            errors: errors.unbind(),
         })
     }
 }

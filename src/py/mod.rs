@@ -72,6 +72,8 @@ mod _core {
     #[pymodule_export]
     use super::hashes::check_hashes;
     #[pymodule_export]
+    use super::hooks::set_hooks;
+    #[pymodule_export]
     use super::load::{restore, restore_like, stream_items};
     #[pymodule_export]
     use super::manifest::Manifest;

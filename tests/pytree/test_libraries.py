@@ -26,6 +26,7 @@ from flax.training.train_state import TrainState
 from jax.example_libraries import optimizers
 
 import treepack
+import treepack._core as core
 from treepack import serialization
 
 ROOT = Path(__file__).parents[2]
@@ -793,6 +794,30 @@ def test_the_core_finds_what_it_calls() -> None:
     names = re.findall(r'hook\("(\w+)"\)', (ROOT / "src/py/hooks.rs").read_text())
     assert sorted(names) == sorted(_hooks.__all__)
     assert all(callable(getattr(_hooks, name)) for name in names)
+
+
+def test_the_core_is_of_no_use_without_its_package() -> None:
+    code = (
+        "import importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('_core', sys.argv[1])\n"
+        "core = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(core)\n"
+        "for data in (b'\\x80', b'\\xc1'):\n"
+        "    try:\n"
+        "        core.restore(data, None, None)\n"
+        "    except RuntimeError as error:\n"
+        "        print(error)\n"
+        "try:\n"
+        "    core.set_hooks(sys, sys)\n"
+        "except AttributeError as error:\n"
+        "    print(error)\n"
+        "assert 'treepack' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, core.__file__], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("`import treepack` has to end first") == 2
+    assert "has no attribute 'classify'" in done.stdout
 
 
 class Numbered:

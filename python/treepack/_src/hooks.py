@@ -1,6 +1,6 @@
 """The functions about meaning that the core calls, by the names it knows.
 
-`src/py/hooks.rs` looks each of them up once, and documents its question.
+`import treepack` hands them to the core; `src/py/hooks.rs` documents each.
 """
 
 from __future__ import annotations
