@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from typing import ForwardRef
+
 import treepack._core as core
 from treepack import errors, serialization
 from treepack._src import hooks
@@ -36,8 +38,12 @@ core.set_hooks(hooks, errors)
 del core, hooks
 
 for _public in (File, LazyArray, LoadedExported, Report, Saving, Verification):
+    for _name, _hint in _public.__annotations__.items():
+        # `typing.get_type_hints` finds its names where it was written.
+        _text = str(getattr(_hint, "__forward_arg__", _hint))
+        _public.__annotations__[_name] = ForwardRef(_text, module=_public.__module__)
     _public.__module__ = "treepack"  # where users, tracebacks and pickles find it
-del _public
+del ForwardRef, _public, _name, _hint, _text
 
 register_pytree_node_serialization = register_node
 """`register_node` under the name that JAX has for it."""

@@ -12,11 +12,12 @@ which arrays are split into chunks.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import treepack._core as core
 from treepack._src.interop.flax import Patch
 from treepack._src.options import (
+    Buffer,
     FileOptions,
     InflateOptions,
     Progress,
@@ -34,9 +35,6 @@ from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.write import save_layout
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = [
     "MAX_CHUNK_SIZE",

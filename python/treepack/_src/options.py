@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import dataclasses
 import threading
@@ -10,6 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     import jax
+    import typing_extensions
+
+    Buffer = typing_extensions.Buffer
+else:
+    Buffer = getattr(collections.abc, "Buffer", Any)  # Python 3.11 has no name for it
 
 Strict = bool | Literal["exact"]
 """How leaves are compared with a template: shapes and dtypes as JAX sees them, exactly, or not."""

@@ -355,7 +355,7 @@ impl<'py> Assembly<'_, 'py> {
             return error; // other types may be those of leaves that are not meant
         }
         let told = || {
-            let names = self.trailer.types.iter();
+            let names = self.record.types.iter();
             let names = names.map(|it| Ok(new_string(py, it.name.as_bytes())?.into_any()));
             let names = list_of_results(py, names)?;
             Hooks::get(py)?

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 import treepack._core as core
 from treepack import serialization
 from treepack._src.checkpoint.load import restore_described
+from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
     Arrays,
+    Buffer,
     BytesOptions,
     Progress,
     Reading,
@@ -23,7 +25,8 @@ from treepack._src.storage.content import inflated
 
 if TYPE_CHECKING:
     import jax
-    from typing_extensions import Buffer
+else:
+    jax = OnUse("jax")
 
 
 def dumps(

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from treepack._src import paths as _paths
 from treepack._src.api.files import save
 from treepack._src.checkpoint.load import restore_described
+from treepack._src.interop.modules import OnUse
 from treepack._src.options import Arrays, Progress, Reading, Static
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.storage.content import read_whole
 from treepack.errors import DecodeError
 
 if TYPE_CHECKING:
-    import jax
-    from jax.export import Exported
+    import jax.export
+else:
+    jax = OnUse("jax")
 
 
 class LoadedExported(NamedTuple):
@@ -27,13 +29,13 @@ class LoadedExported(NamedTuple):
       params: The tree that was saved with it.
     """
 
-    exported: Exported
+    exported: jax.export.Exported
     params: Any
 
 
 def save_exported(
     path: str | os.PathLike[str],
-    exported: Exported,
+    exported: jax.export.Exported,
     params: Any = None,
     *,
     metadata: Any = None,

@@ -13,8 +13,10 @@ from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
 from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
     Arrays,
+    Buffer,
     LoadOptions,
     Missing,
     OnCorrupt,
@@ -41,7 +43,8 @@ from treepack.errors import GzipError, GzipTruncatedError
 
 if TYPE_CHECKING:
     import jax
-    from typing_extensions import Buffer
+else:
+    jax = OnUse("jax")
 
 
 @overload

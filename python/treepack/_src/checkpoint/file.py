@@ -6,7 +6,8 @@ import difflib
 import html
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from types import TracebackType
+from typing import Any, Unpack
 
 import treepack._core as core
 from treepack._src import paths as _paths
@@ -16,9 +17,6 @@ from treepack._src.checkpoint.sharded import open_reader
 from treepack._src.options import PartOptions, Unknown, check_choice, part_options
 from treepack._src.printable import cells, padded, printable
 from treepack._src.storage.content import Openable
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 # A search for similar names among more than these takes long.
 _MOST_NAMES = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src import paths as _paths
@@ -13,15 +13,12 @@ from treepack._src.checkpoint.placement import converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import Renaming, Selector
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Reading, Selection, progress_bar
+from treepack._src.options import Buffer, Reading, Selection, progress_bar
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of
 from treepack._src.restore.record import assembled
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
 from treepack.errors import CorruptionError, TreepackError
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 
 def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> Any:

@@ -7,9 +7,11 @@ missing, the features that need it are off.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 
 def imported(name: str) -> ModuleType | None:
@@ -29,3 +31,13 @@ def instance_of(module: str, name: str) -> Callable[[object], bool]:
         return found is not None and isinstance(value, found)
 
     return is_instance
+
+
+class OnUse:
+    """A module that is imported once one of its names is looked up: by `typing.get_type_hints`."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)

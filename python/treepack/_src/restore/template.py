@@ -13,14 +13,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Strict, check_choice
+from treepack._src.options import Buffer, Strict, check_choice
 from treepack._src.printable import printable
 from treepack._src.pytree import handlers
 from treepack._src.pytree import prng as _prng
@@ -37,9 +37,6 @@ from treepack._src.restore.session import NOTHING, Restore, as_part, current
 from treepack._src.restore.versions import Older, RecordAt, mark_older
 from treepack._src.storage.deferred import Deferred
 from treepack.errors import MismatchError, TreepackError
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 T = TypeVar("T")
 

@@ -11,19 +11,16 @@ import json
 import operator
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Static, Writing
+from treepack._src.options import Buffer, Static, Writing
 from treepack._src.pytree import leaves as _leaves
 from treepack._src.storage.deferred import Deferred
 from treepack._src.storage.place import local, url_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 # The values of this many leaves, with paths of this many characters together, are compared one by
 # one, to name those that differ.

@@ -12,11 +12,11 @@ import stat
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.forks import Locked
-from treepack._src.options import Progress, progress_bar
+from treepack._src.options import Buffer, Progress, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.place import local, url_of
 from treepack.errors import (
@@ -27,9 +27,6 @@ from treepack.errors import (
     NoIndexError,
     TreepackError,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 # A damaged stream is inflated in steps of so many bytes, to get all data before the damage.
 _SALVAGE_BYTES = 4 << 10
