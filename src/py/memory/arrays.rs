@@ -298,10 +298,10 @@ impl<'a> ArrayParts<'a> {
 /// Lets a fresh array keep alive the object whose memory it is over.
 fn set_base(array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
     let py = array.py();
+    let array = array.as_ptr().cast();
     // SAFETY: `array` is a fresh array object without a base; the call takes over the
     // reference to `base`.
-    let status =
-        unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast(), base.into_ptr()) };
+    let status = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array, base.into_ptr()) };
     match status {
         0 => Ok(()),
         _ => Err(raised(py)),

@@ -117,8 +117,8 @@ impl Borrowed {
     /// The bytes, if nobody ever changes them.
     pub fn as_stable(&self) -> Option<&[u8]> {
         // SAFETY: as for `as_raw`; and the content of these objects never changes.
-        self.stable
-            .then(|| unsafe { std::slice::from_raw_parts(self.start, self.len) })
+        let bytes = || unsafe { std::slice::from_raw_parts(self.start, self.len) };
+        self.stable.then(bytes)
     }
 
     /// A part of these bytes.
