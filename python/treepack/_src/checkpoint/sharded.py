@@ -83,7 +83,12 @@ class ShardedReader(Reader):
     is_one_file = False
 
     def __init__(
-        self, source: str | os.PathLike[str], *, salvage: bool, mmap: bool, max_size: int | None
+        self,
+        source: Openable,
+        *,
+        salvage: bool = False,
+        mmap: bool = True,
+        max_size: int | None = None,
     ):
         """Reads the manifest.
 
@@ -292,17 +297,9 @@ class ShardedReader(Reader):
         return statuses, None if wrong is None else f"{file.name}: {wrong}"
 
     @classmethod
-    def open(
-        cls,
-        source: Openable,
-        *,
-        salvage: bool = False,
-        mmap: bool = True,
-        max_size: int | None = None,
-        regular: bool = False,
-    ) -> Reader:
+    def open(cls, source: Openable, **options: Any) -> Reader:
         """Opens a directory; see `treepack.open`."""
-        return cls(source, salvage=salvage, mmap=mmap, max_size=max_size)
+        return cls(source, **options)
 
 
 def open_reader(source: Openable, **options: Any) -> Reader:
