@@ -1,0 +1,248 @@
+"""Damaged files: what is refused, what `verify` finds, what salvage saves."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import flax.serialization
+import msgpack
+import numpy as np
+import pytest
+
+import treepack
+import treepack._core as core
+from treepack import serialization
+from trees import record_of, sealed
+
+
+def test_what_cannot_be_opened(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).bytes(2 << 20)
+    foreign = gzip.compress(serialization.to_bytes({"a": noise}), 1)
+    with pytest.raises(treepack.errors.GzipError, match="no index"):
+        treepack.open(foreign)
+    with pytest.raises(treepack.DecodeError, match="looks like"):
+        treepack.open(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(FileNotFoundError):
+        treepack.open(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="Protocol not known"):
+        treepack.open("nothing-like-this://host/file")
+    with pytest.raises(treepack.DecodeError):
+        treepack.open(b"")
+
+
+# Damage
+
+SMALL: dict[str, Any] = {
+    "params": {"w": np.arange(400.0), "b": np.arange(3)},
+    "step": 7,
+    "empty": {"x": {}},
+    "last": "text",
+}
+
+
+def test_every_bit_counts(tmp_path: Path) -> None:
+    path = tmp_path / "saved"
+    treepack.save(path, SMALL)
+    data = path.read_bytes()
+    assert treepack.verify(path).ok
+    catalog = core.Catalog.open(core.Content.lent(data), salvage=False)
+    regions = [(leaf, *catalog.leaf(value)[2:]) for leaf, value in catalog.leaves(0)]
+    end_of_leaves = regions[-1][2]
+    record_start = len(data) - len(data[data.index(b"__treepack__") + 12 :])
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << position % 8
+        found = treepack.verify(bytes(damaged))
+        assert not found.ok, position
+        if position < end_of_leaves:
+            [expected] = [leaf for leaf, _, end, begin in regions if begin <= position < end]
+            assert found.corrupt == [expected], position
+            assert found.damage is None
+        elif position < record_start:
+            assert found.damage is not None
+        else:
+            assert found.damage is not None, position
+
+
+def test_damage_in_gzip(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tree = {str(index): rng.integers(0, 256, 1 << 18, np.uint8) for index in range(4)}
+    path = tmp_path / "saved"
+    treepack.save(path, tree, compress=True)
+    assert set(treepack.verify(path).leaves.values()) == {"ok"}
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    found = treepack.verify(bytes(data))
+    assert not found.ok
+    assert 1 <= len(found.corrupt) <= 2
+    for name, status in found.leaves.items():
+        if status == "ok":
+            np.testing.assert_array_equal(np.asarray(treepack.open(bytes(data))[name]), tree[name])
+
+
+def test_files_of_flax_are_unchecked() -> None:
+    found = treepack.verify(flax.serialization.to_bytes({"a": np.zeros(3), "b": 1}))
+    assert found.leaves == {"a": "unchecked", "b": "unchecked"}
+    assert found.unchecked == ["a", "b"]
+    assert found.ok
+    assert not treepack.verify(flax.serialization.to_bytes({"a": np.zeros(3)})[:-1]).ok
+
+
+@pytest.mark.parametrize("described", [False, True])
+def test_files_that_are_cut_short(tmp_path: Path, described: bool) -> None:
+    path = tmp_path / "saved"
+    treepack.save(path, SMALL)
+    data = path.read_bytes() if described else serialization.to_bytes(SMALL)
+    leaves = [path for path, _ in treepack.open(data).leaves()]
+    for length in range(len(data)):
+        cut = data[:length]
+        with pytest.raises(treepack.DecodeError):
+            treepack.open(cut)
+        with treepack.open(cut, salvage=True) as file:
+            assert file.damage
+            found = dict(file.leaves())
+            assert list(found) == leaves[: len(found)]
+            for name, leaf in found.items():
+                if isinstance(leaf, treepack.LazyArray):
+                    np.testing.assert_array_equal(
+                        np.asarray(leaf), SMALL["params"][name.removeprefix("params/")]
+                    )
+            kept = file.load(SMALL, missing="target")
+            assert kept["last"] == "text"
+    assert len(found) == len(leaves) - (not described)
+
+
+def test_records_of_later_versions() -> None:
+    data = treepack.dumps((1, 2))
+    record = msgpack.unpackb(record_of(data))
+    plain = data[: data.index(b"__treepack__")] + b"__treepack__"
+
+    def with_record(**more: Any) -> bytes:
+        return plain + msgpack.packb(sealed(msgpack.packb({**record, **more})))
+
+    assert treepack.open(with_record(later=[1])).load() == (1, 2)
+    for load in (treepack.open, treepack.loads):
+        with pytest.raises(treepack.DecodeError, match=r"version 2.*newer treepack"):
+            load(with_record(version=2))
+
+
+def test_damaged_indices_are_refused(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "saved", {"a": 1, "b": {"c": np.zeros(3)}})
+    data = (tmp_path / "saved").read_bytes()
+    plain = data[: data.index(b"__treepack__")] + b"__treepack__"
+    record = msgpack.unpackb(record_of(data))
+    index = msgpack.unpackb(record["index"])
+    changes: list[dict[str, Any]] = [
+        {"heads": []},
+        {"heads": [3], "sizes": [1]},
+        {"outline": b""},
+        {"outline": b"\xc1"},
+        {"outline": msgpack.packb({"a": 7, "b": {"c": 0}})},
+        {"outline": msgpack.packb({"a": 0, "b": {"c": "x"}})},
+        {"outline": msgpack.packb({"a": 0})},
+        {"outline": msgpack.packb({"a": 0, "b": {"c": 0, "d": 0}})},
+        {"kinds": []},
+        {"sizes": [2**64 - 1, 2**64 - 1]},
+    ]
+    for change in changes:
+        packed = msgpack.packb({**record, "index": msgpack.packb({**index, **change})})
+        damaged = plain + msgpack.packb(sealed(packed))
+        # Where the leaves do not lie in the data, the headers are read instead.
+        with contextlib.suppress(treepack.DecodeError):
+            assert [path for path, _ in treepack.open(damaged).leaves()] == ["a", "b/c"]
+        assert treepack.loads(damaged)["a"] == 1
+
+
+def test_a_file_inside_another_one(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "inner", {"a": 1})
+    inner = (tmp_path / "inner").read_bytes()
+    outer = serialization.to_bytes({"x": 2, "inner": inner})
+    with treepack.open(outer) as file:
+        assert list(file) == ["x", "inner"]
+        assert treepack.open(file["inner"])["a"] == 1
+
+
+# What a review has found
+
+
+def test_damage_in_small_gzip_files() -> None:
+    data = treepack.dumps({"a": np.arange(1000)}, compress=True)
+    assert treepack.verify(data).leaves == {"a": "ok"}
+    damaged = bytearray(data)
+    damaged[len(data) // 2] ^= 8
+    for found in (treepack.verify(bytes(damaged)), treepack.verify(data[: len(data) // 2])):
+        assert not found.ok
+        assert found.damage
+
+
+def test_gzip_that_is_cut_short(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (8, 1 << 18), np.uint8)
+    tree = {str(index): row for index, row in enumerate(noise)}
+    treepack.save(tmp_path / "saved", tree, compress=True)
+    data = (tmp_path / "saved").read_bytes()
+    foreign = gzip.compress(serialization.to_bytes(tree), 1)
+    assert treepack.verify(foreign).ok
+    for whole in (data, foreign):
+        cut = whole[: len(whole) * 5 // 8]
+        with pytest.raises(treepack.CorruptionError):
+            treepack.open(cut)
+        with treepack.open(cut, salvage=True) as file:
+            assert file.damage
+            found = dict(file.leaves())
+        assert list(found) == [str(index) for index in range(len(found))]
+        assert 3 <= len(found) <= 5
+        with treepack.open(cut, salvage=True) as file:
+            for name, leaf in file.leaves():
+                np.testing.assert_array_equal(np.asarray(leaf), tree[name])
+        assert not treepack.verify(cut).ok
+
+
+def test_kinds_of_later_versions(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "saved", {"a": 1, "b": np.zeros(3)})
+    data = (tmp_path / "saved").read_bytes()
+    record = msgpack.unpackb(record_of(data))
+    index = msgpack.unpackb(record["index"])
+    for later in ({"quark": [1, 2]}, "quark", 7):
+        index["kinds"][0] = later
+        packed = msgpack.packb({**record, "index": msgpack.packb(index)})
+        plain = data[: data.index(b"__treepack__")] + b"__treepack__"
+        with treepack.open(plain + msgpack.packb(sealed(packed))) as file:
+            assert file["a"] == 1
+            assert file["b"].shape == (3,)
+
+
+def test_an_index_that_tells_another_dtype_or_shape_is_noticed(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "saved", {"w": np.arange(12, dtype=np.float32).reshape(4, 3)})
+    data = (tmp_path / "saved").read_bytes()
+    record = msgpack.unpackb(record_of(data))
+    index = msgpack.unpackb(record["index"])
+    for dtype, shape in [
+        ("float64", [4, 3]),
+        ("int32", [4, 3]),
+        ("float16", [4, 3]),
+        ("float32", [2, 6]),
+        ("float32", [1 << 40, 100]),
+        ("float32", [(1 << 63) - 1, 100]),
+    ]:
+        other = {**index, "kinds": [{"array": [dtype, shape]}]}
+        packed = msgpack.packb({**record, "index": msgpack.packb(other)})
+        plain = data[: data.index(b"__treepack__")] + b"__treepack__"
+        array = treepack.open(plain + msgpack.packb(sealed(packed)))["w"]
+        assert (array.dtype, array.shape) == (dtype, tuple(shape))
+        for read in (lambda array=array: array[1, 2], lambda array=array: array[:, 0]):
+            with pytest.raises(treepack.DecodeError, match="not what the index of the file has"):
+                read()
+
+
+def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    treepack.save(path, {"a": np.zeros(10), "w": np.ones((1000, 100))})
+    with treepack.open(path) as file:
+        array = file["w"]
+        os.truncate(path, 100_000)
+        with pytest.raises(treepack.DecodeError, match=r"ends inside a value.*at w"):
+            array[100:900]
