@@ -847,7 +847,7 @@ def test_integer_keys_in_the_state_of_a_handler(module: Any, tmp_path: Path) -> 
     treepack.save(tmp_path / "described", tree)
     state = serialization.to_state_dict(tree)
     jax.tree.map(np.testing.assert_array_equal, state, module.to_state_dict(tree))
-    expected = module.serialization.from_bytes(target, data)["n"].items
+    expected = module.from_bytes(target, data)["n"].items
     for found in (
         serialization.from_bytes(target, data),
         serialization.from_state_dict(target, state),
