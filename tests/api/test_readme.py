@@ -109,6 +109,16 @@ def test_the_index_lists_every_page():
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("[!i]*.md"))
 
 
+def test_pages_name_every_verb():
+    verbs = [name for name in treepack.__all__ if inspect.isfunction(getattr(treepack, name))]
+    verbs = [name for name in verbs if getattr(treepack, name).__name__ == name]  # no alias
+    assert len(verbs) > 20
+    for name in verbs:
+        named = [page for page, text in TEXTS.items() if re.search(rf"\b{name}\b", prose(text))]
+        assert {"README.md", "docs/types.md"} & {*named}, name
+        assert any(page.startswith("docs/") for page in named), name
+
+
 def test_the_chart_is_that_of_the_results(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(ROOT / "benches")
     monkeypatch.delitem(sys.modules, "chart", raising=False)
