@@ -35,9 +35,9 @@ import processes
 import treepack
 import treepack._core as core
 from programs import SAVE, TREE
+from treepack._src.checkpoint import boxes as reading
 from treepack._src.checkpoint import placement as _placement
-from treepack._src.checkpoint import sharded as reading
-from treepack._src.checkpoint import shards
+from treepack._src.checkpoint import sharded, shards
 from treepack._src.pytree import prng as _prng
 from treepack._src.saving import lease
 from treepack._src.saving import sharded as writing
@@ -250,7 +250,7 @@ def part_of(file: Opened, value: int, start: int, stop: int) -> Any:
     """Returns a part of a shard of 100 bytes."""
     shard = SimpleNamespace(reader=file, value=value, dtype=np.dtype(np.uint8))
     places: Any = [(start, stop - start, 1)], (slice(0, stop - start),)
-    return reading._Part(SimpleNamespace(), shard, *places)  # type: ignore[arg-type]
+    return reading.Part(treepack.CorruptionError, shard, *places)  # type: ignore[arg-type]
 
 
 def test_little_is_read_around_what_is_used_of_a_file() -> None:
@@ -1280,7 +1280,7 @@ def test_what_is_saved_again_meanwhile(checkpoint: Path, monkeypatch: pytest.Mon
     with pytest.raises(treepack.CorruptionError, match="saved again meanwhile: open it again"):
         np.asarray(file["params/w"])
     # Who loads begins again by himself.
-    before = reading.ShardedReader._checked
+    before = sharded.ShardedReader._checked
     again = iter([2, 3])
 
     def checked(self: Any, *args: Any) -> Any:
@@ -1289,7 +1289,7 @@ def test_what_is_saved_again_meanwhile(checkpoint: Path, monkeypatch: pytest.Mon
             treepack.save(checkpoint, {"w": jnp.full(3, value)}, sharded=True)
         return before(self, *args)
 
-    monkeypatch.setattr(reading.ShardedReader, "_checked", checked)
+    monkeypatch.setattr(sharded.ShardedReader, "_checked", checked)
     assert treepack.load(checkpoint)["w"].tolist() == [3, 3, 3]
     for options in ({"verify": True}, {"on_corrupt": "skip"}):
         again = iter([4, 5])

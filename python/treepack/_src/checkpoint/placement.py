@@ -13,8 +13,9 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
+from treepack._src.checkpoint.boxes import Box, expect, reading
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.sharded import Box, ShardedArray, expect, reading
+from treepack._src.checkpoint.sharded import ShardedArray
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Reading
 from treepack._src.pytree.kinds import kind_of
