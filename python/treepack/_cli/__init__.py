@@ -37,7 +37,7 @@ for command in (
 
 
 def run() -> None:
-    """Runs a command; errors that users can fix are a line without a traceback."""
+    """Runs a command; prints errors that users can fix as one line, without a traceback."""
     try:
         app()
     except BrokenPipeError:

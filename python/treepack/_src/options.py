@@ -21,7 +21,7 @@ Strict = bool | Literal["exact"]
 """How leaves are compared with a template: shapes and dtypes as JAX sees them, exactly, or not."""
 
 Progress = Callable[[int, int], object] | bool | None
-"""How long work reports: to a callable (bytes done, bytes in all), a bar (`True`), or not."""
+"""Where work reports: to a callable (bytes done, bytes in all), in a bar (`True`), or nowhere."""
 
 Arrays = Literal["saved", "numpy"]
 """The types of arrays: as they were saved, or all as NumPy's."""

@@ -74,7 +74,7 @@ def write_stream(path: str | os.PathLike[str], leaves: Iterable[tuple[Any, Any]]
 
 @contextlib.contextmanager
 def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> Iterator[Any]:
-    """Collects leaves to a tree; its large arrays lie in a temporary file until the end."""
+    """Collects leaves into a tree; its large arrays lie in a temporary file until the end."""
     # For URLs, the file is where all temporary files are.
     place = Path(local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack")
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ class _Item:
 def converter(
     how: Reading, *, may_change: bool = False, copy: bool | None = None
 ) -> Convert | None:
-    """Compiles the options about arrays to a function that converts the leaves that were found.
+    """Compiles the options about arrays into a function that converts the leaves it is given.
 
     Args:
       how: The options.
@@ -146,7 +146,7 @@ Where = Callable[[str, Any], Any]
 
 
 def _where(device: Any, sharding: Any) -> Where | None:
-    """Compiles `device=` and `sharding=` to one function; `None` without either."""
+    """Compiles `device=` and `sharding=` into one function; `None` without either."""
     if device is not None:
         return lambda *_: device
     if sharding is None:

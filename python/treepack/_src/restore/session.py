@@ -212,7 +212,7 @@ class Restore:
 
 
 class _Name(str):
-    """A name that is told from an equal key of a dict."""
+    """A name that differs from an equal key of a dict."""
 
 
 # Stands for `name="."`: the current place, not a child of it.

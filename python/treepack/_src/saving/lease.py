@@ -67,7 +67,7 @@ class Lease:
         weakref.finalize(self, _end, self._files, self._stopped).atexit = False
 
     def take(self, name: str) -> None:
-        """Takes it for a save with this name; whoever calls this calls `release` at last.
+        """Takes it for a save with this name; the caller has to `release` it.
 
         Raises:
           BusyError: If somebody else holds it.
