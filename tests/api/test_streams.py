@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,24 @@ print(memory("VmHWM") - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory by /proc")
+@pytest.mark.parametrize("write", ["save", "write_stream"])
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, write: str) -> None:
+    path = tmp_path / ("t" * 240)
+    code = f"""if True:
+        import os, signal, sys, numpy as np, treepack
+        def leaves():
+            yield ("a",), np.ones(1_000_000)
+            os.kill(os.getpid(), signal.SIGKILL)
+            yield ("b",), 1
+        args = [sys.argv[1], leaves()]
+        treepack.{write}(*args)
+    """
+    assert subprocess.run([sys.executable, "-c", code, str(path)]).returncode == -signal.SIGKILL
+    assert len([*tmp_path.iterdir()]) == 1
+    treepack.save(path, {"a": 1})
+    assert [*tmp_path.iterdir()] == [path]
+
+
 def test_only_some_of_it_is_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "large"
     command = [sys.executable, "-c", LARGE, str(path)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import stat
 import tempfile
@@ -14,6 +15,11 @@ import treepack._core as core
 from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.place import local, url_of
+
+try:
+    import fcntl
+except ImportError:  # as on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def save_layout(
@@ -73,13 +79,37 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def spool(path: Path) -> Iterator[IO[bytes]]:
-    """Yields a temporary file in the directory of a path, and removes it at the end."""
-    prefix = f".{path.name}."
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, delete=False) as file:
-        try:
-            yield file
-        finally:
-            Path(file.name).unlink(missing_ok=True)
+    """Yields a temporary file in the directory of a path, and removes it at the end.
+
+    It is named and locked as those of the core (`src/sink/temporary.rs`), so that the next save to
+    the path removes it if this process is killed.
+    """
+    prefix = os.fsdecode(b".%b.treepack-" % os.fsencode(path.name)[:_MAX_NAME])
+    for leftover in path.parent.glob(f"{glob.escape(prefix)}*.tmp"):
+        with contextlib.suppress(OSError):
+            remove_if_dead(leftover)
+    while True:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f"{prefix}{os.getpid():x}-", suffix=".tmp", delete=False
+        ) as file:
+            try:
+                if _is_locked(file):
+                    yield file
+                    return
+            finally:
+                Path(file.name).unlink(missing_ok=True)
+
+
+# Names of files have 255 bytes on most systems; so many are left of that of the target.
+_MAX_NAME = 200
+
+
+def _is_locked(file: IO[bytes]) -> bool:
+    """Locks a new file; returns whether nobody has taken it for a leftover meanwhile."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # without locks nobody removes it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return os.fstat(file.fileno()).st_nlink > 0
 
 
 def _umask() -> int:
@@ -104,9 +134,7 @@ def remove_if_dead(path: Path) -> None:
     The file is removed while it is locked here, so that nobody can take it over meanwhile, and only
     if the name still is that of the locked file.
     """
-    try:
-        import fcntl
-    except ImportError:
+    if fcntl is None:
         return  # there is no way to find out
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
