@@ -321,15 +321,16 @@ class _Filling:
                 hints += [f"; is {path!r} in static= meant for {place}?" for path in near]
         fill = ", ".join(f"{place!r}: {self._like(hole)}" for hole, place in self.missing)
         return HoleError(
-            f"{'; '.join(lines)}; fill them with static={{{fill}}}, or static= a tree that has "
-            f"them{''.join(hints)}"
+            f"{'; '.join(lines)}; pass a target that has them, or static= such a tree, or "
+            f"static={{{fill}}}{''.join(hints)}"
         )
 
     def _like(self, hole: Hole) -> str:
         return "..." if hole.field or self.ty is Code else f"{self._expected(hole)} like it"
 
     def _expected(self, hole: Hole) -> str:
-        return f"a {hole.what if hole.field is None else default_name(self.ty)}"
+        name = hole.what if hole.field is None else default_name(self.ty)
+        return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _inside(value: Any, parts: Sequence[str]) -> tuple[Any] | None:

@@ -193,9 +193,9 @@ def encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None)
     except (TypeError, ValueError) as error:
         where = "" if nodetype is None else f"{default_name(nodetype)}: "
         auxdata = _holes.auxdata_with_holes(auxdata, meta, nodetype, where)
-        for field, value in _holes.by_field(auxdata, meta, nodetype).items():
-            _holes.check_field(field, value, where)
         try:
             return core.encode_value(auxdata)
         except (TypeError, ValueError):
+            for field, value in _holes.by_field(auxdata, meta, nodetype).items():
+                _holes.check_field(field, value, where)
             raise TypeError(f"{where}{error}{_holes.OR_SKIP}") from None
