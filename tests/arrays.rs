@@ -287,6 +287,83 @@ fn small_arrays_are_left_alone() {
 }
 
 #[test]
+fn small_arrays_are_aligned_for_their_elements_where_all_are_meant() {
+    let elements = [
+        (1, "bool"),
+        (2, "float16"),
+        (4, "float32"),
+        (8, "int64"),
+        (16, "complex128"),
+    ];
+    let (mut met, mut of_lines) = (0, 0);
+    for (itemsize, dtype) in elements {
+        for shape in [
+            &[][..],
+            &[1],
+            &[3],
+            &[15],
+            &[16],
+            &[31],
+            &[40],
+            &[1, 2, 3, 4],
+        ] {
+            let array = Array {
+                code: EXT_NDARRAY,
+                shape,
+                dtype,
+                itemsize,
+            };
+            for align in [1, 2, 16, 64] {
+                for before in 0..64 {
+                    for key in [
+                        None,
+                        Some("w"),
+                        Some("a key that is longer than thirty-one bytes"),
+                    ] {
+                        for may_box in [false, true] {
+                            let align_all = Framing {
+                                align: Alignment::new(align).unwrap().of_all(),
+                                ..framing(1, may_box)
+                            };
+                            let read = round_trip(before, key, &array, &align_all);
+                            let least = itemsize.min(usize::try_from(align).unwrap());
+                            assert_eq!(
+                                read.payload_offset % least,
+                                0,
+                                "{dtype} {shape:?} {before}"
+                            );
+                            met += usize::from(align == 64);
+                            of_lines +=
+                                usize::from(align == 64 && read.payload_offset.is_multiple_of(64));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(of_lines > met / 3, "{of_lines} of {met}");
+}
+
+#[test]
+fn empty_arrays_and_scalars_are_left_alone() {
+    for (code, shape) in [(EXT_NDARRAY, &[0][..]), (EXT_NPSCALAR, &[])] {
+        let array = Array {
+            code,
+            shape,
+            dtype: "float64",
+            itemsize: 8,
+        };
+        let bytes = vec![7; array.nbytes()];
+        let align_all = Framing {
+            align: Alignment::new(64).unwrap().of_all(),
+            ..framing(1, true)
+        };
+        let plain = encode(3, Some("w"), &array, &framing(1, true), &bytes);
+        assert_eq!(encode(3, Some("w"), &array, &align_all, &bytes), plain);
+    }
+}
+
+#[test]
 fn only_powers_of_two_up_to_64_are_alignments() {
     for align in -2..=130 {
         let allowed = [1, 2, 4, 8, 16, 32, 64].contains(&align);

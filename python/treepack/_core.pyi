@@ -123,6 +123,7 @@ def walk(
     record: bytes | None = None,
     snapshot: bool = False,
     hollow: bool = False,
+    align_all: bool = False,
 ) -> Layout:
     """Walks a tree. Copies only small arrays; those on accelerators are fetched later.
 
@@ -146,6 +147,7 @@ def walk(
         are copied, those on accelerators are fetched now.
       hollow: Whether to write zeros in place of arrays: all those of jax, and those of NumPy of
         more than 64 bytes.
+      align_all: Whether arrays below 1 KiB are aligned, too: at least for their dtype.
 
     Raises:
       UnserializableLeafError: A TypeError. If a leaf cannot be written.

@@ -463,8 +463,8 @@ def patch() -> Patch:
     )
 
 
-def state_layout(target: Any, align: int) -> core.Layout:
-    """Lays out the state of a tree."""
+def state_layout(target: Any, align: int, *, align_all: bool = False) -> core.Layout:
+    """Lays out the state of a tree; see `_core.walk`."""
     return core.walk(
         target,
         state_dict=True,
@@ -472,4 +472,5 @@ def state_layout(target: Any, align: int) -> core.Layout:
         align=align,
         max_chunk_size=MAX_CHUNK_SIZE,
         overridden=handlers.overridden(),
+        align_all=align_all,
     )

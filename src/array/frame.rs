@@ -21,7 +21,8 @@ use crate::layout::{LayoutBuilder, Payload};
 use crate::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
 use crate::{Error, Result};
 
-/// Arrays of fewer bytes are never aligned: their headers would outweigh the gain.
+/// Arrays of fewer bytes are not aligned unless [`Alignment::of_all`] says so: their headers would
+/// outweigh the gain.
 pub const ALIGN_MIN_BYTES: usize = 1024;
 
 /// The headers of an array without its key have no more bytes, in any form.
@@ -34,24 +35,54 @@ const MAX_UNIT_DIMS: usize = 12;
 /// Room in an extension for the headers around the payload of an array.
 const EXT_HEADROOM: usize = 4096;
 
+/// No type of elements needs more in memory.
+const ELEMENT_MAX_ALIGN: usize = 16;
+
 /// The offset, a power of two up to 64, that payloads are placed at multiples of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Alignment(usize);
+pub struct Alignment {
+    bytes: usize,
+    of_all: bool,
+}
 
 impl Alignment {
     /// Checks that `align` is a power of two from 1 to 64.
     pub fn new(align: i64) -> Result<Self> {
         match usize::try_from(align) {
-            Ok(align) if align.is_power_of_two() && align <= 64 => Ok(Self(align)),
+            Ok(bytes) if bytes.is_power_of_two() && bytes <= 64 => Ok(Self {
+                bytes,
+                of_all: false,
+            }),
             _ => Err(Error::Option(format!(
                 "align must be a power of two from 1 to 64, got {align}"
             ))),
         }
     }
 
-    /// How many bytes lie between `offset` and the next aligned one.
-    fn padding(self, offset: usize) -> usize {
-        offset.wrapping_neg() % self.0
+    /// The same for small arrays, too: they are at multiples of it where wider headers alone reach
+    /// one, and elsewhere at multiples of what their elements need.
+    #[must_use]
+    pub fn of_all(self) -> Self {
+        Self {
+            of_all: true,
+            ..self
+        }
+    }
+
+    /// Whether an array stays where it comes to lie.
+    fn leaves(self, array: &Array<'_>, nbytes: usize) -> bool {
+        let is_meant =
+            nbytes >= ALIGN_MIN_BYTES || self.of_all && nbytes > 0 && array.code == EXT_NDARRAY;
+        self.bytes == 1 || !is_meant
+    }
+
+    /// What an array has to be at a multiple of.
+    fn least(self, array: &Array<'_>, nbytes: usize) -> usize {
+        if nbytes >= ALIGN_MIN_BYTES {
+            return self.bytes;
+        }
+        let elements = 1 << array.itemsize.trailing_zeros();
+        self.bytes.min(elements).min(ELEMENT_MAX_ALIGN)
     }
 }
 
@@ -135,7 +166,7 @@ pub fn frame<P: Payload>(
         frame_chunks(layout, array, elements, payload)?;
         return Ok(start);
     }
-    if framing.align.0 == 1 || nbytes < ALIGN_MIN_BYTES {
+    if framing.align.leaves(array, nbytes) {
         recent.write(layout.headers(), array)?;
     } else {
         let key = match key {
@@ -166,13 +197,15 @@ fn aligned_headers<'a>(
 ) -> Result<Headers<'a>> {
     let mut plain = Headers::new(key)?;
     plain.ext(array, array.shape, 0)?;
-    if plain.align(offset, array.nbytes(), framing.align)? {
+    let nbytes = array.nbytes();
+    let least = framing.align.least(array, nbytes);
+    if plain.align(offset, nbytes, framing.align.bytes)? || plain.align(offset, nbytes, least)? {
         return Ok(plain);
     }
     if framing.may_box {
         for unit_dims in 0..=MAX_UNIT_DIMS {
             let mut boxed = single_chunk(key, array, unit_dims)?;
-            if boxed.align(offset, array.nbytes(), framing.align)? {
+            if boxed.align(offset, nbytes, least)? {
                 return Ok(boxed);
             }
         }
@@ -310,9 +343,9 @@ impl<'a> Headers<'a> {
     /// Widening inside the extension lengthens its body, which can push its own
     /// header over a boundary of widths. Such a choice is made again with the
     /// longer body, whose header then has only the wider widths to choose from.
-    fn align(&mut self, offset: usize, nbytes: usize, align: Alignment) -> Result<bool> {
+    fn align(&mut self, offset: usize, nbytes: usize, align: usize) -> Result<bool> {
         loop {
-            let extra = align.padding(offset + self.size(0..self.heads.len()));
+            let extra = (offset + self.size(0..self.heads.len())).wrapping_neg() % align;
             let Some(widths) = widen(&self.heads, extra) else {
                 self.set_ext_len(nbytes)?;
                 return Ok(false);

@@ -38,7 +38,8 @@ pub struct Layout {
 #[pyfunction]
 #[pyo3(signature = (
     tree, *, state_dict, sort_keys, align, max_chunk_size, overridden, structure=false,
-    metadata=None, index=false, checksums=false, record=None, snapshot=false, hollow=false
+    metadata=None, index=false, checksums=false, record=None, snapshot=false, hollow=false,
+    align_all=false
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn walk(
@@ -55,9 +56,11 @@ pub fn walk(
     record: Option<Vec<u8>>,
     snapshot: bool,
     hollow: bool,
+    align_all: bool,
 ) -> PyResult<Layout> {
+    let align = Alignment::new(align)?;
     let framing = Framing {
-        align: Alignment::new(align)?,
+        align: if align_all { align.of_all() } else { align },
         chunks: ChunkLimit::new(max_chunk_size),
         may_box: true,
     };

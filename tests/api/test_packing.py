@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from flax import serialization as flax
@@ -38,11 +40,19 @@ def large(nbytes: int = 40 << 20) -> dict[str, np.ndarray]:
     }
 
 
+def packed(tree: Any, **options: Any) -> bytes:
+    """Returns what `pack_into` writes."""
+    buffer = bytearray(treepack.packed_size(tree, **options))
+    assert treepack.pack_into(tree, buffer, threads=1, **options) == len(buffer)
+    return bytes(buffer)
+
+
 @given(state_trees())
 def test_all_ways_to_encode_agree(tree: Any):
+    assert packed(tree, align=1) == treepack.serialization.to_bytes(tree, align=1)
     for align in (1, 16, 64):
-        expected = treepack.serialization.to_bytes(tree, align=align)
-        assert treepack.packed_size(tree, align=align) == len(expected)
+        expected = packed(tree, align=align)
+        assert_same(flax.msgpack_restore(expected), flax.msgpack_restore(flax.to_bytes(tree)))
         buffer = bytearray(b"\xaa" * (len(expected) + 10))
         assert treepack.pack_into(tree, buffer, offset=3, align=align) == len(expected)
         assert buffer == b"\xaa" * 3 + expected + b"\xaa" * 7
@@ -51,6 +61,7 @@ def test_all_ways_to_encode_agree(tree: Any):
 
 def test_all_ways_to_encode_agree_on_large_trees():
     tree = large()
+    del tree["e"]  # small arrays are aligned in buffers alone
     expected = treepack.serialization.to_bytes(tree, align=64, threads=1)
     buffer = bytearray(len(expected) + 100)
     for threads in (1, 2, 5, None):
@@ -78,9 +89,73 @@ def test_packed_arrays_are_views_of_the_buffer():
         assert view.ctypes.data % 64 == 0
 
 
+DTYPES = (
+    *("bool", "int8", "uint16", "float16", "int32", "float32", "int64", "float64", "complex64"),
+    *("complex128", "longdouble", "datetime64[s]", ml_dtypes.bfloat16, ml_dtypes.int4),
+)
+
+
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize("align", [16, 64])
+def test_packed_arrays_of_any_size_are_views_that_are_aligned(described: bool, align: int):
+    of_dtypes = [np.zeros((), dtype) for dtype in DTYPES]
+    for before in range(0, 66, 5):
+        sizes = {
+            f"{dtype} {size}": np.full(size, 1, dtype) for dtype in DTYPES for size in range(101)
+        }
+        shapes = {"n": {"m": [np.ones((1,) * ndim, np.float32) for ndim in range(9)]}}
+        tree = {"x" * before: sizes, "y": shapes, "z": of_dtypes}
+        size = treepack.packed_size(tree, align=align, described=described)
+        memory = mmap.mmap(-1, size)
+        assert treepack.pack_into(tree, memory, align=align, described=described) == size
+        restore = treepack.loads if described else treepack.serialization.msgpack_restore
+        views = restore(memoryview(memory)[:size], copy=False)
+        whole = np.frombuffer(memory, np.uint8)
+        found = [view for view in jax.tree.leaves(views) if view.size > 0]
+        assert len(found) == len(DTYPES) * 101 + 9  # of each dtype one in z, and an empty one
+        for view in found:
+            assert np.shares_memory(view, whole), (view.dtype, view.shape)
+            assert view.flags.aligned
+        assert_same(views, tree if described else flax.to_state_dict(tree))
+
+
+READ_SHARED = """
+import sys
+from multiprocessing import resource_tracker, shared_memory
+import numpy as np, treepack
+
+memory = shared_memory.SharedMemory(sys.argv[1])
+resource_tracker.unregister(memory._name, "shared_memory")  # the other process removes it
+tree = treepack.loads(memory.buf[: int(sys.argv[2])], copy=False)
+assert [array.sum() for array in tree["w"]] == [*range(20)]
+tree = {"w": [np.shares_memory(array, np.asarray(memory.buf)) for array in tree["w"][1:]]}
+print(all(tree["w"]))
+memory.close()
+"""
+
+
+def test_another_process_views_small_arrays_in_shared_memory():
+    tree = {"w": [np.ones(size, np.float32) for size in range(20)]}
+    memory = SharedMemory(create=True, size=treepack.packed_size(tree, described=True))
+    try:
+        size = treepack.pack_into(tree, memory.buf, described=True)
+        command = [sys.executable, "-c", READ_SHARED, memory.name, str(size)]
+        assert subprocess.check_output(command, timeout=600) == b"True\n"
+    finally:
+        memory.close()
+        memory.unlink()
+
+
+def test_small_arrays_are_not_aligned_elsewhere():
+    tree = {"b": np.zeros(3), "c": [np.zeros((), np.float32)]}
+    for align in (16, 64):
+        assert treepack.serialization.to_bytes(tree, align=align) == flax.to_bytes(tree)
+        assert len(packed(tree, align=align)) > len(flax.to_bytes(tree))
+
+
 def test_a_buffer_of_any_type_is_filled():
     tree = {"w": np.arange(100.0)}
-    expected = treepack.serialization.to_bytes(tree, align=64)
+    expected = packed(tree)
     floats = np.zeros((len(expected) + 7) // 8)
     size = treepack.pack_into(tree, floats)
     assert floats.tobytes()[:size] == expected
@@ -175,7 +250,7 @@ def test_large_arrays_are_not_copied_into_the_pieces():
     assert any(np.shares_memory(array, np.asarray(tree["j"])) for array in arrays)
     assert all(piece.readonly for piece in pieces)
     assert len(pieces) == 4  # headers, w, what is small, j
-    expected = treepack.serialization.to_bytes(tree)
+    expected = packed(tree, align=16)
     del tree, arrays
     assert b"".join(pieces) == expected  # they keep the arrays alive
 
@@ -201,7 +276,7 @@ def test_the_pieces_are_what_a_socket_sends():
     ours.close()
     thread.join()
     theirs.close()
-    assert received == treepack.serialization.to_bytes(tree)
+    assert received == packed(tree, align=16)
 
 
 def test_wrong_numbers_of_threads_are_refused(monkeypatch: pytest.MonkeyPatch):
@@ -371,7 +446,7 @@ def test_sharded_arrays_are_gathered_from_their_shards(
         assert treepack.serialization.to_bytes(tree, align=64) == treepack.serialization.to_bytes(
             host, align=64
         )
-        assert b"".join(treepack.buffers(tree, align=16)) == treepack.serialization.to_bytes(host)
+        assert b"".join(treepack.buffers(tree, align=16)) == packed(host, align=16)
     assert array._npy_value is None, "jax has cached the whole array"
 
 

@@ -27,7 +27,7 @@ use crate::wire;
 const MAX_DTYPES: usize = 64;
 
 /// Arrays of up to so many bytes are copied among the headers: to hold on to them costs more
-/// than the copy. Such arrays are never aligned.
+/// than the copy.
 const INLINE_MAX_BYTES: usize = ALIGN_MIN_BYTES - 1;
 
 /// Arrays of NumPy of up to so many bytes are written even where arrays are left out.

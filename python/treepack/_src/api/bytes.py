@@ -150,13 +150,13 @@ def packed_size(
 ) -> int:
     """Returns the number of bytes that `pack_into` writes for a tree with the same options.
 
-    It is also the length of the result of `to_bytes`, or of `dumps` if `described`, with the same
-    alignment. It depends on shapes and dtypes alone, so keep it while they do not change: computing
-    it walks the tree as packing does. Arrays on accelerators stay there.
+    It depends on shapes and dtypes alone, so keep it while they do not change: computing it walks
+    the tree as packing does. Arrays on accelerators stay there. With `align=1` it is the length of
+    the result of `to_bytes`, or of `dumps` if `described`.
 
     Args:
       tree: Any tree; see `to_state_dict`.
-      align: The alignment of arrays.
+      align: See `pack_into`.
       described: Whether for the encoding of `dumps`.
       metadata: See `dumps`; if `described`.
       static: See `dumps`; if `described`.
@@ -175,10 +175,12 @@ def packed_size(
 def _layout(tree: Any, align: int, described: bool, metadata: Any, static: Static) -> core.Layout:
     if described:
         chunks = serialization.MAX_CHUNK_SIZE
-        return described_layout(tree, align, metadata, max_chunk_size=chunks, static=static)
+        return described_layout(
+            tree, align, metadata, max_chunk_size=chunks, static=static, align_all=True
+        )
     if metadata is not None or static != "skip-code":
         raise ValueError("metadata and static need described=True")
-    return serialization.state_layout(tree, align)
+    return serialization.state_layout(tree, align, align_all=True)
 
 
 def pack_into(
@@ -194,9 +196,9 @@ def pack_into(
 ) -> int:
     """Encodes a tree into a buffer, such as shared memory or a mapped file.
 
-    The encoding is that of `to_bytes`; `from_bytes` and `msgpack_restore` read
-    it from `memoryview(buffer)[offset:][:size]`, and their arrays are views of the
-    buffer. Nothing is written if the buffer is too small.
+    The encoding is that of `to_bytes`, with all arrays aligned; `from_bytes` and
+    `msgpack_restore` (`loads` if `described`) read it from `memoryview(buffer)[offset:][:size]`,
+    and their arrays are views of the buffer. Nothing is written if the buffer is too small.
 
     Args:
       tree: Any tree; see `to_state_dict`. Its arrays may lie in this very buffer (not in
@@ -206,7 +208,9 @@ def pack_into(
         has made of those may be, too.
       offset: The first byte in the buffer. With a multiple of `align`, in a buffer that is itself
         aligned (shared memory is), arrays are aligned in memory.
-      align: See `to_bytes`. With 64, jax on CPU can use the arrays in place.
+      align: A power of two from 1 to 64: arrays begin at multiples of this many bytes. Those below
+        1 KiB do where wider headers alone reach one, and elsewhere at multiples of what their dtype
+        needs. With 64, jax on CPU can use arrays in place.
       described: Whether to write the encoding of `dumps`, for `loads`.
       metadata: See `dumps`; if `described`.
       static: See `dumps`; if `described`.
@@ -242,15 +246,15 @@ def buffers(
 ) -> list[memoryview]:
     """Returns the encoding of a tree in pieces, without copying large arrays.
 
-    Takes the options of `pack_into`. Joined, the pieces are the result of `to_bytes`. Send them
-    one by one, as a ZeroMQ message, or some at a time with `os.writev` or `socket.sendmsg`, which
-    take 1024 on most systems and may send fewer bytes than they are given. Contiguous arrays of 4
-    KiB and more are not copied: their pieces are their memory, so do not change them before the
-    pieces are sent. Smaller ones are joined with the headers around them.
+    Takes the options of `pack_into`. Joined, the pieces are what that writes. Send them one by one,
+    as a ZeroMQ message, or some at a time with `os.writev` or `socket.sendmsg`, which take 1024 on
+    most systems and may send fewer bytes than they are given. Contiguous arrays of 4 KiB and more
+    are not copied: their pieces are their memory, so do not change them before the pieces are sent.
+    Smaller ones are joined with the headers around them.
 
     Args:
       tree: Any tree; see `to_state_dict`.
-      align: The alignment of arrays.
+      align: See `pack_into`.
       described: Whether for the encoding of `dumps`.
       metadata: See `dumps`; if `described`.
       static: See `dumps`; if `described`.
@@ -262,11 +266,11 @@ def buffers(
       UnserializableLeafError: See `to_bytes`, as for other errors.
 
     Examples:
-      >>> import numpy as np, treepack
+      >>> import flax.serialization, numpy as np, treepack
       >>> tree = {"w": np.zeros(1000), "b": np.zeros(10)}
       >>> [piece.nbytes for piece in treepack.buffers(tree, align=1)]
       [23, 8000, 98]
-      >>> b"".join(treepack.buffers(tree, align=16)) == treepack.serialization.to_bytes(tree)
+      >>> b"".join(treepack.buffers(tree, align=1)) == flax.serialization.to_bytes(tree)
       True
     """
     return _layout(tree, align, described, metadata, static).buffers()

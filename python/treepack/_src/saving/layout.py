@@ -19,12 +19,14 @@ def described_layout(
     checksums: bool = False,
     snapshot: bool = False,
     hollow: bool = False,
+    align_all: bool = False,
 ) -> core.Layout:
     """Lays out a tree with a record of its structure.
 
     An `index` finds leaves without reading all headers, `checksums` find damage; only files can
     have those. With `snapshot` the layout does not depend on the tree any more, and with `hollow`
-    it has only the places of arrays; see `_core.walk`.
+    it has only the places of arrays. With `align_all` small arrays are aligned, too; see
+    `_core.walk`.
     """
     with leaving_out(static):
         return core.walk(
@@ -40,6 +42,7 @@ def described_layout(
             checksums=checksums,
             snapshot=snapshot,
             hollow=hollow,
+            align_all=align_all,
         )
 
 
