@@ -120,6 +120,38 @@ def test_only_what_is_needed_is_read(tmp_path: Path, compress: bool) -> None:
     np.testing.assert_array_equal(found["l3"], rows)
 
 
+def test_nothing_is_read_to_list_what_the_index_tells(tmp_path: Path) -> None:
+    arrays = {f"l{index}": {"w": np.ones((300, 64), np.float32)} for index in range(40)}
+    tree = {"params": arrays, "list": [np.arange(9), np.zeros((), np.int8)], "step": 7}
+    treepack.save(tmp_path / "saved", tree)
+    source = Counting((tmp_path / "saved").read_bytes())
+    file = treepack.open(source)
+    assert sum(source.reads) < 170 << 10  # the end, in which the index is
+    source.reads.clear()
+    source.seek(0)
+    assert [*file] == [*file.keys()] == file._ipython_key_completions_() == [*tree]
+    assert len(file) == 3
+    assert "params/l39/w" in file
+    assert "params/l40" not in file
+    params = file["params"]
+    assert params._ipython_key_completions_() == [*arrays]
+    assert file["list"]._ipython_key_completions_() == ["0", "1"]
+    found = {path: (leaf.shape, leaf.dtype, leaf.size) for path, leaf in params.leaves()}
+    assert found == {f"{name}/w": ((300, 64), np.float32, 19200) for name in arrays}
+    assert sum(leaf.nbytes for _, leaf in params.leaves()) == 40 * 300 * 64 * 4
+    assert 0 < params.nbytes - 40 * 300 * 64 * 4 < 40 * 200  # headers
+    lazy = file["params/l7/w"]
+    assert (len(lazy), lazy.ndim) == (300, 2)
+    assert repr(lazy) == "LazyArray('params/l7/w', shape=(300, 64), dtype=float32)"
+    assert "params/l0/w" in repr(file)
+    assert "step" in file._repr_html_() or "and 23 more" in file._repr_html_()
+    assert file["list/1"].shape == ()
+    assert source.reads == []
+    assert source.tell() == 0
+    assert lazy[0].sum() == 64
+    assert source.reads != []
+
+
 def test_a_mapping_and_an_array_like_others() -> None:
     file = treepack.open(treepack.dumps({"a": np.array(2.0), "b": np.arange(1000)}))
     assert 5 not in file

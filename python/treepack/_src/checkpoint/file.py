@@ -92,6 +92,9 @@ class Tree(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._catalog.children(self._place.value) or ())
 
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self)
+
     def leaves(self) -> Iterator[tuple[str, Any]]:
         """Yields all leaves below with their relative paths, in the order of the file.
 

@@ -121,7 +121,10 @@ def _cast(items: Iterable[_Item], threads: int | None) -> None:
             or not expected.kind == actual.kind == "float"
         ):
             continue
-        if isinstance(item.leaf, (ShardedArray, np.generic)):  # shards: as each device reads them
+        if isinstance(item.leaf, ShardedArray):
+            item.leaf = item.leaf.cast(expected.dtype)  # as each device reads its part
+            continue
+        if isinstance(item.leaf, np.generic):
             item.leaf = item.leaf.astype(expected.dtype)
             continue
         source = np.asarray(item.leaf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
+from treepack._src.checkpoint.arraylike import ArrayLike
 from treepack._src.options import Reading, Status
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts
@@ -245,10 +246,12 @@ class Place(NamedTuple):
 Bounds = list[tuple[int, int, int]]
 
 
-class LazyArray(Deferred):
+class LazyArray(ArrayLike, Deferred):
     """An array in an open file, which is read when it is used.
 
-    `np.asarray` and `jnp.asarray` read all of it, indexing reads only the elements it needs.
+    Operators, functions of NumPy, `np.asarray` and `jnp.asarray` read all of it, and indexing reads
+    only the elements it needs. Other functions of JAX, such as `jax.device_put`, and those that are
+    compiled, take no objects but arrays: give them `jnp.asarray(lazy)`.
 
     Attributes:
       path: Its path in the file.
@@ -258,8 +261,8 @@ class LazyArray(Deferred):
     Examples:
       >>> import io, numpy as np, treepack
       >>> with treepack.open(treepack.dumps({"w": np.arange(12.0).reshape(4, 3)})) as file:
-      ...     print(file["w"].shape, file["w"][1:3, 0])
-      (4, 3) [3. 6.]
+      ...     print(file["w"].shape, file["w"][1:3, 0], (2 * file["w"] - 1).max())
+      (4, 3) [3. 6.] 21.0
     """
 
     def __init__(self, reader: Reader, value: int, path: str, dtype: str, shape: tuple[int, ...]):
@@ -276,14 +279,6 @@ class LazyArray(Deferred):
         if not self.shape:
             raise TypeError("len() of unsized object")
         return self.shape[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.shape:
-            raise TypeError("iteration over a 0-d array")
-        return iter([self[index] for index in range(len(self))])
-
-    def __bool__(self) -> bool:
-        return bool(np.asarray(self))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         catalog = self.reader.catalog

@@ -332,7 +332,7 @@ class ShardedArray(LazyArray):
         self._keys = _paths.parts(path)
         self._known: dict[int, LazyArray] = {}
 
-    def astype(self, dtype: Any) -> ShardedArray:
+    def cast(self, dtype: Any) -> ShardedArray:
         """Returns the same array, cast when it is read."""
         cast = object.__new__(ShardedArray)
         cast.__dict__.update(self.__dict__)
