@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::mem::MaybeUninit;
 use std::num::NonZero;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use smallvec::SmallVec;
 
@@ -196,6 +196,8 @@ impl Catalog {
 }
 
 /// Arrays in many chunks that have been found, which takes long.
+///
+/// Threads that meet do without, as does a forked process if it was held in its parent.
 #[derive(Debug, Default)]
 pub struct FoundArrays(Mutex<Chunked>);
 
@@ -213,7 +215,7 @@ impl FoundArrays {
     /// The array at a value, if it is known.
     #[must_use]
     pub fn known(&self, value: usize) -> Option<Arc<ArrayPlace>> {
-        self.lock().known.get(&value).cloned()
+        self.0.try_lock().ok()?.known.get(&value).cloned()
     }
 
     /// See [`Catalog::array`]; an element has so many bytes, or the dtype is none that there is.
@@ -226,8 +228,9 @@ impl FoundArrays {
     ) -> Result<Arc<ArrayPlace>> {
         let found = Arc::new(catalog.array_of(source, value, |_| itemsize)?);
         let chunks = found.parts().len();
-        if chunks > 1 {
-            let mut chunked = self.lock();
+        if chunks > 1
+            && let Ok(mut chunked) = self.0.try_lock()
+        {
             if chunked.chunks + chunks > Self::MOST {
                 *chunked = Chunked::default();
             }
@@ -237,10 +240,6 @@ impl FoundArrays {
             }
         }
         Ok(found)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Chunked> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -377,8 +376,15 @@ mod tests {
             let itemsize = |it| found.find(&catalog, &source, value, it);
             assert!(itemsize(None).is_err());
             assert!(itemsize(Some(4)).is_err());
+            {
+                let _held = found.0.lock().unwrap();
+                assert_eq!(itemsize(Some(2)).unwrap().shape(), SHAPE);
+                assert!(found.known(value).is_none());
+            }
             assert_eq!(itemsize(Some(2)).unwrap().shape(), SHAPE);
             assert_eq!(found.known(value).is_some(), is_known);
+            let _held = catalog.window.lock().unwrap();
+            assert_eq!(itemsize(Some(2)).unwrap().shape(), SHAPE);
         }
     }
 }

@@ -453,7 +453,8 @@ impl Source for InOrder<'_> {
         target: &'t mut [std::mem::MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
         let Ok(mut window) = self.window.try_lock() else {
-            return self.source.read_at(offset, target); // readers that meet do without
+            // Readers that meet do without, as does a forked process if it was held in its parent.
+            return self.source.read_at(offset, target);
         };
         let (start, bytes) = &mut *window;
         let end = offset + target.len();

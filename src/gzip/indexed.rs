@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::mem::{self, MaybeUninit};
 use std::num::NonZero;
 use std::ops::Range;
-use std::sync::{LazyLock, Mutex};
+use std::sync::Mutex;
 
 use crc32fast::Hasher;
 use libdeflater::Decompressor;
@@ -30,7 +30,7 @@ pub struct Indexed<S> {
 struct Worker {
     /// Both are made when they are needed.
     interleaved: Option<Interleaved>,
-    other: Option<Decompressor>,
+    other: Option<(Decompressor, Probe)>,
     /// Copies of compressed blocks, where the stream may change.
     copies: Vec<Vec<u8>>,
     input: Vec<u8>,
@@ -148,7 +148,7 @@ impl<S: Source> Indexed<S> {
         let block_bytes = self.index.block_bytes;
         let mut out = Vec::new();
         out.try_reserve_exact(range.len())?;
-        // Readers that meet do without.
+        // Readers that meet do without, as does a forked process if it was held in its parent.
         let mut last = self.last.try_lock().ok();
         let mut first = range.start / block_bytes;
         let end = range.end.div_ceil(block_bytes);
@@ -299,16 +299,11 @@ impl Worker {
     /// That is what makes the pieces mean the same by themselves as in a row. It is tried
     /// out: a stored block of what no stream can foresee must come out as it is.
     fn inflate(&mut self, piece: &[u8], len: usize) -> Result<Option<&[u8]>> {
-        const PROBE_BYTES: usize = 1024;
-        static PROBE: LazyLock<[u8; PROBE_BYTES]> = LazyLock::new(|| {
-            let state = RandomState::new();
-            std::array::from_fn(|index| state.hash_one(index).to_le_bytes()[0])
-        });
         #[allow(clippy::cast_possible_truncation)]
         const LEN: [u8; 2] = (PROBE_BYTES as u16).to_le_bytes();
-        let other = match &mut self.other {
+        let (other, probe) = match &mut self.other {
             Some(known) => known,
-            none => none.insert(zlib::state(Decompressor::new)?),
+            none => none.insert((zlib::state(Decompressor::new)?, new_probe())),
         };
         self.input.clear();
         self.input.try_reserve(piece.len() + 5 + PROBE_BYTES)?;
@@ -317,12 +312,22 @@ impl Worker {
         // nothing that is left open can go on with them and still find the block.
         let header = [0b1111_1001, LEN[0], LEN[1], !LEN[0], !LEN[1]];
         self.input.extend_from_slice(&header);
-        self.input.extend_from_slice(&*PROBE);
+        self.input.extend_from_slice(probe);
         grow::resize(&mut self.block, len + PROBE_BYTES, 0)?;
         let made = other.deflate_decompress(&self.input, &mut self.block);
-        let (block, probe) = self.block.split_at(len);
-        Ok((made == Ok(len + PROBE_BYTES) && probe == *PROBE).then_some(block))
+        let (block, rest) = self.block.split_at(len);
+        Ok((made == Ok(len + PROBE_BYTES) && rest == probe).then_some(block))
     }
+}
+
+const PROBE_BYTES: usize = 1024;
+
+/// What no stream can foresee.
+type Probe = [u8; PROBE_BYTES];
+
+fn new_probe() -> Probe {
+    let state = RandomState::new();
+    std::array::from_fn(|index| state.hash_one(index).to_le_bytes()[0])
 }
 
 #[cfg(test)]
@@ -360,6 +365,9 @@ mod tests {
         assert_eq!(indexed.read(0..24).is_ok_and(|found| found == DATA), whole);
         if whole {
             // Parts, in an order in which some are in the block that was read last.
+            let held = indexed.last.lock().unwrap();
+            assert_eq!(indexed.read(0..5).unwrap(), DATA[..5]);
+            drop(held);
             for (from, to) in [(0, 5), (5, 9), (3, 3), (24, 24), (9, 24), (17, 20), (0, 24)] {
                 assert_eq!(indexed.read(from..to).unwrap(), DATA[from..to]);
             }

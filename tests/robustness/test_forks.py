@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import treepack
@@ -75,4 +76,61 @@ def test_a_fork_reads_what_another_thread_reads(tmp_path: Path, sharded: bool, l
     treepack.save(path, tree, sharded=sharded)
     command = [sys.executable, "-c", HELD, str(path), leaf, str(tree[leaf].size)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+HAMMERED = """
+import os, signal, sys, threading, warnings
+import numpy as np, treepack
+
+warnings.simplefilter("ignore")
+signal.alarm(600)  # which kills the parent if it waits for ever, and below a child
+path, large = sys.argv[1], np.zeros(4 << 20, np.uint8)
+shared = treepack.open(path)
+
+def read(encoded):
+    for file in (shared, treepack.open(path)):
+        for leaf in ("w", "chunked"):
+            assert (file[leaf][1:5] == np.arange(1, 5)).all()
+    treepack.dumps(encoded, compress=True, level=1, threads=16)  # each makes a state of zlib
+
+def work():
+    while not done:
+        read(large)
+
+read(large)  # a fork may find modules half imported
+done = False
+others = [threading.Thread(target=work) for _ in range(3)]
+for other in others:
+    other.start()
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            read(large[:100])
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        break
+done = True
+for other in others:
+    other.join()
+assert status == 0, status
+"""
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_fork_waits_for_no_lock_of_the_core(
+    tmp_path: Path, compress: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(treepack.serialization, "MAX_CHUNK_SIZE", 1 << 10)
+    path = tmp_path / "model"
+    tree = {"w": np.arange(100), "chunked": np.arange(4000)}
+    treepack.save(path, tree, compress=compress, level=6 if compress else None)
+    command = [sys.executable, "-c", HAMMERED, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
