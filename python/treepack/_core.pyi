@@ -25,6 +25,7 @@ __all__ = [
     "captures",
     "check_hashes",
     "compress",
+    "convertible",
     "decode_value",
     "decompress",
     "encode_value",
@@ -395,6 +396,10 @@ class Catalog:
         """The damage of data of which only a part could be read."""
 
     @property
+    def is_newer(self) -> bool:
+        """Whether `damage` is no damage, but what a newer version has written."""
+
+    @property
     def is_summed(self) -> bool:
         """Whether the data have checksums for `verify`."""
 
@@ -644,6 +649,9 @@ def restore_selected(
       does not fit.
     """
 
+def convertible(content: Content) -> Literal["safetensors", "npz", "stream"] | None:
+    """Returns the format that data seem to have, if it is one that the command line converts."""
+
 def stream_items(content: Content) -> list[tuple[list[str], int, int]]:
     """Returns the keys and ranges of the leaves of a stream."""
 
@@ -721,8 +729,14 @@ def other_kinds(target: Any, state: Any, record: bytes, *, at: Any = ...) -> dic
 def has_older_types(record: bytes) -> bool:
     """Returns whether a record has nodes for `mark_older`."""
 
-def record_metadata(record: bytes) -> Any:
-    """Returns the metadata in the record of a structure, or `None`."""
+def record_metadata(record: bytes, *, unknown_as_dict: bool) -> Any:
+    """Returns the metadata in the record of a structure, or `None`.
+
+    With `unknown_as_dict`, values that cannot be made become dicts of their parts.
+
+    Raises:
+      DecodeError: A ValueError, with the place. If a value cannot be made.
+    """
 
 def encode_value(value: Any) -> bytes:
     """Encodes a value with its type; see `registry/static.py`."""

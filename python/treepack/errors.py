@@ -42,6 +42,13 @@ class DecodeError(TreepackError):
         return type(self), (self.message, self.offset, self.path)
 
 
+class NewerVersionError(DecodeError):
+    """Data were written by a newer version of treepack, in a way that this one does not know.
+
+    They are not damaged: upgrade treepack to read them.
+    """
+
+
 class Mismatch(NamedTuple):
     """One difference between a template and a state.
 
@@ -75,7 +82,7 @@ class MismatchError(TreepackError):
 
 
 class CorruptionError(TreepackError):
-    """Stored data is damaged."""
+    """Stored data is damaged, or does not equal its checksums."""
 
 
 class GzipError(TreepackError, gzip.BadGzipFile):
@@ -130,12 +137,12 @@ class UnregisteredTypeError(DecodeError):
       name: The name.
     """
 
-    def __init__(self, message: str, name: str = ""):
+    def __init__(self, message: str, name: str = "", path: str | None = None):
         self.name = name
-        super().__init__(message)
+        super().__init__(message, path=path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.name)
+        return type(self), (self.message, self.name, self.path)
 
 
 class HoleError(TreepackError):

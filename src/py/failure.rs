@@ -76,6 +76,39 @@ impl Failure {
         self.path.push_outer(key);
     }
 
+    /// The failure, wherever it was.
+    pub fn without_path(mut self: Box<Self>) -> Box<Self> {
+        self.path = Path::default();
+        self
+    }
+
+    /// The exception for it, in whose message the place is if it is one of ours that has none.
+    pub fn into_py_at(self, py: Python<'_>, doing: &str) -> PyErr {
+        let path = self.path.to_string();
+        let Cause::Raised(error) = &self.cause else {
+            return self.into_py(py, doing);
+        };
+        let told = || {
+            let value = error.value(py);
+            if !errors::is(py, error, "DecodeError") || !value.getattr("path")?.is_none() {
+                return Ok(None);
+            }
+            let is_unregistered = errors::is(py, error, "UnregisteredTypeError");
+            let second = if is_unregistered { "name" } else { "offset" };
+            let arguments = (value.getattr("message")?, value.getattr(second)?, path);
+            let told = error.get_type(py).call1(arguments)?;
+            Ok::<_, PyErr>(Some(PyErr::from_value(told)))
+        };
+        match told() {
+            Ok(Some(told)) => {
+                told.set_cause(py, error.cause(py));
+                told
+            }
+            Ok(None) => self.into_py(py, doing),
+            Err(error) => error,
+        }
+    }
+
     /// Whether it is nothing that is wrong with a tree, such as Ctrl-C.
     pub fn must_be_raised(&self, py: Python<'_>) -> bool {
         self.raised()

@@ -1,6 +1,6 @@
 //! Typed values as Python objects.
 
-use pyo3::exceptions::{PyException, PyMemoryError, PyValueError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{
@@ -8,6 +8,7 @@ use pyo3::types::{
 };
 
 use super::errors;
+use super::failure::Walked;
 use super::hashes::{Hashes, check_hashes};
 use super::hooks::Hooks;
 use super::memory::{
@@ -37,8 +38,24 @@ pub fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
 
 /// The value of Python that bytes are.
 pub fn decode<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let value = decode_at(py, data, false);
+    value.map_err(|failure| failure.without_path().into_py(py, "loading"))
+}
+
+/// The same with the place of a failure in it. With `unknown_as_dict`, a dict takes the place of
+/// what cannot be made from its parts.
+pub fn decode_at<'py>(
+    py: Python<'py>,
+    data: &[u8],
+    unknown_as_dict: bool,
+) -> Walked<Bound<'py, PyAny>> {
     let value = Value::decode(data)?;
-    to_python(py, &value, &Signals::new())
+    let values = Values {
+        py,
+        signals: Signals::new(),
+        unknown_as_dict,
+    };
+    values.of(&value)
 }
 
 fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResult<Value> {
@@ -105,52 +122,94 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
     })
 }
 
-fn to_python<'py>(
+/// Makes values of Python.
+struct Values<'py> {
     py: Python<'py>,
-    value: &Value,
-    signals: &Signals,
-) -> PyResult<Bound<'py, PyAny>> {
-    signals.check(py)?;
-    let below = |value: &Value| to_python(py, value, signals);
-    let each = |values: &[Value]| -> PyResult<Vec<_>> {
+    signals: Signals,
+    unknown_as_dict: bool,
+}
+
+impl<'py> Values<'py> {
+    fn of(&self, value: &Value) -> Walked<Bound<'py, PyAny>> {
+        let py = self.py;
+        self.signals.check(py)?;
+        Ok(match value {
+            Value::None => py.None().into_bound(py),
+            Value::Bool(value) => PyBool::new(py, *value).to_owned().into_any(),
+            Value::Int(value) => new_int(py, *value)?.into_any(),
+            Value::Float(value) => new_float(py, *value)?.into_any(),
+            Value::Complex(real, imaginary) => new_complex(py, *real, *imaginary)?.into_any(),
+            Value::Str(value) => new_string(py, value.as_bytes())?.into_any(),
+            Value::Bytes(value) => copied(py, value)?.into_any(),
+            Value::Tuple(values) => new_tuple_of(py, self.each(values)?)?.into_any(),
+            Value::List(values) => new_list_of(py, self.each(values)?)?.into_any(),
+            Value::Dict(pairs) => self.dict(pairs)?,
+            Value::Frozenset(values) => {
+                let items = self.each(values)?;
+                let items = items.into_iter().map(|item| self.hashable(item));
+                let items = new_list_of(py, items.collect::<PyResult<Vec<_>>>()?)?;
+                let set = check_hashes(items.as_any()).and_then(|()| PyFrozenSet::new(py, items));
+                set.map_err(|error| hashing(py, error))?.into_any()
+            }
+            Value::Named(name, made_of) => self.named(name, made_of)?,
+        })
+    }
+
+    fn each(&self, values: &[Value]) -> Walked<Vec<Bound<'py, PyAny>>> {
         let mut found = grow::with_room(values.len())?;
-        for value in values {
-            found.push(below(value)?);
+        for (index, value) in values.iter().enumerate() {
+            let value = self.of(value);
+            found.push(value.map_err(|failure| failure.below(index.to_string()))?);
         }
         Ok(found)
-    };
-    Ok(match value {
-        Value::None => py.None().into_bound(py),
-        Value::Bool(value) => PyBool::new(py, *value).to_owned().into_any(),
-        Value::Int(value) => new_int(py, *value)?.into_any(),
-        Value::Float(value) => new_float(py, *value)?.into_any(),
-        Value::Complex(real, imaginary) => new_complex(py, *real, *imaginary)?.into_any(),
-        Value::Str(value) => new_string(py, value.as_bytes())?.into_any(),
-        Value::Bytes(value) => copied(py, value)?.into_any(),
-        Value::Tuple(values) => new_tuple_of(py, each(values)?)?.into_any(),
-        Value::List(values) => new_list_of(py, each(values)?)?.into_any(),
-        Value::Dict(pairs) => {
-            let dict = new_dict(py)?;
-            let mut hashes = Hashes::default();
-            for (key, value) in pairs {
-                let (key, value) = (below(key)?, below(value)?);
-                let known = pairs.len() <= Hashes::MOST;
-                let set = if known { Ok(()) } else { hashes.add(&key) };
-                set.and_then(|()| dict.set_item(key, value))
-                    .map_err(|error| hashing(py, error))?;
+    }
+
+    #[inline(never)] // which would need much of the stack at every level
+    fn dict(&self, pairs: &[(Value, Value)]) -> Walked<Bound<'py, PyAny>> {
+        let py = self.py;
+        let dict = new_dict(py)?;
+        let mut hashes = Hashes::default();
+        for (key, value) in pairs {
+            let key = self.hashable(self.of(key)?)?;
+            let value = self.of(value);
+            let value = value.map_err(|failure| failure.below(key.to_string()))?;
+            let known = pairs.len() <= Hashes::MOST;
+            let set = if known { Ok(()) } else { hashes.add(&key) };
+            set.and_then(|()| dict.set_item(key, value))
+                .map_err(|error| hashing(py, error))?;
+        }
+        Ok(dict.into_any())
+    }
+
+    #[inline(never)] // likewise
+    fn named(&self, name: &str, made_of: &Value) -> Walked<Bound<'py, PyAny>> {
+        let py = self.py;
+        let parts = self.of(made_of)?;
+        let rebuild = Hooks::get(py)?.rebuild_value.bind(py);
+        match rebuild.call1((name, &parts)) {
+            Err(error) if self.unknown_as_dict && errors::is(py, &error, "DecodeError") => {
+                if parts.is_exact_instance_of::<PyDict>() {
+                    return Ok(parts);
+                }
+                let dict = new_dict(py)?;
+                dict.set_item(new_string(py, name.as_bytes())?, parts)?;
+                Ok(dict.into_any())
             }
-            dict.into_any()
+            made => Ok(made?),
         }
-        Value::Frozenset(values) => {
-            let items = new_list_of(py, each(values)?)?;
-            let set = check_hashes(items.as_any()).and_then(|()| PyFrozenSet::new(py, items));
-            set.map_err(|error| hashing(py, error))?.into_any()
+    }
+
+    /// A key or an element of a set: text, where a dict has taken its place.
+    fn hashable(&self, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        if self.unknown_as_dict
+            && key
+                .hash()
+                .is_err_and(|it| it.is_instance_of::<PyTypeError>(self.py))
+        {
+            return Ok(key.str()?.into_any());
         }
-        Value::Named(name, made_of) => {
-            let rebuild = Hooks::get(py)?.rebuild_value.bind(py);
-            rebuild.call1((name, below(made_of)?))?
-        }
-    })
+        Ok(key)
+    }
 }
 
 /// The exception for a key that Python does not take.

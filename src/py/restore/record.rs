@@ -79,12 +79,18 @@ pub fn assemble<'py>(
 
 /// The value in the record that a user has added, or `None`; see `_core.pyi`.
 #[pyfunction]
-pub fn record_metadata<'py>(py: Python<'py>, record: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+#[pyo3(signature = (record, *, unknown_as_dict))]
+pub fn record_metadata<'py>(
+    py: Python<'py>,
+    record: &[u8],
+    unknown_as_dict: bool,
+) -> PyResult<Bound<'py, PyAny>> {
     let record = Record::read(record)?;
-    match record.metadata {
-        Some(metadata) => value::decode(py, &metadata),
-        None => Ok(py.None().into_bound(py)),
-    }
+    let Some(metadata) = record.metadata else {
+        return Ok(py.None().into_bound(py));
+    };
+    let value = value::decode_at(py, &metadata, unknown_as_dict);
+    value.map_err(|failure| failure.below("metadata").into_py_at(py, "loading"))
 }
 
 pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;

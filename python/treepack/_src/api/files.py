@@ -293,13 +293,18 @@ def load(
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, with the byte offset. If the file has another format.
+      DecodeError: A ValueError, with the byte offset. If the file has another format; it says which
+        one, if that is known.
+      NewerVersionError: A DecodeError. If a newer version of treepack has written it.
       ValueError: If `select` or `rename` match nothing.
       MismatchError: A ValueError. If the file does not fit the target; it lists all differences.
       UnregisteredTypeError: A DecodeError, with the name. If a type is not registered.
-      CorruptionError: A ValueError. If it is a damaged gzip file, or if `verify` finds damage.
+      CorruptionError: A ValueError. If it is a damaged gzip file (GzipCorruptionError), or one that
+        ends early (GzipTruncatedError), or if `verify` finds damage.
+      HoleError: A TreepackError. If static data were not saved, and neither `static` nor a target
+        has them.
       TreepackError: A ValueError. If jax would not keep the dtype of an array or the value of an
-        integer, an array cannot be put where it should go, or static data were not saved.
+        integer, or an array cannot be put where it should go.
       ImportError: If arrays of jax were saved and jax is not installed; see `arrays`.
 
     Examples:
@@ -390,15 +395,22 @@ def abstract(
 
 
 def read_metadata(
-    path_or_data: str | os.PathLike[str] | Buffer, *, max_size: int | None = None
+    path_or_data: str | os.PathLike[str] | Buffer,
+    *,
+    unknown: Unknown = "error",
+    max_size: int | None = None,
 ) -> Any:
     """Returns the metadata that `save` was given, or `None`. No array is read.
 
     Args:
       path_or_data: A file of `save`, or the result of `dumps`.
+      unknown: Whether values that cannot be made here, as of types that are not registered, are an
+        error, or become dicts of their parts (`"dict"`); see `open`.
       max_size: See `load`.
 
     Raises:
+      UnregisteredTypeError: A DecodeError, with the name and a path such as `metadata/c/act`. If a
+        type is not registered.
       DecodeError: See `load`, as for other errors.
 
     Examples:
@@ -406,14 +418,16 @@ def read_metadata(
       >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
       {'step': 3, 'shape': (1, 2)}
     """
-    with _opened(path_or_data, max_size) as file:
+    with _opened(path_or_data, max_size, unknown) as file:
         present(place_of(file).catalog.record)
         return file.metadata
 
 
-def _opened(path_or_data: str | os.PathLike[str] | Buffer, max_size: int | None) -> File:
+def _opened(
+    path_or_data: str | os.PathLike[str] | Buffer, max_size: int | None, unknown: Unknown = "error"
+) -> File:
     """Opens a file or data; inflates gzip that cannot be read in parts."""
     try:
-        return open(path_or_data, max_size=max_size)
+        return open(path_or_data, max_size=max_size, unknown=unknown)
     except (GzipError, GzipTruncatedError):
-        return open(content_of(path_or_data, max_size=max_size))
+        return open(content_of(path_or_data, max_size=max_size), unknown=unknown)

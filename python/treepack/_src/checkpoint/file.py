@@ -226,18 +226,22 @@ class File(Tree):
     was opened from a file object: the other process opens the file again.
 
     Attributes:
-      metadata: The metadata that `save` was given, or `None`.
+      metadata: The metadata that `save` was given, or `None`. If a type in it is not registered
+        here, an UnregisteredTypeError, or a dict in its place; see `unknown` of `open`.
       damage: The damage to the file, in words, or `None`: with `salvage=True`, why not all of
         it could be read; and that the index of a small gzip file is damaged.
     """
 
-    def __init__(self, reader: Reader):
+    def __init__(self, reader: Reader, unknown: Unknown = "error"):
         super().__init__(Place(reader, 0, []))
+        self._unknown = unknown
 
     @property
     def metadata(self) -> Any:
         record = self._catalog.record
-        return None if record is None else core.record_metadata(record)
+        if record is None:
+            return None
+        return core.record_metadata(record, unknown_as_dict=self._unknown == "dict")
 
     @property
     def damage(self) -> str | None:
@@ -259,11 +263,16 @@ class File(Tree):
         self.close()
 
     def __reduce__(self) -> Any:
-        return File, (self._place.reader,)
+        return File, (self._place.reader, self._unknown)
 
 
 def open(
-    source: Openable, *, salvage: bool = False, mmap: bool = True, max_size: int | None = None
+    source: Openable,
+    *,
+    salvage: bool = False,
+    mmap: bool = True,
+    max_size: int | None = None,
+    unknown: Unknown = "error",
 ) -> File:
     """Opens a file to inspect it, and to read parts of it.
 
@@ -278,15 +287,21 @@ def open(
       mmap: Whether to map the file. `False` reads all of it now.
       max_size: The maximum decompressed size of gzip in bytes; of a directory, that of its
         manifest and all its files together.
+      unknown: Whether values in `metadata` that cannot be made here, as of types that are not
+        registered, are an error when it is read, or become dicts of their parts (`"dict"`): that of
+        its fields, or else one from the name of the type to what the value was made of.
 
     Returns:
       The file: a mapping like `Tree`, and a context manager.
 
     Raises:
       OSError: If the file cannot be read.
-      DecodeError: A ValueError, with the byte offset. If the file has another format.
-      NoIndexError: A ValueError. If it is gzip of other programs, which cannot be read in parts.
-      CorruptionError: A ValueError. If it is damaged gzip.
+      DecodeError: A ValueError, with the byte offset. If the file has another format; it says which
+        one, if that is known.
+      NewerVersionError: A DecodeError. If a newer version of treepack has written it.
+      NoIndexError: A GzipError. If it is gzip of other programs, which cannot be read in parts.
+      CorruptionError: A ValueError. If it is damaged gzip (GzipCorruptionError), or ends early
+        (GzipTruncatedError).
 
     Examples:
       >>> import numpy as np, tempfile, treepack
@@ -296,7 +311,8 @@ def open(
       ...     print(list(file), file["params/w"].shape, file["params/w"][:2, 0], file["step"])
       ['params', 'step'] (1000, 8) [1. 1.] 3
     """
-    return File(open_reader(source, salvage=salvage, mmap=mmap, max_size=max_size))
+    check_choice("unknown", unknown)
+    return File(open_reader(source, salvage=salvage, mmap=mmap, max_size=max_size), unknown)
 
 
 def leaf_text(catalog: core.Catalog, value: int) -> tuple[str, str]:

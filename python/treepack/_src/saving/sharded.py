@@ -395,7 +395,7 @@ class Directory:
         file = self.file(name)
         catalog = core.Catalog.open(open_parts(file, regular=True).content, salvage=False)
         record = present(catalog.record)
-        about = core.record_metadata(record)
+        about = core.record_metadata(record, unknown_as_dict=False)
         plan = about.get("plan") if isinstance(about, dict) else None
         return Found(size_of(file), zlib.crc32(record), plan)
 
