@@ -78,6 +78,12 @@ pub enum Error {
     /// The record of a structure is damaged, or does not fit its tree.
     #[error("{0}")]
     Structure(String),
+    /// A newer version of this library has written the data, in a way that this one does not know.
+    #[error("{what}: it was written by a newer treepack; upgrade treepack")]
+    Newer {
+        /// What is not known here.
+        what: String,
+    },
     /// A gzip stream ends early.
     #[error("compressed file ended before the end-of-stream marker was reached")]
     GzipTruncated,
@@ -176,6 +182,15 @@ impl Error {
             Self::At { error, .. } => error.is_no_damage(),
             Self::Stopped | Self::OutOfMemory => true,
             _ => false,
+        }
+    }
+
+    /// Whether the data are of a newer version, and so nothing is known to be wrong with them.
+    #[must_use]
+    pub fn is_newer(&self) -> bool {
+        match self {
+            Self::At { error, .. } => error.is_newer(),
+            error => matches!(error, Self::Newer { .. }),
         }
     }
 

@@ -240,6 +240,23 @@ pub mod decode {
         }
     }
 
+    /// The same for a record whose checksum was compared: what is not known there was written by a
+    /// newer version. `other` says that it is damaged.
+    pub fn explain_sealed(
+        error: &rmp_serde::decode::Error,
+        other: impl FnOnce(&rmp_serde::decode::Error) -> String,
+    ) -> Error {
+        explain(error, |error| match error {
+            // As `serde::de::Error::unknown_variant` has it.
+            rmp_serde::decode::Error::Syntax(text) if text.starts_with("unknown variant") => {
+                let name = text.split('`').nth(1).unwrap_or_default();
+                let what = format!("this treepack does not know {name:?} in a record");
+                Error::Newer { what }
+            }
+            error => Error::Structure(other(error)),
+        })
+    }
+
     fn or_full<T, E: serde::de::Error>(done: Result<T>) -> std::result::Result<T, E> {
         done.map_err(|_| E::custom(OUT_OF_MEMORY))
     }

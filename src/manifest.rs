@@ -85,13 +85,15 @@ pub struct Manifest {
 }
 
 fn check(version: u32) -> Result<()> {
-    if version == VERSION {
-        return Ok(());
+    match version {
+        VERSION => Ok(()),
+        0 => damaged("there is no such version"),
+        _ => Err(Error::Newer {
+            what: format!(
+                "the manifest has version {version}, and this treepack reads version {VERSION}"
+            ),
+        }),
     }
-    Err(Error::Structure(format!(
-        "the manifest has version {version}, and this treepack reads version {VERSION}: upgrade \
-         treepack"
-    )))
 }
 
 /// What is read of a record first.
@@ -451,6 +453,7 @@ mod tests {
             bytes.extend(MARK);
             let error = Manifest::decode(&bytes).unwrap_err();
             assert!(error.reason().contains("has version 2"), "{error}");
+            assert!(error.is_newer());
         }
     }
 
@@ -577,7 +580,7 @@ mod tests {
         };
         assert!(broken(|_| ()).is_ok());
         let changes: [fn(&mut Manifest); 10] = [
-            |it| it.version = 2,
+            |it| it.version = 0,
             |it| it.files.clear(),
             |it| it.arrays.clear(),
             |it| it.arrays[0].counts = vec![u32::MAX; 4],

@@ -1,10 +1,15 @@
-//! Telling what a file is that turned out not to be msgpack.
+//! Telling what data is that turned out not to be msgpack, and what to do with it.
+
+use std::borrow::Cow;
 
 use crate::source::{Source, read_to};
-use crate::{Error, gzip};
+use crate::{Error, Result, gzip, manifest};
 
 /// As many bytes of the start of a file tell what it is.
-const ENOUGH_BYTES: usize = 512;
+const START_BYTES: usize = 4096;
+
+/// And as many of its end.
+const END_BYTES: usize = 8;
 
 /// Adds what the data seems to be instead of msgpack.
 pub fn explain(error: Error, source: &dyn Source) -> Error {
@@ -20,16 +25,14 @@ pub fn explain(error: Error, source: &dyn Source) -> Error {
 }
 
 fn explain_here(error: Error, source: &dyn Source) -> Error {
-    if let (Some(offset), true) = (error.offset(), source.is_empty()) {
+    let Some(offset) = error.offset() else {
+        return error;
+    };
+    if source.is_empty() {
         return Error::malformed(offset, "the data is empty (0 bytes)");
     }
-    let mut start = Vec::new();
-    let len = source.len().min(ENOUGH_BYTES);
-    if read_to(source, 0..len, &mut start).is_err() {
-        return error;
-    }
-    match (error.offset(), describe(&start)) {
-        (Some(offset), Some(what)) => Error::malformed(
+    match Sample::of(source).as_ref().map(Sample::describe) {
+        Ok(Some(what)) => Error::malformed(
             offset,
             format!("the data looks like {what}; {}", error.reason()),
         ),
@@ -37,43 +40,408 @@ fn explain_here(error: Error, source: &dyn Source) -> Error {
     }
 }
 
-/// A short description of well-known content that is often met in place of a checkpoint.
-fn describe(data: &[u8]) -> Option<&'static str> {
-    let start = data.trim_ascii_start();
-    let lower = start[..start.len().min(16)].to_ascii_lowercase();
-    let known: [(&[u8], &str); 10] = [
-        (
-            &gzip::MAGIC,
-            "gzip data: use from_compressed_bytes, or load_from_file",
-        ),
-        (
-            b"version https://git-lfs",
-            "a git-LFS pointer: run `git lfs pull` to get the real file",
-        ),
-        (
-            b"PK\x03\x04",
-            "a zip archive, such as .npz or a PyTorch checkpoint",
-        ),
-        (b"\x28\xb5\x2f\xfd", "Zstandard data"),
-        (b"\x89HDF\r\n", "an HDF5 file"),
-        (b"\x93NUMPY", "a .npy file"),
-        (b"\x80\x02", "a Python pickle"),
-        (b"\x80\x03", "a Python pickle"),
-        (b"\x80\x04\x95", "a Python pickle"),
-        (b"\x80\x05\x95", "a Python pickle"),
-    ];
-    if lower.starts_with(b"<!doctype") || lower.starts_with(b"<html") {
-        Some("an HTML page: the download went wrong")
-    } else if lower.starts_with(b"<?xml") {
-        Some("an XML document: the download went wrong")
-    } else if data.get(8..10) == Some(b"{\"") {
-        Some("a safetensors file")
-    } else if start.starts_with(b"{\"") || start.starts_with(b"[{") {
-        Some("JSON text")
+/// A format that the command line converts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Convertible {
+    /// <https://huggingface.co/docs/safetensors>
+    Safetensors,
+    /// A zip archive of arrays of NumPy.
+    Npz,
+    /// Leaves one after the other, as EasyLM and EasyDeL write them.
+    Stream,
+}
+
+/// Which of these formats the data seem to have.
+pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
+    Ok(Sample::of(source)?.convertible())
+}
+
+/// What is looked at.
+struct Sample {
+    start: Vec<u8>,
+    end: Vec<u8>,
+    /// How many bytes there are in all.
+    len: usize,
+}
+
+impl Sample {
+    fn of(source: &dyn Source) -> Result<Self> {
+        let len = source.len();
+        let (mut start, mut end) = (Vec::new(), Vec::new());
+        read_to(source, 0..len.min(START_BYTES), &mut start)?;
+        read_to(source, len.saturating_sub(END_BYTES)..len, &mut end)?;
+        Ok(Self { start, end, len })
+    }
+
+    fn convertible(&self) -> Option<Convertible> {
+        if self.is_safetensors() {
+            Some(Convertible::Safetensors)
+        } else if self.zipped().is_some_and(|name| name.ends_with(b".npy")) {
+            Some(Convertible::Npz)
+        } else {
+            is_stream(&self.start).then_some(Convertible::Stream)
+        }
+    }
+
+    /// A short description of well-known content that is often met in place of a checkpoint, and
+    /// what to do with it.
+    fn describe(&self) -> Option<Cow<'static, str>> {
+        let start = self.start.as_slice();
+        let known = match self.convertible() {
+            Some(Convertible::Safetensors) => Some(SAFETENSORS),
+            Some(Convertible::Npz) => Some(NPZ),
+            Some(Convertible::Stream) => Some(STREAM),
+            None => None,
+        };
+        let of_magic = || {
+            let found = MAGICS.iter().find(|(offset, magic, _)| {
+                start.get(*offset..).is_some_and(|it| it.starts_with(magic))
+            });
+            found.map(|(_, _, what)| *what)
+        };
+        let of_end = || {
+            let found = ENDS.iter().find(|(magic, _)| self.end.ends_with(magic));
+            found.map(|(_, what)| *what)
+        };
+        let found = known
+            .or_else(|| self.zipped().map(zip_of))
+            .or_else(of_magic)
+            .or_else(of_end)
+            .or_else(|| pickle_of(start, &self.end))
+            .or_else(|| protobuf_of(start))
+            .or_else(|| (start.len() >= 16 && start.iter().all(|it| *it == 0)).then_some(ZEROS))
+            .or_else(|| {
+                // Flatbuffers of jax.export have no mark of their own, but the StableHLO in them is
+                // bytecode of MLIR (https://mlir.llvm.org/docs/BytecodeFormat, "Magic Number").
+                start
+                    .windows(MLIR.len())
+                    .any(|it| it == MLIR)
+                    .then_some("a function of jax.export: read it with jax.export.deserialize")
+            });
+        found.map(Cow::Borrowed).or_else(|| text_of(start))
+    }
+
+    /// Whether it begins with the length of a header of JSON that fits
+    /// (<https://huggingface.co/docs/safetensors>, "Format").
+    fn is_safetensors(&self) -> bool {
+        let Some((len, header)) = self.start.split_first_chunk::<8>() else {
+            return false;
+        };
+        header.starts_with(b"{") && u64::from_le_bytes(*len) <= (self.len - 8) as u64
+    }
+
+    /// The name of the first file in a zip archive (APPNOTE.TXT of PKWARE, section 4.3.7).
+    fn zipped(&self) -> Option<&[u8]> {
+        let start = self.start.as_slice();
+        if !start.starts_with(b"PK\x03\x04") {
+            return None;
+        }
+        let [low, high] = *start.get(26..28)?.first_chunk()?;
+        let name = start.get(30..)?;
+        Some(&name[..name.len().min(u16::from_le_bytes([low, high]).into())])
+    }
+}
+
+const SAFETENSORS: &str = "a safetensors file: convert it with `treepack convert`";
+
+const NPZ: &str = "an npz archive of NumPy: convert it with `treepack convert`";
+
+const STREAM: &str =
+    "a stream of EasyLM: read it with treepack.read_stream, or convert it with `treepack convert`";
+
+const PICKLE: &str = "a Python pickle, which may run code when it is read: load it where you trust it, and save it \
+     with treepack";
+
+const TORCH: &str = "a checkpoint of PyTorch: load it with torch.load(weights_only=True), and save \
+                     its tensors as arrays of NumPy";
+
+const ZEROS: &str =
+    "nothing but zeros: the file was never written, as after a loss of power, or is a hole";
+
+const MLIR: &[u8] = b"ML\xefR";
+
+/// What begins with these bytes at these offsets.
+const MAGICS: &[(usize, &[u8], &str)] = &[
+    // RFC 1952, section 2.3.1
+    (
+        0,
+        &gzip::MAGIC,
+        "gzip data: use from_compressed_bytes, or load_from_file",
+    ),
+    // RFC 8878, section 3.1.1
+    (
+        0,
+        b"\x28\xb5\x2f\xfd",
+        "Zstandard data: decompress them with `zstd -d`",
+    ),
+    // https://tukaani.org/xz/xz-file-format.txt, section 2.1.1.1
+    (
+        0,
+        b"\xfd7zXZ\0",
+        "xz data: decompress them with `xz -d`, or the module lzma of Python",
+    ),
+    // https://sourceware.org/bzip2/ and its manual: the level comes next
+    (
+        0,
+        b"BZh",
+        "bzip2 data: decompress them with `bzip2 -d`, or the module bz2 of Python",
+    ),
+    // https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md
+    (
+        0,
+        b"\x04\x22\x4d\x18",
+        "LZ4 data: decompress them with `lz4 -d`",
+    ),
+    // https://www.7-zip.org/7z.html, 7zFormat.txt
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first"),
+    // https://docs.hdfgroup.org/hdf5/v1_14/_f_m_t3.html, section II.A
+    (
+        0,
+        b"\x89HDF\r\n\x1a\n",
+        "an HDF5 file, such as weights of Keras: load it with Keras or h5py, and save its arrays",
+    ),
+    // https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+    (
+        0,
+        b"\x93NUMPY",
+        "a .npy file: load it with numpy.load, and save the array",
+    ),
+    // The pickle of the number 0x1950a86a20f9469cfc6c, with which torch.save began before 1.6
+    // (https://github.com/pytorch/pytorch/blob/main/torch/serialization.py, MAGIC_NUMBER)
+    (0, b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", TORCH),
+    // https://www.gnu.org/software/tar/manual/html_node/Standard.html
+    (257, b"ustar", "a tar archive: unpack it first"),
+    // https://parquet.apache.org/docs/file-format/
+    (
+        0,
+        b"PAR1",
+        "a Parquet file, which holds tables: read it with pyarrow or pandas",
+    ),
+    // https://arrow.apache.org/docs/format/Columnar.html#ipc-file-format, and Feather of version 1
+    (
+        0,
+        b"ARROW1",
+        "an Arrow file, which holds tables: read it with pyarrow",
+    ),
+    (
+        0,
+        b"FEA1",
+        "a Feather file, which holds tables: read it with pyarrow",
+    ),
+    // https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+    (
+        0,
+        b"GGUF",
+        "a GGUF file of llama.cpp: read it with the package gguf, and save its arrays",
+    ),
+    // Flatbuffers have the identifier of their schema at byte 4 (https://flatbuffers.dev/internals/);
+    // TFL3 is that of tensorflow/lite/schema/schema.fbs
+    (
+        4,
+        b"TFL3",
+        "a model of TensorFlow Lite: read it with its interpreter",
+    ),
+    // https://openxla.org/stablehlo/bytecode
+    (
+        0,
+        MLIR,
+        "a module of StableHLO or MLIR, such as jax.export makes: it has a function, not a tree",
+    ),
+];
+
+/// What ends with these bytes.
+const ENDS: &[(&[u8], &str)] = &[
+    // kTableMagicNumber of LevelDB, in which TensorFlow keeps the index of a checkpoint
+    // (https://github.com/google/leveldb/blob/main/doc/table_format.md)
+    (
+        b"\x57\xfb\x80\x8b\x24\x75\x47\xdb",
+        "the index of a TensorFlow checkpoint: read it with tf.train.load_checkpoint, and save its \
+         arrays",
+    ),
+    (
+        &manifest::MARK,
+        "the manifest of a sharded checkpoint: give the directory that it is in",
+    ),
+];
+
+/// What a zip archive is, by the name of the first file in it.
+fn zip_of(name: &[u8]) -> &'static str {
+    if name.ends_with(b".pkl") {
+        // https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.h
+        TORCH
+    } else if matches!(name, b"metadata.json" | b"config.json") {
+        // https://keras.io/guides/serialization_and_saving: metadata, config, weights in HDF5
+        "a model of Keras (a zip archive): load it with Keras, and save its weights"
     } else {
-        known
-            .iter()
-            .find(|(magic, _)| data.starts_with(magic))
-            .map(|(_, what)| *what)
+        "a zip archive: unpack it first"
+    }
+}
+
+/// What a pickle is (<https://docs.python.org/3/library/pickletools.html>): PROTO and its number,
+/// then FRAME where there is one; protocol 0 is text. All end with STOP.
+fn pickle_of(start: &[u8], end: &[u8]) -> Option<&'static str> {
+    let is_binary = matches!(start, [0x80, 2..=5, ..]);
+    let textual: [&[u8]; 5] = [b"(dp", b"(lp", b"ccopy_reg\n", b"cnumpy", b"c__builtin__\n"];
+    let is_text = textual.iter().any(|it| start.starts_with(it));
+    let is_framed = matches!(start, [0x80, 4 | 5, 0x95, ..]);
+    (is_framed || (is_binary || is_text) && (end.ends_with(b".") || start.len() == START_BYTES))
+        .then_some(PICKLE)
+}
+
+/// What protobuf is, which has no marks: the first fields of both are an integer and a message.
+fn protobuf_of(start: &[u8]) -> Option<&'static str> {
+    let [0x08, version, 0x12, len, rest @ ..] = start else {
+        return None;
+    };
+    let name = rest.get(..usize::from(*len));
+    match version {
+        // saved_model_schema_version (https://github.com/tensorflow/tensorflow/blob/master/
+        // tensorflow/core/protobuf/saved_model.proto)
+        1 => Some("a SavedModel of TensorFlow: load it with TensorFlow, and save its variables"),
+        // ir_version and producer_name (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto)
+        3..=32 if name.is_some_and(|name| !name.is_empty() && name.is_ascii()) => {
+            Some("a model of ONNX: load it with onnx, and save its initializers as arrays of NumPy")
+        }
+        _ => None,
+    }
+}
+
+/// Whether data begin as a stream: a list of two, of which the first is a string or a list of
+/// strings, and the second a byte string
+/// (<https://github.com/young-geng/EasyLM/blob/main/EasyLM/checkpoint.py>).
+fn is_stream(start: &[u8]) -> bool {
+    let Some((&0x92, mut rest)) = start.split_first() else {
+        return false;
+    };
+    let mut strings = 1;
+    if let [head @ (0x90..=0x9f), after @ ..] = rest {
+        strings = head & 0x0f;
+        rest = after;
+    }
+    for _ in 0..strings {
+        let (head, len) = match rest {
+            [head @ 0xa0..=0xbf, ..] => (1, usize::from(head & 0x1f)),
+            [0xd9, len, ..] => (2, usize::from(*len)),
+            [0xda, high, low, ..] => (3, usize::from(u16::from_be_bytes([*high, *low]))),
+            _ => return false,
+        };
+        let Some(after) = rest.get(head + len..) else {
+            return false;
+        };
+        rest = after;
+    }
+    matches!(rest, [0xc4..=0xc6, ..])
+}
+
+/// What text is.
+fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
+    let text = match std::str::from_utf8(start) {
+        Ok(text) => text,
+        // The last character may be cut.
+        Err(error) if error.error_len().is_none() && start.len() == START_BYTES => {
+            std::str::from_utf8(&start[..error.valid_up_to()]).ok()?
+        }
+        Err(_) => return None,
+    };
+    let text = text.trim_start_matches('\u{feff}').trim_ascii_start();
+    let is_odd = |it: char| it.is_control() && !matches!(it, '\t' | '\n' | '\r' | '\x0c' | '\x1b');
+    if text.is_empty() || text.contains(is_odd) {
+        return None;
+    }
+    let begins = |what: &str| {
+        let start = text.as_bytes().get(..what.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(what.as_bytes()))
+    };
+    let known = if begins("version https://git-lfs") {
+        // https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md, "The Pointer"
+        "a git-LFS pointer: run `git lfs pull` to get the real file"
+    } else if begins("<!doctype") || begins("<html") {
+        "an HTML page: the download went wrong; look at it in a browser or editor"
+    } else if begins("<?xml") || begins("<error>") {
+        "an XML document: the download went wrong; look at it in an editor"
+    } else if begins("model_checkpoint_path:") {
+        // https://github.com/tensorflow/tensorflow, CheckpointState of checkpoint_state.proto
+        "the list of TensorFlow checkpoints of a directory: read one with tf.train.load_checkpoint"
+    } else if begins("{") && text.contains("\"weight_map\"") {
+        // https://huggingface.co/docs/safetensors, "model.safetensors.index.json"
+        "the index of a checkpoint in several files (JSON): convert each of its files with \
+         `treepack convert`"
+    } else if begins("{") || begins("[") {
+        "JSON text: read it with the module json"
+    } else {
+        let shown: String = text.chars().take_while(|it| *it != '\n').take(60).collect();
+        let kind = if begins("---") || shown.split_once(": ").is_some_and(|(it, _)| is_word(it)) {
+            "YAML text"
+        } else {
+            "text"
+        };
+        return Some(Cow::Owned(format!("{kind} that begins with {shown:?}")));
+    };
+    Some(Cow::Borrowed(known))
+}
+
+fn is_word(text: &str) -> bool {
+    text.chars()
+        .all(|it| it.is_alphanumeric() || "_-\"'".contains(it))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(data: &[u8]) -> String {
+        let error = explain(Error::malformed(0, "odd"), &data.to_vec());
+        error.reason().replace("; odd", "")
+    }
+
+    #[test]
+    fn msgpack_looks_like_nothing_else() {
+        for data in [
+            b"\x81\xa1w".as_slice(),
+            b"\xde\x00\x10\xa1a\x01",
+            b"\xc1",
+            b"\x80\x80",
+            b"\x92\x91\xa1a\x01",
+            b"\x08\x02\x12\x01a",
+            b"\0\0",
+        ] {
+            assert_eq!(seen(data), "odd", "{data:x?}");
+        }
+    }
+
+    #[test]
+    fn what_begins_like_a_format_but_is_cut_is_no_panic() {
+        let stream = b"\x92\x92\xa1a\xd9\x03abc\xc4\x01\x01".as_slice();
+        let header = b"\x09\0\0\0\0\0\0\0{\"a\":{}} ".as_slice();
+        for (data, what) in [
+            (stream, "stream of EasyLM"),
+            (b"PK\x03\x04", "zip"),
+            (header, "safetensors"),
+            (b"\x80\x04K\x01.", "pickle"),
+        ] {
+            for end in 0..data.len() {
+                let _ = seen(&data[..end]);
+            }
+            if data.len() > 4 {
+                assert!(seen(data).contains(what), "{}", seen(data));
+            }
+        }
+    }
+
+    #[test]
+    fn text_is_told_by_how_it_begins() {
+        let long = "é".repeat(START_BYTES);
+        for (text, what) in [
+            ("Not Found", "text that begins with \"Not Found\""),
+            (
+                "name: x\nother: y",
+                "YAML text that begins with \"name: x\"",
+            ),
+            (long[..].as_ref(), "text that begins"),
+            ("{ \"a\": 1 }", "JSON"),
+            ("\u{feff}<HTML>", "HTML"),
+        ] {
+            assert!(seen(text.as_bytes()).contains(what), "{text:.20}");
+        }
     }
 }

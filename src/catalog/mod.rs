@@ -255,4 +255,11 @@ impl Catalog {
     pub fn damage(&self) -> Option<&Error> {
         self.damage.as_ref()
     }
+
+    /// The same with the damage told in other words.
+    #[must_use]
+    pub fn map_damage(mut self, told: impl FnOnce(Error) -> Error) -> Self {
+        self.damage = self.damage.map(told);
+        self
+    }
 }

@@ -44,6 +44,7 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
         | Error::Malformed { offset, .. }
         | Error::TooDeep { offset, .. } => make(py, "DecodeError", (message, offset, path)),
         Error::Structure(_) => make(py, "DecodeError", (message, None::<usize>, path)),
+        Error::Newer { .. } => make(py, "NewerVersionError", (message, None::<usize>, path)),
         Error::TooLarge { .. } | Error::OutputLimit { .. } | Error::ReservedKey { .. } => {
             make(py, "TreepackError", (message,))
         }

@@ -11,7 +11,7 @@ use super::options::integer_or_none;
 use super::restore::Matching;
 use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
-use crate::sniff::explain;
+use crate::sniff::{self, Convertible, explain};
 use crate::source::Source;
 
 /// The tree that a bytes-like object or a [`Content`] encodes; see `_core.pyi`.
@@ -63,6 +63,18 @@ pub fn restore_like<'py>(
     let borrowed = Borrowed::buffer(data)?;
     let memory = Some(borrowed.owned(data.py()));
     build_like(template, &matching, &borrowed, memory, copy.into(), threads)
+}
+
+/// Which format data have that is no msgpack of one tree; see `_core.pyi`.
+#[pyfunction]
+pub fn convertible<'py>(content: &Bound<'py, Content>) -> PyResult<Option<&'static str>> {
+    let source = content.get().source();
+    let found = content.py().detach(|| sniff::convertible(source))?;
+    Ok(found.map(|found| match found {
+        Convertible::Safetensors => "safetensors",
+        Convertible::Npz => "npz",
+        Convertible::Stream => "stream",
+    }))
 }
 
 /// Where the leaves of a stream are; see `_core.pyi`.

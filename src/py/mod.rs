@@ -74,7 +74,7 @@ mod _core {
     #[pymodule_export]
     use super::hooks::set_hooks;
     #[pymodule_export]
-    use super::load::{restore, restore_like, stream_items};
+    use super::load::{convertible, restore, restore_like, stream_items};
     #[pymodule_export]
     use super::manifest::Manifest;
     #[pymodule_export]

@@ -160,12 +160,18 @@ impl Record {
             version: u32,
         }
         let versioned: Versioned = read(bytes).map_err(broken)?;
-        if versioned.version != VERSION {
-            return Err(Error::Structure(format!(
-                "the structure is recorded in version {}, but only version {VERSION} can be \
-                 read: it was written by a newer treepack",
+        if versioned.version > VERSION {
+            let what = format!(
+                "the structure is recorded in version {}, and this treepack reads version \
+                 {VERSION}",
                 versioned.version
-            )));
+            );
+            return Err(Error::Newer { what });
+        }
+        if versioned.version < VERSION {
+            return Err(Error::Structure(
+                "the record of the structure is damaged: there is no such version".into(),
+            ));
         }
         let record: Self = read(bytes).map_err(broken)?;
         record.check().map_err(|what| {
@@ -201,8 +207,9 @@ impl Record {
 
 #[allow(clippy::needless_pass_by_value)] // as `map_err` has it
 fn broken(error: rmp_serde::decode::Error) -> Error {
-    decode::explain(&error, |error| {
-        Error::Structure(format!("the record of the structure is damaged: {error}"))
+    // Its checksum has been compared.
+    decode::explain_sealed(&error, |error| {
+        format!("the record of the structure is damaged: {error}")
     })
 }
 

@@ -91,8 +91,8 @@ impl Value {
         match value {
             Ok(value) if rest.is_empty() => Ok(value),
             Ok(_) => Err(Error::Structure("a value with bytes after it".into())),
-            Err(error) => Err(decode::explain(&error, |error| {
-                Error::Structure(format!("a damaged value: {error}"))
+            Err(error) => Err(decode::explain_sealed(&error, |error| {
+                format!("a damaged value: {error}")
             })),
         }
     }

@@ -94,6 +94,7 @@ def files(folder: Path) -> None:
     assert treepack.load(path, arrays=arrays)["point"] == Point(1.0)
     assert treepack.abstract(path)["layer"].w.shape == (4, 2)
     assert treepack.read_metadata(path)["step"] == 1
+    assert treepack.read_metadata(path, unknown="dict")["step"] == 1
 
 
 def opened(folder: Path) -> None:
@@ -107,7 +108,7 @@ def opened(folder: Path) -> None:
     treepack.save(folder / "checkpoint", tree, sharded=True, step=3)
     treepack.save(path, tree)
     file: treepack.File
-    with treepack.open(path, salvage=False, mmap=True) as file:
+    with treepack.open(path, salvage=False, mmap=True, unknown="dict") as file:
         lazy = file["w/0"]
         assert isinstance(lazy, treepack.LazyArray)
         assert lazy[1:].shape == (3, 2)
@@ -192,6 +193,13 @@ def failures() -> None:
         treepack.CorruptionError,
         treepack.UnregisteredTypeError,
         treepack.UnserializableLeafError,
+        treepack.GzipError,
+        treepack.GzipTruncatedError,
+        treepack.GzipCorruptionError,
+        treepack.NoIndexError,
+        treepack.HoleError,
+        treepack.NewerVersionError,
+        treepack.StateDictKeyError,
         errors.GzipError,
         errors.GzipTruncatedError,
         errors.StateDictKeyError,
@@ -200,7 +208,7 @@ def failures() -> None:
     try:
         treepack.loads(treepack.dumps({"a": 1}), {"b": 1})
     except treepack.MismatchError as error:
-        found: list[errors.Mismatch] = error.mismatches
+        found: list[treepack.Mismatch] = error.mismatches
         assert found[0].path == "b"
         assert found[0].similar == ""
 

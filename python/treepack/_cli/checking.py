@@ -18,13 +18,20 @@ def verify(
     files: Annotated[list[str], typer.Argument(help="Checkpoints.")],
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the exit status.")] = False,
 ) -> None:
-    """Compares files with their checksums. The exit status is 1 if one is damaged."""
-    damaged = False
+    """Compares files with their checksums.
+
+    The exit status is 1 if one is damaged, and else 2 if a newer treepack has written one.
+    """
+    damaged = newer = False
     for file in files:
         with output.bar("verify") as progress:
             found = treepack.verify(file, progress=progress)
-        damaged |= not found.ok
+        damaged |= found.damage is not None or bool(found.corrupt)
+        newer |= found.newer is not None
         if quiet:
+            continue
+        if found.newer is not None:
+            output.line(f"{file}: not checked: {found.newer}", "yellow")
             continue
         corrupt, unchecked = found.corrupt, found.unchecked
         for path in corrupt:
@@ -41,7 +48,7 @@ def verify(
         output.line(f"{file}: {text or 'no leaves'}", style)
         if unchecked:
             output.line("  unchecked: the file has no checksums, only its headers were read", "dim")
-    raise typer.Exit(int(damaged))
+    raise typer.Exit(1 if damaged else 2 if newer else 0)
 
 
 def diff(

@@ -56,6 +56,7 @@ impl Catalog {
             .py()
             .detach(|| catalog::Catalog::open(source, salvage, &watcher));
         let catalog = opened
+            .map(|catalog| catalog.map_damage(|error| explain(error, source)))
             .map_err(|error| watcher.explain(error, |error| PyErr::from(explain(error, source))))?;
         Ok(Self::new(content.unbind(), Arc::new(catalog)))
     }
@@ -95,6 +96,12 @@ impl Catalog {
         let damage = self.catalog.damage().map(grow::display);
         let text = |text: Result<String>| new_string(py, text?.as_bytes());
         damage.map(text).transpose()
+    }
+
+    /// Whether this is no damage, but what a newer version has written.
+    #[getter]
+    fn is_newer(&self) -> bool {
+        self.catalog.damage().is_some_and(Error::is_newer)
     }
 
     /// Whether there are checksums of leaves.

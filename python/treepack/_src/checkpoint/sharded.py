@@ -33,6 +33,7 @@ from treepack._src.options import Reading, Status
 from treepack._src.pytree import prng as _prng
 from treepack._src.storage.content import Openable, Opened, read_all, size_of
 from treepack._src.storage.deferred import rows_cast
+from treepack._src.storage.foreign import directory_text
 from treepack._src.storage.place import absolute, joined
 from treepack.errors import (
     CorruptionError,
@@ -95,8 +96,7 @@ class ShardedReader(Reader):
             data = read_all(joined(self._path, MANIFEST))
         except FileNotFoundError:
             raise DecodeError(
-                f"{os.fspath(source)!r} has no {MANIFEST}: it is no checkpoint, or its "
-                "save has not finished"
+                f"the directory {os.fspath(source)!r} has no {MANIFEST}: {directory_text(source)}"
             ) from None
         self._data = data
         self.manifest = core.Manifest.decode(data, max_size=max_size)

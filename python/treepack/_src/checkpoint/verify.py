@@ -12,6 +12,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.sharded import open_reader, unless_replaced
 from treepack._src.options import Progress, Status, progress_bar
 from treepack._src.storage.content import Openable
+from treepack.errors import NewerVersionError
 
 
 class Statuses(Mapping[str, Status]):
@@ -72,16 +73,21 @@ class Verification(NamedTuple):
     Attributes:
       leaves: By path: `"ok"`, `"corrupt"`, or `"unchecked"`.
       damage: The damage outside of leaves, in words, or `None`: the file ends early, or damage to
-        its record, to the bytes between leaves and record, or to the gzip stream around them.
+        its record, to the bytes between leaves and record, or to the gzip stream around them. Of a
+        file that is none of treepack or flax, what it looks like.
+      newer: Why only a newer version of treepack can read and check the file, in words, or `None`.
+        Nothing is known to be wrong with it then.
     """
 
     leaves: Mapping[str, Status]
     damage: str | None
+    newer: str | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether no damage was found."""
-        return self.damage is None and "corrupt" not in self.leaves.values()
+        """Whether all of the file could be checked, and no damage was found."""
+        is_known = self.damage is None and self.newer is None
+        return is_known and "corrupt" not in self.leaves.values()
 
     @property
     def corrupt(self) -> list[str]:
@@ -120,11 +126,14 @@ def verify(
       progress: See `save`.
 
     Returns:
-      The status of each leaf. Damage is not an error here. If there is none, `load`, `open`, and
-      gzip for a gzip file, read all of the file with the same result.
+      The status of each leaf. Damage is not an error here, nor is a file that a newer version of
+      treepack has written. If there is none, `load`, `open`, and gzip for a gzip file, read all of
+      the file with the same result.
 
     Raises:
       OSError: If the file cannot be read.
+      DecodeError: A ValueError. If it is a directory without a checkpoint of treepack, or its
+        manifest is damaged.
       TreepackError: A ValueError. If gzip decompresses to more than `max_size` bytes.
 
     Examples:
@@ -144,7 +153,15 @@ def verify(
             contextlib.closing(open_reader(source, salvage=True, max_size=max_size)) as reader,
             progress_bar(progress, "verify") as tell,
         ):
-            statuses, damage = reader.verify(threads=threads, progress=tell)
-            return Verification(Statuses(reader.catalog.without_content(), statuses), damage)
+            catalog = reader.catalog
+            newer = catalog.damage if catalog.is_newer else None
+            if newer is None:
+                statuses, damage = reader.verify(threads=threads, progress=tell)
+            else:
+                statuses, damage = dict.fromkeys(catalog.leaf_values(0), "unchecked"), None
+            return Verification(Statuses(catalog.without_content(), statuses), damage, newer)
 
-    return unless_replaced(attempt)
+    try:
+        return unless_replaced(attempt)
+    except NewerVersionError as error:  # of a manifest
+        return Verification({}, None, str(error))

@@ -69,7 +69,10 @@ def read_whole(
 
 def _check_empty(content: core.Content, path: str | os.PathLike[str]) -> None:
     if content.nbytes == 0:
-        raise DecodeError(f"the file {os.fspath(path)!r} is empty (0 bytes)", 0)
+        raise DecodeError(
+            f"the file {os.fspath(path)!r} is empty (0 bytes): nothing was written or copied to it",
+            0,
+        )
 
 
 def content_of(

@@ -1,0 +1,117 @@
+"""Tells what a directory is that has no checkpoint of treepack; the core does so for files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from treepack._src.printable import printable
+from treepack._src.storage import remote as _remote
+from treepack._src.storage.place import joined, local, url_of
+
+# What every item of Orbax has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and the
+# manifest of OCDBT, in which TensorStore keeps its arrays.
+_ORBAX_ITEM = frozenset(("_METADATA", "manifest.ocdbt"))
+
+# What a step has: `_STEP_METADATA_FILENAME` in `metadata/checkpoint.py`, and in checkpoints of
+# Orbax's API of version 1 `ORBAX_CHECKPOINT_INDICATOR_FILE` in `layout/checkpoint_layout.py`.
+_ORBAX_STEP = frozenset(("_CHECKPOINT_METADATA", "orbax.checkpoint", *_ORBAX_ITEM))
+
+# The most names in an error.
+_MOST_NAMES = 5
+
+
+def names_in(path: str | os.PathLike[str]) -> list[str]:
+    """Returns the names in a directory, sorted; none if it cannot be listed."""
+    url = url_of(path)
+    if url is None:
+        with contextlib.suppress(OSError, ValueError):
+            return sorted(os.fsdecode(it.name) for it in Path(os.fsdecode(local(path))).iterdir())
+        return []
+    with contextlib.suppress(Exception):  # file systems raise any type; this is for an error only
+        fs, place = _remote.file_system(url)
+        found = fs.ls(place, detail=False)
+        return sorted(str(it).rstrip("/").rpartition("/")[2] for it in found)
+    return []
+
+
+def orbax_items(path: str | os.PathLike[str]) -> list[str] | None:
+    """Returns the items of Orbax in a directory: `.` if it is one; `None` if it is none of Orbax's.
+
+    Both its APIs keep an item, a tree, in a directory: that of the checkpoint itself, or one of
+    those in it.
+    """
+    names = names_in(path)
+    if "_METADATA" in names:
+        return ["."]
+    inside = {name: set(names_in(joined(path, name))) for name in names[:_MOST_LISTED]}
+    items = [name for name, found in inside.items() if "_METADATA" in found]
+    if items or not _ORBAX_STEP.isdisjoint(names):
+        return items
+    # The directory of a manager, with steps in it.
+    return [] if any(not _ORBAX_STEP.isdisjoint(found) for found in inside.values()) else None
+
+
+# In large directories only so many are looked at.
+_MOST_LISTED = 100
+
+
+def directory_text(path: str | os.PathLike[str]) -> str:
+    """Returns what a directory without a manifest looks like, and what to do, in words."""
+    names = names_in(path)
+    for fits, text in _KNOWN:
+        if any(map(fits, names)):
+            return text
+    if orbax_items(path) is not None:
+        return _ORBAX
+    if not names:
+        return "it is empty, or its save has not finished"
+    more = ", …" if len(names) > _MOST_NAMES else ""
+    listed = ", ".join(map(printable, names[:_MOST_NAMES]))
+    return f"it is no checkpoint, or its save has not finished; in it are {listed}{more}"
+
+
+_ORBAX = (
+    "it looks like a checkpoint of Orbax: convert it with `treepack convert`, or restore it with "
+    "Orbax and save the tree; docs/orbax.md tells how, and treepack.orbax saves with Orbax's "
+    "managers"
+)
+
+_T = Callable[[str], object]
+
+# Names, and what a directory with one of them is, the first that fits. Those of Hugging Face are in
+# `utils/constants.py` of huggingface_hub, that of SavedModel and the names of checkpoints in
+# https://www.tensorflow.org/guide, those of Zarr in https://zarr-specs.readthedocs.io.
+_KNOWN: list[tuple[_T, str]] = [
+    (_ORBAX_STEP.__contains__, _ORBAX),
+    (
+        re.compile(r".*\.safetensors(\.index\.json)?").fullmatch,
+        "it looks like a directory of safetensors: convert each of its files with `treepack "
+        "convert`",
+    ),
+    (
+        re.compile(r"flax_model.*\.msgpack").fullmatch,
+        "it looks like a model of Hugging Face in flax: load its files flax_model*.msgpack",
+    ),
+    (
+        re.compile(r"pytorch_model.*\.bin|.*\.(pt|pth)").fullmatch,
+        "it looks like a checkpoint of PyTorch: load it with torch, and save its tensors as arrays "
+        "of NumPy",
+    ),
+    (
+        re.compile(r"saved_model\.pb|.*\.ckpt.*\.index|.*\.data-\d+-of-\d+").fullmatch,
+        "it looks like a checkpoint of TensorFlow: read it with tf.train.load_checkpoint, and save "
+        "its arrays",
+    ),
+    (
+        frozenset((".zarray", ".zgroup", "zarr.json")).__contains__,
+        "it looks like a directory of Zarr: read it with zarr, and save its arrays",
+    ),
+    (
+        re.compile(r".*\.(treepack|msgpack)").fullmatch,
+        "it is no checkpoint itself, but there are files in it that may be: load one of them",
+    ),
+]

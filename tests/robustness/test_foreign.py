@@ -1,0 +1,225 @@
+"""Files and directories that are not ours: each verb says what they are, and what to do."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import pickle
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import orbax.checkpoint as ocp
+import orbax.checkpoint.experimental.v1 as ocp_v1
+import pytest
+import safetensors.numpy
+
+import treepack
+from treepack import serialization
+
+TREE: dict[str, Any] = {"params": {"w": np.arange(6.0).reshape(2, 3)}, "step": 7}
+
+
+def zipped(*names: str) -> bytes:
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"content")
+    return found.getvalue()
+
+
+def npz() -> bytes:
+    found = io.BytesIO()
+    np.savez(found, w=np.ones(3))
+    return found.getvalue()
+
+
+def npy() -> bytes:
+    found = io.BytesIO()
+    np.save(found, np.ones(3))
+    return found.getvalue()
+
+
+def tarred() -> bytes:
+    found = io.BytesIO()
+    with tarfile.open(fileobj=found, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("params/w"))
+    return found.getvalue()
+
+
+def stream() -> bytes:
+    """What the StreamingCheckpointer of EasyLM writes."""
+    packer = msgpack.Packer()
+    leaves = {("params", "w"): np.ones(3), ("params", "long" * 20, "b"): np.zeros(2)}
+    return b"".join(
+        packer.pack((key, flax.serialization.to_bytes(leaf))) for key, leaf in leaves.items()
+    )
+
+
+def exported() -> bytes:
+    function = jax.jit(lambda tree: jax.tree.map(jnp.sin, tree))
+    return bytes(jax.export.export(function)({"w": np.ones(3, np.float32)}).serialize())
+
+
+# As `torch.save` begins without zip: the pickle of its magic number, and one of the version.
+TORCH_LEGACY = pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2)
+
+# As protobuf has `ir_version: 8, producer_name: "pytorch"`.
+ONNX = b"\x08\x08\x12\x07pytorch\x1a\x052.1.0:\x05\n\x03abc"
+
+FILES: dict[str, tuple[Callable[[], bytes] | bytes, str]] = {
+    "pickle 0": (pickle.dumps(TREE, 0), "pickle"),
+    "pickle 2": (pickle.dumps(TREE, 2), "pickle"),
+    "pickle 5": (pickle.dumps(TREE, 5), "pickle"),
+    "small pickle": (pickle.dumps(None, 4), "pickle"),
+    "torch": (zipped("archive/data.pkl", "archive/version"), "PyTorch: load it with torch"),
+    "legacy torch": (TORCH_LEGACY, "PyTorch: load it with torch"),
+    "keras": (zipped("metadata.json", "model.weights.h5"), "Keras"),
+    "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5 file, such as weights of Keras"),
+    "npz": (npz, "npz archive of NumPy: convert it with `treepack convert`"),
+    "npy": (npy, r"\.npy file: load it with numpy\.load"),
+    "safetensors": (
+        lambda: safetensors.numpy.save({"w": np.ones(3)}, {"format": "np"}),
+        "safetensors file: convert it with `treepack convert`",
+    ),
+    "zip": (zipped("a.txt"), "zip archive: unpack it"),
+    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "git lfs pull"),
+    "html": (b"\n<html><body>404</body></html>", "HTML page: the download went wrong"),
+    "xml": (b"<?xml version='1.0'?><Error/>", "XML document: the download went wrong"),
+    "json": (b'{\n  "a": 1\n}', "JSON"),
+    "weights": (b'{"metadata": {}, "weight_map": {"w": "x"}}', "index of a checkpoint in several"),
+    "yaml": (b"learning_rate: 0.1\nsteps: 5\n", 'YAML text that begins with "learning_rate: 0.1"'),
+    "text": (b"Repository not found", 'text that begins with "Repository not found"'),
+    "zeros": (bytes(1 << 13), "nothing but zeros"),
+    "zstd": (b"\x28\xb5\x2f\xfd" + bytes(9), "Zstandard data: decompress"),
+    "xz": (lzma.compress(b"a"), "xz data: decompress"),
+    "bz2": (bz2.compress(b"a"), "bzip2 data: decompress"),
+    "lz4": (b"\x04\x22\x4d\x18" + bytes(9), "LZ4 data: decompress"),
+    "7z": (b"7z\xbc\xaf\x27\x1c" + bytes(26), "7z archive"),
+    "tar": (tarred, "tar archive: unpack it"),
+    "parquet": (b"PAR1" + bytes(20) + b"PAR1", "Parquet"),
+    "arrow": (b"ARROW1\0\0" + bytes(20), "Arrow"),
+    "feather": (b"FEA1" + bytes(20), "Feather"),
+    "gguf": (b"GGUF" + struct.pack("<IQQ", 3, 1, 1), "GGUF"),
+    "tensorflow": (b"\0\0\x01\x02" * 8 + b"\x57\xfb\x80\x8b\x24\x75\x47\xdb", "TensorFlow check"),
+    "checkpoint": (b'model_checkpoint_path: "ckpt-1"\n', "TensorFlow"),
+    "saved model": (b"\x08\x01\x12\x83\x05\n\x03abc", "SavedModel"),
+    "tflite": (b"\x1c\0\0\0TFL3" + bytes(20), "TensorFlow Lite"),
+    "onnx": (ONNX, "ONNX"),
+    "stablehlo": (b"ML\xefR\x0dStableHLO_v1.0.0", "StableHLO"),
+    "jax.export": (exported, r"jax\.export: read it with jax\.export\.deserialize"),
+    "stream": (stream, r"stream of EasyLM: read it with treepack\.read_stream"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_a_file_is(tmp_path: Path, name: str) -> None:
+    data, message = FILES[name]
+    data = data if isinstance(data, bytes) else data()
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    verbs: list[Callable[[], object]] = [
+        lambda: treepack.load(path),
+        lambda: treepack.load(path, TREE),
+        lambda: treepack.load(path, TREE, select="step"),
+        lambda: treepack.loads(data),
+        lambda: treepack.open(path),
+        lambda: treepack.abstract(path),
+        lambda: treepack.read_metadata(path),
+        lambda: serialization.from_bytes(TREE, data),
+        lambda: serialization.load_from_file(None, path),
+    ]
+    for verb in verbs:
+        with pytest.raises(treepack.DecodeError, match=f"looks like .*{message}"):
+            verb()
+    found = treepack.verify(path)
+    assert not found.ok
+    with pytest.raises(treepack.DecodeError, match=message):
+        raise treepack.DecodeError(found.damage or "")
+    # A compressed one is no other.
+    with pytest.raises(treepack.DecodeError, match=f"looks like .*{message}"):
+        treepack.loads(gzip.compress(data))
+
+
+def test_our_own_files_look_like_nothing_else(tmp_path: Path) -> None:
+    for data in (treepack.dumps(TREE), serialization.to_bytes(TREE)):
+        for cut in (1, len(data) // 2, len(data) - 1):
+            damage = treepack.verify(data[:cut]).damage
+            assert damage is not None
+            assert "looks like" not in damage
+    treepack.save(tmp_path / "directory", TREE, sharded=True)
+    with pytest.raises(treepack.DecodeError, match="give the directory that it is in"):
+        treepack.load(tmp_path / "directory" / "manifest.treepack")
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for verb in (treepack.load, treepack.open, treepack.abstract, treepack.read_metadata):
+        with pytest.raises(treepack.DecodeError, match=r"empty \(0 bytes\): nothing was written"):
+            verb(tmp_path / "file")
+
+
+def orbax_v0(path: Path) -> Path:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, TREE)
+    return path
+
+
+def orbax_v1(path: Path) -> Path:
+    ocp_v1.save_pytree(path, TREE)
+    return path
+
+
+def orbax_manager(path: Path) -> Path:
+    with ocp.CheckpointManager(path) as manager:
+        manager.save(3, args=ocp.args.Composite(state=ocp.args.StandardSave(TREE)))
+    return path
+
+
+def orbax_step(path: Path) -> Path:
+    return orbax_manager(path) / "3"
+
+
+@pytest.mark.parametrize("make", [orbax_v0, orbax_v1, orbax_manager, orbax_step])
+def test_checkpoints_of_orbax(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    path = make(tmp_path / "checkpoint")
+    for verb in (
+        *(treepack.load, treepack.open, treepack.verify),
+        *(treepack.abstract, treepack.read_metadata),
+    ):
+        with pytest.raises(
+            treepack.DecodeError, match=r"of Orbax: .*docs/orbax\.md.*treepack\.orb"
+        ):
+            verb(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "is empty, or its save has not finished"),
+        (["model-00001-of-00002.safetensors", "model.safetensors.index.json"], "of safetensors"),
+        (["config.json", "flax_model.msgpack"], r"load its files flax_model\*\.msgpack"),
+        (["pytorch_model.bin"], "PyTorch"),
+        (["saved_model.pb"], "TensorFlow"),
+        (["ckpt-1.index", "ckpt-1.data-00000-of-00001"], "TensorFlow"),
+        ([".zgroup"], "Zarr"),
+        (["step-1.treepack"], "load one of them"),
+        (["a\x1b", "b", "c", "d", "e", "f"], r"in it are a\\x1b, b, c, d, e, …"),
+    ],
+)
+def test_what_a_directory_is(tmp_path: Path, names: list[str], message: str) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    for verb in (treepack.load, treepack.open, treepack.verify):
+        with pytest.raises(treepack.DecodeError, match=rf"no manifest\.treepack: .*{message}"):
+            verb(tmp_path)
