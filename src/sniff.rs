@@ -52,6 +52,7 @@ pub enum Convertible {
 }
 
 /// Which of these formats the data seem to have.
+#[cfg(feature = "python")]
 pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
     Ok(Sample::of(source)?.convertible())
 }

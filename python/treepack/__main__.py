@@ -12,7 +12,8 @@ def main() -> None:
     except ImportError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
-        sys.exit("the command line needs typer and rich: pip install 'treepack[cli]'")
+        print("the command line needs typer and rich: pip install 'treepack[cli]'", file=sys.stderr)
+        sys.exit(2)
     run()
 
 

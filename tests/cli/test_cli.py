@@ -347,7 +347,7 @@ def test_files_may_be_larger_than_memory(folder: Path) -> None:
 def test_without_its_libraries(folder: Path) -> None:
     code = "import sys; sys.modules['typer'] = None; import treepack.__main__ as m; m.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "pip install 'treepack[cli]'" in done.stderr
 
 

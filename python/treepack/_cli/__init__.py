@@ -6,6 +6,7 @@
 | `checking` | `verify`, `diff` |
 | `writing` | `convert`, `get`, `salvage` |
 | `values` | statistics of arrays, a block at a time |
+| `sources` | files and directories of any format that is read |
 | `convert` | the formats of files |
 | `output` | rows, lines and progress bars |
 """
@@ -14,9 +15,12 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from typing import Annotated
 
 import typer
 
+import treepack
 from treepack._cli import checking, listing, writing
 from treepack._src.printable import printable_lines
 from treepack.errors import UnserializableLeafError
@@ -29,6 +33,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"treepack {treepack.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="The version of treepack.", callback=_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Inspects, checks and converts checkpoints of treepack, flax and eformer."""
+
+
 for command in (
     *(listing.ls, listing.show, checking.verify, checking.diff),
     *(writing.convert, writing.get, writing.salvage),
@@ -50,6 +74,9 @@ def run() -> None:
         sys.exit(_fail("out of memory"))
     except (OSError, ValueError, ImportError, UnserializableLeafError) as error:
         sys.exit(_fail(str(error), getattr(error, "__notes__", [])))
+    except Exception:  # of treepack itself: 1, as Python has it, is for damage
+        traceback.print_exc()
+        sys.exit(2)
 
 
 def _fail(message: str, notes: list[str] | None = None) -> int:

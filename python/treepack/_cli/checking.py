@@ -9,14 +9,16 @@ import typer
 
 import treepack
 from treepack._cli import output, values
-from treepack._cli.listing import FILE
-from treepack._src.checkpoint.file import kind_text, open
+from treepack._cli.listing import FILE, MAX_SIZE
+from treepack._cli.sources import opened
+from treepack._src.checkpoint.file import kind_text
 from treepack._src.checkpoint.reader import LazyArray
 
 
 def verify(
     files: Annotated[list[str], typer.Argument(help="Checkpoints.")],
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the exit status.")] = False,
+    max_size: MAX_SIZE = None,
 ) -> None:
     """Compares files with their checksums.
 
@@ -25,7 +27,7 @@ def verify(
     damaged = newer = False
     for file in files:
         with output.bar("verify") as progress:
-            found = treepack.verify(file, progress=progress)
+            found = treepack.verify(file, max_size=max_size, progress=progress)
         damaged |= found.damage is not None or bool(found.corrupt)
         newer |= found.newer is not None
         if quiet:
@@ -56,9 +58,10 @@ def diff(
     other: FILE,
     rtol: Annotated[float, typer.Option(help="The relative tolerance of values.")] = 0.0,
     atol: Annotated[float, typer.Option(help="The absolute tolerance of values.")] = 0.0,
+    max_size: MAX_SIZE = None,
 ) -> None:
     """Compares two files leaf by leaf: names, shapes, dtypes, values. Status 1: they differ."""
-    with open(one) as left, open(other) as right:
+    with opened(one, max_size) as left, opened(other, max_size) as right:
         ours, theirs = dict(left.leaves()), dict(right.leaves())
         rows: list[output.Row] = []
         for path in ours.keys() | theirs.keys():

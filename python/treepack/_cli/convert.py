@@ -15,16 +15,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 import treepack._core as core
 from treepack import serialization
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.file import Tree, place_of
+from treepack._src.checkpoint.file import File, Tree, place_of
 from treepack._src.options import Progress, Writing
 from treepack._src.printable import printable
 from treepack._src.pytree.state_dict import map_leaves
+from treepack._src.saving.layout import file_layout
 from treepack._src.storage.deferred import Deferred, InContent, rows_cast
 from treepack._src.storage.write import replacing, save_layout
 from treepack.errors import DecodeError, TreepackError
@@ -60,10 +62,12 @@ class State(NamedTuple):
     Attributes:
       tree: Nested dicts with string keys; arrays are `Deferred`.
       record: The record of a structure with the bytes after it, or `None`.
+      metadata: The metadata, or `None`. They are in the record as well.
     """
 
     tree: Any
     record: bytes | None
+    metadata: Any = None
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
@@ -78,7 +82,8 @@ def state_of(tree: Tree) -> State:
     """Returns the state of an open file; that of a part has no record."""
     place = place_of(tree)
     record = None if place.parts else place.catalog.record
-    return State(place.state(place.reader.leaf), record)
+    metadata = tree.metadata if isinstance(tree, File) else None
+    return State(place.state(place.reader.leaf), record, metadata)
 
 
 # The limits of a header, as https://huggingface.co/docs/safetensors says and its reader checks.
@@ -120,7 +125,7 @@ def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
         name: InContent(entry.shape, entry.dtype, content, start + entry.begin)
         for name, entry in entries.items()
     }
-    return State(_nested(flat, separator), None)
+    return State(_nested(flat, separator), None, metadata)
 
 
 def _safetensors_header(content: core.Content) -> tuple[dict[str, Any], int]:
@@ -238,13 +243,15 @@ def _safetensors_entry(name: str, entry: Any) -> _Entry:
 _MAX_RATIO = 1032
 
 
-def read_npz(path: str | os.PathLike[str], separator: str) -> State:
-    """Reads a file of `numpy.savez`. Compressed arrays are read now.
+def read_npz(path: str | os.PathLike[str], separator: str, *, max_size: int | None = None) -> State:
+    """Reads a file of `numpy.savez`. Compressed arrays are read now, of `max_size` bytes at most.
 
     Raises:
       DecodeError: If the file has another format, has anything but arrays, or is damaged.
+      TreepackError: If the arrays are larger.
     """
     flat: dict[str, Any] = {}
+    left = max_size
     name = None
     try:
         content = core.Content.map(path)
@@ -255,12 +262,22 @@ def read_npz(path: str | os.PathLike[str], separator: str) -> State:
                     continue
                 if name in flat:
                     raise ValueError("two arrays have this name")
+                if left is not None and member.compress_type != zipfile.ZIP_STORED:
+                    left -= member.file_size
+                    if left < 0:
+                        raise _TooLargeError(
+                            f"the decompressed arrays exceed max_size={max_size} bytes"
+                        )
                 flat[name] = _zipped(content, archive, member)
-    except (OSError, MemoryError):
+    except (OSError, MemoryError, _TooLargeError):
         raise
     except Exception as error:  # zipfile and NumPy raise any type here
         raise DecodeError(f"the file is not of numpy.savez: {error}", path=name) from error
     return State(_nested(flat, separator), None)
+
+
+class _TooLargeError(TreepackError):
+    """Arrays are larger than `max_size` allows."""
 
 
 def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
@@ -278,6 +295,8 @@ def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
         if dtype.hasobject:
             raise ValueError("objects are pickled, and never read")
         before, nbytes = file.tell(), math.prod(shape) * dtype.itemsize
+        if dtype.type is np.void and dtype.names is None and dtype.subdtype is None:
+            dtype = _of_void(dtype)
         if min(shape, default=0) < 0 or before + nbytes > member.file_size:
             raise ValueError(f"an array of shape {shape} has more than the bytes that are there")
         lies_there = is_stored and not fortran and dtype.isnative
@@ -289,6 +308,21 @@ def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
     lengths = content.read_range(member.header_offset + 26, member.header_offset + 30)
     start = member.header_offset + 30 + sum(struct.unpack("<HH", lengths)) + before
     return InContent(shape, dtype, content, start)
+
+
+def _of_void(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype of elements of which NumPy has kept the size alone.
+
+    It writes bfloat16 as `|V2`, as in checkpoints of big_vision, whose `recover_dtype` takes them
+    for bfloat16 as well. Of one byte, there are many that it might be.
+    """
+    if dtype.itemsize != 2:
+        raise ValueError(
+            f"of elements of {dtype.itemsize} bytes NumPy has not kept the dtype ({dtype.str}): "
+            "load the array with numpy.load, and view it as what it was"
+        )
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
 
 
 _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
@@ -335,7 +369,13 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
 def write_msgpack(
     state: State, path: str | os.PathLike[str], how: Writing, progress: Progress = None
 ) -> None:
-    """Writes a state with its record, or as flax does if it has none."""
+    """Writes a state with its record; if it has none, with a new one, or as flax does.
+
+    It gets a new one if the suffix says that the file is one of treepack.
+    """
+    if state.record is None and _is_native(path):
+        save_layout(file_layout(state.tree, state.metadata, how), path, how, progress)
+        return
     described = state.record is not None
     layout = core.walk(
         state.tree,
@@ -352,6 +392,10 @@ def write_msgpack(
     save_layout(layout, path, how, progress)
 
 
+def _is_native(path: str | os.PathLike[str]) -> bool:
+    return Path(path).name.lower().removesuffix(".gz").endswith(".treepack")
+
+
 def _at(name: str) -> str:
     return f"at {printable(name)}"
 
@@ -360,6 +404,8 @@ def write_safetensors(state: State, path: str | os.PathLike[str], separator: str
     """Writes the arrays of a state to a file of safetensors."""
     leaves = list(_named(state.tree, separator))
     header: dict[str, Any] = {}
+    if state.metadata is not None:
+        header["__metadata__"] = _text_map(state.metadata)
     offset = 0
     for name, array in leaves:
         if name == "__metadata__":
@@ -384,6 +430,28 @@ def write_safetensors(state: State, path: str | os.PathLike[str], separator: str
         for _, array in leaves:
             for part in _parts(array):
                 file.write(part)
+
+
+def _text_map(metadata: Any) -> dict[str, str]:
+    """Returns metadata as safetensors allows them: a map of strings to strings, others as JSON."""
+    if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
+        metadata = {"metadata": metadata}
+    return {
+        key: value if isinstance(value, str) else json.dumps(jsonable(value))
+        for key, value in metadata.items()
+    }
+
+
+def jsonable(value: Any) -> Any:
+    """Returns a value with the text of whatever JSON does not have."""
+    if isinstance(value, dict):
+        return {
+            key if isinstance(key, str) else repr(key): jsonable(it) for key, it in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [jsonable(it) for it in value]
+    is_plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if is_plain else repr(value)
 
 
 _MAX_ZIP_NAME = (1 << 16) - 1 - len(".npy")

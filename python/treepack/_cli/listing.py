@@ -3,95 +3,220 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple, Protocol
 
+import numpy as np
 import typer
 
 import treepack._core as core
-from treepack._cli import output, values
+from treepack._cli import output, sources, values
+from treepack._cli.convert import jsonable
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.file import Tree, count_text, kind_text, open, place_of, size_text
+from treepack._src.checkpoint.file import Tree, count_text, kind_text, place_of, size_text
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.dtypes import is_complex
+from treepack._src.printable import printable
 
 FILE = Annotated[str, typer.Argument(help="A checkpoint of treepack, flax or eformer.")]
+ANY_FILE = Annotated[
+    str,
+    typer.Argument(
+        help="A checkpoint of treepack, flax or eformer; safetensors, npz, a stream of EasyLM, or "
+        "a directory of Orbax."
+    ),
+]
 PATH = Annotated[str, typer.Argument(help="A path in it, such as params/layers/0/kernel.")]
+SEP = Annotated[str, typer.Option("--sep", help="The separator of keys in safetensors and npz.")]
+MAX_SIZE = Annotated[
+    int | None,
+    typer.Option(
+        "--max-size", min=0, help="The most bytes that compressed data may become.", metavar="BYTES"
+    ),
+]
 
 
 def ls(
-    file: FILE,
+    file: ANY_FILE,
     path: PATH = ".",
     flat: Annotated[
         bool, typer.Option("--flat", help="A line for each leaf, with its path.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
     depth: Annotated[int, typer.Option(help="The maximum number of levels.", min=0)] = 1 << 30,
+    sep: SEP = ".",
+    max_size: MAX_SIZE = None,
 ) -> None:
-    """Lists the content of a file: shapes, dtypes, sizes. No array is read."""
-    with open(file) as opened:
-        place = place_of(opened)
-        catalog = place.catalog
-        value = catalog.find(_paths.parts(path), 0)
-        if value is None:
-            raise KeyError(path)
-        if as_json:
-            print(json.dumps(_as_json(catalog, file, value, opened.metadata), indent=1))
-        elif catalog.children(value) is None:
-            output.rows([_leaf(catalog, path, value)], _SIZES)
-        elif flat:
-            output.rows([_leaf(catalog, *it) for it in catalog.leaves(value)], _SIZES)
-        else:
-            count, nbytes = catalog.totals(value)
-            output.line(f"{file}: {count_text(count)}, {size_text(nbytes)}", "bold")
-            output.rows(_tree(catalog, value, 0, depth), _SIZES)
+    """Lists the content of a file: shapes, dtypes, sizes, and its metadata. No array is read."""
+    found = sources.foreign(file, sep, max_size, lists=True)
+    if found is not None:
+        _list(file, _Plain(found.tree), found.metadata, path, flat, as_json, depth)
+        return
+    with sources.opened(file, max_size) as opened:
+        entries = _InFile(place_of(opened).catalog)
+        _list(file, entries, opened.metadata, path, flat, as_json, depth)
+
+
+class _Leaf(NamedTuple):
+    """A leaf: its kind, the number of its bytes, and where they begin in the file, if known."""
+
+    kind: tuple[Any, ...]
+    nbytes: int
+    offset: int | None = None
+
+
+class _Entries(Protocol):
+    """What is listed. A node is a container or a leaf."""
+
+    def find(self, parts: list[str]) -> Any:
+        """Returns the node at a path, or `None`."""
+
+    def children(self, node: Any) -> list[tuple[str, Any]] | None:
+        """Returns the names and nodes in a container; `None` of a leaf."""
+
+    def leaves(self, node: Any) -> Iterator[tuple[str, Any]]:
+        """Yields the leaves below, with their paths."""
+
+    def leaf(self, node: Any) -> _Leaf:
+        """Returns what a leaf is."""
+
+    def totals(self, node: Any) -> tuple[int, int]:
+        """Returns the number of leaves below, and that of their bytes."""
+
+
+class _InFile:
+    """The content of a file with a catalog."""
+
+    def __init__(self, catalog: core.Catalog):
+        self._catalog = catalog
+        self.children, self.leaves, self.totals = catalog.children, catalog.leaves, catalog.totals
+
+    def find(self, parts: list[str]) -> int | None:
+        return self._catalog.find(parts, 0)
+
+    def leaf(self, node: int) -> _Leaf:
+        _, kind, start, end, _ = self._catalog.leaf(node)
+        return _Leaf(kind, end - start, start)
+
+
+class _Node(NamedTuple):
+    """A value, so that `None` is one, too."""
+
+    value: Any
+
+
+class _Plain:
+    """Dicts and lists of arrays, or of what has a shape and a dtype."""
+
+    def __init__(self, tree: Any):
+        self._root = _Node(tree)
+
+    def find(self, parts: list[str]) -> _Node | None:
+        node = self._root
+        for part in parts:
+            children = dict(self.children(node) or ())
+            if part not in children:
+                return None
+            node = children[part]
+        return node
+
+    def children(self, node: _Node) -> list[tuple[str, _Node]] | None:
+        tree = node.value
+        if isinstance(tree, list):
+            tree = {str(index): child for index, child in enumerate(tree)}
+        if not isinstance(tree, dict):
+            return None
+        return [(str(key), _Node(child)) for key, child in tree.items()]
+
+    def leaves(self, node: _Node) -> Iterator[tuple[str, _Node]]:
+        def below(node: _Node, parts: list[str]) -> Iterator[tuple[str, _Node]]:
+            children = self.children(node)
+            if children is None:
+                yield _paths.text(parts), node
+            for name, child in children or ():
+                yield from below(child, [*parts, name])
+
+        return below(node, [])
+
+    def leaf(self, node: _Node) -> _Leaf:
+        leaf = node.value
+        shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+        if shape is None or dtype is None:
+            return _Leaf((type(leaf).__name__,), 0)
+        dtype, shape = np.dtype(dtype), tuple(shape)
+        nbytes = dtype.itemsize
+        for size in shape:
+            nbytes *= size
+        return _Leaf(("array", dtype.name, shape), nbytes)
+
+    def totals(self, node: _Node) -> tuple[int, int]:
+        sizes = [self.leaf(leaf).nbytes for _, leaf in self.leaves(node)]
+        return len(sizes), sum(sizes)
+
+
+def _list(
+    file: str, entries: _Entries, metadata: Any, path: str, flat: bool, as_json: bool, depth: int
+) -> None:
+    node = entries.find(_paths.parts(path))
+    if node is None:
+        raise KeyError(path)
+    if as_json:
+        print(json.dumps(_as_json(entries, file, node, metadata), indent=1))
+    elif entries.children(node) is None:
+        output.rows([_row(entries, path, node)], _SIZES)
+    elif flat:
+        output.rows([_row(entries, *it) for it in entries.leaves(node)], _SIZES)
+    else:
+        count, nbytes = entries.totals(node)
+        output.line(f"{file}: {count_text(count)}, {size_text(nbytes)}", "bold")
+        if metadata is not None and path == _paths.ROOT:
+            text = printable(repr(metadata))
+            output.line(f"metadata: {text[:_TEXT]}{'…' if len(text) > _TEXT else ''}", "dim")
+        output.rows(_tree(entries, node, 0, depth), _SIZES)
 
 
 _SIZES = frozenset({2})
 
-
-def _leaf(catalog: core.Catalog, path: str, value: int) -> output.Row:
-    _, kind, start, end, _ = catalog.leaf(value)
-    return (path, kind_text(kind), size_text(end - start)), ("", "cyan", "green")
+# The most characters of metadata in a line; `--json` has all of it.
+_TEXT = 500
 
 
-def _tree(catalog: core.Catalog, value: int, level: int, depth: int) -> list[output.Row]:
+def _row(entries: _Entries, path: str, node: Any) -> output.Row:
+    leaf = entries.leaf(node)
+    return (path, kind_text(leaf.kind), size_text(leaf.nbytes)), ("", "cyan", "green")
+
+
+def _tree(entries: _Entries, node: Any, level: int, depth: int) -> list[output.Row]:
     """Returns the rows of a container, each followed by those of its children."""
     found: list[output.Row] = []
-    for name, child in catalog.children(value) or ():
+    for name, child in entries.children(node) or ():
         indented = f"{'  ' * level}{name}"
-        if catalog.children(child) is None:
-            found.append(_leaf(catalog, indented, child))
+        if entries.children(child) is None:
+            found.append(_row(entries, indented, child))
             continue
-        count, nbytes = catalog.totals(child)
+        count, nbytes = entries.totals(child)
         row = indented, count_text(count), size_text(nbytes)
         found.append((row, ("bold", "dim", "green")))
         if level + 1 <= depth:
-            found.extend(_tree(catalog, child, level + 1, depth))
+            found.extend(_tree(entries, child, level + 1, depth))
     return found
 
 
-def _as_json(catalog: core.Catalog, name: str, value: int, metadata: Any) -> dict[str, Any]:
+def _as_json(entries: _Entries, name: str, node: Any, metadata: Any) -> dict[str, Any]:
     leaves = []
-    for path, leaf in catalog.leaves(value):
-        _, kind, start, end, _ = catalog.leaf(leaf)
-        entry: dict[str, Any] = {"path": path, "kind": kind[0]}
-        if kind[0] in ("array", "scalar"):
-            entry |= {"dtype": kind[1], "shape": list(kind[2])}
-        leaves.append(entry | {"offset": start, "nbytes": end - start})
-    return {"file": name, "metadata": _jsonable(metadata), "leaves": leaves}
+    for path, below in entries.leaves(node):
+        leaf = entries.leaf(below)
+        entry: dict[str, Any] = {"path": path, "kind": leaf.kind[0]}
+        if leaf.kind[0] in ("array", "scalar"):
+            entry |= {"dtype": leaf.kind[1], "shape": list(leaf.kind[2])}
+        offset = {} if leaf.offset is None else {"offset": leaf.offset}
+        leaves.append(entry | offset | {"nbytes": leaf.nbytes})
+    return {"file": name, "metadata": jsonable(metadata), "leaves": leaves}
 
 
-def _jsonable(value: Any) -> Any:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return repr(value)
-    return value
-
-
-def show(file: FILE, path: PATH) -> None:
+def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
     """Shows a leaf: its statistics, a histogram, and its first elements."""
-    with open(file) as opened:
+    with sources.opened(file, max_size) as opened:
         found = opened[path]
         if isinstance(found, Tree):
             raise ValueError(f"{path} has {len(found)} parts: treepack ls {file} {path}")

@@ -11,46 +11,57 @@ import typer
 
 from treepack import serialization
 from treepack._cli import convert as _convert
-from treepack._cli import output
-from treepack._cli.listing import FILE, PATH
+from treepack._cli import output, sources
+from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.file import File, Tree, open, size_text
+from treepack._src.checkpoint.file import Tree, open, size_text
 from treepack._src.checkpoint.verify import verify
 from treepack._src.options import Writing
-from treepack._src.storage.content import read_whole, size_of
-from treepack.errors import NoIndexError
+from treepack._src.storage.content import size_of
+from treepack.errors import NewerVersionError
 
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
 GZIP = Annotated[bool | None, typer.Option("--gzip/--no-gzip", help="Whether it is compressed.")]
 LEVEL = Annotated[int | None, typer.Option(help="From 0 (stored) to 9 (smallest).")]
 ALIGN = Annotated[int, typer.Option(help="The alignment of arrays in bytes.")]
 DTYPE = Annotated[str | None, typer.Option(help="The new dtype of floats, such as bfloat16.")]
-SEP = Annotated[str, typer.Option("--sep", help="The separator of keys in safetensors and npz.")]
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="msgpack of treepack or flax, safetensors or npz.")],
+    source: ANY_FILE,
     target: TARGET,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="The leaves to keep: a path, with all below it; * is any part, ** any parts. May "
+            "be given more than once.",
+        ),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="The leaves to leave out, likewise."),
+    ] = None,
     gzip: GZIP = None,
     level: LEVEL = None,
     align: ALIGN = 64,
     dtype: DTYPE = None,
     sep: SEP = ".",
+    max_size: MAX_SIZE = None,
 ) -> None:
-    """Converts a file: msgpack, safetensors, npz; compressed or not; floats to another dtype.
+    """Converts a file: its format, compression, dtype of floats; all leaves or some.
 
-    Files of treepack keep their whole content. Files may be larger than memory.
+    The suffix of TARGET is the format: .safetensors, .npz, .treepack with an
+    index and checksums; any other is msgpack for flax. .gz compresses it.
+
+    Files of treepack keep their whole content, unless leaves are selected.
+    Metadata stay in .treepack and .safetensors. Files may be larger than
+    memory, but directories of Orbax are read whole.
     """
     made = _Target(target, gzip, level, align, dtype, sep)
-    format = _convert.format_of(source)
-    if format == "safetensors":
-        made.write(_convert.read_safetensors(source, sep))
-    elif format == "npz":
-        made.write(_convert.read_npz(source, sep))
-    else:
-        with _opened(source) as file:
-            made.write(_convert.state_of(file))
+    with sources.states(source, sep, max_size) as state:
+        made.write(sources.selected(state, select or [], skip or []))
 
 
 def get(
@@ -62,23 +73,27 @@ def get(
     align: ALIGN = 64,
     dtype: DTYPE = None,
     sep: SEP = ".",
+    max_size: MAX_SIZE = None,
 ) -> None:
     """Copies a part of a file to a new one, as plain dicts and arrays."""
-    with _opened(source) as file:
+    with sources.opened(source, max_size) as file:
         found = file if path == "." else file[path]
         state = _convert.state_of(found) if isinstance(found, Tree) else _convert.State(found, None)
         _Target(target, gzip, level, align, dtype, sep).write(state)
 
 
-def salvage(source: FILE, target: TARGET, sep: SEP = ".") -> None:
-    """Copies the undamaged leaves of a file to a new one."""
-    found = verify(source)
+def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = None) -> None:
+    """Copies the undamaged leaves of a file to a new one. Status 1: it is damaged."""
+    found = verify(source, max_size=max_size)
     corrupt = set(found.corrupt)
-    with open(source, salvage=True) as file:
+    if found.newer is not None:
+        raise NewerVersionError(found.newer)
+    with open(source, salvage=True, max_size=max_size, unknown="dict") as file:
         state = _convert.state_of(file)
         tree = _without(state.tree, corrupt, ())
         is_whole = not corrupt and found.damage is None
-        _Target(target, sep=sep).write(_convert.State(tree, state.record if is_whole else None))
+        record = state.record if is_whole else None
+        _Target(target, sep=sep).write(state._replace(tree=tree, record=record))
         for path in found.corrupt:
             output.line(f"left out, because it is damaged: {path}", "yellow")
         if found.damage is not None:
@@ -95,15 +110,6 @@ def _without(tree: Any, paths: set[str], parts: tuple[str, ...]) -> Any:
         for key, child in tree.items()
         if _paths.text([*parts, key]) not in paths
     }
-
-
-def _opened(source: str) -> File:
-    """Opens a file; gzip of others, which cannot be read in parts, is read whole."""
-    try:
-        return open(source)
-    except NoIndexError:
-        with output.bar("decompress") as progress:
-            return open(read_whole(source, progress=progress))
 
 
 @dataclasses.dataclass(frozen=True)

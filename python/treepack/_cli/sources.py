@@ -1,0 +1,176 @@
+"""The files and directories that commands read, whatever their format, as states.
+
+| format | how it is recognised |
+|---|---|
+| safetensors, npz | by the suffix, or by how the file begins |
+| streams of EasyLM and EasyDeL | by how the file begins |
+| checkpoints of Orbax | a directory with items of Orbax |
+| msgpack of treepack, flax and eformer; gzip of these | all else |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack import read_stream
+from treepack._cli import convert as _convert
+from treepack._cli import output
+from treepack._cli.convert import State
+from treepack._src import paths as _paths
+from treepack._src.checkpoint.file import File, open
+from treepack._src.checkpoint.select import Selector
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.printable import printable
+from treepack._src.storage.content import read_whole
+from treepack._src.storage.foreign import orbax_items
+from treepack._src.storage.place import local, url_of
+from treepack.errors import DecodeError, NoIndexError, TreepackError
+
+
+def opened(source: str, max_size: int | None) -> File:
+    """Opens a file of ours or of flax; gzip that cannot be read in parts is read whole."""
+    try:
+        return open(source, max_size=max_size, unknown="dict")
+    except NoIndexError:
+        with output.bar("decompress") as progress:
+            content = read_whole(source, max_size=max_size, progress=progress)
+        return open(content, max_size=max_size, unknown="dict")
+
+
+@contextlib.contextmanager
+def states(source: str, separator: str, max_size: int | None) -> Iterator[State]:
+    """Yields the state of a file or directory in any format."""
+    found = foreign(source, separator, max_size)
+    if found is not None:
+        yield found
+        return
+    with opened(source, max_size) as file:
+        yield _convert.state_of(file)
+
+
+def foreign(
+    source: str, separator: str, max_size: int | None, *, lists: bool = False
+) -> State | None:
+    """Returns the state of what is no msgpack of one tree; `None` for all else.
+
+    With `lists`, arrays may be descriptions with a shape and a dtype, which cannot be read.
+    """
+    if url_of(source) is not None:
+        return None
+    place = Path(local(source))
+    if place.is_dir():
+        is_ours = (place / MANIFEST).exists()
+        items = None if is_ours else orbax_items(place)
+        return None if items is None else _orbax(place, items, lists)
+    format: str | None = _convert.format_of(place)
+    if format == "msgpack" and place.is_file() and place.stat().st_size:
+        format = core.convertible(core.Content.map(place))
+    if format == "safetensors":
+        return _convert.read_safetensors(place, separator)
+    if format == "npz":
+        return _convert.read_npz(place, separator, max_size=max_size)
+    if format == "stream":
+        with contextlib.suppress(DecodeError):  # a list of flax may begin like a stream
+            tree: dict[str, Any] = {}
+            for key, leaf in read_stream(place):
+                _paths.put(tree, key, leaf)
+            return State(tree, None)
+    return None
+
+
+def _orbax(path: Path, items: list[str], lists: bool) -> State:
+    """Reads an item of Orbax, or with `lists` only its shapes and dtypes."""
+    if len(items) != 1:
+        inside = sorted(it.name for it in path.iterdir() if it.is_dir())
+        names = ", ".join(map(printable, items or inside)) or "nothing"
+        raise TreepackError(
+            f"{printable(str(path))!r} is a directory of Orbax with {names}: give one of them, as "
+            f"{printable(str(path / (items or inside or ['STEP'])[0]))}"
+        )
+    try:
+        import jax
+        import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(
+            "checkpoints of Orbax are read with Orbax: pip install 'treepack[orbax]'"
+        ) from error
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of files that may be missing
+    place = (path / items[0]).absolute()
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        described = checkpointer.metadata(place)
+        described = getattr(described, "item_metadata", described)
+        described = getattr(described, "tree", described)
+        if lists:
+            return State(described, None)
+
+        def how(leaf: Any) -> Any:
+            is_array = hasattr(leaf, "shape") and not isinstance(leaf, ocp.metadata.ScalarMetadata)
+            return ocp.RestoreArgs(restore_type=np.ndarray if is_array else None)
+
+        arguments = jax.tree.map(how, described)
+        args = ocp.args.PyTreeRestore(restore_args=arguments)
+        return State(checkpointer.restore(place, args=args), None)
+
+
+def selected(state: State, select: list[str], skip: list[str]) -> State:
+    """Returns the leaves of a state that are selected and not skipped, without the record.
+
+    Raises:
+      ValueError: If a pattern matches nothing.
+    """
+    if not select and not skip:
+        return state
+    chosen, skipped = Selector(select or None), Selector(skip or None)
+    for name, selector in (("--select", chosen), ("--skip", skipped)):
+        numbers = range(len(selector.patterns))
+        found = selector.unmatched(numbers, _paths_in(state.tree, ()))
+        if found:
+            patterns = ", ".join(printable(selector.patterns[number]) for number in found)
+            raise ValueError(f"{name} matches nothing in the file: {patterns}")
+
+    def means(path: str) -> bool:
+        return chosen.means(path) and not (skip and skipped.means(path))
+
+    return state._replace(tree=_filtered(state.tree, (), means), record=None)
+
+
+def _children(tree: Any) -> list[tuple[str, Any]] | None:
+    if isinstance(tree, dict):
+        return [*tree.items()]
+    if isinstance(tree, list):
+        return [(str(index), child) for index, child in enumerate(tree)]
+    return None
+
+
+def _paths_in(tree: Any, parts: tuple[str, ...]) -> Iterator[str]:
+    children = _children(tree)
+    if not children:
+        yield _paths.text(parts)
+    for key, child in children or ():
+        yield from _paths_in(child, (*parts, key))
+
+
+_NOTHING = object()
+
+
+def _filtered(tree: Any, parts: tuple[str, ...], means: Any) -> Any:
+    """Returns the leaves that are meant; a list with fewer elements becomes a dict."""
+    children = _children(tree)
+    if not children:
+        return tree if means(_paths.text(parts)) else _NOTHING
+    found = {}  # no comprehension: this goes as deep as a tree
+    for key, child in children:
+        kept = _filtered(child, (*parts, key), means)
+        if kept is not _NOTHING:
+            found[key] = kept
+    if not found and parts:
+        return _NOTHING
+    is_whole_list = isinstance(tree, list) and len(found) == len(tree)
+    return [*found.values()] if is_whole_list else found
