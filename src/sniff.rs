@@ -47,7 +47,7 @@ pub enum Convertible {
     Safetensors,
     /// A zip archive of arrays of NumPy.
     Npz,
-    /// Leaves one after the other, as EasyLM and EasyDeL write them.
+    /// Leaves one after the other, as `EasyLM` and `EasyDeL` write them.
     Stream,
 }
 

@@ -67,7 +67,7 @@ pub fn restore_like<'py>(
 
 /// Which format data have that is no msgpack of one tree; see `_core.pyi`.
 #[pyfunction]
-pub fn convertible<'py>(content: &Bound<'py, Content>) -> PyResult<Option<&'static str>> {
+pub fn convertible(content: &Bound<'_, Content>) -> PyResult<Option<&'static str>> {
     let source = content.get().source();
     let found = content.py().detach(|| sniff::convertible(source))?;
     Ok(found.map(|found| match found {

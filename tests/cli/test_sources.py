@@ -337,3 +337,8 @@ def test_files_of_numpy_are_read_without_jax() -> None:
         )
         environment = {**os.environ, "PYTHONWARNINGS": "error"}
         subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_other_formats_at_urls() -> None:
+    message = "memory://x.npz: only msgpack is read from URLs; download it"
+    assert message in refused("ls", "memory://x.npz")

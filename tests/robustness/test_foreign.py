@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import flax.serialization
+import fsspec  # type: ignore[import-untyped]
 import jax
 import jax.numpy as jnp
 import msgpack
@@ -223,3 +224,15 @@ def test_what_a_directory_is(tmp_path: Path, names: list[str], message: str) -> 
     for verb in (treepack.load, treepack.open, treepack.verify):
         with pytest.raises(treepack.DecodeError, match=rf"no manifest\.treepack: .*{message}"):
             verb(tmp_path)
+
+
+def test_directories_at_urls() -> None:
+    fs = fsspec.filesystem("memory")
+    fs.pipe({"/foreign/3/state/_METADATA": b"{}", "/foreign/3/_CHECKPOINT_METADATA": b"{}"})
+    fs.pipe("/weights/model.safetensors", b"?")
+    for verb in (treepack.load, treepack.open, treepack.verify):
+        for place in ("foreign", "foreign/3", "foreign/3/state"):
+            with pytest.raises(treepack.DecodeError, match=rf"'memory://{place}' .* of Orbax"):
+                verb(f"memory://{place}")
+        with pytest.raises(treepack.DecodeError, match="directory of safetensors"):
+            verb("memory://weights")

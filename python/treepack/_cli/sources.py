@@ -63,6 +63,8 @@ def foreign(
     With `lists`, arrays may be descriptions with a shape and a dtype, which cannot be read.
     """
     if url_of(source) is not None:
+        if _convert.format_of(source) != "msgpack":
+            raise TreepackError(f"{printable(source)}: only msgpack is read from URLs; download it")
         return None
     place = Path(local(source))
     if place.is_dir():
