@@ -145,9 +145,11 @@ impl<'py> Values<'py> {
             Value::List(values) => new_list_of(py, self.each(values)?)?.into_any(),
             Value::Dict(pairs) => self.dict(pairs)?,
             Value::Frozenset(values) => {
-                let items = self.each(values)?;
-                let items = items.into_iter().map(|item| self.hashable(item));
-                let items = new_list_of(py, items.collect::<PyResult<Vec<_>>>()?)?;
+                let mut items = self.each(values)?;
+                for item in &mut items {
+                    *item = self.hashable(item.clone())?;
+                }
+                let items = new_list_of(py, items)?;
                 let set = check_hashes(items.as_any()).and_then(|()| PyFrozenSet::new(py, items));
                 set.map_err(|error| hashing(py, error))?.into_any()
             }
