@@ -242,6 +242,17 @@ def test_parts(folder: Path) -> None:
     assert serialization.msgpack_restore(Path("kernel").read_bytes()).dtype == ml_dtypes.bfloat16
 
 
+def test_floats_in_lists_become_another_dtype(folder: Path) -> None:
+    tree = {"list": [np.ones(300, np.float32), {"deeper": np.ones(2)}], "count": [np.arange(3)]}
+    Path("lists").write_bytes(serialization.msgpack_serialize(tree))
+    call("convert", "lists", "new", "--dtype", "bfloat16")
+    new = serialization.msgpack_restore(Path("new").read_bytes())
+    assert jax.tree.map(lambda it: it.dtype.name, new) == {
+        "list": ["bfloat16", {"deeper": "bfloat16"}],
+        "count": ["int64"],
+    }
+
+
 def test_what_cannot_be_converted(folder: Path) -> None:
     for args, message in (
         (("convert", "model", "x.safetensors"), "at key: a PRNGKeyArray is no array"),

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treepack._src.interop.modules import OnUse
+
 if TYPE_CHECKING:
     import jax
+else:
+    jax = OnUse("jax")
 
 
 def _unary(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -40,8 +44,6 @@ class ArrayLike:
 
     def __jax_array__(self) -> jax.Array:
         # Functions of JAX that take no other objects than arrays tell to convert it.
-        import jax
-
         return jax.numpy.asarray(np.asarray(self))
 
     def astype(self, dtype: Any) -> np.ndarray:
