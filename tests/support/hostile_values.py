@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import collections
 import copy
+import datetime
+import decimal
+import fractions
 import functools
 import os
 import pathlib
@@ -18,7 +21,9 @@ import signal
 import sys
 import traceback
 import types
+import uuid
 import warnings
+import zoneinfo
 from typing import Any
 
 if __name__ == "__main__":
@@ -27,6 +32,8 @@ if __name__ == "__main__":
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import equinox
+import flax.core
+import flax.nnx as nnx
 import flax.typing
 import jax
 import jax.numpy as jnp
@@ -85,6 +92,31 @@ def values() -> list[Any]:
         equinox.nn.Identity,
         Mode.EVAL,
         Config(3, ("a",)),
+        ...,
+        NotImplemented,
+        type(None),
+        nnx.Param,
+        collections.OrderedDict({1: 2}),
+        collections.defaultdict(list, {1: 2}),
+        collections.Counter("aab"),
+        collections.deque([1, 2], 3),
+        types.SimpleNamespace(a=1),
+        fractions.Fraction(1, 3),
+        decimal.Decimal("1.50e7"),
+        uuid.UUID(int=5),
+        datetime.date(2024, 2, 29),
+        datetime.time(1, 2, 3, 4, zoneinfo.ZoneInfo("Europe/Berlin")),
+        datetime.datetime(2024, 2, 29, 1, 2, 3, 4, datetime.UTC, fold=1),
+        datetime.timezone(datetime.timedelta(hours=1), "a"),
+        zoneinfo.ZoneInfo("UTC"),
+        jax.ShapeDtypeStruct((2, 3), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec())),
+        jax.lax.DotAlgorithmPreset.F16_F16_F32,
+        jax.lax.DotAlgorithm(jnp.float32, np.float32, np.float32),
+        jax.lax.RoundingMethod.TO_NEAREST_EVEN,
+        jax.lax.ConvDimensionNumbers((0, 1), (1, 0), (0, 1)),
+        flax.core.FrozenDict({"a": {"b": 1}}),
+        nnx.StateAxes({nnx.Param: 0, ...: None}),
+        nnx.DiffState(0, nnx.Param),
         {(1, 2): frozenset({1, (2, 3)}), None: [1.5, 2j, b"x", True]},
     ]
 

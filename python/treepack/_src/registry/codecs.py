@@ -1,17 +1,15 @@
-"""Codecs for static data of other libraries' types, by name.
+"""Codecs for static data by name; those of other libraries' types.
 
-Each is one row of `_CODECS`. Every program knows them: a file may use them without registration.
+Each is one row of `_CODECS`, or of `CODECS` in `python_codecs`. Every program knows them: a file
+may use them without registration.
 """
 
 from __future__ import annotations
 
 import enum
-import functools
 import math
-import pathlib
-import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +21,7 @@ from treepack._src.interop.jax import (
     is_extended,
     is_partial_type,
     is_treedef,
+    needed,
     partial_function,
     treedef_with,
 )
@@ -30,8 +29,11 @@ from treepack._src.interop.modules import imported, instance_of
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import is_plain_namedtuple
 from treepack._src.registry import types as _types
+from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found_in, instance, one
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.names import default_name
+from treepack._src.registry.python_codecs import CODECS
+from treepack.errors import UnregisteredTypeError
 
 # JAX compares and hashes static data; larger arrays belong into leaves.
 MAX_ARRAY_BYTES = 64 << 10
@@ -75,7 +77,7 @@ def _treedef(parts: Any) -> Any:
 
     if parts is None:
         return jax.tree_util.tree_structure(0)
-    name, auxdata, children = _parts((str, object, list), parts)
+    name, auxdata, children = as_parts((str, object, list), parts)
     ty = _TREEDEF_TYPES.get(name) or _types.type_named(name)
     if ty is None:
         raise ValueError(f"no type is registered with the name {name!r}")
@@ -114,7 +116,7 @@ _TREEDEF_TYPES = {name: ty for ty, name in _TREEDEFS.items()}
 
 
 def _dtype(name: str) -> np.dtype:
-    dtype = _dtypes.resolve(_one(str, name).encode())
+    dtype = _dtypes.resolve(one(str, name).encode())
     if dtype is None:
         raise ValueError(f"{name!r} is no dtype that an array can have")
     return dtype
@@ -134,9 +136,9 @@ def _array_parts(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _array(parts: tuple[str, tuple[int, ...], bytes]) -> np.ndarray:
-    name, shape, content = _parts((str, tuple, bytes), parts)
+    name, shape, content = as_parts((str, tuple, bytes), parts)
     dtype = _dtype(name)
-    sizes = _counts(shape)
+    sizes = counts(shape)
     if len(sizes) > _MOST_DIMENSIONS or math.prod(sizes) * dtype.itemsize != len(content):
         raise ValueError(
             f"{len(content)} bytes do not make an array of {name} with the shape {shape}"
@@ -153,10 +155,16 @@ def _scalar(parts: Any) -> Any:
 
 # types
 
-_TYPES = {
+_TYPES: dict[str, type] = {
     ty.__name__: ty
-    for ty in (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
+    for ty in (
+        *(bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset),
+        *(bytearray, range, slice, type(None), type(...)),
+    )
 }
+
+# Classes of these modules are found by their public names: kinds of variables, of results.
+_MODULES = ("flax.nnx", "diffrax", "lineax", "optimistix")
 
 
 def _type_parts(ty: type) -> tuple[str, str]:
@@ -168,11 +176,14 @@ def _type_parts(ty: type) -> tuple[str, str]:
         return "jax.numpy", ty.__name__
     if issubclass(ty, np.generic) and np.dtype(ty).type is ty:
         return "numpy", _dtype_name(np.dtype(ty))
+    for module in _MODULES:
+        if getattr(imported(module), ty.__name__, None) is ty:
+            return module, ty.__name__
     raise TypeError(refusal(ty))
 
 
 def _type(parts: tuple[str, str]) -> Any:
-    module, name = _parts((str, str), parts)
+    module, name = as_parts((str, str), parts)
     if module == "builtins":
         return _TYPES[name]
     if module == "numpy":
@@ -181,6 +192,10 @@ def _type(parts: tuple[str, str]) -> Any:
         import jax.numpy as jnp
 
         found = getattr(jnp, name)
+        if isinstance(found, type):
+            return found
+    if module in _MODULES and not name.startswith("_"):
+        found = found_in(module, name)
         if isinstance(found, type):
             return found
     raise ValueError(f"{module}.{name} is not a type that static data may have")
@@ -198,7 +213,7 @@ def _spec_parts(spec: Any) -> tuple[Any, ...]:
 def _spec(parts: tuple[Any, ...]) -> Any:
     from jax.sharding import PartitionSpec
 
-    axes, unreduced, reduced = _parts((tuple, frozenset, frozenset), parts)
+    axes, unreduced, reduced = as_parts((tuple, frozenset, frozenset), parts)
     for axis in axes:
         _check_axes(axis if type(axis) is tuple else () if axis is None else (axis,))
     more = {"unreduced": _check_axes(unreduced), "reduced": _check_axes(reduced)}
@@ -220,14 +235,14 @@ def _named_sharding(parts: tuple[Any, ...]) -> Any:
     from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
     types = (tuple, tuple, PartitionSpec, (str, type(None)), tuple)
-    names, sizes, spec, memory_kind, *more = _parts(types[: 5 if len(parts) > 4 else 4], parts)
+    names, sizes, spec, memory_kind, *more = as_parts(types[: 5 if len(parts) > 4 else 4], parts)
     _check_axes(names)
     # JAX ends the program for a mesh without devices, or with more than it can count.
-    if 0 in _counts(sizes) or math.prod(sizes) > _MOST_DEVICES:
+    if 0 in counts(sizes) or math.prod(sizes) > _MOST_DEVICES:
         raise ValueError(f"there is no mesh of the sizes {sizes}")
     if not len({*names}) == len(names) == len(sizes) <= _MOST_DIMENSIONS:
         raise ValueError(f"a mesh needs one size for each name, not {sizes} for {names}")
-    axis_types = tuple(jax.sharding.AxisType[_one(str, ty)] for part in more for ty in part)
+    axis_types = tuple(jax.sharding.AxisType[one(str, ty)] for part in more for ty in part)
     if len(axis_types) not in (0, len(names)):
         raise ValueError(f"a mesh needs one type for each axis, not {axis_types} for {names}")
     options = {"axis_types": axis_types} if axis_types else {}
@@ -241,7 +256,7 @@ def _named_sharding(parts: tuple[Any, ...]) -> Any:
 def _jax_partial(parts: tuple[Any, ...]) -> Any:
     from jax.tree_util import Partial
 
-    function, args, keywords = _parts((object, tuple, dict), parts)
+    function, args, keywords = as_parts((object, tuple, dict), parts)
     return Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
 
 
@@ -255,10 +270,55 @@ def _jax_array(parts: tuple[str, tuple[int, ...], bytes]) -> Any:
     return made
 
 
-def _precision(name: str) -> Any:
-    from jax.lax import Precision
+def _struct_parts(struct: Any) -> tuple[Any, ...]:
+    if is_extended(struct.dtype):
+        raise TypeError(refusal(struct))
+    parts = tuple(struct.shape), _dtype_name(struct.dtype), bool(struct.weak_type), struct.sharding
+    # Those of symbolic shapes, with a layout and the like are other ones.
+    if type(struct.sharding) not in _shardings() or _struct(parts) != struct:
+        raise TypeError(refusal(struct))
+    return parts
 
-    return Precision[_one(str, name)]
+
+def _struct(parts: Any) -> Any:
+    import jax
+
+    shape, name, weak, sharding = as_parts((tuple, str, bool, _shardings()), parts)
+    if len(counts(shape)) > _MOST_DIMENSIONS:
+        raise ValueError(f"an array cannot have {len(shape)} dimensions")
+    more = {"sharding": sharding, "weak_type": True} if weak else {"sharding": sharding}
+    return jax.ShapeDtypeStruct(shape, _dtype(name), **more)  # type: ignore[no-untyped-call]
+
+
+def _shardings() -> tuple[type, ...]:
+    return type(None), needed("a sharding is data of jax").sharding.NamedSharding
+
+
+def _dot_algorithm(parts: Any) -> Any:
+    from jax.lax import DotAlgorithm
+
+    types = (object, object, object, int, int, int, bool)
+    dtypes = as_parts(types, parts)[:3]
+    if not all(isinstance(dtype, (np.dtype, type)) for dtype in dtypes):
+        raise ValueError("its types are no dtypes")
+    return DotAlgorithm(*parts)
+
+
+def _dimension_numbers(parts: Any) -> Any:
+    from jax.lax import ConvDimensionNumbers
+
+    return ConvDimensionNumbers(*map(counts, as_parts((tuple, tuple, tuple), parts)))
+
+
+def _lax_enum(name: str) -> Codec:
+    """Returns the codec of an enum of `jax.lax`, whose members are written by name."""
+
+    def decode(member: str) -> Any:
+        import jax
+
+        return getattr(jax.lax, name)[one(str, member)]
+
+    return Codec(f"jax.lax.{name}", instance_of("jax.lax", name), lambda it: it.name, decode)
 
 
 def _is_of_jax_nn(value: Any) -> bool:
@@ -271,38 +331,10 @@ def _is_of_jax_nn(value: Any) -> bool:
 def _jax_nn(name: str) -> Any:
     import jax
 
-    function = None if _one(str, name).startswith("_") else getattr(jax.nn, name, None)
+    function = None if one(str, name).startswith("_") else getattr(jax.nn, name, None)
     if not callable(function):
         raise ValueError(f"jax.nn has no function {name!r}")
     return function
-
-
-def _one(ty: type, value: Any) -> Any:
-    """Returns a value of exactly this type; converting others might take forever."""
-    if type(value) is not ty:
-        raise ValueError(f"a {ty.__name__} is needed, not a {type(value).__name__}")
-    return value
-
-
-def _parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
-    """Returns a tuple of parts of these types: each a type, a tuple of types, or `object`."""
-    if len(_one(tuple, parts)) != len(types_of_parts):
-        raise ValueError(f"it needs {len(types_of_parts)} parts, not {len(parts)}")
-    for expected, part in zip(types_of_parts, parts, strict=True):
-        if expected is object:
-            continue
-        if type(part) not in (expected if type(expected) is tuple else (expected,)):
-            raise ValueError(f"a {type(part).__name__} cannot be part of it")
-    return parts
-
-
-def _counts(parts: Any) -> tuple[int, ...]:
-    """Returns a tuple of counts."""
-    for part in _one(tuple, parts):
-        if type(part) is not int or not 0 <= part < 2**63:
-            raise ValueError(f"{part!r:.100} is not a count")
-    found: tuple[int, ...] = parts
-    return found
 
 
 def _check_axes(names: Any) -> Any:
@@ -313,25 +345,57 @@ def _check_axes(names: Any) -> Any:
     return names
 
 
+# flax, equinox and what is built on them
+
+
+def _hashable_mapping() -> Any:
+    return flax.hashable_mapping() or found_in("flax.typing", "HashableMapping")
+
+
+def _state_axes(parts: Any) -> Any:
+    filters, axes = as_parts((tuple, tuple), parts)
+    return found_in("flax.nnx", "StateAxes")(list(zip(filters, axes, strict=True)))
+
+
+def _diff_state(parts: Any) -> Any:
+    argument, chosen = as_parts((int, object), parts)
+    return found_in("flax.nnx", "DiffState")(argument, chosen)
+
+
+def _static_metadata(parts: Any) -> Any:
+    names, fields = as_parts((list, dict), parts)
+    return found_in("penzai.core.struct", "StructStaticMetadata")(names, fields)
+
+
+def _is_tag(value: Any) -> bool:
+    tag = getattr(imported("lineax"), "symmetric_tag", None)
+    return tag is not None and type(value) is type(tag)
+
+
+def _tag_name(tag: Any) -> str:
+    lineax = imported("lineax")
+    for name in dir(lineax):
+        if name.endswith("_tag") and getattr(lineax, name) is tag:
+            return name
+    raise TypeError(refusal(tag))
+
+
+def _tag(name: Any) -> Any:
+    if not one(str, name).endswith("_tag") or not _is_tag(tag := found_in("lineax", name)):
+        raise ValueError(f"lineax has no tag {name!r:.100}")
+    return tag
+
+
 def _missing(parts: Any) -> Any:
     missing = equinox.missing()
-    if parts is not None or missing is None:
-        raise ValueError("equinox is not imported")
+    if missing is None:
+        raise UnregisteredTypeError(
+            "a field of an equinox module is missing, which equinox marks; import equinox",
+            "equinox.Missing",
+        )
+    one(type(None), parts)
     return missing
 
-
-def _callable(function: Any) -> Any:
-    if not callable(function):
-        raise ValueError(f"a {type(function).__name__} is not a function")
-    return function
-
-
-def _functools_partial(parts: Any) -> Any:
-    function, args, keywords = _parts((object, tuple, dict), parts)
-    return functools.partial(_callable(function), *args, **keywords)
-
-
-_BOUND = (int, type(None), str)
 
 # The limit of NumPy.
 _MOST_DIMENSIONS = 64
@@ -339,69 +403,14 @@ _MOST_DIMENSIONS = 64
 _MOST_DEVICES = 2**31 - 1
 
 
-class Codec(NamedTuple):
-    """How values are written and read.
-
-    Attributes:
-      name: The name in files.
-      fits: The type of the values, or a predicate.
-      encode: Takes a value, returns its parts: a value that can be written.
-      decode: Takes the parts, which may be any value, returns the value.
-    """
-
-    name: str
-    fits: Any
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-
-
-def _instance(ty: type) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, ty)
-
-
-def _path(ty: type[pathlib.PurePath]) -> Codec:
-    return Codec(f"pathlib.{ty.__name__}", _instance(ty), str, lambda path: ty(_one(str, path)))
-
-
 # Of several predicates that accept a value, the first counts.
 _CODECS = [
-    Codec("treepack.hole", Hole, tuple, lambda it: Hole(*_parts(((str, type(None)), str), it))),
-    # Integers beyond 64 bits.
-    Codec("int", int, str, lambda text: int(_one(str, text))),
-    Codec("set", set, frozenset, lambda items: set(_one(frozenset, items))),
-    Codec("bytearray", bytearray, bytes, lambda data: bytearray(_one(bytes, data))),
-    Codec(
-        "range",
-        range,
-        lambda it: (it.start, it.stop, it.step),
-        lambda parts: range(*_parts((int, int, int), parts)),
-    ),
-    Codec(
-        "slice",
-        slice,
-        lambda it: (it.start, it.stop, it.step),
-        lambda parts: slice(*_parts((_BOUND, _BOUND, _BOUND), parts)),
-    ),
-    Codec(
-        "types.MappingProxyType",
-        types.MappingProxyType,
-        dict,
-        lambda items: types.MappingProxyType(_one(dict, items)),
-    ),
-    Codec(
-        "functools.partial",
-        functools.partial,
-        lambda it: (it.func, it.args, dict(it.keywords)),
-        _functools_partial,
-    ),
-    # A path that can open files becomes one of the reading system.
-    _path(pathlib.Path),
-    _path(pathlib.PureWindowsPath),
-    _path(pathlib.PurePosixPath),
-    Codec("numpy.dtype", _instance(np.dtype), _dtype_name, _dtype),
-    Codec("numpy.generic", _instance(np.generic), lambda it: _array_parts(np.asarray(it)), _scalar),
-    Codec("numpy.ndarray", _instance(np.ndarray), _array_parts, _array),
-    Codec("type", _instance(type), _type_parts, _type),
+    *CODECS,
+    Codec("treepack.hole", Hole, tuple, lambda it: Hole(*as_parts(((str, type(None)), str), it))),
+    Codec("numpy.dtype", instance(np.dtype), _dtype_name, _dtype),
+    Codec("numpy.generic", instance(np.generic), lambda it: _array_parts(np.asarray(it)), _scalar),
+    Codec("numpy.ndarray", instance(np.ndarray), _array_parts, _array),
+    Codec("type", instance(type), _type_parts, _type),
     Codec(
         "jax.sharding.PartitionSpec",
         instance_of("jax.sharding", "PartitionSpec"),
@@ -421,7 +430,15 @@ _CODECS = [
         _jax_partial,
     ),
     Codec("jax.tree_util.PyTreeDef", is_treedef, _treedef_parts, _treedef),
-    Codec("jax.lax.Precision", instance_of("jax.lax", "Precision"), lambda it: it.name, _precision),
+    *(_lax_enum(name) for name in ("Precision", "DotAlgorithmPreset", "RoundingMethod")),
+    Codec("jax.lax.DotAlgorithm", exactly("jax.lax", "DotAlgorithm"), tuple, _dot_algorithm),
+    Codec(
+        "jax.lax.ConvDimensionNumbers",
+        exactly("jax.lax", "ConvDimensionNumbers"),
+        tuple,
+        _dimension_numbers,
+    ),
+    Codec("jax.ShapeDtypeStruct", exactly("jax", "ShapeDtypeStruct"), _struct_parts, _struct),
     Codec(
         "jax.Array",
         lambda value: is_array(value) and not is_extended(value.dtype),
@@ -433,7 +450,32 @@ _CODECS = [
         "flax.typing.HashableMapping",
         lambda value: value.__class__ is flax.hashable_mapping(),
         dict,
-        lambda items: flax.hashable_mapping()(_one(dict, items)),
+        lambda items: _hashable_mapping()(one(dict, items)),
+    ),
+    Codec(
+        "flax.core.FrozenDict",
+        exactly("flax.core", "FrozenDict"),
+        dict,
+        lambda items: found_in("flax.core", "FrozenDict")(one(dict, items)),
+    ),
+    Codec(
+        "flax.nnx.StateAxes",
+        exactly("flax.nnx", "StateAxes"),
+        lambda it: (tuple(it.filters), tuple(it.axes)),
+        _state_axes,
+    ),
+    Codec(
+        "flax.nnx.DiffState",
+        exactly("flax.nnx", "DiffState"),
+        lambda it: (it.argnum, it.filter),
+        _diff_state,
+    ),
+    Codec("lineax.tag", _is_tag, _tag_name, _tag),
+    Codec(
+        "penzai.core.struct.StructStaticMetadata",
+        exactly("penzai.core.struct", "StructStaticMetadata"),
+        lambda it: (it.child_field_names, it.static_fields),
+        _static_metadata,
     ),
     # `None`, which `missing` may return, never comes here: it is plain.
     Codec("equinox.Missing", lambda value: equinox.missing() is value, lambda _: None, _missing),

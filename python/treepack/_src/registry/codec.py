@@ -1,0 +1,79 @@
+"""How a type of static data is written and read, and checks of what it is made from.
+
+Files may be hostile: parts have exact types, and are not converted, which might take forever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from treepack._src.interop.modules import imported
+from treepack.errors import UnregisteredTypeError
+
+
+class Codec(NamedTuple):
+    """How values are written and read.
+
+    Attributes:
+      name: The name in files.
+      fits: The type of the values, or a predicate.
+      encode: Takes a value, returns its parts: a value that can be written.
+      decode: Takes the parts, which may be any value, returns the value.
+    """
+
+    name: str
+    fits: Any
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+def instance(ty: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, ty)
+
+
+def one(ty: type, value: Any) -> Any:
+    """Returns a value of exactly this type; converting others might take forever."""
+    if type(value) is not ty:
+        raise ValueError(f"a {ty.__name__} is needed, not a {type(value).__name__}")
+    return value
+
+
+def as_parts(types_of_parts: tuple[Any, ...], parts: Any) -> Any:
+    """Returns a tuple of parts of these types: each a type, a tuple of types, or `object`."""
+    if len(one(tuple, parts)) != len(types_of_parts):
+        raise ValueError(f"it needs {len(types_of_parts)} parts, not {len(parts)}")
+    for expected, part in zip(types_of_parts, parts, strict=True):
+        if expected is object:
+            continue
+        if type(part) not in (expected if type(expected) is tuple else (expected,)):
+            raise ValueError(f"a {type(part).__name__} cannot be part of it")
+    return parts
+
+
+def counts(parts: Any) -> tuple[int, ...]:
+    """Returns a tuple of counts."""
+    for part in one(tuple, parts):
+        if type(part) is not int or not 0 <= part < 2**63:
+            raise ValueError(f"{part!r:.100} is not a count")
+    found: tuple[int, ...] = parts
+    return found
+
+
+def exactly(module: str, name: str) -> Callable[[object], bool]:
+    """Returns a check for a class, without subclasses, of a module that may not be imported."""
+    return lambda value: type(value) is getattr(imported(module), name, None)
+
+
+def found_in(module: str, name: str) -> Any:
+    """Finds an attribute of a module that the program has imported.
+
+    Raises:
+      UnregisteredTypeError: If it has not, or the module has no such attribute.
+    """
+    found = getattr(imported(module), name, None)
+    if found is None:
+        raise UnregisteredTypeError(
+            f"{module}.{name} is not known here; import {module}, or another version of it", name
+        )
+    return found

@@ -1,0 +1,264 @@
+"""Values that static data, keys and metadata may have without registration, as they come back."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import fractions
+import subprocess
+import sys
+import types
+import zoneinfo
+from typing import Any
+
+import flax.core
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.lax import ConvDimensionNumbers, DotAlgorithm, DotAlgorithmPreset, RoundingMethod
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import treepack
+import treepack._core as core
+
+ZONES = [zoneinfo.ZoneInfo(name) for name in ("UTC", "Europe/Berlin", "America/New_York")]
+
+offsets = st.timedeltas(datetime.timedelta(hours=-23), datetime.timedelta(hours=23))
+zones = st.none() | st.sampled_from(ZONES) | st.builds(datetime.timezone, offsets)
+zones |= st.builds(datetime.timezone, offsets, st.text(max_size=3))
+
+hashable = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.text(max_size=5),
+    st.fractions(),
+    st.decimals(allow_nan=False),
+    st.dates(),
+    st.times(timezones=zones),
+    st.datetimes(timezones=zones, allow_imaginary=True),
+    st.timedeltas(),
+    zones,
+    st.uuids(),
+    st.sampled_from([..., NotImplemented, type(None), type(...), bytearray, range, slice, int]),
+    st.sampled_from([jnp.float32, np.int8, jnp.bfloat16, nnx.Param, nnx.Carry, nnx.BatchStat]),
+    st.sampled_from([*DotAlgorithmPreset, *RoundingMethod, *jax.lax.Precision]),
+    st.builds(
+        jax.ShapeDtypeStruct,
+        st.lists(st.integers(0, 2**40), max_size=5).map(tuple),
+        st.sampled_from([np.dtype("float32"), jnp.bfloat16, np.int8, bool]),
+        weak_type=st.booleans(),
+    ),
+    st.sampled_from(
+        [
+            jax.ShapeDtypeStruct(
+                (8,), jnp.float32, sharding=NamedSharding(Mesh(jax.devices()[:1], "x"), spec)
+            )
+            for spec in (PartitionSpec("x"), PartitionSpec())
+        ]
+    ),
+    st.builds(DotAlgorithm, *[st.sampled_from([np.float32, jnp.bfloat16])] * 3, st.integers(1, 9)),
+    st.just(ConvDimensionNumbers((0, 3, 1), (2, 1, 0), (0, 2, 1))),
+    st.builds(nnx.DiffState, st.integers(0, 9), st.just(nnx.Param)),
+)
+
+items = st.dictionaries(hashable, hashable, max_size=4)
+
+unhashable = st.one_of(
+    st.builds(collections.OrderedDict, items),
+    st.builds(
+        collections.defaultdict, st.sampled_from([None, list, int, nnx.Param, jax.nn.relu]), items
+    ),
+    st.dictionaries(hashable, st.integers(), max_size=4).map(collections.Counter),
+    st.builds(collections.deque, st.lists(hashable, max_size=4), st.none() | st.integers(4, 9)),
+    st.dictionaries(st.text(max_size=3), hashable, max_size=3).map(
+        lambda fields: types.SimpleNamespace(**fields)
+    ),
+    st.dictionaries(st.text(max_size=3), items, max_size=3).map(flax.core.FrozenDict),
+    items.map(nnx.StateAxes),
+)
+
+
+def check(value: Any) -> Any:
+    """Checks that a value comes back as it was, and is written as it was again."""
+    encoded = core.encode_value(value)
+    found = core.decode_value(encoded)
+    assert type(found) is type(value)
+    assert found == value
+    assert repr(found) == repr(value)
+    assert core.encode_value(found) == encoded
+    return found
+
+
+@given(hashable)
+def test_values_that_auxdata_have_come_back_equal_with_their_hash(value: Any) -> None:
+    assert hash(check(value)) == hash(value)
+
+
+@given(unhashable)
+def test_containers_come_back_equal_with_their_order(value: Any) -> None:
+    found = check(value)
+    if isinstance(value, dict):
+        assert list(found.items()) == list(value.items())
+    if isinstance(value, collections.deque):
+        assert found.maxlen == value.maxlen
+    if isinstance(value, collections.defaultdict):
+        assert found.default_factory is value.default_factory
+
+
+@given(st.datetimes(timezones=st.sampled_from(ZONES)), st.booleans())
+def test_times_keep_their_fold_and_the_object_of_their_zone(
+    time: datetime.datetime, fold: bool
+) -> None:
+    found = check(time.replace(fold=fold))
+    assert found.fold == fold
+    assert found.tzinfo is time.tzinfo
+
+
+@pytest.mark.parametrize("text", ["NaN", "sNaN12", "-0", "Infinity", "1E+999999999"])
+def test_decimals_that_are_no_numbers(text: str) -> None:
+    found = core.decode_value(core.encode_value(decimal.Decimal(text)))
+    assert str(found) == text
+
+
+@treepack.register_dataclass(serialized_name="tests.WithStatic")
+@dataclasses.dataclass
+class WithStatic:
+    w: Any
+    static: Any = dataclasses.field(metadata={"static": True})
+
+
+@given(hashable)
+def test_treedefs_are_equal_after_a_round_trip(value: Any) -> None:
+    saved = WithStatic(np.arange(3), value)
+    found = treepack.loads(treepack.dumps(saved))
+    assert jax.tree.structure(found) == jax.tree.structure(saved)
+
+
+class Zone(datetime.tzinfo):
+    pass
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime.datetime(2024, 1, 1, tzinfo=Zone()),
+        jax.ShapeDtypeStruct((), jax.random.key(0).dtype),
+        jax.ShapeDtypeStruct(
+            (3,), jnp.float32, sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        ),
+        collections.defaultdict(lambda: 0),
+        Zone(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_made_again_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be saved"):
+        core.encode_value(value)
+
+
+def named(name: str, parts: Any) -> bytes:
+    """Encodes a name with any parts."""
+    inner = msgpack.unpackb(core.encode_value(parts), strict_map_key=False)
+    packed: bytes = msgpack.packb({"named": [name, inner]})
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("Ellipsis", 1),
+        ("collections.OrderedDict", [("a", 1)]),
+        ("collections.defaultdict", (1, {})),
+        ("collections.Counter", "aab"),
+        ("collections.deque", ((1, 2), -1)),
+        ("collections.deque", ((1, 2), True)),
+        ("collections.deque", ((1, 2), 2**70)),
+        ("types.SimpleNamespace", {1: 2}),
+        ("fractions.Fraction", (1, 0)),
+        ("fractions.Fraction", ("1", "2")),
+        ("decimal.Decimal", "1e99999999999999999999"),
+        ("decimal.Decimal", 1.5),
+        ("uuid.UUID", b"abc"),
+        ("datetime.date", "2024-13-01"),
+        ("datetime.datetime", ("2024-01-01", 2, None)),
+        ("datetime.datetime", ("2024-01-01T00:00:00+01:00", 0, None)),
+        ("datetime.datetime", ("2024-01-01", 0, "UTC")),
+        ("datetime.timedelta", (2**40, 0, 0)),
+        ("datetime.timezone", (datetime.timedelta(days=3), None)),
+        ("zoneinfo.ZoneInfo", "../../etc/passwd"),
+        ("zoneinfo.ZoneInfo", "os.path"),
+        ("jax.ShapeDtypeStruct", ((-1,), "float32", False, None)),
+        ("jax.ShapeDtypeStruct", ((1,) * 65, "float32", False, None)),
+        ("jax.ShapeDtypeStruct", ((1,), "object", False, None)),
+        ("jax.ShapeDtypeStruct", ((1,), "float32", False, PartitionSpec())),
+        ("jax.lax.DotAlgorithm", (1, 2, 3, 4, 5, 6, False)),
+        ("jax.lax.DotAlgorithmPreset", "__class__"),
+        ("jax.lax.ConvDimensionNumbers", ((0,), (-1,), (0,))),
+        ("flax.core.FrozenDict", [1]),
+        ("flax.nnx.StateAxes", ((1,), ())),
+        ("flax.nnx.DiffState", ("a", 1)),
+        ("type", ("flax.nnx", "relu")),
+        ("type", ("flax.nnx", "__class__")),
+        ("type", ("flax.nnx", "spmd")),
+        ("type", ("os", "system")),
+        ("lineax.tag", "linear_solve"),
+    ],
+)
+def test_damaged_parts_are_errors(name: str, parts: Any) -> None:
+    with pytest.raises(treepack.DecodeError):
+        core.decode_value(named(name, parts))
+
+
+def test_a_library_that_is_not_imported_is_told_and_not_imported() -> None:
+    cases = {
+        "flax.core": named("flax.core.FrozenDict", {"a": 1}),
+        "flax.typing": named("flax.typing.HashableMapping", {"a": 1}),
+        "flax.nnx": named("type", ("flax.nnx", "Param")),
+        "lineax": named("lineax.tag", "symmetric_tag"),
+        "penzai.core.struct": named("penzai.core.struct.StructStaticMetadata", (["a"], {})),
+        "equinox": named("equinox.Missing", None),
+    }
+    program = f"""
+import sys, treepack, treepack._core as core
+for module, data in {cases!r}.items():
+    try:
+        core.decode_value(data)
+    except treepack.UnregisteredTypeError as error:
+        assert f"import {{module}}" in str(error), error
+    else:
+        raise AssertionError(module)
+    assert module not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_tags_of_lineax() -> None:
+    lineax = pytest.importorskip("lineax")
+    tags = [getattr(lineax, name) for name in dir(lineax) if name.endswith("_tag")]
+    assert len(tags) > 5
+    assert all(check(tag) is tag for tag in tags)
+    assert check(lineax.RESULTS) is lineax.RESULTS
+    operator = lineax.MatrixLinearOperator(jnp.eye(3), frozenset(tags[:2]))
+    treepack.register_tree(operator)
+    found = treepack.loads(treepack.dumps(operator))
+    assert jax.tree.structure(found) == jax.tree.structure(operator)
+
+
+def test_structs_of_penzai() -> None:
+    pz = pytest.importorskip("penzai.pz")
+    named_array = pz.nx.wrap(jnp.ones((2, 3))).tag("a", "b")
+    treepack.register_tree(named_array)
+    found = treepack.loads(treepack.dumps(named_array))
+    assert jax.tree.structure(found) == jax.tree.structure(named_array)
+
+
+def test_fractions_stay_exact() -> None:
+    assert check(fractions.Fraction(1, 3**200)) == fractions.Fraction(1, 3**200)
