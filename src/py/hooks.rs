@@ -24,7 +24,7 @@ pub struct Hooks {
     pub describe_dtype: Py<PyAny>,
     /// `resolve_dtype(name) -> dtype`: which dtype has this name?
     pub resolve_dtype: Py<PyAny>,
-    /// `abstract_array(shape, dtype) -> jax.ShapeDtypeStruct`: an array without its bytes.
+    /// `abstract_array(shape, dtype, weak_type) -> jax.ShapeDtypeStruct`: an array without its bytes.
     pub abstract_array: Py<PyAny>,
     /// `unwrap_key(key) -> (impl, data)`: what is inside a typed PRNG key?
     pub unwrap_key: Py<PyAny>,

@@ -80,6 +80,8 @@ pub enum Kind {
     Plain,
     /// An array that was one of jax.
     Jax,
+    /// One of jax whose dtype is weak: in arithmetic, that of another array wins.
+    WeakJax,
     /// A byte string that was a `bytearray`.
     Bytearray,
     /// A byte string that was a `memoryview`.
@@ -106,7 +108,7 @@ impl Kind {
     fn is_leaf(&self) -> bool {
         matches!(
             self,
-            Self::Plain | Self::Jax | Self::Bytearray | Self::Memoryview
+            Self::Plain | Self::Jax | Self::WeakJax | Self::Bytearray | Self::Memoryview
         )
     }
 }

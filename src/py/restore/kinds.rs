@@ -64,7 +64,7 @@ impl<'py> Kinds<'_, 'py> {
         let node = &self.record.nodes[node];
         match &node.0 {
             Kind::Plain => self.is_plain(target, state),
-            Kind::Jax | Kind::Bytearray | Kind::Memoryview => Ok(true),
+            Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => Ok(true),
             Kind::DictWithKeys(_) => Ok(false),
             Kind::Dict => match target.cast_exact::<PyDict>() {
                 Ok(target) if has_string_keys(target) => {

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
 
 use super::super::failure::{Failure, Walked};
 use super::super::hashes::check_hashes;
@@ -48,6 +48,7 @@ pub fn assemble<'py>(
         decoded: HashMap::new(),
         unknown: HashSet::new(),
         with_holes: HashSet::new(),
+        placeholders,
         make: if placeholders { "build" } else { "rebuild" },
         unknown_as_dict,
         fillings: r#static,
@@ -107,6 +108,8 @@ pub(super) struct Assembly<'a, 'py> {
     unknown: HashSet<usize>,
     /// The nodes of these whose static data have holes.
     with_holes: HashSet<usize>,
+    /// Whether the arrays are placeholders.
+    placeholders: bool,
     /// What of a type makes nodes.
     make: &'static str,
     unknown_as_dict: bool,
@@ -161,7 +164,9 @@ impl<'py> Assembly<'_, 'py> {
         match kind {
             Kind::Plain if self.absent.is_some() => self.pruned(state),
             Kind::Plain => Ok(state),
-            Kind::Jax | Kind::Bytearray | Kind::Memoryview => self.leaf(kind, state),
+            Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => {
+                self.leaf(kind, state)
+            }
             Kind::Dict | Kind::DictWithKeys(_) | Kind::List | Kind::Tuple | Kind::Typed(..) => {
                 let dict = children(&state, &self.record.nodes[node])?;
                 let built = self.built(dict, repeats)?;
@@ -198,16 +203,25 @@ impl<'py> Assembly<'_, 'py> {
 
     #[inline(never)] // see `node`
     fn leaf(&mut self, kind: &Kind, state: Bound<'py, PyAny>) -> Assembled<'py> {
+        let py = self.py;
         Ok(match (kind, &mut self.leaves) {
-            (Kind::Jax, Some((leaves, used))) => {
+            (Kind::Jax | Kind::WeakJax, Some((leaves, used))) => {
                 *used += 1;
                 leaves.get_item(*used - 1)?
             }
-            (Kind::Jax, None) if state.is_instance_of::<PyDict>() => {
+            (Kind::Jax | Kind::WeakJax, None) if state.is_instance_of::<PyDict>() => {
                 return damaged(
                     "there is a dict where an array was saved, such as a PRNG key of an \
                      implementation that is not known here, or any where jax is not installed",
                 );
+            }
+            (Kind::WeakJax, None)
+                if self.placeholders && state.hasattr(intern!(py, "shape"))? =>
+            {
+                let shape = state.getattr(intern!(py, "shape"))?;
+                let dtype = state.getattr(intern!(py, "dtype"))?;
+                let abstract_array = Hooks::get(py)?.abstract_array.bind(py);
+                abstract_array.call1((shape, dtype, true))?
             }
             (Kind::Bytearray, _) => PyByteArray::from(bytes(&state)?)?.into_any(),
             (Kind::Memoryview, _) => PyMemoryView::from(bytes(&state)?)?.into_any(),
@@ -397,7 +411,7 @@ impl<'py> Assembly<'_, 'py> {
     }
 
     /// Collects all arrays of jax in the order in which `node` comes by them: their paths,
-    /// nothing for the template that there is not, and their states.
+    /// nothing for the template that there is not, their states, and whether they are weak.
     fn collect(
         &mut self,
         state: &Bound<'py, PyAny>,
@@ -409,10 +423,12 @@ impl<'py> Assembly<'_, 'py> {
         if self.is_absent(state) {
             return Ok(());
         }
-        if node.0 == Kind::Jax {
+        if matches!(node.0, Kind::Jax | Kind::WeakJax) {
             let path = new_string(self.py, path_text(&self.path).as_bytes())?.into_any();
             let no_template = self.py.None().into_bound(self.py);
-            let leaf = new_tuple_of(self.py, [path, no_template, state.clone()])?;
+            let weak = PyBool::new(self.py, node.0 == Kind::WeakJax);
+            let weak = weak.to_owned().into_any();
+            let leaf = new_tuple_of(self.py, [path, no_template, state.clone(), weak])?;
             grow::push(found, leaf.into_any())?;
         } else if !node.1.is_empty() {
             let dict = children(state, node)?;

@@ -104,7 +104,7 @@ impl<'py> Walk<'py> {
             return Ok(self.out.array(&header, kind, put)?);
         }
         let memory = Borrowed::array(array);
-        let leaf = if kind == Kind::Jax {
+        let leaf = if matches!(kind, Kind::Jax | Kind::WeakJax) {
             LeafPayload::Held
         } else {
             LeafPayload::Memory
@@ -139,12 +139,13 @@ impl<'py> Walk<'py> {
 
     /// An array of jax: copied or borrowed at once if it is in host memory.
     pub fn jax_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
+        let kind = self.jax_kind(array)?;
         if self.options.hollow && !self.out.is_inside_leaf() {
             // However small: all processes must come to the same answer.
-            return self.hollow_jax_array(array);
+            return self.hollow_jax_array(array, kind);
         }
         if self.all_lent {
-            if self.lent_array(array)? {
+            if self.lent_array(array, &kind)? {
                 return Ok(());
             }
             self.all_lent = false;
@@ -152,7 +153,7 @@ impl<'py> Walk<'py> {
         let dtype = array.getattr(intern!(self.py, "dtype"))?;
         let dtype = self.dtype(dtype.cast()?)?;
         if self.dtypes[dtype].lent > 0 && array.getattr(intern!(self.py, "ndim"))?.is_truthy()? {
-            if self.lent_array(array)? {
+            if self.lent_array(array, &kind)? {
                 return Ok(());
             }
             self.dtypes[dtype].lent -= 1;
@@ -160,7 +161,7 @@ impl<'py> Walk<'py> {
         match self.hooks.host_view.bind(self.py).call1((array,)) {
             Ok(host) => {
                 if let Ok(host) = host.cast::<PyUntypedArray>() {
-                    return self.host_array(host, wire::EXT_NDARRAY, Kind::Jax);
+                    return self.host_array(host, wire::EXT_NDARRAY, kind);
                 }
             }
             Err(error) => {
@@ -168,11 +169,33 @@ impl<'py> Walk<'py> {
                 return Err(error.into());
             }
         }
-        self.device_array(array, dtype)
+        self.device_array(array, dtype, kind)
+    }
+
+    /// What an array of jax is recorded as: is its dtype weak? Most arrays share what says so.
+    fn jax_kind(&mut self, array: &Bound<'py, PyAny>) -> Walked<Kind> {
+        let py = self.py;
+        if !self.out.is_described() {
+            return Ok(Kind::Jax);
+        }
+        let Some(aval) = array.getattr_opt(intern!(py, "aval"))? else {
+            return Ok(Kind::Jax);
+        };
+        if let Some((known, kind)) = &self.aval
+            && known.is(&aval)
+        {
+            return Ok(kind.clone());
+        }
+        let kind = match aval.getattr_opt(intern!(py, "weak_type"))? {
+            Some(weak) if weak.is_truthy()? => Kind::WeakJax,
+            _ => Kind::Jax,
+        };
+        self.aval = Some((aval, kind.clone()));
+        Ok(kind)
     }
 
     /// Keeps the place of an array of jax.
-    fn hollow_jax_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
+    fn hollow_jax_array(&mut self, array: &Bound<'py, PyAny>, kind: Kind) -> Walked {
         let py = self.py;
         self.check_alive(array)?;
         let dtype = array.getattr(intern!(py, "dtype"))?;
@@ -180,9 +203,9 @@ impl<'py> Walk<'py> {
         let shape: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
         if header.nbytes() == 0 {
-            return Ok(self.out.array(&header, Kind::Jax, |_, _| Ok(()))?); // there is nothing to keep
+            return Ok(self.out.array(&header, kind, |_, _| Ok(()))?); // there is nothing to keep
         }
-        self.hole(array, dtype, (wire::EXT_NDARRAY, shape), Kind::Jax)
+        self.hole(array, dtype, (wire::EXT_NDARRAY, shape), kind)
     }
 
     fn check_alive(&self, array: &Bound<'py, PyAny>) -> Walked {
@@ -199,7 +222,7 @@ impl<'py> Walk<'py> {
     /// asking it for a NumPy array; it waits for the content and keeps it alive meanwhile. It
     /// lends neither arrays on accelerators, nor sharded ones, nor some dtypes; and those
     /// without dimensions not in a form that can be used.
-    fn lent_array(&mut self, array: &Bound<'py, PyAny>) -> Walked<bool> {
+    fn lent_array(&mut self, array: &Bound<'py, PyAny>, kind: &Kind) -> Walked<bool> {
         let buffer = match PyUntypedBuffer::get(array) {
             Ok(buffer) => buffer,
             Err(error) if error.is_instance_of::<PyBufferError>(self.py) => return Ok(false),
@@ -229,19 +252,19 @@ impl<'py> Walk<'py> {
             let put = |out: &mut LayoutBuilder<LeafPayload>, range| {
                 memory.slice(range).append_to(out.headers())
             };
-            self.out.array(&header, Kind::Jax, put)?;
+            self.out.array(&header, kind.clone(), put)?;
             buffer.release(py);
             return Ok(true);
         }
         let memory = Borrowed::export(py, buffer)?;
-        self.out.array(&header, Kind::Jax, |out, range| {
+        self.out.array(&header, kind.clone(), |out, range| {
             out.push(LeafPayload::Held(memory.part(py, range)))
         })?;
         Ok(true)
     }
 
     /// Notes an array whose bytes are fetched later.
-    fn device_array(&mut self, array: &Bound<'py, PyAny>, dtype: usize) -> Walked {
+    fn device_array(&mut self, array: &Bound<'py, PyAny>, dtype: usize, kind: Kind) -> Walked {
         let py = self.py;
         let is = |name| array.getattr(name).and_then(|answer| answer.is_truthy());
         let has_shards_here = || {
@@ -267,7 +290,7 @@ impl<'py> Walk<'py> {
         };
         let devices = &self.devices;
         let number = devices.add(device_array, header.nbytes())?;
-        Ok(self.out.array(&header, Kind::Jax, |out, range| {
+        Ok(self.out.array(&header, kind, |out, range| {
             out.push(LeafPayload::Device(Box::new(OnDevice {
                 devices: devices.clone(),
                 number,

@@ -20,7 +20,7 @@ use super::payload::LeafPayload;
 use crate::Error;
 use crate::array::{Array, Framing};
 use crate::encoder::Encoder;
-use crate::structure::Record;
+use crate::structure::{Kind, Record};
 use crate::wire;
 
 /// What is recorded of a tree: each of these, and what is before it.
@@ -141,6 +141,8 @@ pub struct Walk<'py> {
     pub all_lent: bool,
     /// By the formats of buffers that arrays of jax have lent: the index of the dtype.
     pub formats: Vec<(Vec<u8>, usize)>,
+    /// What jax calls the type of the last array, and what it is recorded as.
+    pub aval: Option<(Bound<'py, PyAny>, Kind)>,
     pub classes: Classes<'py>,
     pub fields: FieldsByType<'py>,
     pub devices: Arc<Devices>,
@@ -180,6 +182,7 @@ impl<'py> Walk<'py> {
             dtypes: Vec::new(),
             all_lent: true,
             formats: Vec::new(),
+            aval: None,
             classes: Classes::default(),
             fields: FieldsByType::default(),
             devices: Arc::new(Devices::new(WINDOW_BYTES)),

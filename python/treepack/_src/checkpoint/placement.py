@@ -43,12 +43,14 @@ class _Item:
       path: Its path.
       target: The leaf of the template; `None` if there is no template.
       leaf: The leaf: first as it was found, at last as it is returned.
+      weak: Whether its dtype was weak, where there is no template to tell.
       boxes: The boxes that devices of this process need, by `_key`, of an array in several files.
     """
 
     path: str
     target: Any
     leaf: Any
+    weak: bool = False
     boxes: dict[Any, Box] = dataclasses.field(default_factory=dict)
 
 
@@ -72,7 +74,7 @@ def converter(
     if not placed and not cast:
         return None
 
-    def convert(leaves: list[tuple[str, Any, Any]]) -> list[Any]:
+    def convert(leaves: list[Any]) -> list[Any]:
         items = [_Item(*leaf) for leaf in leaves]
         if cast:
             _cast(items, threads)
@@ -192,7 +194,8 @@ def _place(
                     f"at {item.path}: an array of {found.dtype.name} was saved, which jax makes "
                     f"{made.dtype.name} here; set jax_enable_x64, or load with arrays='numpy'"
                 )
-            item.leaf, item.boxes = made, {}
+            weak = item.weak if item.target is None else getattr(item.target, "weak_type", False)
+            item.leaf, item.boxes = _jax.weak(made) if weak else made, {}
 
 
 def _plan(item: _Item, place: Any, in_place: bool) -> None:

@@ -38,6 +38,40 @@ def like(array: np.ndarray) -> Any:
     return made if made.dtype == array.dtype else array
 
 
+def weak(array: jax.Array) -> jax.Array:
+    """Returns an array with a weak dtype and the same bits, where JAX can make that.
+
+    There are weak arrays of the dtypes of Python's numbers. Others are returned as they are, like
+    those that other processes have parts of, or that lie on meshes with explicit axes.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    number = {"i": 0, "f": 0.0, "c": 0j}.get(array.dtype.kind)
+    if number is None or jnp.asarray(number).dtype != array.dtype or not array.is_fully_addressable:
+        return array
+    mesh = getattr(array.sharding, "mesh", None)
+    if any(ty.name == "Explicit" for ty in getattr(mesh, "axis_types", ())):
+        return array
+    place = array.sharding if array.committed else None
+    if array.ndim == 0 and (found := array.item()) == found:  # no NaN, whose bits may get lost
+        made: jax.Array = jnp.asarray(found)
+        return made if place is None else jax.device_put(made, place)
+    made = _weak(number, place)(array)
+    return made
+
+
+@functools.lru_cache(typed=True)  # since 0 == 0.0
+def _weak(number: complex, sharding: Any) -> Any:
+    """Returns a function that puts arrays into a weak array of a number's dtype."""
+    import jax
+
+    def into(array: Any) -> Any:
+        return jax.numpy.full(array.shape, number).at[...].set(array)
+
+    return jax.jit(into, out_shardings=sharding)
+
+
 is_array = instance_of("jax", "Array")
 """Returns whether a value is an array of jax, traced or not."""
 

@@ -133,10 +133,14 @@ def host_view(array: jax.Array) -> np.ndarray | None:
     return array.__array__()
 
 
-def abstract(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
+def abstract(
+    shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False
+) -> jax.ShapeDtypeStruct:
     """Returns the `ShapeDtypeStruct` of an array that is not read."""
     struct = _jax.needed("arrays that are not read are jax.ShapeDtypeStructs").ShapeDtypeStruct
-    return struct(shape, dtype)  # type: ignore[no-any-return]
+    if not weak_type:
+        return struct(shape, dtype)  # type: ignore[no-any-return]
+    return struct(shape, dtype, weak_type=True)  # type: ignore[no-any-return]
 
 
 def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from treepack._src.pytree.state_dict import leaf_paths, state_leaves
 from treepack._src.restore.compare import signature
 
-# Converts leaves: takes (path, the template's leaf, the leaf found) of each.
-Convert = Callable[[list[tuple[str, Any, Any]]], list[Any]]
+# Converts leaves: takes (path, the template's leaf, the leaf found) of each. Without a template,
+# the second is `None`, and a fourth says whether the dtype of the array was weak.
+Convert = Callable[[list[Any]], list[Any]]
 
 
 class _Absent:
@@ -59,9 +60,9 @@ class Coverage:
     def watching(self, convert: Convert) -> Convert:
         """Wraps a function that converts leaves: it notes those whose dtype changes."""
 
-        def watched(leaves: list[tuple[str, Any, Any]]) -> list[Any]:
+        def watched(leaves: list[Any]) -> list[Any]:
             converted = convert(leaves)
-            for (path, _, found), made in zip(leaves, converted, strict=True):
+            for (path, _, found, *_), made in zip(leaves, converted, strict=True):
                 before, after = signature(found), signature(made)
                 if before is not None and after is not None and before.dtype != after.dtype:
                     self._cast[path] = None
