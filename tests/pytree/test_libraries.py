@@ -713,12 +713,59 @@ def test_both_families_write_the_same_tree() -> None:
     node = Node(1, 2)
     assert list(serialization.msgpack_restore(treepack.dumps(node))) == ["0", "1"]
     serialization.register_serialization_state(
-        Node, lambda it: {"w": it.w, "b": it.b}, lambda _, state: Node(state["w"], state["b"])
+        Node,
+        lambda it: {name: serialization.to_state_dict(getattr(it, name)) for name in ("w", "b")},
+        lambda it, state: Node(
+            serialization.from_state_dict(it.w, state["w"]),
+            serialization.from_state_dict(it.b, state["b"]),
+        ),
     )
-    data = treepack.dumps(node)
-    assert serialization.msgpack_restore(data) == {"w": 1, "b": 2}
-    assert treepack.loads(data, node).b == 2
-    assert treepack.loads(data, static=node).b == 2
+    nested = Node(Node(np.ones(2), {"a": jnp.arange(3), "n": None}), (node, 5))
+    for saved in (node, nested):
+        data = treepack.dumps(saved)
+        state = serialization.msgpack_restore(data)
+        assert serialization.to_bytes(state) == serialization.to_bytes(saved)
+        assert list(state) == ["w", "b"]
+        for found in (treepack.loads(data), treepack.loads(data, saved, strict=True)):
+            assert jax.tree.structure(found) == jax.tree.structure(saved)
+            jax.tree.map(np.testing.assert_array_equal, found, saved)
+    assert treepack.loads(treepack.dumps(node)).b == 2
+
+
+def test_handlers_that_make_other_state_need_a_template() -> None:
+    class Node:
+        def __init__(self, w: Any, b: Any):
+            self.w, self.b = w, b
+
+    jax.tree_util.register_pytree_node(
+        Node, lambda it: ((it.w, it.b), None), lambda _, children: Node(*children)
+    )
+    treepack.register_node(Node, serialized_name="tests.libraries.OtherState")
+    handlers: list[Any] = [
+        lambda it: {"w": it.w},
+        lambda it: {"w": it.w, "b": it.b + 1},
+        lambda it: {"b": it.b, "w": it.w},  # in another order
+        lambda it: {"w": it.w, "b": it.b, "more": 1},
+        lambda it: {"w": it.w, "b": {"b": it.b}},
+        lambda it: {"w": it.w, "b": [it.b]},
+        lambda it: it.w,
+    ]
+    for handler in handlers:
+        serialization.register_serialization_state(
+            Node, handler, lambda _, state: Node(state["w"], 5), override=True
+        )
+        with pytest.raises(treepack.errors.HoleError, match="at a: .*Node"):
+            treepack.loads(treepack.dumps({"a": Node(np.ones(2), np.ones(3))}))
+    serialization.register_serialization_state(
+        Node,
+        lambda it: {"w": it.w, "sum": it.w + it.b},
+        lambda _, state: Node(state["w"], state["sum"] - state["w"]),
+        override=True,
+    )
+    data = treepack.dumps(Node(1.5, 2.5))
+    assert serialization.msgpack_restore(data) == {"w": 1.5, "sum": 4.0}
+    assert treepack.loads(data, Node(0.0, 0.0)).b == 2.5
+    assert treepack.loads(data, static=Node(0.0, 0.0)).b == 2.5
 
 
 def test_exactness_reaches_into_handlers() -> None:

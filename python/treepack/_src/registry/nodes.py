@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import treepack._core as core
-from treepack._src.interop import flax
+from treepack._src.interop import equinox, flax
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported
 from treepack._src.options import left_out
@@ -15,6 +15,7 @@ from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NodeKind, check_unique_keys
 from treepack._src.pytree.kinds import Pruned, joined, kind_of
 from treepack._src.pytree.leaves import explain
+from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
 from treepack._src.registry.libraries import library_of
@@ -76,8 +77,43 @@ def reduce_node(
         # Like `to_bytes`, so that the same template takes both.
         state = kind.children(node)
         if type(state) is not dict or state.keys() != children.keys() or _has_lists(state):
+            named = _named_by_handler(state, children)
+            # The names of children that are checked are those of JAX.
+            if named is not None and not (found.checked or equinox.is_module(node)):
+                return found.name, found.fields, found.version, data, named, False
             return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), True
+    return found.name, found.fields, found.version, data, named, False
+            if holes_allowed():
+                return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), True
+            raise TypeError(
+                f"the handler of {default_name(ty)} makes another state of it than JAX, and needs "
+                "a template to restore it: pass holes=True and fill it in when loading, or use "
+                "serialization.to_bytes"
+            )
     return found.name, found.fields, found.version, data, children, False
+
+
+def _named_by_handler(state: Any, children: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns children by the names of a handler; `None` if its state is of others."""
+    if type(state) is not dict or len(state) != len(children) or _has_lists(state):
+        return None
+    if not all(map(_is_state_of, state.values(), children.values())):
+        return None
+    return dict(zip(state, children.values(), strict=True))
+
+
+def _is_state_of(state: Any, child: Any) -> bool:
+    """Returns whether a state has the very leaves of a child, in the same order."""
+    if state is child:
+        return True
+    if kind_of(child) is None or type(state) is not dict:
+        return False
+    expanded = to_state_dict(child)
+    found, expected = list(leaves_of(state, ())), list(leaves_of(expanded, ()))
+    return len(found) == len(expected) and all(
+        path == other and leaf is same
+        for (path, leaf), (other, same) in zip(found, expected, strict=True)
+    )
 
 
 def _code_left_out(code: Any) -> bytes:
