@@ -82,14 +82,6 @@ def reduce_node(
             if named is not None and not (found.checked or equinox.is_module(node)):
                 return found.name, found.fields, found.version, data, named, False
             return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), True
-    return found.name, found.fields, found.version, data, named, False
-            if holes_allowed():
-                return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), True
-            raise TypeError(
-                f"the handler of {default_name(ty)} makes another state of it than JAX, and needs "
-                "a template to restore it: pass holes=True and fill it in when loading, or use "
-                "serialization.to_bytes"
-            )
     return found.name, found.fields, found.version, data, children, False
 
 
