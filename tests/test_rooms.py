@@ -10,7 +10,16 @@ ROOMS = [
     *("_src.printable", "errors", "_src.paths", "_src.dtypes", "_src.options"),
     *("_src.tasks", "_src.forks", "_src.interop", "_src.storage", "_src.pytree"),
     *("_src.registry", "_src.restore", "_src.hooks", "_src.checkpoint", "_src.saving"),
-    *("serialization", "_src.api", "__init__", "orbax", "_cli", "__main__"),
+    *(
+        "_src.series",
+        "serialization",
+        "_src.api",
+        "__init__",
+        "checkpoints",
+        "orbax",
+        "_cli",
+        "__main__",
+    ),
 ]
 
 MODULES = {

@@ -147,3 +147,25 @@ class UnregisteredTypeError(DecodeError):
 
 class HoleError(TreepackError):
     """Code or static data were left out when a tree was saved, and nothing fills them in."""
+
+
+class InvalidCheckpointError(TreepackError):
+    """A series has a checkpoint of this step already, or of a later one.
+
+    Once the program has imported flax, it is a `flax.errors.InvalidCheckpointError` as well.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InvalidCheckpointError, self.args
+
+
+class MultiprocessArrayError(TreepackError):
+    """Arrays of several processes cannot be restored in flax's form.
+
+    Once the program has imported flax, it is the error of flax as well:
+    `MPACheckpointingRequiredError`, `MPARestoreTargetRequiredError` or
+    `MPARestoreDataCorruptedError`.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MultiprocessArrayError, self.args

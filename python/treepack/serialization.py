@@ -463,7 +463,9 @@ def patch() -> Patch:
     )
 
 
-def state_layout(target: Any, align: int, *, align_all: bool = False) -> core.Layout:
+def state_layout(
+    target: Any, align: int, *, align_all: bool = False, snapshot: bool = False
+) -> core.Layout:
     """Lays out the state of a tree; see `_core.walk`."""
     return core.walk(
         target,
@@ -473,4 +475,5 @@ def state_layout(target: Any, align: int, *, align_all: bool = False) -> core.La
         max_chunk_size=MAX_CHUNK_SIZE,
         overridden=handlers.overridden(),
         align_all=align_all,
+        snapshot=snapshot,
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from treepack._src.interop.modules import imported, instance_of
 
@@ -34,6 +35,28 @@ def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | 
         case (tuple(), tuple(names), tuple(values)) if len({*names}) == len(values):
             return names
     return None
+
+
+is_frozen_dict = instance_of("flax.core", "FrozenDict")
+"""Returns whether a value is a FrozenDict."""
+
+
+E = TypeVar("E", bound=Exception)
+
+
+def error_class(ours: type[E], name: str) -> type[E]:
+    """Returns a class of errors that are both ours and flax's, if flax is imported."""
+    theirs = getattr(imported("flax.errors"), name, None)
+    if theirs is None:
+        return ours
+    own: Any = ours
+    both: type[E] = _both(own, theirs)
+    return both
+
+
+@functools.cache
+def _both(ours: Any, theirs: Any) -> Any:
+    return type(ours.__name__, (ours, theirs), {"__module__": ours.__module__})
 
 
 def hashable_mapping() -> Any:

@@ -108,6 +108,14 @@ def client() -> Any:
     return None if distributed is None else distributed.global_state.client
 
 
+def wait_for_all(name: str) -> None:
+    """Waits until all processes are here; `name` says where."""
+    if processes()[1] > 1:
+        from jax.experimental.multihost_utils import sync_global_devices
+
+        sync_global_devices(name)
+
+
 def is_node(value: object) -> bool:
     """Returns whether jax flattens a value; `None` does not count."""
     jax = imported("jax")

@@ -16,7 +16,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from treepack._src.options import Progress, progress_bar
 from treepack._src.storage.place import local, url_of
@@ -27,7 +27,48 @@ from treepack.errors import TreepackError
 Write = Callable[[Progress], None]
 
 
-class Saving(Future[None]):
+T = TypeVar("T")
+
+
+class AskedFuture(Future[T]):
+    """A future that knows whether somebody has asked for its error, which is logged otherwise."""
+
+    _unasked: Any = None
+
+    @property
+    def has_unasked_error(self) -> bool:
+        """Whether it has failed, and nobody knows."""
+        return self._unasked is not None and bool(self._unasked.alive)
+
+    def fail(self, what: str, error: BaseException) -> None:
+        """Ends it with the error of `what`."""
+        self._unasked = weakref.finalize(self, _log, what, repr(error))
+        self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Waits for the result."""
+        try:
+            return super().result(timeout)
+        finally:
+            self._asked()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the end, and returns the error, or `None`."""
+        try:
+            return super().exception(timeout)
+        finally:
+            self._asked()
+
+    def _asked(self) -> None:
+        if self.done() and self._unasked is not None:
+            self._unasked.detach()
+
+
+def _log(what: str, error: str) -> None:
+    logging.getLogger("treepack").error("saving %s has failed: %s", what, error)
+
+
+class Saving(AskedFuture[None]):
     """A save in the background, as `save(background=True)` returns it.
 
     It has the methods of a [`concurrent.futures.Future`][]: `done()` returns whether the save has
@@ -51,7 +92,6 @@ class Saving(Future[None]):
         super().__init__()
         self.path = path
         self.progress: tuple[int, int] = (0, 0)
-        self._unasked: Any = None
         self.set_running_or_notify_cancel()  # nobody can stop it any more
 
     def result(self, timeout: float | None = None) -> None:
@@ -64,27 +104,17 @@ class Saving(Future[None]):
           TimeoutError: If it takes longer.
           Exception: What `save` raises.
         """
-        try:
-            super().result(timeout)
-        finally:
-            self._asked()
+        super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits until all is written, and returns the error of the save, or `None`."""
-        try:
-            return super().exception(timeout)
-        finally:
-            self._asked()
-
-    def _asked(self) -> None:
-        if self.done() and self._unasked is not None:
-            self._unasked.detach()
+        return super().exception(timeout)
 
     def __repr__(self) -> str:
         if not self.done():
             done, total = self.progress
             return f"<treepack.Saving {self.path!r}: {done} of {total} bytes>"
-        error = super().exception()
+        error = Future.exception(self)  # not asking
         return f"<treepack.Saving {self.path!r}: {'saved' if error is None else repr(error)}>"
 
     def _leave(self) -> None:
@@ -112,15 +142,10 @@ class Saving(Future[None]):
         except BaseException as error:  # which `result` raises
             del write
             traceback.clear_frames(error.__traceback__)  # they hold the arrays
-            self._unasked = weakref.finalize(self, _log, self.path, repr(error))
-            self.set_exception(error)
+            self.fail(self.path, error)
         else:
             del write  # and the arrays with it, before anybody is told
             self.set_result(None)
-
-
-def _log(path: str, error: str) -> None:
-    logging.getLogger("treepack").error("saving %s has failed: %s", path, error)
 
 
 _lock = threading.Lock()

@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,9 +32,11 @@ from treepack._src.restore.record import present
 from treepack._src.saving.group import Group, NotSavedError
 from treepack._src.saving.identity import Identity, identity_of
 from treepack._src.saving.layout import described_layout, file_layout
+from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import BusyError, Lease
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.content import open_parts, read_all, size_of
+from treepack._src.storage.entries import entries
 from treepack._src.storage.place import absolute, joined, local, url_of
 from treepack._src.storage.write import remove_if_dead, save_layout, sync_directory, write
 from treepack._src.tasks import run
@@ -44,6 +46,11 @@ from treepack.errors import DecodeError, TreepackError
 _NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
 
 _SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|lease\.treepack)\.treepack-.*\.tmp")
+
+
+def is_unfinished(names: Iterable[str]) -> bool:
+    """Returns whether a directory with these entries is that of a save that has not ended."""
+    return all(name == LEASE or _SHARD_FILE.fullmatch(name) for name in names)
 
 
 def is_distributed(tree: Any) -> bool:
@@ -413,7 +420,7 @@ class Directory:
             used = self._used()
             if used is None:
                 return
-            for name in self._names():
+            for name, _ in entries(self._path):
                 is_spared = spared is not None and name.lstrip(".").startswith(f"{spared}-")
                 if _SHARD_FILE.fullmatch(name) and name not in used and not is_spared:
                     with contextlib.suppress(Exception):  # of one file; the others go on
@@ -430,12 +437,6 @@ class Directory:
         except DecodeError:  # perhaps of a later version
             return None
 
-    def _names(self) -> list[str]:
-        if self._url is None:
-            return [entry.name for entry in os.scandir(self._path)]
-        fs, path = _remote.file_system(self._url)
-        return [found.rsplit("/", 1)[-1] for found in fs.ls(path, detail=False)]
-
     def _remove(self, name: str) -> None:
         if self._url is not None:
             fs, path = _remote.file_system(self._url)
@@ -444,3 +445,19 @@ class Directory:
             remove_if_dead(Path(self.file(name)))
         else:
             Path(self.file(name)).unlink(missing_ok=True)
+
+
+def remove_unfinished(path: str) -> None:
+    """Removes the directory of a save that was killed, unless another job saves to it now.
+
+    It is best effort.
+    """
+    directory = Directory(path)
+    with contextlib.suppress(BusyError, OSError):
+        directory.claim(secrets.token_hex(4))
+        try:
+            directory.clean()
+        finally:
+            directory.release()
+        if url_of(path) is None:
+            Path(local(path)).rmdir()

@@ -1,0 +1,1 @@
+"""Series of checkpoints: files of one directory, numbered by steps."""

@@ -1,0 +1,142 @@
+"""The names of checkpoints: which of them are a series, and their order.
+
+The rules are those of `flax.training.checkpoints`: a name is a prefix and a step, and numbers in
+names count as numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from treepack._src.saving.sharded import is_unfinished
+from treepack._src.storage.entries import entries
+from treepack._src.storage.place import joined
+
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+
+SIGNED_FLOAT_RE = re.compile(rf"([-+]?{_NUMBER})")
+"""A number, with its sign."""
+
+UNSIGNED_FLOAT_RE = re.compile(rf"[-+]?({_NUMBER})")
+"""A number, without its sign."""
+
+SCHEME_RE = re.compile(r"(?P<scheme>[a-z][a-z0-9.+-]+://)?(?P<path>.*)", re.IGNORECASE | re.DOTALL)
+"""The scheme of a URL, if it is one, and the rest."""
+
+MP_ARRAY_POSTFIX = "_gda"
+"""What the names of directories with the arrays of several processes end with, in flax's form."""
+
+# What flax calls a file before it is complete, after the prefix.
+TEMPORARY = "tmp"
+
+# What Orbax has in the names of directories before they are complete.
+_ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
+
+# The temporary files of the core.
+_OWN_TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
+
+
+def sort_key(name: str, signed: bool = True) -> list[Any]:
+    """Splits a name into text and numbers, in turn."""
+    parts: list[Any] = (SIGNED_FLOAT_RE if signed else UNSIGNED_FLOAT_RE).split(name)
+    parts[1::2] = map(float, parts[1::2])
+    return parts
+
+
+def natural_sort(file_list: Iterable[str], signed: bool = True) -> list[str]:
+    """Sorts names so that numbers in them count as numbers.
+
+    Args:
+      file_list: The names.
+      signed: Whether a sign belongs to the number after it.
+
+    Examples:
+      >>> from treepack.checkpoints import natural_sort
+      >>> natural_sort(["step_10", "step_9", "step_1e3", "step_-1"])
+      ['step_-1', 'step_9', 'step_10', 'step_1e3']
+    """
+    return sorted(file_list, key=lambda name: sort_key(name, signed))
+
+
+def safe_normpath(path: str) -> str:
+    """Normalizes a path, or the part of a URL after its scheme.
+
+    Examples:
+      >>> from treepack.checkpoints import safe_normpath
+      >>> safe_normpath("gs://bucket//runs/./1")
+      'gs://bucket/runs/1'
+    """
+    if "::" in path and "://" in path:
+        return path  # a chain of URLs
+    found = SCHEME_RE.fullmatch(path)
+    assert found is not None
+    return (found["scheme"] or "") + os.path.normpath(found["path"])
+
+
+class Series:
+    """The checkpoints in a directory whose names begin with a prefix.
+
+    Attributes:
+      directory: The path or URL of the directory.
+      begin: What the names begin with.
+    """
+
+    def __init__(self, directory: str, prefix: str):
+        inner, self.begin = os.path.split(prefix)
+        self.directory = joined(directory, inner) if inner else directory
+
+    def name(self, step: object) -> str:
+        """Returns the name of the checkpoint of a step."""
+        return f"{self.begin}{step}"
+
+    def path(self, name: str) -> str:
+        """Returns the path or URL of an entry."""
+        return joined(self.directory, name)
+
+    def names(self) -> list[str]:
+        """Returns the names of all complete checkpoints, in order."""
+        found = [
+            name
+            for name, is_directory in self._entries()
+            if not (is_directory and self._is_unfinished(name))
+        ]
+        return sorted(found, key=self.key)
+
+    def unfinished(self) -> list[str]:
+        """Returns the names of sharded checkpoints whose save has not ended."""
+        return [
+            name
+            for name, is_directory in self._entries()
+            if is_directory and self._is_unfinished(name)
+        ]
+
+    def like(self, name: str) -> list[str]:
+        """Returns the names of the complete checkpoints that differ from a name in numbers alone.
+
+        Others may belong to another series, such as `checkpoint_ema_1` beside `checkpoint_1`. Of
+        names with equal numbers, the given one is the last.
+        """
+        form = self.key(name)[::2]
+        found = [other for other in self.names() if self.key(other)[::2] == form]
+        return sorted(found, key=lambda other: (self.key(other), other == name))
+
+    def key(self, name: str) -> list[Any]:
+        """Returns what the order of a name depends on: what follows the prefix."""
+        return sort_key(name.removeprefix(self.begin))
+
+    def _entries(self) -> list[tuple[str, bool]]:
+        return [
+            (name, is_directory)
+            for name, is_directory in entries(self.directory)
+            if name.startswith(self.begin)
+            and name != self.name(TEMPORARY)
+            and not name.endswith(MP_ARRAY_POSTFIX)
+            and _ORBAX_TEMPORARY not in name
+            and not _OWN_TEMPORARY.fullmatch(name)
+        ]
+
+    def _is_unfinished(self, name: str) -> bool:
+        return is_unfinished(inner for inner, _ in entries(self.path(name)))

@@ -1,0 +1,90 @@
+"""Checkpoints of Orbax among those of a series, as flax saves and restores them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treepack._src.options import Strict
+from treepack._src.pytree.state_dict import to_state_dict
+from treepack._src.restore.template import from_state_dict
+from treepack._src.storage.entries import exists
+from treepack._src.storage.place import joined
+
+ORBAX_CKPT_FILENAME = "checkpoint"
+"""A file that old checkpoints of Orbax have."""
+
+ORBAX_MANIFEST_OCDBT = "manifest.ocdbt"
+"""A file that checkpoints of Orbax with OCDBT have."""
+
+ORBAX_METADATA_FILENAME = "_METADATA"
+"""A file that checkpoints of trees have in Orbax."""
+
+_MARKS = (ORBAX_METADATA_FILENAME, ORBAX_CKPT_FILENAME, ORBAX_MANIFEST_OCDBT)
+
+
+def is_of_orbax(path: str) -> bool:
+    """Returns whether a directory is a checkpoint of Orbax."""
+    return any(exists(joined(path, name)) for name in _MARKS)
+
+
+def wait_for(checkpointer: Any) -> None:
+    """Waits until a checkpointer, if it is one of the background, has saved."""
+    if hasattr(checkpointer, "wait_until_finished"):
+        checkpointer.wait_until_finished()
+
+
+def save(path: str, target: Any, checkpointer: Any, *, overwrite: bool) -> None:
+    """Saves a tree with a checkpointer.
+
+    Raises:
+      ValueError: If the tree is one leaf.
+    """
+    import jax
+
+    ocp = _needed("orbax_checkpointer needs Orbax")
+    is_leaf = jax.tree_util.treedef_is_leaf(jax.tree.structure(target))
+    if is_leaf and not isinstance(checkpointer.handler, ocp.ArrayCheckpointHandler):
+        raise ValueError(
+            f"Orbax saves trees, and the target is one {type(target).__name__}: put it into a "
+            "dict, or pass a checkpointer with an ArrayCheckpointHandler"
+        )
+    checkpointer.save(path, target, force=overwrite)
+
+
+def restore(path: str, target: Any, checkpointer: Any, transforms: Any, *, strict: Strict) -> Any:
+    """Restores a tree of Orbax, with the shardings of a target."""
+    ocp = _needed(f"{path!r} is a checkpoint of Orbax")
+    checkpointer = checkpointer or ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    options: dict[str, Any] = {}
+    if target is not None:
+        options["restore_args"] = _restore_args(ocp, target)
+        if isinstance(checkpointer.handler, ocp.PyTreeCheckpointHandler):
+            options["transforms"] = _transforms(ocp, target) if transforms is None else transforms
+    state = to_state_dict(checkpointer.restore(path, item=target, **options))
+    return state if target is None else from_state_dict(target, state, strict=strict)
+
+
+def _restore_args(ocp: Any, target: Any) -> Any:
+    """Returns how each leaf is restored: as NumPy's, if none has a sharding."""
+    import jax
+    import numpy as np
+
+    shardings = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), target)
+    if not jax.tree.leaves(shardings):
+        return jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
+    make = ocp.checkpoint_utils.construct_restore_args
+    return make(target, shardings, set_global_shape=False)
+
+
+def _transforms(ocp: Any, target: Any) -> Any:
+    """Returns what leaves alone where the target has `None`."""
+    flat = ocp.utils.to_flat_dict(target, sep="/", keep_empty_nodes=True)
+    return {key: ocp.Transform(use_fallback=True) for key, leaf in flat.items() if leaf is None}
+
+
+def _needed(reason: str) -> Any:
+    try:
+        import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(f"{reason}: pip install 'treepack[orbax]'") from error
+    return ocp

@@ -1,0 +1,84 @@
+"""Which checkpoints of a series stay when another one has been saved."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.interop.flax import error_class
+from treepack._src.saving.sharded import remove_unfinished
+from treepack._src.series.names import MP_ARRAY_POSTFIX, TEMPORARY, Series
+from treepack._src.storage.entries import entries, is_directory, remove
+from treepack._src.storage.place import joined, local, url_of
+from treepack._src.storage.write import remove_if_dead
+from treepack.errors import InvalidCheckpointError
+
+
+def check_newest(series: Series, name: str) -> None:
+    """Checks that a checkpoint would be the newest of its series.
+
+    Raises:
+      InvalidCheckpointError: If there is one of this step, or of a later one.
+    """
+    others = series.like(name)
+    if others and (name in others or series.key(others[-1]) > series.key(name)):
+        error = error_class(InvalidCheckpointError, "InvalidCheckpointError")
+        raise error(
+            f"{series.path(name)} cannot be saved, since {series.path(others[-1])} is there: save "
+            "a later step, or pass overwrite=True to replace this one and remove later ones"
+        )
+
+
+def tidy(
+    series: Series, saved: str, keep: int, overwrite: bool, keep_every_n_steps: int | None
+) -> None:
+    """Removes the checkpoints that a new one, which is complete, leaves without use.
+
+    Args:
+      series: The series.
+      saved: The name of the new one.
+      keep: How many of the last ones stay.
+      overwrite: Whether later ones are removed.
+      keep_every_n_steps: The least distance between older ones that stay as well.
+    """
+    names = series.like(saved)
+    if overwrite and saved in names:
+        end = names.index(saved) + 1
+        for name in names[end:]:
+            _remove(series, name)
+        names = names[:end]
+    last_kept = -math.inf
+    for name in names[:-keep] if len(names) > keep else ():
+        _, *numbers = series.key(name)
+        step = numbers[-2] if numbers else 0
+        if keep_every_n_steps and step and step - last_kept >= keep_every_n_steps:
+            last_kept = step
+        else:
+            _remove(series, name)
+    _remove_leftovers(series, saved)
+
+
+def _remove(series: Series, name: str) -> None:
+    path = series.path(name)
+    if is_directory(path):
+        remove(joined(path, MANIFEST))  # from here on it is no checkpoint
+    remove(path)
+    remove(path + MP_ARRAY_POSTFIX)
+
+
+def _remove_leftovers(series: Series, saved: str) -> None:
+    """Removes what saves that were killed have left; it is best effort."""
+    for name in series.unfinished():
+        if series.key(name) < series.key(saved):
+            remove_unfinished(series.path(name))
+    if url_of(series.directory) is not None:
+        return
+    for name, is_dir in entries(series.directory):
+        file = Path(local(series.path(name)))
+        with contextlib.suppress(OSError):
+            if name == series.name(TEMPORARY) and not is_dir:
+                file.unlink()  # of flax
+            elif name.startswith(f".{series.begin}") and ".treepack-" in name:
+                remove_if_dead(file)

@@ -1,0 +1,574 @@
+"""Series of checkpoints: a drop-in for `flax.training.checkpoints`.
+
+Replace `from flax.training import checkpoints` by `from treepack import checkpoints`. Every public
+name is here, with its signature; further options are keyword-only. A checkpoint is a file whose
+name is a prefix and a step, such as `checkpoint_100`. flax reads the files that are written here,
+and the reverse; checkpoints of Orbax among them are restored as well.
+
+A checkpoint appears when all of it is on the disk, and only then are others removed. Directories
+may be URLs that fsspec knows.
+
+Examples:
+  >>> import jax.numpy as jnp, tempfile
+  >>> from treepack import checkpoints
+  >>> directory, state = tempfile.mkdtemp(), {"w": jnp.ones(3)}
+  >>> for step in range(5):
+  ...     _ = checkpoints.save_checkpoint(directory, state, step, keep=2)
+  >>> checkpoints.available_steps(directory)
+  [3, 4]
+  >>> checkpoints.restore_checkpoint(directory, state)
+  {'w': array([1., 1., 1.], dtype=float32)}
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from treepack import serialization
+from treepack._src.api.files import load
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.interop import jax as _jax
+from treepack._src.interop.flax import is_frozen_dict
+from treepack._src.options import Progress, Strict, Writing
+from treepack._src.pytree.state_dict import to_state_dict
+from treepack._src.restore.template import from_state_dict, restore_encoded
+from treepack._src.saving.background import AskedFuture
+from treepack._src.saving.sharded import ShardedWrite, is_distributed
+from treepack._src.series import orbax as _orbax
+from treepack._src.series.arrays import (
+    COMMIT_SUCCESS_FILE,
+    MP_ARRAY_PH,
+    has_placeholders,
+    restore_arrays,
+    save_arrays,
+    split,
+)
+from treepack._src.series.names import (
+    MP_ARRAY_POSTFIX,
+    SCHEME_RE,
+    SIGNED_FLOAT_RE,
+    UNSIGNED_FLOAT_RE,
+    Series,
+    natural_sort,
+    safe_normpath,
+)
+from treepack._src.series.orbax import (
+    ORBAX_CKPT_FILENAME,
+    ORBAX_MANIFEST_OCDBT,
+    ORBAX_METADATA_FILENAME,
+)
+from treepack._src.series.retention import check_newest, tidy
+from treepack._src.storage.content import read_whole
+from treepack._src.storage.entries import exists, is_directory
+from treepack._src.storage.place import absolute, joined
+from treepack._src.storage.write import save_layout
+
+__all__ = [
+    "COMMIT_SUCCESS_FILE",
+    "MODULE_NUM_RE",
+    "MP_ARRAY_PH",
+    "MP_ARRAY_POSTFIX",
+    "ORBAX_CKPT_FILENAME",
+    "ORBAX_MANIFEST_OCDBT",
+    "ORBAX_METADATA_FILENAME",
+    "SCHEME_RE",
+    "SIGNED_FLOAT_RE",
+    "UNSIGNED_FLOAT_RE",
+    "AsyncManager",
+    "MultiprocessArrayType",
+    "PyTree",
+    "available_steps",
+    "convert_pre_linen",
+    "latest_checkpoint",
+    "natural_sort",
+    "restore_checkpoint",
+    "safe_normpath",
+    "save_checkpoint",
+    "save_checkpoint_multiprocess",
+]
+
+MODULE_NUM_RE = re.compile(r"(.*)_[0-9]+$")
+"""The name of a module of flax and its number."""
+
+PyTree = Any
+"""Any tree."""
+
+MultiprocessArrayType = Any
+"""An array of jax that lies on the devices of several processes."""
+
+for _public in (natural_sort, safe_normpath):
+    _public.__module__ = __name__  # where users and tracebacks find it
+del _public
+
+
+class AsyncManager:
+    """Saves in the background: pass one to each `save_checkpoint` of a series.
+
+    A save waits for the end of the one before. The program ends only after the last one. An error
+    that nobody asks for is raised by the next save, or else logged.
+
+    Attributes:
+      executor: The thread that saves.
+      save_future: The last save: `result()` waits for its end and raises its error.
+
+    Examples:
+      >>> import numpy as np, tempfile
+      >>> from treepack import checkpoints
+      >>> directory, manager = tempfile.mkdtemp(), checkpoints.AsyncManager()
+      >>> state = {"w": np.zeros(3)}
+      >>> _ = checkpoints.save_checkpoint(directory, state, 1, async_manager=manager)
+      >>> state["w"][:] = 1  # the save does not see this
+      >>> manager.wait_previous_save()
+      >>> checkpoints.restore_checkpoint(directory, None)
+      {'w': array([0., 0., 0.])}
+    """
+
+    def __init__(self, max_workers: int = 1):
+        self.executor = ThreadPoolExecutor(max_workers)
+        self.save_future: Future[Any] | None = None
+        self._last: AskedFuture[Any] | None = None
+
+    def wait_previous_save(self) -> None:
+        """Waits until the last save has ended.
+
+        Raises:
+          Exception: Its error, unless `save_future` has already told it.
+        """
+        last = self._last
+        if last is not None:
+            Future.exception(last)  # this waits, and does not count as asking
+            if last.has_unasked_error:
+                last.result()
+
+    def save_async(self, task: Callable[[], Any]) -> None:
+        """Waits until the last save has ended, and begins another one.
+
+        Args:
+          task: What saves.
+        """
+        self.wait_previous_save()
+        future: AskedFuture[Any] = AskedFuture()
+        self.executor.submit(_run, future, task)
+        self.save_future = self._last = future
+
+
+def _run(future: AskedFuture[Any], task: Callable[[], Any]) -> None:
+    try:
+        result = task()
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the arrays
+        future.fail("a checkpoint in the background", error)
+    else:
+        future.set_result(result)
+    finally:
+        del future, task  # which the traceback would hold as well
+
+
+def save_checkpoint(
+    ckpt_dir: str | os.PathLike[str],
+    target: PyTree,
+    step: int | float,
+    prefix: str = "checkpoint_",
+    keep: int = 1,
+    overwrite: bool = False,
+    keep_every_n_steps: int | None = None,
+    async_manager: AsyncManager | None = None,
+    orbax_checkpointer: Any = None,
+    *,
+    compress: bool = False,
+    level: int | None = None,
+    durable: bool = True,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> str:
+    """Saves a tree as the checkpoint of a step, and removes older ones.
+
+    In a program of several processes, each that calls this writes the file:
+    `save_checkpoint_multiprocess` writes one together.
+
+    Args:
+      ckpt_dir: The directory or its URL. It is made if it is missing.
+      target: Any tree; see `treepack.serialization.to_state_dict`.
+      step: The step, or another number.
+      prefix: What the names of the files begin with.
+      keep: How many of the last checkpoints stay.
+      overwrite: Whether the checkpoint of this step is replaced, and those of later steps are
+        removed. Otherwise they are an error.
+      keep_every_n_steps: The least number of steps between older checkpoints that stay as well.
+      async_manager: Saves in the background; the tree may change as soon as this returns.
+      orbax_checkpointer: A checkpointer of Orbax that saves instead.
+      compress: See `treepack.save`, as for all others. flax does not read compressed files.
+      level: From 0 (stored) to 9 (smallest).
+      durable: Whether the file is on the disk before others are removed.
+      threads: The maximum number of threads that compress.
+      progress: See `treepack.serialization.save_to_file`.
+
+    Returns:
+      The path of the checkpoint.
+
+    Raises:
+      InvalidCheckpointError: A ValueError. If there is a checkpoint of this step or a later one.
+      OSError: If the file cannot be written.
+      UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored.
+
+    Examples:
+      >>> import numpy as np, tempfile
+      >>> from treepack import checkpoints
+      >>> directory = tempfile.mkdtemp()
+      >>> _ = checkpoints.save_checkpoint(directory, {"w": np.zeros(3)}, 2)
+      >>> checkpoints.save_checkpoint(directory, {"w": np.ones(3)}, 1)
+      Traceback (most recent call last):
+        ...
+      treepack.errors.InvalidCheckpointError: ...
+    """
+    how = _writing(compress, level, durable, threads)
+    if async_manager is not None:
+        async_manager.wait_previous_save()
+    place = _Place(ckpt_dir, step, prefix)
+    commit = functools.partial(tidy, place.series, place.name, keep, overwrite, keep_every_n_steps)
+    if orbax_checkpointer is not None:
+        _orbax.wait_for(orbax_checkpointer)
+        _orbax.save(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
+        if _jax.processes()[0] == 0:
+            commit()
+        return place.path
+    if not overwrite:
+        check_newest(place.series, place.name)
+    write = _FileWrite(target, place, how, progress, commit, snapshot=async_manager is not None)
+    if async_manager is None:
+        write()
+    else:
+        async_manager.save_async(write)
+    return place.path
+
+
+def save_checkpoint_multiprocess(
+    ckpt_dir: str | os.PathLike[str],
+    target: PyTree,
+    step: int | float,
+    prefix: str = "checkpoint_",
+    keep: int = 1,
+    overwrite: bool = False,
+    keep_every_n_steps: int | None = None,
+    async_manager: AsyncManager | None = None,
+    gda_manager: Any = None,
+    orbax_checkpointer: Any = None,
+    *,
+    compress: bool = False,
+    level: int | None = None,
+    durable: bool = True,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> str:
+    """Saves a tree as the checkpoint of a step, together with all other processes.
+
+    All processes call this with the same tree, and process 0 removes older checkpoints. If no array
+    is split over processes, process 0 writes a file. Otherwise the checkpoint becomes a directory,
+    in which each process writes its shards as `treepack.save(sharded=True)` does; flax cannot read
+    it. With `gda_manager` arrays go, as flax writes and reads them, to TensorStore in a directory
+    beside the file.
+
+    Args:
+      ckpt_dir: The directory or its URL, the same for all.
+      target: Any tree; see `treepack.serialization.to_state_dict`.
+      step: The step, or another number.
+      prefix: What the names of checkpoints begin with.
+      keep: How many of the last checkpoints stay.
+      overwrite: See `save_checkpoint`.
+      keep_every_n_steps: See `save_checkpoint`.
+      async_manager: See `save_checkpoint`. Each process passes one.
+      gda_manager: A `GlobalAsyncCheckpointManager` of jax. It writes in the background:
+        `wait_until_finished()` waits for the end.
+      orbax_checkpointer: A checkpointer of Orbax that saves instead.
+      compress: See `save_checkpoint`, as for all others.
+      level: From 0 (stored) to 9 (smallest).
+      durable: Whether the files are on the disk before others are removed.
+      threads: The maximum number of threads that compress.
+      progress: See `treepack.serialization.save_to_file`.
+
+    Returns:
+      The path of the checkpoint.
+
+    Raises:
+      InvalidCheckpointError: A ValueError. If there is a checkpoint of this step or a later one.
+      TreepackError: A ValueError. If another process fails, or saves another tree.
+      OSError: See `save_checkpoint`, as for other errors.
+    """
+    how = _writing(compress, level, durable, threads)
+    if async_manager is not None:
+        async_manager.wait_previous_save()
+    if gda_manager is not None:
+        gda_manager.wait_until_finished()
+    _jax.wait_for_all("treepack: earlier saves")
+    place = _Place(ckpt_dir, step, prefix)
+    is_first = _jax.processes()[0] == 0
+    commit = functools.partial(tidy, place.series, place.name, keep, overwrite, keep_every_n_steps)
+    if orbax_checkpointer is not None:
+        _orbax.wait_for(orbax_checkpointer)
+        if is_first:
+            commit()  # an asynchronous checkpointer has no callback, so that is of earlier steps
+        _orbax.save(place.absolute, target, orbax_checkpointer, overwrite=overwrite)
+        return place.path
+    state = to_state_dict(target)
+    if not overwrite:
+        check_newest(place.series, place.name)
+        _jax.wait_for_all("treepack: no later checkpoint")
+    alone = split(state) if gda_manager is not None else None
+    is_background = async_manager is not None or bool(alone and alone.arrays)
+    if alone is not None and alone.arrays:
+        write = _FileWrite(alone.state, place, how, progress, commit, snapshot=True)
+        save_arrays(place.series, place.name, alone.arrays, gda_manager, write)
+    elif is_distributed(state):
+        write_together = ShardedWrite(
+            place.absolute, state, None, False, how, snapshot=is_background
+        )
+
+        def work() -> None:
+            write_together(progress)
+            if is_first:
+                commit()
+
+        if async_manager is None:
+            work()
+        else:
+            try:
+                async_manager.save_async(work)
+            except BaseException as error:
+                write_together.abandon(error)
+                raise
+    elif is_first:
+        write = _FileWrite(state, place, how, progress, commit, snapshot=is_background)
+        if async_manager is None:
+            write()
+        else:
+            async_manager.save_async(write)
+    return place.path
+
+
+def _writing(compress: bool, level: int | None, durable: bool, threads: int | None) -> Writing:
+    return Writing(
+        compress=compress,
+        level=level,
+        durable=durable,
+        threads=threads,
+        max_chunk_size=serialization.MAX_CHUNK_SIZE,
+    )
+
+
+class _Place:
+    """Where the checkpoint of a step goes.
+
+    Attributes:
+      path: Its path as the program has given it.
+      series: The series that it belongs to, wherever the program goes meanwhile.
+      name: Its name there.
+      absolute: Its absolute path.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], step: object, prefix: str):
+        given = safe_normpath(os.fspath(directory))
+        self.path = joined(given, f"{prefix}{step}")
+        self.series = Series(absolute(given), prefix)
+        self.name = self.series.name(step)
+        self.absolute = self.series.path(self.name)
+
+
+class _FileWrite:
+    """A save to a file; a call writes it, once, and commits it."""
+
+    def __init__(
+        self,
+        target: Any,
+        place: _Place,
+        how: Writing,
+        progress: Progress,
+        commit: Callable[[], None],
+        *,
+        snapshot: bool,
+    ):
+        self._layouts = [serialization.state_layout(target, how.align, snapshot=snapshot)]
+        self._rest = place.absolute, how, progress
+        self._commit = commit
+
+    def __call__(self) -> None:
+        save_layout(self._layouts.pop(), *self._rest)
+        self._commit()
+
+
+def restore_checkpoint(
+    ckpt_dir: str | os.PathLike[str],
+    target: PyTree | None,
+    step: int | float | None = None,
+    prefix: str = "checkpoint_",
+    parallel: bool = True,
+    gda_manager: Any = None,
+    allow_partial_mpa_restoration: bool = False,
+    orbax_checkpointer: Any = None,
+    orbax_transforms: dict[str, Any] | None = None,
+    *,
+    strict: Strict = False,
+    copy: bool | None = None,
+    mmap: bool = False,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> PyTree:
+    """Restores the checkpoint of a step, or the last one.
+
+    Args:
+      ckpt_dir: The directory of the checkpoints or its URL; or, without a step, one checkpoint.
+      target: A template; see `treepack.serialization.from_state_dict`. `None` returns the state
+        dict.
+      step: The step. `None` takes the last checkpoint.
+      prefix: What the names of checkpoints begin with.
+      parallel: Whether to decompress and copy in several threads.
+      gda_manager: A `GlobalAsyncCheckpointManager` of jax, for checkpoints that were saved with
+        one.
+      allow_partial_mpa_restoration: Whether arrays of such checkpoints may be missing in the
+        target, and are left out.
+      orbax_checkpointer: A checkpointer of Orbax, for checkpoints of Orbax.
+      orbax_transforms: Its transformations.
+      strict: How shapes and dtypes are compared with the template's; see `treepack.load`. As in
+        flax, they are not.
+      copy: See `treepack.serialization.msgpack_restore`.
+      mmap: Whether to map a file rather than read it. On network file systems, a mapped file must
+        not be removed by another host meanwhile, as later saves do.
+      max_size: The maximum decompressed size in bytes.
+      threads: The maximum number of threads.
+      progress: See `treepack.serialization.load_from_file`.
+
+    Returns:
+      The tree; or the target itself if there is no checkpoint and no step was asked for.
+
+    Raises:
+      ValueError: If there is no checkpoint of this step.
+      MismatchError: A ValueError. If the checkpoint does not fit the target.
+      DecodeError: A ValueError, with the byte offset. If a file has another format.
+      MultiprocessArrayError: A ValueError. If arrays of several processes, as flax writes them,
+        cannot be restored.
+      ImportError: If it is a checkpoint of Orbax, which is not installed.
+      OSError: If a file cannot be read.
+    """
+    _orbax.wait_for(orbax_checkpointer)
+    directory = safe_normpath(os.fspath(ckpt_dir))
+    if step is not None:
+        path = joined(directory, f"{prefix}{step}")
+        if not exists(path):
+            steps = ", ".join(_steps(directory, prefix))
+            there = f"there are the steps {steps}" if steps else "there is no checkpoint"
+            raise ValueError(f"Matching checkpoint not found: {path}; {there}")
+    elif not is_directory(directory):
+        if not exists(directory):
+            return target
+        path = directory
+    elif _is_one(directory):
+        path = directory
+    else:
+        latest = latest_checkpoint(directory, prefix)
+        if latest is None:
+            return target
+        path = latest
+    threads = threads if parallel else 1
+    if is_directory(path):
+        if exists(joined(path, MANIFEST)):
+            template = None if target is None else to_state_dict(target)
+            state = load(
+                path,
+                template,
+                strict=strict,
+                arrays="numpy" if target is None else "saved",
+                copy=copy,
+                mmap=mmap,
+                max_size=max_size,
+                threads=threads,
+                progress=progress,
+            )
+            return state if target is None else from_state_dict(target, state, strict=strict)
+        if _orbax.is_of_orbax(path):
+            return _orbax.restore(
+                os.fspath(absolute(path)),
+                target,
+                orbax_checkpointer,
+                orbax_transforms,
+                strict=strict,
+            )
+    content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+    restored = restore_encoded(target, content, strict, copy=copy, threads=threads)
+    if not has_placeholders(restored):
+        return restored
+    state = restore_encoded(None, content, strict, copy=copy, threads=threads)
+    state = restore_arrays(state, target, path, gda_manager, partial=allow_partial_mpa_restoration)
+    return state if target is None else from_state_dict(target, state, strict=strict)
+
+
+def _is_one(directory: str) -> bool:
+    """Returns whether a directory is a checkpoint itself."""
+    return exists(joined(directory, MANIFEST)) or _orbax.is_of_orbax(directory)
+
+
+def _steps(directory: str, prefix: str) -> list[str]:
+    series = Series(directory, prefix)
+    return [name.removeprefix(series.begin) for name in series.names()]
+
+
+def latest_checkpoint(ckpt_dir: str | os.PathLike[str], prefix: str = "checkpoint_") -> str | None:
+    """Returns the path of the last checkpoint in a directory, or `None`.
+
+    Args:
+      ckpt_dir: The directory or its URL.
+      prefix: What the names of checkpoints begin with.
+    """
+    series = Series(os.fspath(ckpt_dir), prefix)
+    names = series.names()
+    return series.path(names[-1]) if names else None
+
+
+def available_steps(
+    ckpt_dir: str | os.PathLike[str], prefix: str = "checkpoint_", step_type: Any = int
+) -> list[int | float]:
+    """Returns the steps of all checkpoints in a directory, in order.
+
+    Args:
+      ckpt_dir: The directory or its URL.
+      prefix: What the names of checkpoints begin with.
+      step_type: The type of steps: `int` or `float`.
+
+    Raises:
+      ValueError: If what follows the prefix in a name is no such number.
+    """
+    return [step_type(step) for step in _steps(os.fspath(ckpt_dir), prefix)]
+
+
+def convert_pre_linen(params: PyTree) -> PyTree:
+    """Renames the modules in parameters that were saved before flax had Linen.
+
+    There, all modules of a parent were counted together (`Conv_0`, `Dense_1`); Linen counts those
+    of each class (`Conv_0`, `Dense_0`). Parameters of Linen stay as they are.
+
+    Args:
+      params: The parameters: dicts or FrozenDicts of modules.
+
+    Examples:
+      >>> from treepack import checkpoints
+      >>> checkpoints.convert_pre_linen({"Conv_0": {"w": 1}, "Dense_1": {"w": 2}})
+      {'Conv_0': {'w': 1}, 'Dense_0': {'w': 2}}
+    """
+    if not isinstance(params, dict) and not is_frozen_dict(params):
+        return params
+    renamed: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for name in natural_sort(params):
+        found = MODULE_NUM_RE.match(name)
+        new = name
+        if found is not None:
+            module = found[1]
+            new = f"{module}_{counts.get(module, 0)}"
+            counts[module] = counts.get(module, 0) + 1
+        renamed[new] = convert_pre_linen(params[name])
+    return type(params)(renamed) if is_frozen_dict(params) else renamed
