@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -81,7 +82,13 @@ class TreepackHandler(_AsyncHandler):
     ) -> list[ocp.future.Future] | None:
         """Takes a snapshot of the tree, and starts to write it."""
         write = ShardedWrite(
-            directory, args.item, args.metadata, args.static, self._how, snapshot=True
+            directory,
+            args.item,
+            args.metadata,
+            args.static,
+            self._how,
+            snapshot=True,
+            step=step_of(directory),
         )
 
         async def write_all() -> None:
@@ -94,7 +101,13 @@ class TreepackHandler(_AsyncHandler):
     def save(self, directory: Any, args: TreepackSave) -> None:
         """Saves a tree, and returns when it is written."""
         write = ShardedWrite(
-            directory, args.item, args.metadata, args.static, self._how, snapshot=False
+            directory,
+            args.item,
+            args.metadata,
+            args.static,
+            self._how,
+            snapshot=False,
+            step=step_of(directory),
         )
         write(None)
 
@@ -168,6 +181,16 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     sharding: Any = None
     unknown: Unknown = "error"
     static: Any = None
+
+
+# The name of a step, perhaps with a prefix, while Orbax writes it.
+_STEP = re.compile(r"(\d+)\.orbax-checkpoint-tmp")
+
+
+def step_of(directory: Any) -> int | None:
+    """Returns the step that the directory of an item belongs to, if its path tells."""
+    found = _STEP.search(Path(os.fspath(directory)).parent.name)
+    return None if found is None else int(found[1])
 
 
 # Files of older versions of Orbax

@@ -14,6 +14,7 @@ import pytest
 
 import processes
 import treepack
+from treepack._src.saving.sharded import ShardedWrite
 from treepack.errors import CorruptionError, MismatchError, TreepackError
 from treepack.orbax import TreepackHandler, TreepackRestore, TreepackSave, load_aggregate
 
@@ -52,6 +53,26 @@ def test_a_manager_keeps_the_last_steps(tmp_path: Path, background: bool) -> Non
     assert treepack.verify(item).ok
     names = json.loads((tmp_path / "5" / "_CHECKPOINT_METADATA").read_text())["item_handlers"]
     assert names == {"default": "treepack.orbax.TreepackHandler"}
+
+
+def test_processes_compare_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+
+    class Write(ShardedWrite):
+        def __init__(self, *args: Any, **options: Any):
+            steps.append(options["step"])
+            super().__init__(*args, **options)
+
+    monkeypatch.setattr("treepack.orbax.ShardedWrite", Write)
+    for background in (False, True):
+        options = ocp.CheckpointManagerOptions(
+            enable_async_checkpointing=background, step_prefix="run"
+        )
+        with ocp.CheckpointManager(tmp_path / str(background), options=options) as manager:
+            manager.save(12, args=TreepackSave(state(12)))
+    with ocp.Checkpointer(TreepackHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "7" / "a", args=TreepackSave(state(1)))
+    assert steps == [12, 12, None]
 
 
 FRESH = """
