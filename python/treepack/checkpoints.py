@@ -456,6 +456,39 @@ def restore_checkpoint(
       OSError: If a file cannot be read.
     """
     _orbax.wait_for(orbax_checkpointer)
+    threads = threads if parallel else 1
+
+    def restored(path: str) -> Any:
+        if is_directory(path):
+            if exists(joined(path, MANIFEST)):
+                template = None if target is None else to_state_dict(target)
+                state = load(
+                    path,
+                    template,
+                    strict=strict,
+                    arrays="numpy" if target is None else "saved",
+                    copy=copy,
+                    mmap=mmap,
+                    max_size=max_size,
+                    threads=threads,
+                    progress=progress,
+                )
+                return state if target is None else from_state_dict(target, state, strict=strict)
+            if _orbax.is_of_orbax(path):
+                where = os.fspath(absolute(path))
+                return _orbax.restore(
+                    where, target, orbax_checkpointer, orbax_transforms, strict=strict
+                )
+        content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+        found = restore_encoded(target, content, strict, copy=copy, threads=threads)
+        if not has_placeholders(found):
+            return found
+        state = restore_encoded(None, content, strict, copy=copy, threads=threads)
+        state = restore_arrays(
+            state, target, path, gda_manager, partial=allow_partial_mpa_restoration
+        )
+        return state if target is None else from_state_dict(target, state, strict=strict)
+
     directory = safe_normpath(os.fspath(ckpt_dir))
     if step is not None:
         path = joined(directory, f"{prefix}{step}")
@@ -463,48 +496,19 @@ def restore_checkpoint(
             steps = ", ".join(_steps(directory, prefix))
             there = f"there are the steps {steps}" if steps else "there is no checkpoint"
             raise ValueError(f"Matching checkpoint not found: {path}; {there}")
-    elif not is_directory(directory):
-        if not exists(directory):
-            return target
-        path = directory
-    elif _is_one(directory):
-        path = directory
-    else:
-        latest = latest_checkpoint(directory, prefix)
-        if latest is None:
-            return target
-        path = latest
-    threads = threads if parallel else 1
-    if is_directory(path):
-        if exists(joined(path, MANIFEST)):
-            template = None if target is None else to_state_dict(target)
-            state = load(
-                path,
-                template,
-                strict=strict,
-                arrays="numpy" if target is None else "saved",
-                copy=copy,
-                mmap=mmap,
-                max_size=max_size,
-                threads=threads,
-                progress=progress,
-            )
-            return state if target is None else from_state_dict(target, state, strict=strict)
-        if _orbax.is_of_orbax(path):
-            return _orbax.restore(
-                os.fspath(absolute(path)),
-                target,
-                orbax_checkpointer,
-                orbax_transforms,
-                strict=strict,
-            )
-    content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
-    restored = restore_encoded(target, content, strict, copy=copy, threads=threads)
-    if not has_placeholders(restored):
-        return restored
-    state = restore_encoded(None, content, strict, copy=copy, threads=threads)
-    state = restore_arrays(state, target, path, gda_manager, partial=allow_partial_mpa_restoration)
-    return state if target is None else from_state_dict(target, state, strict=strict)
+        return restored(path)
+    if not is_directory(directory):
+        return restored(directory) if exists(directory) else target
+    if _is_one(directory):
+        return restored(directory)
+    while (latest := latest_checkpoint(directory, prefix)) is not None:
+        try:
+            return restored(latest)
+        except FileNotFoundError:
+            if exists(latest):
+                raise
+            # Another process has removed it, since it has saved a later one.
+    return target
 
 
 def _is_one(directory: str) -> bool:
@@ -525,8 +529,8 @@ def latest_checkpoint(ckpt_dir: str | os.PathLike[str], prefix: str = "checkpoin
       prefix: What the names of checkpoints begin with.
     """
     series = Series(os.fspath(ckpt_dir), prefix)
-    names = series.names()
-    return series.path(names[-1]) if names else None
+    last = series.last()
+    return None if last is None else series.path(last)
 
 
 def available_steps(

@@ -291,6 +291,21 @@ def test_a_directory_of_something_else_is_an_error(tmp_path: Path) -> None:
     assert (path / "notes").exists()
 
 
+def test_another_process_may_remove_what_is_being_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.save_checkpoint(tmp_path, {"a": 1}, 1)
+    read = checkpoints.read_whole
+
+    def read_later(path: str, **options: Any) -> Any:
+        if path.endswith("_1"):
+            checkpoints.save_checkpoint(tmp_path, {"a": 2}, 2)
+        return read(path, **options)
+
+    monkeypatch.setattr(checkpoints, "read_whole", read_later)
+    assert checkpoints.restore_checkpoint(tmp_path, None) == {"a": 2}
+
+
 def test_the_steps_that_are_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="checkpoint_3; there is no checkpoint"):
         checkpoints.restore_checkpoint(tmp_path, None, step=3)

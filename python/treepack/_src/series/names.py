@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from treepack._src.saving.sharded import is_unfinished
-from treepack._src.storage.entries import entries
+from treepack._src.storage.entries import Entry, entries
 from treepack._src.storage.place import joined
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -36,7 +36,7 @@ TEMPORARY = "tmp"
 _ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
 
 # The temporary files of the core.
-_OWN_TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
+OWN_TEMPORARY = re.compile(r"\..*\.treepack-.*\.tmp", re.DOTALL)
 
 
 def sort_key(name: str, signed: bool = True) -> list[Any]:
@@ -98,45 +98,56 @@ class Series:
 
     def names(self) -> list[str]:
         """Returns the names of all complete checkpoints, in order."""
-        found = [
-            name
-            for name, is_directory in self._entries()
-            if not (is_directory and self._is_unfinished(name))
-        ]
-        return sorted(found, key=self.key)
+        return [entry.name for entry in self._entries() if self._is_complete(entry)]
+
+    def last(self) -> str | None:
+        """Returns the name of the last complete checkpoint."""
+        found = (entry.name for entry in reversed(self._entries()) if self._is_complete(entry))
+        return next(found, None)
 
     def unfinished(self) -> list[str]:
         """Returns the names of sharded checkpoints whose save has not ended."""
-        return [
-            name
-            for name, is_directory in self._entries()
-            if is_directory and self._is_unfinished(name)
-        ]
+        return [entry.name for entry in self._entries() if not self._is_complete(entry)]
 
-    def like(self, name: str) -> list[str]:
+    def like(self, name: str, *, earlier: bool = True) -> list[str]:
         """Returns the names of the complete checkpoints that differ from a name in numbers alone.
 
-        Others may belong to another series, such as `checkpoint_ema_1` beside `checkpoint_1`. Of
-        names with equal numbers, the given one is the last.
+        Others may belong to another series, such as `checkpoint_ema_1` beside `checkpoint_1`.
+
+        Args:
+          name: The name; of those with equal numbers, it is the last.
+          earlier: Whether the names before it are among the result.
         """
-        form = self.key(name)[::2]
-        found = [other for other in self.names() if self.key(other)[::2] == form]
-        return sorted(found, key=lambda other: (self.key(other), other == name))
+        key = self.key(name)
+        found = [
+            entry
+            for entry in self._entries()
+            if self.key(entry.name)[::2] == key[::2]
+            and (earlier or self.key(entry.name) >= key)
+            and self._is_complete(entry)
+        ]
+        names = [entry.name for entry in found]
+        return sorted(names, key=lambda other: (self.key(other), other == name))
 
     def key(self, name: str) -> list[Any]:
         """Returns what the order of a name depends on: what follows the prefix."""
         return sort_key(name.removeprefix(self.begin))
 
-    def _entries(self) -> list[tuple[str, bool]]:
-        return [
-            (name, is_directory)
-            for name, is_directory in entries(self.directory)
-            if name.startswith(self.begin)
-            and name != self.name(TEMPORARY)
-            and not name.endswith(MP_ARRAY_POSTFIX)
-            and _ORBAX_TEMPORARY not in name
-            and not _OWN_TEMPORARY.fullmatch(name)
+    def _entries(self) -> list[Entry]:
+        """Returns the entries that are, or will be, checkpoints, in order."""
+        found = [
+            entry
+            for entry in entries(self.directory)
+            if entry.name.startswith(self.begin)
+            and entry.name != self.name(TEMPORARY)
+            and not entry.name.endswith(MP_ARRAY_POSTFIX)
+            and _ORBAX_TEMPORARY not in entry.name
+            and not OWN_TEMPORARY.fullmatch(entry.name)
         ]
+        return sorted(found, key=lambda entry: self.key(entry.name))
 
-    def _is_unfinished(self, name: str) -> bool:
-        return is_unfinished(inner for inner, _ in entries(self.path(name)))
+    def _is_complete(self, entry: Entry) -> bool:
+        """Returns whether a save has ended; of a directory, this lists it."""
+        if not entry.is_directory:
+            return True
+        return not is_unfinished(inner.name for inner in entries(self.path(entry.name)))

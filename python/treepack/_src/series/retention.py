@@ -9,7 +9,7 @@ from pathlib import Path
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop.flax import error_class
 from treepack._src.saving.sharded import remove_unfinished
-from treepack._src.series.names import MP_ARRAY_POSTFIX, TEMPORARY, Series
+from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORARY, Series
 from treepack._src.storage.entries import entries, is_directory, remove
 from treepack._src.storage.place import joined, local, url_of
 from treepack._src.storage.write import remove_if_dead
@@ -22,7 +22,7 @@ def check_newest(series: Series, name: str) -> None:
     Raises:
       InvalidCheckpointError: If there is one of this step, or of a later one.
     """
-    others = series.like(name)
+    others = series.like(name, earlier=False)
     if others and (name in others or series.key(others[-1]) > series.key(name)):
         error = error_class(InvalidCheckpointError, "InvalidCheckpointError")
         raise error(
@@ -75,10 +75,10 @@ def _remove_leftovers(series: Series, saved: str) -> None:
             remove_unfinished(series.path(name))
     if url_of(series.directory) is not None:
         return
-    for name, is_dir in entries(series.directory):
-        file = Path(local(series.path(name)))
+    for entry in entries(series.directory):
+        file = Path(local(series.path(entry.name)))
         with contextlib.suppress(OSError):
-            if name == series.name(TEMPORARY) and not is_dir:
+            if entry == (series.name(TEMPORARY), False):
                 file.unlink()  # of flax
-            elif name.startswith(f".{series.begin}") and ".treepack-" in name:
+            elif entry.name.startswith(f".{series.begin}") and OWN_TEMPORARY.fullmatch(entry.name):
                 remove_if_dead(file)

@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.place import local, url_of
 
 
-def entries(directory: str | os.PathLike[str]) -> list[tuple[str, bool]]:
-    """Returns the names in a directory, and whether each is a directory; none if it is missing."""
+class Entry(NamedTuple):
+    """The name of a file or directory."""
+
+    name: str
+    is_directory: bool
+
+
+def entries(directory: str | os.PathLike[str]) -> list[Entry]:
+    """Returns the entries of a directory; none if it is missing."""
     url = url_of(directory)
     try:
         if url is None:
             with os.scandir(local(directory)) as found:
-                return [(entry.name, entry.is_dir()) for entry in found]
+                return [Entry(entry.name, entry.is_dir()) for entry in found]
         fs, path = _remote.file_system(url)
         listed = fs.ls(path, detail=True)
     except FileNotFoundError:
@@ -24,7 +32,7 @@ def entries(directory: str | os.PathLike[str]) -> list[tuple[str, bool]]:
     # Some list a directory in itself.
     inside = [info for info in listed if info["name"].strip("/") != path.strip("/")]
     return [
-        (info["name"].rstrip("/").rsplit("/", 1)[-1], info["type"] == "directory")
+        Entry(info["name"].rstrip("/").rsplit("/", 1)[-1], info["type"] == "directory")
         for info in inside
     ]
 
