@@ -501,11 +501,12 @@ def restore_checkpoint(
         return restored(directory) if exists(directory) else target
     if _is_one(directory):
         return restored(directory)
-    while (latest := latest_checkpoint(directory, prefix)) is not None:
+    series = Series(directory, prefix)
+    while (last := series.last()) is not None:
         try:
-            return restored(latest)
-        except FileNotFoundError:
-            if exists(latest):
+            return restored(series.path(last))
+        except Exception:
+            if last in series.names():
                 raise
             # Another process has removed it, since it has saved a later one.
     return target

@@ -291,18 +291,20 @@ def test_a_directory_of_something_else_is_an_error(tmp_path: Path) -> None:
     assert (path / "notes").exists()
 
 
+@pytest.mark.parametrize("sharded", [False, True])
 def test_another_process_may_remove_what_is_being_restored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool
 ) -> None:
-    checkpoints.save_checkpoint(tmp_path, {"a": 1}, 1)
-    read = checkpoints.read_whole
+    treepack.save(tmp_path / "checkpoint_1", {"a": 1}, sharded=sharded)
+    name = "load" if sharded else "read_whole"
+    read = getattr(checkpoints, name)
 
-    def read_later(path: str, **options: Any) -> Any:
+    def read_later(path: str, *args: Any, **options: Any) -> Any:
         if path.endswith("_1"):
             checkpoints.save_checkpoint(tmp_path, {"a": 2}, 2)
-        return read(path, **options)
+        return read(path, *args, **options)
 
-    monkeypatch.setattr(checkpoints, "read_whole", read_later)
+    monkeypatch.setattr(checkpoints, name, read_later)
     assert checkpoints.restore_checkpoint(tmp_path, None) == {"a": 2}
 
 

@@ -127,10 +127,13 @@ def test_a_series(tmp_path: Path) -> None:
         same(checkpointer.load(), 3)
         found = checkpointer.load_checkpointables(3, {"b": [state(0)]})
         same(found["b"][0], 4)
-    with ocp.training.Checkpointer(tmp_path / "x", context=using()) as checkpointer:
+
+
+def test_what_cannot_be_saved_is_no_checkpoint(tmp_path: Path) -> None:
+    with using():
         with pytest.raises(treepack.UnserializableLeafError, match="bad"):
-            checkpointer.save_checkpointables(0, {"a": {"w": jnp.ones(3), "bad": object()}})
-        assert checkpointer.latest is None
+            ocp.save_checkpointables(tmp_path / "a", {"state": {"w": jnp.ones(3), "bad": object()}})
+        assert not (tmp_path / "a").exists()
 
 
 def test_damage_is_an_error(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def save_arrays(
     final = series.path(name) + MP_ARRAY_POSTFIX
 
     def rename_and_commit() -> None:
+        remove(series.path(name))  # first, so that no file has the arrays of another save
         remove(final)
         Path(local(temporary)).rename(local(final))
         sync_directory(Path(local(series.directory)))
