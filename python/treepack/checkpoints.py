@@ -25,9 +25,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from treepack import serialization
@@ -38,7 +36,6 @@ from treepack._src.interop.flax import is_frozen_dict
 from treepack._src.options import Progress, Strict, Writing
 from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
-from treepack._src.saving.background import AskedFuture
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.series import orbax as _orbax
 from treepack._src.series.arrays import (
@@ -49,6 +46,7 @@ from treepack._src.series.arrays import (
     save_arrays,
     split,
 )
+from treepack._src.series.manager import AsyncManager
 from treepack._src.series.names import (
     MP_ARRAY_POSTFIX,
     SCHEME_RE,
@@ -102,72 +100,9 @@ PyTree = Any
 MultiprocessArrayType = Any
 """An array of jax that lies on the devices of several processes."""
 
-for _public in (natural_sort, safe_normpath):
+for _public in (AsyncManager, natural_sort, safe_normpath):
     _public.__module__ = __name__  # where users and tracebacks find it
 del _public
-
-
-class AsyncManager:
-    """Saves in the background: pass one to each `save_checkpoint` of a series.
-
-    A save waits for the end of the one before. The program ends only after the last one. An error
-    that nobody asks for is raised by the next save, or else logged.
-
-    Attributes:
-      executor: The thread that saves.
-      save_future: The last save: `result()` waits for its end and raises its error.
-
-    Examples:
-      >>> import numpy as np, tempfile
-      >>> from treepack import checkpoints
-      >>> directory, manager = tempfile.mkdtemp(), checkpoints.AsyncManager()
-      >>> state = {"w": np.zeros(3)}
-      >>> _ = checkpoints.save_checkpoint(directory, state, 1, async_manager=manager)
-      >>> state["w"][:] = 1  # the save does not see this
-      >>> manager.wait_previous_save()
-      >>> checkpoints.restore_checkpoint(directory, None)
-      {'w': array([0., 0., 0.])}
-    """
-
-    def __init__(self, max_workers: int = 1):
-        self.executor = ThreadPoolExecutor(max_workers)
-        self.save_future: Future[Any] | None = None
-        self._last: AskedFuture[Any] | None = None
-
-    def wait_previous_save(self) -> None:
-        """Waits until the last save has ended.
-
-        Raises:
-          Exception: Its error, unless `save_future` has already told it.
-        """
-        last = self._last
-        if last is not None:
-            Future.exception(last)  # this waits, and does not count as asking
-            if last.has_unasked_error:
-                last.result()
-
-    def save_async(self, task: Callable[[], Any]) -> None:
-        """Waits until the last save has ended, and begins another one.
-
-        Args:
-          task: What saves.
-        """
-        self.wait_previous_save()
-        future: AskedFuture[Any] = AskedFuture()
-        self.executor.submit(_run, future, task)
-        self.save_future = self._last = future
-
-
-def _run(future: AskedFuture[Any], task: Callable[[], Any]) -> None:
-    try:
-        result = task()
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # they hold the arrays
-        future.fail("a checkpoint in the background", error)
-    else:
-        future.set_result(result)
-    finally:
-        del future, task  # which the traceback would hold as well
 
 
 def save_checkpoint(
@@ -299,6 +234,14 @@ def save_checkpoint_multiprocess(
       InvalidCheckpointError: A ValueError. If there is a checkpoint of this step or a later one.
       TreepackError: A ValueError. If another process fails, or saves another tree.
       OSError: See `save_checkpoint`, as for other errors.
+
+    Examples:
+      >>> import jax.numpy as jnp, tempfile
+      >>> from treepack import checkpoints
+      >>> directory = tempfile.mkdtemp()
+      >>> path = checkpoints.save_checkpoint_multiprocess(directory, {"w": jnp.ones(2)}, 1)
+      >>> checkpoints.restore_checkpoint(path, None)
+      {'w': array([1., 1.], dtype=float32)}
     """
     how = _writing(compress, level, durable, threads)
     if async_manager is not None:
@@ -454,6 +397,16 @@ def restore_checkpoint(
         cannot be restored.
       ImportError: If it is a checkpoint of Orbax, which is not installed.
       OSError: If a file cannot be read.
+
+    Examples:
+      >>> import numpy as np, tempfile
+      >>> from treepack import checkpoints
+      >>> directory = tempfile.mkdtemp()
+      >>> checkpoints.restore_checkpoint(directory, [np.zeros(2)])
+      [array([0., 0.])]
+      >>> _ = checkpoints.save_checkpoint(directory, [np.ones(2)], 7)
+      >>> checkpoints.restore_checkpoint(directory, [np.zeros(2)])
+      [array([1., 1.])]
     """
     _orbax.wait_for(orbax_checkpointer)
     threads = threads if parallel else 1
@@ -528,6 +481,14 @@ def latest_checkpoint(ckpt_dir: str | os.PathLike[str], prefix: str = "checkpoin
     Args:
       ckpt_dir: The directory or its URL.
       prefix: What the names of checkpoints begin with.
+
+    Examples:
+      >>> import tempfile
+      >>> from treepack import checkpoints
+      >>> directory = tempfile.mkdtemp()
+      >>> path = checkpoints.save_checkpoint(directory, {"a": 1}, 7)
+      >>> checkpoints.latest_checkpoint(directory) == path
+      True
     """
     series = Series(os.fspath(ckpt_dir), prefix)
     last = series.last()
@@ -546,6 +507,15 @@ def available_steps(
 
     Raises:
       ValueError: If what follows the prefix in a name is no such number.
+
+    Examples:
+      >>> import tempfile
+      >>> from treepack import checkpoints
+      >>> directory = tempfile.mkdtemp()
+      >>> for step in (9, 10):
+      ...     _ = checkpoints.save_checkpoint(directory, {"a": 1}, step, keep=2)
+      >>> checkpoints.available_steps(directory)
+      [9, 10]
     """
     return [step_type(step) for step in _steps(os.fspath(ckpt_dir), prefix)]
 

@@ -256,6 +256,31 @@ def test_several_processes_write_directories(tmp_path: Path) -> None:
     processes.run("import jax.experimental.multihost_utils\n" + SEVERAL, 2, tmp_path, devices=2)
 
 
+SEVERAL_AT_A_URL = """
+from treepack import checkpoints
+
+value = np.arange(64.0, dtype=np.float32).reshape(16, 4)
+sharding = NamedSharding(Mesh(np.array(jax.devices()), "x"), P("x"))
+put = lambda value: jax.make_array_from_callback(value.shape, sharding, lambda at: value[at])
+url = "local://" + args[0] + "/series"
+for step in range(6):
+    tree = {"w": put(value + step), "n": step}
+    path = checkpoints.save_checkpoint_multiprocess(url, tree, step, keep=2, keep_every_n_steps=3)
+    assert path == f"{url}/checkpoint_{step}"
+assert checkpoints.latest_checkpoint(url) == path
+found = checkpoints.restore_checkpoint(url, {"w": put(0 * value), "n": 0})
+assert found["n"] == 5 and found["w"].sharding == sharding
+for shard in found["w"].addressable_shards:
+    np.testing.assert_array_equal(np.asarray(shard.data), value[shard.index] + 5)
+"""
+
+
+def test_several_processes_at_a_url(tmp_path: Path) -> None:
+    processes.run(SEVERAL_AT_A_URL, 2, tmp_path, devices=2)
+    assert checkpoints.available_steps(f"local://{tmp_path}/series") == [1, 4, 5]
+    assert names(tmp_path / "series") == ["checkpoint_1", "checkpoint_4", "checkpoint_5"]
+
+
 def test_directories_that_are_not_complete_do_not_count(tmp_path: Path) -> None:
     for step in (1, 3):
         treepack.save(tmp_path / f"checkpoint_{step}", {"step": step}, sharded=True)
