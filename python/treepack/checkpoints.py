@@ -269,7 +269,7 @@ def save_checkpoint_multiprocess(
         save_arrays(place.series, place.name, alone.arrays, gda_manager, write)
     elif is_distributed(state):
         write_together = ShardedWrite(
-            place.absolute, state, None, False, how, snapshot=is_background
+            place.absolute, state, None, "error", how, snapshot=is_background
         )
 
         def work() -> None:

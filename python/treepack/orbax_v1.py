@@ -64,7 +64,7 @@ class TreepackHandler:
             args = TreepackSave(args)
         path = directory.path
         write = ShardedWrite(
-            path, args.item, args.metadata, args.holes, self.how, snapshot=True, step=step_of(path)
+            path, args.item, args.metadata, args.static, self.how, snapshot=True, step=step_of(path)
         )
         return _Write(directory, write, self.how)
 
