@@ -198,6 +198,8 @@ def failures() -> None:
         treepack.GzipCorruptionError,
         treepack.NoIndexError,
         treepack.HoleError,
+        treepack.InvalidCheckpointError,
+        treepack.MultiprocessArrayError,
         treepack.NewerVersionError,
         treepack.StateDictKeyError,
         errors.GzipError,
