@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use super::align::widen;
 use super::headers::{Array, write_ext, write_str};
-use super::recent::RecentHeaders;
+use super::recent::{RecentHeaders, RecentPlace};
 use crate::layout::{LayoutBuilder, Payload};
 use crate::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
 use crate::{Error, Result};
@@ -173,19 +173,38 @@ pub fn frame<P: Payload>(
             Some(key) => Some((layout.take_headers(key.start)?, key.head)),
             None => None,
         };
-        let text = match &key {
-            Some((bytes, head)) => Some(
-                std::str::from_utf8(&bytes[*head..])
-                    .map_err(|_| Error::Option("a key that is not UTF-8".into()))?,
-            ),
-            None => None,
-        };
-        let headers = aligned_headers(layout.len(), text, array, framing)?;
-        start = layout.len() + headers.size(0..usize::from(text.is_some()));
-        headers.write(layout.headers());
+        let text = key.as_ref().map(|(bytes, head)| &bytes[*head..]);
+        let place = RecentPlace::of(layout.len(), text, framing.may_box);
+        if let Some((width, headers)) = recent.aligned(array, place) {
+            write_key(layout.headers(), text, width)?;
+            start = layout.len();
+            layout.headers().extend_from_within(headers);
+        } else {
+            let text = text
+                .map(std::str::from_utf8)
+                .transpose()
+                .map_err(|_| Error::Option("a key that is not UTF-8".into()))?;
+            let headers = aligned_headers(layout.len(), text, array, framing)?;
+            let key_len = headers.size(0..usize::from(text.is_some()));
+            start = layout.len() + key_len;
+            headers.write(layout.headers());
+            let width = key_len - text.map_or(0, str::len);
+            let end = layout.headers().len();
+            let len = layout.len() - start;
+            recent.add_aligned(array, place, width, end - len..end)?;
+        }
     }
     payload(layout, 0..nbytes)?;
     Ok(start)
+}
+
+/// A map key whose header has so many bytes.
+fn write_key(out: &mut Vec<u8>, key: Option<&[u8]>, width: usize) -> Result<()> {
+    if let Some(key) = key {
+        Head::Str(length("string", key.len())?).write_wide(width, out);
+        out.extend_from_slice(key);
+    }
+    Ok(())
 }
 
 /// The headers of an array that stays whole, in the form and of the widths that align it.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::headers::{Array, write_ext};
-use crate::Result;
+use crate::{Result, grow};
 
 /// Headers of small arrays that stand in a layout: a tree has many arrays of few shapes,
 /// and to copy their headers costs less than to make them again.
@@ -22,8 +22,31 @@ struct KnownHeaders {
     itemsize: usize,
     shape: SmallVec<[usize; 4]>,
     dtype: SmallVec<[u8; 16]>,
-    /// Where they stand among the headers.
-    place: Range<usize>,
+    /// Where they stand among the headers, at the smallest widths.
+    place: Option<Range<usize>>,
+    /// At the widths that align the array, by the number of a [`RecentPlace`]; empty until there
+    /// is one. With the width of the header of the key before them.
+    aligned: Vec<Option<(usize, Range<usize>)>>,
+}
+
+/// What the headers of an aligned array depend on, besides the array: where they stand, and which
+/// widths the key before them can have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RecentPlace(Option<usize>);
+
+impl RecentPlace {
+    /// How many there are: offsets up to the largest alignment, without a key or with a short one,
+    /// where the chunked form may be used or not.
+    const COUNT: usize = 64 * 2 * 2;
+
+    /// The place of headers at an offset in the output, where the key, if any, begins.
+    pub fn of(offset: usize, key: Option<&[u8]>, may_box: bool) -> Self {
+        /// Keys of more bytes have headers of other widths, and are rare.
+        const SHORT: usize = 31;
+        let len = key.map_or(0, <[u8]>::len);
+        let number = ((offset + len) % 64) << 2 | usize::from(key.is_some()) << 1;
+        Self((len <= SHORT).then_some(number | usize::from(may_box)))
+    }
 }
 
 impl RecentHeaders {
@@ -31,30 +54,73 @@ impl RecentHeaders {
 
     /// `ext(code, [shape, dtype, bin` at the smallest widths.
     pub(super) fn write(&mut self, out: &mut Vec<u8>, array: &Array<'_>) -> Result<()> {
-        let same = |known: &&KnownHeaders| {
-            known.shape[..] == *array.shape
-                && known.dtype[..] == *array.dtype.as_bytes()
-                && (known.code, known.itemsize) == (array.code, array.itemsize)
-        };
-        if let Some(known) = self.known.iter().find(same) {
-            out.extend_from_within(known.place.clone());
+        let known = self.find(array);
+        if let Some(place) = known.and_then(|index| self.known[index].place.clone()) {
+            out.extend_from_within(place);
             return Ok(());
         }
         let start = out.len();
         write_ext(out, array)?;
-        let headers = KnownHeaders {
+        let index = known.unwrap_or_else(|| self.add(array));
+        self.known[index].place = Some(start..out.len());
+        Ok(())
+    }
+
+    /// Headers that align an array, and the width of the header of the key before them.
+    pub(super) fn aligned(
+        &self,
+        array: &Array<'_>,
+        place: RecentPlace,
+    ) -> Option<(usize, Range<usize>)> {
+        let known = &self.known[self.find(array)?];
+        known.aligned.get(place.0?)?.clone()
+    }
+
+    /// Adds such headers, which stand in a range of the layout's.
+    pub(super) fn add_aligned(
+        &mut self,
+        array: &Array<'_>,
+        place: RecentPlace,
+        width: usize,
+        headers: Range<usize>,
+    ) -> Result<()> {
+        let Some(number) = place.0 else {
+            return Ok(());
+        };
+        let index = self.find(array).unwrap_or_else(|| self.add(array));
+        let aligned = &mut self.known[index].aligned;
+        if aligned.is_empty() {
+            *aligned = grow::filled(None, RecentPlace::COUNT)?;
+        }
+        aligned[number] = Some((width, headers));
+        Ok(())
+    }
+
+    fn find(&self, array: &Array<'_>) -> Option<usize> {
+        self.known.iter().position(|known| {
+            known.shape[..] == *array.shape
+                && known.dtype[..] == *array.dtype.as_bytes()
+                && (known.code, known.itemsize) == (array.code, array.itemsize)
+        })
+    }
+
+    /// Adds an array, of which no headers are known; returns its number.
+    fn add(&mut self, array: &Array<'_>) -> usize {
+        let known = KnownHeaders {
             code: array.code,
             itemsize: array.itemsize,
             shape: SmallVec::from_slice(array.shape),
             dtype: SmallVec::from_slice(array.dtype.as_bytes()),
-            place: start..out.len(),
+            place: None,
+            aligned: Vec::new(),
         };
         if self.known.len() < Self::COUNT {
-            self.known.push(headers);
-        } else {
-            self.known[self.oldest] = headers;
-            self.oldest = (self.oldest + 1) % Self::COUNT;
+            self.known.push(known);
+            return self.known.len() - 1;
         }
-        Ok(())
+        let index = self.oldest;
+        self.known[index] = known;
+        self.oldest = (index + 1) % Self::COUNT;
+        index
     }
 }
