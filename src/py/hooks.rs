@@ -50,8 +50,11 @@ pub struct Hooks {
     pub upgrades: Py<PyAny>,
     /// `is_named(type, name) -> bool`: does a name in a file stand for this type?
     pub is_named: Py<PyAny>,
-    /// `fill_holes(data, path, static, type, in_words) -> data`: static data with what was not saved.
+    /// `fill_holes(data, path, static, type, in_words) -> (data, unfilled)`: static data with what was
+    /// not saved, and what tells of holes that nothing fills, or `None`.
     pub fill_holes: Py<PyAny>,
+    /// `hole_error(unfilled) -> error`: the error about all holes that nothing fills.
+    pub hole_error: Py<PyAny>,
     /// `reduce_value(value) -> (name, value)`: what is a value made of?
     pub reduce_value: Py<PyAny>,
     /// `rebuild_value(name, value) -> value`: the reverse.
@@ -122,6 +125,7 @@ impl Hooks {
             upgrades: hook("upgrades")?,
             is_named: hook("is_named")?,
             fill_holes: hook("fill_holes")?,
+            hole_error: hook("hole_error")?,
             reduce_value: hook("reduce_value")?,
             rebuild_value: hook("rebuild_value")?,
             make_ext: hook("make_ext")?,

@@ -185,6 +185,26 @@ def test_what_a_template_has_to_bring_is_told() -> None:
     }
 
 
+def test_all_holes_are_told_at_once() -> None:
+    tree = {"a": train_state(), "b": [jnp.tanh, {"c": custom}], "w": jnp.ones(2)}
+    data = treepack.dumps(tree)
+    with pytest.raises(treepack.errors.HoleError) as caught:
+        treepack.loads(data)
+    for path in ("a/apply_fn", "a/tx", "b/0", "b/1/c"):
+        assert f"at {path}: " in str(caught.value)
+        assert f"'{path}': ..." in str(caught.value)
+    with pytest.raises(treepack.errors.HoleError) as caught:
+        treepack.loads(data, static={"a": tree["a"], "b/0": jnp.tanh, "b/1/d": custom})
+    assert str(caught.value).startswith("at b/1/c: ")
+    assert "is 'b/1/d' in static= meant for b/1/c?" in str(caught.value)
+    with pytest.raises(treepack.errors.HoleError, match="; and 70 more; pass a target"):
+        treepack.loads(treepack.dumps([custom] * 100))
+    # Types that are not known come first: without them nothing helps.
+    with pytest.raises(treepack.UnregisteredTypeError, match="Layer"):
+        treepack.loads(treepack.dumps({"a": custom, "b": Layer(1)}))
+    assert treepack.loads(data, unknown="dict")["b"] == [{}, {"c": {}}]
+
+
 def test_static_fills_code_by_its_path_or_one_above() -> None:
     optimizer = optax.adam(1e-3)
     data = treepack.dumps({"tx": optimizer, "f": [len, jnp.tanh]})

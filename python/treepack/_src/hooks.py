@@ -23,6 +23,7 @@ from treepack._src.pytree.prng import unwrap as unwrap_key
 from treepack._src.pytree.prng import wrap as wrap_key
 from treepack._src.pytree.state_dict import expand
 from treepack._src.registry.fixed_fields import fixed_fields
+from treepack._src.registry.holes import hole_error
 from treepack._src.registry.nodes import (
     fill_holes,
     find_node_type,
@@ -45,6 +46,7 @@ __all__ = [
     "find_node_type",
     "finish_transfer",
     "fixed_fields",
+    "hole_error",
     "host_view",
     "is_abstract_array",
     "is_named",

@@ -3,6 +3,7 @@
 //! It is one recursion, and long because each kind of node can be damaged in its own way.
 
 use std::collections::{HashMap, HashSet};
+use std::mem;
 
 use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError};
 use pyo3::intern;
@@ -48,6 +49,7 @@ pub fn assemble<'py>(
         decoded: HashMap::new(),
         unknown: HashSet::new(),
         with_holes: HashSet::new(),
+        unfilled: Vec::new(),
         placeholders,
         make: if placeholders { "build" } else { "rebuild" },
         unknown_as_dict,
@@ -75,6 +77,7 @@ pub fn assemble<'py>(
             assembly.node(state, root)
         }),
     };
+    let done = assembly.told(done);
     done.map_err(|failure| failure.into_py(py, "loading"))
 }
 
@@ -108,6 +111,8 @@ pub(super) struct Assembly<'a, 'py> {
     unknown: HashSet<usize>,
     /// The nodes of these whose static data have holes.
     with_holes: HashSet<usize>,
+    /// What tells of holes that nothing fills.
+    unfilled: Vec<Bound<'py, PyAny>>,
     /// Whether the arrays are placeholders.
     placeholders: bool,
     /// What of a type makes nodes.
@@ -337,7 +342,13 @@ impl<'py> Assembly<'_, 'py> {
             if self.unknown_as_dict && self.fillings.is_none() {
                 self.unknown.insert(node);
             }
-            self.filled(data, &class.class)?
+            let (data, unfilled) = self.filled(data, &class.class)?;
+            if let Some(unfilled) = unfilled {
+                // All of them are told at once; until then this is a dict.
+                grow::push(&mut self.unfilled, unfilled)?;
+                return replaced(dict, built.to_vec());
+            }
+            data
         } else {
             data
         };
@@ -401,13 +412,37 @@ impl<'py> Assembly<'_, 'py> {
         failure
     }
 
-    /// Static data of the node at `path` with its holes filled.
+    /// Static data of the node at `path` with its holes filled, and what tells of others.
     #[inline(never)]
-    fn filled(&self, data: Bound<'py, PyAny>, class: &Bound<'py, PyAny>) -> Assembled<'py> {
+    fn filled(
+        &self,
+        data: Bound<'py, PyAny>,
+        class: &Bound<'py, PyAny>,
+    ) -> Walked<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
         let path = new_list_of(self.py, self.path.iter().cloned())?;
         let fill = Hooks::get(self.py)?.fill_holes.bind(self.py);
         let in_words = !self.unknown_as_dict;
-        Ok(fill.call1((data, path, &self.fillings, class, in_words))?)
+        let filled = fill.call1((data, path, &self.fillings, class, in_words))?;
+        Ok(filled.extract()?)
+    }
+
+    /// The tree, or what is wrong with it: unknown types before holes, and holes before what code
+    /// of types says of dicts in the places of nodes with holes.
+    fn told(&mut self, done: Assembled<'py>) -> Assembled<'py> {
+        let unfilled = mem::take(&mut self.unfilled);
+        let is_first = |failure: &Failure| {
+            let unknown = |error| errors::is(self.py, error, "UnregisteredTypeError");
+            failure.must_be_raised(self.py) || failure.raised().is_some_and(unknown)
+        };
+        match done {
+            _ if unfilled.is_empty() => done,
+            Err(failure) if is_first(&failure) => Err(failure),
+            _ => {
+                let error = Hooks::get(self.py)?.hole_error.bind(self.py);
+                let error = error.call1((new_list_of(self.py, unfilled)?,))?;
+                Err(PyErr::from_value(error).into())
+            }
+        }
     }
 
     /// Collects all arrays of jax in the order in which `node` comes by them: their paths,

@@ -203,9 +203,17 @@ def _described(value: Any) -> str:
 StaticOf = Callable[[Any], dict[str, Any]]
 
 
+class Unfilled(NamedTuple):
+    """Holes of a node that nothing fills: where they are, what would fill them, and hints."""
+
+    lines: list[str]
+    fillings: list[str]
+    hints: list[str]
+
+
 def fill(
     value: Any, path: list[str], static: Any, ty: type, static_of: StaticOf, in_words: bool
-) -> Any:
+) -> tuple[Any, Unfilled | None]:
     """Fills the holes in static data of a node.
 
     Args:
@@ -214,16 +222,39 @@ def fill(
       static: Values for the holes by path; or a tree like the saved one.
       ty: The type of the node.
       static_of: Returns the static data of a node.
-      in_words: Whether somebody reads the error's message.
+      in_words: Whether somebody reads about holes that are left.
+
+    Returns:
+      The data, and what tells of the holes that are left.
 
     Raises:
-      HoleError: If there is no value for some of the holes.
+      HoleError: If some are left, unless `in_words`.
     """
     filling = _Filling(path, static, ty, static_of)
     found = filling.fill(value)
-    if filling.missing:
-        raise filling.error() if in_words else HoleError("static data were not saved")
-    return found
+    if filling.missing and not in_words:
+        raise HoleError("static data were not saved")
+    return found, filling.unfilled() if filling.missing else None
+
+
+def hole_error(unfilled: list[Unfilled]) -> HoleError:
+    """Returns the error about all holes that nothing fills."""
+    lines = [line for node in unfilled for line in node.lines]
+    fillings = [filling for node in unfilled for filling in node.fillings]
+    hints = [hint for node in unfilled for hint in node.hints]
+    return HoleError(
+        f"{_joined(lines, '; ')}; pass a target that has them, or static= such a tree, or "
+        f"static={{{_joined(fillings, ', ')}}}{''.join(hints[:_MOST_TOLD])}"
+    )
+
+
+# Of more holes, only the number is told.
+_MOST_TOLD = 30
+
+
+def _joined(parts: list[str], separator: str) -> str:
+    more = len(parts) - _MOST_TOLD
+    return separator.join(parts[:_MOST_TOLD]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
 class _Filling:
@@ -305,25 +336,24 @@ class _Filling:
         found = _inside(static[""], inside) if "" in static else None
         return found or (_inside(node, inside) if inside else None)
 
-    def error(self) -> HoleError:
-        """Returns the error about the holes that are left."""
+    def unfilled(self) -> Unfilled:
+        """Returns what tells of the holes that are left."""
         paths = []
         if isinstance(self.static, Mapping):
             keys = [key for key in self.static if isinstance(key, (str, tuple))]
             paths = [_paths.text(_paths.parts(key)) for key in keys]
-        lines, hints = [], []
+        told = Unfilled([], [], [])
         for hole, place in self.missing:
-            lines.append(f"at {place}: the static data here were not saved ({hole.what})")
+            told.lines.append(f"at {place}: the static data here were not saved ({hole.what})")
+            told.fillings.append(f"{place!r}: {self._like(hole)}")
             if place in paths:
-                hints.append(f"; the value in static= for {place!r} is not {self._expected(hole)}")
+                told.hints.append(
+                    f"; the value in static= for {place!r} is not {self._expected(hole)}"
+                )
             else:
                 near = difflib.get_close_matches(place, paths, n=1)
-                hints += [f"; is {path!r} in static= meant for {place}?" for path in near]
-        fill = ", ".join(f"{place!r}: {self._like(hole)}" for hole, place in self.missing)
-        return HoleError(
-            f"{'; '.join(lines)}; pass a target that has them, or static= such a tree, or "
-            f"static={{{fill}}}{''.join(hints)}"
-        )
+                told.hints.extend(f"; is {path!r} in static= meant for {place}?" for path in near)
+        return told
 
     def _like(self, hole: Hole) -> str:
         return "..." if hole.field or self.ty is Code else f"{self._expected(hole)} like it"

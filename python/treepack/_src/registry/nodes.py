@@ -191,7 +191,9 @@ def _unknown(names: list[str]) -> UnregisteredTypeError:
     )
 
 
-def fill_holes(static: Any, path: list[str], fillings: Any, ty: type, in_words: bool) -> Any:
+def fill_holes(
+    static: Any, path: list[str], fillings: Any, ty: type, in_words: bool
+) -> tuple[Any, _holes.Unfilled | None]:
     """Fills the holes in static data of a node; see `holes.fill`."""
     return _holes.fill(static, path, fillings, ty, _static_of, in_words)
 
