@@ -84,7 +84,6 @@ def train(run: Run, folder: Path, steps: int) -> None:
 
     key = jax.random.key(0)
     shapes = jax.eval_shape(initial, key)
-    treepack.register_tree(shapes)  # optax's types, so that files can name them
     shardings = jax.tree.map(placed, shapes)
 
     @jax.jit

@@ -40,8 +40,8 @@ pub struct Hooks {
     pub is_abstract_array: Py<PyAny>,
     /// `check_unique_keys(mapping)`: raises unless `str` keeps the keys apart.
     pub check_unique_keys: Py<PyAny>,
-    /// `reduce_node(node) -> (name, fields, version, data, children) | None`: a container and its type.
-    pub reduce_node: Py<PyAny>,
+    /// `flatten_node(node) -> (name, fields, version, data, children) | None`: a container and its type.
+    pub flatten_node: Py<PyAny>,
     /// `find_node_type(name, fields, version, or_none, static) -> NodeType | None`: which type has this name?
     pub find_node_type: Py<PyAny>,
     /// `unknown_types(types) -> error`: the error about those of a file's types that nothing knows.
@@ -119,7 +119,7 @@ impl Hooks {
             restore_child: hook("restore_child")?,
             is_abstract_array: hook("is_abstract_array")?,
             check_unique_keys: hook("check_unique_keys")?,
-            reduce_node: hook("reduce_node")?,
+            flatten_node: hook("flatten_node")?,
             find_node_type: hook("find_node_type")?,
             unknown_types: hook("unknown_types")?,
             upgrades: hook("upgrades")?,

@@ -27,8 +27,8 @@ from treepack._src.registry.holes import hole_error
 from treepack._src.registry.nodes import (
     fill_holes,
     find_node_type,
+    flatten_node,
     is_named,
-    reduce_node,
     unknown_types,
 )
 from treepack._src.registry.static import rebuild_value, reduce_value
@@ -46,6 +46,7 @@ __all__ = [
     "find_node_type",
     "finish_transfer",
     "fixed_fields",
+    "flatten_node",
     "hole_error",
     "host_view",
     "is_abstract_array",
@@ -53,7 +54,6 @@ __all__ = [
     "make_ext",
     "printable",
     "rebuild_value",
-    "reduce_node",
     "reduce_value",
     "resolve_dtype",
     "restore_child",

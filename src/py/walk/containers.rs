@@ -243,7 +243,7 @@ impl<'py> Walk<'py> {
     /// The children of a container by name, its type, and its static data; nothing for an array of jax that is taken for one because it has a handler.
     #[inline(never)] // see `value`
     fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Reduced<'py>>> {
-        let answer = self.hooks.reduce_node.bind(self.py).call1((value,));
+        let answer = self.hooks.flatten_node.bind(self.py).call1((value,));
         let answer = answer.map_err(|error| self.unsupported(error))?;
         if answer.is_none() {
             return Ok(None);

@@ -65,7 +65,7 @@ class Fields(NamedTuple):
         found = [name for name in meta if name is not None]
         return cls(nodetype, list(children), found) if len(found) == len(meta) else None
 
-    def build(self, auxdata: Any, children: Sequence[Any]) -> Any:
+    def unflatten_abstract(self, auxdata: Any, children: Sequence[Any]) -> Any:
         """Makes a node without calling its `__init__`, which might not accept placeholders."""
         attributes = zip([*self.data, *self.meta], [*children, *auxdata], strict=True)
         return with_attributes(self.ty, dict(attributes))

@@ -33,7 +33,7 @@ def jax_node_type(
     writes_auxdata = encode is None
     encode = encode or functools.partial(encode_auxdata, nodetype=nodetype, meta=meta)
 
-    def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
+    def flatten_node(node: Any) -> tuple[bytes, dict[str, Any]]:
         children, treedef = flatten(node)
         state, functions = code.split(node, children)
         data = encode(treedef.node_data()[1])
@@ -64,7 +64,7 @@ def jax_node_type(
         return static, children
 
     def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
-        def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
+        def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
             if (
                 fields is not None
                 and names == fields.data
@@ -76,11 +76,11 @@ def jax_node_type(
                 return static.make(nodetype, names, children)
             return make(*completed(static, names, children))
 
-        return rebuild
+        return unflatten
 
     all_fields = None if fields is None else [*fields.data, *fields.meta]
-    rebuild = made_by(unflattener(nodetype, all_fields))
-    build = rebuild if fields is None else made_by(fields.build)
+    unflatten = made_by(unflattener(nodetype, all_fields))
+    unflatten_abstract = unflatten if fields is None else made_by(fields.unflatten_abstract)
 
     field_names: FieldNames | None = None
     if fields is not None:
@@ -90,9 +90,9 @@ def jax_node_type(
     return NodeType(
         nodetype,
         name,
-        reduce,
-        rebuild,
-        build,
+        flatten_node,
+        unflatten,
+        unflatten_abstract,
         decode=decode_all,
         fields=field_names,
         checked=fields is not None,
@@ -109,19 +109,19 @@ def namedtuple_type(
     """Describes a namedtuple, which JAX knows without registration."""
     names: list[str] = list(nodetype._fields)
 
-    def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
+    def flatten_node(node: Any) -> tuple[bytes, dict[str, Any]]:
         return core.encode_value(()), dict(zip(names, tuple.__iter__(node), strict=True))
 
-    def rebuild(_: Any, found: list[str], children: list[Any]) -> Any:
+    def unflatten(_: Any, found: list[str], children: list[Any]) -> Any:
         check_children(names, found)
         return namedtuple_of(nodetype, children)
 
     return NodeType(
         nodetype,
         name,
-        reduce,
-        rebuild,
-        build=rebuild,
+        flatten_node,
+        unflatten,
+        unflatten_abstract=unflatten,
         fields=(names, []),
         checked=True,
         version=version,

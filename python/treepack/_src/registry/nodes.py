@@ -46,7 +46,7 @@ def check_name(ty: type, name: str, aliases: Iterable[str] = ()) -> None:
 # Hooks
 
 
-def reduce_node(
+def flatten_node(
     node: Any,
 ) -> tuple[str, FieldNames | None, int, bytes, dict[str, Any], bool] | None:
     """Flattens a node.
@@ -71,8 +71,8 @@ def reduce_node(
             return _CODE, None, 0, _code_left_out(node), {}, False
         found = unregistered(ty, kind)
         if found is None:
-            return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), kind.final
-    data, children = found.reduce(node)
+            return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), kind.final
+    data, children = found.flatten(node)
     if kind is not None and kind.final:
         # Like `to_bytes`, so that the same template takes both.
         state = kind.children(node)
@@ -81,7 +81,7 @@ def reduce_node(
             # The names of children that are checked are those of JAX.
             if named is not None and not (found.checked or equinox.is_module(node)):
                 return found.name, found.fields, found.version, data, named, False
-            return _UNNAMED, None, 0, *_reduce_unnamed(node, kind), True
+            return _UNNAMED, None, 0, *_flatten_unnamed(node, kind), True
     return found.name, found.fields, found.version, data, children, False
 
 
@@ -227,14 +227,14 @@ def _mapping(
 ) -> NodeType:
     """Describes a type of mappings with any keys, and `extra` data besides the items."""
 
-    def reduce(mapping: Any) -> tuple[bytes, dict[str, Any]]:
+    def flatten(mapping: Any) -> tuple[bytes, dict[str, Any]]:
         check_unique_keys(mapping)
         keys = None if all(type(key) is str for key in mapping) else list(mapping)
         children = {str(key): value for key, value in mapping.items()}
         parts = _holes.with_holes({"keys": keys, "default_factory": extra(mapping)})
         return core.encode_value(tuple(parts.values())), children
 
-    def rebuild(static: Any, names: list[str], children: list[Any]) -> Any:
+    def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
         keys, more = static
         if keys is not None:
             core.check_hashes(keys)
@@ -246,22 +246,22 @@ def _mapping(
     def static_of(mapping: Any) -> dict[str, Any]:
         return {"keys": list(mapping), "default_factory": extra(mapping)}
 
-    return _own_type(ty, name, reduce, rebuild, static_of)
+    return _own_type(ty, name, flatten, unflatten, static_of)
 
 
 def _own_type(
-    ty: type, name: str, reduce: Any, rebuild: Any, static_of: _holes.StaticOf = lambda _: {}
+    ty: type, name: str, flatten: Any, unflatten: Any, static_of: _holes.StaticOf = lambda _: {}
 ) -> NodeType:
-    return NodeType(ty, name, reduce, rebuild, build=rebuild, static_of=static_of)
+    return NodeType(ty, name, flatten, unflatten, unflatten_abstract=unflatten, static_of=static_of)
 
 
-def _reduce_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
+def _flatten_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
     function = _holes.with_holes({"func": _jax.partial_function(partial)})["func"]
     _holes.check_field("func", function)
     return core.encode_value(function), {"args": partial.args, "keywords": partial.keywords}
 
 
-def _reduce_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
+def _flatten_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
     functions = _holes.with_holes(pruned.functions())
     for name, function in functions.items():
         _holes.check_field(name, function)
@@ -269,7 +269,7 @@ def _reduce_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
     return core.encode_value((kind, pruned.keys(), functions)), pruned.children()
 
 
-def _rebuild_pruned(static: Any, names: list[str], children: list[Any]) -> Any:
+def _unflatten_pruned(static: Any, names: list[str], children: list[Any]) -> Any:
     kind, keys, functions = static
     core.check_hashes(keys)
     found = functions | dict(zip(names, children, strict=True))
@@ -286,14 +286,14 @@ _PRUNED: dict[str, type] = {"list": list, "tuple": tuple, "dict": dict}
 # Nodes without a name: only their children are saved, and loading fills in the rest.
 
 
-def _reduce_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
+def _flatten_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
     children = kind.children(node)
     if type(children) is not dict:
         raise TypeError(f"the handler of {default_name(type(node))} returns no dict")
     return core.encode_value(_holes.Hole(None, default_name(type(node)))), children
 
 
-def _rebuild_unnamed(template: Any, names: list[str], children: list[Any]) -> Any:
+def _unflatten_unnamed(template: Any, names: list[str], children: list[Any]) -> Any:
     kind = kind_of(template)
     expected = {} if kind is None else kind.children(template)
     if (kind is None or not kind.final) and expected.keys() != set(names):
@@ -305,7 +305,7 @@ def _rebuild_unnamed(template: Any, names: list[str], children: list[Any]) -> An
     return kind.make(template, dict(zip(names, children, strict=True)))
 
 
-def _rebuild_partial(function: Any, names: list[str], children: list[Any]) -> Any:
+def _unflatten_partial(function: Any, names: list[str], children: list[Any]) -> Any:
     from jax.tree_util import Partial
 
     check_children(["args", "keywords"], names)
@@ -316,7 +316,7 @@ def _rebuild_partial(function: Any, names: list[str], children: list[Any]) -> An
 _UNNAMED = "treepack.unnamed"
 
 
-def _rebuild_code(code: Any, names: list[str], children: list[Any]) -> Any:
+def _unflatten_code(code: Any, names: list[str], children: list[Any]) -> Any:
     check_children([], names)
     return code
 
@@ -325,10 +325,12 @@ def _rebuild_code(code: Any, names: list[str], children: list[Any]) -> Any:
 _CODE = "treepack.code"
 
 _own: dict[type, NodeType] = {
-    Pruned: _own_type(Pruned, "treepack.pruned", _reduce_pruned, _rebuild_pruned, Pruned.functions),
+    Pruned: _own_type(
+        Pruned, "treepack.pruned", _flatten_pruned, _unflatten_pruned, Pruned.functions
+    ),
     # No node has one of these types.
-    NodeKind: _own_type(NodeKind, _UNNAMED, None, _rebuild_unnamed),
-    _holes.Code: _own_type(_holes.Code, _CODE, None, _rebuild_code),
+    NodeKind: _own_type(NodeKind, _UNNAMED, None, _unflatten_unnamed),
+    _holes.Code: _own_type(_holes.Code, _CODE, None, _unflatten_code),
     collections.OrderedDict: _mapping(
         collections.OrderedDict,
         "collections.OrderedDict",
@@ -373,8 +375,8 @@ def own(ty: Any) -> NodeType | None:
         found = _own_type(
             ty,
             name,
-            _reduce_partial,
-            _rebuild_partial,
+            _flatten_partial,
+            _unflatten_partial,
             lambda partial: {"func": _jax.partial_function(partial)},
         )
         return _own.setdefault(ty, found)

@@ -126,7 +126,7 @@ def register_dataclass(
             register_with_jax = jax.tree_util.register_dataclass
             register_with_jax(nodetype, data, meta, drop_fields=[*map(_Whole, drop_fields)])
             fields = given
-        build = None if fields is None else fields.build
+        build = None if fields is None else fields.unflatten_abstract
         _jax_export.register(nodetype, name, encode_auxdata, core.decode_value, build)
         added = jax_node_type(nodetype, name, fields, version=version, upgrade=upgrade)
         _types.add(added, aliases)
@@ -220,7 +220,7 @@ def register_node(
         encode = serialize_auxdata or encode_auxdata
         decode = deserialize_auxdata or core.decode_value
         if from_children is None and fields is not None:
-            from_children = fields.build
+            from_children = fields.unflatten_abstract
         _jax_export.register(nodetype, serialized_name, encode, decode, from_children)
         if _nodes.own(nodetype) is not None:
             return nodetype  # needs no registration

@@ -19,14 +19,17 @@ Upgrade = Callable[[dict[str, Any], dict[str, Any], int], tuple[dict[str, Any], 
 
 
 class NodeType(NamedTuple):
-    """One type of nodes. The core asks for `ty`, `decode`, `rebuild` and `build` by name.
+    """One type of nodes.
+
+    The core asks for `ty`, `decode`, `unflatten` and `unflatten_abstract` by name.
 
     Attributes:
       ty: The type.
       name: Its name in files.
-      reduce: Takes a node, returns its encoded static data and its children by name.
-      rebuild: Takes static data, names and children, returns a node.
-      build: Does so with placeholders as children, which code of the type might not accept.
+      flatten: Takes a node, returns its encoded static data and its children by name.
+      unflatten: Takes static data, names and children, returns a node.
+      unflatten_abstract: Does so with placeholders as children, which code of the type might not
+        accept.
       decode: Takes encoded static data, returns the data.
       fields: The names of the children and of the static data, if all nodes have the same:
         nodes saved with other fields cannot be made.
@@ -41,9 +44,9 @@ class NodeType(NamedTuple):
 
     ty: type
     name: str
-    reduce: Callable[[Any], tuple[bytes, dict[str, Any]]]
-    rebuild: Callable[[Any, list[str], list[Any]], Any]
-    build: Callable[[Any, list[str], list[Any]], Any]
+    flatten: Callable[[Any], tuple[bytes, dict[str, Any]]]
+    unflatten: Callable[[Any, list[str], list[Any]], Any]
+    unflatten_abstract: Callable[[Any, list[str], list[Any]], Any]
     decode: Callable[[bytes], Any] = core.decode_value
     fields: FieldNames | None = None
     checked: bool = False
@@ -130,8 +133,8 @@ def evolved(found: NodeType, saved: FieldNames | None, version: int) -> NodeType
         _check_fields(found, saved)
     convert = _converter(found, saved, version)
     return found._replace(
-        rebuild=lambda *parts: found.rebuild(*convert(*parts)),
-        build=lambda *parts: found.build(*convert(*parts)),
+        unflatten=lambda *parts: found.unflatten(*convert(*parts)),
+        unflatten_abstract=lambda *parts: found.unflatten_abstract(*convert(*parts)),
     )
 
 

@@ -93,12 +93,12 @@ def _dataclass_type(ty: Any, name: str) -> NodeType:
     static = [field.name for field in dataclasses.fields(ty) if field.metadata.get("static")]
     names = [field.name for field in dataclasses.fields(ty) if field.name not in static]
 
-    def reduce(node: Any) -> tuple[bytes, dict[str, Any]]:
+    def flatten_node(node: Any) -> tuple[bytes, dict[str, Any]]:
         fields = fields_of(node)
         auxdata = tuple(fields.pop(name) for name in static)
         return encode_auxdata(auxdata, ty, static), fields
 
-    def rebuild(auxdata: Any, found: list[str], children: list[Any]) -> Any:
+    def unflatten(auxdata: Any, found: list[str], children: list[Any]) -> Any:
         check_children(names, found)
         values = [*children, *auxdata]
         return with_attributes(ty, dict(zip([*names, *static], values, strict=True)))
@@ -106,9 +106,9 @@ def _dataclass_type(ty: Any, name: str) -> NodeType:
     return NodeType(
         ty,
         name,
-        reduce,
-        rebuild,
-        build=rebuild,
+        flatten_node,
+        unflatten,
+        unflatten_abstract=unflatten,
         fields=(names, static),
         checked=True,
         writes_auxdata=True,
