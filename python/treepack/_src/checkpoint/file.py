@@ -54,7 +54,10 @@ class Tree(Mapping[str, Any]):
             for similar in near:
                 error.add_note(f"is it {similar!r}?")
             raise error
-        return _at(self._place.below(value, parts))
+        place = self._place.below(value, parts)
+        if self._catalog.children(value) is None:
+            return place.reader.leaf(value, place.parts)
+        return Tree(place)
 
     def _paths_near(self, parts: list[str]) -> list[str]:
         """Returns the existing paths that differ from a missing one in one part only."""
@@ -205,13 +208,6 @@ class Tree(Mapping[str, Any]):
 
     def __reduce__(self) -> Any:
         return Tree, (self._place,)
-
-
-def _at(place: Place) -> Any:
-    """Returns the leaf or container at a place."""
-    if place.catalog.children(place.value) is None:
-        return place.reader.leaf(place.value, place.parts)
-    return Tree(place)
 
 
 def place_of(tree: Tree) -> Place:
