@@ -571,7 +571,7 @@ def test_unhashable_keys_in_values() -> None:
 
 def test_plain_encodings_say_what_they_lack() -> None:
     for verb in (treepack.loads, treepack.abstract, treepack.read_metadata):
-        with pytest.raises(treepack.DecodeError, match="structure of the tree was not saved"):
+        with pytest.raises(treepack.DecodeError, match="no record of the tree's structure"):
             verb(treepack.serialization.to_bytes({"a": 1}))
 
 

@@ -94,8 +94,8 @@ impl Catalog {
             let Some(dim) =
                 dim.filter(|dim| isize::try_from(*dim).is_ok() && shape.len() < MAX_NDIM)
             else {
-                let reason = "the index of the file has an array of more dimensions, or larger \
-                              ones, than there can be";
+                let reason = "the index of the file has an array with more or larger dimensions \
+                              than NumPy allows: the file is damaged";
                 return Err(damaged(Error::malformed(start, reason)).into());
             };
             shape.push(dim);

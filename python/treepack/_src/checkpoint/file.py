@@ -283,9 +283,9 @@ def open(
       mmap: Whether to map the file. `False` reads all of it now.
       max_size: The maximum decompressed size of gzip in bytes; of a directory, that of its
         manifest and all its files together.
-      unknown: Whether values in `metadata` that cannot be made here, as of types that are not
-        registered, are an error when it is read, or become dicts of their parts (`"dict"`): that of
-        its fields, or else one from the name of the type to what the value was made of.
+      unknown: What becomes of values in `metadata` whose types are not registered here: an error
+        when it is read, or dicts (`"dict"`): of their fields, or else of the name of the type and
+        the parts of the value.
 
     Returns:
       The file: a mapping like `Tree`, and a context manager.

@@ -152,7 +152,7 @@ def _renamed(place: Place, selection: Selection) -> dict[str, str]:
     renamed = {path: renaming(path) for path, _ in place.catalog.ends(place.value)}
     renaming.check()
     if len(set(renamed.values())) < len(renamed):
-        raise ValueError("rename gives two leaves the same path")
+        raise ValueError("rename gives two leaves the same path: choose other names")
     return renamed
 
 

@@ -98,8 +98,8 @@ class Reader:
             shape = kind[2]
             if len(shape) > _MOST_NDIM or max(shape, default=0) > sys.maxsize:
                 raise DecodeError(
-                    "the index of the file has an array of more dimensions, or larger ones, than "
-                    "there can be",
+                    "the index of the file has an array with more or larger dimensions than NumPy "
+                    "allows: the file is damaged",
                     start,
                     _paths.text(parts),
                 )

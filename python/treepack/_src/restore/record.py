@@ -43,8 +43,8 @@ def present(record: bytes | None) -> bytes:
     """Returns the record of a structure; raises a DecodeError if there is none."""
     if record is None:
         raise DecodeError(
-            "the structure of the tree was not saved, as by flax or treepack.serialization. Give "
-            "a target, or call serialization.msgpack_restore or load_from_file(None, ...) for "
-            "plain dicts"
+            "the file has no record of the tree's structure, as files of flax and of "
+            "treepack.serialization: give a target, or call serialization.msgpack_restore or "
+            "load_from_file(None, ...) for plain dicts"
         )
     return record
