@@ -208,9 +208,9 @@ def pack_into(
         has made of those may be, too.
       offset: The first byte in the buffer. With a multiple of `align`, in a buffer that is itself
         aligned (shared memory is), arrays are aligned in memory.
-      align: A power of two from 1 to 64: arrays begin at multiples of this many bytes. Those below
-        1 KiB do where wider headers alone reach one, and elsewhere at multiples of what their dtype
-        needs. With 64, jax on CPU can use arrays in place.
+      align: A power of two from 1 to 64: arrays begin at multiples of this many bytes. Where
+        wider headers cannot move an array below 1 KiB so far, it is aligned for its dtype. With 64,
+        jax on CPU can use arrays in place.
       described: Whether to write the encoding of `dumps`, for `loads`.
       metadata: See `dumps`; if `described`.
       static: See `dumps`; if `described`.
@@ -246,7 +246,7 @@ def buffers(
 ) -> list[memoryview]:
     """Returns the encoding of a tree in pieces, without copying large arrays.
 
-    Takes the options of `pack_into`. Joined, the pieces are what that writes. Send them one by one,
+    Takes the options of `pack_into`. The joined pieces equal its output. Send them one by one,
     as a ZeroMQ message, or some at a time with `os.writev` or `socket.sendmsg`, which take 1024 on
     most systems and may send fewer bytes than they are given. Contiguous arrays of 4 KiB and more
     are not copied: their pieces are their memory, so do not change them before the pieces are sent.

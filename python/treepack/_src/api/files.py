@@ -134,8 +134,8 @@ def save(
 
     Raises:
       OSError: If the file cannot be written.
-      UnserializableLeafError: A TypeError, with the path. If a leaf cannot be stored, or a
-        node has a type that is not registered, or static data or keys that cannot be written.
+      UnserializableLeafError: A TypeError, with the path. If a leaf, a key or
+        static data have no form in files.
       ValueError: If keys of a dict are the same as strings, or reserved.
       TypeError: If metadata cannot be written.
       TreepackError: A ValueError. If another process fails, if processes that save together do not
