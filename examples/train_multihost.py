@@ -60,7 +60,6 @@ def train(run: Run, folder: Path, steps: int) -> None:
     import orbax.checkpoint as ocp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    import treepack
     from treepack.orbax import TreepackRestore, TreepackSave
 
     mesh = Mesh(np.array(jax.devices()).reshape(run.mesh), ("data", "model"))
