@@ -209,3 +209,37 @@ def test_paths_are_not_made_for_patterns() -> None:
         "assert len(file.load(select=lambda path: path.endswith('/7'))) == 1\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
+def test_a_tuple_is_one_path_and_a_list_is_several() -> None:
+    tree = {"a": {"b": 1, "*": 2, "0": [3, 4]}, "b": {"b": 5}, "c": 6}
+    file = treepack.open(treepack.dumps(tree))
+    assert file.load(select=("a", "b")) == {"a": {"b": 1}}
+    assert file.load(select=("a", "*")) == {"a": {"*": 2}}  # no wildcard
+    assert file.load(select=("a", "0", 1)) == {"a": {"0": {"1": 4}}}
+    assert file.load(select=()) == tree
+    for several in (["c", ("b", "b")], {"c", ("b", "b")}):
+        assert file.load(select=several) == {"b": {"b": 5}, "c": 6}
+    assert file.load(select=["a", "c"]) == {"a": tree["a"], "c": 6}
+    for template in (None, tree):
+        with pytest.raises(ValueError, match=r"pass a list: \['b', 'c'\]"):
+            file.load(template, select=("b", "c"))
+        for typo in (("b", "x"), ["b/c"]):
+            with pytest.raises(ValueError, match="matches nothing") as error:
+                file.load(template, select=typo)
+            assert "list" not in str(error.value)
+    masked = treepack.open(treepack.dumps((1, 2)))
+    assert masked.load(select=(True, False)) == {"0": 1}
+    with pytest.raises(TypeError, match="pytree of bools"):
+        masked.load(select=("a", 1.5))
+
+
+def test_tuples_are_paths_in_rename() -> None:
+    tree = {"a": {"*": np.ones(1), "*/b": np.zeros(2)}, "a*": 3}
+    file = treepack.open(treepack.dumps(tree))
+    template = {"x": {"?/y": np.zeros(1)}, "a": {"*/b": np.ones(2)}, "a*": 0}
+    found = file.load(template, rename={("a", "*"): ("x", "?/y")})
+    assert found["x"]["?/y"] == 1
+    assert found["a*"] == 3
+    with pytest.raises(ValueError, match="rename matches nothing"):
+        file.load(template, rename={("a", "?"): "x"})

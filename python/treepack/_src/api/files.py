@@ -250,13 +250,14 @@ def load(
         types, where these were saved. `False`: not at all.
       cast: Whether to cast floats to the dtypes of the template.
       select: The leaves to load; nothing else is read. A path, which selects all below it and may
-        have wildcards (`*` in one part, `**` over any number of them); several of those; a
-        predicate on paths; or a pytree of bools, each for all below its place. With a target, its
+        have wildcards (`*` in one part, `**` over any number of them); a tuple of the parts of a
+        path, without wildcards; a list or set of those; a predicate on paths; or a pytree of bools,
+        each for all below its place. With a target, its
         other leaves stay as they are. Without, incomplete containers become dicts. A pattern that
         matches nothing, neither in the file nor in the target, is an error.
       rename: The names of the file's leaves in the target: a dict of paths, with wildcards as
-        above, such as `{"old/*/w": "new/*/kernel"}`, of which at least one has to match; or a
-        function of paths. Paths in `select` and in errors are the new ones.
+        above or tuples, such as `{"old/*/w": "new/*/kernel"}`, of which at least one has to match;
+        or a function of paths. Paths in `select` and in errors are the new ones.
       missing: Whether leaves of the target that the file lacks are an error, or stay as they are
         (`"target"`).
       unexpected: Whether leaves of the file that a dict of the target lacks are an error.

@@ -124,7 +124,8 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
         numbers = range(len(selector.patterns))
         unmatched = selector.unmatched(numbers, renamed.values())
     if unmatched:
-        _check_patterns(selector, unmatched, target, selection)
+        there = dict(catalog.ends(place.value)) if renamed is None else renamed.values()
+        _check_patterns(selector, unmatched, target, selection, there)
     corrupt: dict[int, str] = {}
     if selection.verifies:
         corrupt = _corrupt(place, marks, renamed, selection, how)
@@ -135,15 +136,17 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
 
 
 def _check_patterns(
-    selector: Selector, unmatched: Iterable[int], target: Any, selection: Selection
+    selector: Selector,
+    unmatched: Iterable[int],
+    target: Any,
+    selection: Selection,
+    found: Iterable[str],
 ) -> None:
     """Raises if a pattern that matches nothing in the file matches nothing in the target either."""
     if target is None and selection.missing == "target":
         return
     places = () if target is None else leaf_paths(target, _paths.ROOT)
-    typos = [selector.patterns[number] for number in selector.unmatched(unmatched, places)]
-    if typos:
-        raise ValueError(f"select matches nothing in the file: {', '.join(typos)}")
+    selector.check(selector.unmatched(unmatched, places), lambda: [*found, *places])
 
 
 def _renamed(place: Place, selection: Selection) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Selecting and renaming leaves by path: `select=` and `rename=` of `load` and `File.load`.
 
 A pattern is a path. In it `*` stands for any text inside one part, `**` for any number of parts,
-and `?` for one character. A match is selected with all below it: `params/*/kernel`, `params`.
+and `?` for one character. A match is selected with all below it: `params/*/kernel`, `params`. A
+tuple is one path, in whose parts no character is a wildcard; a list or set has several patterns.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Selects = Callable[[str], bool]
 Select = str | tuple[Any, ...] | list[Any] | Callable[[str], object] | Mapping[Any, Any] | None
 """The selected leaves: patterns, a predicate on paths, or a pytree of bools."""
 
-Rename = Mapping[str, str] | Callable[[str], str] | None
-"""New names: a dict of patterns and replacements, or a function of paths."""
+Rename = Mapping[Any, Any] | Callable[[str], str] | None
+"""New names: a dict of patterns (or tuples) and replacements, or a function of paths."""
 
 
 class Selector:
@@ -43,12 +44,15 @@ class Selector:
         """
         self.selector: core.Selector | None = None
         self.patterns: list[str] = []
+        self._tuples: dict[str, tuple[Any, ...]] = {}
         self._predicate: Callable[[str], object] | None = None
         if select is None:
             return
         patterns = _patterns_in(select)
         if patterns is not None:
             self.patterns = list(patterns)
+            several = [select] if isinstance(select, (str, tuple)) else select
+            self._tuples = {_text(it): it for it in several if isinstance(it, tuple)}
             self.selector = core.Selector.patterns([*patterns.items()])
             return
         tree = dict(leaves_of(select, ()))
@@ -101,6 +105,25 @@ class Selector:
             left.difference_update(self.selector.matching(_paths.parts(path)))
         return sorted(left)
 
+    def check(self, unmatched: Iterable[int], paths: Callable[[], Iterable[str]]) -> None:
+        """Raises a ValueError about patterns that match nothing, if there are any.
+
+        Args:
+          unmatched: Those, by number.
+          paths: Returns the paths that there are.
+        """
+        typos = [self.patterns[number] for number in unmatched]
+        if not typos:
+            return
+        error = f"select matches nothing in the file: {', '.join(typos)}"
+        for typo in typos:
+            parts = self._tuples.get(typo, ())
+            if len(parts) > 1 and all(isinstance(part, str) for part in parts):
+                alone = Selector([*parts])
+                if not alone.unmatched(range(len(alone.patterns)), paths()):
+                    error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
+        raise ValueError(error)
+
 
 def _no_bool(path: str) -> ValueError:
     return ValueError(f"at {printable(path)}: the tree of bools has none for it")
@@ -112,28 +135,32 @@ _BOOLS = (bool, np.bool_, type(None))
 
 def _patterns_in(select: Any) -> dict[str, bool] | None:
     """Returns the patterns, each with whether it is literal; `None` if there are others."""
-    if isinstance(select, str) or is_key_path(select):
+    if isinstance(select, str) or _is_path(select):
         select = [select]
-    if not isinstance(select, (list, set, frozenset, tuple)):
+    if not isinstance(select, (list, set, frozenset)):
         return None
     found: dict[str, bool] = {}
     for pattern in select:
         if isinstance(pattern, str):
             found[pattern] = False
-        elif is_key_path(pattern):  # no character of it is a wildcard
-            found.setdefault(_paths.text(_paths.parts(pattern)), True)
+        elif _is_path(pattern):  # no character of it is a wildcard
+            found.setdefault(_text(pattern), True)
         else:
             return None
     return found
 
 
-def is_key_path(value: Any) -> bool:
-    """Returns whether a value is a key path of JAX."""
-    return (
-        isinstance(value, tuple)
-        and bool(value)
-        and any(hasattr(entry, name) for entry in value for name in ("key", "name", "idx"))
+def _is_path(value: Any) -> bool:
+    """Returns whether a value has the parts of a path, or is a key path of JAX."""
+    return type(value) is tuple and (
+        all(type(entry) in (str, int) for entry in value)
+        or any(hasattr(entry, name) for entry in value for name in ("key", "name", "idx"))
     )
+
+
+def _text(path: Any) -> str:
+    """Returns a path as text, whatever form it has."""
+    return path if isinstance(path, str) else _paths.text(_paths.parts(path))
 
 
 class Renaming:
@@ -146,10 +173,13 @@ class Renaming:
           TypeError: If it is neither a dict nor a function.
           ValueError: If a replacement has other wildcards than its pattern.
         """
-        self._rules: list[tuple[str, list[str | None]]] = []
+        self._rules: list[tuple[str, bool, list[str | None]]] = []
         self._function: Callable[[str], str] | None = None
         if isinstance(rename, Mapping):
-            self._rules = [(old, _replacement(old, new)) for old, new in rename.items()]
+            self._rules = [
+                (_text(old), isinstance(old, tuple), _replacement(old, new))
+                for old, new in rename.items()
+            ]
         elif callable(rename):
             self._function = rename
         elif rename is not None:
@@ -162,8 +192,15 @@ class Renaming:
         """Returns the new path of a leaf."""
         if self._function is not None:
             return self._function(path)
-        for pattern, replacement in self._rules:
-            found = ([], path) if pattern == _paths.ROOT else core.captures(pattern, path)
+        for pattern, literal, replacement in self._rules:
+            found: tuple[list[str], str] | None
+            if pattern == _paths.ROOT:
+                found = [], path
+            elif literal:
+                rest = path.removeprefix(pattern)
+                found = ([], rest) if f"{path}/".startswith(f"{pattern}/") else None
+            else:
+                found = core.captures(pattern, path)
             if found is not None:
                 self._matches = True
                 wildcards, rest = iter(found[0]), found[1]
@@ -178,7 +215,7 @@ class Renaming:
           ValueError: If there are patterns, and none has matched.
         """
         if not self._matches:
-            patterns = ", ".join(pattern for pattern, _ in self._rules)
+            patterns = ", ".join(pattern for pattern, *_ in self._rules)
             raise ValueError(f"rename matches nothing in the file: {patterns}")
 
 
@@ -193,9 +230,11 @@ def _joined(new: str, rest: str) -> str:
 _WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
 
 
-def _replacement(old: str, new: str) -> list[str | None]:
-    """Splits a new path at its wildcards, for which `None` stands."""
-    wildcards = _WILDCARDS.findall(old)
+def _replacement(old: Any, new: Any) -> list[str | None]:
+    """Splits a new path at its wildcards, for which `None` stands; tuples have none."""
+    if isinstance(new, tuple):
+        return [_text(new)]
+    wildcards = [] if isinstance(old, tuple) else _WILDCARDS.findall(old)
     parts = _WILDCARDS.split(new)
     if _WILDCARDS.findall(new) not in (wildcards, []):
         raise ValueError(f"{new!r} must have the wildcards of {old!r}, in their order, or none")
