@@ -46,6 +46,14 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.name.startswith(("float", "bfloat"))
 
 
+def cast(source: np.ndarray | np.generic, target: np.ndarray) -> None:
+    """Casts floats to an array; too large a number becomes infinite, as in JAX."""
+    with np.errstate(over="ignore"):
+        if not np.can_cast(source.dtype, target.dtype, "unsafe"):
+            source = source.astype(np.float32)  # small floats, which ml_dtypes has no cast between
+        np.copyto(target, source, casting="unsafe")
+
+
 @functools.lru_cache(maxsize=256)
 def resolve(name: bytes) -> np.dtype | None:
     """Returns the dtype with a name or alias (`float32`, `<f4`), or `None`.

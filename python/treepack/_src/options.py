@@ -9,6 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+import numpy as np
+
+from treepack._src.dtypes import is_float
+
 if TYPE_CHECKING:
     import jax
     import typing_extensions
@@ -93,6 +97,7 @@ class Reading:
 
     strict: Strict = True
     cast: bool = False
+    dtype: Any = None
     arrays: Arrays = "saved"
     device: Any = None
     sharding: Any = None
@@ -105,6 +110,11 @@ class Reading:
     def __post_init__(self) -> None:
         for name in ("strict", "arrays", "unknown"):
             check_choice(name, getattr(self, name))
+        if self.dtype is not None:
+            dtype = np.dtype(self.dtype)
+            if not is_float(dtype):
+                raise ValueError(f"dtype= is for floats, and {dtype.name} is none")
+            object.__setattr__(self, "dtype", dtype)
         if self.device is not None and self.sharding is not None:
             raise ValueError("device and sharding exclude each other")
         if self.arrays == "numpy" and (self.device is not None or self.sharding is not None):
@@ -113,7 +123,9 @@ class Reading:
     def check(self, target: Any) -> None:
         """Raises a ValueError if an option needs a target that is missing, or excludes it."""
         if self.cast and target is None:
-            raise ValueError("cast=True needs a target, which has the dtypes")
+            raise ValueError("cast=True needs a target, which has the dtypes: or pass dtype=")
+        if self.dtype is not None and target is not None:
+            raise ValueError("a target has the dtypes: pass cast=True in place of dtype=")
         if self.static is not None and target is not None:
             raise ValueError("static= fills what a file lacks; a target has its own static data")
 
@@ -165,6 +177,7 @@ class ReadOptions(TypedDict, total=False):
 
     strict: Strict
     cast: bool
+    dtype: Any
     arrays: Arrays
     device: jax.Device | None
     sharding: Any

@@ -87,6 +87,7 @@ def loads(
     *,
     strict: Strict = True,
     cast: bool = False,
+    dtype: Any = None,
     arrays: Arrays = "saved",
     device: jax.Device | None = None,
     sharding: Any = None,
@@ -107,6 +108,7 @@ def loads(
       target: A template.
       strict: How the leaves are compared with the template's: `True`, `"exact"` or `False`.
       cast: Whether to cast floats to the dtypes of the template.
+      dtype: Without a target, the dtype that all arrays of floats get.
       arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
       device: The device for arrays of jax.
       sharding: The sharding, or a pytree or function of shardings, for arrays of jax.
@@ -128,6 +130,7 @@ def loads(
     how = Reading(
         strict=strict,
         cast=cast,
+        dtype=dtype,
         arrays=arrays,
         device=device,
         sharding=sharding,

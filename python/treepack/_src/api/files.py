@@ -216,6 +216,7 @@ def load(
     *,
     strict: Strict = True,
     cast: bool = False,
+    dtype: Any = None,
     select: Any = None,
     rename: Any = None,
     missing: Missing = "error",
@@ -249,6 +250,8 @@ def load(
         `"exact"`: equal dtypes, no keys that a dict of the template lacks, and containers of equal
         types, where these were saved. `False`: not at all.
       cast: Whether to cast floats to the dtypes of the template.
+      dtype: Without a target, the dtype that all arrays of floats get, such as `jnp.bfloat16`, each
+        as it is loaded. Integers, bools, complex numbers, keys and numbers of Python stay.
       select: The leaves to load; nothing else is read. A path, which selects all below it and may
         have wildcards (`*` in one part, `**` over any number of them); a tuple of the parts of a
         path, without wildcards; a list or set of those; a predicate on paths; or a pytree of bools,
@@ -320,7 +323,10 @@ def load(
         ...
       treepack.errors.MismatchError: 1 leaf does not match the template:
         w: expected bfloat16[2,2], found float32[2,2]
-      Pass strict=False to restore what is found regardless.
+      Pass cast=True to cast floats to the dtypes of the template.
+      Pass strict=False to restore the state regardless.
+      >>> treepack.load(path, dtype=jnp.float16)["w"].dtype
+      dtype('float16')
     """
     selection = Selection(
         select=select,
@@ -334,6 +340,7 @@ def load(
     how = Reading(
         strict=strict,
         cast=cast,
+        dtype=dtype,
         arrays=arrays,
         device=device,
         sharding=sharding,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from treepack._src import dtypes as _dtypes
 from treepack._src import tasks as _tasks
 from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader
 from treepack.errors import CorruptionError, DecodeError, GzipError, GzipTruncatedError
@@ -80,8 +81,7 @@ class Part(NamedTuple):
         with self.explained():
             self.shard.read_to(self.local, stored, threads=threads)
         if stored is not target:
-            with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
-                np.copyto(target, stored, casting="unsafe")
+            _dtypes.cast(stored, target)
 
 
 class Box:

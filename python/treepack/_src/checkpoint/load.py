@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.placement import converter
+from treepack._src.checkpoint.placement import cast_floats, converter
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import Renaming, Selector
 from treepack._src.interop import jax as _jax
@@ -38,7 +38,7 @@ def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> 
     if convert is not None and selection.return_report:
         convert = partial.watching(convert)
     if target is None:
-        loaded = _assembled(place, found.marks, convert, how)
+        loaded = _assembled(place, found.marks, convert, how, partial.was_cast)
         report = partial.report(found.corrupt)
         if selection.return_report:
             marks, leaves = found.marks, place.catalog.leaves(place.value)
@@ -244,14 +244,21 @@ def _listed(paths: list[str], most: int = 10) -> str:
     return f"{', '.join(paths[:most])}{more} {verb}"
 
 
-def _assembled(place: Place, marks: core.Marks | None, convert: Any, how: Reading) -> Any:
+def _assembled(
+    place: Place,
+    marks: core.Marks | None,
+    convert: Any,
+    how: Reading,
+    note: Callable[[str], None],
+) -> Any:
     """Builds a tree of the marked leaves, with its structure where containers are complete."""
     catalog = place.catalog
+    state = cast_floats(place.reader.read(place, how, marks), how.dtype, how.threads, note)
     if catalog.record is None:
-        found = without_absent(place.reader.read(place, how, marks))
+        found = without_absent(state)
     else:
         found = core.assemble(
-            place.reader.read(place, how, marks),
+            state,
             catalog.record,
             convert=convert,
             unknown_as_dict=how.unknown == "dict",
@@ -342,4 +349,5 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
             in_words=False,
         )
     state = core.restore(data, how.copy, how.threads)
+    state = cast_floats(state, how.dtype, how.threads, lambda _: None)
     return assembled(state, convert=convert, unknown=how.unknown, static=how.static)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import treepack._core as core
+from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import Box, expect, reading
+from treepack._src.checkpoint.boxes import Box, aligned, expect, reading
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.sharded import ShardedArray
 from treepack._src.interop import jax as _jax
@@ -33,6 +34,9 @@ _WINDOW = 1 << 30
 
 # Arrays are cast in blocks of this many elements.
 _CAST_ELEMENTS = 1 << 20
+
+# Arrays of this many bytes are cast at a time.
+_CAST_BYTES = 1 << 26
 
 
 @dataclasses.dataclass(slots=True)
@@ -129,19 +133,86 @@ def _cast(items: Iterable[_Item], threads: int | None) -> None:
         if isinstance(item.leaf, np.generic):
             item.leaf = item.leaf.astype(expected.dtype)
             continue
-        source = np.asarray(item.leaf)
-        made = np.empty(source.shape, expected.dtype)
-        starts = range(0, source.size, _CAST_ELEMENTS)
-        parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]
-        flat = source.reshape(-1), made.reshape(-1)
-        work += [functools.partial(_cast_part, flat[0][part], flat[1][part]) for part in parts]
-        item.leaf = made
+        item.leaf = _casting(np.asarray(item.leaf), expected.dtype, work)
     run(work, core.thread_count(threads))
 
 
-def _cast_part(source: np.ndarray, target: np.ndarray) -> None:
-    with np.errstate(over="ignore"):  # too large a number becomes infinite, as in JAX
-        np.copyto(target, source, casting="unsafe")
+def cast_floats(
+    state: Any, dtype: np.dtype[Any] | None, threads: int | None, note: Callable[[str], None]
+) -> Any:
+    """Casts all arrays of floats in a state, in their places; `None` casts nothing.
+
+    Each array goes as soon as it is cast, so that only a few are there twice.
+
+    Args:
+      state: Dicts, lists and leaves, which change.
+      dtype: The dtype.
+      threads: The maximum number of threads.
+      note: Is called with the path of each array that is cast.
+    """
+    if dtype is None:
+        return state
+    root = [state]
+    places: list[tuple[Any, Any]] = []
+    work: list[Callable[[], None]] = []
+    nbytes = 0
+
+    def finish() -> None:
+        nonlocal nbytes
+        run(work, core.thread_count(threads))
+        work.clear()
+        for container, key in places:
+            container[key] = container[key][1]
+        places.clear()
+        nbytes = 0
+
+    def leaf(container: Any, key: Any, path: str) -> None:
+        nonlocal nbytes
+        found = container[key]
+        actual = signature(found)
+        if actual is None or actual.kind != "float" or actual.dtype == dtype:
+            return
+        note(path)
+        if isinstance(found, ShardedArray):
+            container[key] = found.cast(dtype)  # as each device reads its part
+        elif isinstance(found, np.generic):
+            made = np.empty((), dtype)
+            _dtypes.cast(found, made)
+            container[key] = made[()]
+        else:
+            # In a pair with what it was, so that a list of arrays holds none.
+            container[key] = found, _casting(found, dtype, work)
+            places.append((container, key))
+            nbytes += found.nbytes
+            if nbytes >= _CAST_BYTES:
+                finish()
+
+    def below(container: Any, key: Any, path: str) -> None:
+        value = container[key]
+        if type(value) is dict:
+            for name in value:
+                below(value, name, _paths.join(path, str(name)))
+        elif type(value) is list:
+            for index in range(len(value)):
+                below(value, index, _paths.join(path, str(index)))
+        else:
+            leaf(container, key, path)
+
+    below(root, 0, _paths.ROOT)
+    finish()
+    return root[0]
+
+
+def _casting(
+    source: np.ndarray, dtype: np.dtype[Any], work: list[Callable[[], None]]
+) -> np.ndarray:
+    """Returns an array that the work, once it is done, fills with another one, cast."""
+    made = aligned(source.shape, dtype)
+    starts = range(0, source.size, _CAST_ELEMENTS)
+    parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]
+    flat = source.reshape(-1), made.reshape(-1)
+    work += [functools.partial(_dtypes.cast, flat[0][part], flat[1][part]) for part in parts]
+    return made
 
 
 # Placing

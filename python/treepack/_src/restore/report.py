@@ -57,6 +57,10 @@ class Coverage:
         """Notes a loaded leaf."""
         self._loaded[path] = None
 
+    def was_cast(self, path: str) -> None:
+        """Notes a leaf whose dtype changes."""
+        self._cast[path] = None
+
     def watching(self, convert: Convert) -> Convert:
         """Wraps a function that converts leaves: it notes those whose dtype changes."""
 
@@ -65,7 +69,7 @@ class Coverage:
             for (path, _, found, *_), made in zip(leaves, converted, strict=True):
                 before, after = signature(found), signature(made)
                 if before is not None and after is not None and before.dtype != after.dtype:
-                    self._cast[path] = None
+                    self.was_cast(path)
             return converted
 
         return watched

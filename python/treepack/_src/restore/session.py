@@ -7,6 +7,7 @@ and take part in it.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,9 @@ RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
 
 # Stands for the missing side of a mismatch.
 NOTHING = "nothing"
+
+# An array of floats, as messages describe it, and its shape.
+_FLOATS = re.compile(r"b?float\w*(\[[\d,]*\])")
 
 
 class Restore:
@@ -95,12 +99,20 @@ class Restore:
         if self.sentence is None:
             of_names = any(NOTHING in (it.expected, it.found) for it in found)
             hint = "" if of_names else "\nPass strict=False to restore the state regardless."
-            return MismatchError(f"{text}{hint}", found)
+            return MismatchError(f"{text}{self._about_cast(found)}{hint}", found)
         if not self.in_words:
             return MismatchError(text, found)
         error = MismatchError(self.sentence, found)
         error.add_note(text)
         return error
+
+    def _about_cast(self, found: list[Mismatch]) -> str:
+        """Returns a hint if floats of another dtype are among what does not match."""
+        if self.in_words:
+            return ""  # its functions do not cast
+        pairs = [(_FLOATS.fullmatch(it.expected), _FLOATS.fullmatch(it.found)) for it in found]
+        fits = any(one and two and one[1] == two[1] for one, two in pairs)
+        return "\nPass cast=True to cast floats to the dtypes of the template." if fits else ""
 
     def below(self, child: Any, state: Any, name: str) -> Any:
         """Restores a child of the template."""

@@ -1,0 +1,130 @@
+"""`load(dtype=...)`: floats that are cast without a template; and the hint at `cast=True`."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from tests.support.trees import ML_DTYPES, NUMPY_DTYPES, example_array
+
+import treepack
+from treepack._src.checkpoint import placement
+from treepack._src.dtypes import is_float
+
+DTYPES = [dtype for dtype in NUMPY_DTYPES + ML_DTYPES if dtype.char not in "gG"]
+
+
+def tree() -> dict[str, Any]:
+    found: dict[str, Any] = {
+        dtype.str + dtype.name: example_array(dtype, (3, 2)) for dtype in DTYPES
+    }
+    jaxes = [jnp.ones(3, jnp.bfloat16), {"x": jnp.arange(4.0)}, jax.random.key(1)]
+    return {"np": found, "jax": jaxes, "py": (1.5, True, np.float16(2), np.int8(1), None)}
+
+
+def check(found: Any, dtype: Any) -> None:
+    for name, array in tree()["np"].items():
+        made = found["np"][name]
+        assert made.dtype == (dtype if is_float(array.dtype) else array.dtype), name
+        step = array.astype(np.float32) if is_float(array.dtype) else array
+        assert made.tobytes() == step.astype(made.dtype).tobytes(), name
+    first, second, key = found["jax"]
+    assert isinstance(first, jax.Array)
+    assert first.dtype == second["x"].dtype == dtype
+    np.testing.assert_array_equal(np.asarray(second["x"]), np.arange(4).astype(dtype))
+    assert key == jax.random.key(1)
+    assert found["py"] == tree()["py"]
+    assert type(found["py"][0]) is float
+    assert found["py"][2].dtype == dtype
+    assert found["py"][3].dtype == np.int8
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, "float16", ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("compress", [False, True])
+def test_floats_are_cast_without_a_template(tmp_path: Path, dtype: Any, compress: bool) -> None:
+    wanted = np.dtype(dtype)
+    treepack.save(tmp_path / "x", tree(), compress=compress)
+    check(treepack.load(tmp_path / "x", dtype=dtype), wanted)
+    check(treepack.load(tmp_path / "x", dtype=dtype, mmap=False), wanted)
+    check(treepack.loads((tmp_path / "x").read_bytes(), dtype=dtype), wanted)
+    with treepack.open(tmp_path / "x") as file:
+        check(file.load(dtype=dtype), wanted)
+        assert file["jax"].load(dtype=dtype)[0].dtype == wanted
+        found, report = file.load(dtype=dtype, select=["jax", "py/4"], return_report=True)
+    assert found["jax"][1]["x"].dtype == wanted
+    assert set(report.cast) == {"jax/0", "jax/1/x"} - {
+        "jax/0" if wanted == jnp.bfloat16 else "",
+        "jax/1/x" if wanted == np.float32 else "",
+    }
+
+
+def test_a_single_array_and_a_file_of_flax() -> None:
+    assert treepack.loads(treepack.dumps(jnp.ones(2)), dtype=jnp.float16).dtype == jnp.float16
+    data = treepack.serialization.to_bytes({"w": np.ones(2), "n": [np.ones(1)]})
+    found = treepack.open(data).load(dtype=np.float32)
+    assert found["w"].dtype == found["n"]["0"].dtype == np.float32
+
+
+def test_sharded_arrays_are_cast_as_they_are_read(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    saved = {"w": jax.device_put(jnp.arange(16.0), sharding), "i": jnp.arange(4), "h": np.ones(3)}
+    treepack.save(tmp_path / "d", saved, sharded=True)
+    for options in ({}, {"sharding": sharding, "select": "w"}, {"arrays": "numpy"}):
+        found = treepack.load(tmp_path / "d", dtype=jnp.bfloat16, **options)
+        assert found["w"].dtype == jnp.bfloat16
+        np.testing.assert_array_equal(np.asarray(found["w"]), np.arange(16).astype(jnp.bfloat16))
+        if "select" not in options:
+            assert found["h"].dtype == jnp.bfloat16
+            assert found["i"].dtype == np.int32
+
+
+def test_arrays_are_cast_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_CAST_BYTES", 1)
+    state = {"a": [np.ones(1 << 18) for _ in range(16)]}
+    tracemalloc.start()
+    try:
+        del state["a"][8:]
+        before = tracemalloc.get_traced_memory()[0]
+        state["a"] += [np.ones(1 << 18) for _ in range(8)]
+        gc.collect()
+        tracemalloc.reset_peak()
+        held = tracemalloc.get_traced_memory()[0] - before
+        placement.cast_floats(state, np.dtype(np.float32), 2, lambda _: None)
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert {array.dtype.name for array in state["a"]} == {"float32"}
+    # Eight new ones of half the size take the place of what was not traced.
+    assert peak < held + 11 * (1 << 20)
+
+
+def test_what_dtype_cannot_be() -> None:
+    data = treepack.dumps({"w": np.ones(2)})
+    with pytest.raises(ValueError, match="cast=True"):
+        treepack.loads(data, {"w": np.ones(2)}, dtype=np.float32)
+    with pytest.raises(ValueError, match="int32 is none"):
+        treepack.loads(data, dtype=np.int32)
+
+
+def test_a_mismatch_of_floats_names_cast() -> None:
+    data = treepack.dumps({"w": jnp.ones(2, jnp.bfloat16), "n": np.ones(2)})
+    template = {"w": jnp.ones(2), "n": np.ones(2)}
+    with pytest.raises(treepack.MismatchError, match="cast=True") as error:
+        treepack.loads(data, template)
+    assert "strict=False" in str(error.value)
+    assert treepack.loads(data, template, cast=True)["w"].dtype == jnp.float32
+    for other in ({"w": jnp.ones(3), "n": np.ones(2)}, {"w": jnp.ones(2, int), "n": np.ones(2)}):
+        with pytest.raises(treepack.MismatchError) as error:
+            treepack.loads(data, other)
+        assert "cast=True" not in str(error.value)
+    with pytest.raises(treepack.MismatchError) as error:
+        treepack.serialization.from_bytes(template, data, strict=True)
+    assert "cast=True" not in str(error.value)
