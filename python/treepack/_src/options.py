@@ -164,6 +164,7 @@ class SaveOptions(TypedDict, total=False):
     step: int | None
     metadata: Any
     static: Static
+    select: Any
     compress: bool
     level: int | None
     align: int

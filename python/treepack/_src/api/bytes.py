@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 import treepack._core as core
 from treepack import serialization
 from treepack._src.checkpoint.load import restore_described
+from treepack._src.checkpoint.select import chosen
 from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
     Arrays,
@@ -34,6 +35,7 @@ def dumps(
     *,
     metadata: Any = None,
     static: Static = "skip-code",
+    select: Any = None,
     compress: bool = False,
     level: int | None = None,
     align: int = 16,
@@ -48,6 +50,7 @@ def dumps(
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves.
       metadata: Any value to be kept with the tree.
       static: Static data without a form; see `save`.
+      select: The leaves to encode; see `save`.
       compress: Whether to compress with gzip.
       level: From 0 (stored) to 9 (smallest), for `compress`.
       align: The alignment of arrays. `bytes` objects are aligned to 16 in memory.
@@ -61,6 +64,7 @@ def dumps(
       {'layers': [(array([0., 0.]), 1), None], 7: 'seven'}
     """
     check_level(level, compress)
+    tree = chosen(tree, select)
     layout = described_layout(
         tree, align, metadata, max_chunk_size=serialization.MAX_CHUNK_SIZE, static=static
     )

@@ -12,6 +12,7 @@ from treepack import serialization
 from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
+from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
@@ -76,6 +77,7 @@ def save(
     step: int | None = None,
     metadata: Any = None,
     static: Static = "skip-code",
+    select: Any = None,
     compress: bool = False,
     level: int | None = None,
     align: int = 64,
@@ -117,6 +119,9 @@ def save(
         functions, optimizers made of functions, definitions of models. A template brings them
         back, and so does `load(static=...)`. Data without a form are errors. `"skip"` leaves out
         these, too; `"error"` leaves out nothing.
+      select: The leaves to save, such as `"**/lora_*"`; see `load`, which would return the same
+        tree for this selection of a whole file: containers that lose children become dicts.
+        `load(path, target, missing="target")` takes the others from a target.
       compress: Whether to compress with gzip.
       level: From 0 (stored) to 9 (smallest); `None` chooses by the content. For `compress`.
       align: A power of two from 1 to 64: arrays of at least 1 KiB begin at multiples of this many
@@ -136,7 +141,8 @@ def save(
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError, with the path. If a leaf, a key or
         static data have no form in files.
-      ValueError: If keys of a dict are the same as strings, or reserved.
+      ValueError: If keys of a dict are the same as strings, or reserved; or if `select` matches
+        nothing.
       TypeError: If metadata cannot be written.
       TreepackError: A ValueError. If another process fails, if processes that save together do not
         save the same, or if another job is saving to the same directory.
@@ -159,11 +165,16 @@ def save(
     )
     wait_for(path)
     if isinstance(tree, Iterator):
+        if select is not None:
+            raise ValueError(
+                "select= needs a tree: let the iterator yield only what is to be saved"
+            )
         if background or sharded:
             raise ValueError("an iterator is saved to one file, and not in the background")
         with spooled(tree, path) as tree:
             save_layout(file_layout(tree, metadata, how, static=static), path, how, progress)
         return None
+    tree = chosen(tree, select)
     if sharded is None:
         sharded = is_distributed(tree)
     if sharded:

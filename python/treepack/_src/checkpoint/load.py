@@ -11,7 +11,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.placement import cast_floats, converter
 from treepack._src.checkpoint.reader import Place
-from treepack._src.checkpoint.select import Renaming, Selector
+from treepack._src.checkpoint.select import Renaming, Selector, meant_of
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of
@@ -146,7 +146,7 @@ def _check_patterns(
     if target is None and selection.missing == "target":
         return
     places = () if target is None else leaf_paths(target, _paths.ROOT)
-    selector.check(selector.unmatched(unmatched, places), lambda: [*found, *places])
+    selector.check(selector.unmatched(unmatched, places), "file", lambda: [*found, *places])
 
 
 def _renamed(place: Place, selection: Selection) -> dict[str, str]:
@@ -165,24 +165,8 @@ def _mark_renamed(
     """Marks the selected leaves by their new paths; see `Catalog.select` for empty containers."""
     # The last leaf of a path counts, as in a dict.
     ends = {renamed[path]: value for path, value in catalog.ends(start)}
-    leaves = {path: value for path, value in ends.items() if catalog.children(value) is None}
-    meant = {value for path, value in leaves.items() if selector.means(path)}
-    # Whether all leaves in a container are selected, by its keys.
-    around: dict[tuple[str, ...], bool] = {}
-    for path, value in leaves.items():
-        parts = tuple(_paths.parts(path))
-        for count in range(len(parts)):
-            around[parts[:count]] = around.get(parts[:count], True) and value in meant
-    for path, value in ends.items() - leaves.items():
-        try:
-            is_meant = selector.means(path)
-        except ValueError:  # no bool is for it
-            parts = tuple(_paths.parts(path))
-            places = [parts[:count] for count in range(len(parts) - 1, -1, -1)]
-            is_meant = next((around[place] for place in places if place in around), True)
-        if is_meant:
-            meant.add(value)
-    return catalog.mark(meant)
+    are_leaves = {path: catalog.children(value) is None for path, value in ends.items()}
+    return catalog.mark({ends[path] for path in meant_of(are_leaves, selector)})
 
 
 # Takes the parts of a path; returns whether the array there goes to devices.

@@ -1,4 +1,4 @@
-"""Selecting and renaming leaves by path: `select=` and `rename=` of `load` and `File.load`.
+"""Selecting and renaming leaves by path: `select=` and `rename=` of `load`, `select=` of `save`.
 
 A pattern is a path. In it `*` stands for any text inside one part, `**` for any number of parts,
 and `?` for one character. A match is selected with all below it: `params/*/kernel`, `params`. A
@@ -16,7 +16,8 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.printable import printable
-from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.pytree.kinds import is_function, kind_of
+from treepack._src.pytree.state_dict import expand, leaves_of
 
 # Takes the path of a leaf; returns whether it is selected.
 Selects = Callable[[str], bool]
@@ -105,17 +106,20 @@ class Selector:
             left.difference_update(self.selector.matching(_paths.parts(path)))
         return sorted(left)
 
-    def check(self, unmatched: Iterable[int], paths: Callable[[], Iterable[str]]) -> None:
+    def check(
+        self, unmatched: Iterable[int], where: str, paths: Callable[[], Iterable[str]]
+    ) -> None:
         """Raises a ValueError about patterns that match nothing, if there are any.
 
         Args:
           unmatched: Those, by number.
+          where: In what they match nothing, in words.
           paths: Returns the paths that there are.
         """
         typos = [self.patterns[number] for number in unmatched]
         if not typos:
             return
-        error = f"select matches nothing in the file: {', '.join(typos)}"
+        error = f"select matches nothing in the {where}: {', '.join(typos)}"
         for typo in typos:
             parts = self._tuples.get(typo, ())
             if len(parts) > 1 and all(isinstance(part, str) for part in parts):
@@ -161,6 +165,88 @@ def _is_path(value: Any) -> bool:
 def _text(path: Any) -> str:
     """Returns a path as text, whatever form it has."""
     return path if isinstance(path, str) else _paths.text(_paths.parts(path))
+
+
+def chosen(tree: Any, select: Any) -> Any:
+    """Returns a tree with the selected leaves alone, as `load(select=...)` returns it.
+
+    A container that loses nothing stays the same object; one that loses children becomes a dict.
+
+    Raises:
+      ValueError: If a pattern matches nothing, or a tree of bools has no bool for a leaf.
+    """
+    if select is None:
+        return tree
+    selector = Selector(select)
+    ends: dict[tuple[str, ...], bool] = {}
+    _note_ends(tree, (), ends)
+    paths = {parts: _paths.text(parts) for parts in ends}
+    numbers = range(len(selector.patterns))
+    selector.check(
+        selector.unmatched(numbers, paths.values()), "tree", lambda: list(paths.values())
+    )
+    meant = meant_of({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
+    wanted = {parts for parts in ends if paths[parts] in meant}
+    # The containers that lose something, and those that keep something.
+    losing = {parts[:count] for parts in ends.keys() - wanted for count in range(len(parts) + 1)}
+    keeping = {parts[:count] for parts in wanted for count in range(len(parts) + 1)}
+
+    def below(node: Any, parts: tuple[str, ...]) -> Any:
+        if parts not in losing:
+            return node
+        found = {}  # no comprehension: this goes as deep as a tree
+        for name, child in _children(node).items():
+            if (*parts, str(name)) in keeping:
+                found[str(name)] = below(child, (*parts, str(name)))
+        kind = kind_of(node)
+        if kind is None or kind.final or len(found) < len(_children(node)):
+            return found
+        return kind.make(node, found)  # it has all its children, though some have lost theirs
+
+    return below(tree, ()) if wanted else {}
+
+
+def _note_ends(node: Any, parts: tuple[str, ...], ends: dict[tuple[str, ...], bool]) -> None:
+    """Notes the leaves and empty containers of a tree, and which of them are leaves."""
+    children = _children(node)
+    if not children:
+        # Code has no form in files, where it is empty.
+        ends[parts] = kind_of(node) is None and not is_function(node)
+    for name, child in children.items():
+        _note_ends(child, (*parts, str(name)), ends)
+
+
+def _children(node: Any) -> Mapping[str, Any]:
+    children = expand(node)[0] if kind_of(node) is not None else None
+    return children if isinstance(children, Mapping) else {}
+
+
+def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
+    """Returns the selected paths of leaves and empty containers; see `Catalog.select`.
+
+    Args:
+      ends: All paths, and whether a leaf is there.
+      selector: The selection.
+    """
+    meant = {path for path, is_leaf in ends.items() if is_leaf and selector.means(path)}
+    # Whether all leaves in a container are selected, by its keys.
+    around: dict[tuple[str, ...], bool] = {}
+    for path, is_leaf in ends.items():
+        parts = tuple(_paths.parts(path))
+        for count in range(len(parts) if is_leaf else 0):
+            around[parts[:count]] = around.get(parts[:count], True) and path in meant
+    for path, is_leaf in ends.items():
+        if is_leaf:
+            continue
+        try:
+            is_meant = selector.means(path)
+        except ValueError:  # no bool is for it
+            parts = tuple(_paths.parts(path))
+            places = [parts[:count] for count in range(len(parts) - 1, -1, -1)]
+            is_meant = next((around[place] for place in places if place in around), True)
+        if is_meant:
+            meant.add(path)
+    return meant
 
 
 class Renaming:
