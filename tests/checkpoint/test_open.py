@@ -377,3 +377,33 @@ def test_a_path_that_there_is_not() -> None:
         assert caught.value.args == (path,)
         notes = getattr(caught.value, "__notes__", [])
         assert notes == ([] if near is None else [f"is it {near!r}?"])
+
+
+def test_keys_with_slashes_are_found_as_they_are() -> None:
+    tree = {"mlp/~/linear_0": {"w": 1, "b/c": [2, {"d": 3}]}, "a~1b": 4, "x": {"y/z": 5}}
+    file = treepack.open(treepack.dumps(tree))
+    assert file["mlp/~/linear_0/w"] == file["mlp~1~0~1linear_0/w"] == 1
+    assert file["mlp/~/linear_0/b/c/1/d"] == file["mlp/~/linear_0"]["b/c/1"]["d"] == 3
+    assert (file["a~1b"], file["x/y/z"], file.get("x/y/z")) == (4, 5, 5)
+    assert "mlp/~/linear_0" in file
+    assert "mlp/~/linear_1" not in file
+    assert ("mlp", "~", "linear_0") not in file  # its parts are keys
+    for missing in ("mlp/~/linear_1", "mlp/~/linear_1/w"):
+        with pytest.raises(KeyError) as error:
+            file[missing]
+        assert "'mlp~1~0~1linear_0'" in error.value.__notes__[0]
+    with pytest.raises(KeyError) as error:
+        file["mlp/~/linear_0/b/d"]
+    assert "written 'mlp~1~0~1linear_0/b~1c'" in error.value.__notes__[0]
+
+
+def test_a_text_that_leads_to_two_places_leads_to_none() -> None:
+    tree = {"a": {"b/c": 1}, "a/b": {"c": 2}, "d/e": 1, "d": {"e": 2}}
+    file = treepack.open(treepack.dumps(tree))
+    assert "a/b/c" not in file
+    assert file["d/e"] == 2  # as a path
+    # Each value is visited once, though the ways to split the text are 2 ** 60.
+    deep: object = 1
+    for _ in range(60):
+        deep = {"a": deep, "a/a": {}}
+    assert "/".join(["a"] * 62) not in treepack.open(treepack.dumps(deep))

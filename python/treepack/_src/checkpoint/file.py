@@ -30,7 +30,8 @@ class Tree(Mapping[str, Any]):
 
     An array is a `LazyArray`, a container another `Tree`; other leaves are read. The keys of lists
     and tuples are indices. A key may also be a path, such as `params/layers/0/w`, or a key path of
-    JAX. In a path, `/` inside a key is written `~1`, and `~` is written `~0`.
+    JAX. In a path, `/` inside a key is written `~1`, and `~` is written `~0`; where that leads
+    nowhere, the text is taken as it is if it leads to one place: haiku's `mlp/~/linear_0/w`.
     """
 
     def __init__(self, place: Place):
@@ -49,15 +50,49 @@ class Tree(Mapping[str, Any]):
         parts = _paths.parts(path)
         value = self._catalog.find(parts, self._place.value)
         if value is None:
-            error = KeyError(path if isinstance(path, str) else _paths.text(parts))
-            near = difflib.get_close_matches(_paths.text(parts), self._paths_near(parts), n=1)
-            for similar in near:
-                error.add_note(f"is it {similar!r}?")
-            raise error
+            found, names = self._literally(path)
+            if found is None:
+                raise self._missing(path, parts, names)
+            value, parts = found
         place = self._place.below(value, parts)
         if self._catalog.children(value) is None:
             return place.reader.leaf(value, place.parts)
         return Tree(place)
+
+    def _literally(self, path: Any) -> tuple[tuple[int, list[str]] | None, dict[str, list[str]]]:
+        """Looks for the value at a text in which nothing is escaped, as keys of haiku have slashes.
+
+        Returns:
+          The value and its parts if there is exactly one; and the parts that lead to places on the
+          way to it whose keys have slashes, by their text.
+        """
+        if not isinstance(path, str) or not ("/" in path or "~" in path):
+            return None, {}
+        found: list[tuple[int, list[str]]] = []
+        near: dict[str, list[str]] = {}
+        # Each value is here once at most: its path is one text.
+        left: list[tuple[int, list[str], str]] = [(self._place.value, [], path)]
+        while left:
+            above, parts, rest = left.pop()
+            for name, value in dict(self._catalog.children(above) or ()).items():
+                if name == rest:
+                    found.append((value, [*parts, name]))
+                elif rest.startswith(name) and rest[len(name)] == "/":
+                    left.append((value, [*parts, name], rest[len(name) + 1 :]))
+                elif "/" in name and len(near) < _MOST_NAMES:
+                    near["/".join([*parts, name])] = [*parts, name]
+        return (found[0] if len(found) == 1 else None), near
+
+    def _missing(self, path: Any, parts: list[str], names: dict[str, list[str]]) -> KeyError:
+        """Returns the error for a path where nothing is, with a similar one."""
+        text = _paths.text(parts)
+        error = KeyError(path if isinstance(path, str) else text)
+        for similar in difflib.get_close_matches(path, names, n=1) if names else ():
+            error.add_note(f"is it {similar!r}, written {_paths.text(names[similar])!r}?")
+            return error
+        for similar in difflib.get_close_matches(text, self._paths_near(parts), n=1):
+            error.add_note(f"is it {similar!r}?")
+        return error
 
     def _paths_near(self, parts: list[str]) -> list[str]:
         """Returns the existing paths that differ from a missing one in one part only."""
@@ -72,9 +107,10 @@ class Tree(Mapping[str, Any]):
 
     def __contains__(self, path: object) -> bool:
         try:
-            return self._catalog.find(_paths.parts(path), self._place.value) is not None
+            value = self._catalog.find(_paths.parts(path), self._place.value)
         except TypeError:
             return False
+        return value is not None or self._literally(path)[0] is not None
 
     def get(self, path: Any, default: Any = None) -> Any:
         """Returns the leaf or container at a path, or the default if nothing is there."""
