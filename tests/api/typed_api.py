@@ -87,6 +87,7 @@ def files(folder: Path) -> None:
     progress: treepack.Progress = lambda done, total: told.append(done)  # noqa: E731
     strict: treepack.Strict = "exact"
     arrays: treepack.Arrays = "numpy"
+    treepack.save(path, tree, select=["**"])
     treepack.save(path, tree, metadata={"step": 1}, compress=True, level=1, progress=progress)
     # With a target the result has its type.
     found: dict[str, Layer | Point] = treepack.load(path, tree, strict=strict)
@@ -138,7 +139,8 @@ def opened(folder: Path) -> None:
 
 def data() -> None:
     tree = (Layer(jnp.ones(2)), [1, 2.0])
-    encoded: bytes = treepack.dumps(tree, static="skip", align=16, threads=1)
+    encoded: bytes = treepack.dumps(tree, static="skip", select="**", align=16, threads=1)
+    treepack.loads(encoded, dtype=jnp.bfloat16)
     same: tuple[Layer, list[float]] = treepack.loads(encoded, tree)
     layer: Layer = treepack.loads(treepack.dumps(tree[0]), tree[0])
     assert layer.act == "relu"

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.support.trees import ML_DTYPES, NUMPY_DTYPES, example_array
 
 import treepack
 from treepack._src.checkpoint import placement
 from treepack._src.dtypes import is_float
+from trees import ML_DTYPES, NUMPY_DTYPES, example_array
 
 DTYPES = [dtype for dtype in NUMPY_DTYPES + ML_DTYPES if dtype.char not in "gG"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,22 @@ def test_where_the_chunks_of_an_array_are_is_found_out_once(chunk_size: Any) -> 
         np.testing.assert_array_equal(lazy[start : start + 10], array[start : start + 10])
     np.testing.assert_array_equal(lazy[::799], array[::799])
     assert lazy[0:0].size == 0
+
+
+def test_the_way_to_a_few_rows_is_short(tmp_path: Path) -> None:
+    """A lookup is mostly calls of Python, so their number is what it costs."""
+    treepack.save(tmp_path / "x", {"a": {"w": np.ones((100, 8))}})
+    package = str(Path(treepack.__file__).parent)
+    seen = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            seen.add(frame.f_code)
+
+    treepack.open(tmp_path / "x")["a/w"][3:5]
+    sys.setprofile(note)
+    try:
+        treepack.open(tmp_path / "x")["a/w"][3:5]
+    finally:
+        sys.setprofile(None)
+    assert len(seen) <= 27, sorted(code.co_qualname for code in seen)

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.support.node_types import Frozen, Plain
-from tests.support.trees import assert_same, state_trees
 
 import treepack
+from node_types import Frozen, Plain
 from treepack._src.pytree.state_dict import leaf_paths
+from trees import assert_same, state_trees
 
 
 def outcome(make: Any) -> Any:

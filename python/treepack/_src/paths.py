@@ -42,6 +42,8 @@ def parts(path: Any) -> list[str]:
     if isinstance(path, str):
         if path == ROOT:
             return []
+        if "~" not in path:
+            return path.split("/")
         return [
             part.replace("~2", ROOT).replace("~1", "/").replace("~0", "~")
             for part in path.split("/")

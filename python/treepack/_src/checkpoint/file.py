@@ -47,17 +47,19 @@ class Tree(Mapping[str, Any]):
         Raises:
           KeyError: If nothing is there.
         """
+        reader, start, above = self._place
         parts = _paths.parts(path)
-        value = self._catalog.find(parts, self._place.value)
+        catalog = reader.catalog
+        value = catalog.find(parts, start)
         if value is None:
             found, names = self._literally(path)
             if found is None:
                 raise self._missing(path, parts, names)
             value, parts = found
-        place = self._place.below(value, parts)
-        if self._catalog.children(value) is None:
-            return place.reader.leaf(value, place.parts)
-        return Tree(place)
+        parts = [*above, *parts]
+        if catalog.children(value) is None:
+            return reader.leaf(value, parts)
+        return Tree(Place(reader, value, parts))
 
     def _literally(self, path: Any) -> tuple[tuple[int, list[str]] | None, dict[str, list[str]]]:
         """Looks for the value at a text in which nothing is escaped, as keys of haiku have slashes.
@@ -265,7 +267,7 @@ class File(Tree):
     """
 
     def __init__(self, reader: Reader, unknown: Unknown = "error"):
-        super().__init__(Place(reader, 0, []))
+        self._place = Place(reader, 0, [])
         self._unknown = unknown
 
     @property

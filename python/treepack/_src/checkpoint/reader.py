@@ -116,7 +116,7 @@ class Reader:
 
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a lazy array; of a PRNG key, its data."""
-        return LazyArray(self, value, _paths.text(parts), *dtype_and_shape(kind))
+        return LazyArray(self, value, parts, *dtype_and_shape(kind))
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
         """Returns a typed PRNG key, or a dict if its implementation is unknown here."""
@@ -254,7 +254,7 @@ class LazyArray(ArrayLike, Deferred):
     compiled, take no objects but arrays: give them `jnp.asarray(lazy)`.
 
     Attributes:
-      path: Its path in the file.
+      parts: The parts of its path in the file.
       shape: Its shape.
       dtype: Its NumPy dtype.
 
@@ -265,15 +265,22 @@ class LazyArray(ArrayLike, Deferred):
       (4, 3) [3. 6.] 21.0
     """
 
-    def __init__(self, reader: Reader, value: int, path: str, dtype: str, shape: tuple[int, ...]):
-        found = _dtypes.resolve(dtype.encode())
-        if found is None:
-            raise DecodeError(f"{dtype!r} is no dtype that an array can have", path=path)
+    def __init__(
+        self, reader: Reader, value: int, parts: list[str], dtype: str, shape: tuple[int, ...]
+    ):
         self.reader = reader
         self.value = value
-        self.path = path
+        self.parts = parts
+        found = _dtypes.resolve(dtype.encode())
+        if found is None:
+            raise DecodeError(f"{dtype!r} is no dtype that an array can have", path=self.path)
         self.dtype: np.dtype[Any] = found
         self.shape = shape
+
+    @property
+    def path(self) -> str:
+        """Its path in the file."""
+        return _paths.text(self.parts)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -346,14 +353,13 @@ class LazyArray(ArrayLike, Deferred):
         return f"LazyArray({self.path!r}, shape={self.shape}, dtype={self.dtype.name})"
 
     def __reduce__(self) -> Any:
-        return _array_at, (self.reader, self.path)
+        return _array_at, (self.reader, self.parts)
 
 
-def _array_at(reader: Reader, path: str) -> Any:
-    parts = _paths.parts(path)
+def _array_at(reader: Reader, parts: list[str]) -> Any:
     value = reader.catalog.find(parts, 0)
     if value is None:
-        raise KeyError(path)  # the file has been replaced
+        raise KeyError(_paths.text(parts))  # the file has been replaced
     return reader.leaf(value, parts)
 
 
@@ -377,9 +383,12 @@ def box_of(index: Any, shape: tuple[int, ...]) -> tuple[list[range], tuple[Any, 
       IndexError: If the index is out of bounds.
     """
     parts = [*index] if isinstance(index, tuple) else [index]
-    if not all(part is None or part is ... or _is_basic(part) for part in parts):
-        return None
-    axes = sum(map(_is_basic, parts))
+    axes = 0
+    for part in parts:
+        if _is_basic(part):
+            axes += 1
+        elif part is not None and part is not ...:
+            return None
     if axes > len(shape) or parts.count(...) > 1:
         raise IndexError(
             f"too many indices for an array of {len(shape)} dimensions: {index!r:.100}"

@@ -177,7 +177,7 @@ class ShardedReader(Reader):
         number = self.catalog.array_elsewhere(value)
         if number is None:  # its bytes are in the manifest itself
             return super().array(value, parts, kind)
-        return ShardedArray(self, value, _paths.text(parts), *dtype_and_shape(kind), number)
+        return ShardedArray(self, value, parts, *dtype_and_shape(kind), number)
 
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
         """Returns a typed PRNG key, or a dict if its implementation is unknown here."""
@@ -315,21 +315,21 @@ class ShardedArray(LazyArray):
         self,
         reader: ShardedReader,
         value: int,
-        path: str,
+        parts: list[str],
         dtype: str,
         shape: tuple[int, ...],
         number: int,
     ):
-        super().__init__(reader, value, path, dtype, shape)
+        super().__init__(reader, value, parts, dtype, shape)
         self.checkpoint = reader
         counts, self.is_host = reader.manifest.grid(number)
         try:
             self._grid = core.ShardGrid(shape, [1] * len(shape) if self.is_host else counts)
         except ValueError:
-            raise DecodeError(f"the manifest splits {shape} by {counts}", path=path) from None
+            raise DecodeError(f"the manifest splits {shape} by {counts}", path=self.path) from None
         self._number = number
         self._stored = self.dtype
-        self._keys = _paths.parts(path)
+        self._keys = parts
         self._known: dict[int, LazyArray] = {}
 
     def cast(self, dtype: Any) -> ShardedArray:
