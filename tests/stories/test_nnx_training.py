@@ -1,0 +1,92 @@
+"""A model and an optimizer of flax.nnx."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import treepack
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.linear = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.dropout(self.norm(self.linear(x)))
+
+
+def trained() -> tuple[Model, Any]:
+    model = Model(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    optimizer.update(model, nnx.grad(lambda model: model(jnp.ones((2, 3))).sum())(model))
+    return model, optimizer
+
+
+def same(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        if jax.dtypes.issubdtype(other.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_state_of_a_model(tmp_path: Path) -> None:
+    model, _ = trained()
+    graph, state = nnx.split(model)
+    treepack.save(tmp_path / "model.treepack", state)
+
+    loaded = treepack.load(tmp_path / "model.treepack")  # nnx is imported: nothing to register
+    same(loaded, state)
+    same(nnx.state(nnx.merge(graph, loaded)), state)
+
+    shapes = nnx.eval_shape(lambda: Model(nnx.Rngs(1)))
+    graph, template = nnx.split(shapes)
+    again = nnx.merge(graph, treepack.load(tmp_path / "model.treepack", template))
+    same(nnx.state(again), state)
+    assert again(jnp.ones((2, 3))).shape == (2, 4)
+
+
+def test_parameters_alone(tmp_path: Path) -> None:
+    model, _ = trained()
+    treepack.save(tmp_path / "params.treepack", nnx.state(model, nnx.Param))
+    other = Model(nnx.Rngs(1))
+    template = nnx.state(other, nnx.Param)
+    nnx.update(other, treepack.load(tmp_path / "params.treepack", template))
+    same(nnx.state(other, nnx.Param), nnx.state(model, nnx.Param))
+
+
+def test_model_and_optimizer_in_one_tree(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    graph, state = nnx.split((model, optimizer))
+    treepack.save(tmp_path / "state.treepack", state, metadata={"step": 1})
+    template = jax.tree.map(jnp.zeros_like, state)
+    loaded_model, loaded = nnx.merge(graph, treepack.load(tmp_path / "state.treepack", template))
+    same(nnx.state(loaded), nnx.state(optimizer))
+    same(nnx.state(loaded_model), nnx.state(model))
+    assert loaded.step[...] == 1
+
+
+def test_the_objects_themselves(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    treepack.save(tmp_path / "state.treepack", {"model": model, "optimizer": optimizer})
+    new = Model(nnx.Rngs(5))
+    template = {"model": new, "optimizer": nnx.Optimizer(new, optax.adam(1e-2), wrt=nnx.Param)}
+    loaded = treepack.load(tmp_path / "state.treepack", template)
+    assert type(loaded["model"]) is Model
+    same(nnx.state(loaded["model"]), nnx.state(model))
+    same(nnx.state(loaded["optimizer"]), nnx.state(optimizer))
+
+
+def test_split_with_its_graph_definition(tmp_path: Path) -> None:
+    model, _ = trained()
+    parts = nnx.split(model)
+    treepack.save(tmp_path / "parts.treepack", parts)  # the definition of the graph is code
+    graph, state = treepack.load(tmp_path / "parts.treepack", nnx.split(Model(nnx.Rngs(3))))
+    same(nnx.state(nnx.merge(graph, state)), nnx.state(model))
