@@ -97,10 +97,15 @@ TYPED := $(CURDIR)/$(VENV)/typed/site-packages
 
 ## make bench         the comparison with other libraries, in time and memory: a short run
 ## make bench NAME=   another one of benches/ (compare_gzip, startup, open, sharded, scale), or
-##                    core (parts of the Rust core), or full (all that benches/results has)
+##                    core (parts of the Rust core), full (all that benches/results has), or
+##                    libraries (the table of docs/types.md: whose states are saved and loaded)
 BENCH_full = $(BIN)/python benches/compare.py --full && \
   $(BIN)/python benches/compare_gzip.py --size 128 --write && $(BIN)/python benches/chart.py
 BENCH_core = cargo bench --quiet
+# Not a benchmark: the states of some sixty libraries, in an environment of their own.
+BENCH_libraries = $(PYTHON) -m venv $(VENV)/libraries && \
+  $(VENV)/$(PIP:$(BIN)/%=libraries/bin/%) -r tests/libraries/requirements.txt && \
+  PYTHONPATH=python $(VENV)/libraries/bin/python tests/libraries/table.py --write
 bench: $(if $(filter core,$(NAME)),,$(VENV)/.bench)
 	$(or $(BENCH_$(NAME)),$(BIN)/python -u benches/$(or $(NAME),compare).py $(ARGS))
 

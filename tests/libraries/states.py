@@ -6,7 +6,7 @@ one a template of it.
 """
 
 # Imports stand in functions: each process imports the libraries of one row.
-# ruff: noqa: E501, F841, N806, PLC0415
+# ruff: noqa: E501
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class Library:
 STATES: dict[str, Library] = {}
 
 
-def state(
-    library: str, *modules: str
-) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def state(library: str, *modules: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Enters a function that makes a state, under the name of the function."""
 
     def enter(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -161,7 +159,9 @@ OWN: dict[str, type] = {}
 def own(name: str, decorate: Callable[[type], type], **fields: Any) -> Any:
     """A dataclass of the program itself, made once."""
     if name not in OWN:
-        plain = type(name, (), {"__annotations__": dict.fromkeys(fields, Any), "__module__": __name__})
+        plain = type(
+            name, (), {"__annotations__": dict.fromkeys(fields, Any), "__module__": __name__}
+        )
         OWN[name] = globals()[name] = decorate(plain)
     return OWN[name](**fields)
 
@@ -205,7 +205,9 @@ def pure_dict() -> Any:
 def split() -> Any:
     from flax import nnx
 
-    return nnx.split(nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Dropout(0.1, rngs=nnx.Rngs(1))))
+    return nnx.split(
+        nnx.Sequential(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Dropout(0.1, rngs=nnx.Rngs(1)))
+    )
 
 
 @state("flax.nnx")
@@ -275,10 +277,14 @@ def lbfgs() -> Any:
     import jax.numpy as jnp
     import optax
 
-    loss = lambda x: jnp.sum(x**2)
+    def loss(x: Any) -> Any:
+        return jnp.sum(x**2)
+
     optimizer, x = optax.lbfgs(), jnp.ones(3)
     value, gradient = loss(x), 2 * x
-    return optimizer.update(gradient, optimizer.init(x), x, value=value, grad=gradient, value_fn=loss)[1]
+    return optimizer.update(
+        gradient, optimizer.init(x), x, value=value, grad=gradient, value_fn=loss
+    )[1]
 
 
 # equinox and what is made of it
@@ -333,7 +339,13 @@ def solution() -> Any:
 
     term = diffrax.ODETerm(lambda t, y, args: -y)
     return diffrax.diffeqsolve(
-        term, diffrax.Tsit5(), 0.0, 1.0, 0.1, jnp.ones(3), saveat=diffrax.SaveAt(t1=True, dense=True)
+        term,
+        diffrax.Tsit5(),
+        0.0,
+        1.0,
+        0.1,
+        jnp.ones(3),
+        saveat=diffrax.SaveAt(t1=True, dense=True),
     )
 
 
@@ -358,7 +370,11 @@ def operators() -> Any:
     import lineax
 
     matrix = lineax.MatrixLinearOperator(jnp.eye(3) * 2, lineax.positive_semidefinite_tag)
-    return {"m": matrix, "d": lineax.DiagonalLinearOperator(jnp.ones(3)), "s": lineax.Cholesky().init(matrix, {})}
+    return {
+        "m": matrix,
+        "d": lineax.DiagonalLinearOperator(jnp.ones(3)),
+        "s": lineax.Cholesky().init(matrix, {}),
+    }
 
 
 @state("lineax")
@@ -385,7 +401,13 @@ def solver_state() -> Any:
 
     solver = optx.GradientDescent(0.1, 1e-3, 1e-3)
     return solver.init(
-        lambda x, args: (jnp.sum(x**2), None), jnp.ones(3), None, {}, jax.ShapeDtypeStruct((), jnp.float32), None, frozenset()
+        lambda x, args: (jnp.sum(x**2), None),
+        jnp.ones(3),
+        None,
+        {},
+        jax.ShapeDtypeStruct((), jnp.float32),
+        None,
+        frozenset(),
     )
 
 
@@ -397,11 +419,14 @@ def annotated_module() -> Any:
 
 
 def jaxtyped(plain: type) -> type:
-    import jax
     import equinox as eqx
     from jaxtyping import Array, Float, jaxtyped
 
-    plain = type(plain.__name__, (eqx.Module,), {"__annotations__": {"w": Float[Array, "a b"]}, "__module__": __name__})
+    plain = type(
+        plain.__name__,
+        (eqx.Module,),
+        {"__annotations__": {"w": Float[Array, "a b"]}, "__module__": __name__},
+    )
     return jaxtyped(plain, typechecker=None)
 
 
@@ -460,7 +485,10 @@ def named_arrays() -> Any:
     import jax
 
     rows, columns = hax.Axis("rows", 3), hax.Axis("columns", 4)
-    return {"a": hax.ones((rows, columns)), "linear": hax.nn.Linear.init(rows, columns, key=jax.random.key(0))}
+    return {
+        "a": hax.ones((rows, columns)),
+        "linear": hax.nn.Linear.init(rows, columns, key=jax.random.key(0)),
+    }
 
 
 @state("jaxley", "jaxley", "jaxley.channels")
@@ -489,7 +517,10 @@ def distreqx_distributions() -> Any:
     import jax.numpy as jnp
     from distreqx import distributions
 
-    return {"n": distributions.Normal(jnp.zeros(2), jnp.ones(2)), "c": distributions.Categorical(jnp.zeros(3))}
+    return {
+        "n": distributions.Normal(jnp.zeros(2), jnp.ones(2)),
+        "c": distributions.Categorical(jnp.zeros(3)),
+    }
 
 
 @state("tinygp", "tinygp", "tinygp.kernels")
@@ -539,7 +570,11 @@ def distrax_distributions() -> Any:
     import jax.numpy as jnp
 
     normal = distrax.Normal(jnp.zeros(2), jnp.ones(2))
-    return {"n": normal, "i": distrax.Independent(normal, 1), "t": distrax.Transformed(normal, distrax.Tanh())}
+    return {
+        "n": normal,
+        "i": distrax.Independent(normal, 1),
+        "t": distrax.Transformed(normal, distrax.Tanh()),
+    }
 
 
 @state("tensorflow_probability", "tensorflow_probability.substrates.jax")
@@ -547,12 +582,14 @@ def tfp_distributions() -> Any:
     import jax.numpy as jnp
     from tensorflow_probability.substrates.jax import distributions as tfd
 
-    return {"n": tfd.Normal(jnp.zeros(2), 1.0), "m": tfd.MultivariateNormalDiag(jnp.zeros(2), jnp.ones(2))}
+    return {
+        "n": tfd.Normal(jnp.zeros(2), 1.0),
+        "m": tfd.MultivariateNormalDiag(jnp.zeros(2), jnp.ones(2)),
+    }
 
 
 @state("tensorflow_probability")
 def mcmc_results() -> Any:
-    import jax
     import jax.numpy as jnp
     from tensorflow_probability.substrates.jax import mcmc
 
@@ -579,20 +616,29 @@ def search_tree() -> Any:
 
     def recurrent(params: Any, key: Any, action: Any, embedding: Any) -> Any:
         return mctx.RecurrentFnOutput(
-            reward=jnp.ones(2), discount=jnp.ones(2), prior_logits=jnp.zeros((2, 3)), value=jnp.ones(2)
+            reward=jnp.ones(2),
+            discount=jnp.ones(2),
+            prior_logits=jnp.zeros((2, 3)),
+            value=jnp.ones(2),
         ), embedding
 
-    root = mctx.RootFnOutput(prior_logits=jnp.zeros((2, 3)), value=jnp.zeros(2), embedding=jnp.zeros((2, 1)))
+    root = mctx.RootFnOutput(
+        prior_logits=jnp.zeros((2, 3)), value=jnp.zeros(2), embedding=jnp.zeros((2, 1))
+    )
     return mctx.muzero_policy({}, jax.random.key(0), root, recurrent, num_simulations=4)
 
 
 @state("rlax", "rlax")
 def popart_and_trace() -> Any:
-    import jax.numpy as jnp
     import rlax
 
     init, _ = rlax.popart(2, 1e-3, 1e-6, 1e6)
-    return {"popart": init(), "moments": rlax.create_unbiased_reward_normalizer() if hasattr(rlax, "create_unbiased_reward_normalizer") else None}
+    return {
+        "popart": init(),
+        "moments": rlax.create_unbiased_reward_normalizer()
+        if hasattr(rlax, "create_unbiased_reward_normalizer")
+        else None,
+    }
 
 
 @state("kfac_jax", "kfac_jax")
@@ -613,7 +659,7 @@ def kfac_optimizer() -> Any:
 
     def loss(params: Any, batch: Any) -> Any:
         x, y = batch
-        predicted = kfac_jax.__dict__.get("dense", lambda p, x: x @ p)(params, x) if False else x @ params
+        predicted = x @ params
         kfac_jax.register_squared_error_loss(predicted, y)
         return jnp.mean((predicted - y) ** 2)
 
@@ -621,7 +667,9 @@ def kfac_optimizer() -> Any:
         jax.value_and_grad(loss), l2_reg=0.0, use_adaptive_learning_rate=True,
         use_adaptive_momentum=True, use_adaptive_damping=True, initial_damping=1.0, multi_device=False,
     )  # fmt: skip
-    return optimizer.init(jnp.ones((3, 2)), jax.random.PRNGKey(0), (jnp.ones((4, 3)), jnp.ones((4, 2))))
+    return optimizer.init(
+        jnp.ones((3, 2)), jax.random.PRNGKey(0), (jnp.ones((4, 3)), jnp.ones((4, 2)))
+    )
 
 
 # Probabilistic programs
@@ -649,7 +697,7 @@ def hmc_state() -> Any:
     import jax.numpy as jnp
     from numpyro.infer.hmc import hmc
 
-    init, sample = hmc(lambda x: jnp.sum(x**2), algo="NUTS")
+    init, _ = hmc(lambda x: jnp.sum(x**2), algo="NUTS")
     return init(jnp.ones(2), 3, rng_key=jax.random.PRNGKey(0))
 
 
@@ -658,7 +706,10 @@ def numpyro_distributions() -> Any:
     import jax.numpy as jnp
     import numpyro.distributions as dist
 
-    return {"n": dist.Normal(jnp.zeros(2), 1.0).to_event(1), "c": dist.Categorical(logits=jnp.zeros(3))}
+    return {
+        "n": dist.Normal(jnp.zeros(2), 1.0).to_event(1),
+        "c": dist.Categorical(logits=jnp.zeros(3)),
+    }
 
 
 @state("blackjax", "blackjax")
@@ -692,15 +743,7 @@ def posterior() -> Any:
     import gpjax as gpx
 
     prior = gpx.gps.Prior(mean_function=gpx.mean_functions.Constant(), kernel=gpx.kernels.RBF())
-    return prior * gpx.likelihoods.Gaussian(num_datapoints=3)
-
-
-@state("jaxns", "jaxns")
-def nested_sampling() -> Any:
-    import jax.numpy as jnp
-    import jaxns
-
-    return jaxns.nested_samplers.common.types.Sample if False else {"u": jnp.ones(2)}
+    return prior * gpx.likelihoods.Gaussian()
 
 
 @state("flowMC", "flowMC.resource.buffers", "flowMC.resource.nf_model.rqSpline")
@@ -719,7 +762,9 @@ def brax_state() -> Any:
     import jax
     from brax import envs
 
-    return envs.get_environment("inverted_pendulum", backend="positional").reset(jax.random.PRNGKey(0))
+    return envs.get_environment("inverted_pendulum", backend="positional").reset(
+        jax.random.PRNGKey(0)
+    )
 
 
 @state("brax", "brax.training.agents.ppo.train")
@@ -755,7 +800,9 @@ def games() -> Any:
     import jax
     import pgx
 
-    return {name: pgx.make(name).init(jax.random.key(0)) for name in ("tic_tac_toe", "connect_four")}
+    return {
+        name: pgx.make(name).init(jax.random.key(0)) for name in ("tic_tac_toe", "connect_four")
+    }
 
 
 @state("jumanji", "jumanji")
@@ -771,8 +818,7 @@ def replay_buffer() -> Any:
     import flashbax
     import jax.numpy as jnp
 
-    buffer = flashbax.make_prioritised_item_buffer if False else flashbax.make_item_buffer
-    made = buffer(max_length=8, min_length=1, sample_batch_size=2)
+    made = flashbax.make_item_buffer(max_length=8, min_length=1, sample_batch_size=2)
     return made.add(made.init({"obs": jnp.ones(3)}), {"obs": jnp.full(3, 2.0)})
 
 
@@ -792,7 +838,9 @@ def cma_es() -> Any:
     from evosax.algorithms import CMA_ES
 
     strategy = CMA_ES(population_size=4, solution=jnp.zeros(3))
-    return strategy.init(jax.random.key(0), jnp.zeros(3), strategy.default_params), strategy.default_params
+    return strategy.init(
+        jax.random.key(0), jnp.zeros(3), strategy.default_params
+    ), strategy.default_params
 
 
 @state("jax_md", "jax_md")
@@ -803,7 +851,7 @@ def simulation() -> Any:
 
     displacement, shift = space.periodic(4.0)
     force = energy.soft_sphere_pair(displacement)
-    init, apply = simulate.nvt_nose_hoover(force, shift, 1e-3, 1.0)
+    init, _ = simulate.nvt_nose_hoover(force, shift, 1e-3, 1.0)
     return init(jax.random.PRNGKey(0), jnp.arange(8.0).reshape(4, 2) / 3)
 
 
@@ -813,7 +861,9 @@ def neighbor_list() -> Any:
     from jax_md import partition, space
 
     displacement, _ = space.periodic(4.0)
-    return partition.neighbor_list(displacement, 4.0, 1.0).allocate(jnp.arange(8.0).reshape(4, 2) / 3)
+    return partition.neighbor_list(displacement, 4.0, 1.0).allocate(
+        jnp.arange(8.0).reshape(4, 2) / 3
+    )
 
 
 @state("torax", "torax")
@@ -872,7 +922,10 @@ def irreps() -> Any:
     import e3nn_jax as e3nn
     import jax
 
-    return {"a": e3nn.normal("2x0e + 1o", jax.random.key(0), (3,)), "b": e3nn.IrrepsArray("1o", jax.numpy.ones(3))}
+    return {
+        "a": e3nn.normal("2x0e + 1o", jax.random.key(0), (3,)),
+        "b": e3nn.IrrepsArray("1o", jax.numpy.ones(3)),
+    }
 
 
 @state("tree_math", "tree_math")
@@ -898,7 +951,9 @@ def penzai_mlp() -> Any:
     from penzai.models import simple_mlp
 
     return pz.unbind_variables(
-        simple_mlp.MLP.from_config(name="mlp", init_base_rng=jax.random.key(0), feature_sizes=[2, 3, 1])
+        simple_mlp.MLP.from_config(
+            name="mlp", init_base_rng=jax.random.key(0), feature_sizes=[2, 3, 1]
+        )
     )
 
 
@@ -930,8 +985,8 @@ def cola_operators() -> Any:
 
 @state("scico", "scico", "scico.numpy")
 def block_array() -> Any:
-    import scico.numpy as snp
     import jax.numpy as jnp
+    import scico.numpy as snp
 
     return snp.blockarray([jnp.ones(3), jnp.ones((2, 2))])
 
@@ -969,14 +1024,20 @@ def clu_metrics() -> Any:
 def tree_class() -> Any:
     import sepes
 
-    return own("Sepes", lambda plain: sepes.autoinit(type(plain.__name__, (sepes.TreeClass,), dict(plain.__dict__))), w=params())
+    return own(
+        "Sepes",
+        lambda plain: sepes.autoinit(
+            type(plain.__name__, (sepes.TreeClass,), dict(plain.__dict__))
+        ),
+        w=params(),
+    )
 
 
 @state("brainstate", "brainstate")
 def brainstate_states() -> Any:
     import brainstate
 
-    return {"linear": brainstate.nn.Linear(2, 3).states().to_nest() if False else dict(brainstate.nn.Linear(2, 3).states())}
+    return dict(brainstate.nn.Linear(2, 3).states())
 
 
 @state("qwix", "qwix")
@@ -992,7 +1053,11 @@ def zodiax_module() -> Any:
     import jax.numpy as jnp
     import zodiax
 
-    return own("Zodiax", lambda plain: type(plain.__name__, (zodiax.Base,), dict(plain.__dict__)), w=jnp.ones(3))
+    return own(
+        "Zodiax",
+        lambda plain: type(plain.__name__, (zodiax.Base,), dict(plain.__dict__)),
+        w=jnp.ones(3),
+    )
 
 
 @state("jaxopt", "jaxopt")
@@ -1003,14 +1068,6 @@ def jaxopt_states() -> Any:
     solver = jaxopt.LBFGS(lambda x: jnp.sum(x**2))
     x = jnp.ones(3)
     return solver.update(x, solver.init_state(x))
-
-
-@state("orbax v1", "orbax.checkpoint.experimental.v1")
-def restored() -> Any:
-    import jax
-    import orbax.checkpoint.experimental.v1 as ocp
-
-    return {"tree": params(), "metadata": ocp.StepNumber(3) if hasattr(ocp, "StepNumber") else 3}
 
 
 @state("matfree", "matfree.decomp")

@@ -6,7 +6,7 @@
     libraries/bin/python tests/libraries/table.py --write    # and the table in docs/types.md
 
 One process of each library makes and saves its states; another one, which has imported the library
-and made nothing, loads them. A state passes if what is loaded has the same treedef and equal leaves.
+and made nothing, loads them. A state passes if the treedef is the same and all leaves are equal.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def tell(state: str, column: str, attempt: Callable[[], str | None]) -> bool:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        reason = f"{type(error).__name__}: {error}" or type(error).__name__
+        reason = f"{type(error).__name__}: {error}"
     print("\n" + json.dumps([state, column, " ".join(reason.split())]), flush=True)
     return not reason
 

@@ -5,6 +5,7 @@ import enum
 from pathlib import Path
 
 import jax.numpy as jnp
+import pytest
 
 import treepack
 
@@ -23,16 +24,25 @@ class Config:
 
 
 def test_a_dataclass_as_metadata(tmp_path: Path) -> None:
+    treepack.register_auxdata(Config)
+    treepack.register_auxdata(Activation)
     config = Config(width=16, activation=Activation.GELU)
     treepack.save(
         tmp_path / "model.treepack",
         {"w": jnp.ones((16, 16))},
         metadata={"step": 7, "config": config, "loss": 0.5},
     )
-    treepack.register_auxdata(Config)
-    treepack.register_auxdata(Activation)
     found = treepack.read_metadata(tmp_path / "model.treepack")
     assert found == {"step": 7, "config": config, "loss": 0.5}
+
+
+def test_what_has_no_name_is_told_with_its_place(tmp_path: Path) -> None:
+    @dataclasses.dataclass
+    class Unknown:
+        width: int = 3
+
+    with pytest.raises(TypeError, match=r"config.*register_auxdata"):
+        treepack.save(tmp_path / "model.treepack", {}, metadata={"config": Unknown()})
 
 
 def test_a_plain_dict_of_it(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ def test_select_params(state: TrainState, tmp_path: Path) -> None:
 def test_a_template_of_the_parameters_alone(state: TrainState, tmp_path: Path) -> None:
     shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
     loaded = treepack.load(tmp_path / "state.treepack", shapes)
-    np.testing.assert_array_equal(model.apply(loaded, batch), model.apply({"params": state.params}, batch))
+    np.testing.assert_array_equal(
+        model.apply(loaded, batch), model.apply({"params": state.params}, batch)
+    )
 
 
 def test_the_open_file(state: TrainState, tmp_path: Path) -> None:

@@ -27,4 +27,4 @@ def test_readers_look_at_the_content(tmp_path: Path) -> None:
     with treepack.open(tmp_path / "model.treepack") as file:
         assert file["mask"][:3].tolist() == [True, False, True]
     (tmp_path / "foreign.gz").write_bytes(gzip.compress(serialization.to_bytes(tree)))
-    assert treepack.load(tmp_path / "foreign.gz")["step"] == 3
+    assert treepack.load(tmp_path / "foreign.gz", tree)["step"] == 3

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import treepack
 
@@ -29,23 +30,21 @@ def test_a_slash_in_a_key_is_written_tilde_1(tmp_path: Path) -> None:
     with treepack.open(tmp_path / "haiku.treepack") as file:
         assert file["mlp~1~0~1linear_1/b"][1] == 1
         assert file["mlp~1~0~1linear_1"]["b"][1] == 1
-        try:
+        with pytest.raises(KeyError, match="mlp~1~0~1linear_1"):  # tells how it is written
             file["mlp/~/linear_1"]
-        except KeyError as error:
-            assert "mlp~1~0~1linear_1" in str(error)  # tells how it is written
 
 
 def test_patterns_choose_modules(tmp_path: Path) -> None:
     treepack.save(tmp_path / "haiku.treepack", params)
     weights = treepack.load(tmp_path / "haiku.treepack", select="*/w")
-    assert {name: list(module) for name, module in weights.items()} == dict.fromkeys(params, ["w"])
+    assert {name: list(module) for name, module in weights.items()} == {
+        name: ["w"] for name in params
+    }
     last = treepack.load(tmp_path / "haiku.treepack", select="mlp~1~0~1linear_1")
     assert list(last) == ["mlp/~/linear_1"]
 
 
 def test_haiku_itself(tmp_path: Path) -> None:
-    import pytest
-
     haiku = pytest.importorskip("haiku")
 
     def network(x):

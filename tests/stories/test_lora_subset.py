@@ -29,15 +29,11 @@ def test_adapters_over_a_base_model(tmp_path: Path) -> None:
     )
     jax.tree.map(np.testing.assert_array_equal, loaded, tuned)
     assert "head/kernel" in report.kept
-    assert report.loaded == [
-        f"layers/{i}/lora_{name}" for i in range(2) for name in ("a", "b")
-    ]
+    assert report.loaded == [f"layers/{i}/lora_{name}" for i in range(2) for name in ("a", "b")]
 
 
 def test_adapters_alone(tmp_path: Path) -> None:
-    treepack.save(
-        tmp_path / "lora.treepack", new_params(3.0), select=["**/lora_a", "**/lora_b"]
-    )
+    treepack.save(tmp_path / "lora.treepack", new_params(3.0), select=["**/lora_a", "**/lora_b"])
     with treepack.open(tmp_path / "lora.treepack") as file:
         assert file["layers/0/lora_a"].shape == (64, 2)
         assert "head" not in file
