@@ -6,7 +6,7 @@ import collections.abc
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
@@ -26,6 +26,9 @@ Strict = bool | Literal["exact"]
 
 Progress = Callable[[int, int], object] | bool | None
 """Where work reports: to a callable (bytes done, bytes in all), in a bar (`True`), or nowhere."""
+
+StorageOptions = Mapping[str, Any] | None
+"""Options of fsspec for the file system of a URL."""
 
 Arrays = Literal["saved", "numpy"]
 """The types of arrays: as they were saved, or all as NumPy's."""
@@ -171,6 +174,7 @@ class SaveOptions(TypedDict, total=False):
     durable: bool
     threads: int | None
     progress: Progress
+    storage_options: StorageOptions
 
 
 class ReadOptions(TypedDict, total=False):
@@ -232,6 +236,7 @@ class LoadOptions(PartOptions, total=False):
 
     mmap: bool
     max_size: int | None
+    storage_options: StorageOptions
 
 
 def part_options(options: PartOptions, *, return_report: bool) -> tuple[Selection, Reading]:

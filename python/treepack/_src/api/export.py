@@ -10,9 +10,10 @@ from treepack._src import paths as _paths
 from treepack._src.api.files import save
 from treepack._src.checkpoint.load import restore_described
 from treepack._src.interop.modules import OnUse
-from treepack._src.options import Arrays, Progress, Reading, Static
+from treepack._src.options import Arrays, Progress, Reading, Static, StorageOptions
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.storage.content import read_whole
+from treepack._src.storage.content import Openable, content_of
+from treepack._src.storage.place import resolved
 from treepack.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def save_exported(
     durable: bool = True,
     threads: int | None = None,
     progress: Progress = None,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Saves an exported function and its parameters to one file, replaced whole or not at all.
 
@@ -64,6 +66,7 @@ def save_exported(
       durable: Whether the file is on the disk when this returns.
       threads: The maximum number of threads.
       progress: A callable of bytes done and in all, or `True` for a bar.
+      storage_options: Options of fsspec for the file system of a URL; see `save`.
 
     Raises:
       OSError: If the file cannot be written.
@@ -91,11 +94,12 @@ def save_exported(
         durable=durable,
         threads=threads,
         progress=progress,
+        storage_options=storage_options,
     )
 
 
 def load_exported(
-    path: str | os.PathLike[str],
+    path: Openable,
     *,
     arrays: Arrays = "saved",
     device: jax.Device | None = None,
@@ -106,6 +110,7 @@ def load_exported(
     max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
+    storage_options: StorageOptions = None,
 ) -> LoadedExported:
     """Returns the function and the parameters that `save_exported` saved.
 
@@ -124,6 +129,7 @@ def load_exported(
       max_size: The maximum decompressed size in bytes.
       threads: The maximum number of threads.
       progress: A callable of bytes done and in all, or `True` for a bar.
+      storage_options: Options of fsspec for the file system of a URL; see `save`.
 
     Raises:
       OSError: If the file cannot be read.
@@ -146,7 +152,8 @@ def load_exported(
         copy=copy,
         threads=threads,
     )
-    content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+    path = resolved(path, storage_options)
+    content = content_of(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
     tree = restore_described(content, None, how)
     if type(tree) is not dict or tree.keys() != {"exported", "params"}:
         raise DecodeError("the file is not from save_exported")

@@ -17,7 +17,6 @@ from treepack._src.checkpoint.sharded import unless_replaced
 from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
     Arrays,
-    Buffer,
     LoadOptions,
     Missing,
     OnCorrupt,
@@ -26,6 +25,7 @@ from treepack._src.options import (
     SaveOptions,
     Selection,
     Static,
+    StorageOptions,
     Strict,
     Unexpected,
     Unknown,
@@ -37,8 +37,8 @@ from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
-from treepack._src.storage.content import content_of, read_whole
-from treepack._src.storage.place import absolute
+from treepack._src.storage.content import Openable, content_of
+from treepack._src.storage.place import absolute, resolved
 from treepack._src.storage.write import save_layout
 from treepack.errors import GzipError, GzipTruncatedError
 
@@ -84,6 +84,7 @@ def save(
     durable: bool = True,
     threads: int | None = None,
     progress: Progress = None,
+    storage_options: StorageOptions = None,
 ) -> Saving | None:
     """Saves a tree to a file, which is replaced whole or not at all.
 
@@ -97,9 +98,9 @@ def save(
     directories are made.
 
     Args:
-      path: The file, or a URL that fsspec knows (`pip install treepack[remote]`), where the object
-        appears once all of it has been written. The permissions of a file are those of the one
-        that it replaces, or follow the umask.
+      path: The file (a `~` at its start is the home folder), a `UPath`, or a URL that fsspec knows
+        (`pip install treepack[remote]`), where the object appears once all of it has been written.
+        The permissions of a file are those of the one that it replaces, or follow the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
         of a path and a leaf, for trees that are larger than memory: they become nested dicts, whose
         arrays wait in a temporary file beside `path`.
@@ -133,6 +134,8 @@ def save(
       progress: A callable that is called now and then with the number of bytes of the encoding
         that are done, and of all; or `True` for a bar of tqdm. An exception in it ends the work,
         and the file is the old one.
+      storage_options: Options of fsspec for the file system of a URL, such as credentials and
+        endpoints. A `UPath` has its own, to which these are added.
 
     Returns:
       With `background=True` a `Saving`, whose `result()` waits until all is written.
@@ -154,6 +157,7 @@ def save(
       >>> treepack.load(path)
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
+    path = resolved(path, storage_options)
     step = None if step is None else operator.index(step)
     how = Writing(
         compress=compress,
@@ -193,7 +197,7 @@ T = TypeVar("T")
 
 @overload
 def load(
-    path: str | os.PathLike[str],
+    path: Openable,
     target: None = None,
     *,
     return_report: bool = False,
@@ -203,7 +207,7 @@ def load(
 
 @overload
 def load(
-    path: str | os.PathLike[str],
+    path: Openable,
     target: T,
     *,
     return_report: Literal[False] = False,
@@ -213,7 +217,7 @@ def load(
 
 @overload
 def load(
-    path: str | os.PathLike[str],
+    path: Openable,
     target: T,
     *,
     return_report: Literal[True],
@@ -222,7 +226,7 @@ def load(
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: Openable,
     target: Any = None,
     *,
     strict: Strict = True,
@@ -245,12 +249,14 @@ def load(
     max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
+    storage_options: StorageOptions = None,
 ) -> Any:
     """Loads the tree in a file: as it was saved, or in the structure of a target.
 
     Args:
-      path: A file of `save`, or its URL; or the directory of a sharded one. With a target also a
-        file of flax, or of `treepack.serialization`. Gzip is recognised by its first bytes.
+      path: A file of `save`, or its URL; or the directory of a sharded one; or all else that
+      `open` takes: a `UPath`, bytes, a file object. With a target also a file of flax, or of
+        `treepack.serialization`. Gzip is recognised by its first bytes.
       target: A template. The result has its containers; of its leaves only shape, dtype and
         sharding matter, so `jax.ShapeDtypeStruct`s will do (from `jax.eval_shape` or `abstract`).
         Where it has arrays of jax or `ShapeDtypeStruct`s (of a dtype that jax has here: without
@@ -301,6 +307,7 @@ def load(
         manifest and all its files together.
       threads: See `save`; for decompressing, casting and copying.
       progress: See `save`; for reading and decompressing. A mapped file has no progress.
+      storage_options: See `save`.
 
     Returns:
       The tree. Typed PRNG keys are always arrays of jax. With `return_report` a pair: the tree,
@@ -339,6 +346,7 @@ def load(
       >>> treepack.load(path, dtype=jnp.float16)["w"].dtype
       dtype('float16')
     """
+    path = resolved(path, storage_options)
     selection = Selection(
         select=select,
         rename=rename,
@@ -363,7 +371,7 @@ def load(
     )
     if selection.is_whole:
         try:
-            content = read_whole(
+            content = content_of(
                 path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
             )
         except IsADirectoryError:
@@ -379,11 +387,12 @@ def load(
 
 
 def abstract(
-    path_or_data: str | os.PathLike[str] | Buffer,
+    path_or_data: Openable,
     *,
     unknown: Unknown = "error",
     static: Any = None,
     max_size: int | None = None,
+    storage_options: StorageOptions = None,
 ) -> Any:
     """Returns a saved tree with only the shapes and dtypes of its arrays.
 
@@ -391,10 +400,11 @@ def abstract(
     returns it for a function that makes such a tree.
 
     Args:
-      path_or_data: A file of `save`, or the result of `dumps`.
+      path_or_data: A file of `save`, the result of `dumps`, or all else that `open` takes.
       unknown: See `load`.
       static: See `load`.
       max_size: See `load`.
+      storage_options: See `save`.
 
     Returns:
       The tree, with `jax.ShapeDtypeStruct`s for arrays.
@@ -408,24 +418,26 @@ def abstract(
       [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
     """
     check_choice("unknown", unknown)
-    with _opened(path_or_data, max_size) as file:
+    with _opened(resolved(path_or_data, storage_options), max_size) as file:
         present(place_of(file).catalog.record)
         return file.abstract(unknown=unknown, static=static)
 
 
 def read_metadata(
-    path_or_data: str | os.PathLike[str] | Buffer,
+    path_or_data: Openable,
     *,
     unknown: Unknown = "error",
     max_size: int | None = None,
+    storage_options: StorageOptions = None,
 ) -> Any:
     """Returns the metadata that `save` was given, or `None`. No array is read.
 
     Args:
-      path_or_data: A file of `save`, or the result of `dumps`.
+      path_or_data: A file of `save`, the result of `dumps`, or all else that `open` takes.
       unknown: Whether values that cannot be made here, as of types that are not registered, are an
         error, or become dicts of their parts (`"dict"`); see `open`.
       max_size: See `load`.
+      storage_options: See `save`.
 
     Raises:
       UnregisteredTypeError: A DecodeError, with the name and a path such as `metadata/c/act`. If a
@@ -437,14 +449,12 @@ def read_metadata(
       >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
       {'step': 3, 'shape': (1, 2)}
     """
-    with _opened(path_or_data, max_size, unknown) as file:
+    with _opened(resolved(path_or_data, storage_options), max_size, unknown) as file:
         present(place_of(file).catalog.record)
         return file.metadata
 
 
-def _opened(
-    path_or_data: str | os.PathLike[str] | Buffer, max_size: int | None, unknown: Unknown = "error"
-) -> File:
+def _opened(path_or_data: Openable, max_size: int | None, unknown: Unknown = "error") -> File:
     """Opens a file or data; inflates gzip that cannot be read in parts."""
     try:
         return open(path_or_data, max_size=max_size, unknown=unknown)

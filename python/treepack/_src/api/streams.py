@@ -22,7 +22,7 @@ from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
-from treepack._src.storage.place import local, url_of
+from treepack._src.storage.place import local, resolved, url_of
 from treepack._src.storage.write import replacing, spool
 
 
@@ -49,7 +49,7 @@ def read_stream(
       {('params', 'w'): array([1., 1.]), ('step',): 3}
       >>> treepack.save(f"{path}.treepack", treepack.read_stream(path))
     """
-    content = read_whole(path, max_size=max_size, may_be_empty=True)
+    content = read_whole(resolved(path), max_size=max_size, may_be_empty=True)
     for key, start, end in core.stream_items(content):
         yield tuple(key), core.restore(content, None, None, part=(start, end))
 
@@ -66,7 +66,7 @@ def write_stream(path: str | os.PathLike[str], leaves: Iterable[tuple[Any, Any]]
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError. If a leaf cannot be stored.
     """
-    with replacing(path) as file:
+    with replacing(resolved(path)) as file:
         for key, leaf in leaves:
             value = serialization.to_bytes(leaf)
             file.write(serialization.msgpack_serialize([_paths.parts(key), value]))

@@ -14,9 +14,10 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.reader import Place, Reader
 from treepack._src.checkpoint.sharded import open_reader
-from treepack._src.options import PartOptions, Unknown, check_choice, part_options
+from treepack._src.options import PartOptions, StorageOptions, Unknown, check_choice, part_options
 from treepack._src.printable import cells, padded, printable
 from treepack._src.storage.content import Openable
+from treepack._src.storage.place import resolved
 
 # A search for similar names among more than these takes long.
 _MOST_NAMES = 1000
@@ -307,6 +308,7 @@ def open(
     mmap: bool = True,
     max_size: int | None = None,
     unknown: Unknown = "error",
+    storage_options: StorageOptions = None,
 ) -> File:
     """Opens a file to inspect it, and to read parts of it.
 
@@ -314,8 +316,9 @@ def open(
     read once. Arrays are read when they are used.
 
     Args:
-      source: A path, bytes, or a seekable file object: msgpack of treepack, flax or eformer, or
-        gzip of treepack. Or the directory of a sharded checkpoint.
+      source: A path or URL (`str`, `PathLike` or `UPath`), bytes, or a seekable file object:
+        msgpack of treepack, flax or eformer, or gzip of treepack. Or the directory of a sharded
+        checkpoint.
       salvage: Whether to open a truncated or damaged file as well, with the leaves that can be
         found. Its `damage` describes the damage.
       mmap: Whether to map the file. `False` reads all of it now.
@@ -324,6 +327,7 @@ def open(
       unknown: What becomes of values in `metadata` whose types are not registered here: an error
         when it is read, or dicts (`"dict"`): of their fields, or else of the name of the type and
         the parts of the value.
+      storage_options: See `save`.
 
     Returns:
       The file: a mapping like `Tree`, and a context manager.
@@ -346,6 +350,7 @@ def open(
       ['params', 'step'] (1000, 8) [1. 1.] 3
     """
     check_choice("unknown", unknown)
+    source = resolved(source, storage_options)
     return File(open_reader(source, salvage=salvage, mmap=mmap, max_size=max_size), unknown)
 
 

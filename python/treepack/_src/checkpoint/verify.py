@@ -10,8 +10,9 @@ from typing import NamedTuple
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.sharded import open_reader, unless_replaced
-from treepack._src.options import Progress, Status, progress_bar
+from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.storage.content import Openable
+from treepack._src.storage.place import resolved
 from treepack.errors import NewerVersionError
 
 
@@ -112,6 +113,7 @@ def verify(
     max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
+    storage_options: StorageOptions = None,
 ) -> Verification:
     """Compares a file with its checksums.
 
@@ -124,6 +126,7 @@ def verify(
       max_size: See `open`.
       threads: The maximum number of threads that read and sum.
       progress: See `save`.
+      storage_options: See `save`.
 
     Returns:
       The status of each leaf. Damage is not an error here, nor is a file that a newer version of
@@ -147,6 +150,7 @@ def verify(
       >>> treepack.verify(path).corrupt
       ['w']
     """
+    source = resolved(source, storage_options)
 
     def attempt() -> Verification:
         with (

@@ -38,6 +38,10 @@ _SMALL_BYTES = 1 << 20
 _CHECKED_BYTES = 64 << 20
 
 
+Openable = str | os.PathLike[str] | Any
+"""A path, a bytes-like object, or a file object that can seek."""
+
+
 def read_whole(
     path: str | os.PathLike[str],
     *,
@@ -67,21 +71,30 @@ def read_whole(
     return content
 
 
+def content_of(
+    source: Openable,
+    *,
+    mmap: bool = True,
+    max_size: int | None = None,
+    threads: int | None = None,
+    progress: Progress = None,
+) -> core.Content | Buffer:
+    """Reads a file or file object, or returns data, decompressed if they are gzip."""
+    if isinstance(source, (str, os.PathLike)):
+        return read_whole(source, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+    data = source
+    if _is_file_object(source):
+        content = _of_file_object(source)
+        data = content.read_range(0, content.nbytes)
+    return inflated(data, max_size=max_size, threads=threads, progress=progress)
+
+
 def _check_empty(content: core.Content, path: str | os.PathLike[str]) -> None:
     if content.nbytes == 0:
         raise DecodeError(
             f"the file {os.fspath(path)!r} is empty (0 bytes): nothing was written or copied to it",
             0,
         )
-
-
-def content_of(
-    path_or_data: str | os.PathLike[str] | Buffer, *, max_size: int | None = None
-) -> core.Content | Buffer:
-    """Reads a file, or returns data, decompressed if they are gzip."""
-    if isinstance(path_or_data, (str, os.PathLike)):
-        return read_whole(path_or_data, max_size=max_size)
-    return inflated(path_or_data, max_size=max_size)
 
 
 def inflated(
@@ -99,10 +112,6 @@ def inflated(
         return data
     with progress_bar(progress, "load") as tell:
         return core.decompress(data, max_size=max_size, threads=threads, progress=tell)
-
-
-Openable = str | os.PathLike[str] | Any
-"""A path, a bytes-like object, or a file object that can seek."""
 
 
 class Opened(NamedTuple):
@@ -155,7 +164,7 @@ def open_parts(
             _check_empty(content, source)
     elif isinstance(source, core.Content):
         content = source
-    elif hasattr(source, "read") and not isinstance(source, mmap_module.mmap):
+    elif _is_file_object(source):
         content = _of_file_object(source)
     else:
         content = core.Content.lent(source)
@@ -237,6 +246,10 @@ def _salvaged(content: core.Content, damage: str | None, max_size: int | None) -
                     raise TreepackError(f"the decompressed data exceeds max_size={max_size} bytes")
     data = b"".join(parts)
     return Opened(core.Content.lent(data), damage, len(data))
+
+
+def _is_file_object(source: Any) -> bool:
+    return hasattr(source, "read") and not isinstance(source, mmap_module.mmap)
 
 
 def _of_file_object(file: Any) -> core.Content:

@@ -4,9 +4,55 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 
 # fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
 _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
+
+
+class Url(str):
+    """A URL with the options of its file system."""
+
+    __slots__ = ("storage_options",)
+
+    storage_options: dict[str, Any]
+
+    def __new__(cls, text: str, storage_options: Mapping[str, Any] | None = None) -> Url:
+        url = super().__new__(cls, text)
+        url.storage_options = dict(storage_options or {})
+        return url
+
+    def __reduce__(self) -> tuple[type[Url], tuple[str, dict[str, Any]]]:
+        return Url, (str(self), self.storage_options)
+
+
+def options_of(url: str) -> dict[str, Any]:
+    """Returns the options of the file system of a URL."""
+    return url.storage_options if isinstance(url, Url) else {}
+
+
+def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
+    """Returns a source in the form that all below the public functions takes.
+
+    A `UPath` of another file system becomes a `Url` with its options, and a `~` at the start of
+    text is the home folder. Data and file objects stay as they are.
+
+    Raises:
+      ValueError: If there are options, and it is no URL.
+    """
+    own = getattr(source, "storage_options", None)
+    protocol = getattr(source, "protocol", "")
+    if own is not None and isinstance(protocol, str) and protocol not in ("", "file", "local"):
+        return Url(str(source), {**own, **(storage_options or {})})
+    if isinstance(source, str) and source.startswith("~"):
+        source = os.path.expanduser(source)  # noqa: PTH111  # Path raises for unknown users
+    if storage_options is None:
+        return source
+    url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
+    if url is None:
+        raise ValueError("storage_options are for URLs, and this is none: leave them out")
+    return Url(url, {**options_of(url), **storage_options})
 
 
 def joined(path: str | os.PathLike[str], name: str) -> str:
@@ -18,7 +64,7 @@ def joined(path: str | os.PathLike[str], name: str) -> str:
     links = url.split("::")
     at = next(at for at, link in enumerate(links) if "://" in link)
     links[at] += name if links[at].endswith("/") else f"/{name}"
-    return "::".join(links)
+    return Url("::".join(links), options_of(url))
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:

@@ -21,6 +21,7 @@ from typing import Any
 import treepack._core as core
 from treepack._src.forks import Locked
 from treepack._src.options import Progress, progress_bar
+from treepack._src.storage.place import options_of
 from treepack._src.tasks import Task, Thread, started
 
 # The number of concurrent requests, and the bytes that each asks for.
@@ -52,7 +53,7 @@ def file_system(url: str) -> tuple[Any, str]:
         raise ImportError(
             f"{url!r} is a URL, and fsspec is not installed: pip install 'treepack[remote]'"
         ) from error
-    found, path = url_to_fs(url)
+    found, path = url_to_fs(url, **options_of(url))
     for layer in _layers(found):
         layer.invalidate_cache(path)
         layer.invalidate_cache(layer._parent(path))  # some drop one listing only

@@ -1,0 +1,124 @@
+"""What the functions take as a file: paths and URLs of all kinds, data, file objects."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treepack
+from treepack._src.storage.place import absolute, joined, options_of, resolved
+
+TREE = {"w": np.arange(6.0), "step": 3}
+
+
+@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, io.BytesIO, np.frombuffer])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_every_verb_reads_data_and_file_objects(wrap: Any, compressed: bool) -> None:
+    data = treepack.dumps(TREE, metadata={"a": 1})
+    data = gzip.compress(data) if compressed else data
+    source = wrap(data, np.uint8) if wrap is np.frombuffer else wrap(data)
+    loaded = treepack.load(source)
+    np.testing.assert_array_equal(loaded["w"], TREE["w"])
+    assert treepack.load(source, select="step") == {"step": 3}
+    assert treepack.load(source, {"w": np.zeros(6), "step": 0})["step"] == 3
+    assert treepack.abstract(source)["step"] == 3
+    assert treepack.read_metadata(source) == {"a": 1}
+    assert treepack.verify(source).ok
+    with treepack.open(source) as file:
+        assert file["step"] == 3
+
+
+def reads_everywhere(path: Any, **options: Any) -> None:
+    assert treepack.load(path, **options)["step"] == 3
+    assert treepack.load(path, select="step", **options) == {"step": 3}
+    assert treepack.abstract(path, **options)["step"] == 3
+    assert treepack.read_metadata(path, **options) == {"a": 1}
+    assert treepack.verify(path, **options).ok
+    with treepack.open(path, **options) as file:
+        assert file["step"] == 3
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_options_reach_the_file_system(tmp_path: Path, sharded: bool) -> None:
+    pytest.importorskip("fsspec")
+    options = {"path": str(tmp_path), "target_protocol": "file"}
+    treepack.save("dir://model", TREE, metadata={"a": 1}, sharded=sharded, storage_options=options)
+    assert (tmp_path / "model").exists()
+    reads_everywhere("dir://model", storage_options=options)
+    with treepack.open("dir://model", storage_options=options) as file:
+        assert pickle.loads(pickle.dumps(file))["step"] == 3
+
+
+def test_options_without_a_url_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    for source in (path, str(path), treepack.dumps(TREE), io.BytesIO()):
+        for verb in (
+            treepack.load,
+            treepack.open,
+            treepack.verify,
+            treepack.abstract,
+            treepack.read_metadata,
+        ):
+            with pytest.raises(ValueError, match="storage_options are for URLs"):
+                verb(source, storage_options={"a": 1})
+    with pytest.raises(ValueError, match="storage_options are for URLs"):
+        treepack.save(path, TREE, storage_options={})
+    assert not path.exists()
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    treepack.save("~/model", TREE, metadata={"a": 1})
+    assert (tmp_path / "model").is_file()
+    reads_everywhere("~/model")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("remote", [False, True])
+def test_upath(tmp_path: Path, remote: bool, sharded: bool) -> None:
+    upath = pytest.importorskip("upath")
+    path = upath.UPath(f"memory://{tmp_path}/model") if remote else upath.UPath(tmp_path / "model")
+    treepack.save(path, TREE, metadata={"a": 1}, sharded=sharded)
+    assert path.exists()
+    reads_everywhere(path)
+    treepack.save(path, TREE, metadata={"a": 1}, sharded=sharded, background=True).result()
+    reads_everywhere(path)
+
+
+def test_upath_brings_its_options() -> None:
+    upath = pytest.importorskip("upath")
+    path = upath.UPath("memory://x/y", skip_instance_cache=True)
+    assert resolved(path).storage_options == {"skip_instance_cache": True}
+    both = resolved(path, {"a": 1})
+    assert both.storage_options == {"skip_instance_cache": True, "a": 1}
+    for same in (joined(both, "z"), absolute(both), pickle.loads(pickle.dumps(both))):
+        assert options_of(same) == both.storage_options
+
+
+def test_options_reach_the_file_system_of_exported_functions(tmp_path: Path) -> None:
+    pytest.importorskip("flatbuffers")
+    pytest.importorskip("fsspec")
+    jax = pytest.importorskip("jax")
+    exported = jax.export.export(jax.jit(lambda x: x + 1))(1.0)
+    options = {"path": str(tmp_path), "target_protocol": "file"}
+    treepack.save_exported("dir://f", exported, {"a": 1}, storage_options=options)
+    assert treepack.load_exported("dir://f", storage_options=options).params == {"a": 1}
+
+
+def test_streams_take_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    treepack.write_stream("~/stream", [("a/b", 1)])
+    assert dict(treepack.read_stream("~/stream")) == {("a", "b"): 1}
+
+
+def test_epath(tmp_path: Path) -> None:
+    epath = pytest.importorskip("etils.epath")
+    path = epath.Path(tmp_path) / "model"
+    treepack.save(path, TREE, metadata={"a": 1})
+    reads_everywhere(path)
