@@ -454,3 +454,33 @@ def test_data_that_change_meanwhile_give_a_sound_stream():
     finally:
         done.set()
         thread.join()
+
+
+@pytest.mark.parametrize("compress", [None, True, False])
+@pytest.mark.parametrize("name", ["x.treepack.gz", "x.treepack", "x.gz.bak"])
+def test_the_suffix_tells_whether_to_compress(
+    tmp_path: Path, name: str, compress: bool | None
+) -> None:
+    path = tmp_path / name
+    treepack.save(path, {"a": np.zeros(3)}, compress=compress)
+    is_gzip = path.read_bytes()[:2] == b"\x1f\x8b"
+    assert is_gzip == (name.endswith(".gz") if compress is None else compress)
+    np.testing.assert_array_equal(treepack.load(path)["a"], np.zeros(3))
+
+
+def test_the_suffix_allows_a_level_and_counts_in_the_background_and_for_iterators(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "x.gz"
+    treepack.save(path, {"a": 1}, level=9, background=True).result()
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+    treepack.save(path, iter([("a", 1)]))
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+    assert treepack.load(path) == {"a": 1}
+
+
+def test_a_sharded_save_ignores_the_suffix(tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    treepack.save(path, {"a": np.zeros(3)}, sharded=True)
+    assert path.is_dir()
+    assert all(file.read_bytes()[:2] != b"\x1f\x8b" for file in path.iterdir())

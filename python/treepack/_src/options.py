@@ -168,7 +168,7 @@ class SaveOptions(TypedDict, total=False):
     metadata: Any
     static: Static
     select: Any
-    compress: bool
+    compress: bool | None
     level: int | None
     align: int
     durable: bool

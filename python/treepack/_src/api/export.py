@@ -41,7 +41,7 @@ def save_exported(
     *,
     metadata: Any = None,
     static: Static = "skip-code",
-    compress: bool = False,
+    compress: bool | None = None,
     level: int | None = None,
     align: int = 64,
     durable: bool = True,
@@ -60,7 +60,8 @@ def save_exported(
       params: Any tree.
       metadata: Any value to be kept with the tree.
       static: Static data without a form; see `save`.
-      compress: Whether to compress with gzip.
+      compress: Whether to compress with gzip. `None` does so if the name of the file ends with
+        `.gz`, but not in sharded saves.
       level: From 0 (stored) to 9 (smallest), for `compress`.
       align: The alignment of arrays.
       durable: Whether the file is on the disk when this returns.

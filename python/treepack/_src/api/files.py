@@ -38,7 +38,7 @@ from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of
-from treepack._src.storage.place import absolute, resolved
+from treepack._src.storage.place import absolute, has_gzip_suffix, resolved
 from treepack._src.storage.write import save_layout
 from treepack.errors import GzipError, GzipTruncatedError
 
@@ -78,7 +78,7 @@ def save(
     metadata: Any = None,
     static: Static = "skip-code",
     select: Any = None,
-    compress: bool = False,
+    compress: bool | None = None,
     level: int | None = None,
     align: int = 64,
     durable: bool = True,
@@ -123,7 +123,8 @@ def save(
       select: The leaves to save, such as `"**/lora_*"`; see `load`, which would return the same
         tree for this selection of a whole file: containers that lose children become dicts.
         `load(path, target, missing="target")` takes the others from a target.
-      compress: Whether to compress with gzip.
+      compress: Whether to compress with gzip. `None` does so if the name of the file ends with
+        `.gz`, but not in sharded saves.
       level: From 0 (stored) to 9 (smallest); `None` chooses by the content. For `compress`.
       align: A power of two from 1 to 64: arrays of at least 1 KiB begin at multiples of this many
         bytes. At 64, JAX on CPU can use the arrays of a mapped file in place.
@@ -159,6 +160,14 @@ def save(
     """
     path = resolved(path, storage_options)
     step = None if step is None else operator.index(step)
+    if not isinstance(tree, Iterator):
+        tree = chosen(tree, select)
+    elif select is not None:
+        raise ValueError("select= needs a tree: let the iterator yield only what is to be saved")
+    if sharded is None:
+        sharded = not isinstance(tree, Iterator) and is_distributed(tree)
+    if compress is None:
+        compress = not sharded and has_gzip_suffix(path)
     how = Writing(
         compress=compress,
         level=level,
@@ -169,18 +178,11 @@ def save(
     )
     wait_for(path)
     if isinstance(tree, Iterator):
-        if select is not None:
-            raise ValueError(
-                "select= needs a tree: let the iterator yield only what is to be saved"
-            )
         if background or sharded:
             raise ValueError("an iterator is saved to one file, and not in the background")
         with spooled(tree, path) as tree:
             save_layout(file_layout(tree, metadata, how, static=static), path, how, progress)
         return None
-    tree = chosen(tree, select)
-    if sharded is None:
-        sharded = is_distributed(tree)
     if sharded:
         together = ShardedWrite(path, tree, metadata, static, how, snapshot=background, step=step)
         return run(path, together, progress, background=background, abandon=together.abandon)

@@ -55,6 +55,11 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
     return Url(url, {**options_of(url), **storage_options})
 
 
+def has_gzip_suffix(path: str | os.PathLike[str]) -> bool:
+    """Returns whether the name of a file says that it is gzip."""
+    return os.fsdecode(path).endswith(".gz")
+
+
 def joined(path: str | os.PathLike[str], name: str) -> str:
     """Returns the path or URL of a file in a directory."""
     url = url_of(path)
