@@ -35,9 +35,10 @@ def trained() -> EmaState:
 def test_the_averages_are_loaded_as_parameters(tmp_path: Path) -> None:
     state = trained()
     treepack.save(tmp_path / "state.treepack", state)
-    template = {"params": jax.eval_shape(lambda: state.params)}
-    loaded = treepack.load(tmp_path / "state.treepack", template, rename={"ema": "params"})
-    np.testing.assert_array_equal(loaded["params"]["w"], state.ema["w"])
+    template = jax.eval_shape(lambda: state.params)
+    with treepack.open(tmp_path / "state.treepack") as file:
+        params = file["ema"].load(template)
+    np.testing.assert_array_equal(params["w"], state.ema["w"])
 
 
 def test_an_old_checkpoint_has_no_averages(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import sys
 import flax.training.train_state, optax, treepack
 
 params = treepack.load(sys.argv[1], select="params")["params"]
-assert params["w"].tolist() == [0.5, 0.5, 0.5], params
+assert abs(params["w"] - 0.5).max() < 1e-5
 state = treepack.load(sys.argv[1], static={"tx": optax.adam(0.5), "apply_fn": None})
 assert type(state) is flax.training.train_state.TrainState
 assert type(state.opt_state[0]) is optax.ScaleByAdamState

@@ -11,7 +11,7 @@ from treepack.serialization import msgpack_restore
 
 
 def test_actors_view_what_the_learner_packs() -> None:
-    policy = {"dense": {"w": jnp.ones((64, 64)), "b": np.arange(64.0)}, "step": 3}
+    policy = {"dense": {"b": np.arange(64.0), "w": jnp.ones((64, 64))}, "step": 3}
     memory = shared_memory.SharedMemory(create=True, size=treepack.packed_size(policy))
     try:
         size = treepack.pack_into(policy, memory.buf)

@@ -369,11 +369,15 @@ def with_dtype(tree: Any, dtype: np.dtype[Any]) -> Any:
 def write_msgpack(
     state: State, path: str | os.PathLike[str], how: Writing, progress: Progress = None
 ) -> None:
-    """Writes a state with its record; if it has none, with a new one, or as flax does.
+    """Writes a state as the suffix of the file says.
 
-    It gets a new one if the suffix says that the file is one of treepack.
+    A file of treepack has a record, a new one if there was none; one of msgpack has none, as flax
+    writes it; others have one if there was one.
     """
-    if state.record is None and _is_native(path):
+    suffix = Path(Path(path).name.lower().removesuffix(".gz")).suffix
+    if suffix == ".msgpack":
+        state = state._replace(record=None)  # structs of flax take no other key
+    if state.record is None and suffix == ".treepack":
         save_layout(file_layout(state.tree, state.metadata, how), path, how, progress)
         return
     described = state.record is not None
@@ -390,10 +394,6 @@ def write_msgpack(
         record=state.record,
     )
     save_layout(layout, path, how, progress)
-
-
-def _is_native(path: str | os.PathLike[str]) -> bool:
-    return Path(path).name.lower().removesuffix(".gz").endswith(".treepack")
 
 
 def _at(name: str) -> str:

@@ -53,7 +53,7 @@ def convert(
     """Converts a file: its format, compression, dtype of floats; all leaves or some.
 
     The suffix of TARGET is the format: .safetensors, .npz, .treepack with an
-    index and checksums; any other is msgpack for flax. .gz compresses it.
+    index and checksums, .msgpack as flax writes it. .gz compresses it.
 
     Files of treepack keep their whole content, unless leaves are selected.
     Metadata stay in .treepack and .safetensors. Files may be larger than
