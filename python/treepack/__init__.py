@@ -13,7 +13,7 @@ from treepack import errors, serialization
 from treepack._src import hooks
 from treepack._src.api.bytes import buffers, dumps, loads, pack_into, packed_size
 from treepack._src.api.export import LoadedExported, load_exported, save_exported
-from treepack._src.api.files import abstract, load, read_metadata, save
+from treepack._src.api.files import abstract, is_checkpoint, load, read_metadata, save
 from treepack._src.api.streams import read_stream, write_stream
 from treepack._src.checkpoint.file import File, open
 from treepack._src.checkpoint.reader import LazyArray
@@ -89,6 +89,7 @@ __all__ = [
     "buffers",
     "dumps",
     "errors",
+    "is_checkpoint",
     "load",
     "load_exported",
     "loads",

@@ -95,6 +95,7 @@ def files(folder: Path) -> None:
     assert treepack.load(path, arrays=arrays)["point"] == Point(1.0)
     assert treepack.abstract(path)["layer"].w.shape == (4, 2)
     assert treepack.read_metadata(path)["step"] == 1
+    assert treepack.is_checkpoint(path)
     assert treepack.read_metadata(path, unknown="dict")["step"] == 1
 
 

@@ -1,4 +1,4 @@
-"""Trees in files: `save`, `load`, `abstract` and `read_metadata`."""
+"""Trees in files: `save`, `load`, `abstract`, `read_metadata` and `is_checkpoint`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,16 @@ from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
-from treepack._src.storage.content import Openable, content_of
+from treepack._src.storage.content import Openable, content_of, inflated_head
 from treepack._src.storage.place import absolute, has_gzip_suffix, resolved
 from treepack._src.storage.write import save_layout
-from treepack.errors import GzipError, GzipTruncatedError
+from treepack.errors import (
+    GzipError,
+    GzipTruncatedError,
+    NewerVersionError,
+    NoIndexError,
+    TreepackError,
+)
 
 if TYPE_CHECKING:
     import jax
@@ -454,6 +460,51 @@ def read_metadata(
     with _opened(resolved(path_or_data, storage_options), max_size, unknown) as file:
         present(place_of(file).catalog.record)
         return file.metadata
+
+
+def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = None) -> bool:
+    """Returns whether a path, a URL or data are a checkpoint that treepack reads.
+
+    That is a file of treepack, flax or eformer, perhaps in gzip, or the directory of a sharded
+    checkpoint; also one that is damaged below its headers (see `verify`), or that a newer version
+    has written. No array is read. Of gzip from elsewhere, only the first bytes are.
+
+    Args:
+      path_or_data: What `open` takes.
+      storage_options: See `save`.
+
+    Returns:
+      Whether it is one; also `False` if nothing is there.
+
+    Raises:
+      OSError: If the file cannot be read for another reason, such as its permissions.
+
+    Examples:
+      >>> import tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/model.treepack"
+      >>> treepack.is_checkpoint(path)
+      False
+      >>> treepack.save(path, {"step": 3})
+      >>> treepack.is_checkpoint(path)
+      True
+      >>> treepack.is_checkpoint(b"step: 3")
+      False
+    """
+    source = resolved(path_or_data, storage_options)
+    try:
+        with open(source) as file:
+            place = place_of(file)
+            is_map = place.catalog.children(0) is not None and not place.catalog.is_list(0)
+            return is_map or place.catalog.record is not None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except NewerVersionError:
+        return True
+    except NoIndexError:
+        head = inflated_head(source, 1)
+        return head != b"" and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF))  # a map
+    except (TreepackError, EOFError):
+        return False
 
 
 def _opened(path_or_data: Openable, max_size: int | None, unknown: Unknown = "error") -> File:

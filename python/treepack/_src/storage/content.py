@@ -155,19 +155,9 @@ def open_parts(
     """
     if max_size is not None and max_size < 0:
         raise ValueError("max_size must not be negative")
-    if isinstance(source, (str, os.PathLike)):
-        url = url_of(source)
-        content = (
-            _local_content(source, mmap, None, regular) if url is None else _remote.content(url)
-        )
-        if not salvage:
-            _check_empty(content, source)
-    elif isinstance(source, core.Content):
-        content = source
-    elif _is_file_object(source):
-        content = _of_file_object(source)
-    else:
-        content = core.Content.lent(source)
+    content = _raw(source, mmap, regular)
+    if isinstance(source, (str, os.PathLike)) and not salvage:
+        _check_empty(content, source)
     if not content.is_gzip():
         return Opened(content)
     found = content.indexed(max_size=max_size)
@@ -189,6 +179,25 @@ def open_parts(
         )
     found = content.inflate(max_size=max_size, threads=None, progress=None)
     return Opened(found, damage, inflated=found.nbytes)
+
+
+def _raw(source: Openable, mmap: bool = True, regular: bool = False) -> core.Content:
+    """Returns the bytes of a file or buffer as they are, gzip or not."""
+    if isinstance(source, (str, os.PathLike)):
+        url = url_of(source)
+        return _local_content(source, mmap, None, regular) if url is None else _remote.content(url)
+    if isinstance(source, core.Content):
+        return source
+    return _of_file_object(source) if _is_file_object(source) else core.Content.lent(source)
+
+
+def inflated_head(source: Openable, count: int) -> bytes:
+    """Returns the first bytes in a gzip stream; fewer if it is damaged before."""
+    with gzip.GzipFile(fileobj=io.BufferedReader(_Raw(_raw(source)))) as file:
+        try:
+            return file.read(count)
+        except (OSError, EOFError, zlib.error):
+            return b""
 
 
 class _Raw(io.RawIOBase):
