@@ -178,9 +178,10 @@ def unknown_types(names: list[str], error: UnregisteredTypeError) -> Unregistere
 
 
 def _unknown(names: list[str]) -> UnregisteredTypeError:
-    libraries = {library_of(name) for name in names} - {None}
-    remedies = [f"import {library}" for library in sorted(filter(None, libraries))]
-    if any(library_of(name) is None for name in names):
+    libraries = {name: library_of(name) for name in names}
+    missing = {name: it for name, it in libraries.items() if it is not None and not imported(it)}
+    remedies = [f"import {library}" for library in sorted({*missing.values()})]
+    if len(missing) < len(libraries):
         remedies.append("register them (see treepack.register_dataclass)")
     quoted = ", ".join(map(repr, names))
     return UnregisteredTypeError(
