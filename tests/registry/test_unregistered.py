@@ -267,6 +267,27 @@ def test_data_without_a_form_are_never_left_out_by_themselves() -> None:
     assert b"tanh" in treepack.dumps(Layer(1, "tanh"), static="error")
 
 
+def test_leaves_without_a_form_are_left_out_if_asked() -> None:
+    class Marker:
+        pass
+
+    marker = Marker()
+    tree = {"a": [marker, jnp.ones(2)], "p": Pair(marker, 1)}
+    with pytest.raises(treepack.UnserializableLeafError, match=r"at a/0: .*Marker"):
+        treepack.dumps(tree)
+    data = treepack.dumps(tree, static="skip")
+    for found in (treepack.loads(data, tree), treepack.loads(data, static=tree)):
+        assert found["a"][0] is marker
+        assert found["p"] == Pair(marker, 1)
+    with pytest.raises(treepack.errors.HoleError, match=r"at a/0: .*Marker.*at p/a: "):
+        treepack.loads(data, static={"x": Pair(0, 0)})
+    for value in (np.ma.masked_array([1.0], [True]), type("Text", (str,), {})("x")):
+        with pytest.raises(treepack.UnserializableLeafError):
+            treepack.dumps({"a": value}, static="skip")
+    with pytest.raises(treepack.UnserializableLeafError, match="traced value"):
+        jax.jit(lambda x: treepack.dumps({"a": x}, static="skip") and x)(1.0)
+
+
 def test_the_template_keeps_its_code() -> None:
     data = treepack.dumps({"f": jnp.tanh, "x": jnp.ones(2)})
     found = treepack.loads(data, {"f": jnp.sin, "x": jnp.zeros(2)})

@@ -15,6 +15,7 @@ import numpy as np
 
 from treepack._src.interop import flax, msgpack
 from treepack._src.interop import jax as _jax
+from treepack._src.options import left_out
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.storage.deferred import Deferred
@@ -67,6 +68,8 @@ def classify(value: Any) -> Class:
     if isinstance(value, (bytearray, memoryview)):
         return Class.BYTES_LIKE
     if is_function(value) and not isinstance(value, (type, enum.Enum)):
+        return Class.CODE
+    if left_out() == "skip" and not isinstance(value, _BUILTIN) and not _jax.is_tracer(value):
         return Class.CODE
     return Class.UNSUPPORTED
 

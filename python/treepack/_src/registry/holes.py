@@ -319,7 +319,7 @@ class _Filling:
                 return None
             node = children[part]
         if self.ty is Code:
-            return (node,) if is_code(node) else None
+            return (node,) if kind_of(node) is None or is_code(node) else None
         return self._of_node(hole, inside, node)
 
     def _of_node(self, hole: Hole, inside: list[str], node: Any) -> tuple[Any] | None:

@@ -117,6 +117,11 @@ def difference(
     return None if same else (described(target), described(state))
 
 
+def is_opaque(leaf: Any) -> bool:
+    """Returns whether a leaf is no array, number or text, but an object without a form in files."""
+    return not isinstance(leaf, type) and not _is_plain(leaf) and signature(leaf) is None
+
+
 def _is_plain(leaf: Any) -> bool:
     """Returns whether a leaf is of a plain type; other objects match any state."""
     return leaf is None or type(leaf) in _PLAIN

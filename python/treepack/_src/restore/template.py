@@ -25,12 +25,12 @@ from treepack._src.printable import printable
 from treepack._src.pytree import handlers
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.containers import Difference, NodeKind
-from treepack._src.pytree.kinds import Pruned, is_function, kind_of
+from treepack._src.pytree.kinds import Pruned, kind_of
 from treepack._src.pytree.state_dict import map_leaves, state_leaves, to_state_dict
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import name_of
-from treepack._src.restore.compare import described, difference, signature
+from treepack._src.restore.compare import described, difference, is_opaque, signature
 from treepack._src.restore.record import split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
 from treepack._src.restore.session import NOTHING, Restore, as_part, current
@@ -457,8 +457,8 @@ def _on_host(leaf: Any) -> Any:
 def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if state is ABSENT:
         return restore.keep(target, name)
-    if type(state) is dict and not state and is_function(target):
-        return target  # code, in the place of which nothing is saved
+    if type(state) is dict and not state and is_opaque(target):
+        return target  # it was left out: code, or an object without a form
     if isinstance(state, Mapping) and _prng.MARKER in state and _prng.is_key_like(target):
         key = _prng.wrap(state[_prng.MARKER], state.get("data"))
         state = state if key is None else key
