@@ -253,9 +253,20 @@ def cell(found: dict[str, dict[str, str]], columns: list[str]) -> str:
 
 def short(reason: str) -> str:
     """A reason that fits into a cell of a table."""
+    for part, words in EXPECTED.items():
+        if part in reason:
+            return words
     reason = re.sub(r"^\w+(\.\w+)*: ", "", reason).replace("|", "\\|").replace("<", "&lt;")
     return reason if len(reason) < 120 else reason[:117] + "…"
 
+
+# Reasons that docs/types.md explains, by a part of the message.
+EXPECTED = {
+    "static data here were not saved": "needs its code",
+    "knows no type named 'states.": "a type of the program: needs a registration",
+    "instead of int": "JAX has no abstract numbers of Python",
+    "instead of float": "JAX has no abstract numbers of Python",
+}
 
 GROUPS = {
     "without a template": ["make", "save", "alone", "bytes"],
