@@ -70,7 +70,12 @@ def find(name: str) -> type | None:
 def library_of(name: str) -> str | None:
     """Returns the well-known library that a name in a file stands for a type of, or `None`."""
     library = name.partition(":")[0].partition(".")[0]
-    return library if library in LIBRARIES and len(name) > len(library) + 1 else None
+    is_path = len(library) + 1 < len(name) <= _MAX_NAME
+    return library if library in LIBRARIES and is_path else None
+
+
+# No type has a longer name; looking one up takes time quadratic in it.
+_MAX_NAME = 500
 
 
 def _at(library: str, parts: list[str]) -> type | None:

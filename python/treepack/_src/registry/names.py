@@ -233,9 +233,11 @@ def _replaces(old: Any, new: Any) -> bool:
 
 
 def _held(module: str, qualname: str) -> Any:
-    """Looks up a qualified name in a module."""
-    found: Any = sys.modules.get(module)
-    for part in qualname.split("."):
+    """Looks up a qualified name in a module, without code of modules that make names when asked."""
+    found: Any = vars(sys.modules[module]) if module in sys.modules else {}
+    first, *rest = qualname.split(".")
+    found = found.get(first)
+    for part in rest:
         found = getattr(found, part, None)
     return found
 

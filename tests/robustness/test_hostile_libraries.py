@@ -1,0 +1,115 @@
+"""Files that name the types of libraries with children and static data that they never have."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from typing import Any
+
+import equinox
+import flax.linen
+import flax.training.train_state
+import jax
+import jax.experimental.sparse
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import treepack
+import treepack._core as core
+from treepack import serialization
+from treepack._src.registry import libraries
+from trees import record_of, sealed
+
+USED = (equinox, flax.linen, flax.training.train_state, jax.experimental.sparse, nnx, optax)
+
+
+class Node:
+    """A node with any children and any static data."""
+
+    def __init__(self, children: dict[str, Any], static: Any):
+        self.children, self.static = children, static
+
+
+jax.tree_util.register_pytree_with_keys(
+    Node,
+    lambda node: (
+        [(jax.tree_util.GetAttrKey(key), child) for key, child in node.children.items()],
+        node.static,
+    ),
+    lambda static, children: Node(dict(enumerate(children)), static),  # type: ignore[arg-type]
+)
+
+NAME = "hostile.Node"
+
+STATIC: list[Any] = [
+    None, (), 1, "x", (1, 2), {"a": 1}, [1], ("a", ("b",)), ((), (), ()),
+    (("a",), ("b",), (3,)), True, frozenset([1]), 2.5, b"x", (None,) * 3, jnp.float32,
+]  # fmt: skip
+
+
+def some_tree(draw: random.Random, depth: int = 0) -> Any:
+    leaves = [np.ones(3, np.float32), np.ones(0), 1, 2.5, "x", None, b"b", jnp.ones(2)]
+    kind = draw.randrange(4 if depth < 3 else 2)
+    if kind == 2:
+        return [some_tree(draw, depth + 1) for _ in range(draw.randrange(3))]
+    if kind == 3:
+        return {str(key): some_tree(draw, depth + 1) for key in range(draw.randrange(3))}
+    return draw.choice(leaves)
+
+
+def types() -> dict[str, type]:
+    """The types of libraries that the program has imported, by their names in files."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in libraries.LIBRARIES:
+            for value in list(getattr(module, "__dict__", {}).values()):
+                if isinstance(value, type) and isinstance(value.__module__, str):
+                    found[libraries.library_name(value) or ""] = value
+    found.pop("", None)
+    return found
+
+
+def test_every_node_type_of_the_libraries() -> None:
+    assert USED
+    if NAME not in treepack.registered_types():
+        treepack.register_node(Node, serialized_name=NAME)
+    draw = random.Random(0)
+    found = types()
+    assert len(found) > 200
+    made = refused = 0
+    for name, ty in sorted(found.items()):
+        fields = list(getattr(ty, "_fields", ()))
+        if dataclasses.is_dataclass(ty):
+            fields = [field.name for field in dataclasses.fields(ty)]
+        for keys in (
+            fields,
+            draw.choices([*fields, "a", "0"], k=draw.randrange(4)),
+            [str(index) for index in range(draw.randrange(4))],
+        ):
+            children = {key: some_tree(draw) for key in keys}
+            data = treepack.dumps([Node(children, draw.choice(STATIC))])
+            state = serialization.msgpack_restore(data)
+            record = record_of(data).replace(serialized(NAME), serialized(name))
+            try:
+                core.assemble(
+                    state, sealed(record),
+                    convert=None, unknown_as_dict=False, placeholders=False, static=None,
+                )  # fmt: skip
+                made += 1
+            except treepack.TreepackError:
+                refused += 1
+    assert made > 10
+    assert refused > 300
+
+
+def serialized(text: str) -> bytes:
+    return serialization.msgpack_serialize(text)
+
+
+@pytest.mark.parametrize("name", ["optax:EmptyState" * 5_000, "jax:" + "." * 10_000, "flax:\0"])
+def test_names_of_any_length(name: str) -> None:
+    assert libraries.find(name) is None
