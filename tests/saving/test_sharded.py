@@ -359,7 +359,7 @@ def test_it_becomes_one_file(saved: Path, tmp_path: Path) -> None:
 
     from treepack._cli import app
 
-    target = tmp_path / "model.msgpack"
+    target = tmp_path / "model.treepack"
     done = CliRunner().invoke(app, ["convert", str(saved), str(target)])
     assert done.exit_code == 0, done.output
     assert treepack.verify(target).ok

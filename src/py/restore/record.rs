@@ -51,7 +51,11 @@ pub fn assemble<'py>(
         with_holes: HashSet::new(),
         unfilled: Vec::new(),
         placeholders,
-        make: if placeholders { "unflatten_abstract" } else { "unflatten" },
+        make: if placeholders {
+            "unflatten_abstract"
+        } else {
+            "unflatten"
+        },
         unknown_as_dict,
         fillings: r#static,
         path: Vec::new(),

@@ -64,8 +64,8 @@ def read_whole(
             content = _local_content(path, mmap, tell)
         else:
             content = core.Content.lent(_remote.downloaded(url, tell))
-        if not may_be_empty:
-            _check_empty(content, path)
+        if content.nbytes == 0 and not may_be_empty:
+            raise _empty(path)
         if content.is_gzip():
             content = content.inflate(max_size=max_size, threads=threads, progress=tell)
     return content
@@ -89,12 +89,10 @@ def content_of(
     return inflated(data, max_size=max_size, threads=threads, progress=progress)
 
 
-def _check_empty(content: core.Content, path: str | os.PathLike[str]) -> None:
-    if content.nbytes == 0:
-        raise DecodeError(
-            f"the file {os.fspath(path)!r} is empty (0 bytes): nothing was written or copied to it",
-            0,
-        )
+def _empty(path: str | os.PathLike[str]) -> DecodeError:
+    return DecodeError(
+        f"the file {os.fspath(path)!r} is empty (0 bytes): nothing was written or copied to it", 0
+    )
 
 
 def inflated(
@@ -156,8 +154,8 @@ def open_parts(
     if max_size is not None and max_size < 0:
         raise ValueError("max_size must not be negative")
     content = _raw(source, mmap, regular)
-    if isinstance(source, (str, os.PathLike)) and not salvage:
-        _check_empty(content, source)
+    if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
+        raise _empty(source)
     if not content.is_gzip():
         return Opened(content)
     found = content.indexed(max_size=max_size)
