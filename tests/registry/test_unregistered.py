@@ -354,6 +354,21 @@ def test_only_node_types_of_imported_libraries_are_found() -> None:
     assert "numpyro" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    ("module", "is_found"), [("numpyro.infer", True), ("numpyro.distributions.x", False)]
+)
+def test_static_data_in_the_order_of_a_set(
+    module: str, is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = collections.namedtuple("State", "a", module=module)
+    for name in ("numpyro", module):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    vars(sys.modules[module])["State"] = made
+    path = module.removeprefix("numpyro.")
+    assert libraries.find(f"numpyro:{path}.State") is (made if is_found else None)
+    assert libraries.library_name(made) == (f"numpyro:{path}.State" if is_found else None)
+
+
 def test_types_that_are_registered_keep_their_names() -> None:
     state = optax.TraceState(jnp.ones(2))
     assert b"optax:TraceState" in treepack.dumps(state)

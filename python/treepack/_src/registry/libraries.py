@@ -31,6 +31,11 @@ LIBRARIES = frozenset({
 # fmt: on
 
 
+# Modules whose nodes have static data in an order that differs from process to process, since it is
+# that of a set: another process would take one for the other.
+_UNORDERED = ("numpyro.distributions",)
+
+
 def library_name(ty: type) -> str | None:
     """Returns the name in files of a type of a well-known library; `None` for other types."""
     library = ty.__module__.partition(".")[0]
@@ -92,5 +97,7 @@ def _at(library: str, parts: list[str]) -> type | None:
 def _typed(library: str, found: Any) -> type | None:
     """Returns a value if it is a node type that the library defines."""
     if not isinstance(found, type) or found.__module__.partition(".")[0] != library:
+        return None
+    if found.__module__.startswith(_UNORDERED):
         return None
     return found if is_namedtuple(found) or is_node_type(found) else None
