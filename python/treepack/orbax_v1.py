@@ -54,7 +54,7 @@ class TreepackHandler:
     Its name in Orbax is `treepack.orbax_v1.TreepackHandler` in all versions.
     """
 
-    how = Writing(max_chunk_size=serialization.MAX_CHUNK_SIZE)
+    how: Writing = Writing(max_chunk_size=serialization.MAX_CHUNK_SIZE)
     """How files are written."""
 
     async def save(self, directory: Any, checkpointable: Any) -> Awaitable[None]:
@@ -156,7 +156,7 @@ def registry(
       durable: Whether files are on the disk when a checkpoint counts as saved.
       threads: The maximum number of threads that copy, sum and compress.
     """
-    how = Writing(
+    how: Writing = Writing(
         compress=compress,
         level=level,
         align=align,

@@ -264,8 +264,9 @@ def short(reason: str) -> str:
 EXPECTED = {
     "static data here were not saved": "needs its code",
     "knows no type named 'states.": "a type of the program: needs a registration",
-    "instead of int": "JAX has no abstract numbers of Python",
-    "instead of float": "JAX has no abstract numbers of Python",
+    "knows no type named": "needs a template",
+    "ArrayImpl instead of": "JAX has no abstract numbers of Python",
+    "other structure: ": "makes its code anew",
 }
 
 GROUPS = {

@@ -17,9 +17,11 @@ from treepack._src.storage.place import resolved
 from treepack.errors import DecodeError
 
 if TYPE_CHECKING:
-    import jax.export
+    import jax
+    from jax import export as jax_export
 else:
     jax = OnUse("jax")
+    jax_export = OnUse("jax.export")
 
 
 class LoadedExported(NamedTuple):
@@ -30,13 +32,13 @@ class LoadedExported(NamedTuple):
       params: The tree that was saved with it.
     """
 
-    exported: jax.export.Exported
+    exported: jax_export.Exported
     params: Any
 
 
 def save_exported(
     path: str | os.PathLike[str],
-    exported: jax.export.Exported,
+    exported: jax_export.Exported,
     params: Any = None,
     *,
     metadata: Any = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -62,37 +62,51 @@ class ArrayLike:
     def __contains__(self, item: object) -> bool:
         return item in np.asarray(self)
 
-    __bool__ = _unary(bool)
-    __int__ = _unary(int)
-    __float__ = _unary(float)
-    __complex__ = _unary(complex)
-    __index__ = _unary(operator.index)
+    __bool__: ClassVar[Callable[[Any], Any]] = _unary(bool)
+    __int__: ClassVar[Callable[[Any], Any]] = _unary(int)
+    __float__: ClassVar[Callable[[Any], Any]] = _unary(float)
+    __complex__: ClassVar[Callable[[Any], Any]] = _unary(complex)
+    __index__: ClassVar[Callable[[Any], Any]] = _unary(operator.index)
 
-    __neg__ = _unary(operator.neg)
-    __pos__ = _unary(operator.pos)
-    __abs__ = _unary(operator.abs)
-    __invert__ = _unary(operator.invert)
+    __neg__: ClassVar[Callable[[Any], Any]] = _unary(operator.neg)
+    __pos__: ClassVar[Callable[[Any], Any]] = _unary(operator.pos)
+    __abs__: ClassVar[Callable[[Any], Any]] = _unary(operator.abs)
+    __invert__: ClassVar[Callable[[Any], Any]] = _unary(operator.invert)
 
-    __lt__ = _binary(operator.lt)
-    __le__ = _binary(operator.le)
-    __eq__ = _binary(operator.eq)
-    __ne__ = _binary(operator.ne)
-    __gt__ = _binary(operator.gt)
-    __ge__ = _binary(operator.ge)
+    __lt__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.lt)
+    __le__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.le)
+    __eq__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.eq)
+    __ne__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.ne)
+    __gt__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.gt)
+    __ge__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.ge)
 
-    __add__, __radd__ = _binary(operator.add), _reflected(operator.add)
-    __sub__, __rsub__ = _binary(operator.sub), _reflected(operator.sub)
-    __mul__, __rmul__ = _binary(operator.mul), _reflected(operator.mul)
-    __matmul__, __rmatmul__ = _binary(operator.matmul), _reflected(operator.matmul)
-    __truediv__, __rtruediv__ = _binary(operator.truediv), _reflected(operator.truediv)
-    __floordiv__, __rfloordiv__ = _binary(operator.floordiv), _reflected(operator.floordiv)
-    __mod__, __rmod__ = _binary(operator.mod), _reflected(operator.mod)
-    __divmod__, __rdivmod__ = _binary(divmod), _reflected(divmod)
-    __pow__, __rpow__ = _binary(operator.pow), _reflected(operator.pow)
-    __lshift__, __rlshift__ = _binary(operator.lshift), _reflected(operator.lshift)
-    __rshift__, __rrshift__ = _binary(operator.rshift), _reflected(operator.rshift)
-    __and__, __rand__ = _binary(operator.and_), _reflected(operator.and_)
-    __or__, __ror__ = _binary(operator.or_), _reflected(operator.or_)
-    __xor__, __rxor__ = _binary(operator.xor), _reflected(operator.xor)
+    __add__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.add)
+    __radd__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.add)
+    __sub__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.sub)
+    __rsub__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.sub)
+    __mul__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.mul)
+    __rmul__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.mul)
+    __matmul__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.matmul)
+    __rmatmul__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.matmul)
+    __truediv__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.truediv)
+    __rtruediv__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.truediv)
+    __floordiv__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.floordiv)
+    __rfloordiv__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.floordiv)
+    __mod__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.mod)
+    __rmod__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.mod)
+    __divmod__: ClassVar[Callable[[Any, Any], Any]] = _binary(divmod)
+    __rdivmod__: ClassVar[Callable[[Any, Any], Any]] = _reflected(divmod)
+    __pow__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.pow)
+    __rpow__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.pow)
+    __lshift__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.lshift)
+    __rlshift__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.lshift)
+    __rshift__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.rshift)
+    __rrshift__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.rshift)
+    __and__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.and_)
+    __rand__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.and_)
+    __or__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.or_)
+    __ror__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.or_)
+    __xor__: ClassVar[Callable[[Any, Any], Any]] = _binary(operator.xor)
+    __rxor__: ClassVar[Callable[[Any, Any], Any]] = _reflected(operator.xor)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
