@@ -81,15 +81,7 @@ class TreepackHandler(_AsyncHandler):
         self, directory: Any, args: TreepackSave
     ) -> list[ocp.future.Future] | None:
         """Takes a snapshot of the tree, and starts to write it."""
-        write = ShardedWrite(
-            directory,
-            args.item,
-            args.metadata,
-            args.static,
-            self._how,
-            snapshot=True,
-            step=step_of(directory),
-        )
+        write = self._write(directory, args, snapshot=True)
 
         async def write_all() -> None:
             write(None)
@@ -100,16 +92,19 @@ class TreepackHandler(_AsyncHandler):
 
     def save(self, directory: Any, args: TreepackSave) -> None:
         """Saves a tree, and returns when it is written."""
-        write = ShardedWrite(
+        write = self._write(directory, args, snapshot=False)
+        write(None)
+
+    def _write(self, directory: Any, args: TreepackSave, *, snapshot: bool) -> ShardedWrite:
+        return ShardedWrite(
             directory,
             args.item,
             args.metadata,
             args.static,
             self._how,
-            snapshot=False,
+            snapshot=snapshot,
             step=step_of(directory),
         )
-        write(None)
 
     def restore(self, directory: Any, args: TreepackRestore | None = None) -> Any:
         """Returns the tree in a directory; see `TreepackRestore`."""
