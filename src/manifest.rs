@@ -70,6 +70,10 @@ pub struct Hole {
 pub struct Manifest {
     /// The version of the format.
     pub version: u32,
+    /// Who has written it, in words; empty if that is not known.
+    #[serde(default, deserialize_with = "decode::text")]
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub writer: String,
     /// The files with the shards.
     #[serde(deserialize_with = "decode::list")]
     pub files: Vec<ShardFile>,
@@ -135,6 +139,7 @@ impl Manifest {
         }
         Ok(Self {
             version: VERSION,
+            writer: String::new(),
             files,
             arrays,
             holes,
@@ -166,6 +171,7 @@ impl Manifest {
         };
         Ok(Self {
             version: self.version,
+            writer: grow::to_string(&self.writer)?,
             files: grow::try_collect(self.files.iter().map(file))?,
             arrays: grow::try_collect(self.arrays.iter().map(grid))?,
             holes: grow::to_vec(&self.holes)?,

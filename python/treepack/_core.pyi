@@ -182,8 +182,17 @@ class Content:
         """Borrows the memory of a bytes-like object."""
 
     @staticmethod
-    def elsewhere(read: Callable[[int, int], bytes], len: int) -> Content:
-        """Reads with a function, which takes an offset and a length."""
+    def elsewhere(read: Callable[[int, int], Buffer], len: int, near: int) -> Content:
+        """Reads with a function.
+
+        Args:
+          read: Takes an offset and a length; returns at least one byte, and at most as many.
+          len: The number of bytes.
+          near: Of ranges that lie less than this apart, the bytes between are read as well.
+        """
+
+    def stored(self, start: int, stop: int) -> tuple[int, int]:
+        """Returns the range of the file that a range of the content is decompressed from."""
 
     def indexed(self, *, max_size: int | None = None) -> Content | None:
         """Returns the content of indexed gzip, decompressed on access; `None` without an index.
@@ -236,8 +245,8 @@ class Manifest:
             of the file of each shard, and whether it is a host array; see `grid` and `file_of`.
         """
 
-    def with_files(self, files: list[tuple[str, int, int]]) -> bytes:
-        """Encodes the same manifest with other files, equally many."""
+    def with_files(self, files: list[tuple[str, int, int]], writer: str = "") -> bytes:
+        """Encodes the same manifest with other files, equally many, and their writer in words."""
 
     @staticmethod
     def decode(data: bytes, *, max_size: int | None = None) -> Manifest:
@@ -251,6 +260,10 @@ class Manifest:
           DecodeError: A ValueError. If it is not a manifest, or is damaged.
           TreepackError: If its compressed parts have more bytes.
         """
+
+    @property
+    def writer(self) -> str:
+        """The process that has written it, in words; empty if it is unknown."""
 
     @property
     def files(self) -> list[tuple[str, int, int]]:
@@ -326,6 +339,17 @@ def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> list[list[tup
 
     Raises:
       IndexError: If the range exceeds the array.
+    """
+
+def ranges_of_box(
+    shape: Sequence[int], itemsize: int, bounds: _BoxBounds, near: int
+) -> list[tuple[int, int]]:
+    """Returns the ranges of bytes of an array in C order that a box needs.
+
+    Those that lie less than `near` bytes apart are one.
+
+    Raises:
+      IndexError: If the box exceeds the array.
     """
 
 @final

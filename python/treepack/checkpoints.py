@@ -6,7 +6,7 @@ name is a prefix and a step, such as `checkpoint_100`. flax reads the files that
 and the reverse; checkpoints of Orbax among them are restored as well.
 
 A checkpoint appears when all of it is on the disk, and only then are others removed. Directories
-may be URLs that fsspec knows.
+may be URLs of stores.
 
 Examples:
   >>> import jax.numpy as jnp, tempfile

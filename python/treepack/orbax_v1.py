@@ -31,7 +31,9 @@ import orbax.checkpoint.experimental.v1 as ocp  # type: ignore[import-untyped]
 from treepack import serialization
 from treepack._src.api.files import abstract, load
 from treepack._src.options import Writing
-from treepack._src.saving.sharded import Directory, ShardedWrite
+from treepack._src.saving.sharded import ShardedWrite
+from treepack._src.storage.place import joined
+from treepack._src.storage.write import write_small
 from treepack.errors import TreepackError
 from treepack.orbax import TreepackHandler as TreepackV0Handler
 from treepack.orbax import TreepackRestore, TreepackSave, step_of
@@ -126,7 +128,7 @@ class _Write:
         # In a thread, since others that this process saves may wait for those of other processes.
         await asyncio.to_thread(write, None)
         if jax.process_index() == 0:
-            Directory(path).write(_MARK, _MARK_TEXT, durable=self._how.durable)
+            write_small(joined(path, _MARK), _MARK_TEXT, durable=self._how.durable)
 
     def __del__(self) -> None:
         if self._write is not None:

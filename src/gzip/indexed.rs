@@ -134,6 +134,19 @@ impl<S: Source> Indexed<S> {
         Ok(checksum.finalize() == self.index.checksum)
     }
 
+    /// Where in the stream the blocks are that cover a range of what comes out.
+    #[must_use]
+    pub fn stored(&self, range: Range<usize>) -> Range<usize> {
+        let blocks = &self.index.blocks;
+        let first = range.start / self.index.block_bytes;
+        let end = range.end.div_ceil(self.index.block_bytes);
+        match blocks.get(first..end.min(blocks.len())) {
+            Some([first, .., last]) => first.start..last.start + last.len,
+            Some([only]) => only.start..only.start + only.len,
+            _ => 0..0,
+        }
+    }
+
     /// The bytes of `range` of what comes out; only the blocks that cover it are inflated,
     /// and their checksums compared.
     pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {

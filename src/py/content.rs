@@ -19,7 +19,7 @@ use crate::gzip::{Indexed, MAGIC, has_traces};
 use crate::handle;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
-use crate::raw::{AsRaw, RawBytes};
+use crate::raw::{AsRaw, Filling, RawBytes};
 use crate::source::{Source, read_to};
 use crate::structure::MARK;
 use crate::watch::Watch;
@@ -72,10 +72,12 @@ enum Origin {
     Elsewhere(Weak<Elsewhere>),
 }
 
-/// Bytes that a function of Python reads: it takes an offset and a length, and returns `bytes`.
+/// Bytes that a function of Python reads: it takes an offset and a length, and returns a buffer of
+/// at least one byte and at most as many.
 struct Elsewhere {
     read: Py<PyAny>,
     len: usize,
+    near: usize,
 }
 
 impl Source for Elsewhere {
@@ -88,23 +90,30 @@ impl Source for Elsewhere {
         offset: usize,
         target: &'t mut [MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
-        Python::attach(|py| {
-            let read = || -> PyResult<_> {
-                let found = self.read.bind(py).call1((offset, target.len()))?;
-                let found = found.cast_into::<PyBytes>()?;
-                if found.as_bytes().len() != target.len() {
-                    let reason = format!("{} bytes were read of {}", found.len()?, target.len());
+        let len = target.len();
+        let mut filling = Filling::new(target);
+        while filling.left() > 0 {
+            let done = len - filling.left();
+            let found = Python::attach(|py| {
+                let found = self.read.bind(py).call1((offset + done, len - done))?;
+                let found = Borrowed::buffer(&found)?;
+                let count = found.as_raw().len();
+                if count == 0 || count > len - done {
+                    let reason = format!("{count} bytes were read of {}", len - done);
                     return Err(PyValueError::new_err(reason));
                 }
                 Ok(found)
-            };
-            let found = read().map_err(|error| Error::Payload(Box::new(error)))?;
-            Ok(target.write_copy_of_slice(found.as_bytes()))
-        })
+            });
+            // It is copied detached from Python, to where it belongs.
+            let found = found.map_err(|error| Error::Payload(Box::new(error)))?;
+            let bytes = found.as_raw();
+            filling.fill(bytes.len(), |now| bytes.read_at(0, now))?;
+        }
+        Ok(filling.finish())
     }
 
     fn near(&self) -> usize {
-        2 << 20 // as of blocks that are kept; see `storage/remote.py`
+        self.near
     }
 }
 
@@ -148,10 +157,22 @@ impl Content {
         Ok(Self(Storage::Lent(Arc::new(Borrowed::buffer(data)?))))
     }
 
-    /// Reads by a function.
+    /// Reads by a function; of bytes that lie less than `near` apart, those between are read as well.
     #[staticmethod]
-    fn elsewhere(read: Py<PyAny>, len: usize) -> Self {
-        Self(Storage::Elsewhere(Arc::new(Elsewhere { read, len })))
+    fn elsewhere(read: Py<PyAny>, len: usize, near: usize) -> Self {
+        Self(Storage::Elsewhere(Arc::new(Elsewhere { read, len, near })))
+    }
+
+    /// The range of the file that a range of the content comes from: that of whole blocks of gzip.
+    fn stored(&self, start: usize, stop: usize) -> PyResult<(usize, usize)> {
+        if start > stop || stop > self.source().len() {
+            return Err(PyIndexError::new_err("there are fewer bytes"));
+        }
+        let range = match &self.0 {
+            Storage::Gzip(indexed, _) => indexed.stored(start..stop),
+            _ => start..stop,
+        };
+        Ok((range.start, range.end))
     }
 
     /// What the content is when it is decompressed, piece by piece where it is read; nothing if it

@@ -6,7 +6,7 @@ use pyo3::types::PyList;
 
 use super::catalog::{BoxBounds, bounds_of};
 use super::memory::{keep_reserve, list_of_results, new_tuple_of, new_uint, sizes};
-use crate::array::{self, Bounds};
+use crate::array::{self, Bounds, Runs};
 
 /// How an array is cut into shards; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
@@ -84,6 +84,21 @@ pub fn boxes_of_range(
         Ok(tuples(py, found)?.into_any())
     });
     list_of_results(py, boxes)
+}
+
+/// The bytes of an array in C order that a box needs; see `_core.pyi`.
+#[pyfunction]
+pub fn ranges_of_box(
+    py: Python<'_>,
+    shape: Vec<usize>,
+    itemsize: usize,
+    bounds: BoxBounds,
+    near: usize,
+) -> PyResult<Bound<'_, PyList>> {
+    let runs = Runs::compact(&shape, itemsize, &bounds_of(bounds)?);
+    let runs = runs.ok_or_else(|| PyIndexError::new_err("the array has no such box"))?;
+    let ranges = runs.ranges(near)?;
+    tuples(py, ranges.iter().map(|it| [it.start, it.end]))
 }
 
 /// A list of tuples of numbers.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyBytes, PyList, PyString};
 
 use super::content::Content;
 use super::gzip;
@@ -62,15 +62,28 @@ impl Manifest {
         Ok(Self { manifest, encoding })
     }
 
-    /// The same manifest as bytes, with other files.
-    fn with_files<'py>(&self, py: Python<'py>, files: Vec<File>) -> PyResult<Bound<'py, PyBytes>> {
+    /// The same manifest as bytes, with other files and their writer.
+    #[pyo3(signature = (files, writer=String::new()))]
+    fn with_files<'py>(
+        &self,
+        py: Python<'py>,
+        files: Vec<File>,
+        writer: String,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         if files.len() != self.manifest.files.len() {
             return Err(PyIndexError::new_err("there are other files"));
         }
         keep_reserve()?;
         let mut manifest = self.manifest.try_clone()?;
         manifest.files = shard_files(files)?;
+        manifest.writer = writer;
         copied(py, &manifest.encode()?)
+    }
+
+    /// Who has written it, in words; empty if that is not known.
+    #[getter]
+    fn writer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
+        new_string(py, self.manifest.writer.as_bytes())
     }
 
     /// The files with the shards.

@@ -66,7 +66,7 @@ mod _core {
     #[pymodule_export]
     use super::content::Content;
     #[pymodule_export]
-    use super::grid::{ShardGrid, boxes_of_range};
+    use super::grid::{ShardGrid, boxes_of_range, ranges_of_box};
     #[pymodule_export]
     use super::gzip::{compress, decompress};
     #[pymodule_export]

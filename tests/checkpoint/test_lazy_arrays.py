@@ -212,7 +212,7 @@ def test_a_box_takes_few_reads() -> None:
         reads.append(length)
         return data[start : start + length]
 
-    found = treepack.open(core.Content.elsewhere(read, len(data)))
+    found = treepack.open(core.Content.elsewhere(read, len(data), 2 << 20))
     array = next(array for _, array in found.leaves())
     reads.clear()
     whole = np.arange(90_000, dtype=np.int16).reshape(10_000, 3, 3)

@@ -89,8 +89,8 @@ def test_urls_of_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monke
         treepack.abstract,
         treepack.load_exported,
     ):
-        with pytest.raises(ImportError, match="gcsfs"):
-            verb("gs://bucket/model")
+        with pytest.raises(ImportError, match="paramiko"):
+            verb("sftp://host/model")
     assert list(tmp_path.iterdir()) == []
 
 

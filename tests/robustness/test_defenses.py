@@ -486,7 +486,7 @@ def test_late_chunk_markers_around_much_take_no_longer_than_it_does():
         read += length
         return data[start : start + length]
 
-    found = core.restore(core.Content.elsewhere(count, len(data)), None, None)
+    found = core.restore(core.Content.elsewhere(count, len(data), 2 << 20), None, None)
     np.testing.assert_array_equal(found, array)
     # Every level would be as long as all if it was read again.
     assert len(much) <= read < 2 * len(data)

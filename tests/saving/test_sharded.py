@@ -39,7 +39,7 @@ from treepack._src.checkpoint import boxes as reading
 from treepack._src.checkpoint import placement as _placement
 from treepack._src.checkpoint import sharded, shards
 from treepack._src.pytree import prng as _prng
-from treepack._src.saving import lease
+from treepack._src.saving import directory, lease
 from treepack._src.saving import sharded as writing
 from treepack._src.saving.layout import described_layout
 from trees import DTYPES, example_array, record_of, sealed
@@ -130,7 +130,8 @@ large = put(np.zeros(1 << 22), NamedSharding(mesh(2, 1), P("x")))
 fails(make(mesh(2, 1)) | {"large": large}, "enough", progress=enough)
 treepack.save(path, make(mesh(2, 1)))
 after = sorted(os.listdir(path))
-assert len(after) == 3 and after != before, (before, after)
+if index == 0:  # it removes old files while the others go on
+    assert len(after) == 3 and after != before, (before, after)
 """
 )
 
@@ -552,7 +553,7 @@ def test_what_is_committed_are_regular_files(
     save_to(tmp_path, 1)
     write = writing.ProcessShare.write
 
-    def replaced(share: Any, directory: writing.Directory, name: str, *args: Any) -> None:
+    def replaced(share: Any, directory: directory.Directory, name: str, *args: Any) -> None:
         write(share, directory, name, *args)
         path = Path(directory.file(f"{name}-00000.treepack"))
         path.unlink()
@@ -1131,7 +1132,7 @@ def test_a_lease_goes_whatever_goes_wrong(tmp_path: Path, monkeypatch: pytest.Mo
     for owner, name in (
         (lease, "Thread"),
         (lease.json, "dumps"),
-        (writing.Directory, "_manifest"),
+        (directory.LocalDirectory, "_manifest"),
         (core, "write_file"),
     ):
         with monkeypatch.context() as patch:

@@ -34,11 +34,16 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         """Sends a range of a file."""
         type(self).requests.append(f"GET {self.headers.get('Range')}")
-        data = (Path(self.directory) / self.path[1:]).read_bytes()
+        path = Path(self.directory) / self.path[1:]
+        if not path.exists():
+            self.send_error(404)
+            return
+        data = path.read_bytes()
         start, stop = 0, len(data)
         if "Range" in self.headers:
             first, last = self.headers["Range"].removeprefix("bytes=").split("-")
-            start, stop = int(first), min(len(data), int(last) + 1)
+            start = int(first) if first else max(0, len(data) - int(last))
+            stop = min(len(data), int(last) + 1) if first else len(data)
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
         else:
@@ -117,9 +122,10 @@ class Cutting(Handler):
 
     def do_GET(self) -> None:
         """Sends a range, without its last byte."""
-        last = int(self.headers["Range"].rsplit("-")[1])
-        del self.headers["Range"]
-        self.headers["Range"] = f"bytes=0-{last - 1}"
+        size = (Path(self.directory) / self.path[1:]).stat().st_size
+        if "Range" in self.headers:
+            del self.headers["Range"]
+            self.headers["Range"] = f"bytes=0-{size - 2}"
         super().do_GET()
 
 
@@ -129,20 +135,21 @@ def test_what_is_cut_on_its_way(
 ) -> None:
     pytest.importorskip("aiohttp")
     monkeypatch.setattr(Cutting, "honest", honest)
-    size = len(treepack.dumps({"a": 1}))
     (tmp_path / "saved").write_bytes(treepack.dumps({"a": 1}))
     handler = functools.partial(Cutting, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/saved"
-        for read in (treepack.load, treepack.open, treepack.verify):
-            with pytest.raises(OSError, match=f"{url}: bytes 0 to {size} were asked for"):
+        if honest:  # it is asked for all at once
+            assert treepack.load(url) == {"a": 1}
+        for read in (treepack.load, treepack.open, treepack.verify) if not honest else ():
+            with pytest.raises(OSError, match=f"{url}: .*error"):
                 read(url)  # type: ignore[operator]
         server.shutdown()
 
 
 def test_where_nothing_can_be_written(server: str) -> None:
-    with pytest.raises(OSError, match="fsspec cannot write there"):
+    with pytest.raises(OSError, match=f"{server}/new: .* 501 Not Implemented"):
         treepack.save(f"{server}/new", {"a": 1})
 
 
@@ -187,8 +194,11 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ImportError, match=r"treepack\[remote\]"):
-        treepack.save("s3://bucket/model", {})
+    with pytest.raises(ImportError, match=r"fsspec .*treepack\[remote\]"):
+        treepack.save("sftp://host/model", {})
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ImportError, match=r"obstore .*treepack\[remote\]"):
+        treepack.save("s3://nowhere/model", {})
     assert fsspec.__version__
 
 

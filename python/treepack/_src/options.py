@@ -28,7 +28,7 @@ Progress = Callable[[int, int], object] | bool | None
 """Where work reports: to a callable (bytes done, bytes in all), in a bar (`True`), or nowhere."""
 
 StorageOptions = Mapping[str, Any] | None
-"""Options of fsspec for the file system of a URL."""
+"""Options of obstore or fsspec for the store of a URL."""
 
 Arrays = Literal["saved", "numpy"]
 """The types of arrays: as they were saved, or all as NumPy's."""

@@ -29,6 +29,12 @@ class Task(Generic[T]):
         self._begun, self._done = _thread.allocate_lock(), _thread.allocate_lock()
         self._done.acquire()
         self._error: BaseException | None = None
+        self._process = os.getpid()
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether a thread of this process's parent has begun it, and cannot end it here."""
+        return self._done.locked() and self._begun.locked() and os.getpid() != self._process
 
     def attempt(self) -> None:
         """Does the work, unless another thread has begun it."""
@@ -48,6 +54,11 @@ class Task(Generic[T]):
             if self._error is not None:
                 raise self._error
             return self._result
+
+    def forget_result(self) -> None:
+        """Drops the result of work that is done."""
+        if not self._done.locked():
+            self._result = self._work = None  # type: ignore[assignment]
 
     def end(self) -> bool:
         """Waits for the work if it has begun; otherwise it never begins.

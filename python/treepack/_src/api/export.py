@@ -69,7 +69,7 @@ def save_exported(
       durable: Whether the file is on the disk when this returns.
       threads: The maximum number of threads.
       progress: A callable of bytes done and in all, or `True` for a bar.
-      storage_options: Options of fsspec for the file system of a URL; see `save`.
+      storage_options: Options for the store of a URL; see `save`.
 
     Raises:
       OSError: If the file cannot be written.
@@ -132,7 +132,7 @@ def load_exported(
       max_size: The maximum decompressed size in bytes.
       threads: The maximum number of threads.
       progress: A callable of bytes done and in all, or `True` for a bar.
-      storage_options: Options of fsspec for the file system of a URL; see `save`.
+      storage_options: Options for the store of a URL; see `save`.
 
     Raises:
       OSError: If the file cannot be read.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -12,8 +13,9 @@ from treepack import serialization
 from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
+from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import chosen
-from treepack._src.checkpoint.sharded import unless_replaced
+from treepack._src.checkpoint.sharded import open_reader, unless_replaced
 from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
     Arrays,
@@ -104,7 +106,7 @@ def save(
     directories are made.
 
     Args:
-      path: The file (a `~` at its start is the home folder), a `UPath`, or a URL that fsspec knows
+      path: The file (a `~` at its start is the home folder), a `UPath`, or a URL of a store
         (`pip install treepack[remote]`), where the object appears once all of it has been written.
         The permissions of a file are those of the one that it replaces, or follow the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
@@ -141,8 +143,8 @@ def save(
       progress: A callable that is called now and then with the number of bytes of the encoding
         that are done, and of all; or `True` for a bar of tqdm. An exception in it ends the work,
         and the file is the old one.
-      storage_options: Options of fsspec for the file system of a URL, such as credentials and
-        endpoints. A `UPath` has its own, to which these are added.
+      storage_options: Options of obstore or fsspec for the store of a URL, such as credentials and
+        endpoints; see docs/stores.md. A `UPath` has its own, to which these are added.
 
     Returns:
       With `background=True` a `Saving`, whose `result()` waits until all is written.
@@ -377,19 +379,21 @@ def load(
         threads=threads,
         progress=progress,
     )
+    is_directory = False
     if selection.is_whole:
         try:
             content = content_of(
                 path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
             )
         except IsADirectoryError:
-            pass  # a sharded checkpoint, or nothing
+            is_directory = True  # a sharded checkpoint, or nothing
         else:
             return restore_described(content, target, how)
 
     def attempt() -> Any:
-        with open(path, mmap=mmap, max_size=max_size) as file:
-            return load_part(place_of(file), target, selection, how)
+        reader = open_reader(path, is_directory=is_directory, mmap=mmap, max_size=max_size)
+        with contextlib.closing(reader):
+            return load_part(Place(reader, 0, []), target, selection, how)
 
     return unless_replaced(attempt)
 

@@ -15,6 +15,7 @@ import numpy as np
 from treepack._src import dtypes as _dtypes
 from treepack._src import tasks as _tasks
 from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader
+from treepack._src.storage.fetch import Blocks, Range
 from treepack.errors import CorruptionError, DecodeError, GzipError, GzipTruncatedError
 
 # The errors of reading damaged data.
@@ -148,6 +149,13 @@ def expect(boxes: Iterable[Box]) -> None:
         if needed[file] < _NEARLY_WHOLE * file.catalog.totals(0)[1]:
             with parts[0].explained():
                 file.catalog.prefetch_only([part.place for part in parts])
+
+
+def ranges_of(boxes: Iterable[Box]) -> Iterator[tuple[Blocks, Range]]:
+    """Yields the ranges of remote files that boxes need, in order; see `fetching`."""
+    for box in boxes:
+        for part in box.parts:
+            yield from part.shard.ranges(part.local)
 
 
 def _at(array: Any, index: Iterable[slice]) -> np.ndarray:

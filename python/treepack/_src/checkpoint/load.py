@@ -65,19 +65,20 @@ def _restored(
         state = _renamed_state(place, found.renamed, found.marks, how, _on_devices(target))
     else:
         if place.reader.is_one_file:
-            restored = restore_selected(
-                target,
-                catalog,
-                place.value,
-                how.strict,
-                marks=found.marks,
-                selector=found.selector.selector,
-                partial=partial,
-                copy=how.copy,
-                threads=how.threads,
-                cast=how.cast,
-                convert=convert,
-            )
+            with place.reader.fetching(place.value, found.marks):
+                restored = restore_selected(
+                    target,
+                    catalog,
+                    place.value,
+                    how.strict,
+                    marks=found.marks,
+                    selector=found.selector.selector,
+                    partial=partial,
+                    copy=how.copy,
+                    threads=how.threads,
+                    cast=how.cast,
+                    convert=convert,
+                )
             if restored is not None:
                 return restored[0]
         record = None if whole is None else (whole, place.positions())

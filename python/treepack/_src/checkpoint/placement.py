@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,15 +14,16 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import Box, aligned, expect, reading
+from treepack._src.checkpoint.boxes import Box, aligned, expect, ranges_of, reading
 from treepack._src.checkpoint.reader import LazyArray
-from treepack._src.checkpoint.sharded import ShardedArray
+from treepack._src.checkpoint.sharded import ShardedArray, ShardedReader
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Reading
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import signature
 from treepack._src.restore.report import Convert
+from treepack._src.storage.fetch import fetching
 from treepack._src.tasks import run
 from treepack.errors import DecodeError, TreepackError
 
@@ -251,6 +252,7 @@ def _place(
         elif not (_jax.is_abstract(target) and _is_array(array) and _can_be(target, array)):
             continue
         groups[_place_of(item.path, target, array, where)].append(item)
+    _open_files(groups)
     for place, group in groups.items():
         in_place = _is_on_cpu(place)
         for item in group:
@@ -267,6 +269,18 @@ def _place(
                 )
             weak = item.weak if item.target is None else getattr(item.target, "weak_type", False)
             item.leaf, item.boxes = _jax.weak(made) if weak else made, {}
+
+
+def _open_files(groups: Mapping[Any, Iterable[_Item]]) -> None:
+    """Opens the remote files that are needed, many at a time."""
+    needed: dict[ShardedReader, set[int]] = defaultdict(set)
+    for place, group in groups.items():
+        for item in group:
+            if isinstance(item.leaf, ShardedArray) and not item.leaf.checkpoint.is_local:
+                for index in _parts_on(place, item.path, item.leaf):
+                    needed[item.leaf.checkpoint] |= item.leaf.files_of(index)
+    for reader, numbers in needed.items():
+        reader.open_files(numbers)
 
 
 def _plan(item: _Item, place: Any, in_place: bool) -> None:
@@ -409,7 +423,7 @@ def _put(
             if may_change and isinstance(item.leaf, np.ndarray):
                 item.leaf = np.array(item.leaf)
         boxes = [box for item in batch for box in item.boxes.values()]
-        with reading(boxes, core.thread_count(threads)) as read:
+        with fetching(ranges_of(boxes)), reading(boxes, core.thread_count(threads)) as read:
             if _is_split(place):
                 made = [_put_parts(item, place, read) for item in batch]
             else:

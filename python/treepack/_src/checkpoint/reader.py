@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +19,17 @@ from treepack._src.options import Reading, Status
 from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.deferred import Deferred
+from treepack._src.storage.fetch import Blocks, Range, fetching, joined
 from treepack._src.storage.place import absolute
 from treepack.errors import DecodeError
 
 # NumPy has no arrays of more dimensions.
 _MOST_NDIM = 64
+
+# Before a leaf is its key, which is compared with the index as well. After it, the core reads ahead
+# (`src/catalog/check.rs`).
+_KEY_BYTES = 1 << 10
+_AHEAD_BYTES = 64 << 10
 
 DAMAGED_REST = "the bytes between the leaves and the record of the structure are damaged"
 
@@ -39,6 +47,8 @@ class Reader:
       name: The name of the file in messages.
       may_change: Whether it lies in memory that others may change.
       inflated: The number of bytes that were decompressed from gzip.
+      nbytes: The number of bytes in the file.
+      is_local: Whether it is no remote file.
       is_one_file: Whether its catalog has the bytes of all leaves.
     """
 
@@ -54,6 +64,10 @@ class Reader:
         is_fixed = is_path or isinstance(source, (bytes, core.Content)) or hasattr(source, "read")
         self.may_change: bool = not is_fixed
         self.inflated: int = found.inflated
+        self.nbytes: int = found.nbytes
+        self._remote = found.remote
+        self._content = found.content if found.remote else None
+        self.is_local: bool = found.remote is None
         self._damage = found.damage
         self._catalog: core.Catalog | None = core.Catalog.open(found.content, salvage=salvage)
 
@@ -85,7 +99,7 @@ class Reader:
 
     def close(self) -> None:
         """Closes the file. Arrays that view it stay valid."""
-        self._catalog = None
+        self._catalog = self._content = None
 
     def kind(self, value: int, parts: list[str]) -> tuple[Any, ...]:
         """Returns the kind of a leaf; see `Catalog.leaf`.
@@ -134,9 +148,34 @@ class Reader:
         Arrays may stay lazy where `on_devices` is true of their paths, which are relative to the
         place.
         """
-        return self.catalog.read(
-            place.value, copy=how.copy, threads=how.threads, marks=marks, absent=ABSENT
-        )
+        with self.fetching(place.value, marks):
+            return self.catalog.read(
+                place.value, copy=how.copy, threads=how.threads, marks=marks, absent=ABSENT
+            )
+
+    def fetching(
+        self, value: int = 0, marks: core.Marks | None = None
+    ) -> AbstractContextManager[None]:
+        """Fetches the leaves below a value, perhaps only marked ones, while they are read."""
+        if self.is_local:
+            return contextlib.nullcontext()
+        catalog = self.catalog
+        leaves = (it for it in catalog.leaf_values(value) if marks is None or it in marks)
+        places = (catalog.leaf(it)[2:4] for it in leaves)
+        return fetching(self.stored(places))
+
+    def stored(self, ranges: Iterable[Range]) -> Iterator[tuple[Blocks, Range]]:
+        """Yields where leaves and parts of them are in a remote file; nothing for a local one."""
+        if self._remote is not None and self._content is not None:
+            for start, stop in ranges:
+                first = max(0, start - _KEY_BYTES)
+                last = min(self._content.nbytes, stop + _AHEAD_BYTES)
+                yield self._remote.blocks, self._content.stored(first, last)
+
+    @property
+    def near(self) -> int:
+        """As many bytes of a remote file take as long as a request."""
+        return 0 if self._remote is None else self._remote.blocks.near
 
     def verify(
         self, *, threads: int | None, progress: Callable[[int, int], object] | None
@@ -147,7 +186,9 @@ class Reader:
           The status of each leaf by its value, and the damage outside of leaves.
         """
         catalog = self.catalog
-        *told, rest = catalog.verify(threads=threads, progress=progress)
+        whole = [] if self._content is None else [(0, self._content.nbytes)]
+        with fetching(self.stored(whole)):
+            *told, rest = catalog.verify(threads=threads, progress=progress)
         damage = self.damage or catalog.stream_damage
         if damage is None and rest == "corrupt":
             damage = DAMAGED_REST
@@ -289,7 +330,8 @@ class LazyArray(ArrayLike, Deferred):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         catalog = self.reader.catalog
-        array: np.ndarray = catalog.read(self.value, copy=copy, threads=None)
+        with self.reader.fetching(self.value):
+            array: np.ndarray = catalog.read(self.value, copy=copy, threads=None)
         same = isinstance(array, np.ndarray) and array.dtype == self.dtype
         if not same or array.shape != self.shape:
             reason = "the leaf is not what the index of the file has there"
@@ -321,8 +363,27 @@ class LazyArray(ArrayLike, Deferred):
                 self.value
             )  # raises if the dimensions are not those of the index
             return np.empty(shape, self.dtype)
-        data = self.reader.catalog.read_box(self.value, bounds_of(box))
+        bounds = bounds_of(box)
+        if self.reader.is_local:
+            data = self.reader.catalog.read_box(self.value, bounds)
+        else:
+            with fetching(self.ranges(bounds)):
+                data = self.reader.catalog.read_box(self.value, bounds)
         return data.view(self.dtype).reshape(shape)
+
+    def ranges(self, bounds: Bounds) -> Iterator[tuple[Blocks, Range]]:
+        """Yields the ranges of a remote file that a box needs, its header included.
+
+        They are those of an array that is not split into chunks, and a guess for one that is.
+        """
+        if self.reader.is_local:
+            return
+        near = self.reader.near
+        _, _, start, stop, _ = self.reader.catalog.leaf(self.value)
+        data = max(start, stop - self.nbytes)
+        found = core.ranges_of_box(self.shape, self.dtype.itemsize, bounds, near)
+        inside = [(data + first, min(stop, data + last)) for first, last in found]
+        yield from self.reader.stored(joined([(start, max(data, start + 1)), *inside], near))
 
     def read_to(self, bounds: Bounds, target: np.ndarray, *, threads: int | None = None) -> None:
         """Reads the elements of a box.

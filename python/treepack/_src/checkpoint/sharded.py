@@ -11,14 +11,14 @@ import functools
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import DAMAGE, Box, Part
+from treepack._src.checkpoint.boxes import DAMAGE, Box, Part, ranges_of
 from treepack._src.checkpoint.reader import (
     DAMAGED_REST,
     LazyArray,
@@ -33,8 +33,11 @@ from treepack._src.options import Reading, Status
 from treepack._src.pytree import prng as _prng
 from treepack._src.storage.content import Openable, Opened, read_all, size_of
 from treepack._src.storage.deferred import rows_cast
+from treepack._src.storage.fetch import fetching
 from treepack._src.storage.foreign import directory_text
 from treepack._src.storage.place import absolute, joined
+from treepack._src.storage.remote import at_once
+from treepack._src.tasks import Task, run
 from treepack.errors import (
     CorruptionError,
     DecodeError,
@@ -112,7 +115,9 @@ class ShardedReader(Reader):
         found = Opened(self.manifest.content, inflated=self.manifest.inflated)
         super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
         self._open_file = functools.partial(Reader.open, salvage=salvage, mmap=mmap, regular=True)
-        self._files: list[Reader | None] = [None] * len(self._expected)
+        self._files: list[Task[Reader] | None] = [None] * len(self._expected)
+        self._at_once = at_once(self._path)
+        self.is_local = self._at_once == 1
 
     def file(self, number: int) -> Reader:
         """Returns a file, which has to be the one in the manifest.
@@ -123,20 +128,41 @@ class ShardedReader(Reader):
         with self._locked.lock:
             if self.is_closed:
                 raise ValueError("the file is closed")
-            found = self._files[number]
-            if found is None:
-                found = self._files[number] = self._checked(*self._expected[number])
-        return found
+            task = self._files[number]
+            if task is None or task.is_orphan:
+                opening = functools.partial(self._checked, *self._expected[number])
+                task = self._files[number] = Task(opening)
+        try:
+            return task.result()
+        except BaseException:
+            with self._locked.lock:
+                if self._files[number] is task:
+                    self._files[number] = None  # perhaps it can be opened later
+            raise
+
+    def open_files(self, numbers: Iterable[int]) -> None:
+        """Opens remote files that are needed, many at a time; local ones are opened when used."""
+        if not self.is_local:
+            run([functools.partial(self._open_early, it) for it in {*numbers}], self._at_once)
+
+    def _open_early(self, number: int) -> None:
+        with contextlib.suppress(TreepackError):  # told where it is used, if it is
+            self.file(number)
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         place = joined(self._path, name)
         try:
-            if size_of(place) != nbytes:
-                raise CorruptionError(f"{place} has {size_of(place)} bytes instead of {nbytes}")
+            found = size_of(place) if self.is_local else nbytes
+            if found != nbytes:  # before its end, which will not make sense
+                raise CorruptionError(f"{place} has {found} bytes instead of {nbytes}")
             left = None if self._max_size is None else max(0, self._max_size - self.inflated)
             file = self._open_file(place, max_size=left)
+            if file.nbytes != nbytes:
+                raise CorruptionError(f"{place} has {file.nbytes} bytes instead of {nbytes}")
         except FileNotFoundError:
             raise self.gone(place) from None
+        except CorruptionError:
+            raise
         except DAMAGE as error:
             raise CorruptionError(f"{place} is damaged: {error}") from error
         except TreepackError as error:
@@ -145,7 +171,8 @@ class ShardedReader(Reader):
             raise TreepackError(
                 f"{place}: the decompressed checkpoint exceeds max_size={self._max_size} bytes"
             ) from error
-        self.inflated += file.inflated
+        with self._locked.lock:
+            self.inflated += file.inflated
         if zlib.crc32(file.catalog.record or b"") != record:
             raise CorruptionError(f"{place} is not the file that was saved: it has another record")
         return file
@@ -162,10 +189,11 @@ class ShardedReader(Reader):
         """Closes the files. Arrays that view them stay valid."""
         with self._locked.lock:
             super().close()
-            for number, file in enumerate(self._files):
-                if file is not None:
-                    file.close()
-                    self._files[number] = None
+            for number, task in enumerate(self._files):
+                self._files[number] = None
+                if task is not None and not task.is_orphan and task.end():
+                    with contextlib.suppress(TreepackError):
+                        task.result().close()
 
     @property
     def is_summed(self) -> bool:
@@ -199,16 +227,32 @@ class ShardedReader(Reader):
 
         Arrays that go to devices stay lazy: each device reads its part.
         """
+        read_now: list[ShardedArray] = []
+
+        def waits(array: LazyArray) -> bool:
+            is_sharded = isinstance(array, ShardedArray) and not array.is_host
+            below = array.parts[len(place.parts) :]
+            return is_sharded and how.arrays == "saved" and on_devices(below)
+
+        def expected(value: int, parts: list[str]) -> None:
+            kind = self.kind(value, parts)
+            array = self.array(value, parts, kind) if kind[0] in ("array", "prng_key") else None
+            if isinstance(array, ShardedArray) and (kind[0] == "prng_key" or not waits(array)):
+                read_now.append(array)
 
         def leaf(value: int, parts: list[str]) -> Any:
             found = self.leaf(value, parts)
-            if not isinstance(found, LazyArray):
-                return found
-            is_sharded = isinstance(found, ShardedArray) and not found.is_host
-            waits = is_sharded and how.arrays == "saved" and on_devices(parts[len(place.parts) :])
-            return found if waits else found.__array__(copy=how.copy)
+            if isinstance(found, LazyArray) and not waits(found):
+                return found.__array__(copy=how.copy)
+            return found
 
-        return place.state(leaf, marks)
+        if self.is_local:
+            return place.state(leaf, marks)
+        place.state(expected, marks)
+        self.open_files(number for array in read_now for number in array.files())
+        boxes = [array.plan([slice(None)] * array.ndim) for array in read_now]
+        with fetching(ranges_of(boxes)):
+            return place.state(leaf, marks)
 
     def verify(
         self, *, threads: int | None, progress: Callable[[int, int], object] | None
@@ -255,6 +299,7 @@ class ShardedReader(Reader):
         worst: dict[int, Status] = dict.fromkeys(arrays, "ok")
         damage = []
         cells: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.open_files(range(len(self._expected)))
         for key, array in arrays.items():
             for cell, number in enumerate(array.files()):
                 cells[number].append((key, cell))
@@ -291,12 +336,15 @@ class ShardedReader(Reader):
         return cls(source, **options)
 
 
-def open_reader(source: Openable, **options: Any) -> Reader:
-    """Opens a file or the directory of a sharded checkpoint; see `treepack.open`."""
-    try:
-        return Reader.open(source, **options)
-    except IsADirectoryError:
-        return ShardedReader.open(source, **options)
+def open_reader(source: Openable, *, is_directory: bool = False, **options: Any) -> Reader:
+    """Opens a file or the directory of a sharded checkpoint; see `treepack.open`.
+
+    With `is_directory` it is known to be one.
+    """
+    if not is_directory:
+        with contextlib.suppress(IsADirectoryError):
+            return Reader.open(source, **options)
+    return ShardedReader.open(source, **options)
 
 
 _BADNESS: list[Status] = ["ok", "unchecked", "corrupt"]
@@ -348,12 +396,14 @@ class ShardedArray(LazyArray):
         Returns:
           A view of a file where the box lies in one shard, otherwise memory of its own.
         """
-        return self.plan(index).read()
+        self.checkpoint.open_files(self.files_of(index))
+        plan = self.plan(index)
+        with fetching(ranges_of([plan])):
+            return plan.read()
 
     def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
         """Plans a box, which is read later; with `in_place` it will be used where it lies."""
-        indices = [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
-        return self._plan(indices, in_place=in_place)
+        return self._plan(self._indices(index), in_place=in_place)
 
     def _plan(self, indices: Sequence[range], *, in_place: bool = False) -> Box:
         parts = [
@@ -364,9 +414,11 @@ class ShardedArray(LazyArray):
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
+        self.checkpoint.open_files(self._files_of(box))
         plan = self._plan(box)  # before memory is allocated for shards that may be missing
         made = np.empty(tuple(map(len, box)), self.dtype)
-        plan.read_to(made)
+        with fetching(ranges_of([plan])):
+            plan.read_to(made)
         return made
 
     def files(self) -> Iterator[int]:
@@ -377,17 +429,30 @@ class ShardedArray(LazyArray):
     def status(self, cell: int, statuses: Mapping[int, Status]) -> Status:
         """Returns the status of a shard; `statuses` has those of the leaves of its file."""
         try:
-            return statuses[self._find(cell).value] if statuses else "corrupt"
+            return statuses[self._shard(cell).value] if statuses else "corrupt"
         except CorruptionError:
             return "corrupt"
 
     def _shard(self, cell: int) -> LazyArray:
         found = self._known.get(cell)
         if found is None:
-            found = self._known[cell] = self._find(cell)
+            # Reading compares the header as well; of remote files it would be one more request.
+            checks = self.checkpoint.is_local
+            found = self._known[cell] = self._find(cell, checks=checks)
         return found
 
-    def _find(self, cell: int) -> LazyArray:
+    def files_of(self, index: Sequence[slice]) -> set[int]:
+        """Returns the numbers of the files that a box needs."""
+        return self._files_of(self._indices(index))
+
+    def _files_of(self, indices: Sequence[range]) -> set[int]:
+        file_of = self.checkpoint.manifest.file_of
+        return {file_of(self._number, it[0]) for it in self._grid.parts(bounds_of(indices))}
+
+    def _indices(self, index: Sequence[slice]) -> list[range]:
+        return [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
+
+    def _find(self, cell: int, *, checks: bool = True) -> LazyArray:
         number = self.checkpoint.manifest.file_of(self._number, cell)
         file = self.checkpoint.file(number)
         keys = self._keys if self.is_host else [*self._keys, self._grid.name(cell)]
@@ -397,7 +462,7 @@ class ShardedArray(LazyArray):
             value = file.catalog.find(keys, 0)
             if value is not None and file.catalog.children(value) is None:
                 shard = file.leaf(value, keys)
-            if isinstance(shard, LazyArray):
+            if isinstance(shard, LazyArray) and checks:
                 file.catalog.pieces(shard.value)  # raises unless it is there as the index says
         except DAMAGE as error:
             cause = error

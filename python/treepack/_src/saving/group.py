@@ -1,7 +1,8 @@
 """The messages between processes that save together: three short ones each.
 
     process 0        prepares the directory ──▶ name and identity of the save ──▶ all
-    every process    writes its file ──▶ done, or an error or a difference ──▶ process 0
+    every process    writes its file ──▶ what it has written, or an error or a difference
+                     ──▶ the first of its group of processes ──▶ process 0
     process 0        commits ──▶ end, or an error ──▶ all
 
 They go through the key-value store of `jax.distributed`, which needs no devices, so that it may be
@@ -11,12 +12,14 @@ used in the background.
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from treepack._src.interop import jax as _jax
+from treepack._src.saving.directory import Written
 from treepack.errors import TreepackError
 
 # The longest that a process waits for another one, in seconds.
@@ -29,9 +32,6 @@ _PATIENCE_S = 10.0
 _OLD = 100
 
 _rounds = itertools.count()
-
-# The prefix of a message about differences.
-_DIFFERS = "differs:"
 
 # The client of the parent, whose threads do not run in a forked process.
 _inherited: Any = None
@@ -50,15 +50,37 @@ class NotSavedError(TreepackError):
     """Another process has failed."""
 
 
+class Message(NamedTuple):
+    """What a process tells process 0 about its part of a save.
+
+    Attributes:
+      written: The file that it has written, if any.
+      error: Its error in words, if it has failed.
+      differs: The identity of what it saves, if that is something else.
+    """
+
+    written: Written | None = None
+    error: str = ""
+    differs: str = ""
+
+
+# What is known of the processes of a group, by their numbers.
+Messages = dict[int, Message]
+
+
 class Group:
     """The processes that write a checkpoint.
+
+    Process 0 hears the first process of each group of processes, which hears the others of its own:
+    of n processes nobody hears more than some `2 * sqrt(n)`.
 
     Attributes:
       index: The number of this process.
       count: The number of processes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float = TIMEOUT_S) -> None:
+        """`timeout` is the longest that process 0 waits for the others, in seconds."""
         # Before jax is asked, which would wait for others.
         if _inherited is not None and _jax.client() is _inherited:
             raise TreepackError(
@@ -66,6 +88,8 @@ class Group:
                 "itself: start it with `spawn`, or save in the parent"
             )
         self.index, self.count, self._client = _jax.processes()
+        self._timeout = timeout
+        self._size = group_size(self.count)
         # All processes save in the same order.
         self._round = next(_rounds) if self.count > 1 else -1
 
@@ -75,40 +99,63 @@ class Group:
 
     def announced(self) -> str:
         """Waits for the announcement of process 0."""
-        return self._hear("name", 0)
+        return self._hear("name", 0, self._timeout)
 
-    def differs(self, identity: str) -> None:
-        """Tells process 0 that this one saves something else."""
-        self._tell(f"done/{self.index}", _DIFFERS + identity)
+    def tell(self, message: Message, *, waits: bool = True) -> None:
+        """Tells process 0 about this process; for others.
 
-    def done(self, error: BaseException | None = None) -> None:
-        """Tells process 0 that this one has written its file, or has failed."""
-        self._tell(f"done/{self.index}", _text(error))
-
-    def gather(self, differences: Callable[[int, str], str]) -> list[str]:
-        """Waits for all others, and returns their errors; for process 0.
-
-        Args:
-          differences: Takes the number and the identity of a process that saves something else,
-            and returns the difference in words.
+        The first process of a group waits for the rest of it, unless process 0 has to do that.
         """
-        others = [(index, self._hear(f"done/{index}", index)) for index in range(1, self.count)]
+        first = self.index - self.index % self._size
+        if first == 0 or self.index != first:
+            self._tell(f"done/{self.index}", _encoded({self.index: message}))
+            return
+        heard = {self.index: message}
+        if waits:
+            # Earlier than process 0 gives up, so that it can name who is missing.
+            heard |= self._hear_group(first, self._timeout * _EARLIER)
+        self._tell(f"done/{self.index}", _encoded(heard, is_all=waits))
+
+    def gather(self) -> Messages:
+        """Waits for all others; for process 0."""
+        until = time.monotonic() + self._timeout
+        found = self._hear_group(0, self._timeout)
+        for first in range(self._size, self.count, self._size):
+            heard, is_all = _decoded(self._hear(f"done/{first}", first, until - time.monotonic()))
+            found |= heard
+            if not is_all:
+                found |= self._hear_group(first, until - time.monotonic())
         if self.count > 1:  # the store keeps all in memory, and nobody will read this any more
             self._client.key_value_delete(f"treepack/{self._round}/done/")
             self._client.key_value_delete(f"treepack/{self._round - _OLD}/")
-        return [
-            differences(index, error.removeprefix(_DIFFERS))
-            if error.startswith(_DIFFERS)
-            else f"process {index}: {error}"
-            for index, error in others
-            if error
-        ]
+        return found
+
+    def _hear_group(self, first: int, timeout: float) -> Messages:
+        """Waits for all of a group but its first process."""
+        until = time.monotonic() + timeout
+        found: Messages = {}
+        for index in range(first + 1, min(first + self._size, self.count)):
+            try:
+                text = self._hear(f"done/{index}", index, until - time.monotonic())
+            except TimedOutError as error:
+                found[index] = Message(error=str(error))
+            else:
+                found |= _decoded(text)[0]
+        return found
 
     def end(self, error: BaseException | None = None) -> None:
-        """Tells all others that the checkpoint is committed, or has failed; for process 0."""
+        """Tells all others that the checkpoint is committed, or has failed; for process 0.
+
+        Only the first call counts.
+        """
+        if self._has_ended:
+            return
+        self._has_ended = True
         if error is not None and not isinstance(error, NotSavedError):
-            error = NotSavedError(f"the checkpoint was not saved: process 0: {_text(error)}")
+            error = NotSavedError(f"the checkpoint was not saved: process 0: {text_of(error)}")
         self._tell("end", "" if error is None else str(error))
+
+    _has_ended = False
 
     def wait(self) -> None:
         """Waits for the end.
@@ -116,7 +163,8 @@ class Group:
         Raises:
           TreepackError: If another process has failed.
         """
-        error = self._hear("end", 0)
+        # Longer than process 0 does, which tells who is missing.
+        error = self._hear("end", 0, self._timeout * _LATER)
         if error:
             raise NotSavedError(error)
 
@@ -124,25 +172,61 @@ class Group:
         if self.count > 1:
             self._client.key_value_set(f"treepack/{self._round}/{key}", value or "-")
 
-    def _hear(self, key: str, index: int) -> str:
+    def _hear(self, key: str, index: int, timeout: float) -> str:
         """Waits for a message of another process."""
-        until = time.monotonic() + TIMEOUT_S
+        until = time.monotonic() + timeout
         while True:
+            patience = min(_PATIENCE_S, max(until - time.monotonic(), _LEAST_S))
             try:
                 value: str = self._client.blocking_key_value_get(
-                    f"treepack/{self._round}/{key}", int(_PATIENCE_S * 1000)
+                    f"treepack/{self._round}/{key}", int(patience * 1000)
                 )
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
                 if time.monotonic() > until:
-                    raise TreepackError(
-                        f"process {index} has not called save within {TIMEOUT_S:.0f} s; all "
-                        "processes have to call it with the same tree"
+                    raise TimedOutError(
+                        f"process {index} has not called save, or not ended it, within "
+                        f"{self._timeout:g} s; all processes have to call it with the same tree"
                     ) from error
             else:
                 return "" if value == "-" else value
 
 
-def _text(error: Any) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
+class TimedOutError(TreepackError):
+    """Another process does not answer."""
+
+
+# The first process of a group waits for the rest of it for this part of the time-out; processes
+# that wait for the end do so longer.
+_EARLIER = 0.8
+_LATER = 1.25
+
+# Even after the time-out, messages that are there already are heard.
+_LEAST_S = 0.01
+
+# Process 0 hears so many others itself.
+_LEAST_GROUP = 16
+
+
+def group_size(count: int) -> int:
+    """Returns the size of groups among so many processes."""
+    return max(_LEAST_GROUP, math.isqrt(count))
+
+
+def _encoded(messages: Messages, *, is_all: bool = True) -> str:
+    return json.dumps([is_all, [[index, *message] for index, message in messages.items()]])
+
+
+def _decoded(text: str) -> tuple[Messages, bool]:
+    is_all, messages = json.loads(text)
+    found = {
+        index: Message(None if written is None else Written(*written), error, differs)
+        for index, written, error, differs in messages
+    }
+    return found, is_all
+
+
+def text_of(error: BaseException) -> str:
+    """Returns an error in words, with its type."""
+    return f"{type(error).__name__}: {error}"

@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from treepack._src.saving.sharded import is_unfinished
-from treepack._src.storage.entries import Entry, entries
+from treepack._src.saving.directory import is_unfinished
+from treepack._src.storage.entries import entries
 from treepack._src.storage.place import joined
+from treepack._src.storage.store import Entry
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop.flax import error_class
-from treepack._src.saving.sharded import remove_unfinished
+from treepack._src.saving.directory import remove_unfinished
 from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORARY, Series
 from treepack._src.storage.entries import entries, is_directory, remove
 from treepack._src.storage.place import joined, local, url_of

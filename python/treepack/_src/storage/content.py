@@ -18,6 +18,7 @@ import treepack._core as core
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer, Progress, progress_bar
 from treepack._src.storage import remote as _remote
+from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.place import local, url_of
 from treepack.errors import (
     DecodeError,
@@ -36,6 +37,9 @@ _SMALL_BYTES = 1 << 20
 
 # Refused gzip of at most so many bytes is inflated nevertheless, to find out whether it is damaged.
 _CHECKED_BYTES = 64 << 20
+
+# To seek in a file object takes as long as reading so many bytes.
+_NEAR_BYTES = 2 << 20
 
 
 Openable = str | os.PathLike[str] | Any
@@ -119,11 +123,15 @@ class Opened(NamedTuple):
       content: The data, decompressed if they are gzip.
       damage: The damage of the gzip stream around them, in words.
       inflated: The number of bytes out of gzip.
+      remote: The file, if it is remote and read in parts.
+      nbytes: The number of bytes in the file.
     """
 
     content: core.Content
     damage: str | None = None
     inflated: int = 0
+    remote: _remote.Remote | None = None
+    nbytes: int = 0
 
 
 def open_parts(
@@ -153,14 +161,16 @@ def open_parts(
     """
     if max_size is not None and max_size < 0:
         raise ValueError("max_size must not be negative")
-    content = _raw(source, mmap, regular)
+    url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
+    remote = None if url is None else _remote.remote(url)
+    content = _raw(source, mmap, regular) if remote is None else remote.content
     if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
         raise _empty(source)
     if not content.is_gzip():
-        return Opened(content)
+        return Opened(content, remote=remote, nbytes=content.nbytes)
     found = content.indexed(max_size=max_size)
     if found is not None:
-        return Opened(found, inflated=found.nbytes)
+        return Opened(found, None, found.nbytes, remote, content.nbytes)
     damage = _DAMAGED_INDEX if content.has_traces_of_index() else None
     if salvage:
         return _salvaged(content, damage, max_size)
@@ -176,14 +186,18 @@ def open_parts(
             "convert it with `treepack convert` or gunzip"
         )
     found = content.inflate(max_size=max_size, threads=None, progress=None)
-    return Opened(found, damage, inflated=found.nbytes)
+    return Opened(found, damage, found.nbytes, remote, content.nbytes)
 
 
 def _raw(source: Openable, mmap: bool = True, regular: bool = False) -> core.Content:
     """Returns the bytes of a file or buffer as they are, gzip or not."""
     if isinstance(source, (str, os.PathLike)):
         url = url_of(source)
-        return _local_content(source, mmap, None, regular) if url is None else _remote.content(url)
+        return (
+            _local_content(source, mmap, None, regular)
+            if url is None
+            else _remote.remote(url).content
+        )
     if isinstance(source, core.Content):
         return source
     return _of_file_object(source) if _is_file_object(source) else core.Content.lent(source)
@@ -236,7 +250,7 @@ def _salvaged(content: core.Content, damage: str | None, max_size: int | None) -
     try:
         # With `progress` it goes in steps, by zlib, so that it accepts what other readers accept.
         found = content.inflate(max_size=max_size, threads=None, progress=lambda *_: None)
-        return Opened(found, damage, inflated=found.nbytes)
+        return Opened(found, damage, found.nbytes, nbytes=content.nbytes)
     except (GzipError, GzipTruncatedError) as error:
         damage = str(error)
     parts: list[bytes] = []
@@ -252,7 +266,7 @@ def _salvaged(content: core.Content, damage: str | None, max_size: int | None) -
                 if left < 0:
                     raise TreepackError(f"the decompressed data exceeds max_size={max_size} bytes")
     data = b"".join(parts)
-    return Opened(core.Content.lent(data), damage, len(data))
+    return Opened(core.Content.lent(data), damage, len(data), nbytes=content.nbytes)
 
 
 def _is_file_object(source: Any) -> bool:
@@ -275,13 +289,14 @@ def _of_file_object(file: Any) -> core.Content:
                 start += len(part)
         return b"".join(parts)
 
-    return core.Content.elsewhere(_remote.Blocks(read, length).read, length)
+    blocks = Blocks(read, length, near=_NEAR_BYTES)
+    return core.Content.elsewhere(blocks.read, length, _NEAR_BYTES)
 
 
 def size_of(path: str | os.PathLike[str]) -> int:
     """Returns the number of bytes in a local or remote file."""
     url = url_of(path)
-    return Path(local(path)).stat().st_size if url is None else _remote.content(url).nbytes
+    return Path(local(path)).stat().st_size if url is None else _remote.remote(url).content.nbytes
 
 
 def read_all(path: str | os.PathLike[str]) -> bytes:
@@ -292,7 +307,7 @@ def read_all(path: str | os.PathLike[str]) -> bytes:
     """
     url = url_of(path)
     if url is not None:
-        return bytes(_remote.downloaded(url))
+        return _remote.read_small(url)
     content = core.Content.read(local(path), progress=None, regular=True)
     return content.read_range(0, content.nbytes)
 

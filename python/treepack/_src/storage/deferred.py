@@ -10,6 +10,9 @@ import numpy as np
 
 import treepack._core as core
 
+# To compute so many bytes more costs less than another call.
+_NEAR_BYTES = 2 << 20
+
 
 class Deferred:
     """An array of known shape and dtype, whose bytes are elsewhere.
@@ -54,7 +57,7 @@ class Computed(Deferred):
         self._read = read
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
-        return core.Content.elsewhere(self._read, self.nbytes), [(0, self.nbytes)]
+        return core.Content.elsewhere(self._read, self.nbytes, _NEAR_BYTES), [(0, self.nbytes)]
 
 
 class InContent(Deferred):

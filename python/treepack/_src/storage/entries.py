@@ -5,36 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
-from treepack._src.storage import remote as _remote
 from treepack._src.storage.place import local, url_of
-
-
-class Entry(NamedTuple):
-    """The name of a file or directory."""
-
-    name: str
-    is_directory: bool
+from treepack._src.storage.remote import store_of
+from treepack._src.storage.store import Entry
 
 
 def entries(directory: str | os.PathLike[str]) -> list[Entry]:
     """Returns the entries of a directory; none if it is missing."""
     url = url_of(directory)
+    if url is not None:
+        store, path = store_of(url)
+        return store.entries(path)
     try:
-        if url is None:
-            with os.scandir(local(directory)) as found:
-                return [Entry(entry.name, entry.is_dir()) for entry in found]
-        fs, path = _remote.file_system(url)
-        listed = fs.ls(path, detail=True)
+        with os.scandir(local(directory)) as found:
+            return [Entry(entry.name, entry.is_dir()) for entry in found]
     except FileNotFoundError:
         return []
-    # Some list a directory in itself.
-    inside = [info for info in listed if info["name"].strip("/") != path.strip("/")]
-    return [
-        Entry(info["name"].rstrip("/").rsplit("/", 1)[-1], info["type"] == "directory")
-        for info in inside
-    ]
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -42,8 +29,14 @@ def exists(path: str | os.PathLike[str]) -> bool:
     url = url_of(path)
     if url is None:
         return Path(local(path)).exists()
-    fs, place = _remote.file_system(url)
-    return bool(fs.exists(place))
+    store, place = store_of(url)
+    try:
+        store.head(place, 1)
+    except FileNotFoundError:
+        return False
+    except IsADirectoryError:
+        pass
+    return True
 
 
 def is_directory(path: str | os.PathLike[str]) -> bool:
@@ -51,8 +44,8 @@ def is_directory(path: str | os.PathLike[str]) -> bool:
     url = url_of(path)
     if url is None:
         return Path(local(path)).is_dir()
-    fs, place = _remote.file_system(url)
-    return bool(fs.isdir(place))
+    store, place = store_of(url)
+    return store.is_directory(place)
 
 
 def remove(path: str | os.PathLike[str]) -> None:
@@ -60,8 +53,8 @@ def remove(path: str | os.PathLike[str]) -> None:
     url = url_of(path)
     try:
         if url is not None:
-            fs, place = _remote.file_system(url)
-            fs.rm(place, recursive=True)
+            store, place = store_of(url)
+            store.remove(place)
         elif is_directory(path) and not Path(local(path)).is_symlink():
             shutil.rmtree(local(path))
         else:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from treepack._src.printable import printable
-from treepack._src.storage import remote as _remote
+from treepack._src.storage.entries import entries
 from treepack._src.storage.place import joined, local, url_of
 
 # What every item of Orbax has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and the
@@ -32,9 +32,7 @@ def names_in(path: str | os.PathLike[str]) -> list[str]:
             return sorted(os.fsdecode(it.name) for it in Path(os.fsdecode(local(path))).iterdir())
         return []
     with contextlib.suppress(Exception):  # file systems raise any type; this is for an error only
-        fs, place = _remote.file_system(url)
-        found = fs.ls(place, detail=False)
-        return sorted(str(it).rstrip("/").rpartition("/")[2] for it in found)
+        return sorted(entry.name for entry in entries(path))
     return []
 
 

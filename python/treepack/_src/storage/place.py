@@ -12,31 +12,45 @@ _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
 
 
 class Url(str):
-    """A URL with the options of its file system."""
+    """A URL with the options of its store.
 
-    __slots__ = ("storage_options",)
+    Attributes:
+      storage_options: The options.
+      file_system: The file system of fsspec that the caller handed over, if any.
+    """
+
+    __slots__ = ("file_system", "storage_options")
 
     storage_options: dict[str, Any]
+    file_system: Any
 
-    def __new__(cls, text: str, storage_options: Mapping[str, Any] | None = None) -> Url:
+    def __new__(
+        cls, text: str, storage_options: Mapping[str, Any] | None = None, file_system: Any = None
+    ) -> Url:
         url = super().__new__(cls, text)
         url.storage_options = dict(storage_options or {})
+        url.file_system = file_system
         return url
 
-    def __reduce__(self) -> tuple[type[Url], tuple[str, dict[str, Any]]]:
-        return Url, (str(self), self.storage_options)
+    def __reduce__(self) -> tuple[type[Url], tuple[str, dict[str, Any], Any]]:
+        return Url, (str(self), self.storage_options, self.file_system)
 
 
 def options_of(url: str) -> dict[str, Any]:
-    """Returns the options of the file system of a URL."""
+    """Returns the options of the store of a URL."""
     return url.storage_options if isinstance(url, Url) else {}
+
+
+def file_system_of(url: str) -> Any:
+    """Returns the file system of fsspec that the caller handed over with a URL, if any."""
+    return url.file_system if isinstance(url, Url) else None
 
 
 def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
     """Returns a source in the form that all below the public functions takes.
 
-    A `UPath` of another file system becomes a `Url` with its options, and a `~` at the start of
-    text is the home folder. Data and file objects stay as they are.
+    A `UPath` of another file system becomes a `Url` with that file system, and a `~` at the start
+    of text is the home folder. Data and file objects stay as they are.
 
     Raises:
       ValueError: If there are options, and it is no URL.
@@ -44,7 +58,9 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
     own = getattr(source, "storage_options", None)
     protocol = getattr(source, "protocol", "")
     if own is not None and isinstance(protocol, str) and protocol not in ("", "file", "local"):
-        return Url(str(source), {**own, **(storage_options or {})})
+        if storage_options:
+            return Url(str(source), {**own, **storage_options})
+        return Url(str(source), own, getattr(source, "fs", None))
     if isinstance(source, str) and source.startswith("~"):
         source = os.path.expanduser(source)  # noqa: PTH111  # Path raises for unknown users
     if storage_options is None:
@@ -52,7 +68,7 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
     url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
     if url is None:
         raise ValueError("storage_options are for URLs, and this is none: leave them out")
-    return Url(url, {**options_of(url), **storage_options})
+    return Url(url, {**options_of(url), **storage_options}, file_system_of(url))
 
 
 def has_gzip_suffix(path: str | os.PathLike[str]) -> bool:
@@ -69,7 +85,7 @@ def joined(path: str | os.PathLike[str], name: str) -> str:
     links = url.split("::")
     at = next(at for at, link in enumerate(links) if "://" in link)
     links[at] += name if links[at].endswith("/") else f"/{name}"
-    return Url("::".join(links), options_of(url))
+    return Url("::".join(links), options_of(url), file_system_of(url))
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:

@@ -1,239 +1,158 @@
-"""Remote files, by URL, on any file system of `fsspec`.
+"""Remote files, by URL, in any store.
 
-    reading    a few large ranges, several at a time     Blocks ──▶ _core.Content
-    writing    the output goes through a pipe            layout ──pipe──▶ fsspec
+    reading    the end of a file, then few large ranges      Blocks ──▶ _core.Content
+    writing    the output goes through a pipe, in parts      layout ──pipe──▶ store
 
-A file appears when all of it has been written, where the file system allows that: object stores
-show an object when its upload is complete, local and memory file systems rename.
+`fetch.py` fetches ranges that will be read, many at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
-import io
 import os
+import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import treepack._core as core
-from treepack._src.forks import Locked
-from treepack._src.options import Progress, progress_bar
-from treepack._src.storage.place import options_of
-from treepack._src.tasks import Task, Thread, started
+from treepack._src.options import Buffer, Progress, progress_bar
+from treepack._src.storage.fetch import Blocks, fetching
+from treepack._src.storage.filesystems import FileSystem, file_system
+from treepack._src.storage.objects import handles, path_of, store_at
+from treepack._src.storage.place import file_system_of, options_of, url_of
+from treepack._src.storage.store import Store
+from treepack._src.tasks import Task, Thread
 
-# The number of concurrent requests, and the bytes that each asks for.
-_REQUESTS = 8
+# A whole file is read in steps of so many bytes, after each of which its progress is told.
+_STEP_BYTES = 8 << 20
 
-_PART_BYTES = 8 << 20
-
-# File systems with real directories, which must be made. Elsewhere the first part of a path may be
-# a bucket, which `makedirs` would make as well.
-_HAVE_DIRECTORIES = frozenset(
-    (
-        *("arrow_hdfs", "box", "dbfs", "dropbox", "file", "ftp", "gdrive", "hdfs", "jlab"),
-        *("jupyter", "local", "sftp", "smb", "ssh", "webdav", "webhdfs"),
-    )
-)
+# What is written goes from the pipe to the store in parts of at most so many bytes.
+_PIECE_BYTES = 4 << 20
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """Returns the file system of a URL, and the path there, without cached listings of it.
-
-    fsspec shares the object within a program, so its cache may be older than the last save.
+def store_of(url: str) -> tuple[Store, str]:
+    """Returns the store of a URL, and the path there.
 
     Raises:
-      ImportError: If fsspec is not installed, or a package that it needs for this kind of URL.
+      ImportError: If a package that it needs is not installed.
+      ValueError: If the options of the URL are not those of its store.
     """
-    try:
-        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError(
-            f"{url!r} is a URL, and fsspec is not installed: pip install 'treepack[remote]'"
-        ) from error
-    found, path = url_to_fs(url, **options_of(url))
-    for layer in _layers(found):
-        layer.invalidate_cache(path)
-        layer.invalidate_cache(layer._parent(path))  # some drop one listing only
-    return found, path
+    if file_system_of(url) is None and handles(url):
+        return store_at(url, options_of(url)), path_of(url)
+    fs, path = file_system(url)
+    return FileSystem(fs, url), path
 
 
-def _layers(fs: Any) -> Iterator[Any]:
-    """Yields a file system and, if it is a cache, the file systems below it."""
-    from fsspec.implementations.cached import CachingFileSystem  # type: ignore[import-untyped]
-
-    yield fs
-    while isinstance(fs, CachingFileSystem):
-        fs = fs.fs
-        yield fs
+def at_once(path: str | os.PathLike[str]) -> int:
+    """Returns how many requests may be made at a time; 1 if a path is none of a store."""
+    url = url_of(path)
+    return 1 if url is None else store_of(url)[0].at_once
 
 
-class Blocks(Locked):
-    """Reads remote data in few large blocks.
-
-    A read near the last one fetches a block of twice its size; a jump starts again with the least.
-    Large reads are requests of their own.
-    """
-
-    LEAST = 64 << 10
-    MOST = 8 << 20
-
-    # Another request takes as long as reading so many bytes.
-    NEAR = 2 << 20
-
-    # The end, with the record, is read first, and kept.
-    END = 160 << 10
-
-    def __init__(self, fetch: Callable[[int, int], bytes], length: int):
-        """`fetch` takes the first byte of a range and the one after its last."""
-        super().__init__()
-        self._fetch = fetch
-        self._length = length
-        self._block = 0, b""  # where it begins, and its bytes
-        self._ahead = self.LEAST
-        self._end: bytes | None = None
-
-    def read(self, start: int, length: int) -> bytes:
-        """Returns a number of bytes from an offset."""
-        with self.lock:
-            first, block = self._block
-            end = first + len(block)
-            if first <= start and start + length <= end:
-                return block[start - first :][:length]
-        if length >= self.LEAST:
-            return self._fetch(start, start + length)
-        if start >= self._length - self.LEAST:
-            return self._read_end(start, length)
-        with self.lock:
-            is_near = bool(block) and end <= start + length and start <= end + self.NEAR
-            self._ahead = min(2 * self._ahead, self.MOST) if is_near else self.LEAST
-            last = min(self._length, start + max(self._ahead, length))
-            block = self._fetch(start, last)
-            self._block = start, block
-            return block[:length]
-
-    def _read_end(self, start: int, length: int) -> bytes:
-        first = max(0, self._length - self.END)
-        with self.lock:
-            if self._end is None:
-                self._end = self._fetch(first, self._length)
-            return self._end[start - first :][:length]
-
-
-class _Remote(Locked):
-    """A remote file that is read in ranges.
+class Remote(NamedTuple):
+    """A remote file that is read in parts.
 
     Attributes:
-      length: The number of bytes, or `None` if the server does not report it.
-      at_once: The number of ranges that may be read at a time.
+      content: Its content.
+      blocks: What reads it.
     """
 
-    def __init__(self, url: str):
-        super().__init__()
-        self._url = url
-        self._fs, self._path = file_system(url)
-        info = self._fs.info(self._path)
-        if info.get("type") == "directory":
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
-        self.length: int | None = info["size"]
-        # Caches of fsspec take an unfinished copy of another thread for the whole file.
-        self.at_once = 1 if len(list(_layers(self._fs))) > 1 else _REQUESTS
-
-    def fetch(self, start: int, stop: int) -> bytes:
-        """Reads a range of bytes.
-
-        Raises:
-          OSError: If the range cannot be read, or another number of bytes arrived.
-        """
-        asked = f"{self._url}: bytes {start} to {stop} were asked for"
-        try:
-            with self.lock if self.at_once == 1 else contextlib.nullcontext():
-                found: bytes = self._fs.cat_file(self._path, start=start, end=stop)
-        except OSError as error:
-            error.add_note(asked)
-            raise
-        except MemoryError:
-            raise
-        except Exception as error:  # libraries below fsspec have classes of their own
-            raise OSError(f"{asked}: {type(error).__name__}: {error}") from error
-        if len(found) != stop - start:
-            raise OSError(f"{asked}, and {len(found)} bytes came instead of {stop - start}")
-        return found
-
-    def all(self) -> bytearray:
-        """Reads all bytes, in one request."""
-        return bytearray(self._fs.cat_file(self._path))
+    content: core.Content
+    blocks: Blocks
 
 
-def content(url: str) -> core.Content:
-    """Returns the content of a remote file, to be read in parts."""
-    file = _Remote(url)
-    if file.length is None:
+def remote(url: str) -> Remote:
+    """Opens a remote file to be read in parts.
+
+    Raises:
+      IsADirectoryError: If it is a directory.
+      OSError: If it cannot be read. Later, too, if it has been replaced since.
+    """
+    blocks = _blocks(url)
+    if blocks is None:
         raise OSError(f"{url}: the server does not report the size, so it cannot be read in parts")
-    return core.Content.elsewhere(Blocks(file.fetch, file.length).read, file.length)
+    return Remote(core.Content.elsewhere(blocks.read, blocks.length, blocks.near), blocks)
 
 
-def downloaded(url: str, progress: Progress = None) -> bytearray:
+def _blocks(url: str) -> Blocks | None:
+    """Looks at a remote file; returns `None` if the server does not report its size."""
+    store, path = store_of(url)
+    if url.endswith("/") and not isinstance(store, FileSystem):
+        raise IsADirectoryError(f"{url} is a directory, by its slash")
+    with _asked(f"{url}: the last bytes"):
+        found = store.head(path, Blocks.END)
+    version, near, at_once = found.version, store.near, store.at_once
+
+    def fetch(start: int, stop: int) -> Buffer:
+        asked = f"{url}: bytes {start} to {stop}"
+        with _asked(asked):
+            data = store.range(path, start, stop, version)
+        count = memoryview(data).nbytes
+        if count != stop - start:
+            raise OSError(
+                f"{asked} were asked for, and {count} bytes came instead of {stop - start}"
+            )
+        return data
+
+    if found.nbytes is None:
+        return None
+    return Blocks(fetch, found.nbytes, near=near, at_once=at_once, end=found.data)
+
+
+@contextlib.contextmanager
+def _asked(what: str) -> Iterator[None]:
+    """Adds to errors what was asked for."""
+    asked = f"{what} were asked for"
+    try:
+        yield
+    except OSError as error:
+        error.add_note(asked)
+        raise
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:  # libraries below fsspec have classes of their own
+        raise OSError(f"{asked}: {type(error).__name__}: {error}") from error
+
+
+def downloaded(url: str, progress: Progress = None) -> Buffer:
     """Reads a whole remote file, several parts at a time."""
-    file = _Remote(url)
-    length = file.length
-    if length is None:
-        return file.all()
+    blocks = _blocks(url)
+    if blocks is None:
+        return read_small(url)
+    length = blocks.length
     data = bytearray(length)
-    view = memoryview(data)
-    done = 0
-
-    def part(start: int) -> int:
-        stop: int = min(length, start + _PART_BYTES)
-        view[start:stop] = file.fetch(start, stop)
-        return stop - start
-
-    parts = [functools.partial(part, start) for start in range(0, length, _PART_BYTES)]
-    with progress_bar(progress, "load") as tell, started(parts, file.at_once) as tasks:
-        for task in tasks:
-            done += task.result()
+    with (
+        memoryview(data) as view,
+        progress_bar(progress, "load") as tell,
+        fetching([(blocks, (0, length))]),
+    ):
+        done = 0
+        while done < length:
+            part = blocks.read(done, min(_STEP_BYTES, length - done))
+            count = memoryview(part).nbytes
+            view[done : done + count] = part
+            done += count
             if tell is not None:
                 tell(done, length)
-    view.release()
     return data
 
 
-def _make_parent(fs: Any, path: str) -> None:
-    """Makes the directory of a file, but never a bucket."""
-    from fsspec.implementations.dirfs import DirFileSystem  # type: ignore[import-untyped]
-
-    while isinstance(fs, DirFileSystem):
-        fs, path = fs.fs, fs._join(path)
-    parent = fs._parent(path)
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}
-    first = parent.strip("/").split("/")[0]
-    if first and (protocols & _HAVE_DIRECTORIES or fs.exists(first)):
-        fs.makedirs(parent, exist_ok=True)
+def read_small(url: str) -> bytes:
+    """Reads a whole remote file in one request."""
+    store, path = store_of(url)
+    with _asked(f"{url}: all bytes"):
+        return bytes(store.get(path).data)
 
 
-def _forget(url: str) -> None:
-    """Drops cached listings and copies of a file from the shared file system."""
-    from fsspec.implementations.cached import CachingFileSystem, SimpleCacheFileSystem
+def write(url: str, save: Callable[[str], None], nbytes: int | None = None) -> None:
+    """Calls `save` with the path of a pipe, and uploads its output to a URL.
 
-    fs, path = file_system(url)
-    for layer in _layers(fs):
-        with contextlib.suppress(OSError):  # a cache that is read-only
-            if isinstance(layer, SimpleCacheFileSystem):  # which knows its files by name alone
-                for storage in layer.storage:
-                    Path(storage, layer._mapper(path)).unlink(missing_ok=True)
-            elif isinstance(layer, CachingFileSystem):
-                layer.pop_from_cache(path)
-
-
-def write(url: str, save: Callable[[str], None]) -> None:
-    """Calls `save` with the path of a pipe, and uploads its output to a URL."""
-    shared, path = file_system(url)
-    *_, lowest = _layers(shared)
-    # A transaction is one for all users of the object, so this is a new one.
-    fs = type(lowest)(*lowest.storage_args, skip_instance_cache=True, **lowest.storage_options)
-    _make_parent(fs, path)
+    Args:
+      url: The URL.
+      save: Writes to a path.
+      nbytes: The most bytes that it writes, if that is known.
+    """
+    store, path = store_of(url)
     reader, writer = os.pipe()
 
     def run() -> None:
@@ -243,21 +162,30 @@ def write(url: str, save: Callable[[str], None]) -> None:
             os.close(writer)
 
     saving = Task(run)
+    stopped = threading.Event()
+
+    def parts() -> Iterator[bytes]:
+        Thread(saving.attempt)
+        while part := _read(pipe, _PIECE_BYTES):
+            if stopped.is_set():
+                raise InterruptedError("the upload was stopped")
+            yield part
+        saving.result()  # its error ends the upload
+
     try:
-        with os.fdopen(reader, "rb", buffering=0) as pipe, fs.transaction:
-            Thread(saving.attempt)
+        with os.fdopen(reader, "rb", buffering=0) as pipe:
+            uploading = Task(lambda: store.upload(path, parts(), nbytes))
             try:
-                file = fs.open(path, "wb", block_size=_PART_BYTES)
-            except NotImplementedError as error:
-                raise io.UnsupportedOperation(f"{url}: fsspec cannot write there") from error
-            while part := _read(pipe, _PART_BYTES):
-                file.write(part)
-            saving.result()
-            file.close()
+                with contextlib.suppress(RuntimeError, MemoryError):
+                    Thread(uploading.attempt)  # so that this one can be interrupted
+                uploading.result()
+            finally:
+                stopped.set()
+                uploading.end()
     finally:
         if not saving.end():  # it ends, since nobody reads the pipe any more
             os.close(writer)
-    _forget(url)
+    store.forget(path)
 
 
 def _read(pipe: Any, most: int) -> bytes:

@@ -7,7 +7,7 @@ import glob
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +29,7 @@ def save_layout(
 
     Missing directories are made.
     """
+    nbytes = layout.nbytes + (layout.nbytes >> 10) + 1024  # gzip may need a little more
     layouts = [layout]  # the traceback of an error must not keep the arrays alive
     del layout
     with progress_bar(progress, "save") as tell:
@@ -42,16 +43,22 @@ def save_layout(
             else:
                 layout.save(path, durable=how.durable, threads=how.threads, progress=tell)
 
-        write(path, save)
+        url = url_of(path)
+        if url is None:
+            save(local(path))
+        else:
+            _remote.write(url, save, nbytes)
 
 
-def write(path: str | os.PathLike[str], save: Callable[[str | os.PathLike[str]], None]) -> None:
-    """Calls `save` with a path, and writes its output to a file or URL."""
+def write_small(path: str | os.PathLike[str], data: bytes, *, durable: bool) -> None:
+    """Writes a small file whole or not at all, local or remote."""
     url = url_of(path)
     if url is None:
-        save(local(path))
+        core.write_file(local(path), data, durable=durable)
     else:
-        _remote.write(url, save)
+        store, place = _remote.store_of(url)
+        store.put(place, data)
+        store.forget(place)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,294 @@
+"""The directory of a sharded checkpoint: claimed, committed to, and cleaned.
+
+Only one job can commit. In a local directory it holds a lease while it saves (`lease.py`). In a
+store, which has none, it replaces the very manifest that was there when it began, by a conditional
+request; there, only files that were there before the commit are deleted after it, so that those of
+a job that begins meanwhile stay.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import socket
+import time
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import treepack._core as core
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.restore.record import present
+from treepack._src.saving.lease import FILE as LEASE
+from treepack._src.saving.lease import BusyError, Lease
+from treepack._src.storage.content import open_parts, read_all
+from treepack._src.storage.entries import entries
+from treepack._src.storage.place import joined, local, url_of
+from treepack._src.storage.remote import store_of
+from treepack._src.storage.store import ABSENT, ConditionError
+from treepack._src.storage.write import remove_if_dead, sync_directory
+from treepack.errors import DecodeError
+
+# The names of files with shards, of their temporary files, and of those of leases.
+_NAME = r"[0-9a-f]{8}-\d{5,}\.treepack"
+
+_SHARD_FILE = re.compile(rf"{_NAME}|\.({_NAME}|lease\.treepack)\.treepack-.*\.tmp")
+
+
+def file_name(name: str, process: int) -> str:
+    """Returns the name of the file that a process writes in a save."""
+    return f"{name}-{process:05}.treepack"
+
+
+def is_unfinished(names: Iterable[str]) -> bool:
+    """Returns whether a directory with these entries is that of a save that has not ended."""
+    return all(name == LEASE or _SHARD_FILE.fullmatch(name) for name in names)
+
+
+class Written(NamedTuple):
+    """A file with shards.
+
+    Attributes:
+      name: Its name.
+      nbytes: Its size in bytes.
+      record: The CRC-32 of its record.
+      plan: The checksum of its plan.
+    """
+
+    name: str
+    nbytes: int
+    record: int
+    plan: Any
+
+
+class Directory(abc.ABC):
+    """The directory of a checkpoint."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._path = path
+        self._name = ""
+
+    def __str__(self) -> str:
+        return os.fspath(self._path)
+
+    def file(self, name: str) -> str:
+        """Returns the path or URL of a file in it."""
+        return joined(self._path, name)
+
+    @abc.abstractmethod
+    def claim(self, name: str) -> None:
+        """Begins a save with this name; `release` ends it.
+
+        Raises:
+          BusyError: If it is known that another job saves to it now.
+        """
+
+    @abc.abstractmethod
+    def commit(self, manifest: bytes, *, durable: bool) -> None:
+        """Replaces the manifest that was there at the claim.
+
+        Raises:
+          BusyError: If another job has replaced it meanwhile.
+        """
+
+    @abc.abstractmethod
+    def clean(self) -> None:
+        """Removes the files of saves that were not committed or have been replaced.
+
+        It is best effort. The files of a job that may be alive stay.
+        """
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Ends the claim: other jobs may save to it."""
+
+    def names(self) -> set[str]:
+        """Returns the names of all files."""
+        return {entry.name for entry in entries(self._path)}
+
+    def look(self, name: str) -> Written:
+        """Reads the end of a file with shards.
+
+        Raises:
+          FileNotFoundError: If it is missing.
+          DecodeError: If it is damaged, or no regular file.
+        """
+        found = open_parts(self.file(name), regular=True)
+        record = present(core.Catalog.open(found.content, salvage=False).record)
+        about = core.record_metadata(record, unknown_as_dict=False)
+        plan = about.get("plan") if isinstance(about, dict) else None
+        return Written(name, found.nbytes, zlib.crc32(record), plan)
+
+    def _used(self) -> set[str] | None:
+        """Returns the files of the current checkpoint; `None` if they are unknown."""
+        try:
+            data = read_all(self.file(MANIFEST))
+        except FileNotFoundError:
+            return set()
+        return _files_of(data)
+
+
+def _files_of(manifest: bytes) -> set[str] | None:
+    try:
+        return {name for name, _, _ in core.Manifest.decode(manifest).files}
+    except DecodeError:  # perhaps of a later version
+        return None
+
+
+class LocalDirectory(Directory):
+    """A directory of the system."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        super().__init__(local(path))
+        self._lease = Lease(Path(self._path))
+        self._before: bytes | None = None
+
+    def claim(self, name: str) -> None:
+        path = Path(self._path)
+        if not path.is_dir():
+            path.mkdir(parents=True)
+            sync_directory(path.parent)
+        try:
+            self._lease.take(name)
+            self._before = self._manifest()
+        except BaseException:
+            self.release()
+            raise
+        self.clean()
+
+    def commit(self, manifest: bytes, *, durable: bool) -> None:
+        self._lease.check()
+        if self._manifest() != self._before:
+            raise BusyError(f"another job has saved to {self} meanwhile")
+        core.write_file(self.file(MANIFEST), manifest, durable=durable)
+
+    def _manifest(self) -> bytes | None:
+        """Returns a hash of the manifest, if there is one.
+
+        Its CRC is always the same, since it ends with its own.
+        """
+        try:
+            data = read_all(self.file(MANIFEST))
+        except FileNotFoundError:
+            return None
+        return hashlib.blake2b(data).digest()
+
+    def clean(self) -> None:
+        if not self._lease.is_held:
+            return
+        spared = self._lease.spared
+        with contextlib.suppress(Exception):
+            used = self._used()
+            if used is None:
+                return
+            for name in self.names():
+                is_spared = spared is not None and name.lstrip(".").startswith(f"{spared}-")
+                if _SHARD_FILE.fullmatch(name) and name not in used and not is_spared:
+                    with contextlib.suppress(Exception):  # of one file; the others go on
+                        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        path = Path(self.file(name))
+        if name.startswith("."):
+            remove_if_dead(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        self._lease.release()
+
+
+class RemoteDirectory(Directory):
+    """A directory at a URL."""
+
+    def __init__(self, url: str):
+        super().__init__(url)
+        self._store, self._place = store_of(url)
+        self._before: Any = ABSENT
+        self._data: bytes | None = None
+        self._leftovers: set[str] = set()
+        self._name = ""
+
+    def claim(self, name: str) -> None:
+        self._name = name
+        self._before, self._data = self._manifest()
+
+    def _manifest(self) -> tuple[Any, bytes | None]:
+        """Returns the version of the manifest, or `ABSENT`, and its content."""
+        try:
+            found = self._store.get(self._at(MANIFEST))
+        except FileNotFoundError:
+            return ABSENT, None
+        return found.version, bytes(found.data)
+
+    def _at(self, name: str) -> str:
+        return f"{self._place.rstrip('/')}/{name}" if self._place else name
+
+    def commit(self, manifest: bytes, *, durable: bool) -> None:
+        del durable  # stores always are
+        # Files of a job that begins after the commit are not among them.
+        listed = {name for name in self.names() if _SHARD_FILE.fullmatch(name)}
+        if not self._store.has_conditions and self._manifest()[1] != self._data:
+            raise self._busy()
+        try:
+            self._store.put(self._at(MANIFEST), manifest, self._before)
+        except ConditionError as error:
+            # An answer that was lost on its way is asked for again, and finds its own manifest.
+            if self._manifest()[1] != manifest:
+                raise self._busy() from error
+        self._store.forget(self._at(MANIFEST))
+        self._leftovers = listed - (_files_of(manifest) or listed)
+        self._name = ""
+
+    def _busy(self) -> BusyError:
+        writer = ""
+        with contextlib.suppress(Exception):  # it may be gone again
+            data = self._manifest()[1]
+            writer = "" if data is None else core.Manifest.decode(data).writer
+        told = f"another job has saved to {self} meanwhile"
+        return BusyError(f"{told}: {writer}" if writer else told)
+
+    def clean(self) -> None:
+        with contextlib.suppress(Exception):
+            if self._name:  # it was not committed
+                mine = {name for name in self.names() if name.startswith(f"{self._name}-")}
+                self._leftovers |= {name for name in mine if _SHARD_FILE.fullmatch(name)}
+            self._store.delete([self._at(name) for name in sorted(self._leftovers)])
+        self._leftovers = set()
+
+    def release(self) -> None:
+        pass
+
+
+def directory_at(path: str | os.PathLike[str]) -> Directory:
+    """Returns the directory at a path or URL."""
+    url = url_of(path)
+    return LocalDirectory(path) if url is None else RemoteDirectory(url)
+
+
+def writer() -> str:
+    """Returns this process in words, for manifests."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return f"process {os.getpid()} on {socket.gethostname()} at {now}"
+
+
+def remove_unfinished(path: str) -> None:
+    """Removes the directory of a save that was killed, unless another job saves to it now.
+
+    It is best effort. In a store, where nobody can tell, it stays.
+    """
+    if url_of(path) is not None:
+        return
+    directory = LocalDirectory(path)
+    with contextlib.suppress(BusyError, OSError):
+        directory.claim(secrets.token_hex(4))
+        try:
+            directory.clean()
+        finally:
+            directory.release()
+        Path(local(path)).rmdir()

@@ -1,0 +1,255 @@
+"""Ranges of remote files: read in blocks, or fetched before they are read, many at a time.
+
+the ranges that will be read ──join what is near──▶ requests, in flight ──▶ Blocks.read
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from threading import Condition
+
+from treepack._src.forks import Locked
+from treepack._src.options import Buffer
+from treepack._src.tasks import Task, Thread
+
+# From the first byte of a range to the one after its last.
+Range = tuple[int, int]
+
+# A request asks for at most so many bytes.
+_PART_BYTES = 16 << 20
+
+
+class Fetch(Task[Buffer | None]):
+    """A request for a range, made by a thread or by the first reader.
+
+    Attributes:
+      start: The first byte.
+      stop: The one after the last.
+      told: Is called when it is read.
+      is_dropped: Whether its bytes are gone.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], Buffer], start: int, stop: int):
+        super().__init__(lambda: fetch(start, stop))
+        self.start, self.stop = start, stop
+        self.told: Callable[[], None] = lambda: None
+        self.is_dropped = False
+
+    def drop(self) -> None:
+        """Drops what was fetched, which has been read."""
+        self.is_dropped = True
+        self.forget_result()
+
+
+class Blocks(Locked):
+    """A remote file that is read in few large blocks.
+
+    What is in a range that is being fetched comes from there. Else a read near the last one fetches
+    a block of twice its size; a jump starts again with the least. Large reads are requests of their
+    own.
+
+    Attributes:
+      near: As many bytes take as long as another request.
+      at_once: The most requests at a time.
+      length: The number of bytes.
+    """
+
+    LEAST = 64 << 10
+    MOST = 8 << 20
+
+    # The end, with the record, is read first, and kept.
+    END = 160 << 10
+
+    def __init__(
+        self,
+        fetch: Callable[[int, int], Buffer],
+        length: int,
+        *,
+        near: int,
+        at_once: int = 1,
+        end: Buffer = b"",
+    ):
+        """`fetch` takes the first byte of a range and the one after its last; `end` is known."""
+        super().__init__()
+        self.near, self.at_once, self.length = near, at_once, length
+        self._fetch = fetch
+        self._block = 0, memoryview(b"")  # where it begins, and its bytes
+        self._ahead = self.LEAST
+        view = memoryview(end)
+        self._end = view.cast("B") if view.nbytes else None
+        self._fetches: list[Fetch] = []  # in order
+
+    def read(self, start: int, length: int) -> Buffer:
+        """Returns at least one byte from an offset on, and at most so many."""
+        if self._end is not None and start >= self.length - len(self._end):
+            return self._end[start - self.length + len(self._end) :][:length]
+        found = self._fetched(start)
+        if found is not None:
+            found.told()
+            data = found.result()
+            if data is not None:  # else it was dropped meanwhile
+                return memoryview(data).cast("B")[start - found.start :][:length]
+        with self.lock:
+            first, block = self._block
+            if first <= start and start + length <= first + len(block):
+                return block[start - first :][:length]
+        if length >= self.LEAST:
+            return self._fetch(start, min(start + length, start + _PART_BYTES))
+        if start >= self.length - self.LEAST:
+            return self._read_end(start, length)
+        with self.lock:
+            first, block = self._block
+            end = first + len(block)
+            is_near = end > 0 and end <= start + length and start <= end + self.near
+            self._ahead = min(2 * self._ahead, self.MOST) if is_near else self.LEAST
+            last = min(self.length, start + max(self._ahead, length))
+            block = memoryview(self._fetch(start, last)).cast("B")
+            self._block = start, block
+            return block[:length]
+
+    def _read_end(self, start: int, length: int) -> Buffer:
+        first = max(0, self.length - self.END)
+        with self.lock:
+            if self._end is None:
+                self._end = memoryview(self._fetch(first, self.length)).cast("B")
+            return self._end[start - first :][:length]
+
+    def _fetched(self, start: int) -> Fetch | None:
+        """Returns the request for a range that has a byte."""
+        fetches = self._fetches
+        at = bisect_right(fetches, start, key=lambda it: it.start) - 1
+        if at < 0 or start >= fetches[at].stop:
+            return None
+        return None if fetches[at].is_dropped or fetches[at].is_orphan else fetches[at]
+
+    def fetches_of(self, start: int, stop: int) -> Iterator[Fetch]:
+        """Yields the requests for a range that are prepared."""
+        while start < stop and (found := self._fetched(start)) is not None:
+            yield found
+            start = found.stop
+
+    def expect(self, ranges: Iterable[Range]) -> list[Fetch]:
+        """Prepares requests for ranges, which reads use until they are forgotten.
+
+        Returns:
+          The requests, in the order of the file.
+        """
+        known = self.length if self._end is None else self.length - len(self._end)
+        ranges = [(start, min(stop, known)) for start, stop in ranges]
+        parts = [part for whole in joined(ranges, self.near) for part in parted(whole, _PART_BYTES)]
+        with self.lock:
+            found = [Fetch(self._fetch, *part) for part in parts if not self._fetched(part[0])]
+            self._fetches = sorted([*self._fetches, *found], key=lambda it: it.start)
+        return found
+
+    def forget(self, fetches: Iterable[Fetch]) -> None:
+        """Drops what has been fetched."""
+        gone = {*fetches}
+        with self.lock:
+            self._fetches = [it for it in self._fetches if it not in gone]
+
+
+def joined(ranges: Iterable[Range], near: int) -> list[Range]:
+    """Joins ranges that are at most so many bytes apart; returns them in order."""
+    found: list[Range] = []
+    for start, stop in sorted(it for it in ranges if it[0] < it[1]):
+        if found and start <= found[-1][1] + near:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
+
+
+def parted(whole: Range, most: int) -> Iterator[Range]:
+    """Splits a range into parts of almost the same size, which have at most so many bytes."""
+    start, stop = whole
+    count = -(-(stop - start) // most)
+    cuts = [start + (stop - start) * at // count for at in range(count + 1)] if count else []
+    return itertools.pairwise(cuts)
+
+
+class _Flight:
+    """The requests for ranges that are about to be read.
+
+    A thread makes a request when readers are near it, and drops what lies far behind them. A reader
+    that is ahead of the threads makes its request itself.
+    """
+
+    def __init__(self, fetches: list[Fetch], most: int):
+        """`fetches` are in the order in which they are read; `most` are in flight or unread."""
+        self._fetches = fetches
+        self._most = most
+        self._queue = enumerate(fetches)
+        self._reached = -1
+        self._stopped = False
+        self._changed = Condition()
+        for number, fetch in enumerate(fetches):
+            fetch.told = functools.partial(self._reach, number)
+
+    def run(self) -> None:
+        """Makes requests, as one of several threads."""
+        for number, fetch in self._queue:  # the next of it is one step for all threads
+            with self._changed:
+                self._changed.wait_for(lambda: self._may_begin(number))  # noqa: B023
+            if self._stopped:
+                return
+            fetch.attempt()
+
+    def _may_begin(self, number: int) -> bool:
+        return self._stopped or number <= self._reached + self._most
+
+    def _reach(self, number: int) -> None:
+        if number <= self._reached:
+            return
+        with self._changed:
+            behind = range(self._reached - self._most, number - self._most)
+            self._reached = max(number, self._reached)
+            self._changed.notify_all()
+        for at in behind:
+            if at >= 0:
+                self._fetches[at].drop()
+
+    def stop(self) -> None:
+        """Waits for the requests that are in flight; the others are not made."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for fetch in self._fetches:
+            fetch.end()
+
+
+@contextlib.contextmanager
+def fetching(wanted: Iterable[tuple[Blocks, Range]]) -> Iterator[None]:
+    """Fetches ranges of files in threads while the caller reads them in the same order.
+
+    As many requests are in flight as the stores allow, whatever the number of cores; readers that
+    keep to the order never wait for more than that.
+    """
+    wanted = [(blocks, it) for blocks, it in wanted if blocks.at_once > 1]
+    ranges: dict[Blocks, list[Range]] = defaultdict(list)
+    for blocks, it in wanted:
+        ranges[blocks].append(it)
+    found = {blocks: blocks.expect(some) for blocks, some in ranges.items()}
+    order: dict[Fetch, None] = {}  # a set that is in order
+    mine = {fetch for fetches in found.values() for fetch in fetches}
+    for blocks, (start, stop) in wanted:
+        order.update(dict.fromkeys(it for it in blocks.fetches_of(start, stop) if it in mine))
+    most = max((blocks.at_once for blocks in found), default=0)
+    flight = _Flight([*order], most)
+    process = os.getpid()
+    try:
+        with contextlib.suppress(RuntimeError, MemoryError):  # then there are fewer threads
+            for _ in range(min(most, len(order)) if len(order) > 1 else 0):
+                Thread(flight.run)
+        yield
+    finally:
+        if os.getpid() == process:  # a fork has none of the threads
+            flight.stop()
+        for blocks, fetches in found.items():
+            blocks.forget(fetches)

@@ -1,0 +1,164 @@
+"""Files of any file system of `fsspec`.
+
+A file appears when all of it has been written, where the file system allows that: object stores
+show an object when its upload is complete, local and memory file systems rename. There are no
+conditions: of two programs that write at the same time, the last one wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from treepack._src.forks import Locked
+from treepack._src.options import Buffer
+from treepack._src.storage.place import file_system_of, options_of
+from treepack._src.storage.store import Entry, Store, Stored
+
+# Files are written in blocks of so many bytes.
+_PART_BYTES = 8 << 20
+
+# File systems with real directories, which must be made. Elsewhere the first part of a path may be
+# a bucket, which `makedirs` would make as well.
+_HAVE_DIRECTORIES = frozenset(
+    (
+        *("arrow_hdfs", "box", "dbfs", "dropbox", "file", "ftp", "gdrive", "hdfs", "jlab"),
+        *("jupyter", "local", "sftp", "smb", "ssh", "webdav", "webhdfs"),
+    )
+)
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Returns the file system of a URL, and the path there, without cached listings of it.
+
+    fsspec shares the object within a program, so its cache may be older than the last save.
+
+    Raises:
+      ImportError: If fsspec is not installed, or a package that it needs for this kind of URL.
+    """
+    try:
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(
+            f"{url!r} is a URL, and fsspec is not installed: pip install 'treepack[remote]'"
+        ) from error
+    given = file_system_of(url)
+    options = options_of(url) if given is None else {}
+    found, path = url_to_fs(str(url), **options)
+    found = given or found
+    for layer in _layers(found):
+        layer.invalidate_cache(path)
+        layer.invalidate_cache(layer._parent(path))  # some drop one listing only
+    return found, path
+
+
+def _layers(fs: Any) -> Iterator[Any]:
+    """Yields a file system and, if it is a cache, the file systems below it."""
+    from fsspec.implementations.cached import CachingFileSystem  # type: ignore[import-untyped]
+
+    yield fs
+    while isinstance(fs, CachingFileSystem):
+        fs = fs.fs
+        yield fs
+
+
+class FileSystem(Locked, Store):
+    """A file system of fsspec."""
+
+    near = 2 << 20
+
+    def __init__(self, fs: Any, url: str):
+        super().__init__()
+        self._fs = fs
+        self._url = url
+        # Caches of fsspec take an unfinished copy of another thread for the whole file.
+        self.at_once = 1 if len(list(_layers(fs))) > 1 else 8
+
+    def head(self, path: str, count: int) -> Stored:
+        info = self._fs.info(path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._url)
+        return Stored(info["size"], None, b"")
+
+    def get(self, path: str) -> Stored:
+        self._fs.info(path)  # raises for a missing file, which others say in other ways
+        data = self._fs.cat_file(path)
+        return Stored(len(data), None, data)
+
+    def range(self, path: str, start: int, stop: int, version: Any) -> Buffer:
+        with self.lock if self.at_once == 1 else contextlib.nullcontext():
+            found: bytes = self._fs.cat_file(path, start=start, end=stop)
+        return found
+
+    def upload(self, path: str, parts: Iterator[bytes], nbytes: int | None) -> None:
+        *_, lowest = _layers(self._fs)
+        # A transaction is one for all users of the object, so this is a new one.
+        fs = type(lowest)(*lowest.storage_args, skip_instance_cache=True, **lowest.storage_options)
+        _make_parent(fs, path)
+        with fs.transaction:
+            try:
+                file = fs.open(path, "wb", block_size=_PART_BYTES)
+            except NotImplementedError as error:
+                told = f"{self._url}: fsspec cannot write there"
+                raise io.UnsupportedOperation(told) from error
+            for part in parts:
+                file.write(part)
+            file.close()
+
+    def put(self, path: str, data: bytes, before: Any = None) -> None:
+        self.upload(path, iter([data]), len(data))
+
+    def delete(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(path)
+
+    def entries(self, path: str) -> list[Entry]:
+        try:
+            listed = self._fs.ls(path, detail=True)
+        except FileNotFoundError:
+            return []
+        # Some list a directory in itself.
+        inside = [info for info in listed if info["name"].strip("/") != path.strip("/")]
+        return [
+            Entry(info["name"].rstrip("/").rsplit("/", 1)[-1], info["type"] == "directory")
+            for info in inside
+        ]
+
+    def is_directory(self, path: str) -> bool:
+        return bool(self._fs.isdir(path))
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(path, recursive=True)
+
+    def forget(self, path: str) -> None:
+        from fsspec.implementations.cached import CachingFileSystem, SimpleCacheFileSystem
+
+        for layer in _layers(self._fs):
+            layer.invalidate_cache(path)
+            layer.invalidate_cache(layer._parent(path))
+            with contextlib.suppress(OSError):  # a cache that is read-only
+                if isinstance(layer, SimpleCacheFileSystem):  # which knows its files by name alone
+                    for storage in layer.storage:
+                        Path(storage, layer._mapper(path)).unlink(missing_ok=True)
+                elif isinstance(layer, CachingFileSystem):
+                    layer.pop_from_cache(path)
+
+
+def _make_parent(fs: Any, path: str) -> None:
+    """Makes the directory of a file, but never a bucket."""
+    from fsspec.implementations.dirfs import DirFileSystem  # type: ignore[import-untyped]
+
+    while isinstance(fs, DirFileSystem):
+        fs, path = fs.fs, fs._join(path)
+    parent = fs._parent(path)
+    protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}
+    first = parent.strip("/").split("/")[0]
+    if first and (protocols & _HAVE_DIRECTORIES or fs.exists(first)):
+        fs.makedirs(parent, exist_ok=True)

@@ -1,0 +1,309 @@
+"""Objects of S3, Google Cloud Storage, Azure and web servers, by `obstore`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from treepack._src.forks import Locked
+from treepack._src.options import Buffer
+from treepack._src.storage.store import ABSENT, ConditionError, Entry, Store, Stored
+
+T = TypeVar("T")
+
+_SCHEMES = frozenset(
+    ["s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "http", "https"]
+)
+
+_URL = re.compile(r"([a-zA-Z0-9]+)://([^/]*)/*(.*)", re.DOTALL)
+
+# Uploads go in parts of this many bytes, and so many at a time. A store takes 10,000 parts at most.
+_PART_BYTES = 16 << 20
+_PARTS_AT_ONCE = 12
+_MOST_PARTS = 9000
+
+# What fsspec calls some of the options.
+_ALIASES = {"key": "access_key_id", "secret": "secret_access_key", "anon": "skip_signature"}
+
+# An answer that breaks off is asked for again; obstore says so of it.
+_ATTEMPTS = 3
+_BROKEN_OFF = "body error"
+
+# What tells versions of a file apart.
+_VERSION = ("e_tag", "version")
+
+# A request with all its bytes may take so long; with the default of 30 s, large parts of slow
+# uploads would never end.
+_TIMEOUT = "300s"
+
+
+def handles(url: str) -> bool:
+    """Returns whether a URL is one of the kinds that obstore knows."""
+    found = _URL.fullmatch(url)
+    if found is None or found[1].lower() not in _SCHEMES:
+        return False
+    # A presigned URL is a name for itself, and paths of obstore have no queries.
+    return not (found[1].lower().startswith("http") and ("?" in found[3] or "#" in found[3]))
+
+
+def path_of(url: str) -> str:
+    """Returns the path of a URL in its store, without the bucket."""
+    scheme, _, path = _split(url)
+    path = path.rstrip("/")
+    return unquote(path) if scheme.startswith("http") else path
+
+
+def _split(url: str) -> tuple[str, str, str]:
+    found = _URL.fullmatch(url)
+    assert found is not None, "`handles` has matched it"
+    return found[1].lower(), found[2], found[3]
+
+
+class ObjectStore(Store):
+    """The objects of a bucket, or of a web server."""
+
+    near = 2 << 20
+    at_once = 32
+    has_conditions = True
+
+    def __init__(self, url: str, options: Mapping[str, Any]):
+        """`options` are those of `obstore.store.from_url`.
+
+        Raises:
+          ImportError: If obstore is not installed.
+          ValueError: If it does not know an option.
+        """
+        try:
+            import obstore
+            from obstore.store import HTTPStore, from_url
+        except ImportError as error:
+            raise ImportError(
+                f"{url!r} is a URL, and obstore is not installed: pip install 'treepack[remote]'"
+            ) from error
+        scheme, host, _ = _split(url)
+        self._obstore: Any = obstore
+        self._base = f"{scheme}://{host}"
+        self._is_web = scheme.startswith("http")
+        self.has_conditions = not self._is_web
+        options = {_ALIASES.get(name, name): value for name, value in options.items()}
+        client = {"timeout": _TIMEOUT, **(options.pop("client_options", None) or {})}
+        headers = options.pop("headers", None)
+        if headers is not None:
+            client["default_headers"] = headers
+        endpoint = self._base if self._is_web else str(options.get("endpoint", _endpoint(options)))
+        if endpoint.startswith("http://"):
+            client.setdefault("allow_http", True)
+        base = f"gs://{host}" if scheme == "gcs" else self._base
+        make: Any = HTTPStore.from_url if self._is_web else from_url
+        try:
+            self._store: Any = make(base, client_options=client, **options)
+        except (obstore.exceptions.BaseError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{url}: {_first_line(error)}. storage_options for {scheme}:// are those of "
+                "obstore.store.from_url, such as endpoint, region, access_key_id and "
+                "secret_access_key"
+            ) from error
+
+    def head(self, path: str, count: int) -> Stored:
+        with self._told(path):
+            try:
+                return self._end(path, {"suffix": count}, count)
+            except FileNotFoundError:
+                if self.is_directory(path):
+                    raise self._error(IsADirectoryError, errno.EISDIR, path) from None
+                raise
+            except self._failures:  # an empty object, or a store without ranges of this kind
+                pass
+            nbytes = self._obstore.head(self._store, path)["size"]
+            start = max(0, nbytes - count)
+            with contextlib.suppress(*self._failures):
+                if start > 0:
+                    return self._end(path, (start, nbytes), count)
+            return self.get(path)
+
+    def get(self, path: str) -> Stored:
+        with self._told(path):
+            return self._read(path, {})[1]
+
+    def _end(self, path: str, part: Any, count: int) -> Stored:
+        """Reads the end of a file."""
+        start, found = self._read(path, {"range": part})
+        came = memoryview(found.data).nbytes
+        expected = min(count, found.nbytes or 0)
+        if start + came != found.nbytes or came != expected:
+            raise OSError(
+                f"{self._base}/{path}: the last {expected} of {found.nbytes} bytes were asked for, "
+                f"and {came} bytes from {start} on came"
+            )
+        return found
+
+    def range(self, path: str, start: int, stop: int, version: Any) -> Buffer:
+        options: dict[str, Any] = {"range": (start, stop)}
+        tag = None if version is None else version.get("e_tag")
+        if tag is not None and not tag.startswith("W/"):
+            options["if_match"] = tag
+        with self._told(path):
+            return self._read(path, options)[1].data
+
+    def _read(self, path: str, options: dict[str, Any]) -> tuple[int, Stored]:
+        """Reads a file or a part of it; returns its start as well."""
+
+        def read() -> tuple[int, Stored]:
+            found = self._obstore.get(self._store, path, options=options)
+            meta = found.meta
+            data = found.bytes()
+            version = {key: meta[key] for key in _VERSION if meta.get(key) is not None}
+            return found.range[0], Stored(max(meta["size"], len(data)), version or None, data)
+
+        return self._again(read)
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        """Asks, again if the answer breaks off: obstore repeats requests, but not all of these."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return ask()
+            except self._obstore.exceptions.GenericError as error:
+                if _BROKEN_OFF not in str(error):
+                    raise
+        return ask()
+
+    def upload(self, path: str, parts: Iterator[bytes], nbytes: int | None) -> None:
+        size = max(_PART_BYTES, -(-(nbytes or 0) // _MOST_PARTS))
+        with self._told(path):
+            self._obstore.put(
+                self._store,
+                path,
+                parts,
+                use_multipart=nbytes is None or nbytes > _PART_BYTES,
+                chunk_size=size,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
+
+    def put(self, path: str, data: bytes, before: Any = None) -> None:
+        how: dict[str, Any] = {}
+        if before is not None and self.has_conditions:
+            how["mode"] = "create" if before is ABSENT else before
+        with self._told(path):
+            self._obstore.put(self._store, path, data, use_multipart=False, **how)
+
+    def delete(self, paths: Sequence[str]) -> None:
+        if not paths:
+            return
+        with self._told(paths[0]):
+            try:
+                self._obstore.delete(self._store, list(paths))
+            except FileNotFoundError:  # as some stores say of one of them
+                for path in paths:
+                    with contextlib.suppress(FileNotFoundError):
+                        self._obstore.delete(self._store, path)
+
+    def entries(self, path: str) -> list[Entry]:
+        with self._told(path):
+            found = self._again(lambda: self._obstore.list_with_delimiter(self._store, path))
+        names = [Entry(_name(entry["path"]), False) for entry in found["objects"]]
+        return [*names, *(Entry(_name(prefix), True) for prefix in found["common_prefixes"])]
+
+    def is_directory(self, path: str) -> bool:
+        if self._is_web:  # most list nothing, and answer with an error
+            return False
+        with self._told(path):
+            try:
+                return self._again(lambda: any(self._obstore.list(self._store, path, chunk_size=1)))
+            except self._obstore.exceptions.BaseError as error:
+                # There is no such bucket, or it may not be listed.
+                if any(told in str(error) for told in ("404 Not Found", "403 Forbidden")):
+                    return False
+                raise
+
+    def remove(self, path: str) -> None:
+        with self._told(path):
+            found = [
+                entry["path"] for part in self._obstore.list(self._store, path) for entry in part
+            ]
+        self.delete([path, *found])
+
+    @property
+    def _failures(self) -> tuple[type[Exception], ...]:
+        """The errors of requests that a store does not know."""
+        return self._obstore.exceptions.GenericError, self._obstore.exceptions.NotSupportedError
+
+    def _error(self, kind: type[OSError], number: int, path: str) -> OSError:
+        return kind(number, os.strerror(number), f"{self._base}/{path}")
+
+    @contextlib.contextmanager
+    def _told(self, path: str) -> Iterator[None]:
+        """Raises the errors of obstore as those of Python, with the URL."""
+        failures = self._obstore.exceptions
+        try:
+            yield
+        except FileNotFoundError as error:
+            told = self._error(FileNotFoundError, errno.ENOENT, path)
+            told.add_note(_first_line(error))
+            raise told from None
+        except (failures.PreconditionError, failures.AlreadyExistsError) as error:
+            raise ConditionError(f"{self._base}/{path} has changed meanwhile") from error
+        except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:
+            told = self._error(PermissionError, errno.EACCES, path)
+            told.add_note(_first_line(error))
+            raise told from error
+        except failures.BaseError as error:
+            raise OSError(f"{self._base}/{path}: {_first_line(error)}") from error
+
+
+def _endpoint(options: Mapping[str, Any]) -> str:
+    names = ("endpoint_url", "aws_endpoint", "aws_endpoint_url")
+    found = next((options[name] for name in names if name in options), None)
+    return str(found or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or "")
+
+
+def _first_line(error: BaseException) -> str:
+    """Returns an error without the answer of the server, of which there may be pages."""
+    text = str(error).split("\n\nDebug source")[0].strip()
+    return text if len(text) < _MOST_CHARS else f"{text[:_MOST_CHARS]} …"
+
+
+_MOST_CHARS = 500
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+class _Stores(Locked):
+    """The stores of the program, which keep their connections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stores: dict[Any, ObjectStore] = {}
+
+    def get(self, url: str, options: Mapping[str, Any]) -> ObjectStore:
+        scheme, host, _ = _split(url)
+        environment = tuple(
+            sorted((name, value) for name, value in os.environ.items() if name.startswith(_READ))
+        )
+        key = scheme, host, repr(sorted(options.items())), environment, os.getpid()
+        with self.lock:
+            found = self._stores.get(key)
+            if found is None:
+                if len(self._stores) >= _MOST_STORES:
+                    self._stores.clear()
+                found = self._stores[key] = ObjectStore(url, options)
+            return found
+
+
+# The environment variables that obstore reads start so.
+_READ = ("AWS_", "GOOGLE_", "AZURE_")
+
+_MOST_STORES = 64
+
+_stores = _Stores()
+
+
+def store_at(url: str, options: Mapping[str, Any]) -> ObjectStore:
+    """Returns the store of a URL; that of the same bucket and options is made once."""
+    return _stores.get(url, options)

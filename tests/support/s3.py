@@ -1,0 +1,197 @@
+"""A server of S3 in this process, and a proxy before it that is slow, fails, and counts."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import http.client
+import http.server
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+BUCKET = "bucket"
+
+
+class Request(NamedTuple):
+    """A request that the proxy has forwarded, or answered itself."""
+
+    method: str
+    path: str
+    range: str | None
+    nbytes: int
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Forwards requests.
+
+    Attributes:
+      latency: Each request takes so many seconds longer.
+      requests: Those that have come.
+      fault: Is asked for each request what goes wrong: a status, `"reset"`, `"short"`, `"lost"`
+        (after it was done) or nothing.
+      most: The most requests at a time.
+    """
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, upstream: str):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = urlsplit(upstream).netloc
+        self.latency = 0.0
+        self.requests: list[Request] = []
+        self.fault: Callable[[Request], Any] = lambda _: None
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def reset(self) -> None:
+        """Forgets all requests, and becomes fast and faultless."""
+        self.requests, self.most, self.latency = [], 0, 0.0
+        self.fault = lambda _: None
+
+    def counted(self, step: int) -> None:
+        """Counts requests that are under way."""
+        with self._lock:
+            self._now += step
+            self.most = max(self.most, self._now)
+
+    def handle_error(self, *_: Any) -> None:
+        """Says nothing of clients that hang up."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def _forward(self) -> None:
+        proxy = self.server
+        body = self._body()
+        request = Request(self.command, self.path, self.headers.get("Range"), len(body or b""))
+        proxy.requests.append(request)
+        proxy.counted(1)
+        try:
+            time.sleep(proxy.latency)
+            fault = proxy.fault(request)
+            if fault == "reset":
+                self.close_connection = True
+                self.connection.close()
+                return
+            if isinstance(fault, int):
+                self._answer(fault, [], b"<Error><Code>Fault</Code></Error>")
+                return
+            status, headers, data = self._ask(body)
+            if fault == "lost":
+                self.close_connection = True
+                self.connection.close()
+                return
+            self._answer(status, headers, data, is_short=fault == "short")
+        finally:
+            proxy.counted(-1)
+
+    def _body(self) -> bytes | None:
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+        length = int(self.headers.get("Content-Length") or 0)
+        return self.rfile.read(length) if length else None
+
+    def _ask(self, body: bytes | None) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(self.server.upstream)
+        skipped = ("host", "connection", "transfer-encoding", "content-length")
+        headers = {
+            name: value for name, value in self.headers.items() if name.lower() not in skipped
+        }
+        connection.request(self.command, self.path, body, headers)
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        return answer.status, answer.getheaders(), data
+
+    def _answer(
+        self, status: int, headers: list[tuple[str, str]], data: bytes, *, is_short: bool = False
+    ) -> None:
+        self.send_response_only(status)
+        length = next((int(v) for n, v in headers if n.lower() == "content-length"), len(data))
+        for name, value in headers:
+            if name.lower() not in ("content-length", "connection", "transfer-encoding"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(length if self.command == "HEAD" else len(data)))
+        self.end_headers()
+        if is_short:
+            self.wfile.write(data[: len(data) // 2])
+            self.close_connection = True
+        elif self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _forward  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+class Server(NamedTuple):
+    """A server of S3, and the proxy that clients talk to.
+
+    Attributes:
+      proxy: The proxy.
+      options: What `storage_options` has to be.
+    """
+
+    proxy: Proxy
+    options: dict[str, Any]
+
+    def url(self, path: str) -> str:
+        """Returns the URL of a path in the bucket."""
+        return f"s3://{BUCKET}/{path}"
+
+
+_MS = datetime.timedelta(milliseconds=1)
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Server]:
+    """Runs a server with an empty bucket."""
+    import boto3  # type: ignore[import-untyped]
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id="key",
+        aws_secret_access_key="secret",  # no secret
+        region_name="us-east-1",
+    )
+    client.create_bucket(Bucket=BUCKET)
+    proxy = Proxy(endpoint)
+    retries = {
+        "max_retries": 4,
+        "backoff": {"init_backoff": _MS * 10, "max_backoff": _MS * 50, "base": 2.0},
+        "retry_timeout": _MS * 60_000,
+    }
+    try:
+        yield Server(proxy, {"endpoint": proxy.url, **keys, "retry_config": retries})
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
+        server.stop()
