@@ -158,6 +158,41 @@ def test_directories_that_are_not_the_same_are_noticed(tmp_path: Path) -> None:
     processes.run(ONE_PROCESS_ALONE, 2, tmp_path / "checkpoint")
 
 
+LATE = (
+    TREE
+    + """
+path, told = args[0], args[0] + ".told"
+tree = make(mesh(2, 1))
+treepack.save(path, tree)
+if index == 1:
+    while not os.path.exists(told):
+        time.sleep(0.05)
+else:
+    try:
+        treepack.save(path, tree, timeout=1)
+    except ValueError as error:
+        assert "process 1: has not called save" in str(error), error
+    else:
+        raise AssertionError("no error")
+    open(told, "w").close()
+check(treepack.load(path, make(mesh(2, 1))))
+if index == 1:
+    try:
+        treepack.save(path, tree)  # the one that it has missed
+    except ValueError as error:
+        assert "process 1: has not called save" in str(error), error
+    else:
+        raise AssertionError("no error")
+treepack.save(path, tree)
+assert treepack.verify(path).ok
+"""
+)
+
+
+def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
+    processes.run("import time\n" + LATE, 2, tmp_path / "checkpoint")
+
+
 # One process with eight devices has saved this; what follows reads it.
 
 

@@ -165,6 +165,7 @@ class SaveOptions(TypedDict, total=False):
 
     sharded: bool | None
     step: int | None
+    timeout: float
     metadata: Any
     static: Static
     select: Any

@@ -37,6 +37,7 @@ from treepack._src.options import (
 from treepack._src.restore.record import present
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
+from treepack._src.saving.group import TIMEOUT_S
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, inflated_head
@@ -83,6 +84,7 @@ def save(
     background: bool = False,
     sharded: bool | None = None,
     step: int | None = None,
+    timeout: float = TIMEOUT_S,
     metadata: Any = None,
     static: Static = "skip-code",
     select: Any = None,
@@ -122,6 +124,7 @@ def save(
       step: A number of the save, such as the step of training. Processes that save together
         compare it, so that none that has missed a save pairs its shards with those of another
         step. It is not stored: `metadata` is.
+      timeout: The seconds that processes which save together wait for each other.
       metadata: Any value to be kept with the tree, such as a step or a configuration, of the plain
         types of Python or of types that `register_auxdata` knows. See `read_metadata`.
       static: Static data and leaves that have no form in files. `"skip-code"` leaves out code:
@@ -192,7 +195,9 @@ def save(
             save_layout(file_layout(tree, metadata, how, static=static), path, how, progress)
         return None
     if sharded:
-        together = ShardedWrite(path, tree, metadata, static, how, snapshot=background, step=step)
+        together = ShardedWrite(
+            path, tree, metadata, static, how, snapshot=background, step=step, timeout=timeout
+        )
         return run(path, together, progress, background=background, abandon=together.abandon)
     layout = file_layout(tree, metadata, how, static=static, snapshot=background)
     # Meanwhile the program may change its directory.

@@ -81,6 +81,8 @@ class Group:
 
     def __init__(self, timeout: float = TIMEOUT_S) -> None:
         """`timeout` is the longest that process 0 waits for the others, in seconds."""
+        if not timeout > 0:
+            raise ValueError(f"timeout has to be more than 0 seconds, not {timeout!r:.100}")
         # Before jax is asked, which would wait for others.
         if _inherited is not None and _jax.client() is _inherited:
             raise TreepackError(
@@ -121,8 +123,14 @@ class Group:
         until = time.monotonic() + self._timeout
         found = self._hear_group(0, self._timeout)
         for first in range(self._size, self.count, self._size):
-            heard, is_all = _decoded(self._hear(f"done/{first}", first, until - time.monotonic()))
-            found |= heard
+            is_all = False
+            try:
+                text = self._hear(f"done/{first}", first, until - time.monotonic())
+            except TimedOutError as error:
+                found[first] = Message(error=error.text)
+            else:
+                heard, is_all = _decoded(text)
+                found |= heard
             if not is_all:
                 found |= self._hear_group(first, until - time.monotonic())
         if self.count > 1:  # the store keeps all in memory, and nobody will read this any more
@@ -138,7 +146,7 @@ class Group:
             try:
                 text = self._hear(f"done/{index}", index, until - time.monotonic())
             except TimedOutError as error:
-                found[index] = Message(error=str(error))
+                found[index] = Message(error=error.text)
             else:
                 found |= _decoded(text)[0]
         return found
@@ -185,16 +193,24 @@ class Group:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
                 if time.monotonic() > until:
-                    raise TimedOutError(
-                        f"process {index} has not called save, or not ended it, within "
-                        f"{self._timeout:g} s; all processes have to call it with the same tree"
-                    ) from error
+                    raise TimedOutError(index, self._timeout) from error
             else:
                 return "" if value == "-" else value
 
 
 class TimedOutError(TreepackError):
-    """Another process does not answer."""
+    """Another process does not answer.
+
+    Attributes:
+      text: The error without the number of the process.
+    """
+
+    def __init__(self, process: int, timeout: float):
+        self.text = (
+            f"has not called save, or not ended it, within {timeout:g} s; all processes have to "
+            "call it with the same tree (timeout= changes the time)"
+        )
+        super().__init__(f"process {process} {self.text}")
 
 
 # The first process of a group waits for the rest of it for this part of the time-out; processes

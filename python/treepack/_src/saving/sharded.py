@@ -25,7 +25,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import Progress, Static, Writing
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.directory import Directory, Written, directory_at, file_name, writer
-from treepack._src.saving.group import Group, Message, NotSavedError, text_of
+from treepack._src.saving.group import TIMEOUT_S, Group, Message, NotSavedError, text_of
 from treepack._src.saving.identity import Identity, identity_of
 from treepack._src.saving.layout import described_layout, file_layout
 from treepack._src.storage.place import absolute
@@ -56,8 +56,9 @@ class ShardedWrite:
         *,
         snapshot: bool,
         step: int | None = None,
+        timeout: float = TIMEOUT_S,
     ):
-        self._group = Group()
+        self._group = Group(timeout)
         self._path = absolute(path)  # the program may go to another directory
         try:
             identify = functools.partial(identity_of, path, step, metadata, static, how)
