@@ -263,6 +263,57 @@ def test_jobs_race_for_a_directory(server: s3.Server, tmp_path: Path, rounds: in
     assert treepack.verify(url, storage_options=server.options).ok
 
 
+KILLED = """
+import json, sys, treepack, numpy as np
+url, options = sys.argv[1], json.loads(sys.argv[2])
+tree = {"w": np.full(3 << 20, 2, np.uint8), "v": np.full(1000, 2)}
+print("begins", flush=True)
+treepack.save(url, tree, sharded=url.endswith("-directory"), storage_options=options)
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_kills_leave_the_old_or_the_new(server: s3.Server, sharded: bool, after: bool) -> None:
+    """At each request, before or after the server has it."""
+    options = {k: v for k, v in server.options.items() if k != "retry_config"}
+    url = server.url(f"killed/{after}") + "-directory" * sharded
+    found = set()
+    for turn in range(20):
+        server.proxy.fault = lambda _: None
+        old = {"w": np.full(3 << 20, 1, np.uint8), "v": np.full(1000, 1)}
+        treepack.save(url, old, sharded=sharded, storage_options=server.options)
+        command = [sys.executable, "-c", KILLED, url, json.dumps(options)]
+        job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        requests = itertools.count()
+
+        def kill(_: s3.Request, job: Any = job, turn: int = turn, requests: Any = requests) -> Any:
+            if next(requests) == turn:
+                if after:
+                    return job.kill
+                job.kill()
+            return None
+
+        server.proxy.fault = kill
+        has_ended = "ended" in job.communicate()[0]
+        server.proxy.fault = lambda _: None
+        loaded = treepack.load(url, storage_options=server.options)
+        assert loaded["w"].min() == loaded["w"].max() == loaded["v"].min() == loaded["v"].max()
+        found.add(int(loaded["v"][0]))
+        assert treepack.verify(url, storage_options=server.options).ok
+        if has_ended:
+            assert loaded["v"][0] == 2
+            break
+    else:
+        raise AssertionError("a save takes fewer requests")
+    assert 2 in found
+    if sharded:
+        treepack.save(url, old, sharded=True, storage_options=server.options)
+        left = [entry.name for entry in entries(resolved(url, server.options))]
+        assert len(left) == 2, "the next save removes what killed ones have left"
+
+
 TOGETHER = """
 url, options = args[0], json.loads(args[1])
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))

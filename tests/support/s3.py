@@ -32,7 +32,7 @@ class Proxy(http.server.ThreadingHTTPServer):
       latency: Each request takes so many seconds longer.
       requests: Those that have come.
       fault: Is asked for each request what goes wrong: a status, `"reset"`, `"short"`, `"lost"`
-        (after it was done) or nothing.
+        (after it was done), a function that is called then, or nothing.
       most: The most requests at a time.
     """
 
@@ -91,7 +91,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self._answer(fault, [], b"<Error><Code>Fault</Code></Error>")
                 return
             status, headers, data = self._ask(body)
-            if fault == "lost":
+            if callable(fault):
+                fault()
+            if fault == "lost" or callable(fault):
                 self.close_connection = True
                 self.connection.close()
                 return

@@ -1,0 +1,150 @@
+"""Checkpoints in a store, at a local server of S3 with latency before it.
+
+    python benches/stores.py                     # 100 ms for each request
+    python benches/stores.py --latency 20 --upload-mib 1024
+
+A proxy delays each request, counts them, and forwards them to the server, which runs in this
+process as well: what it needs of the two cores is in all times. Uploads, which would measure the
+proxy, go to the server itself, and take turns with `obstore.put` of the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import numpy as np
+import obstore
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from obstore.store import from_url
+
+import treepack
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support import processes, s3
+
+SAVE = """
+import json
+url, options, count = args[0], json.loads(args[1]), int(args[2])
+mesh = Mesh(np.array(jax.devices()), ("x",))
+whole = np.arange(256 * 1024, dtype=np.float32).reshape(256, 1024)
+rows = NamedSharding(mesh, P("x", None))
+put = lambda at: jax.make_array_from_callback(whole.shape, rows, lambda index: whole[index] + at)
+treepack.save(url, {f"w{at}": put(at) for at in range(count)}, storage_options=options)
+"""
+
+RUNS = 3
+
+
+def main() -> None:
+    """Measures, and prints a table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--latency", type=float, default=100, help="milliseconds a request")
+    parser.add_argument("--upload-mib", type=int, default=256)
+    arguments = parser.parse_args()
+    with s3.running() as server:
+        print(f"{arguments.latency:.0f} ms a request; medians of {RUNS} runs")
+        print(f"{'':44}{'time':>8}{'requests':>10}{'at once':>9}")
+        server.proxy.latency = arguments.latency / 1000
+        directories(server)
+        one_file(server)
+        server.proxy.latency = 0
+        upload(server, arguments.upload_mib << 20)
+
+
+def row(server: s3.Server, name: str, work: Callable[[], Any]) -> None:
+    """Prints the time and the requests of some work."""
+    times = []
+    for _ in range(RUNS):
+        server.proxy.requests.clear()
+        server.proxy.most = 0
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    told = f"{statistics.median(times):6.2f} s{len(server.proxy.requests):10}"
+    print(f"{name:44}{told}{server.proxy.most:9}", flush=True)
+
+
+def directories(server: s3.Server) -> None:
+    """Loads arrays of four processes."""
+    latency, server.proxy.latency = server.proxy.latency, 0
+    options = {name: value for name, value in server.options.items() if name != "retry_config"}
+    for count in (8, 40):
+        url = server.url(f"directory-{count}")
+        processes.run(SAVE, 4, url, json.dumps(options), str(count))
+    server.proxy.latency = latency
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    for count in (8, 40):
+        url = server.url(f"directory-{count}")
+        for name, spec in (("rows", P("x", None)), ("columns", P(None, "x"))):
+            place = NamedSharding(mesh, spec)
+            load = functools.partial(
+                treepack.load, url, sharding=place, storage_options=server.options
+            )
+            row(server, f"4 files, {count} arrays x 4 shards, as {name}", load)
+    url, grid = server.url("many"), Mesh(np.array(jax.devices()), ("x",))
+    rows = NamedSharding(grid, P("x"))
+    tree = {f"w{at}": jax.device_put(np.zeros((64, 512), np.float32), rows) for at in range(60)}
+    treepack.save(url, tree, sharded=True, storage_options=server.options)
+    load = functools.partial(treepack.load, url, tree, storage_options=server.options)
+    row(server, "1 file, 60 arrays x 8 shards", load)
+
+
+def one_file(server: s3.Server) -> None:
+    """Opens and loads a file, and parts of it."""
+    url, options = server.url("file"), server.options
+    tree = {f"w{at}": np.full((1024, 1024), at, np.float32) for at in range(32)}
+    treepack.save(url, tree, storage_options=options)
+
+    def opened(use: Callable[[treepack.File], Any]) -> None:
+        with treepack.open(url, storage_options=options) as file:
+            use(file)
+
+    row(server, "128 MiB: open, list", lambda: opened(lambda file: list(file.leaves())))
+    row(server, "open, a leaf", lambda: opened(lambda file: np.asarray(file["w7"])))
+    row(server, "open, ten rows", lambda: opened(lambda file: file["w7"][500:510]))
+    load = functools.partial(treepack.load, url, arrays="numpy", storage_options=options)
+    row(server, "load", load)
+    row(server, "load every other leaf", lambda: load(select=[f"w{at}" for at in range(0, 32, 2)]))
+    row(server, "verify", lambda: treepack.verify(url, storage_options=options))
+
+
+def upload(server: s3.Server, nbytes: int) -> None:
+    """Uploads the same bytes as `obstore.put` does."""
+    options = {**server.options, "endpoint": f"http://{server.proxy.upstream}"}
+    tree = {"w": np.ones(nbytes, np.uint8)}
+    client = {"allow_http": True, "timeout": "300s"}
+    store = from_url(f"s3://{s3.BUCKET}", client_options=client, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "same"
+        treepack.save(path, tree)
+        works: list[Callable[[], Any]] = [
+            lambda: treepack.save(server.url("uploaded"), tree, storage_options=options),
+            lambda: obstore.put(store, "put", path, chunk_size=16 << 20, max_concurrency=12),
+        ]
+        times: list[list[float]] = [[], []]
+        for turn in range(2 * RUNS):
+            for at in (0, 1) if turn % 2 else (1, 0):
+                start = time.perf_counter()
+                works[at]()
+                times[at].append(time.perf_counter() - start)
+    ours, theirs = (statistics.median(some[2:]) for some in times)
+    told = f"{ours:.2f} s, obstore.put {theirs:.2f} s: {theirs / ours:.2f} x as fast"
+    print(f"upload of {nbytes >> 20} MiB: {told}")
+
+
+if __name__ == "__main__":
+    main()
