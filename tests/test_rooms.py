@@ -1,9 +1,11 @@
 """The rooms of the package, and who imports whom; CONTRIBUTING has the map."""
 
 import ast
+import re
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "python" / "treepack"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "python" / "treepack"
 
 # A room imports only from rooms before it, and its own modules not in a circle.
 ROOMS = [
@@ -61,6 +63,15 @@ def test_a_room_imports_only_rooms_below_it() -> None:
     ]
     assert upward == []
     assert {room_of(module) for module in MODULES} - {None} == {*range(len(ROOMS))}
+
+
+def test_the_map_names_every_room_and_every_module_of_the_core() -> None:
+    core, rooms = (ROOT / "CONTRIBUTING.md").read_text().split("Python has everything about")
+    listed = re.findall(r"`(\w+)/?`", " ".join(re.findall(r"^\* (.*?):", rooms, re.M)))
+    known = [room.removeprefix("_src.") for room in ROOMS if room != "__main__"]
+    assert listed == known
+    named = {*re.findall(r"`(\w+)`", core), "lib"}
+    assert {path.stem for path in (ROOT / "src").iterdir()} <= named
 
 
 def test_no_imports_run_in_a_circle() -> None:
