@@ -33,7 +33,7 @@ from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.flax import is_frozen_dict
-from treepack._src.options import Progress, Strict, Writing
+from treepack._src.options import Progress, Strict, Writing, restoring
 from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
@@ -162,7 +162,7 @@ def save_checkpoint(
         ...
       treepack.errors.InvalidCheckpointError: ...
     """
-    how = _writing(compress, level, durable, threads)
+    how = serialization.writing(locals())
     if async_manager is not None:
         async_manager.wait_previous_save()
     place = _Place(ckpt_dir, step, prefix)
@@ -243,7 +243,7 @@ def save_checkpoint_multiprocess(
       >>> checkpoints.restore_checkpoint(path, None)
       {'w': array([1., 1.], dtype=float32)}
     """
-    how = _writing(compress, level, durable, threads)
+    how = serialization.writing(locals())
     if async_manager is not None:
         async_manager.wait_previous_save()
     if gda_manager is not None:
@@ -292,16 +292,6 @@ def save_checkpoint_multiprocess(
         else:
             async_manager.save_async(write)
     return place.path
-
-
-def _writing(compress: bool, level: int | None, durable: bool, threads: int | None) -> Writing:
-    return Writing(
-        compress=compress,
-        level=level,
-        durable=durable,
-        threads=threads,
-        max_chunk_size=serialization.MAX_CHUNK_SIZE,
-    )
 
 
 class _Place:
@@ -410,6 +400,7 @@ def restore_checkpoint(
     """
     _orbax.wait_for(orbax_checkpointer)
     threads = threads if parallel else 1
+    how = restoring(strict, copy, threads)
 
     def restored(path: str) -> Any:
         if is_directory(path):
@@ -433,10 +424,10 @@ def restore_checkpoint(
                     where, target, orbax_checkpointer, orbax_transforms, strict=strict
                 )
         content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
-        found = restore_encoded(target, content, strict, copy=copy, threads=threads)
+        found = restore_encoded(target, content, how)
         if not has_placeholders(found):
             return found
-        state = restore_encoded(None, content, strict, copy=copy, threads=threads)
+        state = restore_encoded(None, content, how)
         state = restore_arrays(
             state, target, path, gda_manager, partial=allow_partial_mpa_restoration
         )

@@ -32,7 +32,7 @@ import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 from treepack import serialization
 from treepack._src import paths as _paths
 from treepack._src.api.files import abstract, load
-from treepack._src.options import Arrays, Static, Strict, Unknown, Writing
+from treepack._src.options import Arrays, Static, Strict, Unknown
 from treepack._src.saving.sharded import ShardedWrite
 from treepack.errors import TreepackError
 
@@ -68,14 +68,7 @@ class TreepackHandler(_AsyncHandler):
         durable: bool = True,
         threads: int | None = None,
     ):
-        self._how = Writing(
-            compress=compress,
-            level=level,
-            align=align,
-            durable=durable,
-            threads=threads,
-            max_chunk_size=serialization.MAX_CHUNK_SIZE,
-        )
+        self._how = serialization.writing(locals())
 
     async def async_save(
         self, directory: Any, args: TreepackSave

@@ -56,7 +56,7 @@ class TreepackHandler:
     Its name in Orbax is `treepack.orbax_v1.TreepackHandler` in all versions.
     """
 
-    how: Writing = Writing(max_chunk_size=serialization.MAX_CHUNK_SIZE)
+    how: Writing = serialization.writing({})
     """How files are written."""
 
     async def save(self, directory: Any, checkpointable: Any) -> Awaitable[None]:
@@ -158,15 +158,11 @@ def registry(
       durable: Whether files are on the disk when a checkpoint counts as saved.
       threads: The maximum number of threads that copy, sum and compress.
     """
-    how: Writing = Writing(
-        compress=compress,
-        level=level,
-        align=align,
-        durable=durable,
-        threads=threads,
-        max_chunk_size=serialization.MAX_CHUNK_SIZE,
-    )
-    own = {"how": how, "__module__": __name__, "__qualname__": "TreepackHandler"}
+    own = {
+        "how": serialization.writing(locals()),
+        "__module__": __name__,
+        "__qualname__": "TreepackHandler",
+    }
     handler = type("TreepackHandler", (TreepackHandler,), own)  # Orbax makes it without arguments
     names = {*names}
     made = ocp.handlers.local_registry(include_global_registry=False)

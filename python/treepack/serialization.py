@@ -12,6 +12,7 @@ which arrays are split into chunks.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, TypeVar, Unpack, overload
 
 import treepack._core as core
@@ -24,7 +25,9 @@ from treepack._src.options import (
     RestoreOptions,
     Strict,
     Writing,
+    check,
     progress_bar,
+    restoring,
 )
 from treepack._src.pytree import handlers
 from treepack._src.pytree.handlers import register_serialization_state
@@ -136,7 +139,7 @@ def from_bytes(
         w: expected float64[3,2], found float64[2,3]
       Pass strict=False to restore what is found regardless.
     """
-    return restore_encoded(target, encoded_bytes, strict, copy=copy, threads=threads)
+    return restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
 
 
 def msgpack_serialize(
@@ -249,13 +252,7 @@ def save_to_file(
       >>> treepack.serialization.load_from_file(None, path)
       {'w': array([0, 1, 2])}
     """
-    how = Writing(
-        compress=compress,
-        level=level,
-        durable=durable,
-        threads=threads,
-        max_chunk_size=MAX_CHUNK_SIZE,
-    )
+    how = writing(locals())
     save_layout(state_layout(target, align), filepath, how, progress)
 
 
@@ -306,8 +303,9 @@ def load_from_file(
       MismatchError: A ValueError. If it does not fit the template.
       CorruptionError: A ValueError. If it is a damaged gzip file.
     """
+    how = restoring(strict, copy, threads)
     content = read_whole(filepath, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
-    return restore_encoded(target, content, strict, copy=copy, threads=threads)
+    return restore_encoded(target, content, how)
 
 
 def compress_bytes(
@@ -371,6 +369,7 @@ def decompress_bytes(
       >>> treepack.serialization.decompress_bytes(gzip.compress(b"abc"))
       b'abc'
     """
+    check("max_size", max_size)
     with progress_bar(progress, "decompress") as tell:
         return core.decompress(data, max_size=max_size, threads=threads, progress=tell)
 
@@ -427,10 +426,11 @@ def from_compressed_bytes(
 
     Takes the options of `from_bytes` and `decompress_bytes`, with the same errors.
     """
+    how = restoring(strict, copy, threads)
     content = decompress_bytes(
         compressed_data, max_size=max_size, threads=threads, progress=progress
     )
-    return restore_encoded(target, content, strict, copy=copy, threads=threads)
+    return restore_encoded(target, content, how)
 
 
 def patch() -> Patch:
@@ -461,6 +461,11 @@ def patch() -> Patch:
             "msgpack_restore": msgpack_restore,
         }
     )
+
+
+def writing(options: Mapping[str, Any]) -> Writing:
+    """Takes the options of a verb about writing, as its `locals()` has them."""
+    return Writing.of(options, max_chunk_size=MAX_CHUNK_SIZE)
 
 
 def state_layout(

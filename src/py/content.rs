@@ -186,7 +186,7 @@ impl Content {
         let source = self.shared();
         let indexed = py.detach(|| Indexed::open(source))?;
         if let Some(indexed) = &indexed {
-            gzip::check_size(indexed.len(), gzip::limit(max_size)?)?;
+            gzip::check_size(indexed.len(), gzip::limit(max_size))?;
         }
         let origin = match &self.0 {
             Storage::Lent(borrowed) => Origin::Lent(Arc::downgrade(borrowed)),

@@ -75,7 +75,7 @@ pub fn decompress<'py>(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let py = data.py();
-    let max_size = limit(max_size)?;
+    let max_size = limit(max_size);
     self::threads(threads, 0)?;
     let source = Borrowed::buffer(data)?;
     let indexed = Indexed::open(&source)?;
@@ -106,10 +106,9 @@ pub fn decompress<'py>(
     inflate_in_steps(py, &source, max_size, progress)
 }
 
-/// A limit in bytes.
-pub fn limit(max_size: Option<i64>) -> Result<Option<usize>> {
-    let limit = max_size.map(usize::try_from).transpose();
-    limit.map_err(|_| Error::Option("max_size must not be negative".into()))
+/// A limit in bytes; Python has checked that it is none below zero.
+pub fn limit(max_size: Option<i64>) -> Option<usize> {
+    max_size.map(|max_size| usize::try_from(max_size).unwrap_or(0))
 }
 
 /// An error if there are more bytes than the limit.
@@ -184,7 +183,7 @@ pub fn inflate_to_pages(
     threads: Option<i64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Pages> {
-    let max_size = limit(max_size)?;
+    let max_size = limit(max_size);
     self::threads(threads, 0)?;
     let mut progress = progress;
     if let Some(indexed) = Indexed::open(source)? {

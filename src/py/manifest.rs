@@ -58,7 +58,7 @@ impl Manifest {
     ) -> PyResult<Self> {
         keep_reserve()?;
         let manifest = manifest::Manifest::decode(data)?;
-        let encoding = Arc::new(manifest.encoding(gzip::limit(max_size)?)?);
+        let encoding = Arc::new(manifest.encoding(gzip::limit(max_size))?);
         Ok(Self { manifest, encoding })
     }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gzip
+import inspect
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treepack
 from treepack import serialization
+from treepack._src.options import Reading, Selection, Writing
+from treepack.orbax import TreepackHandler
 
 MESH = jax.sharding.Mesh(np.asarray(jax.devices()[:2]), ("data",))
 ROWS = NamedSharding(MESH, PartitionSpec("data"))
@@ -402,6 +406,32 @@ def test_a_template_of_an_abstract_mesh() -> None:
 def test_paths_that_were_urls() -> None:
     with pytest.raises(ValueError, match="is a URL that pathlib has changed"):
         treepack.save(Path("gs://bucket/model"), {})
+
+
+def test_verbs_take_every_option_that_they_pass_on() -> None:
+    """They pass their `locals()`, of which a misspelt one would be lost."""
+    for verb, kinds in (
+        (treepack.save, (Writing,)),
+        (serialization.save_to_file, (Writing,)),
+        (TreepackHandler.__init__, (Writing,)),
+        (treepack.load, (Reading, Selection)),
+        (treepack.loads, (Reading,)),
+    ):
+        fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+        assert fields - {"max_chunk_size"} <= inspect.signature(verb).parameters.keys(), verb
+
+
+def test_a_size_below_zero_is_refused_whatever_is_read(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "file", {"a": 1})
+    treepack.save(tmp_path / "directory", {"a": 1}, sharded=True)
+    for read in (treepack.load, treepack.open, treepack.verify, treepack.abstract):
+        for name in ("file", "directory"):
+            with pytest.raises(ValueError, match="max_size must not be negative"):
+                read(tmp_path / name, max_size=-1)
+    with pytest.raises(ValueError, match="max_size must not be negative"):
+        treepack.loads(treepack.dumps(1), max_size=-1)
+    with treepack.open(tmp_path / "file") as file, pytest.raises(TypeError, match="'max_size'"):
+        file.load(max_size=1)
 
 
 def test_options_that_exist_where_work_is_done(tmp_path: Path) -> None:

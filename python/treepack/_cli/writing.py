@@ -6,18 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from treepack import serialization
 from treepack._cli import convert as _convert
 from treepack._cli import output, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
-from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import Tree, open, size_text
 from treepack._src.checkpoint.verify import verify
-from treepack._src.options import Writing
+from treepack._src.options import float_dtype
 from treepack._src.storage.content import size_of
 from treepack.errors import NewerVersionError
 
@@ -126,7 +124,7 @@ class _Target:
     def write(self, state: _convert.State) -> None:
         """Writes a state in the format of the suffix, and prints the size of the file."""
         if self.dtype is not None:
-            state = state._replace(tree=_convert.with_dtype(state.tree, _float(self.dtype)))
+            state = state._replace(tree=_convert.with_dtype(state.tree, float_dtype(self.dtype)))
         format = _convert.format_of(self.path)
         if format != "msgpack" and (self.gzip or self.level is not None):
             raise ValueError(f"--gzip and --level are for msgpack, not for {format}")
@@ -135,19 +133,8 @@ class _Target:
         elif format == "npz":
             _convert.write_npz(state, self.path, self.sep)
         else:
-            how = Writing(
-                compress=Path(self.path).suffix == ".gz" if self.gzip is None else self.gzip,
-                level=self.level,
-                align=self.align,
-                max_chunk_size=serialization.MAX_CHUNK_SIZE,
-            )
+            compress = Path(self.path).suffix == ".gz" if self.gzip is None else self.gzip
+            how = serialization.writing(vars(self) | {"compress": compress})
             with output.bar("write") as progress:
                 _convert.write_msgpack(state, self.path, how, progress)
         output.line(f"{self.path}: {size_text(size_of(self.path))}", "green")
-
-
-def _float(name: str) -> np.dtype[Any]:
-    found = _dtypes.resolve(name.encode())
-    if found is None or not _dtypes.is_float(found):
-        raise ValueError(f"{name!r} is no dtype of floats, such as float32 or bfloat16")
-    return found

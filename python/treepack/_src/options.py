@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, get_args
 
 import numpy as np
 
-from treepack._src.dtypes import is_float
+from treepack._src.dtypes import is_float, resolve
 
 if TYPE_CHECKING:
     import jax
@@ -51,26 +52,74 @@ OnCorrupt = Literal["error", "skip"]
 Status = Literal["ok", "corrupt", "unchecked"]
 """The state of a leaf's bytes: `unchecked` if the file has no checksum of them."""
 
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "strict": (True, False, "exact"),
-    "arrays": ("saved", "numpy"),
-    "unknown": ("error", "dict"),
-    "missing": ("error", "target"),
-    "unexpected": ("ignore", "error"),
-    "on_corrupt": ("error", "skip"),
-    "static": ("skip-code", "skip", "error"),
+
+def _values(annotation: Any) -> tuple[Any, ...]:
+    """Returns the values of a `Literal`, of `bool`, or of a union of both."""
+    if annotation is bool:
+        return True, False
+    return tuple(value for it in get_args(annotation) for value in _values(it) or (it,))
+
+
+_CHOICES = {
+    "strict": _values(Strict),
+    "arrays": _values(Arrays),
+    "unknown": _values(Unknown),
+    "missing": _values(Missing),
+    "unexpected": _values(Unexpected),
+    "on_corrupt": _values(OnCorrupt),
+    "static": _values(Static),
 }
 
 
-def check_choice(name: str, value: Any) -> None:
-    """Raises a ValueError unless a value is one that the option may have."""
-    choices = _CHOICES[name]
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+def check(name: str, value: Any) -> None:
+    """Raises a ValueError if an option has a value that it may not have."""
+    if name == "max_size":
+        if value is not None and value < 0:
+            raise ValueError("max_size must not be negative")
+    elif value not in _CHOICES[name]:
+        raise ValueError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Writing:
+def check_level(level: int | None, compress: bool) -> None:
+    """Raises a ValueError if a level is given without compression."""
+    if level is not None and not compress:
+        raise ValueError("level needs compress=True")
+
+
+def check_described(described: bool, metadata: Any, static: Static) -> None:
+    """Raises a ValueError if the encoding of flax alone is to have more than a state."""
+    if not described and (metadata is not None or static != "skip-code"):
+        raise ValueError("metadata and static need described=True")
+
+
+def check_iterator(*, select: Any, background: bool, sharded: bool | None) -> None:
+    """Raises a ValueError if an iterator is to be saved as only a whole tree can be."""
+    if select is not None:
+        raise ValueError("select= needs a tree: let the iterator yield only what is to be saved")
+    if background or sharded:
+        raise ValueError("an iterator is saved to one file, and not in the background")
+
+
+def float_dtype(dtype: Any) -> np.dtype[Any]:
+    """Returns a dtype of floats; raises a ValueError if it is of anything else."""
+    found = resolve(dtype.encode()) if isinstance(dtype, str) else np.dtype(dtype)
+    if found is None or not is_float(found):
+        text = repr(dtype) if found is None else found.name
+        raise ValueError(f"dtype= takes floats such as bfloat16: {text} is no dtype of floats")
+    return found
+
+
+class _Options:
+    __slots__: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], **others: Any) -> Self:
+        """Takes the fields among the options of a verb, as its `locals()` has them."""
+        return cls(**{name: options[name] for name in cls.__slots__ if name in options}, **others)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Writing(_Options):
     """How files are written; see `save`.
 
     Attributes:
@@ -88,14 +137,8 @@ class Writing:
         check_level(self.level, self.compress)
 
 
-def check_level(level: int | None, compress: bool) -> None:
-    """Raises a ValueError if a level is given without compression."""
-    if level is not None and not compress:
-        raise ValueError("level needs compress=True")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reading:
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Reading(_Options):
     """How trees are read; see `load`."""
 
     strict: Strict = True
@@ -111,13 +154,11 @@ class Reading:
     progress: Progress = None
 
     def __post_init__(self) -> None:
-        for name in ("strict", "arrays", "unknown"):
-            check_choice(name, getattr(self, name))
+        check("strict", self.strict)
+        check("arrays", self.arrays)
+        check("unknown", self.unknown)
         if self.dtype is not None:
-            dtype = np.dtype(self.dtype)
-            if not is_float(dtype):
-                raise ValueError(f"dtype= is for floats, and {dtype.name} is none")
-            object.__setattr__(self, "dtype", dtype)
+            self.dtype = float_dtype(self.dtype)
         if self.device is not None and self.sharding is not None:
             raise ValueError("device and sharding exclude each other")
         if self.arrays == "numpy" and (self.device is not None or self.sharding is not None):
@@ -133,8 +174,14 @@ class Reading:
             raise ValueError("static= fills what a file lacks; a target has its own static data")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Selection:
+@functools.lru_cache(maxsize=64)
+def restoring(strict: Strict, copy: bool | None = None, threads: int | None = None) -> Reading:
+    """Returns the options of functions that restore states, which are small and called often."""
+    return Reading(strict=strict, copy=copy, threads=threads)
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Selection(_Options):
     """Which leaves are loaded, and how the others are handled; see `load`."""
 
     select: Any = None
@@ -146,8 +193,14 @@ class Selection:
     return_report: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("missing", "unexpected", "on_corrupt"):
-            check_choice(name, getattr(self, name))
+        check("missing", self.missing)
+        check("unexpected", self.unexpected)
+        check("on_corrupt", self.on_corrupt)
+
+    def check(self, target: Any) -> None:
+        """Raises a ValueError if an option needs a target that is missing."""
+        if self.rename is not None and target is None:
+            raise ValueError("rename needs a target, whose names the leaves get")
 
     @property
     def verifies(self) -> bool:
@@ -157,7 +210,10 @@ class Selection:
     @property
     def is_whole(self) -> bool:
         """Whether everything is loaded, with no other option."""
-        return self == Selection()
+        return self == _WHOLE
+
+
+_WHOLE = Selection()
 
 
 class SaveOptions(TypedDict, total=False):
@@ -246,10 +302,9 @@ def part_options(options: PartOptions, *, return_report: bool) -> tuple[Selectio
     Raises:
       TypeError: If an option is unknown.
     """
-    about: dict[str, Any] = {**options}
-    names = [field.name for field in dataclasses.fields(Reading)]
-    how = Reading(**{name: about.pop(name) for name in names if name in about})
-    return Selection(**about, return_report=return_report), how
+    if unknown := options.keys() - PartOptions.__annotations__.keys():
+        raise TypeError(f"load() got an unexpected keyword argument {min(unknown)!r}")
+    return Selection.of(options, return_report=return_report), Reading.of(options)
 
 
 @contextlib.contextmanager
@@ -294,7 +349,7 @@ _local = _Local()
 @contextlib.contextmanager
 def leaving_out(static: Static) -> Iterator[None]:
     """Sets which static data without a form this thread leaves out when it saves."""
-    check_choice("static", static)
+    check("static", static)
     outer, _local.static = _local.static, static
     try:
         yield

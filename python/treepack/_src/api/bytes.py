@@ -18,6 +18,7 @@ from treepack._src.options import (
     Static,
     Strict,
     Unknown,
+    check_described,
     check_level,
     progress_bar,
 )
@@ -131,18 +132,7 @@ def loads(
       >>> treepack.loads(saved, arrays="numpy")
       (array([0, 1, 2], dtype=int32), {'n': 1})
     """
-    how = Reading(
-        strict=strict,
-        cast=cast,
-        dtype=dtype,
-        arrays=arrays,
-        device=device,
-        sharding=sharding,
-        copy=copy,
-        unknown=unknown,
-        static=static,
-        threads=threads,
-    )
+    how = Reading.of(locals())
     data = inflated(data, max_size=max_size, threads=threads, progress=progress)
     return restore_described(data, target, how)
 
@@ -180,14 +170,13 @@ def packed_size(
 
 
 def _layout(tree: Any, align: int, described: bool, metadata: Any, static: Static) -> core.Layout:
-    if described:
-        chunks = serialization.MAX_CHUNK_SIZE
-        return described_layout(
-            tree, align, metadata, max_chunk_size=chunks, static=static, align_all=True
-        )
-    if metadata is not None or static != "skip-code":
-        raise ValueError("metadata and static need described=True")
-    return serialization.state_layout(tree, align, align_all=True)
+    check_described(described, metadata, static)
+    if not described:
+        return serialization.state_layout(tree, align, align_all=True)
+    chunks = serialization.MAX_CHUNK_SIZE
+    return described_layout(
+        tree, align, metadata, max_chunk_size=chunks, static=static, align_all=True
+    )
 
 
 def pack_into(

@@ -147,14 +147,8 @@ def load_exported(
 
     if sharding is not None and not isinstance(sharding, Sharding):
         sharding = _of_params(sharding)
-    how = Reading(
-        arrays=arrays,
-        device=device,
-        sharding=sharding,
-        static=_static_of_params(static),
-        copy=copy,
-        threads=threads,
-    )
+    static = _static_of_params(static)
+    how = Reading.of(locals())
     path = resolved(path, storage_options)
     content = content_of(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
     tree = restore_described(content, None, how)

@@ -31,8 +31,8 @@ from treepack._src.options import (
     Strict,
     Unexpected,
     Unknown,
-    Writing,
-    check_choice,
+    check,
+    check_iterator,
 )
 from treepack._src.restore.record import present
 from treepack._src.restore.report import Report
@@ -171,26 +171,16 @@ def save(
     """
     path = resolved(path, storage_options)
     step = None if step is None else operator.index(step)
-    if not isinstance(tree, Iterator):
+    if isinstance(tree, Iterator):
+        check_iterator(select=select, background=background, sharded=sharded)
+    else:
         tree = chosen(tree, select)
-    elif select is not None:
-        raise ValueError("select= needs a tree: let the iterator yield only what is to be saved")
-    if sharded is None:
-        sharded = not isinstance(tree, Iterator) and is_distributed(tree)
+        sharded = is_distributed(tree) if sharded is None else sharded
     if compress is None:
         compress = not sharded and has_gzip_suffix(path)
-    how = Writing(
-        compress=compress,
-        level=level,
-        align=align,
-        durable=durable,
-        threads=threads,
-        max_chunk_size=serialization.MAX_CHUNK_SIZE,
-    )
+    how = serialization.writing(locals())
     wait_for(path)
     if isinstance(tree, Iterator):
-        if background or sharded:
-            raise ValueError("an iterator is saved to one file, and not in the background")
         with spooled(tree, path) as tree:
             save_layout(file_layout(tree, metadata, how, static=static), path, how, progress)
         return None
@@ -361,29 +351,9 @@ def load(
       >>> treepack.load(path, dtype=jnp.float16)["w"].dtype
       dtype('float16')
     """
+    options = locals()
+    selection, how = Selection.of(options), Reading.of(options)
     path = resolved(path, storage_options)
-    selection = Selection(
-        select=select,
-        rename=rename,
-        missing=missing,
-        unexpected=unexpected,
-        verify=verify,
-        on_corrupt=on_corrupt,
-        return_report=return_report,
-    )
-    how = Reading(
-        strict=strict,
-        cast=cast,
-        dtype=dtype,
-        arrays=arrays,
-        device=device,
-        sharding=sharding,
-        copy=copy,
-        unknown=unknown,
-        static=static,
-        threads=threads,
-        progress=progress,
-    )
     is_directory = False
     if selection.is_whole:
         try:
@@ -434,7 +404,7 @@ def abstract(
       >>> treepack.abstract(treepack.dumps([np.zeros((2, 3)), "text"]))
       [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
     """
-    check_choice("unknown", unknown)
+    check("unknown", unknown)
     with _opened(resolved(path_or_data, storage_options), max_size) as file:
         present(place_of(file).catalog.record)
         return file.abstract(unknown=unknown, static=static)

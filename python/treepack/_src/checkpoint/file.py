@@ -14,7 +14,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.reader import Place, Reader
 from treepack._src.checkpoint.sharded import open_reader
-from treepack._src.options import PartOptions, StorageOptions, Unknown, check_choice, part_options
+from treepack._src.options import PartOptions, StorageOptions, Unknown, check, part_options
 from treepack._src.printable import cells, padded, printable
 from treepack._src.storage.content import Openable
 from treepack._src.storage.place import resolved
@@ -179,7 +179,7 @@ class Tree(Mapping[str, Any]):
 
     def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:
         """Returns the tree with `jax.ShapeDtypeStruct`s for arrays; see `treepack.abstract`."""
-        check_choice("unknown", unknown)
+        check("unknown", unknown)
         state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
         record = self._catalog.record
         if record is None:
@@ -349,7 +349,8 @@ def open(
       ...     print(list(file), file["params/w"].shape, file["params/w"][:2, 0], file["step"])
       ['params', 'step'] (1000, 8) [1. 1.] 3
     """
-    check_choice("unknown", unknown)
+    check("unknown", unknown)
+    check("max_size", max_size)
     source = resolved(source, storage_options)
     return File(open_reader(source, salvage=salvage, mmap=mmap, max_size=max_size), unknown)
 

@@ -24,8 +24,7 @@ from treepack.errors import CorruptionError, TreepackError
 def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> Any:
     """Loads a part of a file, alone or into a target."""
     how.check(target)
-    if selection.rename is not None and target is None:
-        raise ValueError("rename needs a target, whose names the leaves get")
+    selection.check(target)
     found = _choose(place, target, selection, how)
     partial = Coverage(
         found.selector.means,
@@ -70,13 +69,10 @@ def _restored(
                     target,
                     catalog,
                     place.value,
-                    how.strict,
+                    how,
                     marks=found.marks,
                     selector=found.selector.selector,
                     partial=partial,
-                    copy=how.copy,
-                    threads=how.threads,
-                    cast=how.cast,
                     convert=convert,
                 )
             if restored is not None:
@@ -87,8 +83,7 @@ def _restored(
         target,
         state,
         _paths.ROOT,
-        how.strict,
-        cast=how.cast,
+        how,
         convert=convert,
         in_words=False,
         partial=partial,
@@ -323,16 +318,7 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
     how.check(target)
     convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
     if target is not None:
-        return restore_encoded(
-            target,
-            data,
-            how.strict,
-            copy=how.copy,
-            threads=how.threads,
-            cast=how.cast,
-            convert=convert,
-            in_words=False,
-        )
+        return restore_encoded(target, data, how, convert=convert, in_words=False)
     state = core.restore(data, how.copy, how.threads)
     state = cast_floats(state, how.dtype, how.threads, lambda _: None)
     return assembled(state, convert=convert, unknown=how.unknown, static=how.static)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from treepack._src import paths as _paths
-from treepack._src.options import Strict, check_choice
+from treepack._src.options import Strict
 from treepack._src.printable import printable
 from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
@@ -62,7 +62,6 @@ class Restore:
         kinds: dict[str, str] | None = None,
         convert: Convert | None = None,
     ):
-        check_choice("strict", strict)
         self.strict = strict
         self.child = child
         self.cast = cast
@@ -158,7 +157,6 @@ class Restore:
         """
         outer = self.strict, self.sentence
         found = dict(self.mismatches)
-        check_choice("strict", strict)
         self.strict = strict
         try:
             yield

@@ -20,7 +20,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Buffer, Strict, check_choice
+from treepack._src.options import Buffer, Reading, Strict, check, restoring
 from treepack._src.printable import printable
 from treepack._src.pytree import handlers
 from treepack._src.pytree import prng as _prng
@@ -80,7 +80,8 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
     """
     restore = current()
     if restore is None:
-        return restore_tree(target, state, name, strict)
+        return restore_tree(target, state, name, restoring(strict))
+    check("strict", strict)
     if target is None:
         return state
     # A handler calls during a restore, and takes part in it.
@@ -97,34 +98,28 @@ def from_state_dict(target: Any, state: Any, name: str = ".", *, strict: Strict 
 def restore_encoded(
     target: Any,
     data: Buffer | core.Content,
-    strict: Strict,
+    how: Reading,
     *,
-    copy: bool | None,
-    threads: int | None,
-    cast: bool = False,
     convert: Convert | None = None,
     in_words: bool = True,
 ) -> Any:
-    """Restores encoded bytes as `restore_tree` does; `copy` and `threads` are for decoding."""
-    if target is not None and strict != "exact" and not handlers.overridden():
-        check_choice("strict", strict)
+    """Restores encoded bytes as `restore_tree` does."""
+    if target is not None and how.strict != "exact" and not handlers.overridden():
         # Most data match the target exactly.
         converts = convert is not None
-        restored = core.restore_like(data, target, strict, converts, copy, threads)
+        restored = core.restore_like(data, target, how.strict, converts, how.copy, how.threads)
         if restored is not None:
             return restored
         if converts:
-            selected = _restore_converted(
-                target, data, strict, copy=copy, threads=threads, cast=cast, convert=convert
-            )
+            selected = _restore_converted(target, data, how, convert)
             if selected is not None:
                 return selected[0]
-    state = core.restore(data, copy, threads)
-    return restore_tree(target, state, ".", strict, cast=cast, convert=convert, in_words=in_words)
+    state = core.restore(data, how.copy, how.threads)
+    return restore_tree(target, state, _paths.ROOT, how, convert=convert, in_words=in_words)
 
 
 def _restore_converted(
-    target: Any, data: Buffer | core.Content, strict: Strict, **options: Any
+    target: Any, data: Buffer | core.Content, how: Reading, convert: Convert | None
 ) -> tuple[Any] | None:
     """Restores all of encoded bytes as `restore_selected` does; `None` also if they are damaged."""
     content = data if isinstance(data, core.Content) else core.Content.lent(data)
@@ -132,21 +127,18 @@ def _restore_converted(
         catalog = core.Catalog.open(content, salvage=False)
     except TreepackError:  # raised again when all is read
         return None
-    return restore_selected(target, catalog, 0, strict, **options)
+    return restore_selected(target, catalog, 0, how, convert=convert)
 
 
 def restore_selected(
     target: Any,
     catalog: core.Catalog,
     value: int,
-    strict: Strict,
+    how: Reading,
     *,
     marks: core.Marks | None = None,
     selector: core.Selector | None = None,
     partial: Coverage | None = None,
-    copy: bool | None,
-    threads: int | None,
-    cast: bool,
     convert: Convert | None,
 ) -> tuple[Any] | None:
     """Returns a target with leaves of a file, in a tuple, if its containers plainly fit.
@@ -154,15 +146,14 @@ def restore_selected(
     Otherwise `restore_tree` does the same, and reports mismatches. See `_core.restore_selected`
     for `catalog`, `value`, `marks` and `selector`, and `restore_tree` for the others.
     """
-    check_choice("strict", strict)
-    if strict == "exact" or handlers.overridden() or core.RECORD_KEY in _keys(target):
+    if how.strict == "exact" or handlers.overridden() or core.RECORD_KEY in _keys(target):
         return None
     if catalog.record is not None and core.has_older_types(catalog.record):
         return None
 
     def settle(leaves: list[tuple[str, Any, Any]]) -> list[Any] | None:
         for _, expected, found in leaves:
-            if difference(expected, found, strict, cast=cast) is not None:
+            if difference(expected, found, how.strict, cast=how.cast) is not None:
                 return None
         if convert is None:
             return [found for _, _, found in leaves]
@@ -179,13 +170,13 @@ def restore_selected(
         settle,
         marks=marks,
         selector=selector,
-        strict=bool(strict),
+        strict=bool(how.strict),
         converts=convert is not None,
         keeps_missing=partial is not None and partial.keeps_missing,
         refuses_more=partial is not None and partial.refuses_more,
         note=partial is not None and partial.notes,
-        copy=copy,
-        threads=threads,
+        copy=how.copy,
+        threads=how.threads,
     )
     if restored is None:
         return None
@@ -202,9 +193,8 @@ def restore_tree(
     target: Any,
     state: Any,
     name: str,
-    strict: Strict,
+    how: Reading,
     *,
-    cast: bool = False,
     convert: Convert | None = None,
     in_words: bool = True,
     partial: Coverage | None = None,
@@ -216,8 +206,7 @@ def restore_tree(
       target: The template.
       state: Its state, perhaps with the record of its structure.
       name: The name of the whole.
-      strict: See `from_state_dict`.
-      cast: Whether floats may have another dtype than the template's.
+      how: `strict`, and whether to `cast`.
       convert: Takes all leaves in the places of the template's arrays, returns their
         replacements. It is called once everything fits.
       in_words: Whether an error begins with flax's message.
@@ -229,20 +218,19 @@ def restore_tree(
         state, found = split(state)
         record = (found, []) if type(found) is bytes else record
     if target is None:
-        check_choice("strict", strict)
         return state
     name = as_part(name)
     kinds = None
     if record is not None:
-        if strict == "exact":
+        if how.strict == "exact":
             kinds = core.other_kinds(target, state, record[0], at=record[1])
         state = mark_older(state, record)
     # The core compares no kinds of containers, and does not know the handlers of built-in types.
     in_python = kinds is not None or handlers.overridden()
     with Restore(
-        strict,
+        how.strict,
         restore_child if in_python else core.rebuild,
-        cast=cast,
+        cast=how.cast,
         in_words=in_words,
         partial=partial,
         kinds=kinds,

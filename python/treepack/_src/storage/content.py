@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.forks import Locked
-from treepack._src.options import Buffer, Progress, progress_bar
+from treepack._src.options import Buffer, Progress, check, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.place import local, url_of
@@ -62,6 +62,7 @@ def read_whole(
       DecodeError: If the file is empty, unless it may be.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
+    check("max_size", max_size)
     url = url_of(path)
     with progress_bar(progress, "load") as tell:
         if url is None:
@@ -109,6 +110,7 @@ def inflated(
     """Returns data, decompressed if they are gzip."""
     if isinstance(data, (str, os.PathLike)):
         raise TypeError(f"expected data, got the path {os.fspath(data)!r}: load reads files")
+    check("max_size", max_size)
     view = memoryview(data)
     if not view.contiguous or bytes(view.cast("B")[:2]) != b"\x1f\x8b":
         return data
@@ -159,8 +161,6 @@ def open_parts(
       TreepackError: If gzip contains more than `max_size` bytes.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
-    if max_size is not None and max_size < 0:
-        raise ValueError("max_size must not be negative")
     url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
     remote = None if url is None else _remote.remote(url)
     content = _raw(source, mmap, regular) if remote is None else remote.content
