@@ -25,7 +25,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, Tree, place_of
 from treepack._src.options import Progress, Writing
 from treepack._src.printable import printable
-from treepack._src.pytree.state_dict import map_leaves
+from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.saving.layout import file_layout
 from treepack._src.storage.deferred import Deferred, InContent, rows_cast
 from treepack._src.storage.write import replacing, save_layout
@@ -487,38 +487,29 @@ def _named(tree: Any, separator: str) -> Iterator[tuple[str, Any]]:
       TreepackError: If two have the same name, as without a separator between keys.
     """
     seen = set()
-    for name, array in _arrays(tree, separator):
+    for parts, leaf in leaves_of(tree, ()):
+        for count, key in enumerate(parts, 1):
+            if separator and separator in key:
+                raise TreepackError(
+                    f"{_at(_paths.text(parts[:count]))}: the key has {separator!r} in it, which "
+                    "separates keys; choose another one with --sep"
+                )
+        name = separator.join(parts)
+        if leaf is None:
+            continue
+        if isinstance(leaf, (bool, int, float, complex, np.generic)):
+            leaf = np.asarray(leaf)  # without dimensions
+        if not isinstance(leaf, (Deferred, np.ndarray)):
+            raise TreepackError(
+                f"{_at(_paths.text(parts))}: a {type(leaf).__name__} is no array; take the others "
+                "with `treepack get`"
+            )
         if name in seen:
             raise TreepackError(
                 f"{_at(name)}: two arrays would have this name; choose another --sep"
             )
         seen.add(name)
-        yield name, array
-
-
-def _arrays(tree: Any, separator: str, parts: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields the arrays of a state with their names; numbers become arrays without dimensions."""
-    if isinstance(tree, list):
-        tree = {str(index): child for index, child in enumerate(tree)}
-    if isinstance(tree, dict):
-        for key, child in tree.items():
-            if separator and separator in key:
-                raise TreepackError(
-                    f"{_at(_paths.text([*parts, key]))}: the key has {separator!r} in it, which "
-                    "separates keys; choose another one with --sep"
-                )
-            yield from _arrays(child, separator, (*parts, key))
-        return
-    name = separator.join(parts)
-    if isinstance(tree, (Deferred, np.ndarray)):
-        yield name, tree
-    elif isinstance(tree, (bool, int, float, complex, np.generic)):
-        yield name, np.asarray(tree)
-    elif tree is not None:
-        raise TreepackError(
-            f"{_at(_paths.text(parts))}: a {type(tree).__name__} is no array; take the others with "
-            "`treepack get`"
-        )
+        yield name, leaf
 
 
 _PART_BYTES = 8 << 20

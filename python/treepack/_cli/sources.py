@@ -25,7 +25,7 @@ from treepack._cli import output
 from treepack._cli.convert import State
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, open
-from treepack._src.checkpoint.select import Selector
+from treepack._src.checkpoint.select import Selector, chosen, ends_of
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import printable
 from treepack._src.storage.content import read_whole
@@ -129,50 +129,15 @@ def selected(state: State, select: list[str], skip: list[str]) -> State:
     """
     if not select and not skip:
         return state
-    chosen, skipped = Selector(select or None), Selector(skip or None)
-    for name, selector in (("--select", chosen), ("--skip", skipped)):
-        numbers = range(len(selector.patterns))
-        found = selector.unmatched(numbers, _paths_in(state.tree, ()))
+    wanted, skipped = Selector(select or None), Selector(skip or None)
+    ends = [_paths.text(parts) for parts, _ in ends_of(state.tree)]
+    for name, selector in (("--select", wanted), ("--skip", skipped)):
+        found = selector.unmatched(range(len(selector.patterns)), ends)
         if found:
             patterns = ", ".join(printable(selector.patterns[number]) for number in found)
             raise ValueError(f"{name} matches nothing in the file: {patterns}")
 
     def means(path: str) -> bool:
-        return chosen.means(path) and not (skip and skipped.means(path))
+        return wanted.means(path) and not (skip and skipped.means(path))
 
-    return state._replace(tree=_filtered(state.tree, (), means), record=None)
-
-
-def _children(tree: Any) -> list[tuple[str, Any]] | None:
-    if isinstance(tree, dict):
-        return [*tree.items()]
-    if isinstance(tree, list):
-        return [(str(index), child) for index, child in enumerate(tree)]
-    return None
-
-
-def _paths_in(tree: Any, parts: tuple[str, ...]) -> Iterator[str]:
-    children = _children(tree)
-    if not children:
-        yield _paths.text(parts)
-    for key, child in children or ():
-        yield from _paths_in(child, (*parts, key))
-
-
-_NOTHING = object()
-
-
-def _filtered(tree: Any, parts: tuple[str, ...], means: Any) -> Any:
-    """Returns the leaves that are meant; a list with fewer elements becomes a dict."""
-    children = _children(tree)
-    if not children:
-        return tree if means(_paths.text(parts)) else _NOTHING
-    found = {}  # no comprehension: this goes as deep as a tree
-    for key, child in children:
-        kept = _filtered(child, (*parts, key), means)
-        if kept is not _NOTHING:
-            found[key] = kept
-    if not found and parts:
-        return _NOTHING
-    is_whole_list = isinstance(tree, list) and len(found) == len(tree)
-    return [*found.values()] if is_whole_list else found
+    return state._replace(tree=chosen(state.tree, means), record=None)

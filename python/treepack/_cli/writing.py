@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,8 +12,8 @@ from treepack import serialization
 from treepack._cli import convert as _convert
 from treepack._cli import output, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
-from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import Tree, open, size_text
+from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.verify import verify
 from treepack._src.options import float_dtype
 from treepack._src.storage.content import size_of
@@ -88,7 +88,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
         raise NewerVersionError(found.newer)
     with open(source, salvage=True, max_size=max_size, unknown="dict") as file:
         state = _convert.state_of(file)
-        tree = _without(state.tree, corrupt, ())
+        tree = chosen(state.tree, lambda path: path not in corrupt)
         is_whole = not corrupt and found.damage is None
         record = state.record if is_whole else None
         _Target(target, sep=sep).write(state._replace(tree=tree, record=record))
@@ -98,16 +98,6 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
             output.line(f"damaged: {found.damage}", "yellow")
         output.line(f"saved {len(found.leaves) - len(corrupt)} leaves", "green")
     raise typer.Exit(int(not is_whole))
-
-
-def _without(tree: Any, paths: set[str], parts: tuple[str, ...]) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    return {
-        key: _without(child, paths, (*parts, key))
-        for key, child in tree.items()
-        if _paths.text([*parts, key]) not in paths
-    }
 
 
 @dataclasses.dataclass(frozen=True)

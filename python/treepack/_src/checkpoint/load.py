@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import treepack._core as core
@@ -14,7 +13,7 @@ from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import Renaming, Selector, meant_of
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
-from treepack._src.pytree.state_dict import leaf_paths, leaves_of
+from treepack._src.pytree.state_dict import leaf_paths, leaves_of, map_leaves, state_leaves
 from treepack._src.restore.record import assembled
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
@@ -175,10 +174,6 @@ def _on_devices(target: Any) -> OnDevices:
     return lambda parts: tuple(parts) in paths
 
 
-def _below(on_devices: OnDevices, start: list[str], parts: Sequence[str]) -> bool:
-    return on_devices([*start, *parts])
-
-
 def _corrupt(
     place: Place,
     marks: core.Marks | None,
@@ -235,7 +230,7 @@ def _assembled(
     catalog = place.catalog
     state = cast_floats(place.reader.read(place, how, marks), how.dtype, how.threads, note)
     if catalog.record is None:
-        found = without_absent(state)
+        found = map_leaves(lambda leaf: leaf, state, ABSENT)
     else:
         found = core.assemble(
             state,
@@ -250,18 +245,6 @@ def _assembled(
     return {} if found is ABSENT else found
 
 
-def without_absent(state: Any) -> Any:
-    """Returns a state without absent leaves; a container of nothing else is absent, too."""
-    if type(state) is not dict or not state:
-        return state
-    found = {}
-    for key, value in state.items():
-        child = without_absent(value)
-        if child is not ABSENT:
-            found[key] = child
-    return found or ABSENT
-
-
 def _renamed_state(
     place: Place,
     renamed: Mapping[str, str],
@@ -270,27 +253,26 @@ def _renamed_state(
     on_devices: OnDevices,
 ) -> Any:
     """Reads the state of a tree under new paths."""
-    catalog = place.catalog
+
+    def goes(parts: Sequence[str]) -> bool:
+        return on_devices(_paths.parts(renamed[_paths.text(parts)]))
+
     state: Any = {}
     root: list[Any] = []
-    for path, value in _units(catalog, place.value, ()):
-        text = _paths.text(path)
-        new = renamed.get(text)
+    found = place.reader.read(place, how, marks, goes)
+    for path, leaf in state_leaves(found, _paths.ROOT, ends=True):
+        new = renamed.get(path)
         if new is None:  # a list, which moves as a whole
-            new = _list_path(text, renamed)
-        parts = _paths.parts(new)
-        below = place.below(value, path)
-        goes = functools.partial(_below, on_devices, parts)
-        found = place.reader.read(below, how, marks, goes)
-        if not parts:
-            root.append(found)
+            new = _list_path(path, renamed)
+        if leaf is ABSENT:
             continue
-        _paths.put(state, parts, found)
-    if not root:
-        return without_absent(state) if state else {}
-    if state:
+        if new == _paths.ROOT:
+            root.append(leaf)
+        else:
+            _paths.put(state, _paths.parts(new), leaf)
+    if root and state:
         raise ValueError(f"rename puts a leaf at {_paths.ROOT}, where others are")
-    return root[0]
+    return root[0] if root else state
 
 
 def _list_path(path: str, renamed: Mapping[str, str]) -> str:
@@ -299,18 +281,6 @@ def _list_path(path: str, renamed: Mapping[str, str]) -> str:
         if old.startswith(f"{path}/") and new.endswith(old[len(path) :]):
             return new[: len(new) - len(old) + len(path)]
     raise ValueError(f"rename splits the list at {path}")
-
-
-def _units(
-    catalog: core.Catalog, value: int, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yields all leaves, lists and empty containers."""
-    children = catalog.children(value)
-    if not children or catalog.is_list(value):
-        yield path, value
-        return
-    for name, child in children:
-        yield from _units(catalog, child, (*path, name))
 
 
 def restore_described(data: Buffer | core.Content, target: Any, how: Reading) -> Any:

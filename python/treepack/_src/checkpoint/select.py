@@ -8,7 +8,7 @@ tuple is one path, in whose parts no character is a wildcard; a list or set has 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -178,8 +178,7 @@ def chosen(tree: Any, select: Any) -> Any:
     if select is None:
         return tree
     selector = Selector(select)
-    ends: dict[tuple[str, ...], bool] = {}
-    _note_ends(tree, (), ends)
+    ends = dict(ends_of(tree))
     paths = {parts: _paths.text(parts) for parts in ends}
     numbers = range(len(selector.patterns))
     selector.check(
@@ -206,14 +205,14 @@ def chosen(tree: Any, select: Any) -> Any:
     return below(tree, ()) if wanted else {}
 
 
-def _note_ends(node: Any, parts: tuple[str, ...], ends: dict[tuple[str, ...], bool]) -> None:
-    """Notes the leaves and empty containers of a tree, and which of them are leaves."""
+def ends_of(node: Any, parts: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Yields the paths of leaves and empty containers of a tree, and which of them are leaves."""
     children = _children(node)
     if not children:
         # Code has no form in files, where it is empty.
-        ends[parts] = kind_of(node) is None and not is_function(node)
+        yield parts, kind_of(node) is None and not is_function(node)
     for name, child in children.items():
-        _note_ends(child, (*parts, str(name)), ends)
+        yield from ends_of(child, (*parts, str(name)))
 
 
 def _children(node: Any) -> Mapping[str, Any]:

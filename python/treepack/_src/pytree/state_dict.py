@@ -79,19 +79,27 @@ def _checked(state: Any) -> Any:
     return state
 
 
-def map_leaves(f: Callable[[Any], Any], state: Any) -> Any:
-    """Returns a state with `f(leaf)` for each leaf, in dicts, lists and tuples of its own."""
+_NOTHING = object()
+
+
+def map_leaves(f: Callable[[Any], Any], state: Any, absent: Any = _NOTHING) -> Any:
+    """Returns a state with `f(leaf)` for each leaf, in dicts, lists and tuples of its own.
+
+    Children of dicts that are `absent` then are left out, and so are dicts of nothing else.
+    """
     ty = type(state)
     if ty is dict:
         found = {}  # no comprehension: this goes as deep as a tree
         for key, child in state.items():
-            found[key] = map_leaves(f, child)
-        return found
+            made = map_leaves(f, child, absent)
+            if made is not absent:
+                found[key] = made
+        return found if found or not state else absent
     if ty is list or ty is tuple:
-        made = []
+        children = []
         for child in state:
-            made.append(map_leaves(f, child))
-        return made if ty is list else tuple(made)
+            children.append(map_leaves(f, child, absent))
+        return children if ty is list else tuple(children)
     return f(state)
 
 
@@ -100,13 +108,13 @@ def leaf_paths(tree: Any, path: str) -> list[str]:
     return [_paths.text(leaf) for leaf, _ in leaves_of(tree, tuple(_paths.parts(path)))]
 
 
-def state_leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of a state at a path, with their paths."""
-    if not isinstance(state, Mapping):
+def state_leaves(state: Any, path: str, *, ends: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of a state at a path, with their paths; with `ends` empty dicts, too."""
+    if not isinstance(state, Mapping) or (ends and not state):
         yield path, state
         return
     for key, child in state.items():
-        yield from state_leaves(child, _paths.join(path, str(key)))
+        yield from state_leaves(child, _paths.join(path, str(key)), ends=ends)
 
 
 def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
