@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::array::resolve;
+use crate::array::{Bounds, Runs, resolve};
 use crate::catalog::{BLOCK_BYTES, Catalog, Status};
 use crate::dtype::Dtype;
 use crate::error::Path;
@@ -515,6 +515,43 @@ impl<'a> ArrayView<'a> {
             shape,
             ..*self
         })
+    }
+
+    /// Reads a box, a range of each dimension, in C order and little-endian; nothing else is read.
+    ///
+    /// ```
+    /// use treepack::{Dtype, File, Writer};
+    ///
+    /// let mut writer = Writer::new();
+    /// writer.array("table", Dtype::U8, &[2, 3], [1, 2, 3, 4, 5, 6])?;
+    /// let mut bytes = Vec::new();
+    /// writer.write_to(&mut bytes)?;
+    ///
+    /// let file = File::from_bytes(&bytes)?;
+    /// assert_eq!(file.get("table")?.read_box(&[0..2, 1..3])?, [2, 3, 5, 6]);
+    /// # Ok::<(), treepack::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Option`] if it has no such box.
+    pub fn read_box(&self, ranges: &[Range<usize>]) -> Result<Vec<u8>> {
+        let bounds = ranges.iter().map(|range| Bounds {
+            start: range.start,
+            count: range.len(),
+            step: 1,
+        });
+        let bounds = grow::collect(bounds)?;
+        match Runs::compact(&self.shape, self.dtype.itemsize(), &bounds) {
+            Some(runs) if ranges.iter().all(|range| range.start <= range.end) => {
+                runs.gather(self.source, &self.parts)
+            }
+            _ => {
+                let shape = self.shape();
+                Err(Error::Option(format!(
+                    "the box {ranges:?} of an array of shape {shape:?}"
+                )))
+            }
+        }
     }
 
     /// Fills `target` with all bytes, in parallel.

@@ -68,8 +68,8 @@ mod stream;
 #[doc(hidden)]
 pub mod layout;
 
-#[doc(hidden)]
-pub mod window;
+#[cfg(any(test, feature = "python"))]
+mod window;
 
 #[doc(hidden)]
 pub mod array;
@@ -80,8 +80,7 @@ pub mod encoder;
 #[doc(hidden)]
 pub mod events;
 
-#[doc(hidden)]
-pub mod select;
+mod select;
 
 #[doc(hidden)]
 pub mod catalog;

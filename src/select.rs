@@ -309,6 +309,7 @@ impl Selector {
 ///
 /// # Errors
 /// If there is not enough memory for a bit for each character of both.
+#[cfg(any(test, feature = "python"))]
 pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>, &'p str)>> {
     let tokens: Vec<_> = tokens(pattern).collect();
     let chars: Vec<_> = path.char_indices().collect();

@@ -197,6 +197,45 @@ fn arrays_of_other_files_are_read_when_they_are_written() {
 }
 
 #[test]
+fn boxes_are_those_of_the_array() {
+    for name in FILES {
+        let file = File::open(golden(name)).unwrap();
+        let large = file.get("params/large").unwrap();
+        for start in 0..4_u8 {
+            for end in start..=4 {
+                for (left, right) in [(0, 10), (3, 7), (9, 10), (5, 5_u8)] {
+                    let row = |row| (row * 10 + left..row * 10 + right).map(i64::from);
+                    let expected = bytes((start..end).flat_map(row), i64::to_le_bytes);
+                    let [rows, columns] = [start..end, left..right]
+                        .map(|range| usize::from(range.start)..usize::from(range.end));
+                    assert_eq!(
+                        large.read_box(&[rows, columns]).unwrap(),
+                        expected,
+                        "{name}"
+                    );
+                }
+            }
+        }
+        assert_eq!(
+            file.get("step").unwrap().read_box(&[]).unwrap(),
+            [7, 0, 0, 0]
+        );
+        #[allow(clippy::reversed_empty_ranges, clippy::single_range_in_vec_init)]
+        for wrong in [
+            &[0..4][..],
+            &[0..5, 0..1],
+            &[2..1, 0..1],
+            &[0..1, 0..1, 0..1],
+        ] {
+            assert!(
+                matches!(large.read_box(wrong), Err(Error::Option(_))),
+                "{wrong:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn rows_are_those_of_the_array() {
     let expected = &arrays()[3].3;
     for name in FILES {
@@ -212,7 +251,8 @@ fn rows_are_those_of_the_array() {
         let one = large.rows(1..4).unwrap().rows(1..2).unwrap();
         assert_eq!(one.bytes().unwrap(), &expected[160..240]);
         assert!(large.rows(3..5).is_err());
-        #[allow(clippy::reversed_empty_ranges)] // which is what is wrong
+        #[allow(clippy::reversed_empty_ranges, clippy::single_range_in_vec_init)]
+        // which is what is wrong
         let reversed = large.rows(3..2);
         assert!(reversed.is_err());
         assert!(file.get("step").unwrap().rows(0..0).is_err());

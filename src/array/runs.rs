@@ -7,7 +7,7 @@ use std::num::NonZero;
 use std::ops::Range;
 
 use crate::raw::RawBytes;
-use crate::source::{Source, read_to};
+use crate::source::{Pieces, Source, read_to};
 use crate::{Result, grow, parallel};
 
 /// So much is read at a time where runs are picked out of it.
@@ -221,6 +221,18 @@ impl Runs {
         let threads = parallel::worth(threads, nbytes, parallel::MIN_COPY_BYTES);
         let read = |block: Block<'_>| block.read(nest, array);
         parallel::for_each(blocks, threads, read, check)
+    }
+
+    /// The runs of an array that lies in these parts of a source, one after the other.
+    pub fn gather(&self, source: &dyn Source, parts: &Pieces) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(self.nbytes())?;
+        for range in self.ranges(0)? {
+            for part in parts.of(range) {
+                read_to(source, part, &mut bytes)?;
+            }
+        }
+        Ok(bytes)
     }
 
     /// The work in parts, each with the memory that it is for.

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::Catalog;
 use crate::array::{Bounds, Runs, resolve};
 use crate::events::{ArrayEvent, Event};
-use crate::source::{Parts, Pieces, Source, read_to};
+use crate::source::{Parts, Pieces, Source};
 use crate::structure::LeafKind;
 use crate::{Error, Result, grow};
 
@@ -95,17 +95,9 @@ impl ArrayPlace {
     /// Reads a box of it, in C order and little-endian, each of its runs by itself. `None` if the
     /// array has no such box.
     pub fn read_box(&self, source: &dyn Source, bounds: &[Bounds]) -> Result<Option<Vec<u8>>> {
-        let Some(runs) = self.runs(bounds, None) else {
-            return Ok(None);
-        };
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(runs.nbytes())?;
-        for range in runs.ranges(0)? {
-            for part in self.parts.of(range) {
-                read_to(source, part, &mut bytes)?;
-            }
-        }
-        Ok(Some(bytes))
+        let runs = self.runs(bounds, None);
+        runs.map(|runs| runs.gather(source, &self.parts))
+            .transpose()
     }
 }
 
