@@ -226,6 +226,13 @@ class Content:
           TreepackError: If it has more than `max_size` bytes.
         """
 
+    def salvage(self, *, max_size: int | None) -> tuple[Content, str | None]:
+        """Returns the content, decompressed up to its first damage, and that in words.
+
+        Raises:
+          TreepackError: If it has more than `max_size` bytes.
+        """
+
 @final
 class Manifest:
     """The list of the files and arrays of a sharded checkpoint; see `src/manifest.rs`."""

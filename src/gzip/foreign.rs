@@ -80,9 +80,33 @@ pub fn inflate_in_steps(
     max_size: Option<usize>,
     watch: &dyn Watch,
 ) -> Result<Pages> {
+    let mut out = Pages::with_room(expected.min(max_size.unwrap_or(usize::MAX)))?;
+    inflate_to(&mut out, stream, max_size, watch)?;
+    Ok(out)
+}
+
+/// The same up to the first damage, and what is damaged there.
+pub fn salvage(
+    stream: &dyn Source,
+    max_size: Option<usize>,
+    watch: &dyn Watch,
+) -> Result<(Pages, Option<Error>)> {
+    let mut out = Pages::with_room(0)?;
+    match inflate_to(&mut out, stream, max_size, watch) {
+        Ok(()) => Ok((out, None)),
+        Err(damage @ (Error::Gzip(_) | Error::GzipTruncated)) => Ok((out, Some(damage))),
+        Err(error) => Err(error),
+    }
+}
+
+fn inflate_to(
+    out: &mut Pages,
+    stream: &dyn Source,
+    max_size: Option<usize>,
+    watch: &dyn Watch,
+) -> Result<()> {
     /// The least that is asked for at a time.
     const STEP_BYTES: usize = 1 << 20;
-    let mut out = Pages::with_room(expected.min(max_size.unwrap_or(usize::MAX)))?;
     let mut input = Input::new(stream);
     while !input.fill()?.is_empty() {
         skip_header(&mut input)?;
@@ -101,7 +125,12 @@ pub fn inflate_in_steps(
             let made = match member.read(&mut room[..room_bytes]) {
                 Ok(0) => break,
                 Ok(made) => made,
-                Err(error) => return Err(explain(error)),
+                Err(error) => {
+                    // What came out before the damage.
+                    let made = usize::try_from(member.total_out()).unwrap_or(usize::MAX);
+                    out.add(made.saturating_sub(out.len() - begin).min(room_bytes));
+                    return Err(explain(error));
+                }
             };
             out.add(made);
             checksum.update(&out.as_slice()[out.len() - made..]);
@@ -123,8 +152,7 @@ pub fn inflate_in_steps(
             input.consume(1);
         }
     }
-    watch.done(stream.len())?;
-    Ok(out)
+    watch.done(stream.len())
 }
 
 /// Goes past the header of a member. Like Python, it does not look at the checksum of the header.
@@ -330,6 +358,43 @@ mod tests {
             let error = in_steps(&stream[..end], None).unwrap_err();
             assert!(matches!(error, Error::GzipTruncated), "{end}: {error:?}");
         }
+    }
+
+    #[test]
+    fn all_bytes_before_the_damage_are_salvaged() {
+        let data: Vec<u8> = (0..40_000_u32)
+            .flat_map(|it| (it * it).to_le_bytes())
+            .collect();
+        let stream = [gzip(b"one"), gzip(&data)].concat();
+        let whole = [b"one", &data[..]].concat();
+        let salvaged = |stream: &[u8], max_size| salvage(&stream.to_vec(), max_size, &());
+        let (found, damage) = salvaged(&stream, None).unwrap();
+        assert!(found.as_slice() == whole && damage.is_none());
+        let mut longest = 0;
+        for end in (0..stream.len()).step_by(997) {
+            let (found, damage) = salvaged(&stream[..end], None).unwrap();
+            assert!(end == 0 || matches!(damage, Some(Error::GzipTruncated)));
+            assert!(whole.starts_with(found.as_slice()) && found.len() >= longest);
+            longest = found.len();
+        }
+        assert!(longest > data.len() * 9 / 10, "{longest}");
+        let mut is_found = false;
+        for at in (stream.len() / 2..stream.len()).step_by(997) {
+            let mut damaged = stream.clone();
+            damaged[at] ^= 0x55;
+            let (found, damage) = salvaged(&damaged, None).unwrap();
+            is_found |= matches!(damage, Some(Error::Gzip(_)));
+            // All but the match that the damage may be in.
+            let (sound, _) = salvaged(&stream[..at], None).unwrap();
+            let sound = &sound.as_slice()[..sound.len() - 300];
+            assert!(
+                damage.is_some() && found.as_slice().starts_with(sound),
+                "{at}"
+            );
+        }
+        assert!(is_found);
+        let refused = salvaged(&stream, Some(whole.len() - 1));
+        assert!(matches!(refused, Err(Error::OutputLimit { .. })));
     }
 
     #[test]

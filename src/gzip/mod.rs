@@ -25,7 +25,7 @@ mod runs;
 
 pub use block::Method;
 pub use compress::{Append, bound, compress, method};
-pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps};
+pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps, salvage};
 pub use index::has_traces;
 pub use indexed::Indexed;
 

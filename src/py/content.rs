@@ -283,6 +283,21 @@ impl Content {
         let pages = gzip::inflate_to_pages(py, self.source(), max_size, threads, progress)?;
         Ok(Self(Storage::Inflated(Arc::new(pages))))
     }
+
+    /// The same up to the first damage, and what is damaged there.
+    #[pyo3(signature = (*, max_size))]
+    fn salvage(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
+    ) -> PyResult<(Self, Option<String>)> {
+        let (pages, damage) = gzip::salvage(py, self.source(), max_size)?;
+        let pages = Arc::new(pages);
+        Ok(match damage {
+            None => (Self(Storage::Inflated(pages)), None),
+            Some(damage) => (Self(Storage::Read(pages)), Some(damage.to_string())),
+        })
+    }
 }
 
 impl Content {

@@ -225,6 +225,17 @@ pub fn inflate_to_pages(
     inflated.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
+/// What a stream contains up to its first damage, and what is damaged there.
+pub fn salvage(
+    py: Python<'_>,
+    source: &dyn Source,
+    max_size: Option<i64>,
+) -> PyResult<(Pages, Option<Error>)> {
+    let watcher = Watcher::signals();
+    let salvaged = py.detach(|| gzip::salvage(source, limit(max_size), &watcher));
+    salvaged.map_err(|error| watcher.explain(error, PyErr::from))
+}
+
 /// What a stream of one member of so many bytes contains, or `None` if it is anything else, or
 /// if there is not enough memory.
 fn pages_at_once(source: &dyn Source, size: usize, watch: &dyn Watch) -> Result<Option<Pages>> {

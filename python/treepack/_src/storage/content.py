@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gzip
 import io
@@ -23,14 +22,9 @@ from treepack._src.storage.place import local, url_of
 from treepack.errors import (
     DecodeError,
     GzipCorruptionError,
-    GzipError,
     GzipTruncatedError,
     NoIndexError,
-    TreepackError,
 )
-
-# A damaged stream is inflated in steps of so many bytes, to get all data before the damage.
-_SALVAGE_BYTES = 4 << 10
 
 # Gzip of at most so many bytes is inflated as a whole rather than refused.
 _SMALL_BYTES = 1 << 20
@@ -173,7 +167,8 @@ def open_parts(
         return Opened(found, None, found.nbytes, remote, content.nbytes)
     damage = _DAMAGED_INDEX if content.has_traces_of_index() else None
     if salvage:
-        return _salvaged(content, damage, max_size)
+        found, cut = content.salvage(max_size=max_size)
+        return Opened(found, cut or damage, found.nbytes, nbytes=content.nbytes)
     if content.nbytes > _SMALL_BYTES:
         if damage is not None:
             raise GzipCorruptionError(
@@ -186,7 +181,7 @@ def open_parts(
             "convert it with `treepack convert` or gunzip"
         )
     found = content.inflate(max_size=max_size, threads=None, progress=None)
-    return Opened(found, damage, found.nbytes, remote, content.nbytes)
+    return Opened(found, damage, found.nbytes, nbytes=content.nbytes)
 
 
 def _raw(source: Openable, mmap: bool = True, regular: bool = False) -> core.Content:
@@ -243,30 +238,6 @@ def _check_whole(content: core.Content) -> None:
 
 
 _DAMAGED_INDEX = "the index of the gzip blocks is damaged"
-
-
-def _salvaged(content: core.Content, damage: str | None, max_size: int | None) -> Opened:
-    """Inflates a gzip stream up to its first damage."""
-    try:
-        # With `progress` it goes in steps, by zlib, so that it accepts what other readers accept.
-        found = content.inflate(max_size=max_size, threads=None, progress=lambda *_: None)
-        return Opened(found, damage, found.nbytes, nbytes=content.nbytes)
-    except (GzipError, GzipTruncatedError) as error:
-        damage = str(error)
-    parts: list[bytes] = []
-    left = max_size
-    inflating = zlib.decompressobj(wbits=31)
-    with contextlib.suppress(zlib.error):
-        for start in range(0, content.nbytes, _SALVAGE_BYTES):
-            part = content.read_range(start, min(content.nbytes, start + _SALVAGE_BYTES))
-            # One byte more than there may be, to notice it; 0 would be without bound.
-            parts.append(inflating.decompress(part, 0 if left is None else left + 1))
-            if left is not None:
-                left -= len(parts[-1])
-                if left < 0:
-                    raise TreepackError(f"the decompressed data exceeds max_size={max_size} bytes")
-    data = b"".join(parts)
-    return Opened(core.Content.lent(data), damage, len(data), nbytes=content.nbytes)
 
 
 def _is_file_object(source: Any) -> bool:
