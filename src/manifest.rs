@@ -1,7 +1,7 @@
 //! What holds the files of a sharded checkpoint together.
 //!
 //! Each process writes a file of the shards that it has. A manifest, written last, has all else: the
-//! encoding of the whole tree as one file would have it, but with *holes* in the place of the arrays,
+//! encoding of the whole tree as one file would have it, but with *gaps* in the place of the arrays,
 //! and for each array how it is split into shards and which file has them.
 //!
 //! ```text
@@ -56,8 +56,8 @@ pub struct Grid {
 
 /// Bytes that are not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hole {
-    /// How many bytes are there between the hole before and this one.
+pub struct Gap {
+    /// How many bytes are there between the gap before and this one.
     pub before: u64,
     /// How many bytes it has.
     pub nbytes: u64,
@@ -80,10 +80,10 @@ pub struct Manifest {
     /// How each array is split.
     #[serde(deserialize_with = "decode::list")]
     pub arrays: Vec<Grid>,
-    /// The holes in the encoding, in order.
-    #[serde(deserialize_with = "decode::list")]
-    pub holes: Vec<Hole>,
-    /// The encoding without the bytes of holes, compressed (zlib, RFC 1950).
+    /// The gaps in the encoding, in order; in files the key is `holes`.
+    #[serde(rename = "holes", deserialize_with = "decode::list")]
+    pub gaps: Vec<Gap>,
+    /// The encoding without the bytes of gaps, compressed (zlib, RFC 1950).
     #[serde(deserialize_with = "decode::bytes")]
     pub skeleton: ByteBuf,
 }
@@ -107,29 +107,29 @@ struct Version {
 }
 
 impl Manifest {
-    /// A manifest of a layout of which some payloads are not there: `hole` tells of which array
+    /// A manifest of a layout of which some payloads are not there: `gap` tells of which array
     /// they are.
     pub fn new<P: Payload>(
         layout: &Layout<P>,
-        hole: impl Fn(&P) -> Option<usize>,
+        gap: impl Fn(&P) -> Option<usize>,
         files: Vec<ShardFile>,
         arrays: Vec<Grid>,
     ) -> Result<Self> {
         let encoder = || ZlibEncoder::new(Growing::default(), Compression::default());
         let mut encoder = zlib::state(encoder)?;
-        let mut holes = Vec::new();
+        let mut gaps = Vec::new();
         let mut before = 0;
         let mut bytes = Vec::new();
         for slice in layout.slices(0..layout.len()) {
             if let Slice::Payload(payload, ..) = &slice
-                && let Some(array) = hole(payload)
+                && let Some(array) = gap(payload)
             {
-                let hole = Hole {
+                let gap = Gap {
                     before: std::mem::take(&mut before),
                     nbytes: slice.len() as u64,
                     array: u32::try_from(array).map_err(|_| Error::OutOfMemory)?,
                 };
-                grow::push(&mut holes, hole)?;
+                grow::push(&mut gaps, gap)?;
                 continue;
             }
             bytes.clear();
@@ -142,7 +142,7 @@ impl Manifest {
             writer: String::new(),
             files,
             arrays,
-            holes,
+            gaps,
             skeleton: encoder.finish()?.into_bytes().into(),
         })
     }
@@ -174,7 +174,7 @@ impl Manifest {
             writer: grow::to_string(&self.writer)?,
             files: grow::try_collect(self.files.iter().map(file))?,
             arrays: grow::try_collect(self.arrays.iter().map(grid))?,
-            holes: grow::to_vec(&self.holes)?,
+            gaps: grow::to_vec(&self.gaps)?,
             skeleton: grow::to_vec(&self.skeleton)?.into(),
         })
     }
@@ -218,37 +218,37 @@ impl Manifest {
         if !manifest.arrays.iter().all(is_split) {
             return damaged("an array has another number of shards, or one is in no file");
         }
-        let has_array = |hole: &Hole| (hole.array as usize) < manifest.arrays.len();
-        if !manifest.holes.iter().all(has_array) {
-            return damaged("a hole is of no array");
+        let has_array = |gap: &Gap| (gap.array as usize) < manifest.arrays.len();
+        if !manifest.gaps.iter().all(has_array) {
+            return damaged("a gap is of no array");
         }
         Ok(manifest)
     }
 
-    /// The encoding, of which the bytes in holes are not there.
+    /// The encoding, of which the bytes in gaps are not there.
     ///
     /// What is compressed of it has at most `max_size` bytes.
     pub fn encoding(&self, max_size: Option<usize>) -> Result<Sparse> {
         let bytes = self.inflated(max_size)?;
         let (mut len, mut there) = (0_usize, 0_usize);
-        let mut holes = Vec::new();
-        holes.try_reserve_exact(self.holes.len())?;
-        for hole in &self.holes {
-            let sizes = usize::try_from(hole.before)
-                .and_then(|before| Ok((before, usize::try_from(hole.nbytes)?)));
+        let mut gaps = Vec::new();
+        gaps.try_reserve_exact(self.gaps.len())?;
+        for gap in &self.gaps {
+            let sizes = usize::try_from(gap.before)
+                .and_then(|before| Ok((before, usize::try_from(gap.nbytes)?)));
             let Ok((before, nbytes)) = sizes else {
-                return damaged("a hole is too large");
+                return damaged("a gap is too large");
             };
             there = there.saturating_add(before);
             let start = len.checked_add(before);
             let end = start.and_then(|start| start.checked_add(nbytes));
             let (Some(start), Some(end), true) = (start, end, there <= bytes.len()) else {
-                return damaged("a hole is not in the encoding");
+                return damaged("a gap is not in the encoding");
             };
             if nbytes > 0 {
-                holes.push(PlacedHole {
+                gaps.push(PlacedGap {
                     place: start..end,
-                    array: hole.array as usize,
+                    array: gap.array as usize,
                     before: there,
                 });
             }
@@ -257,8 +257,8 @@ impl Manifest {
         // Offsets may be added up, as those of what lies in memory may be.
         let is_length = |len: &usize| isize::try_from(*len).is_ok();
         match len.checked_add(bytes.len() - there).filter(is_length) {
-            Some(len) => Ok(Sparse { bytes, holes, len }),
-            None => damaged("a hole is too large"),
+            Some(len) => Ok(Sparse { bytes, gaps, len }),
+            None => damaged("a gap is too large"),
         }
     }
 
@@ -291,12 +291,12 @@ fn damaged<T>(what: &str) -> Result<T> {
 #[derive(Debug)]
 pub struct Sparse {
     bytes: Vec<u8>,
-    holes: Vec<PlacedHole>,
+    gaps: Vec<PlacedGap>,
     len: usize,
 }
 
 #[derive(Debug)]
-struct PlacedHole {
+struct PlacedGap {
     place: Range<usize>,
     array: usize,
     /// How many bytes are there before it.
@@ -311,31 +311,31 @@ impl Sparse {
     }
 
     /// The number of the array of which parts of the encoding are the bytes; nothing if they are not
-    /// holes, or of several arrays.
+    /// gaps, or of several arrays.
     #[must_use]
     pub fn array_of(&self, parts: impl IntoIterator<Item = Range<usize>>) -> Option<usize> {
         let mut found = None;
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
-            let hole = self.holes.get(self.holes_before(part.start))?;
-            let is_other = found.is_some_and(|array| array != hole.array);
-            if hole.place != part || is_other {
+            let gap = self.gaps.get(self.gaps_before(part.start))?;
+            let is_other = found.is_some_and(|array| array != gap.array);
+            if gap.place != part || is_other {
                 return None;
             }
-            found = Some(hole.array);
+            found = Some(gap.array);
         }
         found
     }
 
-    /// How many holes end at an offset or before.
-    fn holes_before(&self, offset: usize) -> usize {
-        self.holes.partition_point(|hole| hole.place.end <= offset)
+    /// How many gaps end at an offset or before.
+    fn gaps_before(&self, offset: usize) -> usize {
+        self.gaps.partition_point(|gap| gap.place.end <= offset)
     }
 
     /// How many bytes before an offset are there.
     fn present_before(&self, offset: usize) -> usize {
-        match self.holes.get(self.holes_before(offset)) {
-            // Between the hole before and this one, or in this one.
-            Some(hole) => hole.before - hole.place.start.saturating_sub(offset),
+        match self.gaps.get(self.gaps_before(offset)) {
+            // Between the gap before and this one, or in this one.
+            Some(gap) => gap.before - gap.place.start.saturating_sub(offset),
             None => self.bytes.len() - (self.len - offset),
         }
     }
@@ -360,8 +360,8 @@ impl Source for Sparse {
     }
 
     fn run(&self, offset: usize) -> usize {
-        let hole = self.holes.get(self.holes_before(offset));
-        let end = hole.map_or(self.len, |hole| hole.place.start);
+        let gap = self.gaps.get(self.gaps_before(offset));
+        let end = gap.map_or(self.len, |gap| gap.place.start);
         end.saturating_sub(offset)
     }
 
@@ -384,14 +384,14 @@ mod tests {
     #[derive(Debug)]
     enum TestPayload {
         There(Vec<u8>),
-        Hole(usize),
+        Gap(usize),
     }
 
     impl Payload for TestPayload {
         fn len(&self) -> usize {
             match self {
                 Self::There(bytes) => bytes.len(),
-                Self::Hole(len) => *len,
+                Self::Gap(len) => *len,
             }
         }
 
@@ -402,7 +402,7 @@ mod tests {
         ) -> Result<&'t mut [u8]> {
             match self {
                 Self::There(bytes) => bytes.copy_to(start, target),
-                Self::Hole(_) => panic!("nobody asks for what is not there"),
+                Self::Gap(_) => panic!("nobody asks for what is not there"),
             }
         }
     }
@@ -411,21 +411,21 @@ mod tests {
     type Part = (Vec<u8>, Option<Vec<u8>>, usize);
 
     /// What stands for a byte that is not there, and is no other one.
-    const HOLE: u8 = 0xc1;
+    const GAP: u8 = 0xc1;
 
     fn manifest(parts: &[Part]) -> (Manifest, Vec<u8>) {
         let mut builder = LayoutBuilder::default();
         let mut whole = Vec::new();
         let mut arrays = Vec::new();
-        for (header, payload, hole) in parts {
+        for (header, payload, gap) in parts {
             builder.extend(header).unwrap();
             whole.extend_from_slice(header);
             if let Some(payload) = payload {
                 builder.push(TestPayload::There(payload.clone())).unwrap();
                 whole.extend_from_slice(payload);
             } else {
-                builder.push(TestPayload::Hole(*hole)).unwrap();
-                whole.resize(whole.len() + hole, HOLE);
+                builder.push(TestPayload::Gap(*gap)).unwrap();
+                whole.resize(whole.len() + gap, GAP);
                 arrays.push(Grid {
                     counts: vec![],
                     files: vec![0],
@@ -434,16 +434,16 @@ mod tests {
             }
         }
         let number = std::cell::Cell::new(0);
-        let hole = |leaf: &TestPayload| match leaf {
+        let gap = |leaf: &TestPayload| match leaf {
             TestPayload::There(_) => None,
-            TestPayload::Hole(_) => Some(number.replace(number.get() + 1)),
+            TestPayload::Gap(_) => Some(number.replace(number.get() + 1)),
         };
         let file = ShardFile {
             name: "0".into(),
             nbytes: 5,
             record: 7,
         };
-        let made = Manifest::new(&builder.finish(), hole, vec![file], arrays).unwrap();
+        let made = Manifest::new(&builder.finish(), gap, vec![file], arrays).unwrap();
         (made, whole)
     }
 
@@ -465,9 +465,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_encoding_is_read_but_for_its_holes(
+        fn the_encoding_is_read_but_for_its_gaps(
             parts in prop::collection::vec(
-                (prop::collection::vec(..HOLE, 0..4), prop::option::of(prop::collection::vec(..HOLE, 1..4)), 1usize..5),
+                (prop::collection::vec(..GAP, 0..4), prop::option::of(prop::collection::vec(..GAP, 1..4)), 1usize..5),
                 0..6,
             ),
         ) {
@@ -477,11 +477,11 @@ mod tests {
             let encoding = read.encoding(None).unwrap();
             prop_assert_eq!(encoding.len(), whole.len());
             for start in 0..=whole.len() {
-                let run = whole[start..].iter().take_while(|byte| **byte != HOLE).count();
+                let run = whole[start..].iter().take_while(|byte| **byte != GAP).count();
                 prop_assert_eq!(encoding.run(start), run);
                 for end in start..=whole.len() {
                     let expected = &whole[start..end];
-                    let present = expected.iter().filter(|byte| **byte != HOLE).count();
+                    let present = expected.iter().filter(|byte| **byte != GAP).count();
                     prop_assert_eq!(encoding.present(start..end), present);
                     prop_assert_eq!(encoding.is_whole(start..end), present == end - start);
                     let mut found = Vec::new();
@@ -500,13 +500,13 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_found_by_where_they_are() {
+    fn gaps_are_found_by_where_they_are() {
         let there = |byte| (vec![byte], None, 10);
         let (made, _) = manifest(&[there(1), there(2)]);
         let encoding = made.encoding(None).unwrap();
         assert_eq!(encoding.array_of(once(1..11)), Some(0));
         assert_eq!(encoding.array_of([5..5, 12..22]), Some(1));
-        for no_hole in [
+        for no_gap in [
             0..1,
             0..11,
             1..10,
@@ -517,30 +517,30 @@ mod tests {
             11..22,
             5..5,
         ] {
-            assert_eq!(encoding.array_of(once(no_hole)), None);
+            assert_eq!(encoding.array_of(once(no_gap)), None);
         }
         assert_eq!(encoding.array_of([1..11, 12..22]), None);
         let mut same = made.clone();
-        same.holes[1].array = 0;
+        same.gaps[1].array = 0;
         let encoding = same.encoding(None).unwrap();
         assert_eq!(encoding.array_of([1..11, 12..22]), Some(0));
     }
 
-    /// What is encoded after a list of two is begun, and then a hole.
-    fn read_before_a_hole(header: &[u8], hole: usize) -> Result<Events> {
+    /// What is encoded after a list of two is begun, and then a gap.
+    fn read_before_a_gap(header: &[u8], gap: usize) -> Result<Events> {
         let header = [&[0x92], header].concat();
         let (mut made, _) = manifest(&[(header, None, 1), (vec![0x01], Some(vec![]), 0)]);
-        made.holes[0].nbytes = hole as u64;
+        made.gaps[0].nbytes = gap as u64;
         let encoding = made.encoding(None).unwrap();
         Events::read(&encoding, || Ok(()))
     }
 
     #[test]
-    fn only_bodies_of_values_lie_in_holes() {
-        assert!(read_before_a_hole(&[0xc4, 10], 10).is_ok());
+    fn only_bodies_of_values_lie_in_gaps() {
+        assert!(read_before_a_gap(&[0xc4, 10], 10).is_ok());
         let huge = usize::MAX / 4;
         let refused: [&[u8]; 9] = [
-            &[],                             // integers, if holes were zeros
+            &[],                             // integers, if gaps were zeros
             &[0xc4],                         // a length
             &[0xcf, 0, 0, 0],                // an integer
             &[0xcb, 0x40],                   // a float
@@ -551,11 +551,8 @@ mod tests {
             &[0xc7, 10, 1],                  // the header of an array
         ];
         for header in refused {
-            for hole in [1, 10, huge] {
-                assert!(
-                    read_before_a_hole(header, hole).is_err(),
-                    "{header:x?} {hole}"
-                );
+            for gap in [1, 10, huge] {
+                assert!(read_before_a_gap(header, gap).is_err(), "{header:x?} {gap}");
             }
         }
     }
@@ -590,9 +587,9 @@ mod tests {
             |it| it.files.clear(),
             |it| it.arrays.clear(),
             |it| it.arrays[0].counts = vec![u32::MAX; 4],
-            |it| it.holes[0].before = 1000,
-            |it| it.holes[0].nbytes = u64::MAX,
-            |it| it.holes[0].nbytes = u64::MAX / 2,
+            |it| it.gaps[0].before = 1000,
+            |it| it.gaps[0].nbytes = u64::MAX,
+            |it| it.gaps[0].nbytes = u64::MAX / 2,
             |it| (it.arrays[0].counts, it.arrays[0].files) = (vec![0], vec![]),
             |it| {
                 it.arrays[0] = Grid {

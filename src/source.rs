@@ -262,7 +262,7 @@ impl Source for Parts<'_> {
     }
 }
 
-/// What is wrong where something else than the bytes of an array would lie in a hole.
+/// What is wrong where something else than the bytes of an array would lie in a gap.
 #[must_use]
 pub fn missing(offset: usize) -> Error {
     Error::malformed(

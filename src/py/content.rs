@@ -358,8 +358,8 @@ impl Content {
         }
     }
 
-    /// The encoding of a manifest, if it is one.
-    pub fn holes(&self) -> Option<&Sparse> {
+    /// The encoding of a manifest, which has gaps, if it is one.
+    pub fn with_gaps(&self) -> Option<&Sparse> {
         match &self.0 {
             Storage::Sparse(sparse) => Some(sparse),
             _ => None,

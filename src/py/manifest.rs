@@ -30,7 +30,7 @@ type Split = (Vec<u32>, Vec<u32>, bool);
 
 #[pymethods]
 impl Manifest {
-    /// The manifest of a layout with holes, as bytes.
+    /// The manifest of a layout with gaps, as bytes.
     #[staticmethod]
     fn encode<'py>(
         layout: &Bound<'py, Layout>,

@@ -286,11 +286,11 @@ impl Layout {
         files: Vec<ShardFile>,
         arrays: Vec<Grid>,
     ) -> Result<Manifest> {
-        let hole = |leaf: &LeafPayload| match leaf {
-            LeafPayload::Hole { number, .. } => Some(*number),
+        let gap = |leaf: &LeafPayload| match leaf {
+            LeafPayload::Gap { number, .. } => Some(*number),
             _ => None,
         };
-        py.detach(|| Manifest::new(&self.output, hole, files, arrays))
+        py.detach(|| Manifest::new(&self.output, gap, files, arrays))
     }
 
     fn threads(&self, requested: Option<i64>) -> Result<NonZero<usize>> {

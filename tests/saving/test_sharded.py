@@ -494,7 +494,7 @@ for use in (
 @pytest.mark.parametrize(
     "skeleton",
     [
-        b"\xdd\xff\xff\xff\xff",  # a list of what would be in the hole
+        b"\xdd\xff\xff\xff\xff",  # a list of what would be in the gap
         b"\x82\xa1w\xdd\xff\xff\xff\xff",
         b"\x81\xa1w\xc6\xff\xff\xff\xff",  # bytes
         b"\x81\xa1w\xdb\xff\xff\xff\xff",  # text
@@ -503,7 +503,7 @@ for use in (
     ],
     ids=repr,
 )
-def test_nothing_but_arrays_is_in_holes(tmp_path: Path, skeleton: bytes) -> None:
+def test_nothing_but_arrays_is_in_gaps(tmp_path: Path, skeleton: bytes) -> None:
     record = {
         "version": 1,
         "files": [["file", 1 << 40, 0]],
@@ -515,7 +515,7 @@ def test_nothing_but_arrays_is_in_holes(tmp_path: Path, skeleton: bytes) -> None
     subprocess.run([sys.executable, "-c", LITTLE_MEMORY, tmp_path], check=True, timeout=100)
 
 
-def test_holes_are_as_large_as_the_files(checkpoint: Path) -> None:
+def test_gaps_are_as_large_as_the_files(checkpoint: Path) -> None:
     def enlarge(record: dict[str, Any]) -> None:
         record["holes"][-1]["nbytes"] <<= 30
 
@@ -527,14 +527,14 @@ def test_holes_are_as_large_as_the_files(checkpoint: Path) -> None:
 @pytest.mark.parametrize("place", ["before", "nbytes", "array"])
 def test_a_hole_is_all_of_an_array(checkpoint: Path, place: str) -> None:
     def change(record: dict[str, Any]) -> None:
-        hole = record["holes"][0]
+        gap = record["holes"][0]
         if place == "before":  # the last byte of its header is missing
-            hole["before"] -= 1
-            hole["nbytes"] += 1
+            gap["before"] -= 1
+            gap["nbytes"] += 1
         elif place == "nbytes":
-            hole["nbytes"] -= 1
+            gap["nbytes"] -= 1
         else:
-            hole["array"] = (hole["array"] + 1) % len(record["arrays"])
+            gap["array"] = (gap["array"] + 1) % len(record["arrays"])
 
     change_manifest(checkpoint, change)
     damaged = treepack.DecodeError, treepack.CorruptionError

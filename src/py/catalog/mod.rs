@@ -339,7 +339,7 @@ impl Catalog {
     fn array_elsewhere(&self, py: Python<'_>, value: usize) -> PyResult<Option<usize>> {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
-        let sparse = self.content.get().holes();
+        let sparse = self.content.get().with_gaps();
         let Some(sparse) = sparse.filter(|it| !it.is_whole(place.start..place.end)) else {
             return Ok(None);
         };

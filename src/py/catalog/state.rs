@@ -59,7 +59,7 @@ impl Catalog {
         let place = self.catalog.place(leaf);
         let content = self.content.get();
         if content
-            .holes()
+            .with_gaps()
             .is_some_and(|it| !it.is_whole(place.start..place.end))
         {
             // Before there is memory for what is not there.

@@ -95,7 +95,7 @@ impl<'py> Walk<'py> {
         let memory = parts.memory();
         if self.is_hollow(memory.len()) {
             let header = (header.code, parts.shape().to_vec());
-            return self.hole(array.as_any(), dtype, header, kind);
+            return self.gap(array.as_any(), dtype, header, kind);
         }
         if memory.len() <= INLINE_MAX_BYTES {
             let put = |out: &mut LayoutBuilder<LeafPayload>, range| {
@@ -121,7 +121,7 @@ impl<'py> Walk<'py> {
     }
 
     /// Keeps the place of an array.
-    fn hole(
+    fn gap(
         &mut self,
         array: &Bound<'py, PyAny>,
         dtype: usize,
@@ -133,7 +133,7 @@ impl<'py> Walk<'py> {
         grow::push(&mut self.hollow, array.clone().unbind())?;
         Ok(self.out.array(&header, kind, |out, range| {
             let len = range.len();
-            out.push(LeafPayload::Hole { number, len })
+            out.push(LeafPayload::Gap { number, len })
         })?)
     }
 
@@ -205,7 +205,7 @@ impl<'py> Walk<'py> {
         if header.nbytes() == 0 {
             return Ok(self.out.array(&header, kind, |_, _| Ok(()))?); // there is nothing to keep
         }
-        self.hole(array, dtype, (wire::EXT_NDARRAY, shape), kind)
+        self.gap(array, dtype, (wire::EXT_NDARRAY, shape), kind)
     }
 
     fn check_alive(&self, array: &Bound<'py, PyAny>) -> Walked {
@@ -308,7 +308,7 @@ impl<'py> Walk<'py> {
         let shape: Vec<usize> = array.getattr(intern!(self.py, "shape"))?.extract()?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
         if self.is_hollow(header.nbytes()) {
-            return self.hole(array, dtype, (wire::EXT_NDARRAY, shape), Kind::Plain);
+            return self.gap(array, dtype, (wire::EXT_NDARRAY, shape), Kind::Plain);
         }
         let source = content.get().shared();
         let pieces = grow::collect(pieces.into_iter().map(|(start, end)| start..end))?;

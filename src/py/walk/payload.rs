@@ -21,7 +21,7 @@ pub enum LeafPayload {
     /// In memory of their own, with others.
     Copied(Arc<Pages>, Range<usize>),
     /// They are not written: the place of so many bytes is kept, of the array with this number.
-    Hole {
+    Gap {
         /// Its number among the arrays that are not written.
         number: usize,
         /// How many bytes.
@@ -75,7 +75,7 @@ impl Payload for LeafPayload {
         match self {
             Self::Memory(memory) | Self::Held(memory) => memory.as_raw().len(),
             Self::Copied(_, range) => range.len(),
-            Self::Hole { len, .. } => *len,
+            Self::Gap { len, .. } => *len,
             Self::Device(leaf) => leaf.range.len(),
             Self::Source(leaf) => leaf.range.len(),
         }
@@ -89,7 +89,7 @@ impl Payload for LeafPayload {
                 let start = range.start + start;
                 Ok(target.write_copy_of_slice(&pages.as_slice()[start..start + target.len()]))
             }
-            Self::Hole { .. } => Ok(zeroed(target)),
+            Self::Gap { .. } => Ok(zeroed(target)),
             Self::Device(leaf) => {
                 let start = leaf.range.start + start;
                 leaf.devices.copy_to(leaf.number, start, target)
@@ -103,7 +103,7 @@ impl Payload for LeafPayload {
         match self {
             Self::Memory(memory) | Self::Held(memory) => Some(memory.as_raw()),
             Self::Copied(pages, range) => Some(pages.as_slice()[range.clone()].into()),
-            Self::Device(_) | Self::Source(_) | Self::Hole { .. } => None,
+            Self::Device(_) | Self::Source(_) | Self::Gap { .. } => None,
         }
     }
 }
