@@ -78,7 +78,14 @@ dtypes! {
 }
 
 impl Dtype {
-    /// How many bytes an element has.
+    /// How many bytes an element has in files.
+    ///
+    /// ```
+    /// use treepack::Dtype;
+    ///
+    /// assert_eq!(Dtype::BF16.itemsize(), 2);
+    /// assert_eq!(Dtype::I4.itemsize(), 1); // no two share a byte
+    /// ```
     #[must_use]
     pub fn itemsize(self) -> usize {
         let known = NAMED.iter().find(|(dtype, ..)| *dtype == self);

@@ -173,6 +173,19 @@ impl<'a> File<'a> {
 
     /// Finds the leaf at a [path](Path), such as `params/dense/kernel`; `.` is a tree that is a leaf.
     ///
+    /// ```
+    /// use treepack::{Error, File, Writer};
+    ///
+    /// let mut writer = Writer::new();
+    /// writer.value("config/rate~1step", 0.5)?; // the key `rate/step`
+    /// # let mut bytes = Vec::new();
+    /// # writer.write_to(&mut bytes)?;
+    /// # let file = File::from_bytes(&bytes)?;
+    /// assert_eq!(file.leaf("config/rate~1step")?.value()?, 0.5.into());
+    /// assert!(matches!(file.leaf("config/rate"), Err(Error::NoLeaf { .. })));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NoLeaf`] if there is none.
     pub fn leaf(&self, path: &str) -> Result<Leaf<'_>> {

@@ -148,6 +148,18 @@ impl<'a> Writer<'a> {
 
     /// Adds a leaf that is no array: a number, text, bytes or none.
     ///
+    /// ```
+    /// use treepack::{Value, Writer};
+    ///
+    /// let mut writer = Writer::new();
+    /// writer.value("config/name", "linear")?;
+    /// writer.value("config/rate", 0.5)?;
+    /// writer.value("config/seed", Value::None)?;
+    /// let error = writer.value("config", true).unwrap_err();
+    /// assert!(error.to_string().contains("config"));
+    /// # Ok::<(), treepack::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As for [`array`](Self::array), and if the value is another one.
     pub fn value(&mut self, path: &str, value: impl Into<Value>) -> Result<()> {
