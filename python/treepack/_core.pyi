@@ -113,10 +113,10 @@ def walk(
     tree: Any,
     *,
     state_dict: bool,
-    sort_keys: bool,
+    sort_keys: bool = False,
     align: int,
     max_chunk_size: float,
-    overridden: list[type],
+    overridden: list[type] = ...,
     structure: bool = False,
     metadata: bytes | None = None,
     index: bool = False,
@@ -428,7 +428,7 @@ class Catalog:
 
     @property
     def is_newer(self) -> bool:
-        """Whether `damage` is no damage, but what a newer version has written."""
+        """Whether a newer version wrote the file; then `damage` says so."""
 
     @property
     def is_summed(self) -> bool:
@@ -696,10 +696,10 @@ def assemble(
     state: Any,
     record: bytes,
     *,
-    convert: Callable[[list[Any]], list[Any]] | None,
-    unknown_as_dict: bool,
-    placeholders: bool,
-    static: Any,
+    convert: Callable[[list[Any]], list[Any]] | None = None,
+    unknown_as_dict: bool = False,
+    placeholders: bool = False,
+    static: Any = None,
     absent: Any = None,
     at: list[tuple[int, int]] = ...,
 ) -> Any:

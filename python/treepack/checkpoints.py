@@ -443,8 +443,8 @@ def restore_checkpoint(
         return restored(path)
     if not is_directory(directory):
         return restored(directory) if exists(directory) else target
-    if _is_one(directory):
-        return restored(directory)
+    if exists(joined(directory, MANIFEST)) or _orbax.is_of_orbax(directory):
+        return restored(directory)  # it is one itself
     series = Series(directory, prefix)
     while (last := series.last()) is not None:
         try:
@@ -454,11 +454,6 @@ def restore_checkpoint(
                 raise
             # Another process has removed it, since it has saved a later one.
     return target
-
-
-def _is_one(directory: str) -> bool:
-    """Returns whether a directory is a checkpoint itself."""
-    return exists(joined(directory, MANIFEST)) or _orbax.is_of_orbax(directory)
 
 
 def _steps(directory: str, prefix: str) -> list[str]:

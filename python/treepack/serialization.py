@@ -174,7 +174,6 @@ def msgpack_serialize(
         sort_keys=not in_place,
         align=align,
         max_chunk_size=MAX_CHUNK_SIZE,
-        overridden=[],
     )
     return layout.to_bytes(threads=threads)
 
@@ -475,7 +474,6 @@ def state_layout(
     return core.walk(
         target,
         state_dict=True,
-        sort_keys=False,
         align=align,
         max_chunk_size=MAX_CHUNK_SIZE,
         overridden=handlers.overridden(),

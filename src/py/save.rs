@@ -37,8 +37,8 @@ pub struct Layout {
 /// Walks a tree; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
-    tree, *, state_dict, sort_keys, align, max_chunk_size, overridden, structure=false,
-    metadata=None, index=false, checksums=false, record=None, snapshot=false, hollow=false,
+    tree, *, state_dict, sort_keys=false, align, max_chunk_size, overridden=vec![],
+    structure=false, metadata=None, index=false, checksums=false, record=None, snapshot=false, hollow=false,
     align_all=false
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python

@@ -105,7 +105,9 @@ def read_safetensors(path: str | os.PathLike[str], separator: str) -> State:
     content = core.Content.map(path)
     header, start = _safetensors_header(content)
     metadata = header.pop("__metadata__", None)
-    if metadata is not None and not _is_text_map(metadata):
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
+    ):
         raise DecodeError("__metadata__ is no map of strings to strings", offset=8)
     entries = {name: _safetensors_entry(name, entry) for name, entry in header.items()}
     end = 0
@@ -179,10 +181,6 @@ def _json_number(text: str) -> int | float:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _MAX_NUMBER
-
-
-def _is_text_map(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
 
 
 def _is_deep(value: Any, levels: int) -> bool:
@@ -311,10 +309,10 @@ def _zipped(content: core.Content, archive: zipfile.ZipFile, member: zipfile.Zip
 
 
 def _of_void(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Returns the dtype of elements of which NumPy has kept the size alone.
+    """Returns the dtype of elements of which NumPy has kept only the size.
 
-    It writes bfloat16 as `|V2`, as in checkpoints of big_vision, whose `recover_dtype` takes them
-    for bfloat16 as well. Of one byte, there are many that it might be.
+    NumPy writes bfloat16 as `|V2`; `recover_dtype` of big_vision reads that as bfloat16, too. Many
+    dtypes have one byte.
     """
     if dtype.itemsize != 2:
         raise ValueError(
@@ -384,10 +382,8 @@ def write_msgpack(
     layout = core.walk(
         state.tree,
         state_dict=False,
-        sort_keys=False,
         align=how.align,
         max_chunk_size=serialization.MAX_CHUNK_SIZE,
-        overridden=[],
         structure=described,
         index=described,
         checksums=described and not how.compress,
@@ -443,7 +439,7 @@ def _text_map(metadata: Any) -> dict[str, str]:
 
 
 def jsonable(value: Any) -> Any:
-    """Returns a value with the text of whatever JSON does not have."""
+    """Returns a value in the types of JSON; others become text."""
     if isinstance(value, dict):
         return {
             key if isinstance(key, str) else repr(key): jsonable(it) for key, it in value.items()

@@ -78,7 +78,7 @@ class _Entries(Protocol):
         """Yields the leaves below, with their paths."""
 
     def leaf(self, node: Any) -> _Leaf:
-        """Returns what a leaf is."""
+        """Returns the kind and the size of a leaf."""
 
     def totals(self, node: Any) -> tuple[int, int]:
         """Returns the number of leaves below, and that of their bytes."""
@@ -106,7 +106,7 @@ class _Node(NamedTuple):
 
 
 class _Plain:
-    """Dicts and lists of arrays, or of what has a shape and a dtype."""
+    """Dicts and lists of arrays, or of descriptions with a shape and a dtype."""
 
     def __init__(self, tree: Any):
         self._root = _Node(tree)

@@ -58,7 +58,7 @@ def states(source: str, separator: str, max_size: int | None) -> Iterator[State]
 def foreign(
     source: str, separator: str, max_size: int | None, *, lists: bool = False
 ) -> State | None:
-    """Returns the state of what is no msgpack of one tree; `None` for all else.
+    """Returns the state of a file of another format than msgpack; `None` for msgpack.
 
     With `lists`, arrays may be descriptions with a shape and a dtype, which cannot be read.
     """

@@ -26,7 +26,8 @@ use crate::{Error, grow};
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
-    state, record, *, convert, unknown_as_dict, placeholders, r#static, absent=None, at=vec![]
+    state, record, *, convert=None, unknown_as_dict=false, placeholders=false, r#static=None,
+    absent=None, at=vec![]
 ))]
 #[allow(clippy::too_many_arguments)] // they have names in Python
 pub fn assemble<'py>(
@@ -35,7 +36,7 @@ pub fn assemble<'py>(
     convert: Option<Bound<'py, PyAny>>,
     unknown_as_dict: bool,
     placeholders: bool,
-    r#static: Bound<'py, PyAny>,
+    r#static: Option<Bound<'py, PyAny>>,
     absent: Option<Bound<'py, PyAny>>,
     at: Vec<(u64, u64)>,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -57,7 +58,7 @@ pub fn assemble<'py>(
             "unflatten"
         },
         unknown_as_dict,
-        fillings: r#static,
+        fillings: r#static.unwrap_or_else(|| py.None().into_bound(py)),
         path: Vec::new(),
         leaves: None,
         absent,

@@ -86,19 +86,10 @@ def save_exported(
       >>> loaded.exported.call(loaded.params, jnp.ones(3))
       Array([2., 2., 2.], dtype=float32)
     """
-    save(
-        path,
-        {"exported": bytes(exported.serialize()), "params": params},
-        metadata=metadata,
-        static=static,
-        compress=compress,
-        level=level,
-        align=align,
-        durable=durable,
-        threads=threads,
-        progress=progress,
-        storage_options=storage_options,
-    )
+    options: Any = {**locals()}
+    for name in ("path", "exported", "params"):
+        del options[name]
+    save(path, {"exported": bytes(exported.serialize()), "params": params}, **options)
 
 
 def load_exported(

@@ -187,7 +187,6 @@ class Tree(Mapping[str, Any]):
         return core.assemble(
             state,
             record,
-            convert=None,
             unknown_as_dict=unknown == "dict",
             placeholders=True,
             static=static,

@@ -237,7 +237,6 @@ def _assembled(
             catalog.record,
             convert=convert,
             unknown_as_dict=how.unknown == "dict",
-            placeholders=False,
             static=how.static,
             absent=ABSENT,
             at=place.positions(),

@@ -62,10 +62,6 @@ def flatten(value: Any) -> tuple[dict[str, Any], jax.tree_util.PyTreeDef]:
     return children, treedef
 
 
-def _children(value: Any) -> dict[str, Any]:
-    return split(value, flatten(value)[0])[0]
-
-
 def _open(target: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]:
     children, treedef = flatten(target)
 
@@ -76,7 +72,10 @@ def _open(target: Any) -> tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]
 
 
 PYTREE = NodeKind(
-    _children, lambda target, new: _open(target)[1](new), children_in_words, open=_open
+    lambda value: split(value, flatten(value)[0])[0],
+    lambda target, new: _open(target)[1](new),
+    children_in_words,
+    open=_open,
 )
 
 # `jax.tree_util.Partial`, as flax names its children.

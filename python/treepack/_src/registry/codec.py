@@ -1,4 +1,4 @@
-"""How a type of static data is written and read, and checks of what it is made from.
+"""Codecs of static data, and checks of the parts that they decode.
 
 Files may be hostile: parts have exact types, and are not converted, which might take forever.
 """

@@ -225,7 +225,7 @@ def fill(
       in_words: Whether somebody reads about holes that are left.
 
     Returns:
-      The data, and what tells of the holes that are left.
+      The data, and the holes that are left, in words.
 
     Raises:
       HoleError: If some are left, unless `in_words`.
@@ -337,7 +337,7 @@ class _Filling:
         return found or (_inside(node, inside) if inside else None)
 
     def unfilled(self) -> Unfilled:
-        """Returns what tells of the holes that are left."""
+        """Returns the holes that are left, in words."""
         paths = []
         if isinstance(self.static, Mapping):
             keys = [key for key in self.static if isinstance(key, (str, tuple))]

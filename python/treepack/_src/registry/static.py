@@ -278,7 +278,7 @@ def rebuild_value(name: str, parts: Any) -> Any:
         raise UnregisteredTypeError(
             f"no static data are registered with the name {name!r}; call "
             f"treepack.register_auxdata on their type{remark_on_main(name)}, or pass "
-            'unknown="dict" to get dicts in place of what has them',
+            'unknown="dict" to get dicts in place of nodes with them',
             name,
         )
     try:
@@ -305,7 +305,7 @@ def _function(name: str) -> Any:
         raise UnregisteredTypeError(
             f"no function is registered with the name {name!r}; call treepack.register_function "
             f'on it{remark_on_main(str(name))}, or pass unknown="dict" to get dicts in place of '
-            "what has it",
+            "nodes with it",
             str(name),
         )
     return function

@@ -34,7 +34,6 @@ def assembled(state: Any, *, convert: Any, unknown: Unknown, static: Any) -> Any
         present(record),
         convert=convert,
         unknown_as_dict=unknown == "dict",
-        placeholders=False,
         static=static,
     )
 

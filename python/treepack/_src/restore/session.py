@@ -106,7 +106,7 @@ class Restore:
         return error
 
     def _about_cast(self, found: list[Mismatch]) -> str:
-        """Returns a hint if floats of another dtype are among what does not match."""
+        """Returns a hint if floats of another dtype are among the mismatches."""
         if self.in_words:
             return ""  # its functions do not cast
         pairs = [(_FLOATS.fullmatch(it.expected), _FLOATS.fullmatch(it.found)) for it in found]

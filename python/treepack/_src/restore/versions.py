@@ -57,7 +57,6 @@ class Older(dict[str, Any]):
             record,
             convert=_as_saved,
             unknown_as_dict=True,
-            placeholders=False,
             static=target,
             at=at,
         )

@@ -131,7 +131,7 @@ class Series:
         return sorted(names, key=lambda other: (self.key(other), other == name))
 
     def key(self, name: str) -> list[Any]:
-        """Returns what the order of a name depends on: what follows the prefix."""
+        """Returns the sort key of a name, without the prefix."""
         return sort_key(name.removeprefix(self.begin))
 
     def _entries(self) -> list[Entry]:

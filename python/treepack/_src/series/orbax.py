@@ -77,7 +77,7 @@ def _restore_args(ocp: Any, target: Any) -> Any:
 
 
 def _transforms(ocp: Any, target: Any) -> Any:
-    """Returns what leaves alone where the target has `None`."""
+    """Returns the transformations that skip leaves where the target has `None`."""
     flat = ocp.utils.to_flat_dict(target, sep="/", keep_empty_nodes=True)
     return {key: ocp.Transform(use_fallback=True) for key, leaf in flat.items() if leaf is None}
 

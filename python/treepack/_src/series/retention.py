@@ -69,7 +69,7 @@ def _remove(series: Series, name: str) -> None:
 
 
 def _remove_leftovers(series: Series, saved: str) -> None:
-    """Removes what saves that were killed have left; it is best effort."""
+    """Removes the leftovers of killed saves, as far as possible."""
     for name in series.unfinished():
         if series.key(name) < series.key(saved):
             remove_unfinished(series.path(name))

@@ -1,4 +1,4 @@
-"""Tells what a directory is that has no checkpoint of treepack; the core does so for files."""
+"""Recognises directories of other programs; the core does so for files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MOST_LISTED = 100
 
 
 def directory_text(path: str | os.PathLike[str]) -> str:
-    """Returns what a directory without a manifest looks like, and what to do, in words."""
+    """Describes a directory without a manifest, and a remedy, in words."""
     names = names_in(path)
     for fits, text in _KNOWN:
         if any(map(fits, names)):
@@ -80,9 +80,10 @@ _ORBAX = (
 
 _T = Callable[[str], object]
 
-# Names, and what a directory with one of them is, the first that fits. Those of Hugging Face are in
-# `utils/constants.py` of huggingface_hub, that of SavedModel and the names of checkpoints in
-# https://www.tensorflow.org/guide, those of Zarr in https://zarr-specs.readthedocs.io.
+# Names, and descriptions of directories with one of them; the first that fits counts. Those of
+# Hugging Face are in `utils/constants.py` of huggingface_hub, that of SavedModel and the names of
+# checkpoints in https://www.tensorflow.org/guide, those of Zarr in
+# https://zarr-specs.readthedocs.io.
 _KNOWN: list[tuple[_T, str]] = [
     (_ORBAX_STEP.__contains__, _ORBAX),
     (
