@@ -15,7 +15,7 @@ from treepack._src.api.bytes import buffers, dumps, loads, pack_into, packed_siz
 from treepack._src.api.export import LoadedExported, load_exported, save_exported
 from treepack._src.api.files import abstract, is_checkpoint, load, read_metadata, save
 from treepack._src.api.streams import read_stream, write_stream
-from treepack._src.checkpoint.file import File, open
+from treepack._src.checkpoint.file import File, Tree, open
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.verify import Verification, verify
 from treepack._src.options import Arrays, Progress, Strict
@@ -35,6 +35,7 @@ from treepack.errors import (
     InvalidCheckpointError,
     Mismatch,
     MismatchError,
+    MissingPathError,
     MultiprocessArrayError,
     NewerVersionError,
     NoIndexError,
@@ -47,7 +48,7 @@ from treepack.errors import (
 core.set_hooks(hooks, errors)
 del core, hooks
 
-for _public in (File, LazyArray, LoadedExported, Report, Saving, Verification):
+for _public in (File, Tree, LazyArray, LoadedExported, Report, Saving, Verification):
     for _name, _hint in _public.__annotations__.items():
         # `typing.get_type_hints` finds its names where it was written.
         _text = str(getattr(_hint, "__forward_arg__", _hint))
@@ -72,6 +73,7 @@ __all__ = [
     "LoadedExported",
     "Mismatch",
     "MismatchError",
+    "MissingPathError",
     "MultiprocessArrayError",
     "NewerVersionError",
     "NoIndexError",
@@ -80,6 +82,7 @@ __all__ = [
     "Saving",
     "StateDictKeyError",
     "Strict",
+    "Tree",
     "TreepackError",
     "UnregisteredTypeError",
     "UnserializableLeafError",

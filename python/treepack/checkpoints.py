@@ -33,7 +33,7 @@ from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.flax import is_frozen_dict
-from treepack._src.options import Progress, Strict, Writing, restoring
+from treepack._src.options import Progress, StorageOptions, Strict, Writing, restoring
 from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
@@ -53,6 +53,7 @@ from treepack._src.series.names import (
     SIGNED_FLOAT_RE,
     UNSIGNED_FLOAT_RE,
     Series,
+    directory_of,
     natural_sort,
     safe_normpath,
 )
@@ -64,7 +65,8 @@ from treepack._src.series.orbax import (
 from treepack._src.series.retention import check_newest, tidy
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.entries import exists, is_directory
-from treepack._src.storage.place import absolute, joined
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import Location, absolute, joined, resolved
 from treepack._src.storage.write import save_layout
 
 __all__ = [
@@ -106,7 +108,7 @@ del _public
 
 
 def save_checkpoint(
-    ckpt_dir: str | os.PathLike[str],
+    ckpt_dir: Location,
     target: PyTree,
     step: int | float,
     prefix: str = "checkpoint_",
@@ -121,6 +123,7 @@ def save_checkpoint(
     durable: bool = True,
     threads: int | None = None,
     progress: Progress = None,
+    storage_options: StorageOptions = None,
 ) -> str:
     """Saves a tree as the checkpoint of a step, and removes older ones.
 
@@ -143,6 +146,7 @@ def save_checkpoint(
       durable: Whether the file is on the disk before others are removed.
       threads: The maximum number of threads that compress.
       progress: See `treepack.serialization.save_to_file`.
+      storage_options: Options of fsspec for the file system of a URL; see `treepack.save`.
 
     Returns:
       The path of the checkpoint.
@@ -165,7 +169,7 @@ def save_checkpoint(
     how = serialization.writing(locals())
     if async_manager is not None:
         async_manager.wait_previous_save()
-    place = _Place(ckpt_dir, step, prefix)
+    place = _Place(directory_of(ckpt_dir, storage_options), step, prefix)
     commit = functools.partial(tidy, place.series, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
         _orbax.wait_for(orbax_checkpointer)
@@ -184,7 +188,7 @@ def save_checkpoint(
 
 
 def save_checkpoint_multiprocess(
-    ckpt_dir: str | os.PathLike[str],
+    ckpt_dir: Location,
     target: PyTree,
     step: int | float,
     prefix: str = "checkpoint_",
@@ -200,6 +204,7 @@ def save_checkpoint_multiprocess(
     durable: bool = True,
     threads: int | None = None,
     progress: Progress = None,
+    storage_options: StorageOptions = None,
 ) -> str:
     """Saves a tree as the checkpoint of a step, together with all other processes.
 
@@ -226,6 +231,7 @@ def save_checkpoint_multiprocess(
       durable: Whether the files are on the disk before others are removed.
       threads: The maximum number of threads that compress.
       progress: See `treepack.serialization.save_to_file`.
+      storage_options: Options of fsspec for the file system of a URL; see `treepack.save`.
 
     Returns:
       The path of the checkpoint.
@@ -249,7 +255,7 @@ def save_checkpoint_multiprocess(
     if gda_manager is not None:
         gda_manager.wait_until_finished()
     _jax.wait_for_all("treepack: earlier saves")
-    place = _Place(ckpt_dir, step, prefix)
+    place = _Place(directory_of(ckpt_dir, storage_options), step, prefix)
     is_first = _jax.processes()[0] == 0
     commit = functools.partial(tidy, place.series, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
@@ -304,10 +310,9 @@ class _Place:
       absolute: Its absolute path.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], step: object, prefix: str):
-        given = safe_normpath(os.fspath(directory))
-        self.path = joined(given, f"{prefix}{step}")
-        self.series = Series(absolute(given), prefix)
+    def __init__(self, directory: str, step: object, prefix: str):
+        self.path = joined(directory, f"{prefix}{step}")
+        self.series = Series(absolute(directory), prefix)
         self.name = self.series.name(step)
         self.absolute = self.series.path(self.name)
 
@@ -335,7 +340,7 @@ class _FileWrite:
 
 
 def restore_checkpoint(
-    ckpt_dir: str | os.PathLike[str],
+    ckpt_dir: Location,
     target: PyTree | None,
     step: int | float | None = None,
     prefix: str = "checkpoint_",
@@ -351,6 +356,7 @@ def restore_checkpoint(
     max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
+    storage_options: StorageOptions = None,
 ) -> PyTree:
     """Restores the checkpoint of a step, or the last one.
 
@@ -375,6 +381,7 @@ def restore_checkpoint(
       max_size: The maximum decompressed size in bytes.
       threads: The maximum number of threads.
       progress: See `treepack.serialization.load_from_file`.
+      storage_options: See `save_checkpoint`.
 
     Returns:
       The tree; or the target itself if there is no checkpoint and no step was asked for.
@@ -403,6 +410,10 @@ def restore_checkpoint(
     how = restoring(strict, copy, threads)
 
     def restored(path: str) -> Any:
+        with naming(path):
+            return restored_there(path)
+
+    def restored_there(path: str) -> Any:
         if is_directory(path):
             if exists(joined(path, MANIFEST)):
                 template = None if target is None else to_state_dict(target)
@@ -433,7 +444,7 @@ def restore_checkpoint(
         )
         return state if target is None else from_state_dict(target, state, strict=strict)
 
-    directory = safe_normpath(os.fspath(ckpt_dir))
+    directory = directory_of(ckpt_dir, storage_options)
     if step is not None:
         path = joined(directory, f"{prefix}{step}")
         if not exists(path):
@@ -461,12 +472,18 @@ def _steps(directory: str, prefix: str) -> list[str]:
     return [name.removeprefix(series.begin) for name in series.names()]
 
 
-def latest_checkpoint(ckpt_dir: str | os.PathLike[str], prefix: str = "checkpoint_") -> str | None:
+def latest_checkpoint(
+    ckpt_dir: Location,
+    prefix: str = "checkpoint_",
+    *,
+    storage_options: StorageOptions = None,
+) -> str | None:
     """Returns the path of the last checkpoint in a directory, or `None`.
 
     Args:
       ckpt_dir: The directory or its URL.
       prefix: What the names of checkpoints begin with.
+      storage_options: See `save_checkpoint`.
 
     Examples:
       >>> import tempfile
@@ -476,13 +493,17 @@ def latest_checkpoint(ckpt_dir: str | os.PathLike[str], prefix: str = "checkpoin
       >>> checkpoints.latest_checkpoint(directory) == path
       True
     """
-    series = Series(os.fspath(ckpt_dir), prefix)
+    series = Series(os.fspath(resolved(ckpt_dir, storage_options)), prefix)
     last = series.last()
     return None if last is None else series.path(last)
 
 
 def available_steps(
-    ckpt_dir: str | os.PathLike[str], prefix: str = "checkpoint_", step_type: Any = int
+    ckpt_dir: Location,
+    prefix: str = "checkpoint_",
+    step_type: Any = int,
+    *,
+    storage_options: StorageOptions = None,
 ) -> list[int | float]:
     """Returns the steps of all checkpoints in a directory, in order.
 
@@ -490,6 +511,7 @@ def available_steps(
       ckpt_dir: The directory or its URL.
       prefix: What the names of checkpoints begin with.
       step_type: The type of steps: `int` or `float`.
+      storage_options: See `save_checkpoint`.
 
     Raises:
       ValueError: If what follows the prefix in a name is no such number.
@@ -503,7 +525,8 @@ def available_steps(
       >>> checkpoints.available_steps(directory)
       [9, 10]
     """
-    return [step_type(step) for step in _steps(os.fspath(ckpt_dir), prefix)]
+    directory = os.fspath(resolved(ckpt_dir, storage_options))
+    return [step_type(step) for step in _steps(directory, prefix)]
 
 
 def convert_pre_linen(params: PyTree) -> PyTree:

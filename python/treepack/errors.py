@@ -1,7 +1,7 @@
 """The exceptions of treepack.
 
-All of them but [`UnserializableLeafError`][] and [`StateDictKeyError`][] are `ValueError`s, which
-flax raises for the same mistakes.
+All of them but [`UnserializableLeafError`][], [`StateDictKeyError`][] and [`MissingPathError`][]
+are `ValueError`s, which flax raises for the same mistakes. Those in reading name the file.
 """
 
 from __future__ import annotations
@@ -13,10 +13,22 @@ from treepack._src.printable import printable, printable_lines
 
 
 class TreepackError(ValueError):
-    """A tree cannot be saved or loaded. The base class of most errors here."""
+    """A tree cannot be saved or loaded. The base class of most errors here.
+
+    Attributes:
+      filename: The file that was read, as the caller has named it. `None` for data in memory, and
+        when nothing was read.
+    """
+
+    filename: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """The message without the name of the file."""
+        return printable_lines(super().__str__())  # keys of files may have anything in them
 
     def __str__(self) -> str:
-        return printable_lines(super().__str__())  # keys of files may have anything in them
+        return self.reason if self.filename is None else f"{self.filename!r}: {self.reason}"
 
 
 class DecodeError(TreepackError):
@@ -39,7 +51,7 @@ class DecodeError(TreepackError):
         super().__init__(f"{message} ({where})" if where else message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.offset, self.path)
+        return type(self), (self.message, self.offset, self.path), vars(self)
 
 
 class NewerVersionError(DecodeError):
@@ -77,8 +89,7 @@ class MismatchError(TreepackError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        notes = {"__notes__": self.__notes__} if hasattr(self, "__notes__") else {}
-        return type(self), (str(self), self.mismatches), notes
+        return type(self), (*self.args, self.mismatches), vars(self)
 
 
 class CorruptionError(TreepackError):
@@ -142,7 +153,31 @@ class UnregisteredTypeError(DecodeError):
         super().__init__(message, path=path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.name, self.path)
+        return type(self), (self.message, self.name, self.path), vars(self)
+
+
+class MissingPathError(KeyError):
+    """Nothing is at a path in an open file.
+
+    Attributes:
+      path: The path.
+      filename: The file, as the caller has named it; `None` for data in memory.
+      hint: What may have been meant, in words.
+    """
+
+    def __init__(self, path: str, filename: str | None = None, hint: str = ""):
+        self.path = path
+        self.filename = filename
+        self.hint = hint
+        super().__init__(path)
+
+    def __str__(self) -> str:
+        where = "" if self.filename is None else f"{self.filename!r}: "
+        hint = f": {self.hint}" if self.hint else ""
+        return printable_lines(f"{where}there is nothing at {self.path}{hint}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.filename, self.hint), vars(self)
 
 
 class HoleError(TreepackError):
@@ -156,7 +191,7 @@ class InvalidCheckpointError(TreepackError):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return InvalidCheckpointError, self.args
+        return InvalidCheckpointError, self.args, vars(self)
 
 
 class MultiprocessArrayError(TreepackError):
@@ -168,4 +203,4 @@ class MultiprocessArrayError(TreepackError):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MultiprocessArrayError, self.args
+        return MultiprocessArrayError, self.args, vars(self)

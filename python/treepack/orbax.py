@@ -32,8 +32,12 @@ import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 from treepack import serialization
 from treepack._src import paths as _paths
 from treepack._src.api.files import abstract, load
-from treepack._src.options import Arrays, Static, Strict, Unknown
+from treepack._src.options import Arrays, Static, StorageOptions, Strict, Unknown
 from treepack._src.saving.sharded import ShardedWrite
+from treepack._src.storage.content import read_all
+from treepack._src.storage.entries import exists, is_directory
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import Location, beside, joined, resolved
 from treepack.errors import TreepackError
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "load_aggregate"]
@@ -190,15 +194,18 @@ _ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
 _EMPTY: dict[str, Any] = {"None": lambda: None, "Dict": dict, "List": list}
 
 
-def load_aggregate(path: str | os.PathLike[str], target: Any = None) -> Any:
+def load_aggregate(
+    path: Location, target: Any = None, *, storage_options: StorageOptions = None
+) -> Any:
     """Loads the tree in a file `checkpoint` that older versions of Orbax wrote.
 
     It is MessagePack as flax writes it, of all leaves that were saved with `aggregate=True`.
 
     Args:
-      path: The file, or the directory of its item.
+      path: The file, or the directory of its item; or the URL of one.
       target: A template; see `treepack.serialization.from_state_dict`. `None` returns the dicts
         and lists of the file.
+      storage_options: Options of fsspec for the file system of a URL; see `treepack.save`.
 
     Returns:
       The tree, with arrays of NumPy.
@@ -208,18 +215,19 @@ def load_aggregate(path: str | os.PathLike[str], target: Any = None) -> Any:
       DecodeError: A ValueError. If the file has another format.
       TreepackError: A ValueError, with the paths. If leaves are not in the file.
     """
-    file = Path(path)
-    if file.is_dir():
-        file = file / "checkpoint"
-    state = serialization.msgpack_restore(file.read_bytes())
-    reader = _Aggregate(file.parent, lists_as_dicts=target is not None)
-    state = reader.state(state, ())
-    if reader.lost:
-        raise TreepackError(
-            f"{len(reader.lost)} leaves are not in {file}, but in files of TensorStore beside it "
-            f"({', '.join(reader.lost[:5])}, ...): restore it with Orbax, and save what it returns"
-        )
-    return state if target is None else serialization.from_state_dict(target, state)
+    place = resolved(path, storage_options)
+    file = joined(place, "checkpoint") if is_directory(place) else place
+    with naming(file):
+        state = serialization.msgpack_restore(read_all(file))
+        reader = _Aggregate(file, lists_as_dicts=target is not None)
+        state = reader.state(state, ())
+        if reader.lost:
+            raise TreepackError(
+                f"{len(reader.lost)} leaves are not in it, but in files of TensorStore beside it "
+                f"({', '.join(reader.lost[:5])}, ...): restore it with Orbax, and save what it "
+                "returns"
+            )
+        return state if target is None else serialization.from_state_dict(target, state)
 
 
 class _Aggregate:
@@ -229,14 +237,14 @@ class _Aggregate:
       lost: The paths of leaves that are in other files.
     """
 
-    def __init__(self, directory: Path, *, lists_as_dicts: bool):
+    def __init__(self, file: str | os.PathLike[str], *, lists_as_dicts: bool):
         self.lost: list[str] = []
         self._lists_as_dicts = lists_as_dicts
         self._types: dict[tuple[str, ...], str] = {}
-        for entry in _read_json(directory / "_METADATA").get("tree_metadata", {}).values():
+        for entry in _read_json(beside(file, "_METADATA")).get("tree_metadata", {}).values():
             parts = tuple(str(key["key"]) for key in entry["key_metadata"])
             self._types[parts] = entry["value_metadata"]["value_type"]
-        self._strings = _read_json(directory / "_strings.json")
+        self._strings = _read_json(beside(file, "_strings.json"))
 
     def state(self, value: Any, parts: tuple[str, ...]) -> Any:
         """Returns the value at a path with references resolved."""
@@ -259,6 +267,6 @@ class _Aggregate:
         return value
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+def _read_json(file: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(read_all(file)) if exists(file) else {}
     return found

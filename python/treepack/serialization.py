@@ -11,7 +11,6 @@ which arrays are split into chunks.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, TypeVar, Unpack, overload
 
@@ -23,6 +22,7 @@ from treepack._src.options import (
     InflateOptions,
     Progress,
     RestoreOptions,
+    StorageOptions,
     Strict,
     Writing,
     check,
@@ -37,6 +37,8 @@ from treepack._src.restore.record import without_structure
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.storage.content import read_whole
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import Location, resolved
 from treepack._src.storage.write import save_layout
 
 __all__ = [
@@ -211,7 +213,7 @@ def msgpack_restore(
 
 def save_to_file(
     target: Any,
-    filepath: str | os.PathLike[str],
+    filepath: Location,
     *,
     align: int = 64,
     compress: bool = False,
@@ -219,6 +221,7 @@ def save_to_file(
     durable: bool = True,
     threads: int | None = None,
     progress: Progress = None,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Saves a tree to a file, which is replaced whole or not at all.
 
@@ -239,6 +242,7 @@ def save_to_file(
       progress: A callable that is called now and then with the number of bytes of the
         encoding that are done, and of all; or `True` for a bar of tqdm. An exception in
         it ends the work, and the file is the old one.
+      storage_options: Options of fsspec for the file system of a URL; see `treepack.save`.
 
     Raises:
       OSError: If the file cannot be written.
@@ -252,24 +256,20 @@ def save_to_file(
       {'w': array([0, 1, 2])}
     """
     how = writing(locals())
-    save_layout(state_layout(target, align), filepath, how, progress)
+    save_layout(state_layout(target, align), resolved(filepath, storage_options), how, progress)
 
 
 @overload
-def load_from_file(
-    target: None, filepath: str | os.PathLike[str], **options: Unpack[FileOptions]
-) -> Any: ...
+def load_from_file(target: None, filepath: Location, **options: Unpack[FileOptions]) -> Any: ...
 
 
 @overload
-def load_from_file(
-    target: T, filepath: str | os.PathLike[str], **options: Unpack[FileOptions]
-) -> T: ...
+def load_from_file(target: T, filepath: Location, **options: Unpack[FileOptions]) -> T: ...
 
 
 def load_from_file(
     target: Any,
-    filepath: str | os.PathLike[str],
+    filepath: Location,
     *,
     copy: bool | None = None,
     mmap: bool = True,
@@ -277,6 +277,7 @@ def load_from_file(
     max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
+    storage_options: StorageOptions = None,
 ) -> Any:
     """Restores a tree like the target, with leaves from a file.
 
@@ -292,6 +293,7 @@ def load_from_file(
         but must not be truncated or overwritten in place. `False` reads all of it now.
       strict: See `from_state_dict`.
       max_size: The maximum decompressed size in bytes.
+      storage_options: See `save_to_file`.
 
     Returns:
       The new tree. Its arrays are NumPy arrays.
@@ -303,8 +305,10 @@ def load_from_file(
       CorruptionError: A ValueError. If it is a damaged gzip file.
     """
     how = restoring(strict, copy, threads)
-    content = read_whole(filepath, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
-    return restore_encoded(target, content, how)
+    path = resolved(filepath, storage_options)
+    with naming(path):
+        content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+        return restore_encoded(target, content, how)
 
 
 def compress_bytes(

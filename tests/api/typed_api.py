@@ -12,9 +12,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from upath import UPath
 
 import treepack
-from treepack import errors, serialization
+from treepack import checkpoints, errors, serialization
 
 
 @treepack.register_dataclass(serialized_name="typed.Layer")
@@ -138,6 +139,25 @@ def opened(folder: Path) -> None:
     assert found.ok
 
 
+def remote() -> None:
+    place = UPath("memory://typed/file")
+    tree = {"w": np.ones(3)}
+    treepack.save(place, tree, storage_options={"asynchronous": False})
+    same = treepack.load(place, tree)
+    assert same["w"].shape == (3,)
+    file: treepack.Tree = treepack.open(place)
+    assert list(file) == ["w"]
+    assert treepack.verify(place).ok
+    assert treepack.is_checkpoint(place)
+    assert treepack.read_metadata(place) is None
+    assert treepack.abstract(place)["w"].shape == (3,)
+    serialization.save_to_file(tree, place)
+    again = serialization.load_from_file(tree, place, storage_options={})
+    assert again["w"].shape == (3,)
+    checkpoints.save_checkpoint(place.parent / "series", tree, 3)
+    assert checkpoints.available_steps(place.parent / "series") == [3]
+
+
 def data() -> None:
     tree = (Layer(jnp.ones(2)), [1, 2.0])
     encoded: bytes = treepack.dumps(tree, static="skip", select="**", align=16, threads=1)
@@ -201,6 +221,7 @@ def failures() -> None:
         treepack.GzipCorruptionError,
         treepack.NoIndexError,
         treepack.HoleError,
+        treepack.MissingPathError,
         treepack.InvalidCheckpointError,
         treepack.MultiprocessArrayError,
         treepack.NewerVersionError,
@@ -226,6 +247,7 @@ def main() -> None:
         opened(Path(folder))
         exported(Path(folder))
         drop_in(Path(folder))
+    remote()
     data()
     failures()
 

@@ -144,7 +144,7 @@ def test_show(folder: Path) -> None:
     for path in ("e", "z", "t", "n"):
         assert call("show", "odd", path)
     assert "treepack ls model params" in refused("show", "model", "params")
-    message = "treepack: there is nothing at nothing\n"
+    message = "treepack: 'model': there is nothing at nothing\n"
     assert run("show", "model", "nothing", status=2) == message
     assert refused("show", "model", "nothing") == message
 

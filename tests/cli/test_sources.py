@@ -143,7 +143,7 @@ def test_each_format_is_listed_and_converted(write: Callable[[str], str]) -> Non
 def test_what_a_directory_of_orbax_has() -> None:
     write_orbax_step("source")
     message = refused("ls", "source")
-    assert "'source' is a directory of Orbax with 3: give one of them, as source/3" in message
+    assert "'source': it is a directory of Orbax with 3: give one of them, as source/3" in message
     code = (
         "import sys, treepack.__main__ as m; sys.modules['orbax.checkpoint'] = None; "
         "sys.argv = ['treepack', 'ls', 'source/3']; m.main()"
@@ -340,5 +340,5 @@ def test_files_of_numpy_are_read_without_jax() -> None:
 
 
 def test_other_formats_at_urls() -> None:
-    message = "memory://x.npz: only msgpack is read from URLs; download it"
+    message = "'memory://x.npz': only msgpack is read from URLs; download it"
     assert message in refused("ls", "memory://x.npz")

@@ -232,7 +232,7 @@ def test_directories_at_urls() -> None:
     fs.pipe("/weights/model.safetensors", b"?")
     for verb in (treepack.load, treepack.open, treepack.verify):
         for place in ("foreign", "foreign/3", "foreign/3/state"):
-            with pytest.raises(treepack.DecodeError, match=rf"'memory://{place}' .* of Orbax"):
+            with pytest.raises(treepack.DecodeError, match=rf"'memory://{place}': .* of Orbax"):
                 verb(f"memory://{place}")
         with pytest.raises(treepack.DecodeError, match="directory of safetensors"):
             verb("memory://weights")

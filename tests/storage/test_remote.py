@@ -477,6 +477,6 @@ def test_errors_of_other_libraries_are_told_with_the_url(
         with pytest.raises(OSError, match=told):
             read("short://bucket/model")  # type: ignore[operator]
     monkeypatch.setattr(Short, "answer", PermissionError("not you"))
-    with pytest.raises(PermissionError, match="not you") as caught:
+    told = "short://bucket/model: bytes 0 to .* were asked for: not you"
+    with pytest.raises(PermissionError, match=told):
         treepack.load("short://bucket/model")
-    assert "short://bucket/model: bytes 0 to" in caught.value.__notes__[0]

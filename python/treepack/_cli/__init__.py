@@ -23,7 +23,7 @@ import typer
 import treepack
 from treepack._cli import checking, listing, writing
 from treepack._src.printable import printable_lines
-from treepack.errors import UnserializableLeafError
+from treepack.errors import MissingPathError, UnserializableLeafError
 
 app = typer.Typer(
     name="treepack",
@@ -68,11 +68,9 @@ def run() -> None:
         # The reader has enough. Python must not write any more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except KeyError as error:
-        sys.exit(_fail(f"there is nothing at {error.args[0]}"))
     except MemoryError:
         sys.exit(_fail("out of memory"))
-    except (OSError, ValueError, ImportError, UnserializableLeafError) as error:
+    except (OSError, ValueError, ImportError, MissingPathError, UnserializableLeafError) as error:
         sys.exit(_fail(str(error), getattr(error, "__notes__", [])))
     except Exception:  # of treepack itself: 1, as Python has it, is for damage
         traceback.print_exc()

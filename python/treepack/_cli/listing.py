@@ -17,6 +17,7 @@ from treepack._src.checkpoint.file import Tree, count_text, kind_text, place_of,
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.dtypes import is_complex
 from treepack._src.printable import printable
+from treepack.errors import MissingPathError
 
 FILE = Annotated[str, typer.Argument(help="A checkpoint of treepack, flax or eformer.")]
 ANY_FILE = Annotated[
@@ -159,7 +160,7 @@ def _list(
 ) -> None:
     node = entries.find(_paths.parts(path))
     if node is None:
-        raise KeyError(path)
+        raise MissingPathError(path, file)
     if as_json:
         print(json.dumps(_as_json(entries, file, node, metadata), indent=1))
     elif entries.children(node) is None:

@@ -24,13 +24,14 @@ from treepack._cli import convert as _convert
 from treepack._cli import output
 from treepack._cli.convert import State
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.file import File, open
+from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.select import Selector, chosen, ends_of
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import printable
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.foreign import orbax_items
-from treepack._src.storage.place import local, url_of
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import local, resolved, url_of
 from treepack.errors import DecodeError, NoIndexError, TreepackError
 
 
@@ -39,9 +40,12 @@ def opened(source: str, max_size: int | None) -> File:
     try:
         return open(source, max_size=max_size, unknown="dict")
     except NoIndexError:
-        with output.bar("decompress") as progress:
+        source = resolved(source)
+        with output.bar("decompress") as progress, naming(source):
             content = read_whole(source, max_size=max_size, progress=progress)
-        return open(content, max_size=max_size, unknown="dict")
+            file = open(content, max_size=max_size, unknown="dict")
+        place_of(file).reader.given = source
+        return file
 
 
 @contextlib.contextmanager
@@ -52,7 +56,9 @@ def states(source: str, separator: str, max_size: int | None) -> Iterator[State]
         yield found
         return
     with opened(source, max_size) as file:
-        yield _convert.state_of(file)
+        with naming(source):
+            state = _convert.state_of(file)
+        yield state
 
 
 def foreign(
@@ -62,9 +68,14 @@ def foreign(
 
     With `lists`, arrays may be descriptions with a shape and a dtype, which cannot be read.
     """
+    with naming(source):
+        return _foreign(resolved(source), separator, max_size, lists)
+
+
+def _foreign(source: str, separator: str, max_size: int | None, lists: bool) -> State | None:
     if url_of(source) is not None:
         if _convert.format_of(source) != "msgpack":
-            raise TreepackError(f"{printable(source)}: only msgpack is read from URLs; download it")
+            raise TreepackError("only msgpack is read from URLs; download it")
         return None
     place = Path(local(source))
     if place.is_dir():
@@ -93,7 +104,7 @@ def _orbax(path: Path, items: list[str], lists: bool) -> State:
         inside = sorted(it.name for it in path.iterdir() if it.is_dir())
         names = ", ".join(map(printable, items or inside)) or "nothing"
         raise TreepackError(
-            f"{printable(str(path))!r} is a directory of Orbax with {names}: give one of them, as "
+            f"it is a directory of Orbax with {names}: give one of them, as "
             f"{printable(str(path / (items or inside or ['STEP'])[0]))}"
         )
     try:

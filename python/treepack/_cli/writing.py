@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +16,7 @@ from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.verify import verify
 from treepack._src.options import float_dtype
 from treepack._src.storage.content import size_of
+from treepack._src.storage.place import has_gzip_suffix, resolved
 from treepack.errors import NewerVersionError
 
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
@@ -115,16 +115,17 @@ class _Target:
         """Writes a state in the format of the suffix, and prints the size of the file."""
         if self.dtype is not None:
             state = state._replace(tree=_convert.with_dtype(state.tree, float_dtype(self.dtype)))
-        format = _convert.format_of(self.path)
+        path = resolved(self.path)
+        format = _convert.format_of(path)
         if format != "msgpack" and (self.gzip or self.level is not None):
             raise ValueError(f"--gzip and --level are for msgpack, not for {format}")
         if format == "safetensors":
-            _convert.write_safetensors(state, self.path, self.sep)
+            _convert.write_safetensors(state, path, self.sep)
         elif format == "npz":
-            _convert.write_npz(state, self.path, self.sep)
+            _convert.write_npz(state, path, self.sep)
         else:
-            compress = Path(self.path).suffix == ".gz" if self.gzip is None else self.gzip
+            compress = has_gzip_suffix(path) if self.gzip is None else self.gzip
             how = serialization.writing(vars(self) | {"compress": compress})
             with output.bar("write") as progress:
-                _convert.write_msgpack(state, self.path, how, progress)
-        output.line(f"{self.path}: {size_text(size_of(self.path))}", "green")
+                _convert.write_msgpack(state, path, how, progress)
+        output.line(f"{self.path}: {size_text(size_of(path))}", "green")

@@ -275,6 +275,7 @@ class FileOptions(InflateOptions, total=False):
     """The options of `serialization.load_from_file`; see there."""
 
     mmap: bool
+    storage_options: StorageOptions
 
 
 class PartOptions(ReadOptions, total=False):

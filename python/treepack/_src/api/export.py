@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,8 @@ from treepack._src.interop.modules import OnUse
 from treepack._src.options import Arrays, Progress, Reading, Static, StorageOptions
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.storage.content import Openable, content_of
-from treepack._src.storage.place import resolved
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import Location, resolved
 from treepack.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class LoadedExported(NamedTuple):
 
 
 def save_exported(
-    path: str | os.PathLike[str],
+    path: Location,
     exported: jax_export.Exported,
     params: Any = None,
     *,
@@ -141,19 +141,20 @@ def load_exported(
     static = _static_of_params(static)
     how = Reading.of(locals())
     path = resolved(path, storage_options)
-    content = content_of(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
-    tree = restore_described(content, None, how)
-    if type(tree) is not dict or tree.keys() != {"exported", "params"}:
-        raise DecodeError("the file is not from save_exported")
-    if type(tree["exported"]) is not bytes:
-        raise DecodeError("the file is not from save_exported: there is no function in it")
-    try:
-        exported = export.deserialize(bytearray(tree["exported"]))
-    except ImportError:
-        raise
-    except Exception as error:  # jax raises any type here
-        raise DecodeError(f"the function in the file cannot be read: {error}") from error
-    return LoadedExported(exported, tree["params"])
+    with naming(path):
+        content = content_of(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+        tree = restore_described(content, None, how)
+        if type(tree) is not dict or tree.keys() != {"exported", "params"}:
+            raise DecodeError("the file is not from save_exported")
+        if type(tree["exported"]) is not bytes:
+            raise DecodeError("the file is not from save_exported: there is no function in it")
+        try:
+            exported = export.deserialize(bytearray(tree["exported"]))
+        except ImportError:
+            raise
+        except Exception as error:  # jax raises any type here
+            raise DecodeError(f"the function in the file cannot be read: {error}") from error
+        return LoadedExported(exported, tree["params"])
 
 
 def _static_of_params(static: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
@@ -41,7 +40,8 @@ from treepack._src.saving.group import TIMEOUT_S
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, inflated_head
-from treepack._src.storage.place import absolute, has_gzip_suffix, resolved
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import Location, absolute, has_gzip_suffix, resolved
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
     GzipError,
@@ -59,7 +59,7 @@ else:
 
 @overload
 def save(
-    path: str | os.PathLike[str],
+    path: Location,
     tree: Any,
     *,
     background: Literal[False] = False,
@@ -69,7 +69,7 @@ def save(
 
 @overload
 def save(
-    path: str | os.PathLike[str],
+    path: Location,
     tree: Any,
     *,
     background: Literal[True],
@@ -78,7 +78,7 @@ def save(
 
 
 def save(
-    path: str | os.PathLike[str],
+    path: Location,
     tree: Any,
     *,
     background: bool = False,
@@ -169,7 +169,7 @@ def save(
       >>> treepack.load(path)
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
-    path = resolved(path, storage_options)
+    place = resolved(path, storage_options)
     step = None if step is None else operator.index(step)
     if isinstance(tree, Iterator):
         check_iterator(select=select, background=background, sharded=sharded)
@@ -177,24 +177,24 @@ def save(
         tree = chosen(tree, select)
         sharded = is_distributed(tree) if sharded is None else sharded
     if compress is None:
-        compress = not sharded and has_gzip_suffix(path)
+        compress = not sharded and has_gzip_suffix(place)
     how = serialization.writing(locals())
-    wait_for(path)
+    wait_for(place)
     if isinstance(tree, Iterator):
-        with spooled(tree, path) as tree:
-            save_layout(file_layout(tree, metadata, how, static=static), path, how, progress)
+        with spooled(tree, place) as tree:
+            save_layout(file_layout(tree, metadata, how, static=static), place, how, progress)
         return None
     if sharded:
         together = ShardedWrite(
-            path, tree, metadata, static, how, snapshot=background, step=step, timeout=timeout
+            place, tree, metadata, static, how, snapshot=background, step=step, timeout=timeout
         )
-        return run(path, together, progress, background=background, abandon=together.abandon)
+        return run(place, together, progress, background=background, abandon=together.abandon)
     layout = file_layout(tree, metadata, how, static=static, snapshot=background)
     # Meanwhile the program may change its directory.
-    where = absolute(path) if background else path
+    where = absolute(place) if background else place
     write = functools.partial(save_layout, layout, where, how)
     del layout  # so that the traceback of an error does not hold it
-    return run(path, write, progress, background=background)
+    return run(place, write, progress, background=background)
 
 
 T = TypeVar("T")
@@ -344,7 +344,7 @@ def load(
       >>> treepack.load(path, template)
       Traceback (most recent call last):
         ...
-      treepack.errors.MismatchError: 1 leaf does not match the template:
+      treepack.errors.MismatchError: '...model.treepack': 1 leaf does not match the template:
         w: expected bfloat16[2,2], found float32[2,2]
       Pass cast=True to cast floats to the dtypes of the template.
       Pass strict=False to restore the state regardless.
@@ -355,22 +355,23 @@ def load(
     selection, how = Selection.of(options), Reading.of(options)
     path = resolved(path, storage_options)
     is_directory = False
-    if selection.is_whole:
-        try:
-            content = content_of(
-                path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
-            )
-        except IsADirectoryError:
-            is_directory = True  # a sharded checkpoint, or nothing
-        else:
-            return restore_described(content, target, how)
 
     def attempt() -> Any:
         reader = open_reader(path, is_directory=is_directory, mmap=mmap, max_size=max_size)
         with contextlib.closing(reader):
             return load_part(Place(reader, 0, []), target, selection, how)
 
-    return unless_replaced(attempt)
+    with naming(path):
+        if selection.is_whole:
+            try:
+                content = content_of(
+                    path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
+                )
+            except IsADirectoryError:
+                is_directory = True  # a sharded checkpoint, or nothing
+            else:
+                return restore_described(content, target, how)
+        return unless_replaced(attempt)
 
 
 def abstract(
@@ -405,7 +406,8 @@ def abstract(
       [ShapeDtypeStruct(shape=(2, 3), dtype=float64), 'text']
     """
     check("unknown", unknown)
-    with _opened(resolved(path_or_data, storage_options), max_size) as file:
+    source = resolved(path_or_data, storage_options)
+    with naming(source), _opened(source, max_size) as file:
         present(place_of(file).catalog.record)
         return file.abstract(unknown=unknown, static=static)
 
@@ -436,7 +438,8 @@ def read_metadata(
       >>> treepack.read_metadata(treepack.dumps([], metadata={"step": 3, "shape": (1, 2)}))
       {'step': 3, 'shape': (1, 2)}
     """
-    with _opened(resolved(path_or_data, storage_options), max_size, unknown) as file:
+    source = resolved(path_or_data, storage_options)
+    with naming(source), _opened(source, max_size, unknown) as file:
         present(place_of(file).catalog.record)
         return file.metadata
 
@@ -471,7 +474,7 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
     """
     source = resolved(path_or_data, storage_options)
     try:
-        with open(source) as file:
+        with naming(source), open(source) as file:
             place = place_of(file)
             is_map = place.catalog.children(0) is not None and not place.catalog.is_list(0)
             return is_map or place.catalog.record is not None

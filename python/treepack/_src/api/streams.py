@@ -20,20 +20,23 @@ import treepack._core as core
 from treepack import serialization
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
+from treepack._src.options import StorageOptions
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
-from treepack._src.storage.place import local, resolved, url_of
+from treepack._src.storage.naming import naming
+from treepack._src.storage.place import Location, local, resolved, url_of
 from treepack._src.storage.write import replacing, spool
 
 
 def read_stream(
-    path: str | os.PathLike[str], *, max_size: int | None = None
+    path: Location, *, max_size: int | None = None, storage_options: StorageOptions = None
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields the leaves of a stream of EasyLM or EasyDeL, one by one.
 
     Args:
       path: The file.
       max_size: The maximum decompressed size of gzip in bytes.
+      storage_options: See `save`.
 
     Yields:
       The path of a leaf, as a tuple of keys, and the leaf; arrays are read when they are used.
@@ -49,12 +52,17 @@ def read_stream(
       {('params', 'w'): array([1., 1.]), ('step',): 3}
       >>> treepack.save(f"{path}.treepack", treepack.read_stream(path))
     """
-    content = read_whole(resolved(path), max_size=max_size, may_be_empty=True)
-    for key, start, end in core.stream_items(content):
-        yield tuple(key), core.restore(content, None, None, part=(start, end))
+    source = resolved(path, storage_options)
+    with naming(source):
+        content = read_whole(source, max_size=max_size, may_be_empty=True)
+        items = core.stream_items(content)
+    for key, start, end in items:
+        with naming(source):
+            leaf = core.restore(content, None, None, part=(start, end))
+        yield tuple(key), leaf
 
 
-def write_stream(path: str | os.PathLike[str], leaves: Iterable[tuple[Any, Any]]) -> None:
+def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
     """Writes leaves to a stream that EasyLM and EasyDeL read; the file is replaced whole.
 
     Args:

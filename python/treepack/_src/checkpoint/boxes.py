@@ -53,13 +53,13 @@ class Part(NamedTuple):
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         """Adds the name of the file to read errors."""
-        name = self.shard.reader.name
+        reader = self.shard.reader
         try:
             yield
         except FileNotFoundError as error:
-            raise self.gone(name) from error
+            raise self.gone(reader.short_name) from error
         except DAMAGE as error:
-            raise CorruptionError(f"{name} is damaged: {error}") from error
+            raise CorruptionError(f"{reader.short_name} is damaged: {error.reason}") from error
 
     def prefetch(self) -> None:
         """Starts to read it from the disk."""

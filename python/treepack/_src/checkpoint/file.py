@@ -17,7 +17,9 @@ from treepack._src.checkpoint.sharded import open_reader
 from treepack._src.options import PartOptions, StorageOptions, Unknown, check, part_options
 from treepack._src.printable import cells, padded, printable
 from treepack._src.storage.content import Openable
+from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import resolved
+from treepack.errors import MissingPathError
 
 # A search for similar names among more than these takes long.
 _MOST_NAMES = 1000
@@ -46,7 +48,7 @@ class Tree(Mapping[str, Any]):
         """Returns the leaf or container at a path.
 
         Raises:
-          KeyError: If nothing is there.
+          MissingPathError: A KeyError. If nothing is there.
         """
         reader, start, above = self._place
         parts = _paths.parts(path)
@@ -59,7 +61,11 @@ class Tree(Mapping[str, Any]):
             value, parts = found
         parts = [*above, *parts]
         if catalog.children(value) is None:
-            return reader.leaf(value, parts)
+            try:
+                return reader.leaf(value, parts)
+            except Exception as error:
+                name_file(error, reader.given)
+                raise
         return Tree(Place(reader, value, parts))
 
     def _literally(self, path: Any) -> tuple[tuple[int, list[str]] | None, dict[str, list[str]]]:
@@ -86,16 +92,18 @@ class Tree(Mapping[str, Any]):
                     near["/".join([*parts, name])] = [*parts, name]
         return (found[0] if len(found) == 1 else None), near
 
-    def _missing(self, path: Any, parts: list[str], names: dict[str, list[str]]) -> KeyError:
+    def _missing(
+        self, path: Any, parts: list[str], names: dict[str, list[str]]
+    ) -> MissingPathError:
         """Returns the error for a path where nothing is, with a similar one."""
         text = _paths.text(parts)
-        error = KeyError(path if isinstance(path, str) else text)
-        for similar in difflib.get_close_matches(path, names, n=1) if names else ():
-            error.add_note(f"is it {similar!r}, written {_paths.text(names[similar])!r}?")
-            return error
+        hint = ""
         for similar in difflib.get_close_matches(text, self._paths_near(parts), n=1):
-            error.add_note(f"is it {similar!r}?")
-        return error
+            hint = f"is it {similar!r}?"
+        for similar in difflib.get_close_matches(path, names, n=1) if names else ():
+            hint = f"is it {similar!r}, written {_paths.text(names[similar])!r}?"
+        asked = path if isinstance(path, str) else text
+        return MissingPathError(asked, self._place.reader.filename, hint)
 
     def _paths_near(self, parts: list[str]) -> list[str]:
         """Returns the existing paths that differ from a missing one in one part only."""
@@ -148,7 +156,9 @@ class Tree(Mapping[str, Any]):
         """
         reader, start, parts = self._place
         for path, value in reader.catalog.leaves(start):
-            yield path, reader.leaf(value, [*parts, *_paths.parts(path)])
+            with naming(reader.given):
+                leaf = reader.leaf(value, [*parts, *_paths.parts(path)])
+            yield path, leaf
 
     @property
     def nbytes(self) -> int:
@@ -175,23 +185,25 @@ class Tree(Mapping[str, Any]):
           [array([1., 1.]), array([0., 0.])] {'step': 7}
         """
         selection, how = part_options(options, return_report=return_report)
-        return load_part(self._place, target, selection, how)
+        with naming(self._place.reader.given):
+            return load_part(self._place, target, selection, how)
 
     def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:
         """Returns the tree with `jax.ShapeDtypeStruct`s for arrays; see `treepack.abstract`."""
         check("unknown", unknown)
-        state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
-        record = self._catalog.record
-        if record is None:
-            return state
-        return core.assemble(
-            state,
-            record,
-            unknown_as_dict=unknown == "dict",
-            placeholders=True,
-            static=static,
-            at=self._place.positions(),
-        )
+        with naming(self._place.reader.given):
+            state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
+            record = self._catalog.record
+            if record is None:
+                return state
+            return core.assemble(
+                state,
+                record,
+                unknown_as_dict=unknown == "dict",
+                placeholders=True,
+                static=static,
+                at=self._place.positions(),
+            )
 
     def __repr__(self) -> str:
         if self._place.reader.is_closed:
@@ -275,7 +287,8 @@ class File(Tree):
         record = self._catalog.record
         if record is None:
             return None
-        return core.record_metadata(record, unknown_as_dict=self._unknown == "dict")
+        with naming(self._place.reader.given):
+            return core.record_metadata(record, unknown_as_dict=self._unknown == "dict")
 
     @property
     def damage(self) -> str | None:
@@ -351,7 +364,11 @@ def open(
     check("unknown", unknown)
     check("max_size", max_size)
     source = resolved(source, storage_options)
-    return File(open_reader(source, salvage=salvage, mmap=mmap, max_size=max_size), unknown)
+    try:
+        return File(open_reader(source, salvage=salvage, mmap=mmap, max_size=max_size), unknown)
+    except Exception as error:
+        name_file(error, source)
+        raise
 
 
 def leaf_text(catalog: core.Catalog, value: int) -> tuple[str, str]:

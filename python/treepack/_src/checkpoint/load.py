@@ -150,7 +150,7 @@ def _renamed(place: Place, selection: Selection) -> dict[str, str]:
     renamed = {path: renaming(path) for path, _ in place.catalog.ends(place.value)}
     renaming.check()
     if len(set(renamed.values())) < len(renamed):
-        raise ValueError("rename gives two leaves the same path: choose other names")
+        raise TreepackError("rename gives two leaves the same path: choose other names")
     return renamed
 
 
@@ -194,10 +194,10 @@ def _corrupt(
     with progress_bar(how.progress, "verify") as tell:
         statuses, damage = place.reader.verify(threads=how.threads, progress=tell)
     if damage is not None:
-        told = f"{place.reader.name} is damaged: {damage}"
         if selection.on_corrupt == "error":
-            raise CorruptionError(told)
-        warnings.warn(f"{told}; undamaged leaves are loaded", UserWarning, stacklevel=2)
+            raise CorruptionError(f"the file is damaged: {damage}")
+        told = f"{place.reader.name} is damaged: {damage}; undamaged leaves are loaded"
+        warnings.warn(told, UserWarning, stacklevel=2)
     catalog = place.catalog
     inside = set(catalog.leaf_values(place.value))
     found = {}
@@ -270,7 +270,7 @@ def _renamed_state(
         else:
             _paths.put(state, _paths.parts(new), leaf)
     if root and state:
-        raise ValueError(f"rename puts a leaf at {_paths.ROOT}, where others are")
+        raise TreepackError(f"rename puts a leaf at {_paths.ROOT}, where others are")
     return root[0] if root else state
 
 
@@ -279,7 +279,7 @@ def _list_path(path: str, renamed: Mapping[str, str]) -> str:
     for old, new in renamed.items():
         if old.startswith(f"{path}/") and new.endswith(old[len(path) :]):
             return new[: len(new) - len(old) + len(path)]
-    raise ValueError(f"rename splits the list at {path}")
+    raise TreepackError(f"rename splits the list at {path}")
 
 
 def restore_described(data: Buffer | core.Content, target: Any, how: Reading) -> Any:

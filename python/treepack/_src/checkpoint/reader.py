@@ -20,8 +20,9 @@ from treepack._src.restore.report import ABSENT
 from treepack._src.storage.content import Openable, Opened, open_parts
 from treepack._src.storage.deferred import Deferred
 from treepack._src.storage.fetch import Blocks, Range, fetching, joined
+from treepack._src.storage.naming import filename_of, name_file, naming
 from treepack._src.storage.place import absolute
-from treepack.errors import DecodeError
+from treepack.errors import DecodeError, MissingPathError
 
 # NumPy has no arrays of more dimensions.
 _MOST_NDIM = 64
@@ -44,7 +45,7 @@ class Reader:
     object: the other process opens the file again.
 
     Attributes:
-      name: The name of the file in messages.
+      given: The source as the caller has given it.
       may_change: Whether it lies in memory that others may change.
       inflated: The number of bytes that were decompressed from gzip.
       nbytes: The number of bytes in the file.
@@ -60,7 +61,7 @@ class Reader:
         # The program may go elsewhere, and so may a pickle.
         self._source = absolute(source) if is_path else source
         self._options = {"salvage": salvage, **options}
-        self.name: str = repr(os.fspath(source)) if is_path else "in memory"
+        self.given = source
         is_fixed = is_path or isinstance(source, (bytes, core.Content)) or hasattr(source, "read")
         self.may_change: bool = not is_fixed
         self.inflated: int = found.inflated
@@ -72,6 +73,21 @@ class Reader:
         self._catalog: core.Catalog | None = core.Catalog.open(found.content, salvage=salvage)
 
     @property
+    def filename(self) -> str | None:
+        """The file as the caller has named it; `None` for data in memory."""
+        return filename_of(self.given)
+
+    @property
+    def name(self) -> str:
+        """The name of the file in messages."""
+        return "in memory" if self.filename is None else repr(self.filename)
+
+    @property
+    def short_name(self) -> str:
+        """The name of the file in its directory."""
+        return self.name if self.filename is None else os.path.basename(self.filename)  # noqa: PTH119
+
+    @property
     def catalog(self) -> core.Catalog:
         """Its leaves by their paths.
 
@@ -79,7 +95,7 @@ class Reader:
           ValueError: If it is closed.
         """
         if self._catalog is None:
-            raise ValueError("the file is closed")
+            raise ValueError(f"the file {self.name} is closed")
         return self._catalog
 
     @property
@@ -203,7 +219,7 @@ class Reader:
             raise TypeError("a File that was opened by a file object cannot be pickled")
         if not isinstance(source, (str, os.PathLike)):
             source = bytes(source)
-        return _reopened, (type(self), source, self._options, self.name)
+        return _reopened, (type(self), source, self._options, self.filename)
 
     @classmethod
     def open(
@@ -220,9 +236,12 @@ class Reader:
         return cls(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
 
 
-def _reopened(kind: type[Reader], source: Openable, options: dict[str, Any], name: str) -> Reader:
-    reader = kind.open(source, **options)
-    reader.name = name
+def _reopened(
+    kind: type[Reader], source: Openable, options: dict[str, Any], filename: str | None
+) -> Reader:
+    with naming(filename):
+        reader = kind.open(source, **options)
+    reader.given = source if filename is None else filename
     return reader
 
 
@@ -330,12 +349,16 @@ class LazyArray(ArrayLike, Deferred):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         catalog = self.reader.catalog
-        with self.reader.fetching(self.value):
-            array: np.ndarray = catalog.read(self.value, copy=copy, threads=None)
-        same = isinstance(array, np.ndarray) and array.dtype == self.dtype
-        if not same or array.shape != self.shape:
-            reason = "the leaf is not what the index of the file has there"
-            raise DecodeError(reason, path=self.path)
+        try:
+            with self.reader.fetching(self.value):
+                array: np.ndarray = catalog.read(self.value, copy=copy, threads=None)
+            same = isinstance(array, np.ndarray) and array.dtype == self.dtype
+            if not same or array.shape != self.shape:
+                reason = "the leaf is not what the index of the file has there"
+                raise DecodeError(reason, path=self.path)
+        except Exception as error:
+            name_file(error, self.reader.given)
+            raise
         if dtype is None or np.dtype(dtype) == array.dtype:
             return array
         if copy is False:
@@ -358,17 +381,20 @@ class LazyArray(ArrayLike, Deferred):
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
         shape = tuple(map(len, box))
-        if 0 in shape:
-            self.reader.catalog.pieces(
-                self.value
-            )  # raises if the dimensions are not those of the index
-            return np.empty(shape, self.dtype)
+        catalog = self.reader.catalog
         bounds = bounds_of(box)
-        if self.reader.is_local:
-            data = self.reader.catalog.read_box(self.value, bounds)
-        else:
-            with fetching(self.ranges(bounds)):
-                data = self.reader.catalog.read_box(self.value, bounds)
+        try:
+            if 0 in shape:
+                catalog.pieces(self.value)  # raises if the dimensions are not those of the index
+                return np.empty(shape, self.dtype)
+            if self.reader.is_local:
+                data = catalog.read_box(self.value, bounds)
+            else:
+                with fetching(self.ranges(bounds)):
+                    data = catalog.read_box(self.value, bounds)
+        except Exception as error:
+            name_file(error, self.reader.given)
+            raise
         return data.view(self.dtype).reshape(shape)
 
     def ranges(self, bounds: Bounds) -> Iterator[tuple[Blocks, Range]]:
@@ -399,16 +425,19 @@ class LazyArray(ArrayLike, Deferred):
         at = _address(target) - _address(whole)
         memory, strides = whole.reshape(-1).view(np.uint8), target.strides
         read_to = self.reader.catalog.read_box_to
-        read_to(self.value, bounds, memory, at, strides, threads=threads)
+        with naming(self.reader.given):
+            read_to(self.value, bounds, memory, at, strides, threads=threads)
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:
         """Reads a range of its elements in C order, and nothing else."""
         itemsize = self.dtype.itemsize
         read = self.reader.catalog.read_bytes
-        return read(self.value, start * itemsize, stop * itemsize).view(self.dtype)
+        with naming(self.reader.given):
+            return read(self.value, start * itemsize, stop * itemsize).view(self.dtype)
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
-        return self.reader.catalog.pieces(self.value)
+        with naming(self.reader.given):
+            return self.reader.catalog.pieces(self.value)
 
     def __repr__(self) -> str:
         return f"LazyArray({self.path!r}, shape={self.shape}, dtype={self.dtype.name})"
@@ -420,7 +449,7 @@ class LazyArray(ArrayLike, Deferred):
 def _array_at(reader: Reader, parts: list[str]) -> Any:
     value = reader.catalog.find(parts, 0)
     if value is None:
-        raise KeyError(_paths.text(parts))  # the file has been replaced
+        raise MissingPathError(_paths.text(parts), reader.filename)  # the file has been replaced
     return reader.leaf(value, parts)
 
 

@@ -18,6 +18,7 @@ from treepack._src import paths as _paths
 from treepack._src.printable import printable
 from treepack._src.pytree.kinds import is_function, kind_of
 from treepack._src.pytree.state_dict import expand, leaves_of
+from treepack.errors import TreepackError
 
 # Takes the path of a leaf; returns whether it is selected.
 Selects = Callable[[str], bool]
@@ -72,7 +73,7 @@ class Selector:
         """Marks the selected leaves of a file below a value; `None` stands for all.
 
         Raises:
-          ValueError: If a tree of bools has no bool for a leaf.
+          TreepackError: If a tree of bools has no bool for a leaf.
         """
         if self._predicate is not None:
             return catalog.select_by(value, self._predicate)
@@ -87,7 +88,7 @@ class Selector:
         """Returns whether the leaf at a path is selected.
 
         Raises:
-          ValueError: If a tree of bools has no bool for it.
+          TreepackError: If a tree of bools has no bool for it.
         """
         if self._predicate is not None:
             return bool(self._predicate(path))
@@ -109,7 +110,7 @@ class Selector:
     def check(
         self, unmatched: Iterable[int], where: str, paths: Callable[[], Iterable[str]]
     ) -> None:
-        """Raises a ValueError about patterns that match nothing, if there are any.
+        """Raises a TreepackError about patterns that match nothing, if there are any.
 
         Args:
           unmatched: Those, by number.
@@ -126,11 +127,11 @@ class Selector:
                 alone = Selector([*parts])
                 if not alone.unmatched(range(len(alone.patterns)), paths()):
                     error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        raise ValueError(error)
+        raise TreepackError(error)
 
 
-def _no_bool(path: str) -> ValueError:
-    return ValueError(f"at {printable(path)}: the tree of bools has none for it")
+def _no_bool(path: str) -> TreepackError:
+    return TreepackError(f"at {printable(path)}: the tree of bools has none for it")
 
 
 # The leaves of a mask: `None` is a missing leaf, as in the masks of equinox.
@@ -297,11 +298,11 @@ class Renaming:
         """Checks that a pattern has matched a path.
 
         Raises:
-          ValueError: If there are patterns, and none has matched.
+          TreepackError: If there are patterns, and none has matched.
         """
         if not self._matches:
             patterns = ", ".join(pattern for pattern, *_ in self._rules)
-            raise ValueError(f"rename matches nothing in the file: {patterns}")
+            raise TreepackError(f"rename matches nothing in the file: {patterns}")
 
 
 def _joined(new: str, rest: str) -> str:

@@ -35,6 +35,7 @@ from treepack._src.storage.content import Openable, Opened, read_all, size_of
 from treepack._src.storage.deferred import rows_cast
 from treepack._src.storage.fetch import fetching
 from treepack._src.storage.foreign import directory_text
+from treepack._src.storage.naming import naming
 from treepack._src.storage.place import absolute, joined
 from treepack._src.storage.remote import at_once
 from treepack._src.tasks import Task, run
@@ -99,7 +100,7 @@ class ShardedReader(Reader):
             data = read_all(joined(self._path, MANIFEST))
         except FileNotFoundError:
             raise DecodeError(
-                f"the directory {os.fspath(source)!r} has no {MANIFEST}: {directory_text(source)}"
+                f"the directory has no {MANIFEST}: {directory_text(source)}"
             ) from None
         self._data = data
         self.manifest = core.Manifest.decode(data, max_size=max_size)
@@ -127,7 +128,7 @@ class ShardedReader(Reader):
         """
         with self._locked.lock:
             if self.is_closed:
-                raise ValueError("the file is closed")
+                raise ValueError(f"the file {self.name} is closed")
             task = self._files[number]
             if task is None or task.is_orphan:
                 opening = functools.partial(self._checked, *self._expected[number])
@@ -154,36 +155,35 @@ class ShardedReader(Reader):
         try:
             found = size_of(place) if self.is_local else nbytes
             if found != nbytes:  # before its end, which will not make sense
-                raise CorruptionError(f"{place} has {found} bytes instead of {nbytes}")
+                raise CorruptionError(f"{name} has {found} bytes instead of {nbytes}")
             left = None if self._max_size is None else max(0, self._max_size - self.inflated)
             file = self._open_file(place, max_size=left)
             if file.nbytes != nbytes:
-                raise CorruptionError(f"{place} has {file.nbytes} bytes instead of {nbytes}")
+                raise CorruptionError(f"{name} has {file.nbytes} bytes instead of {nbytes}")
         except FileNotFoundError:
-            raise self.gone(place) from None
+            raise self.gone(name) from None
         except CorruptionError:
             raise
         except DAMAGE as error:
-            raise CorruptionError(f"{place} is damaged: {error}") from error
+            raise CorruptionError(f"{name} is damaged: {error.reason}") from error
         except TreepackError as error:
             if self._max_size is None:
                 raise
             raise TreepackError(
-                f"{place}: the decompressed checkpoint exceeds max_size={self._max_size} bytes"
+                f"{name}: the decompressed checkpoint exceeds max_size={self._max_size} bytes"
             ) from error
         with self._locked.lock:
             self.inflated += file.inflated
         if zlib.crc32(file.catalog.record or b"") != record:
-            raise CorruptionError(f"{place} is not the file that was saved: it has another record")
+            raise CorruptionError(f"{name} is not the file that was saved: it has another record")
         return file
 
-    def gone(self, place: str) -> CorruptionError:
-        """Returns the error for a missing file."""
+    def gone(self, name: str) -> CorruptionError:
+        """Returns the error for a missing file, by its name in the directory."""
         with contextlib.suppress(FileNotFoundError, DecodeError):
             if read_all(joined(self._path, MANIFEST)) != self._data:
-                path = os.fspath(self._path)
-                return ReplacedError(f"{path!r} has been saved again meanwhile: open it again")
-        return CorruptionError(f"{place} is missing: the checkpoint is incomplete")
+                return ReplacedError("it has been saved again meanwhile: open it again")
+        return CorruptionError(f"{name} is missing: the checkpoint is incomplete")
 
     def close(self) -> None:
         """Closes the files. Arrays that view them stay valid."""
@@ -327,8 +327,8 @@ class ShardedReader(Reader):
         try:
             statuses, wrong = file.verify(threads=threads, progress=progress)
         except FileNotFoundError as error:  # it was there, elsewhere
-            raise self.gone(joined(self._path, self._expected[number][0])) from error
-        return statuses, None if wrong is None else f"{file.name}: {wrong}"
+            raise self.gone(self._expected[number][0]) from error
+        return statuses, None if wrong is None else f"{file.short_name}: {wrong}"
 
     @classmethod
     def open(cls, source: Openable, **options: Any) -> Reader:
@@ -396,10 +396,11 @@ class ShardedArray(LazyArray):
         Returns:
           A view of a file where the box lies in one shard, otherwise memory of its own.
         """
-        self.checkpoint.open_files(self.files_of(index))
-        plan = self.plan(index)
-        with fetching(ranges_of([plan])):
-            return plan.read()
+        with naming(self.reader.given):
+            self.checkpoint.open_files(self.files_of(index))
+            plan = self.plan(index)
+            with fetching(ranges_of([plan])):
+                return plan.read()
 
     def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
         """Plans a box, which is read later; with `in_place` it will be used where it lies."""
@@ -414,11 +415,12 @@ class ShardedArray(LazyArray):
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
-        self.checkpoint.open_files(self._files_of(box))
-        plan = self._plan(box)  # before memory is allocated for shards that may be missing
-        made = np.empty(tuple(map(len, box)), self.dtype)
-        with fetching(ranges_of([plan])):
-            plan.read_to(made)
+        with naming(self.reader.given):
+            self.checkpoint.open_files(self._files_of(box))
+            plan = self._plan(box)  # before memory is allocated for shards that may be missing
+            made = np.empty(tuple(map(len, box)), self.dtype)
+            with fetching(ranges_of([plan])):
+                plan.read_to(made)
         return made
 
     def files(self) -> Iterator[int]:
@@ -471,9 +473,9 @@ class ShardedArray(LazyArray):
             or not isinstance(shard, LazyArray)
             or (shard.shape, shard.dtype) != (shape, self._stored)
         ):
-            path, reason = _paths.text(keys), "" if cause is None else f": {cause}"
+            path, reason = _paths.text(keys), "" if cause is None else f": {cause.reason}"
             raise CorruptionError(
-                f"{path} is not in {file.name} as the manifest has it{reason}"
+                f"{path} is not in {file.short_name} as the manifest has it{reason}"
             ) from cause
         return shard
 

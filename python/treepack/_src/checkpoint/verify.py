@@ -12,6 +12,7 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.sharded import open_reader, unless_replaced
 from treepack._src.options import Progress, Status, StorageOptions, check, progress_bar
 from treepack._src.storage.content import Openable
+from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
 from treepack.errors import NewerVersionError
 
@@ -167,6 +168,7 @@ def verify(
             return Verification(Statuses(catalog.without_content(), statuses), damage, newer)
 
     try:
-        return unless_replaced(attempt)
+        with naming(source):
+            return unless_replaced(attempt)
     except NewerVersionError as error:  # of a manifest
-        return Verification({}, None, str(error))
+        return Verification({}, None, error.reason)

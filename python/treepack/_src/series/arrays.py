@@ -128,10 +128,11 @@ def restore_arrays(state: Any, target: Any, path: str, manager: Any, *, partial:
     }
     if not places:
         return state
+    directory = path + MP_ARRAY_POSTFIX
     if manager is None:
         counted = "1 array" if len(places) == 1 else f"{len(places)} arrays"
         raise error_class(MultiprocessArrayError, "MPACheckpointingRequiredError")(
-            f"{path} has {counted} of several processes in {path}{MP_ARRAY_POSTFIX}: "
+            f"it has {counted} of several processes in {Path(directory).name} beside it: "
             "pass gda_manager=GlobalAsyncCheckpointManager(), of "
             "jax.experimental.array_serialization.serialization"
         )
@@ -139,7 +140,7 @@ def restore_arrays(state: Any, target: Any, path: str, manager: Any, *, partial:
     lost = [parts for parts in places if not _is_of_several(templates.get(parts))]
     if lost and not partial:
         raise error_class(MultiprocessArrayError, "MPARestoreTargetRequiredError")(
-            f"{path} has an array of several processes at {'/'.join(lost[0])!r}, and the target "
+            f"it has an array of several processes at {'/'.join(lost[0])!r}, and the target "
             "has none there, whose sharding tells where it goes: pass a target with such arrays, "
             "or allow_partial_mpa_restoration=True"
         )
@@ -149,11 +150,10 @@ def restore_arrays(state: Any, target: Any, path: str, manager: Any, *, partial:
         )
         del places[parts]
     manager.wait_until_finished()
-    directory = path + MP_ARRAY_POSTFIX
     if url_of(path) is not None and not exists(joined(directory, COMMIT_SUCCESS_FILE)):
         raise error_class(MultiprocessArrayError, "MPARestoreDataCorruptedError")(
-            f"{directory} has no {COMMIT_SUCCESS_FILE}: its save has not finished; restore "
-            "another step"
+            f"{Path(directory).name} beside it has no {COMMIT_SUCCESS_FILE}: its save has not "
+            "finished; restore another step"
         )
     found = _read(manager, directory, [*places.values()], [templates[parts] for parts in places])
     return _filled(state, dict(zip(places, found, strict=True)), ())

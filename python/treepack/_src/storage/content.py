@@ -64,7 +64,7 @@ def read_whole(
         else:
             content = core.Content.lent(_remote.downloaded(url, tell))
         if content.nbytes == 0 and not may_be_empty:
-            raise _empty(path)
+            raise _empty()
         if content.is_gzip():
             content = content.inflate(max_size=max_size, threads=threads, progress=tell)
     return content
@@ -88,10 +88,8 @@ def content_of(
     return inflated(data, max_size=max_size, threads=threads, progress=progress)
 
 
-def _empty(path: str | os.PathLike[str]) -> DecodeError:
-    return DecodeError(
-        f"the file {os.fspath(path)!r} is empty (0 bytes): nothing was written or copied to it", 0
-    )
+def _empty() -> DecodeError:
+    return DecodeError("the file is empty (0 bytes): nothing was written or copied to it", 0)
 
 
 def inflated(
@@ -159,7 +157,7 @@ def open_parts(
     remote = None if url is None else _remote.remote(url)
     content = _raw(source, mmap, regular) if remote is None else remote.content
     if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
-        raise _empty(source)
+        raise _empty()
     if not content.is_gzip():
         return Opened(content, remote=remote, nbytes=content.nbytes)
     found = content.indexed(max_size=max_size)

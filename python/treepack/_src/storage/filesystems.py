@@ -49,7 +49,12 @@ def file_system(url: str) -> tuple[Any, str]:
         ) from error
     given = file_system_of(url)
     options = options_of(url) if given is None else {}
-    found, path = url_to_fs(str(url), **options)
+    try:
+        found, path = url_to_fs(str(url), **options)
+    except ValueError as error:  # an unknown protocol
+        raise ValueError(f"{str(url)!r}: {error}") from error
+    except ImportError as error:
+        raise ImportError(f"{str(url)!r}: {error}") from error
     found = given or found
     for layer in _layers(found):
         layer.invalidate_cache(path)

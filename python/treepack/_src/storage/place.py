@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 # fsspec chains URLs: `simplecache::s3://bucket/model`, `zip://model::s3://bucket/models.zip`.
 _URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]+::)*[a-zA-Z][a-zA-Z0-9+.-]+:/")
+
+
+class RemotePath(Protocol):
+    """A path of another file system, such as a `UPath`."""
+
+    @property
+    def protocol(self) -> str:
+        """The scheme of its URL."""
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        """The options of its file system."""
+
+
+Location = str | os.PathLike[str] | RemotePath
+"""Where a file or directory is: a path, a URL, or a `UPath`."""
 
 
 class Url(str):
@@ -81,10 +97,22 @@ def joined(path: str | os.PathLike[str], name: str) -> str:
     url = url_of(path)
     if url is None:
         return os.path.join(local(path), name)  # noqa: PTH118
-    # In a chain, the path of the directory is in the first link that has a path.
+    return _changed(url, lambda link: f"{link}{'' if link.endswith('/') else '/'}{name}")
+
+
+def beside(path: str | os.PathLike[str], name: str) -> str:
+    """Returns the path or URL of a file in the directory of another one."""
+    url = url_of(path)
+    if url is None:
+        return os.path.join(os.path.dirname(local(path)), name)  # noqa: PTH118, PTH120
+    return _changed(url, lambda link: f"{link.rpartition('/')[0]}/{name}")
+
+
+def _changed(url: str, change: Callable[[str], str]) -> Url:
+    # In a chain, the path is in the first link that has one.
     links = url.split("::")
     at = next(at for at, link in enumerate(links) if "://" in link)
-    links[at] += name if links[at].endswith("/") else f"/{name}"
+    links[at] = change(links[at])
     return Url("::".join(links), options_of(url), file_system_of(url))
 
 

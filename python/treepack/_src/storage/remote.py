@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from treepack._src.storage.objects import handles, path_of, store_at
 from treepack._src.storage.place import file_system_of, options_of, url_of
 from treepack._src.storage.store import Store
 from treepack._src.tasks import Task, Thread
+from treepack.errors import TreepackError
 
 # A whole file is read in steps of so many bytes, after each of which its progress is told.
 _STEP_BYTES = 8 << 20
@@ -78,19 +80,19 @@ def _blocks(url: str) -> Blocks | None:
     """Looks at a remote file; returns `None` if the server does not report its size."""
     store, path = store_of(url)
     if url.endswith("/") and not isinstance(store, FileSystem):
-        raise IsADirectoryError(f"{url} is a directory, by its slash")
-    with _asked(f"{url}: the last bytes"):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+    with _asked(url, "the last bytes"):
         found = store.head(path, Blocks.END)
     version, near, at_once = found.version, store.near, store.at_once
 
     def fetch(start: int, stop: int) -> Buffer:
-        asked = f"{url}: bytes {start} to {stop}"
-        with _asked(asked):
+        asked = f"bytes {start} to {stop}"
+        with _asked(url, asked):
             data = store.range(path, start, stop, version)
         count = memoryview(data).nbytes
         if count != stop - start:
             raise OSError(
-                f"{asked} were asked for, and {count} bytes came instead of {stop - start}"
+                f"{url}: {asked} were asked for, and {count} bytes came instead of {stop - start}"
             )
         return data
 
@@ -100,15 +102,23 @@ def _blocks(url: str) -> Blocks | None:
 
 
 @contextlib.contextmanager
-def _asked(what: str) -> Iterator[None]:
-    """Adds to errors what was asked for."""
-    asked = f"{what} were asked for"
+def _asked(url: str, what: str) -> Iterator[None]:
+    """Tells in errors of a store what was asked for; those of no such kind are OSErrors."""
+    asked = f"{url}: {what} were asked for"
     try:
         yield
+    except FileNotFoundError as error:
+        told = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+        for note in getattr(error, "__notes__", ()):
+            told.add_note(note)
+        raise told from error
     except OSError as error:
-        error.add_note(asked)
+        if error.errno is None:
+            error.args = (f"{asked}: {error}",)
+        elif error.filename is None:
+            error.filename = asked
         raise
-    except (MemoryError, ImportError):
+    except (MemoryError, ImportError, TreepackError):
         raise
     except Exception as error:  # libraries below fsspec have classes of their own
         raise OSError(f"{asked}: {type(error).__name__}: {error}") from error
@@ -140,7 +150,7 @@ def downloaded(url: str, progress: Progress = None) -> Buffer:
 def read_small(url: str) -> bytes:
     """Reads a whole remote file in one request."""
     store, path = store_of(url)
-    with _asked(f"{url}: all bytes"):
+    with _asked(url, "all bytes"):
         return bytes(store.get(path).data)
 
 

@@ -1,0 +1,58 @@
+"""Errors in reading name the file: its verbs, and what reads from it later, are `naming` it."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+from treepack.errors import TreepackError
+
+
+def filename_of(source: Any) -> str | None:
+    """Returns the name of a file, URL or file object; `None` for data in memory."""
+    is_path = isinstance(source, (str, os.PathLike))
+    name = source if is_path else getattr(source, "name", None) if hasattr(source, "read") else None
+    return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else None
+
+
+def name_file(error: BaseException, source: Any) -> None:
+    """Gives an error in reading a file its name, unless it has one.
+
+    Those of treepack and of the system get a `filename`, with which their message begins or ends.
+    Those of other code, such as handlers, get a note.
+    """
+    name = filename_of(source)
+    if name is None:
+        return
+    if isinstance(error, TreepackError):
+        if error.filename is None:
+            error.filename = name
+    elif isinstance(error, OSError):
+        if error.filename is None and error.errno is not None:
+            error.filename = name
+    elif isinstance(error, Exception) and not isinstance(error, MemoryError):
+        note = f"treepack: while reading {name!r}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+class naming:  # noqa: N801  # a context manager is written like a function
+    """Names a file in the errors of a block; see `name_file`."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: Any):
+        self._source = source
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            name_file(error, self._source)
