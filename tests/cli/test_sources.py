@@ -22,9 +22,9 @@ import orbax.checkpoint.experimental.v1 as ocp_v1
 import pytest
 import safetensors
 import safetensors.numpy
-from test_cli import call, refused, run
 
 import treepack
+from commands import call, refused, run
 from treepack import serialization
 
 TREE: dict[str, Any] = {

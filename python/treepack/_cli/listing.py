@@ -44,7 +44,7 @@ def ls(
         bool, typer.Option("--flat", help="A line for each leaf, with its path.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
-    depth: Annotated[int, typer.Option(help="The maximum number of levels.", min=0)] = 1 << 30,
+    depth: Annotated[int | None, typer.Option(help="The maximum number of levels.", min=0)] = None,
     sep: SEP = ".",
     max_size: MAX_SIZE = None,
 ) -> None:
@@ -156,7 +156,13 @@ class _Plain:
 
 
 def _list(
-    file: str, entries: _Entries, metadata: Any, path: str, flat: bool, as_json: bool, depth: int
+    file: str,
+    entries: _Entries,
+    metadata: Any,
+    path: str,
+    flat: bool,
+    as_json: bool,
+    depth: int | None,
 ) -> None:
     node = entries.find(_paths.parts(path))
     if node is None:
@@ -187,7 +193,7 @@ def _row(entries: _Entries, path: str, node: Any) -> output.Row:
     return (path, kind_text(leaf.kind), size_text(leaf.nbytes)), ("", "cyan", "green")
 
 
-def _tree(entries: _Entries, node: Any, level: int, depth: int) -> list[output.Row]:
+def _tree(entries: _Entries, node: Any, level: int, depth: int | None) -> list[output.Row]:
     """Returns the rows of a container, each followed by those of its children."""
     found: list[output.Row] = []
     for name, child in entries.children(node) or ():
@@ -198,7 +204,7 @@ def _tree(entries: _Entries, node: Any, level: int, depth: int) -> list[output.R
         count, nbytes = entries.totals(child)
         row = indented, count_text(count), size_text(nbytes)
         found.append((row, ("bold", "dim", "green")))
-        if level + 1 <= depth:
+        if depth is None or level < depth:
             found.extend(_tree(entries, child, level + 1, depth))
     return found
 

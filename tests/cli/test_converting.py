@@ -1,0 +1,192 @@
+"""`treepack convert`, `get` and `salvage`: the files that they write."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import flax.serialization
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+import treepack.__main__
+from commands import TREE, call, refused
+from treepack import TreepackError, serialization
+from treepack._cli import convert as _convert
+from trees import ML_DTYPES
+
+
+@pytest.mark.parametrize("gzip", ["--gzip", "--no-gzip"])
+def test_conversions_keep_all(folder: Path, gzip: str) -> None:
+    call("convert", "model", "new", gzip, "--align", "16")
+    assert (Path("new").read_bytes()[:2] == b"\x1f\x8b") == (gzip == "--gzip")
+    found = treepack.load("new")
+    assert found["list"][1] == (1, "x")
+    assert isinstance(found["list"][0], jax.Array)
+    assert treepack.read_metadata("new") == {"epoch": 3}
+    assert treepack.verify("new").ok
+    assert not treepack.verify("new").unchecked
+    call("convert", "new", "again", "--no-gzip")
+    assert Path("again").read_bytes() == Path("model").read_bytes()
+    # flax's files stay flax's.
+    call("convert", "flax", "new", gzip, "--align", "1")
+    call("convert", "new", "again", "--no-gzip", "--align", "1")
+    assert Path("again").read_bytes() == Path("flax").read_bytes()
+
+
+def test_other_formats(folder: Path) -> None:
+    call("convert", "flax", "new.safetensors")
+    flat = safetensors.numpy.load_file("new.safetensors")
+    assert sorted(flat) == ["params.dense.bias", "params.dense.kernel", "params.scale", "step"]
+    np.testing.assert_array_equal(flat["params.dense.kernel"], TREE["params"]["dense"]["kernel"])
+    np.testing.assert_array_equal(flat["params.scale"], TREE["params"]["scale"])
+    call("convert", "new.safetensors", "back")
+    back = serialization.msgpack_restore(Path("back").read_bytes())
+    assert back["params"]["scale"].dtype == ml_dtypes.bfloat16
+    jax.tree.map(np.testing.assert_array_equal, back, TREE)
+    call("convert", "flax", "new.npz", "--dtype", "float16", "--sep", "/")
+    archive = np.load("new.npz")
+    assert archive["params/dense/kernel"].dtype == np.float16
+    np.testing.assert_array_equal(
+        archive["params/dense/kernel"], TREE["params"]["dense"]["kernel"].astype(np.float16)
+    )
+    call("convert", "new.npz", "back", "--sep", "/", "--dtype", "float32")
+    np.savez_compressed("packed.npz", a=np.arange(3), b=np.asfortranarray(np.ones((2, 3))))
+    call("convert", "packed.npz", "back2")
+    back = serialization.msgpack_restore(Path("back2").read_bytes())
+    np.testing.assert_array_equal(back["b"], np.ones((2, 3)))
+    # Of other writers.
+    safetensors.numpy.save_file(
+        {"a.b": np.arange(4, dtype=np.uint16)}, "hf.safetensors", metadata={"format": "np"}
+    )
+    call("convert", "hf.safetensors", "back3", "--gzip")
+    assert treepack.open("back3")["a/b"][2] == 2
+
+
+def test_parts(folder: Path) -> None:
+    call("get", "model", "params/dense", "dense")
+    found = flax.serialization.msgpack_restore(Path("dense").read_bytes())
+    np.testing.assert_array_equal(found["kernel"], TREE["params"]["dense"]["kernel"])
+    call("get", "model", "params/dense/kernel", "kernel", "--dtype", "bfloat16")
+    assert serialization.msgpack_restore(Path("kernel").read_bytes()).dtype == ml_dtypes.bfloat16
+
+
+def test_floats_in_lists_become_another_dtype(folder: Path) -> None:
+    tree = {"list": [np.ones(300, np.float32), {"deeper": np.ones(2)}], "count": [np.arange(3)]}
+    Path("lists").write_bytes(serialization.msgpack_serialize(tree))
+    call("convert", "lists", "new", "--dtype", "bfloat16")
+    new = serialization.msgpack_restore(Path("new").read_bytes())
+    assert jax.tree.map(lambda it: it.dtype.name, new) == {
+        "list": ["bfloat16", {"deeper": "bfloat16"}],
+        "count": ["int64"],
+    }
+
+
+def test_what_cannot_be_converted(folder: Path) -> None:
+    for args, message in (
+        (("convert", "model", "x.safetensors"), "at key: a PRNGKeyArray is no array"),
+        (("convert", "flax", "x.npz"), "npz has no dtype bfloat16"),
+        (("convert", "flax", "x", "--dtype", "int8"), "no dtype of floats"),
+        (("convert", "flax", "x.npz", "--gzip"), "are for msgpack"),
+        (("get", "model", "nothing", "x"), "nothing at nothing"),
+        (("ls", "nothing-like-this://host/x"), "Protocol not known"),
+    ):
+        assert message in refused(*args)
+    Path("bad.safetensors").write_bytes(b"\xff" * 20)
+    assert "does not fit" in refused("convert", "bad.safetensors", "x")
+    Path("keys").write_bytes(serialization.to_bytes({"a.b": np.ones(2)}))
+    assert "choose another one with --sep" in refused("convert", "keys", "x.npz")
+    assert sorted(os.listdir()) == ["bad.safetensors", "flax", "keys", "model"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("name", ["bcomplex32", "complex32"])
+def test_complex_numbers_of_ml_dtypes(folder: Path, name: str) -> None:
+    array = np.asarray([3j, 3j], getattr(ml_dtypes, name))
+    Path("complex").write_bytes(serialization.to_bytes({"w": array}))
+    assert "|x| from  3 to 3" in call("show", "complex", "w")
+
+
+@pytest.mark.parametrize("dtype", ML_DTYPES, ids=str)
+def test_npz_has_no_dtypes_of_ml_dtypes(folder: Path, dtype: Any) -> None:
+    Path("one").write_bytes(serialization.to_bytes({"w": np.zeros(3, dtype)}))
+    with pytest.raises(treepack.TreepackError, match=f"npz has no dtype {dtype.name}"):
+        call("convert", "one", "one.npz")
+
+
+def test_salvage(folder: Path) -> None:
+    data = Path("model").read_bytes()
+    Path("cut").write_bytes(data[: len(data) // 2])
+    text = call("salvage", "cut", "new", status=1)
+    assert "damaged: the data ends" in text
+    Path("flipped").write_bytes(data[:3000] + b"?" + data[3001:])
+    assert "params/dense/kernel" in call("salvage", "flipped", "new", status=1)
+    found = serialization.msgpack_restore(Path("new").read_bytes())
+    assert list(found["params"]["dense"]) == ["bias"]
+    assert found["step"] == 7
+    call("salvage", "model", "new")
+    assert Path("new").read_bytes() == data
+
+
+LARGE = """
+import numpy as np, treepack
+treepack.save("large", {f"l{i}": np.full(1 << 22, i, np.float32) for i in range(20)}, durable=False)
+"""
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+from treepack._cli import app, output
+import numpy as np, zipfile, json, treepack._cli.convert
+def memory(field):
+    return int(Path("/proc/self/status").read_text().split(field)[1].split()[1])
+Path("/proc/self/clear_refs").write_text("5")  # what the process that started this one had
+before = memory("VmRSS")
+app(sys.argv[1:], standalone_mode=False)
+print("MEMORY", memory("VmHWM") - before)
+"""
+
+
+def test_files_may_be_larger_than_memory(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", LARGE], check=True)
+    for args in (
+        ("convert", "large", "large.safetensors"),
+        ("convert", "large.safetensors", "again", "--dtype", "bfloat16"),
+        ("convert", "large", "large.npz"),
+        ("convert", "large", "packed", "--gzip"),
+        ("get", "packed", "l3", "one"),
+    ):
+        command = [sys.executable, "-c", MEMORY, *args]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert int(done.stdout.split("MEMORY")[1]) < 150 << 10, args  # KiB, of 320 MiB
+    assert treepack.open("again")["l7"][5] == 7
+    assert safetensors.numpy.load_file("large.safetensors")["l7"][5] == 7
+    assert treepack.open("one")["."][9] == 3
+
+
+def test_names_that_other_formats_cannot_have(folder: Path) -> None:
+    for tree, write, message in (
+        ({"a": {"b": 1}, "ab": 2}, _convert.write_safetensors, "two arrays"),
+        ({"a": {"b": 1}, "ab": 2}, _convert.write_npz, "two arrays"),
+        ({"__metadata__": 1}, _convert.write_safetensors, "__metadata__"),
+        ({"a\0b": 1}, _convert.write_npz, "no NUL"),
+        ({"a" * 65_532: 1}, _convert.write_npz, "at most"),
+    ):
+        with pytest.raises(TreepackError, match=message):
+            write(_convert.State(tree, None), "new", "")
+    _convert.write_npz(_convert.State({"a" * 65_531: 1}, None), "new", "")
+    assert np.load("new")["a" * 65_531] == 1
+
+
+def test_names_as_deep_as_trees(folder: Path) -> None:
+    safetensors.numpy.save_file({".".join("a" * 511): np.ones(1)}, "deep.safetensors")
+    call("convert", "deep.safetensors", "new", "--dtype", "float16")
+    call("convert", "new", "new.npz")
+    assert np.load("new.npz")[".".join("a" * 511)].dtype == np.float16

@@ -1,0 +1,174 @@
+"""Headers of safetensors are taken and refused as safetensors does."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+import treepack.__main__
+from commands import call, refused
+from treepack import DecodeError
+from treepack._cli import convert as _convert
+
+ARRAY: dict[str, Any] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+def packed(header: Any, body: bytes, length: int | None = None) -> bytes:
+    """The bytes of a file of safetensors."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + body
+
+
+def hostile_headers() -> dict[str, bytes]:
+    zeros = bytes(16)
+
+    def one(**changes: Any) -> bytes:
+        return packed({"a": ARRAY | changes}, zeros[:8])
+
+    def two(first: list[int], second: list[int], body: int = 16) -> bytes:
+        ours, theirs = ARRAY | {"data_offsets": first}, ARRAY | {"data_offsets": second}
+        return packed({"a": ours, "b": theirs}, zeros[:body])
+
+    many = 1 << 32
+    return {
+        "negative": one(data_offsets=[-8, 0]),
+        "overlapping": two([0, 8], [4, 12], 12),
+        "equal": two([0, 8], [0, 8], 8),
+        "hole": two([0, 8], [12, 20], 20),
+        "hole at the start": packed({"a": ARRAY | {"data_offsets": [8, 16]}}, zeros),
+        "more after": packed({"a": ARRAY}, zeros),
+        "beyond the end": packed({"a": ARRAY}, zeros[:7]),
+        "backward": one(data_offsets=[8, 0]),
+        "three offsets": one(data_offsets=[0, 8, 8]),
+        "offsets of floats": one(data_offsets=[0.0, 8.0]),
+        "negative shape": one(shape=[-1, -2]),
+        "shape of bools": one(shape=[True, 2]),
+        "no shape": one(shape=None),
+        "shape wraps around": one(shape=[many, many, 0], data_offsets=[0, 0]),
+        "shape beyond integers": one(shape=[10**4000, 0], data_offsets=[0, 0]),
+        "other size": one(dtype="F64"),
+        "unknown dtype": one(dtype="F31"),
+        "dtype of another kind": one(dtype=["F32"]),
+        "dtypes of NumPy": one(dtype="float32"),
+        "no fields": packed({"a": {}}, b""),
+        "no map": packed({"a": 5}, b""),
+        "a list": packed(b"[]", b""),
+        "nothing": packed(b"", b""),
+        "metadata of numbers": packed({"__metadata__": {"a": 1}}, b""),
+        "metadata of text": packed({"__metadata__": "a"}, b""),
+        "NaN": packed(b'{"__metadata__":NaN}', b""),
+        "half a character": packed(b'{"\\ud800":' + json.dumps(ARRAY).encode() + b"}", zeros[:8]),
+        "no UTF-8": packed(b'{"\xff":' + json.dumps(ARRAY).encode() + b"}", zeros[:8]),
+        "deep": packed(b'{"a":' + b"[" * 100_000, b""),
+        "deep in what nobody reads": one(more=json.loads("[" * 200 + "]" * 200)),
+        "more after the header": packed(b"{}\0", b""),
+        "too large": packed(b"{}", b"", length=100_000_001),
+        "cut": b"\x02\0\0",
+        "empty": b"",
+    }
+
+
+@pytest.mark.parametrize("name", hostile_headers())
+def test_what_safetensors_refuses_is_refused(folder: Path, name: str) -> None:
+    data = hostile_headers()[name]
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.deserialize(data)
+    Path("hostile.safetensors").write_bytes(data)
+    with pytest.raises(DecodeError):
+        _convert.read_safetensors("hostile.safetensors", ".")
+
+
+def test_the_command_line_refuses_hostile_headers(folder: Path) -> None:
+    Path("hostile.safetensors").write_bytes(hostile_headers()["negative"])
+    assert "[-8, 0]" in refused("convert", "hostile.safetensors", "new")
+    assert not Path("new").exists()
+    twice = json.dumps({"a": ARRAY})[1:-1]
+    Path("hostile.safetensors").write_bytes(packed(f"{{{twice},{twice}}}".encode(), bytes(8)))
+    with pytest.raises(DecodeError, match="'a' appears twice"):
+        call("convert", "hostile.safetensors", "new")
+    path = "a." * 5000
+    Path("deep.safetensors").write_bytes(packed({path: ARRAY}, bytes(8)))
+    with pytest.raises(DecodeError, match="another separator"):
+        call("convert", "deep.safetensors", "new")
+    call("convert", "deep.safetensors", "new", "--sep", "/")
+    assert list(treepack.open("new")) == [path]
+
+
+def mutated(random: random.Random) -> bytes:
+    """A file of safetensors with some things wrong, or none."""
+    header: dict[str, Any] = {"__metadata__": {"k": "v"}} if random.random() < 0.3 else {}
+    body = 0
+    for name in random.sample("abcd", random.randrange(4)):
+        dtype, size = random.choice([("F32", 4), ("BF16", 2), ("BOOL", 1), ("F8_E4M3FNUZ", 1)])
+        shape = [random.randrange(4) for _ in range(random.randrange(3))]
+        stop = body + size * int(np.prod(shape))
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [body, stop]}
+        body = stop
+    names = random.sample(list(header), len(header))
+    header = {name: header[name] for name in names}
+    for _ in range(random.randrange(3)):
+        entry: Any = header.get(random.choice("abcd"), {})
+        if "shape" not in entry:
+            continue
+        number = random.choice([-1, 0, 1, 2, 4, 8, 2**31, 2**63, 2**64 - 1, 2**64, 1.0, None, "1"])
+        which = random.choice(["data_offsets", "data_offsets", "shape", "dtype", "more", "gone"])
+        if which == "data_offsets":
+            entry[which][random.randrange(2)] = number
+        elif which == "shape":
+            entry[which].insert(0, number)
+        elif which == "dtype":
+            entry[which] = random.choice(["F16", "U8", "C64", "F8_E8M0", "f32", "", None, 1])
+        elif which == "more":
+            entry[random.choice(["x", "Shape"])] = number
+        else:
+            del entry[random.choice(["dtype", "shape", "data_offsets"])]
+            break
+    text = bytearray(json.dumps(header).encode() + b" " * random.randrange(3))
+    if random.random() < 0.3 and text:
+        text[random.randrange(len(text))] = random.choice(b'0123456789-.eE{}[]",:ab \\\xff\0')
+    length, wrong = (
+        len(text) + random.choice([0] * 20 + [-1, 1]),
+        random.choice([0] * 20 + [-1, 1]),
+    )
+    return packed(bytes(text), random.randbytes(max(0, body + wrong)), length)
+
+
+# The format forbids the first two, though its reader does not look; NumPy cannot have the third.
+NOT_TAKEN = "begins with no {|appears twice|NumPy has no array"
+
+
+def test_any_header_is_read_as_safetensors_reads_it(folder: Path) -> None:
+    own = random.Random(23)
+    taken = refused = 0
+    for _ in range(1500):
+        data = mutated(own)
+        Path("any.safetensors").write_bytes(data)
+        try:
+            expected = dict(safetensors.deserialize(data))
+        except safetensors.SafetensorError:
+            refused += 1
+            with pytest.raises(DecodeError):
+                _convert.read_safetensors("any.safetensors", "")
+            continue
+        try:
+            found = _convert.read_safetensors("any.safetensors", "").tree
+        except DecodeError as error:
+            if not re.search(NOT_TAKEN, str(error)):
+                raise
+            continue
+        taken += 1
+        assert found.keys() == expected.keys()
+        for name, array in found.items():
+            dtype = _convert._SAFETENSORS[array.dtype.name]
+            info = {"shape": list(array.shape), "dtype": dtype}
+            assert expected[name] == info | {"data": array.flat_range(0, array.size).tobytes()}
+    assert min(taken, refused) > 300

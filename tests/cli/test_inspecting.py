@@ -1,0 +1,132 @@
+"""`treepack ls`, `show`, `verify` and `diff`: what they print, and their exit statuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgpack
+import numpy as np
+
+import treepack.__main__
+from commands import TREE, call, refused, run
+from treepack import serialization
+from trees import record_of, sealed
+
+
+def test_ls(folder: Path) -> None:
+    assert run("ls", "flax").splitlines() == [
+        "flax: 4 leaves, 23.5 KiB",
+        "params      3 leaves         23.5 KiB",
+        "  dense     2 leaves         23.5 KiB",
+        "    kernel  float32[60,100]  23.5 KiB",
+        "    bias    float64[3]           40 B",
+        "  scale     bfloat16[8]          33 B",
+        "step        int                   1 B",
+    ]
+    assert call("ls", "flax", "--depth", "0").splitlines()[1:] == [
+        "params  3 leaves  23.5 KiB",
+        "step    int            1 B",
+    ]
+    assert call("ls", "flax", "params", "--flat").split() == [
+        *("dense/kernel", "float32[60,100]", "23.5", "KiB"),
+        *("dense/bias", "float64[3]", "40", "B", "scale", "bfloat16[8]", "33", "B"),
+    ]
+    assert call("ls", "flax", "step").split() == ["step", "int", "1", "B"]
+    found = json.loads(call("ls", "model", "--json"))
+    assert found["file"] == "model"
+    assert found["metadata"] == {"epoch": 3}
+    kernel = found["leaves"][0]
+    assert kernel["path"] == "params/dense/kernel"
+    assert (kernel["dtype"], kernel["shape"]) == ("float32", [60, 100])
+    assert kernel["nbytes"] >= 24_000
+    assert [leaf["kind"] for leaf in found["leaves"]][3:] == [
+        *("int", "prng_key", "array", "int", "str"),
+    ]
+
+
+def test_all_levels_are_listed_by_default(folder: Path) -> None:
+    text = call("ls", "--help")
+    assert "--depth" in text
+    assert str(1 << 30) not in text
+    assert (
+        call("ls", "model")
+        == call("ls", "model", "--depth", "9")
+        != call("ls", "model", "--depth", "0")
+    )
+
+
+def test_show(folder: Path) -> None:
+    text = call("show", "model", "params/dense/kernel")
+    assert "float32[60,100], 23.4 KiB" in text
+    assert "0 to 5999" in text
+    assert "2999.5 ± 1732.05" in text
+    assert "1 of 6000" in text
+    assert "█" in text
+    assert call("show", "model", "step") == "step: int\n7\n"
+    treepack.save(
+        "odd",
+        {
+            "w": np.array([np.nan, np.inf, 1.0]),
+            "e": np.zeros((0, 2)),
+            "z": np.ones(2, np.complex64),
+            "t": np.zeros(2, "M8[s]"),
+            "n": np.float64(2),
+        },
+    )
+    assert "1 NaN, 1 infinite" in call("show", "odd", "w")
+    for path in ("e", "z", "t", "n"):
+        assert call("show", "odd", path)
+    assert "treepack ls model params" in refused("show", "model", "params")
+    message = "treepack: 'model': there is nothing at nothing\n"
+    assert run("show", "model", "nothing", status=2) == message
+    assert refused("show", "model", "nothing") == message
+
+
+def test_verify(folder: Path) -> None:
+    assert call("verify", "model") == "model: 8 ok\n"
+    assert "4 unchecked" in call("verify", "flax")
+    data = bytearray(Path("model").read_bytes())
+    data[3000] ^= 4
+    Path("model").write_bytes(data)
+    text = call("verify", "model", "flax", status=1)
+    assert "corrupt  params/dense/kernel" in text
+    assert "1 corrupt" in text
+    assert call("verify", "-q", "model", status=1) == ""
+    assert "No such file" in refused("verify", "nothing")
+
+
+def test_diff(folder: Path) -> None:
+    assert call("diff", "flax", "flax") == "0 of 4 leaves differ\n"
+    other = {
+        "params": {
+            "dense": {"kernel": TREE["params"]["dense"]["kernel"] + np.float32(0.5)},
+            "scale": TREE["params"]["scale"].astype(np.float32),
+        },
+        "step": 8,
+        "more": np.zeros(2),
+    }
+    Path("other").write_bytes(serialization.to_bytes(other))
+    lines = call("diff", "flax", "other", status=1).splitlines()
+    assert [line.split()[:2] for line in lines[:-1]] == [
+        ["params/dense/kernel", "values"],
+        ["params/dense/bias", "only"],
+        ["params/scale", "dtype"],
+        ["step", "value"],
+        ["more", "only"],
+    ]
+    assert "6000 elements, by 0.5 at most, relative 1" in lines[0]
+    assert lines[-1] == "5 of 5 leaves differ"
+    text = call("diff", "flax", "other", "--atol", "0.5", status=1)
+    assert "values" not in text
+
+
+def test_files_of_newer_versions(folder: Path) -> None:
+    record = msgpack.unpackb(record_of(Path("model").read_bytes()))
+    newer = msgpack.packb({"__treepack__": sealed(msgpack.packb({**record, "version": 2}))})
+    Path("newer").write_bytes(newer)
+    assert "newer: not checked: " in call("verify", "model", "newer", status=2)
+    assert "upgrade treepack" in call("verify", "newer", status=2)
+    assert "upgrade treepack" in refused("ls", "newer")
+    Path("cut").write_bytes(Path("model").read_bytes()[:-5])
+    assert "damaged" in call("verify", "cut", "newer", status=1)

@@ -1,0 +1,117 @@
+"""What people see: pipes, completion, wide characters, text of files that is hostile."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from test_headers_of_safetensors import ARRAY, packed
+
+import treepack.__main__
+from commands import call, refused
+from treepack._cli import output
+
+
+def test_pipes_and_completion(folder: Path) -> None:
+    command = f"{sys.executable} -m treepack ls --flat many | head -n 1"
+    treepack.save("many", {f"{index:05}": index for index in range(20_000)})
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout == "00000  int  1 B\n"
+    assert done.stderr == ""
+    environment = os.environ | {
+        "_TREEPACK_COMPLETE": "complete_bash",
+        "COMP_WORDS": "treepack ver",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(
+        [Path(sys.executable).parent / "treepack"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "verify" in done.stdout
+
+
+def test_without_its_libraries(folder: Path) -> None:
+    code = "import sys; sys.modules['typer'] = None; import treepack.__main__ as m; m.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'treepack[cli]'" in done.stderr
+
+
+# A title of the window, a cleared screen, a line of its own, text from right to left, nothing that
+# can be seen, and markup of rich. In escapes, as people see them:
+HOSTILE = "\x1b]0;x\x07\x1b[2J\n0 corrupt\r\u202e\u2066\u200b\ufeff\u2028\x9b\x7f[red]\t."
+
+
+SEEN = r"\x1b]0;x\x07\x1b[2J\n0 corrupt\r\u202e\u2066\u200b\ufeff\u2028\x9b\x7f[red]\t."
+
+
+def check_harmless(text: str) -> None:
+    assert all(line.isprintable() for line in text.split("\n")), ascii(text)
+
+
+def test_what_files_bring_is_escaped(folder: Path) -> None:
+    treepack.save("hostile", {HOSTILE: {"w": np.ones(3), HOSTILE: 1}, "v": HOSTILE})
+    Path(HOSTILE).write_bytes(Path("hostile").read_bytes())
+    treepack.save("other", {HOSTILE: {"w": np.zeros(3)}, "v": 1}, metadata=HOSTILE)
+    data = bytearray(Path("hostile").read_bytes())
+    data[data.index(np.ones(3).tobytes())] ^= 1
+    Path("damaged").write_bytes(data)
+    for args, status in (
+        (("ls", "hostile"), 0),
+        (("ls", "--flat", "hostile"), 0),
+        (("ls", HOSTILE, HOSTILE), 0),
+        (("show", HOSTILE, f"{HOSTILE}/w"), 0),
+        (("diff", "hostile", "other"), 1),
+        (("verify", "damaged", HOSTILE), 1),
+        (("salvage", "damaged", "new"), 1),
+        (("convert", "other", f"{HOSTILE}.new"), 0),
+        (("get", HOSTILE, HOSTILE, f"{HOSTILE}.part"), 0),
+    ):
+        text = call(*args, status=status)
+        check_harmless(text)
+        assert SEEN in text, args
+    check_harmless(call("show", "hostile", "v"))
+    check_harmless(call("ls", "--json", "other"))
+    for args in (
+        ("ls", HOSTILE + "?"),
+        ("show", "hostile", HOSTILE),
+        ("ls", "hostile", HOSTILE * 2),
+    ):
+        text = refused(*args)
+        check_harmless(text)
+    Path("hostile.safetensors").write_bytes(packed({HOSTILE: ARRAY | {"shape": [3]}}, bytes(8)))
+    text = refused("convert", "hostile.safetensors", "new")
+    check_harmless(text)
+    assert SEEN in text
+
+
+class Terminal(io.StringIO):
+    """What somebody looks at."""
+
+    def isatty(self) -> bool:
+        """Tells so."""
+        return True
+
+
+def test_columns_count_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {"ab": 1, "\u5c42\u6a21": 2, "e\u0301": 3, "\u5c42" * 40: 4}
+    treepack.save("wide", tree)
+    lines = call("ls", "--flat", "wide").splitlines()
+    starts = [cell_len(line[: line.index("int")]) for line in lines]
+    assert starts == [82] * 4
+    monkeypatch.setattr(output.shutil, "get_terminal_size", lambda: os.terminal_size((40, 20)))
+    with contextlib.redirect_stdout(Terminal()) as shown:
+        output.rows([((key, "int"), ("", "")) for key in tree])
+    lines = shown.getvalue().splitlines()
+    assert [cell_len(line) for line in lines] == [40] * 4
+    assert lines[3].startswith("\u2026\u5c42")

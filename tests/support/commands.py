@@ -1,0 +1,61 @@
+"""Runs of the command line, in this process and in one of their own, and what tests run it on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import treepack.__main__
+from treepack._cli import app
+
+TREE: dict[str, Any] = {
+    "params": {
+        "dense": {
+            "kernel": np.arange(6000.0, dtype=np.float32).reshape(60, 100),
+            "bias": np.ones(3),
+        },
+        "scale": np.arange(8).astype(ml_dtypes.bfloat16),
+    },
+    "step": 7,
+}
+
+
+def run(*args: str, status: int = 0) -> str:
+    """Runs a command in a process of its own; returns what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "treepack", *args], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout if status < 2 else done.stderr
+
+
+def refused(*args: str) -> str:
+    """Returns the message of a command that cannot be done, which ends as `run` sees it end."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["treepack", *args])
+            with pytest.raises(SystemExit) as ended:
+                treepack.__main__.main()
+        err.flush()
+    message = err.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert ended.value.code == 2, message
+    return message
+
+
+def call(*args: str, status: int = 0) -> str:
+    """The same in this process."""
+    done = CliRunner().invoke(app, args)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == status, done.output
+    return done.output
