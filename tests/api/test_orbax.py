@@ -223,6 +223,18 @@ def test_aggregates_of_older_versions(version: str) -> None:
     np.testing.assert_array_equal(restored["a"], EXPECTED["a"])
 
 
+def test_aggregates_at_other_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = GOLDEN / "0.5.20" / "all_agg"
+    expected = treepack.dumps(load_aggregate(source))
+    options = {"path": str(source.parent), "target_protocol": "file"}
+    (tmp_path / "item").symlink_to(source.absolute())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for place in ("~/item", "~/item/checkpoint", tmp_path / "item", source.absolute().as_uri()):
+        assert treepack.dumps(load_aggregate(place)) == expected
+    for url in ("dir://all_agg", "dir://all_agg/checkpoint"):
+        assert treepack.dumps(load_aggregate(url, storage_options=options)) == expected
+
+
 @pytest.mark.parametrize("version", ["0.2.3", "0.5.20"])
 def test_arrays_beside_an_aggregate_are_named(version: str) -> None:
     with pytest.raises(TreepackError, match=r"11 leaves are not in .*list/0"):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import treepack
-from treepack._src.storage.place import absolute, joined, options_of, resolved
+from treepack import checkpoints, serialization
+from treepack._src.storage.place import Url, absolute, beside, joined, options_of, resolved
 
 TREE = {"w": np.arange(6.0), "step": 3}
 
@@ -97,7 +98,14 @@ def test_upath_brings_its_options() -> None:
     assert resolved(path).storage_options == {"skip_instance_cache": True}
     both = resolved(path, {"a": 1})
     assert both.storage_options == {"skip_instance_cache": True, "a": 1}
-    for same in (joined(both, "z"), absolute(both), pickle.loads(pickle.dumps(both))):
+    assert beside(both, "z") == "memory://x/z"
+    for same in (
+        joined(both, "z"),
+        beside(both, "z"),
+        both + "z",
+        absolute(both),
+        pickle.loads(pickle.dumps(both)),
+    ):
         assert options_of(same) == both.storage_options
 
 
@@ -115,6 +123,56 @@ def test_streams_take_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     treepack.write_stream("~/stream", [("a/b", 1)])
     assert dict(treepack.read_stream("~/stream")) == {("a", "b"): 1}
+
+
+def test_series_and_the_drop_in_take_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    path = checkpoints.save_checkpoint("~/run", TREE, 3)
+    assert Path(path) == tmp_path / "run" / "checkpoint_3"
+    assert checkpoints.latest_checkpoint("~/run") == path
+    assert checkpoints.available_steps("~/run") == [3]
+    assert checkpoints.restore_checkpoint("~/run", None)["step"] == 3
+    serialization.save_to_file(TREE, "~/file")
+    assert serialization.load_from_file(None, "~/file")["step"] == 3
+    assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_series_at_other_places(tmp_path: Path, sharded: bool) -> None:
+    """A UPath with options of its own, and a URL with options beside it."""
+    upath = pytest.importorskip("upath")
+    options = {"path": str(tmp_path), "target_protocol": "file"}
+    save = checkpoints.save_checkpoint_multiprocess if sharded else checkpoints.save_checkpoint
+    for directory, rest in (
+        ("dir://one", {"storage_options": options}),
+        (upath.UPath(f"memory://{tmp_path}/two", skip_instance_cache=False), {}),
+        (Url("dir://three", options), {}),
+    ):
+        for step in (1, 2, 3):
+            path = save(directory, TREE, step, keep=2, **rest)
+        assert checkpoints.available_steps(directory, **rest) == [2, 3]
+        assert checkpoints.latest_checkpoint(directory, **rest) == path
+        for step in (None, 2):
+            found = checkpoints.restore_checkpoint(directory, None, step, **rest)
+            np.testing.assert_array_equal(found["w"], TREE["w"])
+        assert checkpoints.restore_checkpoint(path, None)["step"] == 3  # it brings its options
+    assert (tmp_path / "one" / "checkpoint_3").exists()
+
+
+def test_files_of_the_drop_in_at_other_places(tmp_path: Path) -> None:
+    upath = pytest.importorskip("upath")
+    options = {"path": str(tmp_path), "target_protocol": "file"}
+    serialization.save_to_file(TREE, "dir://file", storage_options=options)
+    assert serialization.load_from_file(None, "dir://file", storage_options=options)["step"] == 3
+    place = upath.UPath(f"memory://{tmp_path}/file")
+    serialization.save_to_file(TREE, place)
+    assert serialization.load_from_file(None, place)["step"] == 3
+    treepack.write_stream(tmp_path / "stream", [("a", 1)])
+    found = treepack.read_stream("dir://stream", storage_options=options)
+    assert dict(found) == {("a",): 1}
 
 
 def test_epath(tmp_path: Path) -> None:

@@ -48,6 +48,9 @@ class Url(str):
         url.file_system = file_system
         return url
 
+    def __add__(self, text: str) -> Url:
+        return Url(super().__add__(text), self.storage_options, self.file_system)
+
     def __reduce__(self) -> tuple[type[Url], tuple[str, dict[str, Any], Any]]:
         return Url, (str(self), self.storage_options, self.file_system)
 
