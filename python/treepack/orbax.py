@@ -37,7 +37,7 @@ from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.content import read_all
 from treepack._src.storage.entries import exists, is_directory
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, beside, joined, resolved
+from treepack._src.storage.place import Location, beside, joined, located
 from treepack.errors import TreepackError
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "load_aggregate"]
@@ -215,7 +215,7 @@ def load_aggregate(
       DecodeError: A ValueError. If the file has another format.
       TreepackError: A ValueError, with the paths. If leaves are not in the file.
     """
-    place = resolved(path, storage_options)
+    place = located(path, storage_options)
     file = joined(place, "checkpoint") if is_directory(place) else place
     with naming(file):
         state = serialization.msgpack_restore(read_all(file))

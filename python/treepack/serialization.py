@@ -38,7 +38,7 @@ from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, resolved
+from treepack._src.storage.place import Location, located
 from treepack._src.storage.write import save_layout
 
 __all__ = [
@@ -256,7 +256,7 @@ def save_to_file(
       {'w': array([0, 1, 2])}
     """
     how = writing(locals())
-    save_layout(state_layout(target, align), resolved(filepath, storage_options), how, progress)
+    save_layout(state_layout(target, align), located(filepath, storage_options), how, progress)
 
 
 @overload
@@ -305,7 +305,7 @@ def load_from_file(
       CorruptionError: A ValueError. If it is a damaged gzip file.
     """
     how = restoring(strict, copy, threads)
-    path = resolved(filepath, storage_options)
+    path = located(filepath, storage_options)
     with naming(path):
         content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
         return restore_encoded(target, content, how)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import pickle
+import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,60 @@ def test_every_verb_reads_data_and_file_objects(wrap: Any, compressed: bool) -> 
     assert treepack.verify(source).ok
     with treepack.open(source) as file:
         assert file["step"] == 3
+
+
+READS: list[Any] = [
+    *(treepack.load, treepack.open, treepack.verify, treepack.abstract, treepack.read_metadata),
+    *(treepack.is_checkpoint, lambda source: treepack.load(source, select="w")),
+]
+
+
+def test_what_is_no_source_says_what_is_needed(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "model", TREE)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.write(tmp_path / "model", "model")
+    fsspec = pytest.importorskip("fsspec")
+    reader, writer = os.pipe()
+    os.close(writer)
+    with (
+        (tmp_path / "model").open() as text,
+        tempfile.NamedTemporaryFile("w+") as temporary,
+        os.fdopen(reader, "rb") as pipe,
+    ):
+        for source, kind, message in (
+            (None, TypeError, "got NoneType"),
+            ([1], TypeError, "got list"),
+            (fsspec.open(str(tmp_path / "model")), TypeError, "got OpenFile: open it first"),
+            (zipfile.Path(tmp_path / "all.zip", "model"), TypeError, "Path: open it first"),
+            (text, TypeError, "the mode 'rb'"),
+            (io.StringIO("x"), TypeError, "the mode 'rb'"),
+            (temporary, TypeError, "the mode 'rb'"),
+            (pipe, OSError, r"cannot seek.*: pass what its read\(\) returns"),
+        ):
+            for verb in READS:
+                with pytest.raises(kind, match=message):
+                    verb(source)
+
+
+def test_what_is_no_place_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    writes: list[Any] = [
+        treepack.save,
+        lambda path, tree: treepack.write_stream(path, [("a", 1)]),
+        lambda path, tree: serialization.save_to_file(tree, path),
+    ]
+    for write in writes:
+        for place in (io.BytesIO(), None, b"name", {}):
+            told = f"expected a path or a URL, got {type(place).__name__}"
+            with pytest.raises(TypeError, match=told):
+                write(place, TREE)
+        with pytest.raises(FileNotFoundError, match="The path is empty: ''"):
+            write("", TREE)
+    for verb in READS[:-2]:
+        with pytest.raises(FileNotFoundError, match="The path is empty: ''"):
+            verb("")
+    assert not treepack.is_checkpoint("")
+    assert not list(tmp_path.iterdir())
 
 
 def reads_everywhere(path: Any, **options: Any) -> None:
@@ -75,9 +132,14 @@ def test_options_without_a_url_are_an_error(tmp_path: Path) -> None:
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    treepack.save("~/model", TREE, metadata={"a": 1})
-    assert (tmp_path / "model").is_file()
-    reads_everywhere("~/model")
+    monkeypatch.chdir(tmp_path)
+    for path in ("~/model", Path("~/other")):
+        treepack.save(path, TREE, metadata={"a": 1})
+        assert (tmp_path / Path(path).name).is_file()
+        reads_everywhere(path)
+    treepack.save("~unknown-to-all/model", TREE)  # as the system takes it
+    treepack.save("./~/model", TREE)
+    assert {it.name for it in tmp_path.iterdir()} == {"model", "other", "~", "~unknown-to-all"}
 
 
 @pytest.mark.parametrize("sharded", [False, True])

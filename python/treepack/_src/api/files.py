@@ -41,7 +41,7 @@ from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, inflated_head
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, absolute, has_gzip_suffix, resolved
+from treepack._src.storage.place import Location, absolute, has_gzip_suffix, located, resolved
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
     GzipError,
@@ -169,7 +169,7 @@ def save(
       >>> treepack.load(path)
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
-    place = resolved(path, storage_options)
+    place = located(path, storage_options)
     step = None if step is None else operator.index(step)
     if isinstance(tree, Iterator):
         check_iterator(select=select, background=background, sharded=sharded)
@@ -260,7 +260,7 @@ def load(
 
     Args:
       path: A file of `save`, or its URL; or the directory of a sharded one; or all else that
-      `open` takes: a `UPath`, bytes, a file object. With a target also a file of flax, or of
+        `open` takes: a `UPath`, bytes, a file object. With a target also a file of flax, or of
         `treepack.serialization`. Gzip is recognised by its first bytes.
       target: A template. The result has its containers; of its leaves only shape, dtype and
         sharding matter, so `jax.ShapeDtypeStruct`s will do (from `jax.eval_shape` or `abstract`).
@@ -298,7 +298,8 @@ def load(
         returns one. Each device reads its part of the file.
       copy: For arrays of NumPy, as in NumPy 2. `None` returns read-only views of the file
         wherever they are aligned for their dtype, copies elsewhere. `True` returns
-        writable arrays with memory of their own. `False` returns views only.
+        writable arrays with memory of their own. `False` returns views only, but for arrays that
+        are cast.
       mmap: Whether to map the file, so that its arrays are read from the disk when they are used.
         Meanwhile the file may be replaced or deleted, as by `save`, but must not be truncated or
         overwritten in place. `False` reads all of it now.

@@ -24,7 +24,7 @@ from treepack._src.options import StorageOptions
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, local, resolved, url_of
+from treepack._src.storage.place import Location, local, located, url_of
 from treepack._src.storage.write import replacing, spool
 
 
@@ -52,7 +52,7 @@ def read_stream(
       {('params', 'w'): array([1., 1.]), ('step',): 3}
       >>> treepack.save(f"{path}.treepack", treepack.read_stream(path))
     """
-    source = resolved(path, storage_options)
+    source = located(path, storage_options)
     with naming(source):
         content = read_whole(source, max_size=max_size, may_be_empty=True)
         items = core.stream_items(content)
@@ -74,7 +74,7 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError. If a leaf cannot be stored.
     """
-    with replacing(resolved(path)) as file:
+    with replacing(located(path)) as file:
         for key, leaf in leaves:
             value = serialization.to_bytes(leaf)
             file.write(serialization.msgpack_serialize([_paths.parts(key), value]))

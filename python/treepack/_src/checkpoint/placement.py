@@ -264,8 +264,8 @@ def _place(
             _check_integers(item.path, found, made)
             if item.target is None and made.dtype != found.dtype:
                 raise TreepackError(
-                    f"at {item.path}: an array of {found.dtype.name} was saved, which jax makes "
-                    f"{made.dtype.name} here; set jax_enable_x64, or load with arrays='numpy'"
+                    f"at {item.path}: jax makes {made.dtype.name} of an array of "
+                    f"{found.dtype.name} here; set jax_enable_x64, or load with arrays='numpy'"
                 )
             weak = item.weak if item.target is None else getattr(item.target, "weak_type", False)
             item.leaf, item.boxes = _jax.weak(made) if weak else made, {}

@@ -18,7 +18,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer, Progress, check, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
-from treepack._src.storage.place import local, url_of
+from treepack._src.storage.place import check_name, local, url_of
 from treepack.errors import (
     DecodeError,
     GzipCorruptionError,
@@ -85,6 +85,8 @@ def content_of(
     if _is_file_object(source):
         content = _of_file_object(source)
         data = content.read_range(0, content.nbytes)
+    else:
+        check_data(source)
     return inflated(data, max_size=max_size, threads=threads, progress=progress)
 
 
@@ -193,7 +195,26 @@ def _raw(source: Openable, mmap: bool = True, regular: bool = False) -> core.Con
         )
     if isinstance(source, core.Content):
         return source
-    return _of_file_object(source) if _is_file_object(source) else core.Content.lent(source)
+    if _is_file_object(source):
+        return _of_file_object(source)
+    check_data(source)
+    return core.Content.lent(source)
+
+
+def check_data(source: Any) -> None:
+    """Checks that what is neither a path nor a file object is data.
+
+    Raises:
+      TypeError: If it is not.
+    """
+    try:
+        memoryview(source).release()
+    except TypeError:
+        hint = ": open it first, in binary mode" if hasattr(source, "open") else ""
+        raise TypeError(
+            "expected a path, a URL, a bytes-like object or a file object, got "
+            f"{type(source).__name__}{hint}"
+        ) from None
 
 
 def inflated_head(source: Openable, count: int) -> bytes:
@@ -244,10 +265,17 @@ def _is_file_object(source: Any) -> bool:
 
 def _of_file_object(file: Any) -> core.Content:
     """Returns the content of a file object, read in blocks of which the last are kept."""
+    if isinstance(file.read(0), str):
+        raise TypeError("the file object is in text mode: open the file with the mode 'rb'")
     turns = Locked()
-    with turns.lock:
-        file.seek(0, os.SEEK_END)
-        length: int = file.tell()
+    try:
+        with turns.lock:
+            file.seek(0, os.SEEK_END)
+            length: int = file.tell()
+    except io.UnsupportedOperation as error:
+        raise io.UnsupportedOperation(
+            "the file object cannot seek, as those of pipes: pass what its read() returns"
+        ) from error
 
     def read(start: int, stop: int) -> bytes:
         parts = []
@@ -289,6 +317,7 @@ def _local_content(
 ) -> core.Content:
     """Maps or reads a local file, which must be a regular one with `regular`."""
     path = local(path)
+    check_name(path)
     try:
         found = Path(path).stat()
     except ValueError:  # no file can have such a name; the core raises the error for it

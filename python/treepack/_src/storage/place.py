@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -69,7 +70,7 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
     """Returns a source in the form that all below the public functions takes.
 
     A `UPath` of another file system becomes a `Url` with that file system, and a `~` at the start
-    of text is the home folder. Data and file objects stay as they are.
+    of a path is the home folder. Data and file objects stay as they are.
 
     Raises:
       ValueError: If there are options, and it is no URL.
@@ -80,14 +81,35 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
         if storage_options:
             return Url(str(source), {**own, **storage_options})
         return Url(str(source), own, getattr(source, "fs", None))
-    if isinstance(source, str) and source.startswith("~"):
-        source = os.path.expanduser(source)  # noqa: PTH111  # Path raises for unknown users
+    text = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
+    if isinstance(text, str) and text.startswith("~"):
+        source = os.path.expanduser(text)  # noqa: PTH111  # Path raises for unknown users
     if storage_options is None:
         return source
     url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
     if url is None:
         raise ValueError("storage_options are for URLs, and this is none: leave them out")
     return Url(url, {**options_of(url), **storage_options}, file_system_of(url))
+
+
+def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Any:
+    """Returns the path or URL of a file to be written; see `resolved`.
+
+    Raises:
+      TypeError: If it is neither.
+      FileNotFoundError: If it is empty.
+    """
+    found = resolved(path, storage_options)
+    if not isinstance(found, (str, os.PathLike)) or isinstance(os.fspath(found), bytes):
+        raise TypeError(f"expected a path or a URL, got {type(path).__name__}")
+    check_name(found)
+    return found
+
+
+def check_name(path: str | os.PathLike[str]) -> None:
+    """Raises a FileNotFoundError if a path is empty, which would be the working directory."""
+    if os.fspath(path) == "":
+        raise FileNotFoundError(errno.ENOENT, "The path is empty", "")
 
 
 def has_gzip_suffix(path: str | os.PathLike[str]) -> bool:
