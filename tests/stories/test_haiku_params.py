@@ -36,6 +36,49 @@ def test_a_slash_in_a_key_is_written_tilde_1(tmp_path: Path) -> None:
         assert "mlp~1~0~1linear_1" in str(caught.value)  # tells how it is written
 
 
+def test_paths_that_are_selected_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "haiku.treepack"
+    treepack.save(path, params, select="mlp/~/linear_1/w")
+    assert {name: list(it) for name, it in treepack.load(path).items()} == {"mlp/~/linear_1": ["w"]}
+    treepack.save(path, params)
+    for select in ("mlp/~/linear_1", ["mlp/~/linear_1/w", "mlp/~/linear_1/b"]):
+        found = treepack.load(path, select=select)
+        assert {name: sorted(it) for name, it in found.items()} == {"mlp/~/linear_1": ["b", "w"]}
+        into = treepack.load(path, {**params, "own": 1}, select=select, missing="target")
+        assert into["own"] == 1
+    told = "is it 'mlp~1~0~1linear_1/"
+    for options in ({"select": "mlp/~/linear_2/w"}, {"select": "mlp/~/linear_1/*"}):
+        with pytest.raises(treepack.TreepackError, match=told):
+            treepack.load(path, **options)
+        with pytest.raises(treepack.TreepackError, match=told):
+            treepack.save(path, params, **options)
+    with pytest.raises(treepack.TreepackError, match=told):
+        treepack.load(path, params, rename={"mlp/~/linear_1/w": "w"})
+
+
+def test_the_command_line_takes_them_as_they_are(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from treepack._cli import app
+
+    path, new = str(tmp_path / "haiku.treepack"), str(tmp_path / "new")
+    safetensors = str(tmp_path / "haiku.safetensors")
+    treepack.save(path, params)
+    for args in (
+        ("show", path, "mlp/~/linear_1/w"),
+        ("get", path, "mlp/~/linear_1", new),
+        ("convert", path, new, "--select", "mlp/~/linear_1"),
+        ("convert", path, new, "--skip", "mlp/~/linear_1/w"),
+        ("convert", path, safetensors),
+        *(("ls", it, "mlp/~/linear_1") for it in (path, safetensors)),
+    ):
+        done = CliRunner().invoke(app, args)
+        assert done.exit_code == 0, (args, done.output)
+    for it in (path, safetensors):
+        done = CliRunner().invoke(app, ["ls", it, "mlp/~/linear_7"])
+        assert isinstance(done.exception, treepack.MissingPathError)
+
+
 def test_patterns_choose_modules(tmp_path: Path) -> None:
     treepack.save(tmp_path / "haiku.treepack", params)
     weights = treepack.load(tmp_path / "haiku.treepack", select="*/w")

@@ -9,11 +9,10 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import numpy as np
 import typer
 
-import treepack._core as core
 from treepack._cli import output, sources, values
 from treepack._cli.convert import jsonable
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.file import Tree, count_text, kind_text, place_of, size_text
+from treepack._src.checkpoint.file import Tree, count_text, kind_text, place_of, size_text, value_at
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.dtypes import is_complex
 from treepack._src.printable import printable
@@ -54,7 +53,7 @@ def ls(
         _list(file, _Plain(found.tree), found.metadata, path, flat, as_json, depth)
         return
     with sources.opened(file, max_size) as opened:
-        entries = _InFile(place_of(opened).catalog)
+        entries = _InFile(opened)
         _list(file, entries, opened.metadata, path, flat, as_json, depth)
 
 
@@ -69,8 +68,8 @@ class _Leaf(NamedTuple):
 class _Entries(Protocol):
     """What is listed. A node is a container or a leaf."""
 
-    def find(self, parts: list[str]) -> Any:
-        """Returns the node at a path, or `None`."""
+    def find(self, path: str) -> Any:
+        """Returns the node at a path, or `None`; some raise a MissingPathError."""
 
     def children(self, node: Any) -> list[tuple[str, Any]] | None:
         """Returns the names and nodes in a container; `None` of a leaf."""
@@ -88,12 +87,13 @@ class _Entries(Protocol):
 class _InFile:
     """The content of a file with a catalog."""
 
-    def __init__(self, catalog: core.Catalog):
-        self._catalog = catalog
+    def __init__(self, file: Tree):
+        self._file = file
+        self._catalog = catalog = place_of(file).catalog
         self.children, self.leaves, self.totals = catalog.children, catalog.leaves, catalog.totals
 
-    def find(self, parts: list[str]) -> int | None:
-        return self._catalog.find(parts, 0)
+    def find(self, path: str) -> int:
+        return value_at(self._file, path)
 
     def leaf(self, node: int) -> _Leaf:
         _, kind, start, end, _ = self._catalog.leaf(node)
@@ -112,12 +112,13 @@ class _Plain:
     def __init__(self, tree: Any):
         self._root = _Node(tree)
 
-    def find(self, parts: list[str]) -> _Node | None:
+    def find(self, path: str) -> _Node | None:
         node = self._root
-        for part in parts:
+        for part in _paths.parts(path):
             children = dict(self.children(node) or ())
             if part not in children:
-                return None
+                found, _ = _paths.literal(path, self._root, lambda it: self.children(it) or ())
+                return found[0][0] if len(found) == 1 else None
             node = children[part]
         return node
 
@@ -164,7 +165,7 @@ def _list(
     as_json: bool,
     depth: int | None,
 ) -> None:
-    node = entries.find(_paths.parts(path))
+    node = entries.find(path)
     if node is None:
         raise MissingPathError(path, file)
     if as_json:

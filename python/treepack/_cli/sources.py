@@ -136,17 +136,20 @@ def selected(state: State, select: list[str], skip: list[str]) -> State:
     """Returns the leaves of a state that are selected and not skipped, without the record.
 
     Raises:
-      ValueError: If a pattern matches nothing.
+      TreepackError: If a pattern matches nothing.
     """
     if not select and not skip:
         return state
-    wanted, skipped = Selector(select or None), Selector(skip or None)
-    ends = [_paths.text(parts) for parts, _ in ends_of(state.tree)]
-    for name, selector in (("--select", wanted), ("--skip", skipped)):
-        found = selector.unmatched(range(len(selector.patterns)), ends)
-        if found:
-            patterns = ", ".join(printable(selector.patterns[number]) for number in found)
-            raise ValueError(f"{name} matches nothing in the file: {patterns}")
+    there = [_paths.text(parts) for parts, _ in ends_of(state.tree)]
+
+    def compiled(name: str, patterns: list[str]) -> Selector:
+        selector = Selector(patterns or None)
+        unmatched = selector.unmatched(range(len(selector.patterns)), there)
+        selector = selector.settled(unmatched, lambda: there)
+        selector.check(selector.unmatched(unmatched, there), "file", lambda: there, name)
+        return selector
+
+    wanted, skipped = compiled("--select", select), compiled("--skip", skip)
 
     def means(path: str) -> bool:
         return wanted.means(path) and not (skip and skipped.means(path))

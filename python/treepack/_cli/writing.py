@@ -16,6 +16,7 @@ from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.verify import verify
 from treepack._src.options import float_dtype
 from treepack._src.storage.content import size_of
+from treepack._src.storage.naming import naming
 from treepack._src.storage.place import has_gzip_suffix, resolved
 from treepack.errors import NewerVersionError
 
@@ -59,7 +60,9 @@ def convert(
     """
     made = _Target(target, gzip, level, align, dtype, sep)
     with sources.states(source, sep, max_size) as state:
-        made.write(sources.selected(state, select or [], skip or []))
+        with naming(source):
+            state = sources.selected(state, select or [], skip or [])
+        made.write(state)
 
 
 def get(

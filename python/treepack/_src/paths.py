@@ -7,13 +7,14 @@ written `~0` and `/` is written `~1`, as in JSON Pointer (RFC 6901); a part that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from treepack._src.printable import printable
 from treepack.errors import TreepackError
 
 T = TypeVar("T")
+N = TypeVar("N")
 
 ROOT = "."
 
@@ -51,6 +52,42 @@ def parts(path: Any) -> list[str]:
     if isinstance(path, (tuple, list)):
         return [entry if isinstance(entry, str) else key_name(entry) for entry in path]
     raise TypeError(f"a path is a string or a key path of JAX, not {path!r:.100}")
+
+
+def literal(
+    text: str, root: N, children: Callable[[N], Iterable[tuple[str, N]]]
+) -> tuple[list[tuple[N, list[str]]], dict[str, list[str]]]:
+    """Looks for places at a text in which nothing is escaped, as keys of haiku have slashes.
+
+    Args:
+      text: The text.
+      root: Where it begins.
+      children: Returns the names and places in a container; nothing of a leaf.
+
+    Returns:
+      The places and the parts of their paths; and the parts that lead to places on the way whose
+      keys have slashes, by their text.
+    """
+    found: list[tuple[N, list[str]]] = []
+    near: dict[str, list[str]] = {}
+    if "/" not in text and "~" not in text:
+        return found, near
+    # Each place is here once at most: its path is one text.
+    left: list[tuple[N, list[str], str]] = [(root, [], text)]
+    while left:
+        above, parts, rest = left.pop()
+        for name, place in dict(children(above)).items():
+            if "/" in name and len(near) < _MOST_NAMES:
+                near["/".join([*parts, name])] = [*parts, name]
+            if name == rest:
+                found.append((place, [*parts, name]))
+            elif rest.startswith(name) and rest[len(name)] == "/":
+                left.append((place, [*parts, name], rest[len(name) + 1 :]))
+    return found, near
+
+
+# A search for similar names among more than these takes long.
+_MOST_NAMES = 1000
 
 
 def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:

@@ -69,27 +69,15 @@ class Tree(Mapping[str, Any]):
         return Tree(Place(reader, value, parts))
 
     def _literally(self, path: Any) -> tuple[tuple[int, list[str]] | None, dict[str, list[str]]]:
-        """Looks for the value at a text in which nothing is escaped, as keys of haiku have slashes.
+        """Looks for the value at a text in which nothing is escaped.
 
         Returns:
-          The value and its parts if there is exactly one; and the parts that lead to places on the
-          way to it whose keys have slashes, by their text.
+          The value and its parts if there is exactly one; and similar places.
         """
-        if not isinstance(path, str) or not ("/" in path or "~" in path):
+        if not isinstance(path, str):
             return None, {}
-        found: list[tuple[int, list[str]]] = []
-        near: dict[str, list[str]] = {}
-        # Each value is here once at most: its path is one text.
-        left: list[tuple[int, list[str], str]] = [(self._place.value, [], path)]
-        while left:
-            above, parts, rest = left.pop()
-            for name, value in dict(self._catalog.children(above) or ()).items():
-                if name == rest:
-                    found.append((value, [*parts, name]))
-                elif rest.startswith(name) and rest[len(name)] == "/":
-                    left.append((value, [*parts, name], rest[len(name) + 1 :]))
-                elif "/" in name and len(near) < _MOST_NAMES:
-                    near["/".join([*parts, name])] = [*parts, name]
+        children = self._catalog.children
+        found, near = _paths.literal(path, self._place.value, lambda it: children(it) or ())
         return (found[0] if len(found) == 1 else None), near
 
     def _missing(
@@ -263,6 +251,22 @@ class Tree(Mapping[str, Any]):
 def place_of(tree: Tree) -> Place:
     """Returns the place of a tree."""
     return tree._place
+
+
+def value_at(tree: Tree, path: str) -> int:
+    """Returns the number of the value at a path, as `Tree.__getitem__` finds it.
+
+    Raises:
+      MissingPathError: If nothing is there.
+    """
+    parts = _paths.parts(path)
+    value = tree._catalog.find(parts, tree._place.value)
+    if value is not None:
+        return value
+    found, names = tree._literally(path)
+    if found is None:
+        raise tree._missing(path, parts, names)
+    return found[0]
 
 
 class File(Tree):

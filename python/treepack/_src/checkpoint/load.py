@@ -109,18 +109,23 @@ class _Choice(NamedTuple):
 def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _Choice:
     catalog = place.catalog
     selector = Selector(selection.select)
-    renamed: dict[str, str] | None = None
-    if selection.rename is None:
-        marks = selector.mark(catalog, place.value)
-        unmatched = [] if marks is None else marks.unmatched
-    else:
-        renamed = _renamed(place, selection)
+    renamed = None if selection.rename is None else _renamed(place, selection)
+
+    def mark() -> tuple[core.Marks | None, list[int]]:
+        if renamed is None:
+            marks = selector.mark(catalog, place.value)
+            return marks, [] if marks is None else marks.unmatched
         marks = _mark_renamed(catalog, place.value, renamed, selector)
-        numbers = range(len(selector.patterns))
-        unmatched = selector.unmatched(numbers, renamed.values())
+        return marks, selector.unmatched(range(len(selector.patterns)), renamed.values())
+
+    marks, unmatched = mark()
     if unmatched:
-        there = dict(catalog.ends(place.value)) if renamed is None else renamed.values()
-        _check_patterns(selector, unmatched, target, selection, there)
+        there = [*(dict(catalog.ends(place.value)) if renamed is None else renamed.values())]
+        there += () if target is None else leaf_paths(target, _paths.ROOT)
+        selector = selector.settled(unmatched, lambda: there)
+        marks, unmatched = mark()
+        if target is not None or selection.missing != "target":
+            selector.check(selector.unmatched(unmatched, there), "file", lambda: there)
     corrupt: dict[int, str] = {}
     if selection.verifies:
         corrupt = _corrupt(place, marks, renamed, selection, how)
@@ -130,25 +135,11 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
     return _Choice(selector, marks, renamed, [*corrupt.values()])
 
 
-def _check_patterns(
-    selector: Selector,
-    unmatched: Iterable[int],
-    target: Any,
-    selection: Selection,
-    found: Iterable[str],
-) -> None:
-    """Raises if a pattern that matches nothing in the file matches nothing in the target either."""
-    if target is None and selection.missing == "target":
-        return
-    places = () if target is None else leaf_paths(target, _paths.ROOT)
-    selector.check(selector.unmatched(unmatched, places), "file", lambda: [*found, *places])
-
-
 def _renamed(place: Place, selection: Selection) -> dict[str, str]:
     """Returns the new paths of all leaves and empty containers."""
     renaming = Renaming(selection.rename)
     renamed = {path: renaming(path) for path, _ in place.catalog.ends(place.value)}
-    renaming.check()
+    renaming.check(renamed)
     if len(set(renamed.values())) < len(renamed):
         raise TreepackError("rename gives two leaves the same path: choose other names")
     return renamed

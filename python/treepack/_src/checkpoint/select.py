@@ -7,6 +7,8 @@ tuple is one path, in whose parts no character is a wildcard; a list or set has 
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -107,8 +109,37 @@ class Selector:
             left.difference_update(self.selector.matching(_paths.parts(path)))
         return sorted(left)
 
+    def settled(self, unmatched: Iterable[int], paths: Callable[[], Iterable[str]]) -> Selector:
+        """Returns the same selection with some patterns as paths in which nothing is escaped.
+
+        Those are of patterns that match nothing, by number, the ones that lead to one place so.
+        """
+        literal = {number: parts for number in unmatched if (parts := self._literal(number, paths))}
+        if not literal:
+            return self
+        patterns = enumerate(self.patterns)
+        return Selector([literal.get(at) or self._tuples.get(it, it) for at, it in patterns])
+
+    def _literal(self, number: int, paths: Callable[[], Iterable[str]]) -> tuple[str, ...] | None:
+        pattern = self.patterns[number]
+        if pattern in self._tuples or ("/" not in pattern and "~" not in pattern):
+            return None
+        found: set[tuple[str, ...]] = set()
+        for path in paths():
+            if "~" in path:
+                parts = tuple(_paths.parts(path))
+                ends = itertools.accumulate(len(part) + 1 for part in parts)
+                if f"{'/'.join(parts)}/".startswith(f"{pattern}/"):
+                    counts = (at + 1 for at, end in enumerate(ends) if end == len(pattern) + 1)
+                    found.update(parts[:count] for count in counts)
+        return found.pop() if len(found) == 1 else None
+
     def check(
-        self, unmatched: Iterable[int], where: str, paths: Callable[[], Iterable[str]]
+        self,
+        unmatched: Iterable[int],
+        where: str,
+        paths: Callable[[], Iterable[str]],
+        name: str = "select",
     ) -> None:
         """Raises a TreepackError about patterns that match nothing, if there are any.
 
@@ -116,18 +147,30 @@ class Selector:
           unmatched: Those, by number.
           where: In what they match nothing, in words.
           paths: Returns the paths that there are.
+          name: The name of the option in the error.
         """
         typos = [self.patterns[number] for number in unmatched]
         if not typos:
             return
-        error = f"select matches nothing in the {where}: {', '.join(typos)}"
+        error = f"{name} matches nothing in the {where}: {', '.join(typos)}"
         for typo in typos:
             parts = self._tuples.get(typo, ())
             if len(parts) > 1 and all(isinstance(part, str) for part in parts):
                 alone = Selector([*parts])
                 if not alone.unmatched(range(len(alone.patterns)), paths()):
                     error += f". A tuple is one path: for several patterns, pass a list: {[*parts]}"
-        raise TreepackError(error)
+        raise TreepackError(error + _similar(typos[0], paths()))
+
+
+def _similar(typo: str, paths: Iterable[str]) -> str:
+    """Returns a question about a path that is similar to one without escapes, if there is one."""
+    texts = {"/".join(_paths.parts(it)): it for it in itertools.islice(paths, _MOST_PATHS)}
+    near = difflib.get_close_matches(typo, texts, n=1)
+    return f"; is it {texts[near[0]]!r}?" if near else ""
+
+
+# A search for a similar path among more than these takes long.
+_MOST_PATHS = 1000
 
 
 def _no_bool(path: str) -> TreepackError:
@@ -181,10 +224,11 @@ def chosen(tree: Any, select: Any) -> Any:
     selector = Selector(select)
     ends = dict(ends_of(tree))
     paths = {parts: _paths.text(parts) for parts in ends}
-    numbers = range(len(selector.patterns))
-    selector.check(
-        selector.unmatched(numbers, paths.values()), "tree", lambda: list(paths.values())
-    )
+    unmatched = selector.unmatched(range(len(selector.patterns)), paths.values())
+    if unmatched:
+        selector = selector.settled(unmatched, paths.values)
+        unmatched = selector.unmatched(unmatched, paths.values())
+    selector.check(unmatched, "tree", paths.values)
     meant = meant_of({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
     wanted = {parts for parts in ends if paths[parts] in meant}
     # The containers that lose something, and those that keep something.
@@ -294,15 +338,16 @@ class Renaming:
                 return _joined(new, "" if path == _paths.ROOT else rest)
         return path
 
-    def check(self) -> None:
-        """Checks that a pattern has matched a path.
+    def check(self, paths: Iterable[str]) -> None:
+        """Checks that a pattern has matched one of the paths.
 
         Raises:
           TreepackError: If there are patterns, and none has matched.
         """
         if not self._matches:
             patterns = ", ".join(pattern for pattern, *_ in self._rules)
-            raise TreepackError(f"rename matches nothing in the file: {patterns}")
+            similar = _similar(self._rules[0][0], paths)
+            raise TreepackError(f"rename matches nothing in the file: {patterns}{similar}")
 
 
 def _joined(new: str, rest: str) -> str:

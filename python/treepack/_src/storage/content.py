@@ -317,12 +317,12 @@ def _local_content(
 ) -> core.Content:
     """Maps or reads a local file, which must be a regular one with `regular`."""
     path = local(path)
-    check_name(path)
     try:
         found = Path(path).stat()
     except ValueError:  # no file can have such a name; the core raises the error for it
         return core.Content.read(path, progress=tell)
     if stat.S_ISDIR(found.st_mode) and not regular:
+        check_name(path)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0:  # not so in /proc
         return core.Content.map(path)
