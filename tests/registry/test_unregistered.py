@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import inspect
 import subprocess
 import sys
 import types
@@ -24,7 +25,7 @@ from flax.training.train_state import TrainState
 
 import treepack
 from treepack import serialization
-from treepack._src.registry import libraries
+from treepack._src.registry import libraries, nodes
 
 
 def custom(x: Any) -> Any:
@@ -222,10 +223,83 @@ def test_static_fills_code_by_its_path_or_one_above() -> None:
     assert treepack.loads(data, static=static) == [Layer(1, {"a": (3, jnp.sin)})]
 
 
+def test_the_tree_in_static_brings_types_by_their_own_names() -> None:
+    class Later(NamedTuple):
+        a: Any
+
+    data = treepack.dumps([Later(1), {"b": Pair(1, 2)}])
+    treepack.register_namedtuple(Later, serialized_name="tests.unregistered.later")
+    template = [Later(0), {"b": Pair(0, 0)}]
+    assert treepack.loads(data, static=template) == [Later(1), {"b": Pair(1, 2)}]
+    assert type(treepack.loads(data, template)[0]) is Later
+
+
+def test_types_of_one_name() -> None:
+    first, second = (collections.namedtuple("Same", "a", module="somewhere") for _ in range(2))
+    tree = [first(1), second(2)]
+    data = treepack.dumps(tree)
+    found = treepack.loads(data, tree)
+    assert [type(node) for node in found] == [first, second]
+    with pytest.raises(treepack.UnregisteredTypeError, match=r"2 types in static= .*Same.*target"):
+        treepack.loads(data, static=tree)
+    other = collections.namedtuple("Same", "a b", module="somewhere")
+    with pytest.raises(treepack.UnregisteredTypeError) as caught:
+        treepack.loads(treepack.dumps([first(1), other(2, 3)]))
+    assert str(caught.value).count("somewhere.Same") == 1
+
+
+def test_a_tree_in_static_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    types_of_it = [collections.namedtuple(f"N{i}", "a") for i in range(50)]
+    tree = [*(ty(1) for ty in types_of_it), *({"f": len} for _ in range(50))]
+    data = treepack.dumps(tree)
+    asked = []
+    kind_of = nodes.kind_of
+    monkeypatch.setattr(nodes, "kind_of", lambda value: asked.append(0) or kind_of(value))
+    assert treepack.loads(data, static=tree) == tree
+    assert len(asked) < 1000
+
+
+def test_what_only_looks_strange_is_no_error_of_its_own() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError("no text")
+
+    class Asking:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    itself: list[Any] = []
+    itself.append(itself)
+    nested: Any = 0
+    for _ in range(3000):
+        nested = Layer(0, nested)
+    for value in (Silent(), Asking(), itself, nested):
+        with pytest.raises(treepack.UnserializableLeafError, match=r"at \.: .*Layer: .*act"):
+            treepack.dumps(Layer(1, value))
+    nowhere = collections.namedtuple("Nowhere", "a")
+    nowhere.__module__ = None  # type: ignore[assignment]
+    assert treepack.loads(treepack.dumps([nowhere(1)]), [nowhere(0)]) == [nowhere(1)]
+
+
+def test_modules_and_signatures_are_code() -> None:
+    tree = Layer(1, (np, inspect.signature(custom)))
+    assert treepack.loads(treepack.dumps(tree), Layer(0, tree.act)) == tree
+    wrapped = {"f": eqx.filter_jit(custom)}
+    assert_same(treepack.loads(treepack.dumps(wrapped), wrapped), wrapped)
+
+
 def test_code_with_arrays_is_refused() -> None:
     class Callable:
         def __init__(self) -> None:
             self.table = jnp.ones(3)
+
+        def __call__(self) -> None: ...
+
+    class Slotted:
+        __slots__ = ("inner",)
+
+        def __init__(self) -> None:
+            self.inner = Callable()
 
         def __call__(self) -> None: ...
 
@@ -235,7 +309,9 @@ def test_code_with_arrays_is_refused() -> None:
         functools.partial(custom, jnp.ones(3)),
         functools.partial(custom, x=[np.ones(3)]),
         functools.partial(functools.partial(custom, jnp.ones(3)), 1),
+        functools.partial(custom, [functools.partial(custom, x=np.ones(2))]),
         Callable(),
+        Slotted(),
         method,
     ):
         for tree in ({"a": [code]}, {"a": [Layer(1, code)]}):
@@ -293,8 +369,12 @@ def test_the_template_keeps_its_code() -> None:
     found = treepack.loads(data, {"f": jnp.sin, "x": jnp.zeros(2)})
     assert found["f"] is jnp.sin
     assert serialization.from_bytes({"f": jnp.sin, "x": jnp.zeros(2)}, data)["f"] is jnp.sin
-    with pytest.raises(treepack.MismatchError, match="f: "):
-        treepack.loads(data, {"f": jnp.zeros(2), "x": jnp.zeros(2)})
+    for leaf in (jnp.zeros(2), None):
+        with pytest.raises(treepack.MismatchError, match=r"f: expected .*, found .*code"):
+            treepack.loads(data, {"f": leaf, "x": jnp.zeros(2)})
+    arrays = treepack.dumps({"f": jnp.ones(2), "x": jnp.ones(2)})
+    with pytest.raises(treepack.MismatchError, match=r"f: expected function, found float32\[2\]"):
+        treepack.loads(arrays, {"f": custom, "x": jnp.zeros(2)})
 
 
 def test_a_program_that_registers_the_name_reads_them() -> None:

@@ -23,6 +23,14 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def short_repr(value: object) -> str:
+    """Returns the beginning of a value's repr, which code of the program may refuse."""
+    try:
+        return f"{value!r:.100}"
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
 def cells(text: str) -> int:
     """Returns the width of printable text in cells of a terminal."""
     return len(text) if text.isascii() else sum(map(_cells, text))

@@ -16,6 +16,7 @@ from treepack._src.checkpoint.reader import Place, Reader
 from treepack._src.checkpoint.sharded import open_reader
 from treepack._src.options import PartOptions, StorageOptions, Unknown, check, part_options
 from treepack._src.printable import cells, padded, printable
+from treepack._src.registry.holes import Fillings
 from treepack._src.storage.content import Openable
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import resolved
@@ -189,7 +190,7 @@ class Tree(Mapping[str, Any]):
                 record,
                 unknown_as_dict=unknown == "dict",
                 placeholders=True,
-                static=static,
+                static=Fillings.of(static),
                 at=self._place.positions(),
             )
 

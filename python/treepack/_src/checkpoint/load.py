@@ -14,6 +14,7 @@ from treepack._src.checkpoint.select import Renaming, Selector, meant_of
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, map_leaves, state_leaves
+from treepack._src.registry.holes import Fillings
 from treepack._src.restore.record import assembled
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
@@ -228,7 +229,7 @@ def _assembled(
             catalog.record,
             convert=convert,
             unknown_as_dict=how.unknown == "dict",
-            static=how.static,
+            static=Fillings.of(how.static),
             absent=ABSENT,
             at=place.positions(),
         )

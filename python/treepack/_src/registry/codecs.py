@@ -26,6 +26,7 @@ from treepack._src.interop.jax import (
     treedef_with,
 )
 from treepack._src.interop.modules import imported, instance_of
+from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import is_plain_namedtuple
 from treepack._src.registry import types as _types
@@ -322,10 +323,8 @@ def _lax_enum(name: str) -> Codec:
 
 
 def _is_of_jax_nn(value: Any) -> bool:
-    name = getattr(value, "__name__", None)
-    if not isinstance(name, str) or not callable(value):
-        return False
-    return getattr(imported("jax.nn"), name, None) is value
+    name = getattr(value, "__name__", None) if callable(value) else None
+    return isinstance(name, str) and getattr(imported("jax.nn"), name, None) is value
 
 
 def _jax_nn(name: str) -> Any:
@@ -490,7 +489,7 @@ NAMES = frozenset(_BY_NAME)
 
 def refusal(value: Any) -> str:
     """Returns the reason why a value cannot be saved, and the remedy."""
-    text = f"static data of type {default_name(type(value))} cannot be saved: {value!r:.100}"
+    text = f"static data of type {default_name(type(value))} cannot be saved: {short_repr(value)}"
     if type(value) is np.ndarray:
         return f"{text}; arrays in static data may have up to {MAX_ARRAY_BYTES} bytes"
     if callable(value):

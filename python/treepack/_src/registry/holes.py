@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,9 @@ class Hole(NamedTuple):
     what: str
 
 
+# The most levels of a value in a file; there are more in one that contains itself.
+_MOST_NESTED = 32
+
 # The end of errors about static data without a form.
 OR_SKIP = '; or leave it out with static="skip"; a template, or load(static=...), brings it back'
 
@@ -52,7 +56,9 @@ def is_code(value: Any) -> bool:
     Functions, classes and other callables are, definitions of models, and namedtuples and
     dataclasses of nothing else, such as the optimizers of optax.
     """
-    if callable(value) or flax.is_graph_definition(value) or flax.is_linen_module(value):
+    if callable(value) or isinstance(value, (types.ModuleType, inspect.Signature)):
+        return True
+    if flax.is_graph_definition(value) or flax.is_linen_module(value):
         return True
     if not is_namedtuple(type(value)) and not dataclasses.is_dataclass(value):
         return False
@@ -62,29 +68,35 @@ def is_code(value: Any) -> bool:
 
 def check_has_no_arrays(value: Any) -> None:
     """Raises a TypeError if code holds arrays, which would be lost with it."""
-    if any(isinstance(leaf, np.ndarray) or is_array(leaf) for leaf in _held(value)):
+    if any(isinstance(leaf, np.ndarray) or is_array(leaf) for leaf in _held(value, set())):
         raise TypeError(
             f"{_described(value)} holds arrays, which would be lost if it were left out as code; "
             "use jax.tree_util.Partial, or make them leaves of the tree"
         )
 
 
-def _held(value: Any) -> Iterator[Any]:
+def _held(value: Any, seen: set[int]) -> Iterator[Any]:
     """Yields the leaves of the data that code is bound to."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    for part in _bound(value):
+        for leaf in (part,) if is_code(part) else (leaf for _, leaf in leaves_of(part, ())):
+            yield from _held(leaf, seen) if is_code(leaf) else (leaf,)
+
+
+def _bound(value: Any) -> Iterable[Any]:
+    """Returns what a callable is bound to."""
     if isinstance(value, functools.partial):
-        yield from _held(value.func)
-        for part in (*value.args, *value.keywords.values()):
-            yield from _held(part) if is_code(part) else _leaves(part)
-    elif isinstance(value, types.MethodType):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, types.MethodType):
         # Arrays in an object that is no pytree are none of the tree's.
-        yield from _leaves(value.__self__) if kind_of(value.__self__) is not None else ()
-    elif not isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
-        for part in getattr(value, "__dict__", {}).values():
-            yield from () if is_code(part) else _leaves(part)
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    return (leaf for _, leaf in leaves_of(tree, ()))
+        return (value.__self__,) if kind_of(value.__self__) is not None else ()
+    if isinstance(value, (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)):
+        return ()
+    slots = (vars(ty).get("__slots__", ()) for ty in type(value).__mro__)
+    names = (name for some in slots for name in ((some,) if isinstance(some, str) else some))
+    return *getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in names)
 
 
 def with_holes(values: dict[str, Any], where: str = "") -> dict[str, Any]:
@@ -116,6 +128,8 @@ def _with_holes(value: Any, path: list[str], where: str) -> Any:
     except (TypeError, ValueError):
         pass
     else:
+        return value
+    if len(path) > _MOST_NESTED:
         return value
     if is_code(value):
         try:
@@ -211,15 +225,63 @@ class Unfilled(NamedTuple):
     hints: list[str]
 
 
+class Fillings:
+    """What fills the holes of one load, and the types of its nodes.
+
+    Attributes:
+      static: Values by path, or a tree like the saved one.
+      by_path: The values, by the parts of their paths.
+      types: The types that the program has not registered, by name, once they are looked up.
+      told: The number of holes that are told.
+    """
+
+    def __init__(self, static: Any):
+        self.static = static
+        self.by_path: dict[tuple[str, ...], Any] = {}
+        if isinstance(static, Mapping):
+            items = [(key, static[key]) for key in static if isinstance(key, (str, tuple))]
+            self.by_path = {tuple(_paths.parts(key)): value for key, value in items}
+        self.types: dict[str, list[Any]] | None = None
+        self.told = 0
+        self._children: dict[int, tuple[Any, dict[str, Any]]] = {}
+
+    @classmethod
+    def of(cls, static: Any) -> Fillings | None:
+        return None if static is None else cls(static)
+
+    @functools.cached_property
+    def paths(self) -> list[str]:
+        """The paths of the values."""
+        return [_paths.text(parts) for parts in self.by_path]
+
+    def below(self, node: Any, parts: Sequence[str]) -> tuple[Any] | None:
+        """Returns the node below another one, in a tuple; `None` if there is none."""
+        for part in parts:
+            _, children = self._children.get(id(node)) or (None, None)
+            if children is None:
+                kind = kind_of(node)
+                children = kind.children(node) if kind is not None else {}
+                self._children[id(node)] = node, children
+            if part not in children:
+                return None
+            node = children[part]
+        return (node,)
+
+
 def fill(
-    value: Any, path: list[str], static: Any, ty: type, static_of: StaticOf, in_words: bool
+    value: Any,
+    path: list[str],
+    fillings: Fillings | None,
+    ty: type,
+    static_of: StaticOf,
+    in_words: bool,
 ) -> tuple[Any, Unfilled | None]:
     """Fills the holes in static data of a node.
 
     Args:
       value: The data: a hole, or a container with holes in it.
       path: The keys that lead to the node.
-      static: Values for the holes by path; or a tree like the saved one.
+      fillings: What fills the holes.
       ty: The type of the node.
       static_of: Returns the static data of a node.
       in_words: Whether somebody reads about holes that are left.
@@ -230,7 +292,7 @@ def fill(
     Raises:
       HoleError: If some are left, unless `in_words`.
     """
-    filling = _Filling(path, static, ty, static_of)
+    filling = _Filling(path, fillings or Fillings(None), ty, static_of)
     found = filling.fill(value)
     if filling.missing and not in_words:
         raise HoleError("static data were not saved")
@@ -260,9 +322,9 @@ def _joined(parts: list[str], separator: str) -> str:
 class _Filling:
     """The arguments of `fill`, and the holes without a value so far, with their paths."""
 
-    def __init__(self, parts: list[str], static: Any, ty: type, static_of: StaticOf):
+    def __init__(self, parts: list[str], fillings: Fillings, ty: type, static_of: StaticOf):
         self.parts = parts
-        self.static = static
+        self.fillings = fillings
         self.ty = ty
         self.static_of = static_of
         self.missing: list[tuple[Hole, str]] = []
@@ -271,7 +333,8 @@ class _Filling:
         """Fills the holes that there is a value for."""
         if type(value) is Hole:
             inside = _paths.parts(value.field) if value.field else []
-            found = self._by_path(value, inside) or self._in_template(value, inside, self.static, 0)
+            found = self._by_path(value, inside)
+            found = found or self._in_template(value, inside, self.fillings.static, 0)
             if found is not None:
                 return found[0]
             self.missing.append((value, _paths.text([*self.parts, *inside])))
@@ -286,17 +349,12 @@ class _Filling:
 
     def _by_path(self, hole: Hole, inside: list[str]) -> tuple[Any] | None:
         """Looks for the value of a hole at its path in a dict, or in what is at a path above."""
-        if not isinstance(self.static, Mapping):
-            return None
-        whole = [*self.parts, *inside]
-        above: dict[int, Any] = {}
-        for key, value in self.static.items():
-            if isinstance(key, (str, tuple)):
-                parts = _paths.parts(key)
-                if parts == whole[: len(parts)]:
-                    above[len(parts)] = value
-        for count in sorted(above, reverse=True):
-            value = above[count]
+        whole = (*self.parts, *inside)
+        by_path = self.fillings.by_path
+        for count in range(len(whole), -1, -1) if by_path else ():
+            if whole[:count] not in by_path:
+                continue
+            value = by_path[whole[:count]]
             if count > len(self.parts):
                 found = _inside(value, inside[count - len(self.parts) :])
             else:
@@ -311,13 +369,10 @@ class _Filling:
         self, hole: Hole, inside: list[str], template: Any, count: int
     ) -> tuple[Any] | None:
         """Looks for the value of a hole in a tree like the saved one, below `count` keys."""
-        node = template
-        for part in self.parts[count:]:
-            kind = kind_of(node)
-            children = kind.children(node) if kind is not None else {}
-            if part not in children:
-                return None
-            node = children[part]
+        below = self.fillings.below(template, self.parts[count:])
+        if below is None:
+            return None
+        (node,) = below
         if self.ty is Code:
             return (node,) if kind_of(node) is None or is_code(node) else None
         return self._of_node(hole, inside, node)
@@ -338,19 +393,17 @@ class _Filling:
 
     def unfilled(self) -> Unfilled:
         """Returns the holes that are left, in words."""
-        paths = []
-        if isinstance(self.static, Mapping):
-            keys = [key for key in self.static if isinstance(key, (str, tuple))]
-            paths = [_paths.text(_paths.parts(key)) for key in keys]
+        paths = self.fillings.paths
         told = Unfilled([], [], [])
         for hole, place in self.missing:
+            self.fillings.told += 1
             told.lines.append(f"at {place}: the static data here were not saved ({hole.what})")
             told.fillings.append(f"{place!r}: {self._like(hole)}")
             if place in paths:
                 told.hints.append(
                     f"; the value in static= for {place!r} is not {self._expected(hole)}"
                 )
-            else:
+            elif self.fillings.told <= _MOST_TOLD:
                 near = difflib.get_close_matches(place, paths, n=1)
                 told.hints.extend(f"; is {path!r} in static= meant for {place}?" for path in near)
         return told

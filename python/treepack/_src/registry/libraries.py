@@ -38,7 +38,7 @@ _UNORDERED = ("numpyro.distributions",)
 
 def library_name(ty: type) -> str | None:
     """Returns the name in files of a type of a well-known library; `None` for other types."""
-    library = ty.__module__.partition(".")[0]
+    library = str(ty.__module__).partition(".")[0]
     if library not in LIBRARIES or "<locals>" in ty.__qualname__:
         return None
     path = default_name(ty).removeprefix(f"{library}.")

@@ -186,7 +186,7 @@ def default_name(thing: Any) -> str:
     It is the module and the qualified name; in private modules, the shortest public path to the
     thing, such as `optax.EmptyState`.
     """
-    module, name = thing.__module__, thing.__qualname__
+    module, name = str(thing.__module__), thing.__qualname__
     parts = module.split(".")
     if any(part.startswith("_") for part in parts) and module != "__main__":
         for count in range(1, len(parts)):

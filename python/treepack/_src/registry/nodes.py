@@ -18,8 +18,8 @@ from treepack._src.pytree.leaves import explain
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
-from treepack._src.registry.libraries import library_of
-from treepack._src.registry.names import default_name
+from treepack._src.registry.libraries import library_name, library_of
+from treepack._src.registry.names import OlderDefinitionError, default_name
 from treepack._src.registry.static import remark_on_main
 from treepack._src.registry.types import (
     TYPES,
@@ -124,7 +124,11 @@ def _has_lists(state: dict[str, Any]) -> bool:
 
 
 def find_node_type(
-    name: str, fields: FieldNames | None, version: int, or_none: bool, static: Any
+    name: str,
+    fields: FieldNames | None,
+    version: int,
+    or_none: bool,
+    fillings: _holes.Fillings | None,
 ) -> NodeType | None:
     """Finds a type by name that makes nodes from those saved with these fields.
 
@@ -133,13 +137,13 @@ def find_node_type(
       fields: The fields.
       version: The version that they were saved in.
       or_none: Whether to return `None` in place of an error.
-      static: A tree with nodes of unregistered types, like those saved; see `load`.
+      fillings: A tree with nodes of unregistered types, like those saved; see `load`.
 
     Raises:
       UnregisteredTypeError: If there is none, or nodes with these fields cannot become nodes of
         it; unless `or_none`.
     """
-    found = _by_name(name) or _type_in(static, name)
+    found = _by_name(name) or (None if fillings is None else _type_in(fillings, name))
     if found is not None and found.fields == fields and found.version == version:
         return found
     try:
@@ -152,18 +156,40 @@ def find_node_type(
         raise
 
 
-def _type_in(tree: Any, name: str) -> NodeType | None:
-    """Finds a type that is not registered among the nodes of a tree."""
+def _type_in(fillings: _holes.Fillings, name: str) -> NodeType | None:
+    """Finds a type among the nodes of a tree, by the name that it has without registration.
+
+    Raises:
+      UnregisteredTypeError: If several have it.
+    """
+    if fillings.types is None:
+        fillings.types = {}
+        _collect_types(fillings.static, fillings.types, set())
+    found = fillings.types.get(name, [])
+    if len(found) > 1:
+        raise UnregisteredTypeError(
+            f"{len(found)} types in static= have the name {name!r}: pass the tree as target", name
+        )
+    return found[0] if found else None
+
+
+def _collect_types(tree: Any, types: dict[str, list[NodeType]], seen: set[type]) -> None:
     kind = kind_of(tree)
     if kind is None:
-        return None
+        return
     ty = type(tree)
-    if registered(ty) is None and own(ty) is None and ty not in BY_JAX:
-        found = unregistered(ty, kind)
-        if found is not None and found.name == name:
-            return found
-    children = {} if kind.final else kind.children(tree)
-    return next(filter(None, (_type_in(child, name) for child in children.values())), None)
+    if ty not in seen and ty not in BY_JAX and own(ty) is None:
+        seen.add(ty)
+        named = registered(ty)
+        try:
+            found = named or unregistered(ty, kind)
+        except OlderDefinitionError:  # the new one has the name
+            found = None
+        if found is not None:
+            name = found.name if named is None else library_name(ty) or default_name(ty)
+            types.setdefault(name, []).append(found)
+    for child in () if kind.final else kind.children(tree).values():
+        _collect_types(child, types, seen)
 
 
 def unknown_types(names: list[str], error: UnregisteredTypeError) -> UnregisteredTypeError:
@@ -173,7 +199,7 @@ def unknown_types(names: list[str], error: UnregisteredTypeError) -> Unregistere
       names: The names of all types in the file.
       error: The error about one of them.
     """
-    unknown = [name for name in names if _by_name(name) is None]
+    unknown = [name for name in dict.fromkeys(names) if _by_name(name) is None]
     return _unknown(unknown) if len(unknown) > 1 else error
 
 
@@ -193,7 +219,7 @@ def _unknown(names: list[str]) -> UnregisteredTypeError:
 
 
 def fill_holes(
-    static: Any, path: list[str], fillings: Any, ty: type, in_words: bool
+    static: Any, path: list[str], fillings: _holes.Fillings | None, ty: type, in_words: bool
 ) -> tuple[Any, _holes.Unfilled | None]:
     """Fills the holes in static data of a node; see `holes.fill`."""
     return _holes.fill(static, path, fillings, ty, _static_of, in_words)

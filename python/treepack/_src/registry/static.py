@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
+from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import fields_of, from_fields
 from treepack._src.registry import codecs as _codecs
 from treepack._src.registry.names import (
@@ -248,17 +249,17 @@ def reduce_value(value: Any) -> tuple[str, Any]:
 
 def _check_definition(value: Any) -> None:
     """Raises an OlderDefinitionError if a value, or its type, has lost its name."""
-    newer = _functions.newer(value) if function_name(value) else None
+    newer = _functions.newer(value) if callable(value) and function_name(value) else None
     if newer is not None:
         raise OlderDefinitionError(
-            f"{value!r:.100} is an older definition of {newer!r}, which was defined again since; "
-            "use the new one"
+            f"{short_repr(value)} is an older definition of {newer!r}, which was defined again "
+            "since; use the new one"
         )
     newer = _types.newer(type(value))
     if newer is not None:
         raise OlderDefinitionError(
-            f"{value!r:.100} is of an older definition of {newer!r}: its class was defined again "
-            "since; create it again"
+            f"{short_repr(value)} is of an older definition of {newer!r}: its class was defined "
+            "again since; create it again"
         )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported
 from treepack._src.options import Strict
+from treepack._src.pytree.kinds import is_function
 
 # The most keys that a message has.
 _MOST_KEYS = 10
@@ -79,6 +80,8 @@ def described(value: Any) -> str:
     if found is not None:
         return str(found)
     if isinstance(value, Mapping):
+        if not value:
+            return "nothing, as of an empty container or of code"
         keys = sorted(map(str, value))
         more = "" if len(keys) <= _MOST_KEYS else f" and {len(keys) - _MOST_KEYS} more"
         return f"a subtree with the keys {keys[:_MOST_KEYS]}{more}"
@@ -109,7 +112,7 @@ def difference(
     elif expected is not None:
         same = _is_number_like(state, expected)
     elif found is not None:
-        same = _is_number_like(target, found) or not _is_plain(target)
+        same = _is_number_like(target, found) or not (_is_plain(target) or is_function(target))
     elif isinstance(state, Mapping):
         same = not _is_plain(target)
     else:

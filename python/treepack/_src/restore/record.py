@@ -6,6 +6,7 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src.options import Unknown
+from treepack._src.registry.holes import Fillings
 from treepack.errors import DecodeError
 
 
@@ -34,7 +35,7 @@ def assembled(state: Any, *, convert: Any, unknown: Unknown, static: Any) -> Any
         present(record),
         convert=convert,
         unknown_as_dict=unknown == "dict",
-        static=static,
+        static=Fillings.of(static),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src.interop import jax as _jax
 from treepack._src.pytree.state_dict import map_leaves, state_leaves, to_state_dict
+from treepack._src.registry.holes import Fillings
 from treepack._src.restore.report import ABSENT
 from treepack.errors import TreepackError
 
@@ -57,7 +58,7 @@ class Older(dict[str, Any]):
             record,
             convert=_as_saved,
             unknown_as_dict=True,
-            static=target,
+            static=Fillings.of(target),
             at=at,
         )
         return map_leaves(_on_host, to_state_dict(node))
