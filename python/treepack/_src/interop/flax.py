@@ -13,6 +13,12 @@ is_linen_module = instance_of("flax.linen", "Module")
 """Returns whether a value is a linen Module: configuration, whose variables are the state."""
 
 
+def is_linen_module_type(ty: type) -> bool:
+    """Returns whether a type is one of linen Modules."""
+    linen = imported("flax.linen")
+    return linen is not None and issubclass(ty, linen.Module)
+
+
 def is_graph_definition_type(ty: type) -> bool:
     """Returns whether a type is that of the static parts of nnx modules."""
     found = getattr(imported("flax.nnx"), "GraphDef", None)

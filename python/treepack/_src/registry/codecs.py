@@ -32,8 +32,10 @@ from treepack._src.pytree.kinds import is_plain_namedtuple
 from treepack._src.registry import types as _types
 from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found_in, instance, one
 from treepack._src.registry.holes import Hole
+from treepack._src.registry.libraries import library_name, library_of
 from treepack._src.registry.names import default_name
 from treepack._src.registry.python_codecs import CODECS
+from treepack._src.registry.unregistered import of_library
 from treepack.errors import UnregisteredTypeError
 
 # JAX compares and hashes static data; larger arrays belong into leaves.
@@ -64,11 +66,11 @@ def _treedef_parts(treedef: Any) -> Any:
     if node is None:
         return None
     ty, auxdata = node
-    name = _TREEDEFS.get(ty) or _types.name_of(ty)
+    name = _TREEDEFS.get(ty) or _types.name_of(ty) or library_name(ty)
     if name is None:
         raise TypeError(
             f"a PyTreeDef with nodes of the type {default_name(ty)}, which is not registered, "
-            "cannot be saved"
+            "cannot be saved; call treepack.register_node on it"
         )
     return name, auxdata, [_treedef_parts(child) for child in treedef.children()]
 
@@ -79,11 +81,13 @@ def _treedef(parts: Any) -> Any:
     if parts is None:
         return jax.tree_util.tree_structure(0)
     name, auxdata, children = as_parts((str, object, list), parts)
-    ty = _TREEDEF_TYPES.get(name) or _types.type_named(name)
-    if ty is None:
-        raise ValueError(f"no type is registered with the name {name!r}")
     # JAX reads beyond the end of too few children or auxdata.
-    found = _types.registered(ty)
+    found = _types.TYPES.by_name(name) or of_library(name)
+    ty = _TREEDEF_TYPES.get(name) or getattr(found, "ty", None)
+    if ty is None:
+        library = library_of(name)
+        remedy = f"; import {library}" if library is not None and not imported(library) else ""
+        raise UnregisteredTypeError(f"no type is registered with the name {name!r}{remedy}", name)
     if ty is type(None):
         fits = auxdata is None and not children
     elif ty is dict:
@@ -396,6 +400,11 @@ def _missing(parts: Any) -> Any:
     return missing
 
 
+def _hole(parts: Any) -> Hole:
+    types: tuple[Any, ...] = ((str, type(None)), str, str, object)
+    return Hole(*as_parts(types[: 4 if type(parts) is tuple and len(parts) > 2 else 2], parts))
+
+
 # The limit of NumPy.
 _MOST_DIMENSIONS = 64
 
@@ -405,7 +414,7 @@ _MOST_DEVICES = 2**31 - 1
 # Of several predicates that accept a value, the first counts.
 _CODECS = [
     *CODECS,
-    Codec("treepack.hole", Hole, tuple, lambda it: Hole(*as_parts(((str, type(None)), str), it))),
+    Codec("treepack.hole", Hole, lambda it: tuple(it[: 2 if it.name is None else 4]), _hole),
     Codec("numpy.dtype", instance(np.dtype), _dtype_name, _dtype),
     Codec("numpy.generic", instance(np.generic), lambda it: _array_parts(np.asarray(it)), _scalar),
     Codec("numpy.ndarray", instance(np.ndarray), _array_parts, _array),

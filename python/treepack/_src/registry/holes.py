@@ -25,22 +25,28 @@ from treepack._src.options import left_out
 from treepack._src.pytree.containers import fields_of, is_namedtuple
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.registry.definitions import is_definition, made_of, parts_of
+from treepack._src.registry.libraries import library_name, library_of
 from treepack._src.registry.names import OlderDefinitionError, default_name
-from treepack.errors import HoleError
+from treepack.errors import DecodeError, HoleError
 
 
 class Hole(NamedTuple):
-    """The place of a value that was not saved.
+    """The place of a value that was not saved, or that is of a type without a registration.
 
     Attributes:
       field: The field that has it, or the path that begins with the field, if the value lies inside
         its data; empty for all static data of a node or for a leaf, `None` for the node itself
         without its children.
       what: A description of the value.
+      name: The name of its type, if the value was saved.
+      parts: What it is made of then; see `definitions.py`.
     """
 
     field: str | None
     what: str
+    name: str | None = None
+    parts: Any = None
 
 
 # The most levels of a value in a file; there are more in one that contains itself.
@@ -143,6 +149,11 @@ def _with_holes(value: Any, path: list[str], where: str) -> Any:
         )
     if type(value) is dict and all(type(key) is str for key in value):
         return {key: _with_holes(part, [*path, key], where) for key, part in value.items()}
+    parts = parts_of(value)
+    if parts is not None:
+        name = library_name(type(value), is_definition) or default_name(type(value))
+        parts = _with_holes(parts, path, where)
+        return _hole(value, path)._replace(name=name, parts=parts)
     return _hole(value, path) if left_out() == "skip" else value
 
 
@@ -218,11 +229,15 @@ StaticOf = Callable[[Any], dict[str, Any]]
 
 
 class Unfilled(NamedTuple):
-    """Holes of a node that nothing fills: where they are, what would fill them, and hints."""
+    """Holes of a node that nothing fills: where they are, what would fill them, and hints.
+
+    Besides, the names of types that need no filling once the program knows them.
+    """
 
     lines: list[str]
     fillings: list[str]
     hints: list[str]
+    names: list[str]
 
 
 class Fillings:
@@ -268,12 +283,17 @@ class Fillings:
         return (node,)
 
 
+# Makes a value of the name of its type and of its parts, in a tuple; `None` for unknown names.
+Known = Callable[[str, Any], tuple[Any] | None]
+
+
 def fill(
     value: Any,
     path: list[str],
     fillings: Fillings | None,
     ty: type,
     static_of: StaticOf,
+    known: Known,
     in_words: bool,
 ) -> tuple[Any, Unfilled | None]:
     """Fills the holes in static data of a node.
@@ -284,6 +304,7 @@ def fill(
       fillings: What fills the holes.
       ty: The type of the node.
       static_of: Returns the static data of a node.
+      known: Makes values of types that the program knows.
       in_words: Whether somebody reads about holes that are left.
 
     Returns:
@@ -292,7 +313,7 @@ def fill(
     Raises:
       HoleError: If some are left, unless `in_words`.
     """
-    filling = _Filling(path, fillings or Fillings(None), ty, static_of)
+    filling = _Filling(path, fillings or Fillings(None), ty, static_of, known)
     found = filling.fill(value)
     if filling.missing and not in_words:
         raise HoleError("static data were not saved")
@@ -304,10 +325,21 @@ def hole_error(unfilled: list[Unfilled]) -> HoleError:
     lines = [line for node in unfilled for line in node.lines]
     fillings = [filling for node in unfilled for filling in node.fillings]
     hints = [hint for node in unfilled for hint in node.hints]
+    remedies = _remedies(dict.fromkeys(name for node in unfilled for name in node.names))
     return HoleError(
-        f"{_joined(lines, '; ')}; pass a target that has them, or static= such a tree, or "
-        f"static={{{_joined(fillings, ', ')}}}{''.join(hints[:_MOST_TOLD])}"
+        f"{_joined(lines, '; ')}; {remedies}pass a target that has them, or static= such a tree, "
+        f"or static={{{_joined(fillings, ', ')}}}{''.join(hints[:_MOST_TOLD])}"
     )
+
+
+def _remedies(names: Iterable[str]) -> str:
+    """Returns what to do about types that the program does not know, followed by `or`."""
+    libraries = {name: library_of(name) if ":" in name else None for name in names}
+    remedies = [f"import {name}" for name in dict.fromkeys(libraries.values()) if name is not None]
+    own = [repr(name) for name, library in libraries.items() if library is None]
+    if own:
+        remedies.append(f"call treepack.register_auxdata on {_joined(own, ', ')}")
+    return "".join(f"{remedy}, or " for remedy in remedies)
 
 
 # Of more holes, only the number is told.
@@ -322,21 +354,27 @@ def _joined(parts: list[str], separator: str) -> str:
 class _Filling:
     """The arguments of `fill`, and the holes without a value so far, with their paths."""
 
-    def __init__(self, parts: list[str], fillings: Fillings, ty: type, static_of: StaticOf):
+    def __init__(
+        self, parts: list[str], fillings: Fillings, ty: type, static_of: StaticOf, known: Known
+    ):
         self.parts = parts
         self.fillings = fillings
         self.ty = ty
         self.static_of = static_of
+        self.known = known
         self.missing: list[tuple[Hole, str]] = []
 
     def fill(self, value: Any) -> Any:
         """Fills the holes that there is a value for."""
         if type(value) is Hole:
             inside = _paths.parts(value.field) if value.field else []
+            parts = self.fill(value.parts)
+            if value.name is not None and (known := self.known(value.name, parts)):
+                return known[0]
             found = self._by_path(value, inside)
             found = found or self._in_template(value, inside, self.fillings.static, 0)
             if found is not None:
-                return found[0]
+                return self._like(found[0], value.name, parts)
             self.missing.append((value, _paths.text([*self.parts, *inside])))
             return value
         if isinstance(value, tuple):
@@ -346,6 +384,16 @@ class _Filling:
         if type(value) is dict:
             return {key: self.fill(part) for key, part in value.items()}
         return value
+
+    def _like(self, found: Any, name: str | None, parts: Any) -> Any:
+        """Makes a value of the parts that were saved, if they are of the type of the one found."""
+        ty = type(found)
+        if default_name(ty) != name:
+            return found
+        try:
+            return made_of(ty, parts)
+        except Exception as error:  # whatever another definition of the type says
+            raise DecodeError(f"static data of type {name} cannot be restored: {error}") from error
 
     def _by_path(self, hole: Hole, inside: list[str]) -> tuple[Any] | None:
         """Looks for the value of a hole at its path in a dict, or in what is at a path above."""
@@ -394,11 +442,16 @@ class _Filling:
     def unfilled(self) -> Unfilled:
         """Returns the holes that are left, in words."""
         paths = self.fillings.paths
-        told = Unfilled([], [], [])
+        told = Unfilled([], [], [], [])
         for hole, place in self.missing:
             self.fillings.told += 1
-            told.lines.append(f"at {place}: the static data here were not saved ({hole.what})")
-            told.fillings.append(f"{place!r}: {self._like(hole)}")
+            if hole.name is None:
+                reason = "the static data here were not saved"
+            else:
+                reason = f"the static data here are of the type {hole.name!r}, which is unknown"
+                told.names.append(hole.name)
+            told.lines.append(f"at {place}: {reason} ({hole.what})")
+            told.fillings.append(f"{place!r}: {self._text(hole)}")
             if place in paths:
                 told.hints.append(
                     f"; the value in static= for {place!r} is not {self._expected(hole)}"
@@ -408,7 +461,7 @@ class _Filling:
                 told.hints.extend(f"; is {path!r} in static= meant for {place}?" for path in near)
         return told
 
-    def _like(self, hole: Hole) -> str:
+    def _text(self, hole: Hole) -> str:
         return "..." if hole.field or self.ty is Code else f"{self._expected(hole)} like it"
 
     def _expected(self, hole: Hole) -> str:
@@ -421,7 +474,7 @@ def _inside(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
     for part in parts:
         if isinstance(value, Mapping):
             value = {str(key): item for key, item in value.items()}.get(part, Code)
-        elif type(value) in (list, tuple):
+        elif isinstance(value, (list, tuple)) and not is_namedtuple(type(value)):
             value = dict(zip(map(str, range(len(value))), value, strict=True)).get(part, Code)
         else:
             value = getattr(value, part, Code)

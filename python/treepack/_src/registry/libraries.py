@@ -2,13 +2,15 @@
 
 A file names such a type by its library and the shortest path to it: `optax:ScaleByAdamState`,
 `flax:nnx.State`. The name is looked up among the modules of that library that the program has
-imported; nothing is imported for it, and only node types are found. A type that has moved inside
-its library is found by the name of its class.
+imported; nothing is imported for it, and only types of nodes, or of static data that are made
+without code of theirs (`definitions.py`), are found. A type that has moved inside its library is
+found by the name of its class.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +38,14 @@ LIBRARIES = frozenset({
 _UNORDERED = ("numpyro.distributions",)
 
 
-def library_name(ty: type) -> str | None:
+def is_node(ty: type) -> bool:
+    """Returns whether a type is one of nodes that files may name."""
+    if ty.__module__.startswith(_UNORDERED):
+        return False
+    return is_namedtuple(ty) or is_node_type(ty)
+
+
+def library_name(ty: type, fits: Callable[[type], bool] = is_node) -> str | None:
     """Returns the name in files of a type of a well-known library; `None` for other types."""
     library = str(ty.__module__).partition(".")[0]
     if library not in LIBRARIES or "<locals>" in ty.__qualname__:
@@ -45,21 +54,25 @@ def library_name(ty: type) -> str | None:
     if any(part.startswith("_") for part in path.split(".")[:-1]):
         path = ty.__qualname__  # no public path, and private modules move
     name = f"{library}:{path}"
-    return name if find(name) is ty else None
+    return name if find(name, fits) is ty else None
 
 
-def find(name: str) -> type | None:
-    """Finds a node type of a well-known library by its name in a file.
+def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
+    """Finds a type of a well-known library by its name in a file.
 
     Files of programs that have registered it under its path, such as `optax.ScaleByAdamState`, are
     read, too.
+
+    Args:
+      name: The name.
+      fits: Which types are meant: those of nodes, or of static data.
     """
     library = library_of(name)
     if library is None or imported(library) is None:
         return None
     path = name[len(library) + 1 :]
     parts = path.split(".")
-    found = _at(library, parts)
+    found = _at(library, parts, fits)
     if found is not None:
         return found
     # Under another path; if there are several, none is meant.
@@ -68,7 +81,8 @@ def find(name: str) -> type | None:
         for key, module in list(sys.modules.items())
         if isinstance(module, ModuleType) and (key == library or key.startswith(f"{library}."))
     ]
-    candidates = {_typed(library, vars(module).get(parts[-1])) for module in modules} - {None}
+    named = [vars(module).get(parts[-1]) for module in modules]
+    candidates = {_typed(library, value, fits) for value in named} - {None}
     return candidates.pop() if len(candidates) == 1 else None
 
 
@@ -83,21 +97,19 @@ def library_of(name: str) -> str | None:
 _MAX_NAME = 500
 
 
-def _at(library: str, parts: list[str]) -> type | None:
+def _at(library: str, parts: list[str], fits: Callable[[type], bool]) -> type | None:
     """Looks up a path below a library, without code of modules that make attributes when asked."""
     for count in range(len(parts), 0, -1):
         found: Any = sys.modules.get(".".join([library, *parts[: count - 1]]))
         for part in parts[count - 1 :]:
             found = vars(found).get(part) if isinstance(found, (ModuleType, type)) else None
-        if _typed(library, found) is not None:
+        if _typed(library, found, fits) is not None:
             return found  # type: ignore[no-any-return]
     return None
 
 
-def _typed(library: str, found: Any) -> type | None:
-    """Returns a value if it is a node type that the library defines."""
-    if not isinstance(found, type) or found.__module__.partition(".")[0] != library:
+def _typed(library: str, found: Any, fits: Callable[[type], bool]) -> type | None:
+    """Returns a value if it is a fitting type that the library defines."""
+    if not isinstance(found, type) or str(found.__module__).partition(".")[0] != library:
         return None
-    if found.__module__.startswith(_UNORDERED):
-        return None
-    return found if is_namedtuple(found) or is_node_type(found) else None
+    return found if fits(found) else None

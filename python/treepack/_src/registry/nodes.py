@@ -222,7 +222,8 @@ def fill_holes(
     static: Any, path: list[str], fillings: _holes.Fillings | None, ty: type, in_words: bool
 ) -> tuple[Any, _holes.Unfilled | None]:
     """Fills the holes in static data of a node; see `holes.fill`."""
-    return _holes.fill(static, path, fillings, ty, _static_of, in_words)
+    known = _static.known_type
+    return _holes.fill(static, path, fillings, ty, _static_of, known, in_words)
 
 
 def _static_of(node: Any) -> dict[str, Any]:

@@ -13,12 +13,22 @@ import dataclasses
 import enum
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
+from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import fields_of, from_fields
 from treepack._src.registry import codecs as _codecs
+from treepack._src.registry.definitions import (
+    is_definition,
+    made_of,
+    member,
+    member_name,
+    parts_of,
+)
+from treepack._src.registry.libraries import find, library_name, library_of
 from treepack._src.registry.names import (
     Names,
     OlderDefinitionError,
@@ -133,7 +143,7 @@ def register_auxdata(
 def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Returns functions that encode and decode an enum or a dataclass."""
     if issubclass(ty, enum.Enum):
-        return _member_name, functools.partial(_member, ty)
+        return member_name, functools.partial(member, ty)
     if dataclasses.is_dataclass(ty):
         return fields_of, functools.partial(from_fields, ty)
     raise TypeError(
@@ -240,7 +250,7 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     name = _functions.name_of(value)
     if name is not None:
         return "function", name
-    parts = _codecs.encode(value)
+    parts = _codecs.encode(value) or _of_library(value)
     if parts is None:
         _check_definition(value)
         raise TypeError(_codecs.refusal(value))
@@ -274,12 +284,17 @@ def rebuild_value(name: str, parts: Any) -> Any:
     if auxdata is not None:
         decode: Callable[[Any], Any] | None = auxdata.decode
     else:
-        decode = _function if name == "function" else _codecs.decoder(name)
+        decode = (
+            _function if name == "function" else _codecs.decoder(name) or _library_decoder(name)
+        )
     if decode is None:
+        library = library_of(name) if ":" in name else None
+        remedy = f"call treepack.register_auxdata on their type{remark_on_main(name)}"
+        if library is not None and imported(library) is None:
+            remedy = f"import {library}"
         raise UnregisteredTypeError(
-            f"no static data are registered with the name {name!r}; call "
-            f"treepack.register_auxdata on their type{remark_on_main(name)}, or pass "
-            'unknown="dict" to get dicts in place of nodes with them',
+            f"no static data are registered with the name {name!r}; {remedy}, or pass "
+            'unknown="dict" to get dicts in place of what has them',
             name,
         )
     try:
@@ -288,6 +303,32 @@ def rebuild_value(name: str, parts: Any) -> Any:
         raise
     except Exception as error:  # any error of a codec on unreadable parts
         raise DecodeError(f"static data of type {name} cannot be restored: {error}") from error
+
+
+def _of_library(value: Any) -> tuple[str, Any] | None:
+    """Returns the name and the parts of a value of a well-known library's type."""
+    ty = type(value)
+    if ty not in _library_names:
+        _library_names[ty] = library_name(ty, is_definition)
+    name = _library_names[ty]
+    parts = None if name is None else parts_of(value)
+    return None if name is None or parts is None else (name, parts)
+
+
+# The names of types in well-known libraries.
+_library_names: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
+
+
+def _library_decoder(name: str) -> Callable[[Any], Any] | None:
+    ty = find(name, is_definition) if ":" in name else None
+    return None if ty is None else functools.partial(made_of, ty)
+
+
+def known_type(name: str, parts: Any) -> tuple[Any] | None:
+    """Makes a value of a type that the program knows, in a tuple; `None` for other names."""
+    if _types.by_name(name) is None and _library_decoder(name) is None:
+        return None
+    return (rebuild_value(name, parts),)
 
 
 def remark_on_main(name: str) -> str:
@@ -310,20 +351,3 @@ def _function(name: str) -> Any:
             str(name),
         )
     return function
-
-
-# Enums and dataclasses
-
-
-def _member_name(member: enum.Enum) -> str | int:
-    # Combinations of flags have no name.
-    value = member.value
-    if isinstance(member, enum.Flag) and isinstance(value, int):
-        return value
-    return member.name
-
-
-def _member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
-    if type(name) not in (int, str):
-        raise ValueError(f"a {type(name).__name__} does not name a member")
-    return ty(name) if isinstance(name, int) else ty[name]

@@ -89,12 +89,6 @@ def name_of(ty: type) -> str | None:
     return TYPES.name_of(ty)
 
 
-def type_named(name: str) -> type | None:
-    """Returns the type that the program has registered with a name or alias."""
-    found = TYPES.by_name(name)
-    return None if found is None else found.ty
-
-
 # Chooses the name of a type: the given one, its own, or a default. (Not a function of its own,
 # since a warning points at the caller of its caller.)
 chosen_name = TYPES.chosen

@@ -1,0 +1,88 @@
+"""Values that are written by the definition of their type, and made without code of it.
+
+Members of enums are written by name, dataclasses and namedtuples by field, other subclasses of
+tuple by item.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from treepack._src.interop import flax
+from treepack._src.pytree.containers import fields_of, from_fields, is_namedtuple
+
+# Their values have data besides attributes.
+_BUILTIN = (tuple, list, dict, set, frozenset, str, bytes, bytearray, int, float, complex)
+
+
+def is_definition(ty: type) -> bool:
+    """Returns whether the definition of a type tells what its values are made of."""
+    if issubclass(ty, enum.Enum) or (issubclass(ty, tuple) and ty is not tuple):
+        return True
+    return (
+        dataclasses.is_dataclass(ty)
+        and not issubclass(ty, _BUILTIN)
+        # Callables are code, and `__del__` would run on values that nobody has made.
+        and not any({"__call__", "__del__"} & vars(base).keys() for base in ty.__mro__)
+        and not flax.is_graph_definition_type(ty)
+        and not flax.is_linen_module_type(ty)
+    )
+
+
+def parts_of(value: Any) -> Any:
+    """Returns what a value is made of; `None` if the definition of its type does not tell all."""
+    ty = type(value)
+    if not is_definition(ty):
+        return None
+    if isinstance(value, enum.Enum):
+        return member_name(value)
+    is_tuple = isinstance(value, tuple)
+    names = ty._fields if is_namedtuple(ty) else () if is_tuple else dataclasses.fields(ty)
+    names = {getattr(name, "name", name) for name in names}
+    if any(name not in names for name in attributes(value)):
+        return None
+    if is_tuple and not is_namedtuple(ty):
+        return tuple(tuple.__iter__(value))
+    return fields_of(value) if all(hasattr(value, name) for name in names) else None
+
+
+def attributes(value: Any) -> Iterable[str]:
+    """Returns the names of the attributes that an object has, without cached ones."""
+    ty = type(value)
+    slots = (vars(base).get("__slots__", ()) for base in ty.__mro__)
+    names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
+    for name in [*getattr(value, "__dict__", {}), *names]:
+        is_cached = isinstance(getattr(ty, name, None), functools.cached_property)
+        if not is_cached and name not in ("__dict__", "__weakref__", "__orig_class__"):
+            yield name
+
+
+def made_of(ty: Any, parts: Any) -> Any:
+    """Makes a value of what it was made of, without code of its type."""
+    if issubclass(ty, enum.Enum):
+        return member(ty, parts)
+    if is_namedtuple(ty) or not issubclass(ty, tuple):
+        return from_fields(ty, parts)
+    if type(parts) is not tuple:
+        raise ValueError(f"a tuple is needed, not a {type(parts).__name__}")
+    return tuple.__new__(ty, parts)
+
+
+def member_name(member: enum.Enum) -> str | int:
+    """Returns what an enum has a member by."""
+    # Combinations of flags have no name.
+    value = member.value
+    if isinstance(member, enum.Flag) and isinstance(value, int):
+        return value
+    return member.name
+
+
+def member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
+    """Returns the member of an enum that `member_name` is of."""
+    if type(name) not in (int, str):
+        raise ValueError(f"a {type(name).__name__} does not name a member")
+    return ty(name) if isinstance(name, int) else ty[name]

@@ -1,0 +1,280 @@
+"""Static data of types that nobody registered, written by the definitions of these types."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import treepack
+from treepack._src.registry import libraries
+from treepack._src.registry.definitions import is_definition
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = "b"
+
+
+class Flags(enum.Flag):
+    A = 1
+    B = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    size: int = 3
+    color: Any = Color.RED
+    act: Any = None
+
+    @functools.cached_property
+    def twice(self) -> int:
+        return 2 * self.size
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+class Row(tuple[Any, ...]):
+    pass
+
+
+@treepack.register_dataclass(serialized_name="tests.definitions.Layer")
+@dataclasses.dataclass
+class Layer:
+    w: Any
+    data: Any = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_pytree_node_class
+class Whole:
+    """A node whose static data are one value, which is no tuple."""
+
+    def __init__(self, w: Any, data: Any):
+        self.w, self.data = w, data
+
+    def tree_flatten(self) -> Any:
+        return (self.w,), self.data
+
+    @classmethod
+    def tree_unflatten(cls, data: Any, children: Any) -> Whole:
+        return cls(*children, data)
+
+
+treepack.register_node(Whole, serialized_name="tests.definitions.Whole")
+
+
+VALUES = {
+    "a member": Color.BLUE,
+    "flags": Flags.A | Flags.B,
+    "a dataclass": Config(4),
+    "in containers": (1, [{"c": Config(5, Color.BLUE)}]),
+    "with code": Config(act=(jnp.tanh, 2)),
+    "a namedtuple": Pair(Color.RED, [Pair(1, len)]),
+    "a tuple": Row((1, Color.RED)),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_a_template_or_static_brings_them_back(value: Any, tmp_path: Path) -> None:
+    if isinstance(value, Config):
+        assert value.twice
+    tree = {"l": Layer(jnp.ones(2), value), "w": [Whole(jnp.zeros(1), value)]}
+    treepack.save(tmp_path / "tree", tree)
+    for options in ({"target": tree}, {"static": tree}, {"target": tree, "strict": "exact"}):
+        found = treepack.load(tmp_path / "tree", **options)
+        assert found["l"].data == value
+        assert type(found["l"].data) is type(value)
+        assert found["w"][0].data == value
+    with pytest.raises(treepack.errors.HoleError, match="'test_definitions"):
+        treepack.load(tmp_path / "tree")
+    unknown = treepack.load(tmp_path / "tree", unknown="dict")
+    np.testing.assert_array_equal(unknown["l"]["w"], np.ones(2))
+    assert treepack.verify(tmp_path / "tree").ok
+
+
+def test_the_file_says_what_they_are() -> None:
+    data = treepack.dumps([Layer(1, Config(4)), Layer(2, Color.BLUE)])
+    for static in (
+        [Layer(0, Config(9)), Layer(0, Color.RED)],
+        {"0/data": Config(9), "1/data": Color.RED},
+        {"0": Layer(0, Config(9)), "1/data": Color.RED},
+    ):
+        assert treepack.loads(data, static=static) == [Layer(1, Config(4)), Layer(2, Color.BLUE)]
+    # As everywhere, a template has static data of its own.
+    template = [Layer(0, Config(9)), Layer(0, Color.RED)]
+    assert treepack.loads(data, template) == [Layer(1, Config(9)), Layer(2, Color.RED)]
+
+
+def test_all_types_that_are_missing_are_told() -> None:
+    data = treepack.dumps({"x": Layer(1, (2, Config(4))), "y": Layer(2, Flags.A)})
+    with pytest.raises(treepack.errors.HoleError) as caught:
+        treepack.loads(data)
+    for part in ("at x/data/1: ", "at x/data/1/color: ", "at y/data: ", "register_auxdata on"):
+        assert part in str(caught.value)
+    for ty in (Config, Color, Flags):
+        assert f"'test_definitions.{ty.__name__}'" in str(caught.value).split("register_auxdata")[1]
+
+
+def test_a_program_that_registers_their_names_reads_them() -> None:
+    data = treepack.dumps(Layer(1, Config(4, Color.BLUE)))
+    code = """if True:
+        import dataclasses, enum, sys, treepack
+        from typing import Any
+        @treepack.register_auxdata(serialized_name="test_definitions.Color")
+        class Color(enum.Enum):
+            BLUE = 2
+        @treepack.register_auxdata(serialized_name="test_definitions.Config")
+        @dataclasses.dataclass(frozen=True)
+        class Config:
+            size: int = 3
+            color: Any = None
+            act: Any = None
+        @treepack.register_dataclass(serialized_name="tests.definitions.Layer")
+        @dataclasses.dataclass
+        class Layer:
+            w: Any
+            data: Any = dataclasses.field(metadata={"static": True})
+        print(treepack.loads(sys.stdin.buffer.read()))
+    """
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=True)
+    assert done.stdout.decode().startswith(
+        "Layer(w=1, data=Config(size=4, color=<Color.BLUE: 2>, act=None))"
+    )
+
+
+def test_nothing_of_them_is_lost() -> None:
+    @dataclasses.dataclass
+    class More:
+        a: int
+
+        def __post_init__(self) -> None:
+            self.more = 2 * self.a
+
+    class Slotted(Pair):
+        pass
+
+    slotted = Slotted(1, 2)
+    slotted.more = 3  # type: ignore[attr-defined]
+    for value in (More(1), slotted, Config(size=object())):  # type: ignore[arg-type]
+        with pytest.raises(treepack.UnserializableLeafError, match=r"at x: .*register_auxdata"):
+            treepack.dumps({"x": Layer(1, value)})
+    with pytest.raises(treepack.UnserializableLeafError, match="register_auxdata"):
+        treepack.dumps(Layer(1, Color.RED), static="error")
+    for tree in ({Color.RED: 1}, {(Config(),): 1}):
+        with pytest.raises(treepack.UnserializableLeafError, match="register_auxdata"):
+            treepack.dumps(tree)
+
+
+def test_another_definition_of_the_type() -> None:
+    first, second = (dataclasses.make_dataclass("Options", names) for names in ("ab", "a"))
+    first.__module__ = second.__module__ = "somewhere"
+    data = treepack.dumps(Layer(1, first(1, 2)))
+    with pytest.raises(treepack.DecodeError, match=r"somewhere\.Options cannot be restored"):
+        treepack.loads(data, static=Layer(0, second(1)))
+
+
+def test_those_of_libraries_need_no_registration() -> None:
+    numbers = jax.lax.GatherDimensionNumbers((1,), (2,), (3,))
+    tree = [Layer(1, numbers), Layer(2, (optax.EmptyState(), jax.sharding.AxisType.Explicit))]
+    data = treepack.dumps(tree)
+    assert treepack.loads(data) == tree
+    assert b"jax:" in data
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = types.ModuleType("haliax")
+    monkeypatch.setitem(sys.modules, "haliax", module)
+    source = """if True:
+        import dataclasses, enum
+        from typing import NamedTuple
+        @dataclasses.dataclass(frozen=True)
+        class Axis:
+            name: str
+            size: int
+            def __post_init__(self):
+                made.append(self)
+        class Mode(enum.Enum):
+            A = 1
+        class Irreps(tuple): pass
+        class Function:
+            def __call__(self): ...
+        @dataclasses.dataclass
+        class Callable:
+            a: int
+            def __call__(self): ...
+        @dataclasses.dataclass
+        class Closing:
+            a: int
+            def __del__(self): ...
+        made = []
+    """
+    exec(source, vars(module))
+    return module
+
+
+def test_they_are_looked_up_in_what_is_imported(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = [
+        Layer(1, library.Axis("x", 3)),
+        Layer(2, (library.Mode.A, library.Irreps((1, library.Axis("y", 2))))),
+    ]
+    data = treepack.dumps(tree)
+    library.made.clear()
+    assert treepack.loads(data) == tree
+    assert library.made == []  # no code of the type has run
+    assert type(treepack.loads(data)[1].data[1]) is library.Irreps
+    monkeypatch.delitem(sys.modules, "haliax")
+    with pytest.raises(treepack.UnregisteredTypeError, match=r"'haliax:.*; import haliax"):
+        treepack.loads(data)
+    assert "haliax" not in sys.modules
+
+
+def test_only_definitions_are_found(library: Any) -> None:
+    assert libraries.find("haliax:Axis", is_definition) is library.Axis
+    for name in ("Function", "Callable", "Closing", "made", "dataclasses.Field", "enum.Enum"):
+        assert libraries.find(f"haliax:{name}", is_definition) is None
+    assert libraries.find("haliax:Axis") is None  # no node
+    assert libraries.find("flax:linen.Dense", is_definition) is None
+    assert libraries.find("flax:nnx.GraphDef", is_definition) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("haliax:Axis", {"name": "x"}),
+        ("haliax:Axis", {"name": "x", "size": 1, "more": 2}),
+        ("haliax:Axis", ("x", 1)),
+        ("haliax:Mode", "B"),
+        ("haliax:Mode", [1]),
+        ("haliax:Irreps", [1]),
+    ],
+)
+def test_damaged_parts(name: str, parts: Any, library: Any) -> None:
+    from treepack._src.registry import static
+
+    with pytest.raises(treepack.DecodeError, match="cannot be restored"):
+        static.rebuild_value(name, parts)
+
+
+def test_treedefs_of_library_types() -> None:
+    state = optax.adam(1e-3).init({"w": jnp.ones(2)})
+    tree = Layer(1, jax.tree.structure(state))
+    assert treepack.loads(treepack.dumps(tree)) == tree
+    with pytest.raises(treepack.UnserializableLeafError, match="register_node on it"):
+        treepack.dumps(Layer(1, jax.tree.structure(Pair(1, 2))))
