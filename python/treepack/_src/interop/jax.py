@@ -175,6 +175,14 @@ def is_plain_namedtuple(ty: Any) -> bool:
     return same and definition.node_data()[1] is None
 
 
+def children(node: Any) -> Sequence[Any]:
+    """Returns the children of a node of JAX's registry."""
+    from jax.tree_util import default_registry
+
+    found, _ = default_registry.flatten_one_level(node)
+    return tuple(found)
+
+
 def treedef_with(ty: type, auxdata: Any, children: Sequence[Any]) -> jax.tree_util.PyTreeDef:
     """Returns the treedef of a node from the treedefs of its children."""
     from jax.tree_util import default_registry

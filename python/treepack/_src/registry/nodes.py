@@ -13,7 +13,7 @@ from treepack._src.interop.modules import imported
 from treepack._src.options import left_out
 from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import NodeKind, check_unique_keys
-from treepack._src.pytree.kinds import Pruned, joined, kind_of
+from treepack._src.pytree.kinds import PYTREE, Pruned, joined, kind_of
 from treepack._src.pytree.leaves import explain
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
@@ -164,7 +164,7 @@ def _type_in(fillings: _holes.Fillings, name: str) -> NodeType | None:
     """
     if fillings.types is None:
         fillings.types = {}
-        _collect_types(fillings.static, fillings.types, set())
+        _collect_types(fillings.static, fillings.types, {})
     found = fillings.types.get(name, [])
     if len(found) > 1:
         raise UnregisteredTypeError(
@@ -173,23 +173,27 @@ def _type_in(fillings: _holes.Fillings, name: str) -> NodeType | None:
     return found[0] if found else None
 
 
-def _collect_types(tree: Any, types: dict[str, list[NodeType]], seen: set[type]) -> None:
-    kind = kind_of(tree)
-    if kind is None:
-        return
+def _collect_types(
+    tree: Any, types: dict[str, list[NodeType]], seen: dict[type, NodeKind | None]
+) -> None:
     ty = type(tree)
-    if ty not in seen and ty not in BY_JAX and own(ty) is None:
-        seen.add(ty)
-        named = registered(ty)
-        try:
-            found = named or unregistered(ty, kind)
-        except OlderDefinitionError:  # the new one has the name
-            found = None
-        if found is not None:
-            name = found.name if named is None else library_name(ty) or default_name(ty)
-            types.setdefault(name, []).append(found)
-    for child in () if kind.final else kind.children(tree).values():
-        _collect_types(child, types, seen)
+    if ty not in seen:
+        kind = seen[ty] = kind_of(tree)
+        if kind is not None and ty not in BY_JAX and own(ty) is None:
+            named = registered(ty)
+            try:
+                found = named or unregistered(ty, kind)
+            except OlderDefinitionError:  # the new one has the name
+                found = None
+            if found is not None:
+                name = found.name if named is None else library_name(ty) or default_name(ty)
+                types.setdefault(name, []).append(found)
+    kind = seen[ty]
+    if kind is None or kind.final:
+        return
+    for child in _jax.children(tree) if kind is PYTREE else kind.children(tree).values():
+        if type(child) not in seen or seen[type(child)] is not None:
+            _collect_types(child, types, seen)
 
 
 def unknown_types(names: list[str], error: UnregisteredTypeError) -> UnregisteredTypeError:

@@ -320,8 +320,22 @@ _library_names: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDic
 
 
 def _library_decoder(name: str) -> Callable[[Any], Any] | None:
-    ty = find(name, is_definition) if ":" in name else None
-    return None if ty is None else functools.partial(made_of, ty)
+    library = library_of(name) if ":" in name else None
+    if library is None or imported(library) is None:
+        return None
+    ty = _library_types.get(name)
+    if ty is None:
+        ty = find(name, is_definition)
+        if ty is None:
+            return None
+        if len(_library_types) < _MOST_NAMES:
+            _library_types[name] = ty
+    return functools.partial(made_of, ty)
+
+
+# The types of these names in files, which may give one many names.
+_library_types: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+_MOST_NAMES = 1000
 
 
 def known_type(name: str, parts: Any) -> tuple[Any] | None:
