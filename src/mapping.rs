@@ -22,7 +22,7 @@ use crate::{Error, Result};
 
 /// Fresh pages for `len` bytes, huge ones where the system has them: one page fault for
 /// 2 MiB instead of 512. Those that are not written to take no memory.
-pub fn fresh_pages(len: usize) -> io::Result<MmapMut> {
+pub(crate) fn fresh_pages(len: usize) -> io::Result<MmapMut> {
     let pages = MmapMut::map_anon(len)?;
     #[cfg(target_os = "linux")]
     let _ = pages.advise(memmap2::Advice::HugePage); // nothing is lost without

@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 
 use crate::array::resolve;
 
-pub use extensions::no_dtype;
+pub(crate) use extensions::no_dtype;
 pub(crate) use itemsize::itemsize;
 pub use read::{Closed, Reader};
 

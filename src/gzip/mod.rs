@@ -26,14 +26,14 @@ mod runs;
 pub use block::Method;
 pub use compress::{Append, bound, compress, method};
 pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps, salvage};
-pub use index::has_traces;
+pub(crate) use index::has_traces;
 pub use indexed::Indexed;
 
 /// From how many bytes on several threads pay.
-pub const MIN_PARALLEL_BYTES: usize = 1 << 20;
+pub(crate) const MIN_PARALLEL_BYTES: usize = 1 << 20;
 
 /// The first bytes of every gzip stream.
-pub const MAGIC: [u8; 2] = [0x1f, 0x8b];
+pub(crate) const MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 #[cfg(test)]
 mod oracle {

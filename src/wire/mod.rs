@@ -10,13 +10,14 @@
 mod cursor;
 mod head;
 
-pub use cursor::{AHEAD, Cursor};
+pub(crate) use cursor::AHEAD;
+pub use cursor::Cursor;
 pub use head::{Head, length};
 
 /// Extension type of an array: `[shape, dtype name, bytes]`.
 pub const EXT_NDARRAY: i8 = 1;
 /// Extension type of a Python `complex`: `[real, imag]`.
-pub const EXT_COMPLEX: i8 = 2;
+pub(crate) const EXT_COMPLEX: i8 = 2;
 /// Extension type of a NumPy scalar; the body is that of an array of shape `[]`.
 pub const EXT_NPSCALAR: i8 = 3;
 /// Extension type that MessagePack itself reserves for timestamps.
@@ -25,7 +26,7 @@ pub const EXT_TIMESTAMP: i8 = -1;
 /// The key whose presence makes a map stand for an array in chunks.
 pub const CHUNKED_MARKER: &str = "__msgpack_chunked_array__";
 /// The key whose presence makes a map stand for a typed PRNG key array.
-pub const PRNG_MARKER: &str = "__prng_key__";
+pub(crate) const PRNG_MARKER: &str = "__prng_key__";
 
 /// How deep containers may be nested: msgpack for Python, and so flax, writes at
 /// most 511 levels. The walks are recursive, and threads may have small stacks.
