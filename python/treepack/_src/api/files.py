@@ -354,6 +354,7 @@ def load(
     """
     options = locals()
     selection, how = Selection.of(options), Reading.of(options)
+    check("max_size", max_size)
     path = resolved(path, storage_options)
     is_directory = False
 

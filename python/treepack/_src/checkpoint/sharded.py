@@ -152,18 +152,15 @@ class ShardedReader(Reader):
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         place = joined(self._path, name)
-        try:
+        with contextlib.suppress(FileNotFoundError):
             found = size_of(place) if self.is_local else nbytes
             if found != nbytes:  # before its end, which will not make sense
                 raise CorruptionError(f"{name} has {found} bytes instead of {nbytes}")
+        try:
             left = None if self._max_size is None else max(0, self._max_size - self.inflated)
             file = self._open_file(place, max_size=left)
-            if file.nbytes != nbytes:
-                raise CorruptionError(f"{name} has {file.nbytes} bytes instead of {nbytes}")
         except FileNotFoundError:
             raise self.gone(name) from None
-        except CorruptionError:
-            raise
         except DAMAGE as error:
             raise CorruptionError(f"{name} is damaged: {error.reason}") from error
         except TreepackError as error:
@@ -174,6 +171,8 @@ class ShardedReader(Reader):
             ) from error
         with self._locked.lock:
             self.inflated += file.inflated
+        if file.nbytes != nbytes:
+            raise CorruptionError(f"{name} has {file.nbytes} bytes instead of {nbytes}")
         if zlib.crc32(file.catalog.record or b"") != record:
             raise CorruptionError(f"{name} is not the file that was saved: it has another record")
         return file
