@@ -24,8 +24,8 @@ import numpy as np
 import treepack
 import treepack._core as core
 from treepack._src.checkpoint import shards
+from treepack._src.saving.directory import LocalDirectory
 from treepack._src.saving.layout import described_layout
-from treepack._src.saving.sharded import Directory
 
 LEAVES = 500
 DEVICES_PER_HOST = 4
@@ -69,29 +69,27 @@ def seconds(work: Callable[[], Any], runs: int = 3) -> tuple[float, Any]:
     return statistics.median(times), result
 
 
-def plan(hosts: int, replicas: int) -> tuple[float, list[Any], list[Any]]:
+def plan(hosts: int, replicas: int) -> tuple[float, core.ShardPlan]:
     """Returns how long a process computes who writes what, and the answer."""
     devices = [Device(number) for number in range(hosts * DEVICES_PER_HOST)]
     sharding = Rows(devices, replicas)
     shape = (len(devices), 1024)
 
-    def work() -> tuple[list[Any], list[Any]]:
+    def work() -> core.ShardPlan:
         counts, holders = shards._split(sharding, shape)
-        split = shards.Split(counts, holders, 4096, False)
-        splits = [split] * LEAVES
-        return splits, shards.writers(splits)
+        made = core.ShardPlan([(counts, holders, 4096, False)] * LEAVES)
+        assert made.checksum >= 0
+        return made
 
-    time_taken, (splits, found) = seconds(work, 1 if hosts > 1000 else 3)
-    return time_taken, splits, found
+    return seconds(work, 1 if hosts > 1000 else 3)
 
 
-def manifest(hosts: int, splits: list[Any], found: list[Any]) -> tuple[float, float, int]:
+def manifest(hosts: int, plan: core.ShardPlan) -> tuple[float, float, int]:
     """Returns how long the manifest takes to be made and to be read, and its size."""
     tree = {f"layer_{at}": {"kernel": np.zeros((100, 100))} for at in range(LEAVES)}
     layout = described_layout(tree, 1, max_chunk_size=2**30, index=True, hollow=True)
-    grids = [(list(split.counts), files, False) for split, files in zip(splits, found, strict=True)]
-    files = [(f"0123abcd-{host:05}.treepack", 1 << 30, 12345678) for host in range(hosts)]
-    made, data = seconds(lambda: core.Manifest.encode(layout, files, grids))
+    files = [(f"0123abcd-{host:05}.treepack", 1 << 30, 12345678) for host in plan.processes]
+    made, data = seconds(lambda: core.Manifest.planned(layout, plan).with_files(files))
     read, _ = seconds(lambda: core.Catalog.open(core.Manifest.decode(data).content, salvage=False))
     return made, read, len(data)
 
@@ -100,7 +98,7 @@ def look(folder: Path) -> float:
     """Returns how long process 0 looks at the end of a file with shards, which is in the cache."""
     tree = {f"layer_{at}": {"kernel": {"[0:1,0:8]": np.zeros((1, 300))}} for at in range(LEAVES)}
     treepack.save(folder / "file.treepack", tree, metadata={"process": 1, "plan": 5})
-    return seconds(lambda: Directory(folder).look("file.treepack"), 20)[0]
+    return seconds(lambda: LocalDirectory(folder).look("file.treepack"), 20)[0]
 
 
 def message() -> float:
@@ -137,11 +135,9 @@ def main() -> None:
     print("".join(f"{name:>16}" for name in head))
     for hosts in (10, 100, 1000, 10_000):
         for replicas in (1, 10):
-            if hosts > 1000 and replicas == 1:
-                continue  # twenty million shards
-            time_taken, splits, found = plan(hosts, replicas)
-            count = sum(map(len, found))
-            made, read, size = manifest(hosts, splits, found)
+            time_taken, found = plan(hosts, replicas)
+            count = hosts * DEVICES_PER_HOST // replicas * LEAVES
+            made, read, size = manifest(hosts, found)
             row = (hosts, replicas, count, time_taken, made, read, size / count)
             print(
                 "".join(

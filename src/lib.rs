@@ -88,6 +88,8 @@ pub mod catalog;
 #[doc(hidden)]
 pub mod manifest;
 
+mod plan;
+
 mod handle;
 
 #[doc(hidden)]

@@ -10,12 +10,13 @@
 
 use std::io::{Read, Write};
 use std::mem::MaybeUninit;
-use std::ops::Range;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_bytes::ByteBuf;
 
 use crate::grow::{self, Growing, decode};
@@ -48,10 +49,39 @@ pub struct Grid {
     #[serde(deserialize_with = "decode::list")]
     pub counts: Vec<u32>,
     /// The number of the file of each shard, the last dimension varying fastest.
-    #[serde(deserialize_with = "decode::list")]
-    pub files: Vec<u32>,
+    pub files: FileNumbers,
     /// Whether it is an array of the host, not of devices. It is one shard.
     pub host: bool,
+}
+
+/// The numbers of files, which arrays may share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileNumbers(pub Arc<Vec<u32>>);
+
+impl From<Vec<u32>> for FileNumbers {
+    fn from(numbers: Vec<u32>) -> Self {
+        Self(Arc::new(numbers))
+    }
+}
+
+impl Deref for FileNumbers {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.0
+    }
+}
+
+impl Serialize for FileNumbers {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        self.0.as_slice().serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for FileNumbers {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        Ok(Self(Arc::new(decode::list(from)?)))
+    }
 }
 
 /// Bytes that are not there.
@@ -165,7 +195,7 @@ impl Manifest {
         let grid = |grid: &Grid| {
             Ok(Grid {
                 counts: grow::to_vec(&grid.counts)?,
-                files: grow::to_vec(&grid.files)?,
+                files: grid.files.clone(),
                 host: grid.host,
             })
         };
@@ -428,7 +458,7 @@ mod tests {
                 whole.resize(whole.len() + gap, GAP);
                 arrays.push(Grid {
                     counts: vec![],
-                    files: vec![0],
+                    files: FileNumbers::from(vec![0]),
                     host: false,
                 });
             }
@@ -590,11 +620,17 @@ mod tests {
             |it| it.gaps[0].before = 1000,
             |it| it.gaps[0].nbytes = u64::MAX,
             |it| it.gaps[0].nbytes = u64::MAX / 2,
-            |it| (it.arrays[0].counts, it.arrays[0].files) = (vec![0], vec![]),
+            |it| {
+                it.arrays[0] = Grid {
+                    counts: vec![0],
+                    files: FileNumbers::from(vec![]),
+                    host: false,
+                }
+            },
             |it| {
                 it.arrays[0] = Grid {
                     counts: vec![2],
-                    files: vec![0, 0],
+                    files: FileNumbers::from(vec![0, 0]),
                     host: true,
                 }
             },

@@ -204,14 +204,17 @@ fn manifests() {
     let layout = saved(false).unwrap();
     let grid = || Grid {
         counts: vec![],
-        files: vec![],
+        files: vec![].into(),
         host: false,
     };
     let new = || Manifest::new(&layout, |_| None, vec![], vec![]);
     failures(new);
     let mut manifest = new().unwrap();
     manifest.arrays = (0..LEAVES).map(|_| grid()).collect();
-    manifest.arrays.iter_mut().for_each(|it| it.files = vec![0]);
+    manifest
+        .arrays
+        .iter_mut()
+        .for_each(|it| it.files = vec![0].into());
     manifest.files = vec![treepack::manifest::ShardFile {
         name: "0".into(),
         nbytes: 1,

@@ -238,18 +238,12 @@ class Manifest:
     """The list of the files and arrays of a sharded checkpoint; see `src/manifest.rs`."""
 
     @staticmethod
-    def encode(
-        layout: Layout,
-        files: list[tuple[str, int, int]],
-        arrays: list[tuple[list[int], list[int], bool]],
-    ) -> bytes:
-        """Encodes the manifest of a tree whose arrays are in other files.
+    def planned(layout: Layout, plan: ShardPlan) -> Manifest:
+        """Makes the manifest of a tree whose arrays will be in other files.
 
         Args:
           layout: The encoding of the tree, made with `hollow=True`.
-          files: The name of each file, its number of bytes, and the CRC-32 of its record.
-          arrays: For each of `layout.hollow` its number of shards in each dimension, the number
-            of the file of each shard, and whether it is a host array; see `grid` and `file_of`.
+          plan: The plan of the arrays in `layout.hollow`.
         """
 
     def with_files(self, files: list[tuple[str, int, int]], writer: str = "") -> bytes:
@@ -294,6 +288,51 @@ class Manifest:
 
     def file_of(self, array: int, shard: int) -> int:
         """Returns the number of the file of a shard; the last dimension varies fastest."""
+
+@final
+class ShardHolders:
+    """The processes that have each shard of an array; arrays that are split alike share it."""
+
+    def __new__(cls, shards: Sequence[Sequence[int]]) -> ShardHolders:
+        """Takes the processes of each shard, the last dimension varying fastest.
+
+        Raises:
+          ValueError: If a shard has none.
+        """
+
+    def __len__(self) -> int: ...
+
+@final
+class ShardPlan:
+    """The assignment of shards to processes that write them; see `src/plan.rs`.
+
+    It is the same in all processes. The bytes of processes are balanced as far as possible.
+    """
+
+    def __new__(cls, arrays: Sequence[tuple[Sequence[int], ShardHolders, int, bool]]) -> ShardPlan:
+        """Plans a save.
+
+        Args:
+          arrays: For each array the number of shards in each dimension, who has them, the bytes
+            of a shard, and whether it is an array of the host.
+
+        Raises:
+          ValueError: If an array has another number of shards.
+        """
+
+    @property
+    def processes(self) -> list[int]:
+        """The processes that write; their indices are the numbers of files."""
+
+    @property
+    def checksum(self) -> int:
+        """A checksum of the plan."""
+
+    def grid(self, array: int) -> tuple[list[int], bool]:
+        """Returns the number of shards in each dimension, and whether it is of the host."""
+
+    def shards_of(self, array: int, process: int) -> list[int]:
+        """Returns the shards of an array that a process writes."""
 
 _BoxBounds = Sequence[tuple[int, int, int]]
 

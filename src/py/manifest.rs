@@ -10,9 +10,10 @@ use super::content::Content;
 use super::gzip;
 use super::memory::{copied, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
 use super::options::integer_or_none;
+use super::plan::ShardPlan;
 use super::save::Layout;
 use crate::grow;
-use crate::manifest::{self, Grid, ShardFile, Sparse};
+use crate::manifest::{self, FileNumbers, Grid, ShardFile, Sparse};
 use crate::source::Source as _;
 
 /// What holds the files of a sharded checkpoint together; see `_core.pyi`.
@@ -25,28 +26,30 @@ pub struct Manifest {
 /// The name of a file, how many bytes it has, and the CRC-32 of its record.
 type File = (String, u64, u32);
 
-/// How many shards an array has in each dimension, the file of each, and whether it is of the host.
-type Split = (Vec<u32>, Vec<u32>, bool);
-
 #[pymethods]
 impl Manifest {
-    /// The manifest of a layout with gaps, as bytes.
+    /// The manifest of a layout with gaps, whose files are not written yet.
     #[staticmethod]
-    fn encode<'py>(
-        layout: &Bound<'py, Layout>,
-        files: Vec<File>,
-        arrays: Vec<Split>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    fn planned(layout: &Bound<'_, Layout>, plan: &Bound<'_, ShardPlan>) -> PyResult<Self> {
         let py = layout.py();
         keep_reserve()?;
-        let grids = arrays.into_iter().map(|(counts, files, host)| Grid {
-            counts,
-            files,
-            host,
+        let plan = &plan.get().0;
+        let grids = plan.splits.iter().zip(&plan.files).map(|(split, files)| {
+            Ok(Grid {
+                counts: grow::to_vec(&split.counts)?,
+                files: FileNumbers(files.clone()),
+                host: split.host,
+            })
         });
-        let grids = grow::collect(grids)?;
-        let manifest = layout.get().manifest(py, shard_files(files)?, grids)?;
-        copied(py, &manifest.encode()?)
+        let grids = grow::try_collect(grids)?;
+        let files = plan.processes.iter().map(|_| ShardFile {
+            name: String::new(),
+            nbytes: 0,
+            record: 0,
+        });
+        let manifest = layout.get().manifest(py, grow::collect(files)?, grids)?;
+        let encoding = Arc::new(manifest.encoding(None)?);
+        Ok(Self { manifest, encoding })
     }
 
     /// Reads a manifest.

@@ -41,6 +41,7 @@ mod manifest;
 mod memory;
 mod objects;
 mod options;
+mod plan;
 mod restore;
 mod save;
 mod select;
@@ -79,6 +80,8 @@ mod _core {
     use super::manifest::Manifest;
     #[pymodule_export]
     use super::options::thread_count;
+    #[pymodule_export]
+    use super::plan::{ShardHolders, ShardPlan};
     #[pymodule_export]
     use super::restore::{
         assemble, has_older_types, mark_older, other_kinds, rebuild, record_metadata,

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -690,8 +691,10 @@ def many_files(path: Path, rows: np.ndarray) -> None:
             record = zlib.crc32(opened._catalog.record or b"")
         files.append((file.name, file.stat().st_size, record))
     whole = described_layout({"w": rows}, 1, max_chunk_size=2**30, index=True, hollow=True)
-    grid = [len(rows), 1], list(range(len(rows))), False
-    (path / shards.MANIFEST).write_bytes(core.Manifest.encode(whole, files, [grid]))
+    holders = core.ShardHolders([[at] for at in range(len(rows))])
+    plan = core.ShardPlan([([len(rows), 1], holders, 1, False)])
+    data = core.Manifest.planned(whole, plan).with_files(files)
+    (path / shards.MANIFEST).write_bytes(data)
 
 
 def test_many_files_need_few_handles(tmp_path: Path) -> None:
@@ -888,20 +891,43 @@ treepack.save(args[0], tree, sharded=True)
     assert (tmp_path / "checkpoint" / shards.MANIFEST).stat().st_size <= 64 * 200 * 12
 
 
-def test_writers_share_what_several_have() -> None:
-    def split(nbytes: int, *holders: tuple[int, ...]) -> shards.Split:
-        return shards.Split((len(holders),), holders, nbytes, False)
+def writers(arrays: list[tuple[int, list[tuple[int, ...]]]]) -> list[list[int]]:
+    """Returns for each shard of arrays the process that writes it: the plain form of the plan."""
+    loads: Counter[int] = Counter()
+    found = [[holders[0] for holders in cells] for _, cells in arrays]
+    for nbytes, cells in arrays:
+        for holders in cells:
+            if len(holders) == 1:
+                loads[holders[0]] += nbytes
+    for array in sorted(range(len(arrays)), key=lambda it: -arrays[it][0]):
+        nbytes, cells = arrays[array]
+        for cell, holders in enumerate(cells):
+            if len(holders) > 1:
+                writer = min(holders, key=lambda process: (loads[process], process))
+                found[array][cell] = writer
+                loads[writer] += nbytes
+    return found
 
-    everybody = tuple(range(4))
-    splits = [split(100, (0,), (1,)), *[split(10 * k, everybody) for k in range(1, 21)]]
-    found = shards.writers(splits)
-    assert found[0] == [0, 1]
-    loads = [0, 0, 0, 0]
-    for one, writers in zip(splits, found, strict=True):
-        for writer in writers:
-            loads[writer] += one.nbytes
-    assert max(loads) - min(loads) <= 10
-    assert shards.writers(splits) == found
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 5).map(lambda it: 100 * it),
+            st.lists(st.sets(st.integers(0, 6), min_size=1).map(sorted), min_size=1, max_size=6),
+        ),
+        max_size=8,
+    )
+)
+def test_the_plan_shares_what_several_have(arrays: Any) -> None:
+    splits = [((len(it),), core.ShardHolders(it), nbytes, False) for nbytes, it in arrays]
+    plan = core.ShardPlan(splits)
+    expected = writers(arrays)
+    assert plan.processes == sorted({writer for files in expected for writer in files})
+    for number, files in enumerate(expected):
+        for process in range(8):
+            mine = [cell for cell, writer in enumerate(files) if writer == process]
+            assert plan.shards_of(number, process) == mine
+    assert core.ShardPlan(splits).checksum == plan.checksum
 
 
 # Processes that do not save the same.

@@ -379,8 +379,12 @@ def make(path: Path, *, compress: bool) -> None:
         count = 1 if is_host or not leaf.shape or leaf.shape[0] % 2 else 2
         counts = [count, *[1] * leaf.ndim][: leaf.ndim]
         grids.append((counts, [*range(count)], is_host))
-    draft = core.Manifest.encode(whole, [("", 0, 0)] * 2, grids)
-    names = _array_paths(core.Manifest.decode(draft), len(grids))
+    splits = [
+        (counts, core.ShardHolders([[number] for number in files]), 1, is_host)
+        for counts, files, is_host in grids
+    ]
+    draft = core.Manifest.planned(whole, core.ShardPlan(splits))
+    names = _array_paths(draft, len(grids))
     for keys, leaf, (counts, files, is_host) in zip(names, whole.hollow, grids, strict=True):
         cells = core.ShardGrid(leaf.shape, counts)
         for cell, number in enumerate(files):
@@ -388,11 +392,11 @@ def make(path: Path, *, compress: bool) -> None:
             name = [] if is_host else [cells.name(cell)]
             _paths.put(parts[number], [*keys, *name], np.asarray(leaf)[(*index, ...)])
     path.mkdir()
-    (path / MANIFEST).write_bytes(draft)
+    (path / MANIFEST).write_bytes(draft.with_files(draft.files))
     for number, part in enumerate(parts):
         treepack.save(path / f"{number}.treepack", part, compress=compress, durable=False)
     files = [(f"{number}.treepack", 0, 0) for number in range(2)]
-    (path / MANIFEST).write_bytes(core.Manifest.decode(draft).with_files(files))
+    (path / MANIFEST).write_bytes(draft.with_files(files))
     resealed(path)
 
 

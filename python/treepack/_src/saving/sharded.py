@@ -181,9 +181,7 @@ class ProcessShare:
         arrays = whole.hollow
         plan = plan_of(arrays)
         self._processes = plan.processes
-        # Complete but for the files, which are not written yet.
-        unknown = [("", 0, 0)] * len(plan.processes)
-        self._draft = core.Manifest.decode(core.Manifest.encode(whole, unknown, plan.grids))
+        self._draft = core.Manifest.planned(whole, plan)
         del whole  # it holds arrays
         paths = _array_paths(self._draft, len(arrays))
         about = [
@@ -196,8 +194,9 @@ class ProcessShare:
         if group.count > 1:
             self.identity = identify(self._plan, self._draft, arrays)
         mine: Any = {}
-        for path, array, grid, files in zip(paths, arrays, plan.grids, plan.writers, strict=True):
-            for name, shard in _shards(path, array, grid, files, self.index):
+        for number, (path, array) in enumerate(zip(paths, arrays, strict=True)):
+            wanted = plan.shards_of(number, self.index)
+            for name, shard in _shards(path, array, plan.grid(number), wanted, self.index):
                 if path or name:
                     _paths.put(mine, [*path, *name], shard)
                 else:
@@ -273,22 +272,23 @@ def _array_paths(manifest: core.Manifest, count: int) -> list[list[str]]:
 def _shards(
     path: list[str],
     array: Any,
-    grid: tuple[list[int], list[int], bool],
-    files: list[int],
+    grid: tuple[list[int], bool],
+    wanted: list[int],
     process: int,
 ) -> list[tuple[list[str], Any]]:
     """Returns the shards that a process writes: their names and data."""
-    counts, _, is_host = grid
-    if is_host:
-        return [([], array)] if process == files[0] else []
+    counts, is_host = grid
+    if is_host or not wanted:
+        return [([], array)] if wanted else []
     found = {}
     cells = core.ShardGrid(array.shape, counts)
+    missing = {*wanted}
     for shard in array.addressable_shards:
         cell = cells.shard_at(start_of(shard.index))
-        if files[cell] == process and cell not in found:
+        if cell in missing:
             found[cell] = shard.data
-    wanted = {cell for cell, writer in enumerate(files) if writer == process}
-    if found.keys() != wanted:  # jax was interrupted when it made them
+            missing.discard(cell)
+    if missing:  # jax was interrupted when it made them
         raise TreepackError(
             f"at {_paths.text(path)}: the array has {len(found)} of the {len(wanted)} shards that "
             f"process {process} should have: it is damaged; make it again"

@@ -1,0 +1,234 @@
+//! Which process writes which shard of the arrays of a tree.
+//!
+//! ```text
+//! for each array: the processes that have each shard ──▶ one of them, so that all write as much
+//! ```
+
+use std::sync::Arc;
+
+use crate::{Error, Result, grow};
+
+/// The processes that have each shard of an array, ascending. Arrays that are split alike share it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Holders {
+    processes: Vec<u32>,
+    /// Where those of each shard end.
+    ends: Vec<usize>,
+}
+
+impl Holders {
+    /// `None` if a shard has no holder, or there are no shards.
+    pub fn new<I: IntoIterator<Item = u32>>(
+        shards: impl IntoIterator<Item = I>,
+    ) -> Result<Option<Self>> {
+        let (mut processes, mut ends) = (Vec::new(), Vec::new());
+        for shard in shards {
+            let before = processes.len();
+            for process in shard {
+                grow::push(&mut processes, process)?;
+            }
+            if processes.len() == before {
+                return Ok(None);
+            }
+            processes[before..].sort_unstable();
+            grow::push(&mut ends, processes.len())?;
+        }
+        Ok((!ends.is_empty()).then_some(Self { processes, ends }))
+    }
+
+    /// How many shards there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Those of a shard.
+    fn of(&self, shard: usize) -> &[u32] {
+        let start = shard.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.processes[start..self.ends[shard]]
+    }
+
+    fn are_single(&self) -> bool {
+        self.processes.len() == self.ends.len()
+    }
+}
+
+/// How an array is split into shards of one shape.
+#[derive(Debug, Clone)]
+pub struct Split {
+    /// How many shards there are in each dimension.
+    pub counts: Vec<u32>,
+    /// Who has them, the last dimension varying fastest.
+    pub holders: Arc<Holders>,
+    /// How many bytes a shard has.
+    pub nbytes: u64,
+    /// Whether it is an array of the host, not of devices.
+    pub host: bool,
+}
+
+/// Who writes what; the same in all processes that know the same splits.
+#[derive(Debug)]
+pub struct Plan {
+    /// How the arrays are split.
+    pub splits: Vec<Split>,
+    /// For each array the file of each shard: the place of its writer in `processes`.
+    pub files: Vec<Arc<Vec<u32>>>,
+    /// The processes that write, ascending.
+    pub processes: Vec<u32>,
+}
+
+impl Plan {
+    /// Shares the bytes out as evenly as can be: what only one process has is its own; each of the
+    /// others, the largest first, goes to the one of its holders that has least so far.
+    pub fn new(splits: Vec<Split>) -> Result<Self> {
+        let most = splits.iter().flat_map(|split| &split.holders.processes);
+        let count = most.max().map_or(0, |most| *most as usize + 1);
+        let mut loads = grow::filled(0_u64, count)?;
+        let mut files: Vec<Option<Arc<Vec<u32>>>> = grow::filled(None, splits.len())?;
+        let mut alike: Option<(&Arc<Holders>, Arc<Vec<u32>>)> = None;
+        let mut shared = Vec::new();
+        for (array, split) in splits.iter().enumerate() {
+            for shard in 0..split.holders.len() {
+                if let [only] = split.holders.of(shard) {
+                    loads[*only as usize] = loads[*only as usize].saturating_add(split.nbytes);
+                }
+            }
+            if !split.holders.are_single() {
+                grow::push(&mut shared, array)?;
+                continue;
+            }
+            // Arrays that are split alike mostly follow each other.
+            let known = match &alike {
+                Some((holders, known)) if Arc::ptr_eq(holders, &split.holders) => known.clone(),
+                _ => Arc::new(grow::to_vec(&split.holders.processes)?),
+            };
+            files[array] = Some(known.clone());
+            alike = Some((&split.holders, known));
+        }
+        shared.sort_by_key(|array| std::cmp::Reverse(splits[*array].nbytes));
+        for array in shared {
+            let split = &splits[array];
+            let mut writers = grow::with_room(split.holders.len())?;
+            for shard in 0..split.holders.len() {
+                let holders = split.holders.of(shard);
+                let least = holders.iter().min_by_key(|it| loads[**it as usize]);
+                let writer = *least.expect("each shard has a holder");
+                if holders.len() > 1 {
+                    loads[writer as usize] = loads[writer as usize].saturating_add(split.nbytes);
+                }
+                writers.push(writer);
+            }
+            files[array] = Some(Arc::new(writers));
+        }
+        let files = grow::collect(files.into_iter().flatten())?;
+        Self::numbered(splits, files, count)
+    }
+
+    /// Puts the numbers of files in the place of those of processes.
+    fn numbered(splits: Vec<Split>, mut files: Vec<Arc<Vec<u32>>>, count: usize) -> Result<Self> {
+        let mut writes = grow::filled(false, count)?;
+        for writer in files.iter().flat_map(|files| files.iter()) {
+            writes[*writer as usize] = true;
+        }
+        let mut numbers = grow::filled(u32::MAX, count)?;
+        let mut processes = Vec::new();
+        for process in (0..count).filter(|process| writes[*process]) {
+            let number = u32::try_from(processes.len()).map_err(|_| Error::OutOfMemory)?;
+            numbers[process] = number;
+            grow::push(
+                &mut processes,
+                u32::try_from(process).map_err(|_| Error::OutOfMemory)?,
+            )?;
+        }
+        if processes.len() < count {
+            for files in &mut files {
+                let number = |process: &u32| numbers[*process as usize];
+                *files = Arc::new(grow::collect(files.iter().map(number))?);
+            }
+        }
+        Ok(Self {
+            splits,
+            files,
+            processes,
+        })
+    }
+
+    /// The shards of an array that a process writes.
+    pub fn shards_of(&self, array: usize, process: u32) -> impl Iterator<Item = usize> + '_ {
+        let file = self.processes.binary_search(&process).ok();
+        let files = file.map_or(&[][..], |_| self.files[array].as_slice());
+        let is_mine = move |(_, found): &(usize, &u32)| Some(**found as usize) == file;
+        files.iter().enumerate().filter(is_mine).map(|(at, _)| at)
+    }
+
+    /// A checksum of all of it.
+    #[must_use]
+    pub fn checksum(&self) -> u32 {
+        let mut hasher = crc32fast::Hasher::new();
+        let mut add = |numbers: &[u32]| {
+            hasher.update(&(numbers.len() as u64).to_le_bytes());
+            for part in numbers.chunks(1 << 12) {
+                let bytes: Vec<u8> = part.iter().flat_map(|it| it.to_le_bytes()).collect();
+                hasher.update(&bytes);
+            }
+        };
+        add(&self.processes);
+        for (split, files) in self.splits.iter().zip(&self.files) {
+            add(&split.counts);
+            add(&[u32::from(split.host)]);
+            add(files);
+        }
+        hasher.finalize()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(nbytes: u64, holders: &[&[u32]]) -> Split {
+        let shards = holders.iter().map(|it| it.iter().copied());
+        Split {
+            counts: vec![u32::try_from(holders.len()).unwrap()],
+            holders: Arc::new(Holders::new(shards).unwrap().unwrap()),
+            nbytes,
+            host: false,
+        }
+    }
+
+    #[test]
+    fn what_several_have_is_shared_out() {
+        let mut splits = vec![split(100, &[&[2], &[5]])];
+        splits.extend((1..=20).map(|at| split(10 * at, &[&[9, 2, 5]])));
+        let plan = Plan::new(splits).unwrap();
+        assert_eq!(plan.processes, [2, 5, 9]);
+        assert_eq!(*plan.files[0], [0, 1]);
+        let mut loads = [0; 3];
+        for (split, files) in plan.splits.iter().zip(&plan.files) {
+            for file in files.iter() {
+                loads[*file as usize] += split.nbytes;
+            }
+        }
+        assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 10);
+        assert_eq!(plan.shards_of(0, 5).collect::<Vec<_>>(), [1]);
+        assert_eq!(
+            plan.shards_of(0, 9).count() + plan.shards_of(0, 3).count(),
+            0
+        );
+    }
+
+    #[test]
+    fn arrays_that_are_split_alike_share_the_answer() {
+        let first = split(7, &[&[0], &[1], &[1]]);
+        let plan = Plan::new(vec![first.clone(), first.clone(), first]).unwrap();
+        assert!(Arc::ptr_eq(&plan.files[0], &plan.files[2]));
+        let other = Plan::new(vec![split(7, &[&[0], &[1], &[0]])]).unwrap();
+        assert_ne!(plan.checksum(), other.checksum());
+    }
+
+    #[test]
+    fn a_shard_that_nobody_has_is_refused() {
+        assert!(Holders::new([vec![1], vec![]]).unwrap().is_none());
+        assert!(Holders::new(Vec::<Vec<u32>>::new()).unwrap().is_none());
+    }
+}

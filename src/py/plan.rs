@@ -1,0 +1,111 @@
+//! The plan of a sharded checkpoint: who writes which shard.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use super::memory::{keep_reserve, list_of_results, new_uint};
+use crate::plan::{self, Split};
+use crate::{Result, grow};
+
+/// The processes that have each shard of an array; see `_core.pyi`.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct ShardHolders(Arc<plan::Holders>);
+
+#[pymethods]
+impl ShardHolders {
+    #[new]
+    fn new(py: Python<'_>, shards: Vec<Vec<u32>>) -> PyResult<Self> {
+        keep_reserve()?;
+        let holders = py.detach(|| plan::Holders::new(shards))?;
+        let holders = holders.ok_or_else(|| PyValueError::new_err("a shard is on no process"))?;
+        Ok(Self(Arc::new(holders)))
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// Who writes which shard; see `_core.pyi`.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct ShardPlan(pub(super) Arc<plan::Plan>);
+
+/// How many shards an array has in each dimension, who has them, the bytes of one, and whether it is
+/// of the host.
+type Array<'py> = (Vec<u32>, Bound<'py, ShardHolders>, u64, bool);
+
+#[pymethods]
+impl ShardPlan {
+    #[new]
+    fn new(py: Python<'_>, arrays: Vec<Array<'_>>) -> PyResult<Self> {
+        keep_reserve()?;
+        let splits = arrays
+            .into_iter()
+            .map(|(counts, holders, nbytes, host)| Split {
+                counts,
+                holders: holders.get().0.clone(),
+                nbytes,
+                host,
+            });
+        let splits = grow::collect(splits)?;
+        let are_whole = splits.iter().all(|split| {
+            let counts = split.counts.iter().map(|count| *count as usize);
+            counts.product::<usize>() == split.holders.len()
+        });
+        if !are_whole {
+            return Err(PyValueError::new_err(
+                "an array has another number of shards",
+            ));
+        }
+        Ok(Self(Arc::new(py.detach(|| plan::Plan::new(splits))?)))
+    }
+
+    /// The processes that write.
+    #[getter]
+    fn processes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        numbers(py, self.0.processes.iter().map(|it| u64::from(*it)))
+    }
+
+    /// A checksum of the plan.
+    #[getter]
+    fn checksum(&self, py: Python<'_>) -> u32 {
+        py.detach(|| self.0.checksum())
+    }
+
+    /// The number of shards of an array in each dimension, and whether it is of the host.
+    fn grid<'py>(&self, py: Python<'py>, array: usize) -> PyResult<(Bound<'py, PyList>, bool)> {
+        let split = self.0.splits.get(array).ok_or_else(missing)?;
+        let counts = split.counts.iter().map(|it| u64::from(*it));
+        Ok((numbers(py, counts)?, split.host))
+    }
+
+    /// The shards of an array that a process writes.
+    fn shards_of<'py>(
+        &self,
+        py: Python<'py>,
+        array: usize,
+        process: u32,
+    ) -> PyResult<Bound<'py, PyList>> {
+        if array >= self.0.splits.len() {
+            return Err(missing());
+        }
+        let plan = &self.0;
+        let found: Result<Vec<_>> =
+            py.detach(|| grow::collect(plan.shards_of(array, process).map(|it| it as u64)));
+        numbers(py, found?.into_iter())
+    }
+}
+
+fn numbers(
+    py: Python<'_>,
+    numbers: impl ExactSizeIterator<Item = u64>,
+) -> PyResult<Bound<'_, PyList>> {
+    list_of_results(py, numbers.map(|it| Ok(new_uint(py, it)?.into_any())))
+}
+
+fn missing() -> PyErr {
+    PyIndexError::new_err("there are fewer arrays")
+}
