@@ -297,15 +297,15 @@ class LoadOptions(PartOptions, total=False):
     storage_options: StorageOptions
 
 
-def part_options(options: PartOptions, *, return_report: bool) -> tuple[Selection, Reading]:
-    """Splits the options of a load: which leaves, and how they are read.
+def part_options(options: Mapping[str, Any]) -> tuple[Selection, Reading]:
+    """Splits the options of a load: which leaves, and how they are read."""
+    return Selection.of(options), Reading.of(options)
 
-    Raises:
-      TypeError: If an option is unknown.
-    """
+
+def check_known(options: PartOptions) -> None:
+    """Raises a TypeError, as Python does, if an option is none of a load."""
     if unknown := options.keys() - PartOptions.__annotations__.keys():
         raise TypeError(f"load() got an unexpected keyword argument {min(unknown)!r}")
-    return Selection.of(options, return_report=return_report), Reading.of(options)
 
 
 @contextlib.contextmanager

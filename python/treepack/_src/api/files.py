@@ -22,9 +22,7 @@ from treepack._src.options import (
     Missing,
     OnCorrupt,
     Progress,
-    Reading,
     SaveOptions,
-    Selection,
     Static,
     StorageOptions,
     Strict,
@@ -32,6 +30,7 @@ from treepack._src.options import (
     Unknown,
     check,
     check_iterator,
+    part_options,
 )
 from treepack._src.restore.record import present
 from treepack._src.restore.report import Report
@@ -352,8 +351,7 @@ def load(
       >>> treepack.load(path, dtype=jnp.float16)["w"].dtype
       dtype('float16')
     """
-    options = locals()
-    selection, how = Selection.of(options), Reading.of(options)
+    selection, how = part_options(locals())
     check("max_size", max_size)
     path = resolved(path, storage_options)
     is_directory = False

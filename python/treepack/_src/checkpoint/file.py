@@ -14,7 +14,14 @@ from treepack._src import paths as _paths
 from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.reader import Place, Reader
 from treepack._src.checkpoint.sharded import open_reader
-from treepack._src.options import PartOptions, StorageOptions, Unknown, check, part_options
+from treepack._src.options import (
+    PartOptions,
+    StorageOptions,
+    Unknown,
+    check,
+    check_known,
+    part_options,
+)
 from treepack._src.printable import cells, padded, printable
 from treepack._src.registry.holes import Fillings
 from treepack._src.storage.content import Openable
@@ -173,7 +180,8 @@ class Tree(Mapping[str, Any]):
           ...     print(file["params"].load(), file.load(select="step"))
           [array([1., 1.]), array([0., 0.])] {'step': 7}
         """
-        selection, how = part_options(options, return_report=return_report)
+        check_known(options)
+        selection, how = part_options({**options, "return_report": return_report})
         with naming(self._place.reader.given):
             return load_part(self._place, target, selection, how)
 
