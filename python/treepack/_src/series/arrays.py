@@ -15,7 +15,7 @@ import numpy as np
 
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.flax import error_class
-from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.series.names import MP_ARRAY_POSTFIX, TEMPORARY, Series
 from treepack._src.storage.entries import exists, remove
 from treepack._src.storage.place import joined, local, url_of
@@ -155,8 +155,10 @@ def restore_arrays(state: Any, target: Any, path: str, manager: Any, *, partial:
             f"{Path(directory).name} beside it has no {COMMIT_SUCCESS_FILE}: its save has not "
             "finished; restore another step"
         )
-    found = _read(manager, directory, [*places.values()], [templates[parts] for parts in places])
-    return _filled(state, dict(zip(places, found, strict=True)), ())
+    names = [*places.values()]
+    arrays = _read(manager, directory, names, [templates[parts] for parts in places])
+    found = {MP_ARRAY_PH + name: array for name, array in zip(names, arrays, strict=True)}
+    return map_leaves(lambda leaf: found.get(leaf, leaf) if _is_placeholder(leaf) else leaf, state)
 
 
 def _read(manager: Any, directory: str, names: list[str], templates: list[Any]) -> list[Any]:
@@ -167,9 +169,3 @@ def _read(manager: Any, directory: str, names: list[str], templates: list[Any]) 
     specs = [get_tensorstore_spec(joined(directory, name)) for name in names]
     found: list[Any] = manager.deserialize([array.sharding for array in templates], specs)
     return found
-
-
-def _filled(node: Any, found: dict[tuple[str, ...], Any], path: tuple[str, ...]) -> Any:
-    if isinstance(node, dict):
-        return {key: _filled(child, found, (*path, key)) for key, child in node.items()}
-    return found.get(path, node)
