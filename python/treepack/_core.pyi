@@ -457,6 +457,9 @@ class Catalog:
     def totals(self, value: int) -> tuple[int, int]:
         """Returns the number of leaves in a value, and of their bytes."""
 
+    def kinds(self, value: int) -> list[tuple[tuple[Any, ...], int, int]]:
+        """Returns the kinds of the leaves in a value: each with their number, and their bytes."""
+
     @property
     def record(self) -> bytes | None:
         """The record of the structure, and the bytes after it."""

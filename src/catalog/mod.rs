@@ -33,6 +33,7 @@ pub use verify::{BLOCK_BYTES, Status};
 use self::check::{Checked, Window};
 use self::find::Tables;
 use crate::error::Path;
+use crate::grow;
 use crate::structure::LeafKind;
 use crate::watch::Watch;
 use crate::{Error, Result};
@@ -213,6 +214,26 @@ impl Catalog {
             let place = self.leaves[leaf.head];
             (count + 1, bytes + place.end - place.start)
         })
+    }
+
+    /// The kinds of the leaves in a value, each with the number of such leaves, and of the bytes of
+    /// their values. It takes no longer than the leaves are many, however many kinds there are.
+    pub fn kinds_in(&self, value: usize) -> Result<Vec<(&LeafKind, usize, usize)>> {
+        let inside = &self.entries[value..self.entries[value].end];
+        let leaves = inside.iter().filter(|entry| entry.is_leaf);
+        let places = leaves.map(|leaf| self.leaves[leaf.head]);
+        let mut found = grow::collect(places.map(|at| (at.kind, 1, at.end - at.start)))?;
+        found.sort_unstable_by_key(|(kind, ..)| *kind);
+        found.dedup_by(|next, first| {
+            let is_same = next.0 == first.0;
+            if is_same {
+                first.1 += 1;
+                first.2 += next.2;
+            }
+            is_same
+        });
+        let named = found.into_iter();
+        grow::collect(named.map(|(kind, count, bytes)| (&self.kinds[kind], count, bytes)))
     }
 
     /// Where a leaf is.

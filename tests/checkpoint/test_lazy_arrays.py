@@ -140,7 +140,8 @@ def test_nothing_is_read_to_list_what_the_index_tells(tmp_path: Path) -> None:
     found = {path: (leaf.shape, leaf.dtype, leaf.size) for path, leaf in params.leaves()}
     assert found == {f"{name}/w": ((300, 64), np.float32, 19200) for name in arrays}
     assert sum(leaf.nbytes for _, leaf in params.leaves()) == 40 * 300 * 64 * 4
-    assert 0 < params.nbytes - 40 * 300 * 64 * 4 < 40 * 200  # headers
+    assert params.nbytes == 40 * 300 * 64 * 4  # without headers
+    assert file.nbytes == params.nbytes + 9 * 8 + 1 + 1
     lazy = file["params/l7/w"]
     assert (len(lazy), lazy.ndim) == (300, 2)
     assert repr(lazy) == "LazyArray('params/l7/w', shape=(300, 64), dtype=float32)"
@@ -266,6 +267,17 @@ def test_where_the_chunks_of_an_array_are_is_found_out_once(chunk_size: Any) -> 
         np.testing.assert_array_equal(lazy[start : start + 10], array[start : start + 10])
     np.testing.assert_array_equal(lazy[::799], array[::799])
     assert lazy[0:0].size == 0
+
+
+def test_what_only_arrays_have_says_how_to_get_it() -> None:
+    lazy = treepack.open(treepack.dumps({"w": np.arange(6.0)}))["w"]
+    for name in ("mean", "reshape", "item", "max"):
+        with pytest.raises(AttributeError, match=rf"read it first, as by array\[...\]\.{name}"):
+            getattr(lazy, name)
+    with pytest.raises(AttributeError, match=r"a LazyArray has no 'cpu'$"):
+        lazy.cpu  # noqa: B018
+    assert not hasattr(lazy, "__dlpack__")
+    assert lazy[...].mean() == 2.5
 
 
 def test_the_way_to_a_few_rows_is_short(tmp_path: Path) -> None:

@@ -322,8 +322,8 @@ def test_how_it_looks(tmp_path: Path) -> None:
     treepack.save(tmp_path / "saved", {"w": np.zeros((2, 3)), "<b>": 1, "n": {"x": "y"}})
     file = treepack.open(tmp_path / "saved")
     assert repr(file) == (
-        f"<treepack.File {str(tmp_path / 'saved')!r}: 3 leaves, 68 B\n"
-        "  w    float64[2,3]       65 B\n"
+        f"<treepack.File {str(tmp_path / 'saved')!r}: 3 leaves, 51 B\n"
+        "  w    float64[2,3]       48 B\n"
         "  <b>  int                 1 B\n"
         "  n/x  str                 2 B>"
     )

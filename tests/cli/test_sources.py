@@ -310,6 +310,18 @@ def test_wrong_usage(args: list[str]) -> None:
     run(*args, status=2)
 
 
+def test_a_level_needs_compression() -> None:
+    treepack.save("source", TREE)
+    assert "--level needs --gzip" in refused("convert", "source", "new", "--level", "3")
+    call("convert", "source", "new.gz", "--level", "3")
+
+
+def test_an_empty_path_is_not_the_working_directory() -> None:
+    write_orbax_step("source")
+    for command in (("ls", ""), ("convert", "", "new")):
+        assert "The path is empty" in refused(*command)
+
+
 def test_the_version() -> None:
     assert run("--version") == f"treepack {treepack.__version__}\n"
 

@@ -12,7 +12,16 @@ import typer
 from treepack._cli import output, sources, values
 from treepack._cli.convert import jsonable
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.file import Tree, count_text, kind_text, place_of, size_text, value_at
+from treepack._src.checkpoint.file import (
+    Tree,
+    count_text,
+    kind_text,
+    nbytes_of,
+    place_of,
+    size_text,
+    totals,
+    value_at,
+)
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.dtypes import is_complex
 from treepack._src.printable import printable
@@ -90,14 +99,17 @@ class _InFile:
     def __init__(self, file: Tree):
         self._file = file
         self._catalog = catalog = place_of(file).catalog
-        self.children, self.leaves, self.totals = catalog.children, catalog.leaves, catalog.totals
+        self.children, self.leaves = catalog.children, catalog.leaves
 
     def find(self, path: str) -> int:
         return value_at(self._file, path)
 
     def leaf(self, node: int) -> _Leaf:
         _, kind, start, end, _ = self._catalog.leaf(node)
-        return _Leaf(kind, end - start, start)
+        return _Leaf(kind, nbytes_of(kind, end - start), start)
+
+    def totals(self, node: int) -> tuple[int, int]:
+        return totals(self._catalog, node)
 
 
 class _Node(NamedTuple):

@@ -31,7 +31,7 @@ from treepack._src.printable import printable
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import local, resolved, url_of
+from treepack._src.storage.place import check_name, local, resolved, url_of
 from treepack.errors import DecodeError, NoIndexError, TreepackError
 
 
@@ -69,6 +69,7 @@ def foreign(
     With `lists`, arrays may be descriptions with a shape and a dtype, which cannot be read.
     """
     with naming(source):
+        check_name(source)
         return _foreign(resolved(source), separator, max_size, lists)
 
 

@@ -128,6 +128,8 @@ class _Target:
             _convert.write_npz(state, path, self.sep)
         else:
             compress = has_gzip_suffix(path) if self.gzip is None else self.gzip
+            if self.level is not None and not compress:
+                raise ValueError("--level needs --gzip, or a target that ends with .gz")
             how = serialization.writing(vars(self) | {"compress": compress})
             with output.bar("write") as progress:
                 _convert.write_msgpack(state, path, how, progress)

@@ -29,7 +29,8 @@ use self::paths::{Paths, numbered};
 use self::state::Selection;
 use super::content::Content;
 use super::memory::{
-    Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_uint, sizes,
+    Writable, copied, keep_reserve, list_of_results, new_list_of, new_string, new_tuple_of,
+    new_uint, sizes,
 };
 use super::objects::CopyMode;
 use super::options::integer_or_none;
@@ -81,6 +82,19 @@ impl Catalog {
     fn totals(&self, value: usize) -> PyResult<(usize, usize)> {
         self.check(value)?;
         Ok(self.catalog.totals(value))
+    }
+
+    /// The kinds of the leaves in a value, each with how many there are, and how many bytes they have.
+    fn kinds<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyList>> {
+        self.check(value)?;
+        let kinds = self.catalog.kinds_in(value)?;
+        let told = |(kind, count, bytes): (_, usize, usize)| {
+            let kind = self.told(py, kind)?.into_any();
+            let count = new_uint(py, count as u64)?.into_any();
+            let bytes = new_uint(py, bytes as u64)?.into_any();
+            Ok(new_tuple_of(py, [kind, count, bytes])?.into_any())
+        };
+        list_of_results(py, kinds.into_iter().map(told))
     }
 
     /// The record of the structure, with what stands after it.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import html
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Unpack
 
 import treepack._core as core
+from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.load import load_part
 from treepack._src.checkpoint.reader import Place, Reader
@@ -158,8 +160,8 @@ class Tree(Mapping[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of its leaves in the file, uncompressed."""
-        return self._catalog.totals(self._place.value)[1]
+        """The number of bytes of its leaves, uncompressed; of arrays, those of their elements."""
+        return totals(self._catalog, self._place.value)[1]
 
     def load(
         self,
@@ -241,7 +243,7 @@ class Tree(Mapping[str, Any]):
         )
 
     def _summary(self) -> str:
-        count, nbytes = self._catalog.totals(self._place.value)
+        count, nbytes = totals(self._catalog, self._place.value)
         return f"{count_text(count)}, {size_text(nbytes)}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
@@ -387,7 +389,33 @@ def open(
 def leaf_text(catalog: core.Catalog, value: int) -> tuple[str, str]:
     """Returns the kind and the size of a leaf in words."""
     _, kind, start, end, _ = catalog.leaf(value)
-    return kind_text(kind), size_text(end - start)
+    return kind_text(kind), size_text(nbytes_of(kind, end - start))
+
+
+def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
+    """Returns the number of bytes of a leaf: of an array, those of its elements, without headers.
+
+    Args:
+      kind: Its kind.
+      encoded: The number of its bytes in the file.
+    """
+    if kind[0] not in ("array", "prng_key", "scalar"):
+        return encoded
+    name = "uint32" if kind[0] == "prng_key" else kind[1]
+    dtype = _dtypes.resolve(name.encode())
+    if dtype is None:
+        return encoded
+    return math.prod((dtype.itemsize, *(() if kind[0] == "scalar" else kind[2])))
+
+
+def totals(catalog: core.Catalog, value: int) -> tuple[int, int]:
+    """Returns the number of leaves in a value, and of their bytes; see `nbytes_of`."""
+    count = nbytes = 0
+    for kind, leaves, encoded in catalog.kinds(value):
+        count += leaves
+        each = nbytes_of(kind, -1)
+        nbytes += encoded if each < 0 else leaves * each
+    return count, nbytes
 
 
 def kind_text(kind: tuple[Any, ...]) -> str:

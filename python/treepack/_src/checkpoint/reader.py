@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -438,6 +438,13 @@ class LazyArray(ArrayLike, Deferred):
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         with naming(self.reader.given):
             return self.reader.catalog.pieces(self.value)
+
+    if not TYPE_CHECKING:  # where any attribute would do
+
+        def __getattr__(self, name: str) -> Any:
+            is_of_arrays = hasattr(np.ndarray, name) and not name.startswith("_")
+            hint = f": read it first, as by array[...].{name}" if is_of_arrays else ""
+            raise AttributeError(f"a LazyArray has no {name!r}{hint}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"LazyArray({self.path!r}, shape={self.shape}, dtype={self.dtype.name})"
