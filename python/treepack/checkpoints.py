@@ -448,7 +448,7 @@ def restore_checkpoint(
     if step is not None:
         path = joined(directory, f"{prefix}{step}")
         if not exists(path):
-            steps = ", ".join(_steps(directory, prefix))
+            steps = ", ".join(_steps(directory, prefix)) if is_directory(directory) else ""
             there = f"there are the steps {steps}" if steps else "there is no checkpoint"
             raise ValueError(f"Matching checkpoint not found: {path}; {there}")
         return restored(path)

@@ -51,6 +51,19 @@ def test_every_public_name_is_here() -> None:
             assert getattr(checkpoints, name) == value
 
 
+def test_what_is_no_directory_has_no_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for ours in (flax_checkpoints, checkpoints):
+        ours.save_checkpoint(".", {"a": 1}, 1, overwrite=True)
+        assert ours.latest_checkpoint("") is None
+        with pytest.raises(NotADirectoryError):
+            ours.latest_checkpoint("checkpoint_1")
+        with pytest.raises(ValueError, match="Matching checkpoint not found: checkpoint_1/checkp"):
+            ours.restore_checkpoint("checkpoint_1", None, step=7)
+
+
 @pytest.mark.parametrize("name", [name for name in checkpoints.__all__ if name[0].islower()])
 def test_signatures_are_the_same_but_for_options(name: str) -> None:
     theirs = inspect.signature(getattr(flax_checkpoints, name)).parameters.values()

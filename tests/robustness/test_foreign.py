@@ -226,6 +226,20 @@ def test_what_a_directory_is(tmp_path: Path, names: list[str], message: str) -> 
             verb(tmp_path)
 
 
+def test_checkpoints_in_a_directory_are_told(tmp_path: Path) -> None:
+    """Those of treepack's handler lie in a step of Orbax's manager."""
+    item = tmp_path / "run" / "10" / "state"
+    treepack.save(item, {"w": 1}, sharded=True)
+    (tmp_path / "run" / "10" / "_CHECKPOINT_METADATA").write_text("{}")
+    (tmp_path / "run" / "9").mkdir()
+    for verb in (treepack.load, treepack.open, treepack.verify):
+        with pytest.raises(treepack.DecodeError, match=f"a checkpoint in it, load '{item}'"):
+            verb(tmp_path / "run" / "10")
+    (tmp_path / "run" / "9").rmdir()
+    with pytest.raises(treepack.DecodeError, match=f"a checkpoint in it, load '{item}'"):
+        treepack.load(tmp_path / "run")
+
+
 def test_directories_at_urls() -> None:
     fs = fsspec.filesystem("memory")
     fs.pipe({"/foreign/3/state/_METADATA": b"{}", "/foreign/3/_CHECKPOINT_METADATA": b"{}"})

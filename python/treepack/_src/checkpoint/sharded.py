@@ -100,7 +100,7 @@ class ShardedReader(Reader):
             data = read_all(joined(self._path, MANIFEST))
         except FileNotFoundError:
             raise DecodeError(
-                f"the directory has no {MANIFEST}: {directory_text(source)}"
+                f"the directory has no {MANIFEST}: {directory_text(source, MANIFEST)}"
             ) from None
         self._data = data
         self.manifest = core.Manifest.decode(data, max_size=max_size)

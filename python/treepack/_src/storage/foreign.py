@@ -53,13 +53,26 @@ def orbax_items(path: str | os.PathLike[str]) -> list[str] | None:
     return [] if any(not _ORBAX_STEP.isdisjoint(found) for found in inside.values()) else None
 
 
-# In large directories only so many are looked at.
+# In large directories only so many are looked for a checkpoint of ours.
+_MOST_TRIED = 20
+
+# And so many for one of Orbax.
 _MOST_LISTED = 100
 
 
-def directory_text(path: str | os.PathLike[str]) -> str:
-    """Describes a directory without a manifest, and a remedy, in words."""
+def directory_text(path: str | os.PathLike[str], manifest: str) -> str:
+    """Describes a directory without a manifest, and a remedy, in words.
+
+    Args:
+      path: The directory.
+      manifest: The name of manifests.
+    """
     names = names_in(path)
+    # The item of a step of Orbax, or that of the last step.
+    inside = [joined(name, item) for name in names[-1:] for item in names_in(joined(path, name))]
+    for name in [*names[:_MOST_TRIED], *inside[:_MOST_TRIED]]:
+        if manifest in names_in(joined(path, name)):
+            return f"there is a checkpoint in it, load {os.fspath(joined(path, name))!r}"
     for fits, text in _KNOWN:
         if any(map(fits, names)):
             return text
