@@ -6,6 +6,7 @@ import functools
 import http.server
 import io
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -464,6 +465,17 @@ def test_a_short_answer_is_told_with_its_url(store: Store) -> None:
     last = 160 << 10
     with pytest.raises(OSError, match=told.format(size - last, last - 1, last)):
         treepack.open(url)
+
+
+def test_a_server_that_does_not_answer_is_not_taken_for_a_missing_file() -> None:
+    pytest.importorskip("aiohttp")
+    with socket.socket() as bound:  # nobody listens
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/model"
+        for read in (treepack.load, treepack.open, treepack.verify, treepack.is_checkpoint):
+            with pytest.raises(OSError, match=f"{url}: ClientConnectorError") as caught:
+                read(url)  # type: ignore[operator]
+            assert not isinstance(caught.value, FileNotFoundError)
 
 
 def test_errors_of_other_libraries_are_told_with_the_url(

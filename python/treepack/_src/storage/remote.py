@@ -108,6 +108,11 @@ def _asked(url: str, what: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
+        cause = error.__cause__
+        is_other = isinstance(cause, (OSError, TypeError))
+        if is_other and not isinstance(cause, FileNotFoundError):
+            # fsspec tells so for HTTP, also of hosts that do not answer, and of wrong options.
+            raise OSError(f"{asked}: {type(cause).__name__}: {cause}") from error
         told = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
         for note in getattr(error, "__notes__", ()):
             told.add_note(note)
