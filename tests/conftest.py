@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # Before jax is imported anywhere.
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -35,3 +36,14 @@ def chunk_size(monkeypatch: pytest.MonkeyPatch):
             monkeypatch.setattr(module, "MAX_CHUNK_SIZE", size)
 
     return set_size
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files to run commands on."""
+    from commands import write_files
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    write_files()
+    return tmp_path

@@ -6,8 +6,12 @@ import contextlib
 import io
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import flax.serialization
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -26,6 +30,16 @@ TREE: dict[str, Any] = {
     },
     "step": 7,
 }
+
+
+def write_files() -> None:
+    """Writes a file of treepack, and one of flax."""
+    treepack.save(
+        "model",
+        {**TREE, "key": jax.random.key(1), "list": [jnp.ones(2), (1, "x")]},
+        metadata={"epoch": 3},
+    )
+    Path("flax").write_bytes(flax.serialization.to_bytes(TREE))
 
 
 def run(*args: str, status: int = 0) -> str:
