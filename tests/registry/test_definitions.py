@@ -18,7 +18,7 @@ import optax
 import pytest
 
 import treepack
-from treepack._src.registry import libraries
+from treepack._src.registry import libraries, static
 from treepack._src.registry.definitions import is_definition
 
 
@@ -108,12 +108,12 @@ def test_a_template_or_static_brings_them_back(value: Any, tmp_path: Path) -> No
 
 def test_the_file_says_what_they_are() -> None:
     data = treepack.dumps([Layer(1, Config(4)), Layer(2, Color.BLUE)])
-    for static in (
+    for fillings in (
         [Layer(0, Config(9)), Layer(0, Color.RED)],
         {"0/data": Config(9), "1/data": Color.RED},
         {"0": Layer(0, Config(9)), "1/data": Color.RED},
     ):
-        assert treepack.loads(data, static=static) == [Layer(1, Config(4)), Layer(2, Color.BLUE)]
+        assert treepack.loads(data, static=fillings) == [Layer(1, Config(4)), Layer(2, Color.BLUE)]
     # As everywhere, a template has static data of its own.
     template = [Layer(0, Config(9)), Layer(0, Color.RED)]
     assert treepack.loads(data, template) == [Layer(1, Config(9)), Layer(2, Color.RED)]
@@ -222,6 +222,15 @@ def library(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
             a: int
             def __del__(self): ...
         made = []
+        class Marker: pass
+        class Holding:
+            def __init__(self): self.table = 3
+        class Variable:
+            @property
+            def value(self): return 3
+            def __init__(self): self._value = 3
+        class Slotted:
+            __slots__ = ("table",)
     """
     exec(source, vars(module))
     return module
@@ -254,6 +263,67 @@ def test_only_definitions_are_found(library: Any) -> None:
     assert libraries.find("flax:nnx.GraphDef", is_definition) is None
 
 
+def test_markers_of_libraries_are_code(library: Any) -> None:
+    marker = library.Marker()
+    tree = {"a": [marker, 1], "b": Layer(1, (marker, 2))}
+    data = treepack.dumps(tree)
+    for found in (treepack.loads(data, tree), treepack.loads(data, static=tree)):
+        assert found["a"][0] is marker
+        assert found["b"].data[0] is marker
+    with pytest.raises(treepack.errors.HoleError, match=r"at a/0: .*Marker.*at b/data/0: "):
+        treepack.loads(data)
+    held = library.Marker()
+    held.table = jnp.ones(2)
+    for value in (held, library.Holding(), library.Slotted()):
+        for tree in ({"a": [library.Marker(), value]}, Layer(1, value)):
+            with pytest.raises(treepack.UnserializableLeafError, match=r"at (a/1|\.): "):
+                treepack.dumps(tree)
+    with pytest.raises(treepack.UnserializableLeafError, match=r"at a: .*in \.value"):
+        treepack.dumps({"a": library.Variable()})
+    with pytest.raises(treepack.UnserializableLeafError, match=r"at a: .*no values"):
+        treepack.dumps({"a": jax.ShapeDtypeStruct((2,), jnp.float32)})
+
+
+def test_node_types_of_libraries_are_values() -> None:
+    tree = Layer(1, (optax.EmptyState, len))
+    data = treepack.dumps(tree)
+    assert treepack.loads(data, static={"data/1": len}) == tree
+    with pytest.raises(treepack.errors.HoleError, match=r"at data: .*Layer"):
+        treepack.loads(treepack.dumps(Layer(1, Layer)))
+
+
+def test_units_and_wrapped_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Unit:
+        text: str
+
+        def to_string(self) -> str:
+            return self.text
+
+    class Wrapped:
+        __slots__ = ("array", "key")
+
+        def __init__(self, array: Any):
+            self.array, self.key = array, 1
+
+    places = {
+        "astropy.units": {"Unit": Unit, "UnitBase": Unit},
+        "mujoco.mjx._src.dataclasses": {"_NumPyArrayHashWrapper": Wrapped},
+    }
+    for name, content in places.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    for text in ("m", "kg m2 / s2", "10**3 Angstrom", "µm", "m(1/2)"):
+        assert treepack.loads(treepack.dumps(Layer(1, Unit(text)))).data == Unit(text)
+    for text in ("10**9999 m", "m;", "1e5m\n"):
+        with pytest.raises(treepack.DecodeError, match="no unit"):
+            static.rebuild_value("astropy.units", text)
+    wrapped = treepack.loads(treepack.dumps(Layer(1, (Wrapped(np.arange(3)), 2)))).data[0]
+    np.testing.assert_array_equal(wrapped.array, np.arange(3))
+    assert wrapped.key == 1
+
+
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
@@ -266,8 +336,6 @@ def test_only_definitions_are_found(library: Any) -> None:
     ],
 )
 def test_damaged_parts(name: str, parts: Any, library: Any) -> None:
-    from treepack._src.registry import static
-
     with pytest.raises(treepack.DecodeError, match="cannot be restored"):
         static.rebuild_value(name, parts)
 

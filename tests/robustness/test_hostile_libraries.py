@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import equinox
@@ -21,7 +23,8 @@ from flax import nnx
 import treepack
 import treepack._core as core
 from treepack import serialization
-from treepack._src.registry import libraries
+from treepack._src.registry import libraries, static
+from treepack._src.registry.definitions import is_definition
 from trees import record_of, sealed
 
 USED = (equinox, flax.linen, flax.training.train_state, jax.experimental.sparse, nnx, optax)
@@ -61,14 +64,14 @@ def some_tree(draw: random.Random, depth: int = 0) -> Any:
     return draw.choice(leaves)
 
 
-def types() -> dict[str, type]:
+def types(fits: Callable[[type], bool] = libraries.is_node) -> dict[str, type]:
     """The types of libraries that the program has imported, by their names in files."""
     found = {}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in libraries.LIBRARIES:
             for value in list(getattr(module, "__dict__", {}).values()):
                 if isinstance(value, type) and isinstance(value.__module__, str):
-                    found[libraries.library_name(value) or ""] = value
+                    found[libraries.library_name(value, fits) or ""] = value
     found.pop("", None)
     return found
 
@@ -104,6 +107,35 @@ def test_every_node_type_of_the_libraries() -> None:
                 refused += 1
     assert made > 10
     assert refused > 300
+
+
+def test_every_definition_of_the_libraries() -> None:
+    draw = random.Random(0)
+    found = types(is_definition)
+    assert len(found) > 100
+    made = refused = 0
+    for name, ty in sorted(found.items()):
+        fields = list(getattr(ty, "_fields", ()))
+        if dataclasses.is_dataclass(ty):
+            fields = [field.name for field in dataclasses.fields(ty)]
+        for parts in (
+            dict.fromkeys(fields),
+            {key: draw.choice(STATIC) for key in fields},
+            {"a": 1},
+            *draw.choices(STATIC, k=4),
+        ):
+            try:
+                value = static.rebuild_value(name, parts)
+            except treepack.DecodeError:
+                refused += 1
+                continue
+            assert isinstance(value, ty)
+            made += 1
+            for ask in (hash, repr, core.encode_value, lambda it: it == it):
+                with contextlib.suppress(Exception):
+                    ask(value)
+    assert made > 100
+    assert refused > 100
 
 
 def serialized(text: str) -> bytes:

@@ -15,6 +15,7 @@ import numpy as np
 
 from treepack._src.interop import flax, msgpack
 from treepack._src.interop import jax as _jax
+from treepack._src.interop.libraries import is_marker
 from treepack._src.options import left_out
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import is_function, kind_of
@@ -69,6 +70,8 @@ def classify(value: Any) -> Class:
         return Class.BYTES_LIKE
     if is_function(value) and not isinstance(value, (type, enum.Enum)):
         return Class.CODE
+    if is_marker(value):  # or another object of its type, which is refused later
+        return Class.CODE
     if left_out() == "skip" and not isinstance(value, _BUILTIN) and not _jax.is_tracer(value):
         return Class.CODE
     return Class.UNSUPPORTED
@@ -111,6 +114,10 @@ def _hint(value: Any) -> str | None:
         return "save its .total_seconds()"
     if isinstance(value, pathlib.PurePath):
         return "save str(path)"
+    if _jax.is_abstract(value):
+        return "it has no values, as jax.eval_shape leaves it: make arrays"
+    if isinstance(getattr(type(value), "value", None), property):
+        return "its data are in .value, where JAX does not see them; save that"
     if _jax.is_treedef(value):
         return "a PyTreeDef is structure; save the tree itself"
     if callable(value) and hasattr(value, "__name__"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ from treepack._src.pytree.kinds import is_plain_namedtuple
 from treepack._src.registry import types as _types
 from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found_in, instance, one
 from treepack._src.registry.holes import Hole
-from treepack._src.registry.libraries import library_name, library_of
+from treepack._src.registry.libraries import find, library_name, library_of
 from treepack._src.registry.names import default_name
 from treepack._src.registry.python_codecs import CODECS
 from treepack._src.registry.unregistered import of_library
@@ -184,7 +185,10 @@ def _type_parts(ty: type) -> tuple[str, str]:
     for module in _MODULES:
         if getattr(imported(module), ty.__name__, None) is ty:
             return module, ty.__name__
-    raise TypeError(refusal(ty))
+    name = library_name(ty)
+    if name is None:
+        raise TypeError(refusal(ty))
+    return "library", name
 
 
 def _type(parts: tuple[str, str]) -> Any:
@@ -199,6 +203,11 @@ def _type(parts: tuple[str, str]) -> Any:
         found = getattr(jnp, name)
         if isinstance(found, type):
             return found
+    if module == "library":
+        node = find(name)
+        if node is None:
+            raise UnregisteredTypeError(f"there is no type {name!r} here; import its library", name)
+        return node
     if module in _MODULES and not name.startswith("_"):
         found = found_in(module, name)
         if isinstance(found, type):
@@ -365,6 +374,28 @@ def _diff_state(parts: Any) -> Any:
     return found_in("flax.nnx", "DiffState")(argument, chosen)
 
 
+_MJX = "mujoco.mjx._src.dataclasses"
+
+# What astropy computes of longer numbers might take forever.
+_UNIT = re.compile(r"(?:[^\W\d]+|\d{1,3}(?!\d)|[ ./*^()%+-])*")
+
+
+def _unit_text(unit: Any) -> str:
+    text = unit.to_string()
+    if not _UNIT.fullmatch(text) or _unit(text) != unit:
+        raise TypeError(refusal(unit))
+    return str(text)
+
+
+def _unit(text: Any) -> Any:
+    if len(one(str, text)) > _MOST_LETTERS or not _UNIT.fullmatch(text):
+        raise ValueError(f"{text!r:.100} is no unit")
+    return found_in("astropy.units", "Unit")(text)
+
+
+_MOST_LETTERS = 200
+
+
 def _static_metadata(parts: Any) -> Any:
     names, fields = as_parts((list, dict), parts)
     return found_in("penzai.core.struct", "StructStaticMetadata")(names, fields)
@@ -478,6 +509,13 @@ _CODECS = [
         lambda it: (it.argnum, it.filter),
         _diff_state,
     ),
+    Codec(
+        "mujoco.mjx.array",
+        exactly(_MJX, "_NumPyArrayHashWrapper"),
+        lambda it: it.array,
+        lambda array: found_in(_MJX, "_NumPyArrayHashWrapper")(one(np.ndarray, array)),
+    ),
+    Codec("astropy.units", instance_of("astropy.units", "UnitBase"), _unit_text, _unit),
     Codec("lineax.tag", _is_tag, _tag_name, _tag),
     Codec(
         "penzai.core.struct.StructStaticMetadata",

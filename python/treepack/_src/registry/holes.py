@@ -21,6 +21,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import equinox, flax
 from treepack._src.interop.jax import is_array
+from treepack._src.interop.libraries import is_marker
 from treepack._src.options import left_out
 from treepack._src.pytree.containers import fields_of, is_namedtuple
 from treepack._src.pytree.kinds import kind_of
@@ -59,12 +60,13 @@ OR_SKIP = '; or leave it out with static="skip"; a template, or load(static=...)
 def is_code(value: Any) -> bool:
     """Returns whether a value is code: only the program can make it, and it has no data to lose.
 
-    Functions, classes and other callables are, definitions of models, and namedtuples and
-    dataclasses of nothing else, such as the optimizers of optax.
+    Functions, classes and other callables are, definitions of models, modules, objects of
+    libraries without data, and namedtuples and dataclasses of nothing else, such as the optimizers
+    of optax.
     """
     if callable(value) or isinstance(value, (types.ModuleType, inspect.Signature)):
         return True
-    if flax.is_graph_definition(value) or flax.is_linen_module(value):
+    if flax.is_graph_definition(value) or flax.is_linen_module(value) or is_marker(value):
         return True
     if not is_namedtuple(type(value)) and not dataclasses.is_dataclass(value):
         return False

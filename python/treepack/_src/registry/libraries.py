@@ -15,23 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from treepack._src.interop.jax import is_node_type
+from treepack._src.interop.libraries import LIBRARIES, library_of_type
 from treepack._src.interop.modules import imported
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.registry.names import default_name
-
-# By the names of their packages.
-# fmt: off
-LIBRARIES = frozenset({
-    "blackjax", "brax", "chex", "cola", "diffrax", "distrax", "dynamax", "e3nn_jax", "eformer",
-    "equinox", "evosax", "flashbax", "flax", "flowjax", "gpjax", "gymnax", "haiku", "haliax",
-    "jax", "jax_dataclasses", "jax_md", "jaxley", "jaxlie", "jaxlib", "jaxopt", "jraph",
-    "jumanji", "kfac_jax", "levanter", "lineax", "mctx", "mujoco", "numpyro", "objax", "optax",
-    "optimistix", "orbax", "ott", "paramax", "penzai", "pgx", "quax", "quaxed", "rlax", "scico",
-    "simple_pytree", "tensorflow_probability", "tinygp", "tree_math", "treescope", "unxt",
-    "zodiax",
-})
-# fmt: on
-
 
 # Modules whose nodes have static data in an order that differs from process to process, since it is
 # that of a set: another process would take one for the other.
@@ -47,8 +34,8 @@ def is_node(ty: type) -> bool:
 
 def library_name(ty: type, fits: Callable[[type], bool] = is_node) -> str | None:
     """Returns the name in files of a type of a well-known library; `None` for other types."""
-    library = str(ty.__module__).partition(".")[0]
-    if library not in LIBRARIES or "<locals>" in ty.__qualname__:
+    library = library_of_type(ty)
+    if library is None or "<locals>" in ty.__qualname__:
         return None
     path = default_name(ty).removeprefix(f"{library}.")
     if any(part.startswith("_") for part in path.split(".")[:-1]):
@@ -110,6 +97,6 @@ def _at(library: str, parts: list[str], fits: Callable[[type], bool]) -> type | 
 
 def _typed(library: str, found: Any, fits: Callable[[type], bool]) -> type | None:
     """Returns a value if it is a fitting type that the library defines."""
-    if not isinstance(found, type) or str(found.__module__).partition(".")[0] != library:
+    if not isinstance(found, type) or library_of_type(found) != library:
         return None
     return found if fits(found) else None
