@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import os
 import subprocess
 import sys
 import types
@@ -154,6 +155,57 @@ def test_a_program_that_registers_their_names_reads_them() -> None:
     assert done.stdout.decode().startswith(
         "Layer(w=1, data=Config(size=4, color=<Color.BLUE: 2>, act=None))"
     )
+
+
+def test_registered_ones_may_hold_code() -> None:
+    @treepack.register_auxdata(serialized_name="tests.definitions.Model")
+    @dataclasses.dataclass(frozen=True)
+    class Model:
+        act: Any
+        size: int = 2
+
+    @treepack.register_auxdata(
+        serialized_name="tests.definitions.Scale",
+        encode=lambda it: (it.size, it.act),
+        decode=lambda parts: Scale(*parts),
+    )
+    class Scale:
+        def __init__(self, size: int, act: Any):
+            self.size, self.act = size, act
+
+    data = treepack.dumps([Layer(1, Model(len, 3)), Layer(2, Scale(4, custom))])
+    found = treepack.loads(data, static={"0/data/act": len, "1/data/1": custom})
+    assert found[0].data == Model(len, 3)
+    assert (found[1].data.size, found[1].data.act) == (4, custom)
+    with pytest.raises(treepack.errors.HoleError) as caught:
+        treepack.loads(data)
+    assert "at 0/data/act: " in str(caught.value)
+    assert "register_auxdata" not in str(caught.value)
+
+
+def test_what_is_saved_is_the_same_in_each_process() -> None:
+    code = """if True:
+        import dataclasses, sys, treepack
+        @treepack.register_dataclass(serialized_name="x.Layer")
+        @dataclasses.dataclass
+        class Layer:
+            w: int
+            data: object = dataclasses.field(metadata={"static": True})
+        @dataclasses.dataclass(frozen=True)
+        class Config:
+            names: frozenset
+        sys.stdout.buffer.write(treepack.dumps(Layer(1, Config(frozenset("abcdefgh")))))
+    """
+    environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in "12"]
+    found = {
+        subprocess.run([sys.executable, "-c", code], env=env, capture_output=True).stdout
+        for env in environments
+    }
+    assert len(found) == 1
+
+
+def custom(x: Any) -> Any:
+    return x
 
 
 def test_nothing_of_them_is_lost() -> None:

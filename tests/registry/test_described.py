@@ -624,9 +624,9 @@ def test_what_is_unknown_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> N
     from treepack._src.registry import nodes as _nodes
     from treepack._src.registry import static as _static
 
-    types, static = Asked(_nodes.TYPES), Asked(_static._types)
+    types, static = Asked(_nodes.TYPES), Asked(_static.AUXDATA)
     monkeypatch.setattr(_nodes, "TYPES", types)
-    monkeypatch.setattr(_static, "_types", static)
+    monkeypatch.setattr(_static, "AUXDATA", static)
     filled = []
     fill = _holes.fill
     monkeypatch.setattr(_holes, "fill", lambda *parts: filled.append(1) or fill(*parts))

@@ -1,7 +1,7 @@
-"""Values that are written by the definition of their type, and made without code of it.
+"""Types of static data: those that are registered, and what is written by its definition.
 
 Members of enums are written by name, dataclasses and namedtuples by field, other subclasses of
-tuple by item.
+tuple by item. They are made without code of their types.
 """
 
 from __future__ import annotations
@@ -9,11 +9,30 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from treepack._src.interop import flax
 from treepack._src.pytree.containers import fields_of, from_fields, is_namedtuple
+from treepack._src.registry.libraries import library_name
+from treepack._src.registry.names import Names, default_name
+
+
+class Auxdata(NamedTuple):
+    """A registered type of static data.
+
+    Attributes:
+      encode: Takes a value, returns its parts.
+      decode: Takes the parts, returns the value.
+      by_program: Whether the program has registered it as static data.
+    """
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+    by_program: bool = True
+
+
+AUXDATA: Names[Auxdata] = Names("auxdata")
 
 # Their values have data besides attributes.
 _BUILTIN = (tuple, list, dict, set, frozenset, str, bytes, bytearray, int, float, complex)
@@ -31,6 +50,21 @@ def is_definition(ty: type) -> bool:
         and not flax.is_graph_definition_type(ty)
         and not flax.is_linen_module_type(ty)
     )
+
+
+def name_and_parts(value: Any) -> tuple[str, Any] | None:
+    """Returns the name of a value's type, and what the value is made of; `None` if nothing tells.
+
+    The name is that which the program has registered, or else a library's or the type's own.
+    """
+    ty = type(value)
+    registered = AUXDATA.entry_of(ty)
+    if registered is not None:
+        return str(AUXDATA.name_of(ty)), registered.encode(value)
+    parts = parts_of(value)
+    if parts is None:
+        return None
+    return library_name(ty, is_definition) or default_name(ty), parts
 
 
 def parts_of(value: Any) -> Any:

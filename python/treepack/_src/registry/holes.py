@@ -26,8 +26,8 @@ from treepack._src.options import left_out
 from treepack._src.pytree.containers import fields_of, is_namedtuple
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.registry.definitions import is_definition, made_of, parts_of
-from treepack._src.registry.libraries import library_name, library_of
+from treepack._src.registry.definitions import made_of, name_and_parts
+from treepack._src.registry.libraries import library_of
 from treepack._src.registry.names import OlderDefinitionError, default_name
 from treepack.errors import DecodeError, HoleError
 
@@ -151,16 +151,21 @@ def _with_holes(value: Any, path: list[str], where: str) -> Any:
         )
     if type(value) is dict and all(type(key) is str for key in value):
         return {key: _with_holes(part, [*path, key], where) for key, part in value.items()}
-    parts = parts_of(value)
-    if parts is not None:
-        name = library_name(type(value), is_definition) or default_name(type(value))
-        parts = _with_holes(parts, path, where)
-        return _hole(value, path)._replace(name=name, parts=parts)
+    named = name_and_parts(value)
+    if named is not None:
+        name, parts = named
+        # No repr: that of a set differs from process to process, which might save together.
+        what = type(value).__name__
+        return Hole(_text(path), what, name, _with_holes(parts, path, where))
     return _hole(value, path) if left_out() == "skip" else value
 
 
 def _hole(value: Any, path: list[str]) -> Hole:
-    return Hole(_paths.text(path) if path else "", _described(value))
+    return Hole(_text(path), _described(value))
+
+
+def _text(path: list[str]) -> str:
+    return _paths.text(path) if path else ""
 
 
 class Code:
@@ -448,11 +453,11 @@ class _Filling:
         for hole, place in self.missing:
             self.fillings.told += 1
             if hole.name is None:
-                reason = "the static data here were not saved"
+                reason = f"were not saved ({hole.what})"
             else:
-                reason = f"the static data here are of the type {hole.name!r}, which is unknown"
+                reason = f"are of the type {hole.name!r}, which is not registered"
                 told.names.append(hole.name)
-            told.lines.append(f"at {place}: {reason} ({hole.what})")
+            told.lines.append(f"at {place}: the static data here {reason}")
             told.fillings.append(f"{place!r}: {self._text(hole)}")
             if place in paths:
                 told.hints.append(

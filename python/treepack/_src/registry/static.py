@@ -15,13 +15,15 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import fields_of, from_fields
 from treepack._src.registry import codecs as _codecs
 from treepack._src.registry.definitions import (
+    AUXDATA,
+    Auxdata,
     is_definition,
     made_of,
     member,
@@ -42,22 +44,6 @@ T = TypeVar("T", bound=type)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-class Auxdata(NamedTuple):
-    """A registered type of static data.
-
-    Attributes:
-      encode: Takes a value, returns its parts.
-      decode: Takes the parts, returns the value.
-      by_program: Whether the program has registered it as static data.
-    """
-
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
-    by_program: bool = True
-
-
-_types: Names[Auxdata] = Names("auxdata")
 
 _functions: Names[Any] = Names("function")
 
@@ -131,12 +117,12 @@ def register_auxdata(
         raise TypeError("encode and decode must both be given, or none of them")
     if encode is None or decode is None:
         encode, decode = _by_definition(ty)
-    name = _types.chosen(ty, serialized_name)
+    name = AUXDATA.chosen(ty, serialized_name)
     if is_own_name(name):
         raise ValueError(f"the auxdata name {name!r} is reserved for treepack")
     with registering:
-        _types.check(ty, name, aliases)
-        _types.add(ty, name, Auxdata(encode, decode), aliases)
+        AUXDATA.check(ty, name, aliases)
+        AUXDATA.add(ty, name, Auxdata(encode, decode), aliases)
     return ty
 
 
@@ -157,15 +143,15 @@ def register_fields(ty: Any, name: str, aliases: Sequence[str] = ()) -> None:
 
     Its fields are written by name.
     """
-    known = _types.entry_of(ty)
+    known = AUXDATA.entry_of(ty)
     if known is not None and known.by_program:
         return
     try:
-        _types.check(ty, name, aliases)
+        AUXDATA.check(ty, name, aliases)
     except ValueError:  # the name is that of another type of static data
         return
     by_name = Auxdata(fields_of, functools.partial(from_fields, ty), by_program=False)
-    _types.add(ty, name, by_name, aliases)
+    AUXDATA.add(ty, name, by_name, aliases)
 
 
 @overload
@@ -244,9 +230,9 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     Raises:
       TypeError: If it has no name.
     """
-    auxdata = _types.entry_of(type(value))
+    auxdata = AUXDATA.entry_of(type(value))
     if auxdata is not None:
-        return str(_types.name_of(type(value))), auxdata.encode(value)
+        return str(AUXDATA.name_of(type(value))), auxdata.encode(value)
     name = _functions.name_of(value)
     if name is not None:
         return "function", name
@@ -265,7 +251,7 @@ def _check_definition(value: Any) -> None:
             f"{short_repr(value)} is an older definition of {newer!r}, which was defined again "
             "since; use the new one"
         )
-    newer = _types.newer(type(value))
+    newer = AUXDATA.newer(type(value))
     if newer is not None:
         raise OlderDefinitionError(
             f"{short_repr(value)} is of an older definition of {newer!r}: its class was defined "
@@ -280,7 +266,7 @@ def rebuild_value(name: str, parts: Any) -> Any:
       UnregisteredTypeError: A DecodeError. If nothing has this name.
       DecodeError: If no value can be made from the parts.
     """
-    auxdata = _types.by_name(name)
+    auxdata = AUXDATA.by_name(name)
     if auxdata is not None:
         decode: Callable[[Any], Any] | None = auxdata.decode
     else:
@@ -340,7 +326,7 @@ _MOST_NAMES = 1000
 
 def known_type(name: str, parts: Any) -> tuple[Any] | None:
     """Makes a value of a type that the program knows, in a tuple; `None` for other names."""
-    if _types.by_name(name) is None and _library_decoder(name) is None:
+    if AUXDATA.by_name(name) is None and _library_decoder(name) is None:
         return None
     return (rebuild_value(name, parts),)
 
