@@ -310,6 +310,7 @@ def test_code_with_arrays_is_refused() -> None:
         functools.partial(custom, x=[np.ones(3)]),
         functools.partial(functools.partial(custom, jnp.ones(3)), 1),
         functools.partial(custom, [functools.partial(custom, x=np.ones(2))]),
+        optax.GradientTransformation(custom, functools.partial(custom, np.ones(2))),
         Callable(),
         Slotted(),
         method,

@@ -94,7 +94,9 @@ def _held(value: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _bound(value: Any) -> Iterable[Any]:
-    """Returns what a callable is bound to."""
+    """Returns what code is bound to, or consists of."""
+    if is_namedtuple(type(value)):
+        return tuple(tuple.__iter__(value))
     if isinstance(value, functools.partial):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, types.MethodType):
