@@ -173,9 +173,9 @@ def test_registered_ones_may_hold_code() -> None:
         def __init__(self, size: int, act: Any):
             self.size, self.act = size, act
 
-    data = treepack.dumps([Layer(1, Model(len, 3)), Layer(2, Scale(4, custom))])
-    found = treepack.loads(data, static={"0/data/act": len, "1/data/1": custom})
-    assert found[0].data == Model(len, 3)
+    data = treepack.dumps([Layer(1, Model(custom, 3)), Layer(2, Scale(4, custom))])
+    found = treepack.loads(data, static={"0/data/act": custom, "1/data/1": custom})
+    assert found[0].data == Model(custom, 3)
     assert (found[1].data.size, found[1].data.act) == (4, custom)
     with pytest.raises(treepack.errors.HoleError) as caught:
         treepack.loads(data)
