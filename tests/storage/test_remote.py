@@ -141,10 +141,8 @@ def test_what_is_cut_on_its_way(
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/saved"
-        if honest:  # it is asked for all at once
-            assert treepack.load(url) == {"a": 1}
-        for read in (treepack.load, treepack.open, treepack.verify) if not honest else ():
-            with pytest.raises(OSError, match=f"{url}: .*error"):
+        for read in (treepack.load, treepack.open, treepack.verify):
+            with pytest.raises(OSError, match=f"{url}: .*Requested 0"):
                 read(url)  # type: ignore[operator]
         server.shutdown()
 
@@ -468,12 +466,11 @@ def test_a_short_answer_is_told_with_its_url(store: Store) -> None:
 
 
 def test_a_server_that_does_not_answer_is_not_taken_for_a_missing_file() -> None:
-    pytest.importorskip("aiohttp")
     with socket.socket() as bound:  # nobody listens
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}/model"
         for read in (treepack.load, treepack.open, treepack.verify, treepack.is_checkpoint):
-            with pytest.raises(OSError, match=f"{url}: ClientConnectorError") as caught:
+            with pytest.raises(OSError, match=f"^{url}: .*error sending request") as caught:
                 read(url)  # type: ignore[operator]
             assert not isinstance(caught.value, FileNotFoundError)
 

@@ -117,8 +117,9 @@ class ObjectStore(Store):
                 if self.is_directory(path):
                     raise self._error(IsADirectoryError, errno.EISDIR, path) from None
                 raise
-            except self._failures:  # an empty object, or a store without ranges of this kind
-                pass
+            except self._failures as error:
+                if not self._has_no_such_range(error):
+                    raise
             nbytes = self._obstore.head(self._store, path)["size"]
             start = max(0, nbytes - count)
             with contextlib.suppress(*self._failures):
@@ -226,6 +227,12 @@ class ObjectStore(Store):
                 entry["path"] for part in self._obstore.list(self._store, path) for entry in part
             ]
         self.delete([path, *found])
+
+    def _has_no_such_range(self, error: Exception) -> bool:
+        """Returns whether an object is empty, or a store has no ranges of some kind."""
+        if isinstance(error, self._obstore.exceptions.NotSupportedError):
+            return True
+        return any(told in str(error) for told in ("non-partial", "416 ", "501 "))
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:

@@ -118,7 +118,9 @@ def _asked(url: str, what: str) -> Iterator[None]:
             told.add_note(note)
         raise told from error
     except OSError as error:
-        if error.errno is None:
+        if error.errno is None and str(error).startswith(url):
+            error.add_note(asked)
+        elif error.errno is None:
             error.args = (f"{asked}: {error}",)
         elif error.filename is None:
             error.filename = asked
