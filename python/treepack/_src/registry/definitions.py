@@ -117,6 +117,8 @@ def member_name(member: enum.Enum) -> str | int:
 
 def member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
     """Returns the member of an enum that `member_name` is of."""
-    if type(name) not in (int, str):
-        raise ValueError(f"a {type(name).__name__} does not name a member")
-    return ty(name) if isinstance(name, int) else ty[name]
+    if type(name) is str:
+        return ty[name]
+    if type(name) is not int or not issubclass(ty, enum.Flag):
+        raise ValueError(f"a {type(name).__name__} does not name a member of {ty.__qualname__}")
+    return ty(name)
