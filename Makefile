@@ -43,9 +43,9 @@ REQUIREMENTS = import sys, tomllib; \
 demo: $(VENV)/.built
 	$(BIN)/python examples/demo.py
 
-## make example NAME= export_model, rl_broadcast or train_multihost: programs of examples/
+## make example NAME= export_model, pod, rl_broadcast or train_multihost: programs of examples/
 example: $(VENV)/.built
-	$(BIN)/python -u examples/$(or $(NAME),$(error NAME= is export_model, rl_broadcast or train_multihost)).py $(ARGS)
+	$(BIN)/python -u examples/$(or $(NAME),$(error NAME= is export_model, pod, rl_broadcast or train_multihost)).py $(ARGS)
 
 ## make test          Rust, Python, lint, types, the examples in the documentation: three minutes on two cores
 # Python's tests tell how far they are; the others print what they have found at their end.

@@ -88,7 +88,8 @@ pub mod catalog;
 #[doc(hidden)]
 pub mod manifest;
 
-mod plan;
+#[doc(hidden)]
+pub mod plan;
 
 mod handle;
 

@@ -38,7 +38,7 @@ impl Holders {
 
     /// How many shards there are.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.ends.len()
     }
 
@@ -88,7 +88,7 @@ impl Plan {
         let mut alike: Option<(&Arc<Holders>, Arc<Vec<u32>>)> = None;
         let mut shared = Vec::new();
         for (array, split) in splits.iter().enumerate() {
-            for shard in 0..split.holders.len() {
+            for shard in 0..split.holders.count() {
                 if let [only] = split.holders.of(shard) {
                     loads[*only as usize] = loads[*only as usize].saturating_add(split.nbytes);
                 }
@@ -108,17 +108,16 @@ impl Plan {
         shared.sort_by_key(|array| std::cmp::Reverse(splits[*array].nbytes));
         for array in shared {
             let split = &splits[array];
-            let mut writers = grow::with_room(split.holders.len())?;
-            for shard in 0..split.holders.len() {
+            let writers = (0..split.holders.count()).map(|shard| {
                 let holders = split.holders.of(shard);
                 let least = holders.iter().min_by_key(|it| loads[**it as usize]);
                 let writer = *least.expect("each shard has a holder");
                 if holders.len() > 1 {
                     loads[writer as usize] = loads[writer as usize].saturating_add(split.nbytes);
                 }
-                writers.push(writer);
-            }
-            files[array] = Some(Arc::new(writers));
+                writer
+            });
+            files[array] = Some(Arc::new(grow::collect(writers)?));
         }
         let files = grow::collect(files.into_iter().flatten())?;
         Self::numbered(splits, files, count)

@@ -25,7 +25,7 @@ impl ShardHolders {
     }
 
     fn __len__(&self) -> usize {
-        self.0.len()
+        self.0.count()
     }
 }
 
@@ -53,7 +53,7 @@ impl ShardPlan {
         let splits = grow::collect(splits)?;
         let are_whole = splits.iter().all(|split| {
             let counts = split.counts.iter().map(|count| *count as usize);
-            counts.product::<usize>() == split.holders.len()
+            counts.product::<usize>() == split.holders.count()
         });
         if !are_whole {
             return Err(PyValueError::new_err(

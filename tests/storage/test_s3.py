@@ -314,6 +314,41 @@ def test_kills_leave_the_old_or_the_new(server: s3.Server, sharded: bool, after:
         assert len(left) == 2, "the next save removes what killed ones have left"
 
 
+def test_a_program_that_is_preempted_goes_on_on_another_mesh(server: s3.Server) -> None:
+    """`examples/pod.py`: what it saves last is what it would have been without the pause."""
+    pytest.importorskip("optax")
+    options = {k: v for k, v in server.options.items() if k != "retry_config"}
+    example = Path(__file__).parents[2] / "examples" / "pod.py"
+
+    def start(name: str, mesh: str) -> Any:
+        options_of = ["--storage-options", json.dumps(options), "--steps", "12", "--every", "5"]
+        command = [sys.executable, example, server.url(f"pod/{name}"), "--mesh", mesh]
+        command += ["--devices", "4", *options_of]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    job = start("preempted", "2,2")
+    for line in job.stdout:
+        if line.startswith("step 3"):
+            job.terminate()
+            break
+    told = job.communicate()[0]
+    assert job.returncode == 0, told
+    assert "ends after step" in told
+    last = int(told.split("ends after step ")[1].split(",")[0])
+    assert 3 <= last <= 12
+    told = start("preempted", "1,4").communicate()[0]
+    assert f"goes on after step {last}" in told
+    assert "ends after step 12" in told
+    whole = start("whole", "4,1").communicate()[0]
+    assert whole.splitlines()[-1] == told.splitlines()[-1]
+    found = [
+        treepack.load(server.url(f"pod/{name}"), arrays="numpy", storage_options=server.options)
+        for name in ("preempted", "whole")
+    ]
+    np.testing.assert_allclose(found[0]["params"], found[1]["params"], rtol=1e-6, atol=1e-7)
+    assert found[0]["step"] == 12
+
+
 TOGETHER = """
 url, options = args[0], json.loads(args[1])
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))

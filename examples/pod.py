@@ -1,0 +1,115 @@
+"""Trains on the devices of one or many hosts, saves to a store, and goes on where it was preempted.
+
+    python examples/pod.py s3://bucket/run --mesh 4,2 --devices 8       # interrupt it: kill -TERM
+    python examples/pod.py s3://bucket/run --mesh 2,4 --devices 8       # goes on, on another mesh
+
+The state is a matrix that is split over both axes of the mesh, and the momentum of an optimizer. It
+is saved every few steps in the background, and once more when the program is asked to end, as
+machines that are taken away ask it to. Options of the store come from the environment, or as JSON.
+With `--processes`, as many start it, each with its `--index`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import signal
+from typing import Any
+
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("url", help="the directory of the checkpoint")
+PARSER.add_argument("--mesh", default="1,1", help="the devices in rows and columns")
+PARSER.add_argument("--steps", type=int, default=50)
+PARSER.add_argument("--every", type=int, default=10, help="save after so many steps")
+PARSER.add_argument("--devices", type=int, help="pretend to have so many devices of the CPU")
+PARSER.add_argument("--storage-options", type=json.loads, help="those of the store, as JSON")
+PARSER.add_argument("--processes", type=int, default=1)
+PARSER.add_argument("--index", type=int, default=0)
+PARSER.add_argument("--coordinator", default="127.0.0.1:9876", help="address of process 0")
+OPTIONS = PARSER.parse_args()
+
+if OPTIONS.devices is not None:
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={OPTIONS.devices}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import treepack
+
+SIZE = 64
+OPTIMIZER = optax.sgd(0.1, momentum=0.9)
+TARGET = np.sin(np.arange(SIZE * SIZE, dtype=np.float32)).reshape(SIZE, SIZE)
+
+State = dict[str, Any]
+
+
+def initial() -> State:
+    """Returns the state before the first step."""
+    params = jnp.zeros((SIZE, SIZE))
+    return {"params": params, "optimizer": OPTIMIZER.init(params), "step": jnp.zeros((), jnp.int32)}
+
+
+@jax.jit
+def train(state: State) -> State:
+    """Takes one step towards the target."""
+    gradient = jax.grad(lambda params: jnp.mean((params - TARGET) ** 2) * SIZE)(state["params"])
+    updates, optimizer = OPTIMIZER.update(gradient, state["optimizer"])
+    params = optax.apply_updates(state["params"], updates)
+    return {"params": params, "optimizer": optimizer, "step": state["step"] + 1}
+
+
+def placed(mesh: Mesh, leaf: Any) -> NamedSharding:
+    """Returns where a leaf goes: matrices are split over both axes, all else is on each device."""
+    return NamedSharding(mesh, P("x", "y") if leaf.ndim == 2 else P())
+
+
+def main() -> None:
+    """Trains until the last step, or until it is asked to end."""
+    asked: list[int] = []
+    if OPTIONS.processes > 1:
+        jax.distributed.initialize(OPTIONS.coordinator, OPTIONS.processes, OPTIONS.index)
+    else:
+        signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    shape = [int(count) for count in OPTIONS.mesh.split(",")]
+    mesh = Mesh(np.array(jax.devices()).reshape(shape), ("x", "y"))
+    template = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed(mesh, leaf)),
+        jax.eval_shape(initial),
+    )
+    store = {"storage_options": OPTIONS.storage_options}
+    if treepack.is_checkpoint(OPTIONS.url, **store):
+        state = treepack.load(OPTIONS.url, template, **store)
+        print(f"goes on after step {int(state['step'])}", flush=True)
+    else:
+        state = jax.jit(initial, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, template))()
+    save = functools.partial(treepack.save, OPTIONS.url, sharded=True, timeout=600, **store)
+    saving = None
+    for step in range(int(state["step"]) + 1, OPTIONS.steps + 1):
+        state = train(state)
+        print(f"step {step}", flush=True)
+        # All processes have to stop after the same step.
+        ends = bool(asked) or (
+            OPTIONS.processes > 1 and multihost_utils.reached_preemption_sync_point(step)
+        )
+        if step % OPTIONS.every == 0 or step == OPTIONS.steps or ends:
+            if saving is not None:
+                saving.result()  # raises what went wrong
+            saving = save(tree=state, step=step, background=True)
+        if ends:
+            break
+    if saving is not None:
+        saving.result()
+    loss = float(jnp.mean((state["params"] - TARGET) ** 2))
+    print(f"ends after step {int(state['step'])}, loss {loss:.6f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
