@@ -100,10 +100,6 @@ pub struct Gap {
 pub struct Manifest {
     /// The version of the format.
     pub version: u32,
-    /// Who has written it, in words; empty if that is not known.
-    #[serde(default, deserialize_with = "decode::text")]
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub writer: String,
     /// The files with the shards.
     #[serde(deserialize_with = "decode::list")]
     pub files: Vec<ShardFile>,
@@ -116,6 +112,10 @@ pub struct Manifest {
     /// The encoding without the bytes of gaps, compressed (zlib, RFC 1950).
     #[serde(deserialize_with = "decode::bytes")]
     pub skeleton: ByteBuf,
+    /// Who has written it, in words; empty if that is not known.
+    #[serde(default, deserialize_with = "decode::text")]
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub writer: String,
 }
 
 fn check(version: u32) -> Result<()> {
