@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from threading import Condition
 
+import treepack._core as core
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.tasks import Task, Thread
@@ -185,6 +186,7 @@ class _Flight:
         """`fetches` are in the order in which they are read; `most` are in flight or unread."""
         self._fetches = fetches
         self._most = most
+        self._behind = core.thread_count(None) + 2  # so many may be read at a time
         self._queue = enumerate(fetches)
         self._reached = -1
         self._stopped = False
@@ -208,7 +210,7 @@ class _Flight:
         if number <= self._reached:
             return
         with self._changed:
-            behind = range(self._reached - self._most, number - self._most)
+            behind = range(self._reached - self._behind, number - self._behind)
             self._reached = max(number, self._reached)
             self._changed.notify_all()
         for at in behind:
