@@ -20,6 +20,8 @@ __all__ = [
     "Marks",
     "Selector",
     "ShardGrid",
+    "ShardHolders",
+    "ShardPlan",
     "assemble",
     "boxes_of_range",
     "captures",
@@ -33,6 +35,7 @@ __all__ = [
     "mark_older",
     "other_kinds",
     "problems",
+    "ranges_of_box",
     "rebuild",
     "record_metadata",
     "restore",
@@ -246,7 +249,7 @@ class Manifest:
           plan: The plan of the arrays in `layout.hollow`.
         """
 
-    def with_files(self, files: list[tuple[str, int, int]], writer: str = "") -> bytes:
+    def with_files(self, files: list[tuple[str, int, int]], writer: str | None = None) -> bytes:
         """Encodes the same manifest with other files, equally many, and their writer in words."""
 
     @staticmethod

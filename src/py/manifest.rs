@@ -66,12 +66,12 @@ impl Manifest {
     }
 
     /// The same manifest as bytes, with other files and their writer.
-    #[pyo3(signature = (files, writer=String::new()))]
+    #[pyo3(signature = (files, writer=None))]
     fn with_files<'py>(
         &self,
         py: Python<'py>,
         files: Vec<File>,
-        writer: String,
+        writer: Option<String>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         if files.len() != self.manifest.files.len() {
             return Err(PyIndexError::new_err("there are other files"));
@@ -79,7 +79,7 @@ impl Manifest {
         keep_reserve()?;
         let mut manifest = self.manifest.try_clone()?;
         manifest.files = shard_files(files)?;
-        manifest.writer = writer;
+        manifest.writer = writer.unwrap_or_default();
         copied(py, &manifest.encode()?)
     }
 

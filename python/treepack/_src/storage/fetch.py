@@ -78,7 +78,9 @@ class Blocks(Locked):
     ):
         """`fetch` takes the first byte of a range and the one after its last; `end` is known."""
         super().__init__()
-        self.near, self.at_once, self.length = near, at_once, length
+        self.near: int = near
+        self.at_once: int = at_once
+        self.length: int = length
         self._fetch = fetch
         self._block = 0, memoryview(b"")  # where it begins, and its bytes
         self._ahead = self.LEAST
