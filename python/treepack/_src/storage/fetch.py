@@ -236,6 +236,9 @@ def fetching(wanted: Iterable[tuple[Blocks, Range]]) -> Iterator[None]:
     keep to the order never wait for more than that.
     """
     wanted = [(blocks, it) for blocks, it in wanted if blocks.at_once > 1]
+    if not wanted:  # as of local files
+        yield
+        return
     ranges: dict[Blocks, list[Range]] = defaultdict(list)
     for blocks, it in wanted:
         ranges[blocks].append(it)
