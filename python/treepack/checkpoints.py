@@ -146,7 +146,7 @@ def save_checkpoint(
       durable: Whether the file is on the disk before others are removed.
       threads: The maximum number of threads that compress.
       progress: See `treepack.serialization.save_to_file`.
-      storage_options: Options of fsspec for the file system of a URL; see `treepack.save`.
+      storage_options: Options for the store of a URL; see `treepack.save`.
 
     Returns:
       The path of the checkpoint.
@@ -231,7 +231,7 @@ def save_checkpoint_multiprocess(
       durable: Whether the files are on the disk before others are removed.
       threads: The maximum number of threads that compress.
       progress: See `treepack.serialization.save_to_file`.
-      storage_options: Options of fsspec for the file system of a URL; see `treepack.save`.
+      storage_options: Options for the store of a URL; see `treepack.save`.
 
     Returns:
       The path of the checkpoint.

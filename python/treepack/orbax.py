@@ -205,7 +205,7 @@ def load_aggregate(
       path: The file, or the directory of its item; or the URL of one.
       target: A template; see `treepack.serialization.from_state_dict`. `None` returns the dicts
         and lists of the file.
-      storage_options: Options of fsspec for the file system of a URL; see `treepack.save`.
+      storage_options: Options for the store of a URL; see `treepack.save`.
 
     Returns:
       The tree, with arrays of NumPy.

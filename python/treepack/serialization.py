@@ -242,7 +242,7 @@ def save_to_file(
       progress: A callable that is called now and then with the number of bytes of the
         encoding that are done, and of all; or `True` for a bar of tqdm. An exception in
         it ends the work, and the file is the old one.
-      storage_options: Options of fsspec for the file system of a URL; see `treepack.save`.
+      storage_options: Options for the store of a URL; see `treepack.save`.
 
     Raises:
       OSError: If the file cannot be written.

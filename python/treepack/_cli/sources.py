@@ -25,7 +25,7 @@ from treepack._cli import output
 from treepack._cli.convert import State
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, open, place_of
-from treepack._src.checkpoint.select import Selector, chosen, ends_of
+from treepack._src.checkpoint.select import chosen, compiled, ends_of
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import printable
 from treepack._src.storage.content import read_whole
@@ -142,15 +142,8 @@ def selected(state: State, select: list[str], skip: list[str]) -> State:
     if not select and not skip:
         return state
     there = [_paths.text(parts) for parts, _ in ends_of(state.tree)]
-
-    def compiled(name: str, patterns: list[str]) -> Selector:
-        selector = Selector(patterns or None)
-        unmatched = selector.unmatched(range(len(selector.patterns)), there)
-        selector = selector.settled(unmatched, lambda: there)
-        selector.check(selector.unmatched(unmatched, there), "file", lambda: there, name)
-        return selector
-
-    wanted, skipped = compiled("--select", select), compiled("--skip", skip)
+    wanted = compiled(select or None, "file", there, "--select")
+    skipped = compiled(skip or None, "file", there, "--skip")
 
     def means(path: str) -> bool:
         return wanted.means(path) and not (skip and skipped.means(path))

@@ -14,7 +14,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.load import load_part
-from treepack._src.checkpoint.reader import Place, Reader
+from treepack._src.checkpoint.reader import Place, Reader, dtype_and_shape
 from treepack._src.checkpoint.sharded import open_reader
 from treepack._src.options import (
     PartOptions,
@@ -65,10 +65,7 @@ class Tree(Mapping[str, Any]):
         catalog = reader.catalog
         value = catalog.find(parts, start)
         if value is None:
-            found, names = self._literally(path)
-            if found is None:
-                raise self._missing(path, parts, names)
-            value, parts = found
+            value, parts = self._found_literally(path, parts)
         parts = [*above, *parts]
         if catalog.children(value) is None:
             try:
@@ -89,6 +86,12 @@ class Tree(Mapping[str, Any]):
         children = self._catalog.children
         found, near = _paths.literal(path, self._place.value, lambda it: children(it) or ())
         return (found[0] if len(found) == 1 else None), near
+
+    def _found_literally(self, path: Any, parts: list[str]) -> tuple[int, list[str]]:
+        found, names = self._literally(path)
+        if found is None:
+            raise self._missing(path, parts, names)
+        return found
 
     def _missing(
         self, path: Any, parts: list[str], names: dict[str, list[str]]
@@ -272,12 +275,7 @@ def value_at(tree: Tree, path: str) -> int:
     """
     parts = _paths.parts(path)
     value = tree._catalog.find(parts, tree._place.value)
-    if value is not None:
-        return value
-    found, names = tree._literally(path)
-    if found is None:
-        raise tree._missing(path, parts, names)
-    return found[0]
+    return tree._found_literally(path, parts)[0] if value is None else value
 
 
 class File(Tree):
@@ -401,11 +399,9 @@ def nbytes_of(kind: tuple[Any, ...], encoded: int) -> int:
     """
     if kind[0] not in ("array", "prng_key", "scalar"):
         return encoded
-    name = "uint32" if kind[0] == "prng_key" else kind[1]
+    name, shape = (kind[1], ()) if kind[0] == "scalar" else dtype_and_shape(kind)
     dtype = _dtypes.resolve(name.encode())
-    if dtype is None:
-        return encoded
-    return math.prod((dtype.itemsize, *(() if kind[0] == "scalar" else kind[2])))
+    return encoded if dtype is None else math.prod((dtype.itemsize, *shape))
 
 
 def totals(catalog: core.Catalog, value: int) -> tuple[int, int]:

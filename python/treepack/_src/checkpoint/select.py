@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -211,6 +211,20 @@ def _text(path: Any) -> str:
     return path if isinstance(path, str) else _paths.text(_paths.parts(path))
 
 
+def compiled(select: Any, where: str, paths: Collection[str], name: str = "select") -> Selector:
+    """Compiles a selection of paths; see `Selector.check` for the others.
+
+    Raises:
+      TreepackError: If a pattern matches none of them.
+    """
+    selector = Selector(select)
+    unmatched = selector.unmatched(range(len(selector.patterns)), paths)
+    if unmatched:
+        selector = selector.settled(unmatched, lambda: paths)
+        selector.check(selector.unmatched(unmatched, paths), where, lambda: paths, name)
+    return selector
+
+
 def chosen(tree: Any, select: Any) -> Any:
     """Returns a tree with the selected leaves alone, as `load(select=...)` returns it.
 
@@ -221,14 +235,9 @@ def chosen(tree: Any, select: Any) -> Any:
     """
     if select is None:
         return tree
-    selector = Selector(select)
     ends = dict(ends_of(tree))
     paths = {parts: _paths.text(parts) for parts in ends}
-    unmatched = selector.unmatched(range(len(selector.patterns)), paths.values())
-    if unmatched:
-        selector = selector.settled(unmatched, paths.values)
-        unmatched = selector.unmatched(unmatched, paths.values())
-    selector.check(unmatched, "tree", paths.values)
+    selector = compiled(select, "tree", paths.values())
     meant = meant_of({paths[parts]: is_leaf for parts, is_leaf in ends.items()}, selector)
     wanted = {parts for parts in ends if paths[parts] in meant}
     # The containers that lose something, and those that keep something.
