@@ -331,9 +331,6 @@ class ShardPlan:
     def checksum(self) -> int:
         """A checksum of the plan."""
 
-    def grid(self, array: int) -> tuple[list[int], bool]:
-        """Returns the number of shards in each dimension, and whether it is of the host."""
-
     def shards_of(self, array: int, process: int) -> list[int]:
         """Returns the shards of an array that a process writes."""
 

@@ -75,13 +75,6 @@ impl ShardPlan {
         py.detach(|| self.0.checksum())
     }
 
-    /// The number of shards of an array in each dimension, and whether it is of the host.
-    fn grid<'py>(&self, py: Python<'py>, array: usize) -> PyResult<(Bound<'py, PyList>, bool)> {
-        let split = self.0.splits.get(array).ok_or_else(missing)?;
-        let counts = split.counts.iter().map(|it| u64::from(*it));
-        Ok((numbers(py, counts)?, split.host))
-    }
-
     /// The shards of an array that a process writes.
     fn shards_of<'py>(
         &self,
@@ -90,7 +83,7 @@ impl ShardPlan {
         process: u32,
     ) -> PyResult<Bound<'py, PyList>> {
         if array >= self.0.splits.len() {
-            return Err(missing());
+            return Err(PyIndexError::new_err("there are fewer arrays"));
         }
         let plan = &self.0;
         let found: Result<Vec<_>> =
@@ -104,8 +97,4 @@ fn numbers(
     numbers: impl ExactSizeIterator<Item = u64>,
 ) -> PyResult<Bound<'_, PyList>> {
     list_of_results(py, numbers.map(|it| Ok(new_uint(py, it)?.into_any())))
-}
-
-fn missing() -> PyErr {
-    PyIndexError::new_err("there are fewer arrays")
 }

@@ -66,9 +66,9 @@ class Reader:
         self.may_change: bool = not is_fixed
         self.inflated: int = found.inflated
         self.nbytes: int = found.nbytes
-        self._remote = found.remote
-        self._content = found.content if found.remote else None
-        self.is_local: bool = found.remote is None
+        self._blocks = found.blocks
+        self._content = None if found.blocks is None else found.content
+        self.is_local: bool = found.blocks is None
         self._damage = found.damage
         self._catalog: core.Catalog | None = core.Catalog.open(found.content, salvage=salvage)
 
@@ -182,16 +182,16 @@ class Reader:
 
     def stored(self, ranges: Iterable[Range]) -> Iterator[tuple[Blocks, Range]]:
         """Yields where leaves and parts of them are in a remote file; nothing for a local one."""
-        if self._remote is not None and self._content is not None:
+        if self._blocks is not None and self._content is not None:
             for start, stop in ranges:
                 first = max(0, start - _KEY_BYTES)
                 last = min(self._content.nbytes, stop + _AHEAD_BYTES)
-                yield self._remote.blocks, self._content.stored(first, last)
+                yield self._blocks, self._content.stored(first, last)
 
     @property
     def near(self) -> int:
         """As many bytes of a remote file take as long as a request."""
-        return 0 if self._remote is None else self._remote.blocks.near
+        return 0 if self._blocks is None else self._blocks.near
 
     def verify(
         self, *, threads: int | None, progress: Callable[[int, int], object] | None

@@ -1,6 +1,6 @@
 """Sharded checkpoints: arrays are assembled from the shards that are needed.
 
-manifest ──▶ encoding with holes ──▶ catalog, as of a file
+manifest ──▶ encoding with gaps ──▶ catalog, as of a file
     └──────▶ the file of each shard ──▶ ShardedArray.box ──▶ a device, or memory
 """
 
@@ -36,7 +36,7 @@ from treepack._src.storage.deferred import rows_cast
 from treepack._src.storage.fetch import fetching
 from treepack._src.storage.foreign import directory_text
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import absolute, joined
+from treepack._src.storage.place import absolute, joined, url_of
 from treepack._src.storage.remote import at_once
 from treepack._src.tasks import Task, run
 from treepack.errors import (
@@ -117,8 +117,7 @@ class ShardedReader(Reader):
         super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
         self._open_file = functools.partial(Reader.open, salvage=salvage, mmap=mmap, regular=True)
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
-        self._at_once = at_once(self._path)
-        self.is_local = self._at_once == 1
+        self.is_local = url_of(self._path) is None
 
     def file(self, number: int) -> Reader:
         """Returns a file, which has to be the one in the manifest.
@@ -144,7 +143,8 @@ class ShardedReader(Reader):
     def open_files(self, numbers: Iterable[int]) -> None:
         """Opens remote files that are needed, many at a time; local ones are opened when used."""
         if not self.is_local:
-            run([functools.partial(self._open_early, it) for it in {*numbers}], self._at_once)
+            requests = at_once(self._path)
+            run([functools.partial(self._open_early, it) for it in {*numbers}], requests)
 
     def _open_early(self, number: int) -> None:
         with contextlib.suppress(TreepackError):  # told where it is used, if it is
@@ -152,10 +152,14 @@ class ShardedReader(Reader):
 
     def _checked(self, name: str, nbytes: int, record: int) -> Reader:
         place = joined(self._path, name)
-        with contextlib.suppress(FileNotFoundError):
-            found = size_of(place) if self.is_local else nbytes
-            if found != nbytes:  # before its end, which will not make sense
+
+        def check_size(found: int) -> None:
+            if found != nbytes:
                 raise CorruptionError(f"{name} has {found} bytes instead of {nbytes}")
+
+        if self.is_local:  # before its end is read, which would not make sense
+            with contextlib.suppress(FileNotFoundError):
+                check_size(size_of(place))
         try:
             left = None if self._max_size is None else max(0, self._max_size - self.inflated)
             file = self._open_file(place, max_size=left)
@@ -171,8 +175,7 @@ class ShardedReader(Reader):
             ) from error
         with self._locked.lock:
             self.inflated += file.inflated
-        if file.nbytes != nbytes:
-            raise CorruptionError(f"{name} has {file.nbytes} bytes instead of {nbytes}")
+        check_size(file.nbytes)
         if zlib.crc32(file.catalog.record or b"") != record:
             raise CorruptionError(f"{name} is not the file that was saved: it has another record")
         return file
@@ -437,9 +440,7 @@ class ShardedArray(LazyArray):
     def _shard(self, cell: int) -> LazyArray:
         found = self._known.get(cell)
         if found is None:
-            # Reading compares the header as well; of remote files it would be one more request.
-            checks = self.checkpoint.is_local
-            found = self._known[cell] = self._find(cell, checks=checks)
+            found = self._known[cell] = self._find(cell)
         return found
 
     def files_of(self, index: Sequence[slice]) -> set[int]:
@@ -453,7 +454,7 @@ class ShardedArray(LazyArray):
     def _indices(self, index: Sequence[slice]) -> list[range]:
         return [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
 
-    def _find(self, cell: int, *, checks: bool = True) -> LazyArray:
+    def _find(self, cell: int) -> LazyArray:
         number = self.checkpoint.manifest.file_of(self._number, cell)
         file = self.checkpoint.file(number)
         keys = self._keys if self.is_host else [*self._keys, self._grid.name(cell)]
@@ -463,7 +464,8 @@ class ShardedArray(LazyArray):
             value = file.catalog.find(keys, 0)
             if value is not None and file.catalog.children(value) is None:
                 shard = file.leaf(value, keys)
-            if isinstance(shard, LazyArray) and checks:
+            # Reading compares the header as well; of remote files it would be one more request.
+            if isinstance(shard, LazyArray) and self.checkpoint.is_local:
                 file.catalog.pieces(shard.value)  # raises unless it is there as the index says
         except DAMAGE as error:
             cause = error

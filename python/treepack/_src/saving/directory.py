@@ -25,7 +25,7 @@ import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.restore.record import present
 from treepack._src.saving.lease import FILE as LEASE
-from treepack._src.saving.lease import BusyError, Lease
+from treepack._src.saving.lease import BusyError, Lease, utc
 from treepack._src.storage.content import open_parts, read_all
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import joined, local, url_of
@@ -71,7 +71,6 @@ class Directory(abc.ABC):
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = path
-        self._name = ""
 
     def __str__(self) -> str:
         return os.fspath(self._path)
@@ -124,20 +123,18 @@ class Directory(abc.ABC):
         plan = about.get("plan") if isinstance(about, dict) else None
         return Written(name, found.nbytes, zlib.crc32(record), plan)
 
-    def _used(self) -> set[str] | None:
-        """Returns the files of the current checkpoint; `None` if they are unknown."""
-        try:
-            data = read_all(self.file(MANIFEST))
-        except FileNotFoundError:
-            return set()
-        return _files_of(data)
-
 
 def _files_of(manifest: bytes) -> set[str] | None:
+    """Returns the files of a checkpoint; `None` if they are unknown."""
     try:
         return {name for name, _, _ in core.Manifest.decode(manifest).files}
     except DecodeError:  # perhaps of a later version
         return None
+
+
+def _hash_of(manifest: bytes | None) -> bytes | None:
+    """Returns a hash of a manifest; its CRC is always the same, since it ends with its own."""
+    return None if manifest is None else hashlib.blake2b(manifest).digest()
 
 
 class LocalDirectory(Directory):
@@ -168,15 +165,17 @@ class LocalDirectory(Directory):
         core.write_file(self.file(MANIFEST), manifest, durable=durable)
 
     def _manifest(self) -> bytes | None:
-        """Returns a hash of the manifest, if there is one.
-
-        Its CRC is always the same, since it ends with its own.
-        """
+        """Returns a hash of the manifest, if there is one."""
         try:
-            data = read_all(self.file(MANIFEST))
+            return _hash_of(read_all(self.file(MANIFEST)))
         except FileNotFoundError:
             return None
-        return hashlib.blake2b(data).digest()
+
+    def _used(self) -> set[str] | None:
+        try:
+            return _files_of(read_all(self.file(MANIFEST)))
+        except FileNotFoundError:
+            return set()
 
     def clean(self) -> None:
         if not self._lease.is_held:
@@ -210,13 +209,14 @@ class RemoteDirectory(Directory):
         super().__init__(url)
         self._store, self._place = store_of(url)
         self._before: Any = ABSENT
-        self._data: bytes | None = None
+        self._hash: bytes | None = None
         self._leftovers: set[str] = set()
-        self._name = ""
+        self._name = ""  # of a save that is not committed
 
     def claim(self, name: str) -> None:
         self._name = name
-        self._before, self._data = self._manifest()
+        self._before, data = self._manifest()
+        self._hash = _hash_of(data)
 
     def _manifest(self) -> tuple[Any, bytes | None]:
         """Returns the version of the manifest, or `ABSENT`, and its content."""
@@ -233,7 +233,7 @@ class RemoteDirectory(Directory):
         del durable  # stores always are
         # Files of a job that begins after the commit are not among them.
         listed = {name for name in self.names() if _SHARD_FILE.fullmatch(name)}
-        if not self._store.has_conditions and self._manifest()[1] != self._data:
+        if not self._store.has_conditions and _hash_of(self._manifest()[1]) != self._hash:
             raise self._busy()
         try:
             self._store.put(self._at(MANIFEST), manifest, self._before)
@@ -241,7 +241,6 @@ class RemoteDirectory(Directory):
             # An answer that was lost on its way is asked for again, and finds its own manifest.
             if self._manifest()[1] != manifest:
                 raise self._busy() from error
-        self._store.forget(self._at(MANIFEST))
         self._leftovers = listed - (_files_of(manifest) or listed)
         self._name = ""
 
@@ -255,7 +254,7 @@ class RemoteDirectory(Directory):
 
     def clean(self) -> None:
         with contextlib.suppress(Exception):
-            if self._name:  # it was not committed
+            if self._name:
                 mine = {name for name in self.names() if name.startswith(f"{self._name}-")}
                 self._leftovers |= {name for name in mine if _SHARD_FILE.fullmatch(name)}
             self._store.delete([self._at(name) for name in sorted(self._leftovers)])
@@ -273,8 +272,7 @@ def directory_at(path: str | os.PathLike[str]) -> Directory:
 
 def writer() -> str:
     """Returns this process in words, for manifests."""
-    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return f"process {os.getpid()} on {socket.gethostname()} at {now}"
+    return f"process {os.getpid()} on {socket.gethostname()} at {utc(time.time())}"
 
 
 def remove_unfinished(path: str) -> None:
@@ -286,9 +284,6 @@ def remove_unfinished(path: str) -> None:
         return
     directory = LocalDirectory(path)
     with contextlib.suppress(BusyError, OSError):
-        directory.claim(secrets.token_hex(4))
-        try:
-            directory.clean()
-        finally:
-            directory.release()
+        directory.claim(secrets.token_hex(4))  # which cleans it
+        directory.release()
         Path(local(path)).rmdir()

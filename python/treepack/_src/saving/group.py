@@ -94,6 +94,7 @@ class Group:
         self._size = group_size(self.count)
         # All processes save in the same order.
         self._round = next(_rounds) if self.count > 1 else -1
+        self._has_ended = False
 
     def announce(self, text: str) -> None:
         """Tells all others the name and identity of the save, or `""` for none; for process 0."""
@@ -115,41 +116,36 @@ class Group:
         heard = {self.index: message}
         if waits:
             # Earlier than process 0 gives up, so that it can name who is missing.
-            heard |= self._hear_group(first, self._timeout * _EARLIER)
+            heard |= self._hear_group(first, time.monotonic() + self._timeout * _EARLIER)
         self._tell(f"done/{self.index}", _encoded(heard, is_all=waits))
 
     def gather(self) -> Messages:
         """Waits for all others; for process 0."""
         until = time.monotonic() + self._timeout
-        found = self._hear_group(0, self._timeout)
+        found = self._hear_group(0, until)
         for first in range(self._size, self.count, self._size):
-            is_all = False
-            try:
-                text = self._hear(f"done/{first}", first, until - time.monotonic())
-            except TimedOutError as error:
-                found[first] = Message(error=error.text)
-            else:
-                heard, is_all = _decoded(text)
-                found |= heard
+            heard, is_all = self._hear_about(first, until)
+            found |= heard
             if not is_all:
-                found |= self._hear_group(first, until - time.monotonic())
+                found |= self._hear_group(first, until)
         if self.count > 1:  # the store keeps all in memory, and nobody will read this any more
             self._client.key_value_delete(f"treepack/{self._round}/done/")
             self._client.key_value_delete(f"treepack/{self._round - _OLD}/")
         return found
 
-    def _hear_group(self, first: int, timeout: float) -> Messages:
+    def _hear_group(self, first: int, until: float) -> Messages:
         """Waits for all of a group but its first process."""
-        until = time.monotonic() + timeout
         found: Messages = {}
         for index in range(first + 1, min(first + self._size, self.count)):
-            try:
-                text = self._hear(f"done/{index}", index, until - time.monotonic())
-            except TimedOutError as error:
-                found[index] = Message(error=error.text)
-            else:
-                found |= _decoded(text)[0]
+            found |= self._hear_about(index, until)[0]
         return found
+
+    def _hear_about(self, index: int, until: float) -> tuple[Messages, bool]:
+        """Waits for what a process tells; returns whether that is all of its group, too."""
+        try:
+            return _decoded(self._hear(f"done/{index}", index, until - time.monotonic()))
+        except TimedOutError as error:
+            return {index: Message(error=error.text)}, False
 
     def end(self, error: BaseException | None = None) -> None:
         """Tells all others that the checkpoint is committed, or has failed; for process 0.
@@ -162,8 +158,6 @@ class Group:
         if error is not None and not isinstance(error, NotSavedError):
             error = NotSavedError(f"the checkpoint was not saved: process 0: {text_of(error)}")
         self._tell("end", "" if error is None else str(error))
-
-    _has_ended = False
 
     def wait(self) -> None:
         """Waits for the end.

@@ -297,9 +297,14 @@ def _about(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def utc(seconds: float) -> str:
+    """Returns a time in words."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
 def _holder(about: dict[str, Any]) -> str:
     try:
-        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(about["since"]))
+        when = utc(about["since"])
     except (KeyError, TypeError, ValueError, OverflowError, OSError):
         return "another job"
     return f"process {about.get('pid')} on {about.get('host')} since {when}"

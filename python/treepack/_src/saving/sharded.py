@@ -1,6 +1,6 @@
 """Writing the files of a sharded checkpoint, and the manifest that makes them one.
 
-    tree ──walk──▶ encoding with holes ──▶ who writes which shard ──▶ a file of this process
+    tree ──walk──▶ encoding with gaps ──▶ who writes which shard ──▶ a file of this process
                           └──────────────── process 0, when all have written ──▶ manifest
 
 A directory without a manifest is no checkpoint. Each attempt has its own file names, so a directory
@@ -196,7 +196,7 @@ class ProcessShare:
         mine: Any = {}
         for number, (path, array) in enumerate(zip(paths, arrays, strict=True)):
             wanted = plan.shards_of(number, self.index)
-            for name, shard in _shards(path, array, plan.grid(number), wanted, self.index):
+            for name, shard in _shards(path, array, self._draft.grid(number), wanted, self.index):
                 if path or name:
                     _paths.put(mine, [*path, *name], shard)
                 else:

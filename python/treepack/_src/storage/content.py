@@ -119,14 +119,14 @@ class Opened(NamedTuple):
       content: The data, decompressed if they are gzip.
       damage: The damage of the gzip stream around them, in words.
       inflated: The number of bytes out of gzip.
-      remote: The file, if it is remote and read in parts.
+      blocks: What reads the file, if it is remote and read in parts.
       nbytes: The number of bytes in the file.
     """
 
     content: core.Content
     damage: str | None = None
     inflated: int = 0
-    remote: _remote.Remote | None = None
+    blocks: Blocks | None = None
     nbytes: int = 0
 
 
@@ -155,16 +155,14 @@ def open_parts(
       TreepackError: If gzip contains more than `max_size` bytes.
       IsADirectoryError: If it is a directory, which may be a sharded checkpoint.
     """
-    url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
-    remote = None if url is None else _remote.remote(url)
-    content = _raw(source, mmap, regular) if remote is None else remote.content
+    content, blocks = _raw(source, mmap, regular)
     if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
         raise _empty()
     if not content.is_gzip():
-        return Opened(content, remote=remote, nbytes=content.nbytes)
+        return Opened(content, blocks=blocks, nbytes=content.nbytes)
     found = content.indexed(max_size=max_size)
     if found is not None:
-        return Opened(found, None, found.nbytes, remote, content.nbytes)
+        return Opened(found, None, found.nbytes, blocks, content.nbytes)
     damage = _DAMAGED_INDEX if content.has_traces_of_index() else None
     if salvage:
         found, cut = content.salvage(max_size=max_size)
@@ -184,21 +182,21 @@ def open_parts(
     return Opened(found, damage, found.nbytes, nbytes=content.nbytes)
 
 
-def _raw(source: Openable, mmap: bool = True, regular: bool = False) -> core.Content:
-    """Returns the bytes of a file or buffer as they are, gzip or not."""
+def _raw(
+    source: Openable, mmap: bool = True, regular: bool = False
+) -> tuple[core.Content, Blocks | None]:
+    """Returns the bytes of a file or buffer, gzip or not; and what reads a remote file."""
     if isinstance(source, (str, os.PathLike)):
         url = url_of(source)
-        return (
-            _local_content(source, mmap, None, regular)
-            if url is None
-            else _remote.remote(url).content
-        )
+        if url is not None:
+            return _remote.remote(url)
+        return _local_content(source, mmap, None, regular), None
     if isinstance(source, core.Content):
-        return source
+        return source, None
     if _is_file_object(source):
-        return _of_file_object(source)
+        return _of_file_object(source), None
     check_data(source)
-    return core.Content.lent(source)
+    return core.Content.lent(source), None
 
 
 def check_data(source: Any) -> None:
@@ -219,7 +217,7 @@ def check_data(source: Any) -> None:
 
 def inflated_head(source: Openable, count: int) -> bytes:
     """Returns the first bytes in a gzip stream; fewer if it is damaged before."""
-    with gzip.GzipFile(fileobj=io.BufferedReader(_Raw(_raw(source)))) as file:
+    with gzip.GzipFile(fileobj=io.BufferedReader(_Raw(_raw(source)[0]))) as file:
         try:
             return file.read(count)
         except (OSError, EOFError, zlib.error):
@@ -293,7 +291,7 @@ def _of_file_object(file: Any) -> core.Content:
 def size_of(path: str | os.PathLike[str]) -> int:
     """Returns the number of bytes in a local or remote file."""
     url = url_of(path)
-    return Path(local(path)).stat().st_size if url is None else _remote.remote(url).content.nbytes
+    return Path(local(path)).stat().st_size if url is None else _remote.remote(url)[0].nbytes
 
 
 def read_all(path: str | os.PathLike[str]) -> bytes:

@@ -57,9 +57,13 @@ def file_system(url: str) -> tuple[Any, str]:
         raise ImportError(f"{str(url)!r}: {error}") from error
     found = given or found
     for layer in _layers(found):
-        layer.invalidate_cache(path)
-        layer.invalidate_cache(layer._parent(path))  # some drop one listing only
+        _drop_listings(layer, path)
     return found, path
+
+
+def _drop_listings(fs: Any, path: str) -> None:
+    fs.invalidate_cache(path)
+    fs.invalidate_cache(fs._parent(path))  # some drop one listing only
 
 
 def _layers(fs: Any) -> Iterator[Any]:
@@ -114,6 +118,7 @@ class FileSystem(Locked, Store):
             for part in parts:
                 file.write(part)
             file.close()
+        self._forget(path)
 
     def put(self, path: str, data: bytes, before: Any = None) -> None:
         self.upload(path, iter([data]), len(data))
@@ -142,12 +147,12 @@ class FileSystem(Locked, Store):
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm(path, recursive=True)
 
-    def forget(self, path: str) -> None:
+    def _forget(self, path: str) -> None:
+        """Drops cached copies and listings of a file."""
         from fsspec.implementations.cached import CachingFileSystem, SimpleCacheFileSystem
 
         for layer in _layers(self._fs):
-            layer.invalidate_cache(path)
-            layer.invalidate_cache(layer._parent(path))
+            _drop_listings(layer, path)
             with contextlib.suppress(OSError):  # a cache that is read-only
                 if isinstance(layer, SimpleCacheFileSystem):  # which knows its files by name alone
                     for storage in layer.storage:

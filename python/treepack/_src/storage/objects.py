@@ -95,7 +95,7 @@ class ObjectStore(Store):
         headers = options.pop("headers", None)
         if headers is not None:
             client["default_headers"] = headers
-        endpoint = self._base if self._is_web else str(options.get("endpoint", _endpoint(options)))
+        endpoint = self._base if self._is_web else _endpoint(options)
         if endpoint.startswith("http://"):
             client.setdefault("allow_http", True)
         base = f"gs://{host}" if scheme == "gcs" else self._base
@@ -223,10 +223,8 @@ class ObjectStore(Store):
 
     def remove(self, path: str) -> None:
         with self._told(path):
-            found = [
-                entry["path"] for part in self._obstore.list(self._store, path) for entry in part
-            ]
-        self.delete([path, *found])
+            listed = self._again(lambda: [*self._obstore.list(self._store, path)])
+        self.delete([path, *(entry["path"] for part in listed for entry in part)])
 
     def _has_no_such_range(self, error: Exception) -> bool:
         """Returns whether an object is empty, or a store has no ranges of some kind."""
@@ -263,7 +261,7 @@ class ObjectStore(Store):
 
 
 def _endpoint(options: Mapping[str, Any]) -> str:
-    names = ("endpoint_url", "aws_endpoint", "aws_endpoint_url")
+    names = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
     found = next((options[name] for name in names if name in options), None)
     return str(found or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or "")
 

@@ -13,14 +13,14 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import treepack._core as core
 from treepack._src.options import Buffer, Progress, progress_bar
 from treepack._src.storage.fetch import Blocks, fetching
 from treepack._src.storage.filesystems import FileSystem, file_system
 from treepack._src.storage.objects import handles, path_of, store_at
-from treepack._src.storage.place import file_system_of, options_of, url_of
+from treepack._src.storage.place import file_system_of, options_of
 from treepack._src.storage.store import Store
 from treepack._src.tasks import Task, Thread
 from treepack.errors import TreepackError
@@ -45,26 +45,13 @@ def store_of(url: str) -> tuple[Store, str]:
     return FileSystem(fs, url), path
 
 
-def at_once(path: str | os.PathLike[str]) -> int:
-    """Returns how many requests may be made at a time; 1 if a path is none of a store."""
-    url = url_of(path)
-    return 1 if url is None else store_of(url)[0].at_once
+def at_once(url: str) -> int:
+    """Returns how many requests may be made at a time."""
+    return store_of(url)[0].at_once
 
 
-class Remote(NamedTuple):
-    """A remote file that is read in parts.
-
-    Attributes:
-      content: Its content.
-      blocks: What reads it.
-    """
-
-    content: core.Content
-    blocks: Blocks
-
-
-def remote(url: str) -> Remote:
-    """Opens a remote file to be read in parts.
+def remote(url: str) -> tuple[core.Content, Blocks]:
+    """Opens a remote file to be read in parts; returns its content, and the blocks that read it.
 
     Raises:
       IsADirectoryError: If it is a directory.
@@ -73,7 +60,7 @@ def remote(url: str) -> Remote:
     blocks = _blocks(url)
     if blocks is None:
         raise OSError(f"{url}: the server does not report the size, so it cannot be read in parts")
-    return Remote(core.Content.elsewhere(blocks.read, blocks.length, blocks.near), blocks)
+    return core.Content.elsewhere(blocks.read, blocks.length, blocks.near), blocks
 
 
 def _blocks(url: str) -> Blocks | None:
@@ -202,7 +189,6 @@ def write(url: str, save: Callable[[str], None], nbytes: int | None = None) -> N
     finally:
         if not saving.end():  # it ends, since nobody reads the pipe any more
             os.close(writer)
-    store.forget(path)
 
 
 def _read(pipe: Any, most: int) -> bytes:

@@ -118,6 +118,3 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def remove(self, path: str) -> None:
         """Deletes a file, or a directory with all that is in it."""
-
-    def forget(self, path: str) -> None:  # noqa: B027  # most have nothing to forget
-        """Drops cached copies and listings of a file."""

@@ -58,7 +58,6 @@ def write_small(path: str | os.PathLike[str], data: bytes, *, durable: bool) -> 
     else:
         store, place = _remote.store_of(url)
         store.put(place, data)
-        store.forget(place)
 
 
 @contextlib.contextmanager
