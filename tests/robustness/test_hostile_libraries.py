@@ -76,6 +76,12 @@ def types(fits: Callable[[type], bool] = libraries.is_node) -> dict[str, type]:
     return found
 
 
+def field_names(ty: type) -> list[str]:
+    if dataclasses.is_dataclass(ty):
+        return [field.name for field in dataclasses.fields(ty)]
+    return list(getattr(ty, "_fields", ()))
+
+
 def test_every_node_type_of_the_libraries() -> None:
     assert USED
     if NAME not in treepack.registered_types():
@@ -85,9 +91,7 @@ def test_every_node_type_of_the_libraries() -> None:
     assert len(found) > 200
     made = refused = 0
     for name, ty in sorted(found.items()):
-        fields = list(getattr(ty, "_fields", ()))
-        if dataclasses.is_dataclass(ty):
-            fields = [field.name for field in dataclasses.fields(ty)]
+        fields = field_names(ty)
         for keys in (
             fields,
             draw.choices([*fields, "a", "0"], k=draw.randrange(4)),
@@ -115,9 +119,7 @@ def test_every_definition_of_the_libraries() -> None:
     assert len(found) > 100
     made = refused = 0
     for name, ty in sorted(found.items()):
-        fields = list(getattr(ty, "_fields", ()))
-        if dataclasses.is_dataclass(ty):
-            fields = [field.name for field in dataclasses.fields(ty)]
+        fields = field_names(ty)
         for parts in (
             dict.fromkeys(fields),
             {key: draw.choice(STATIC) for key in fields},
