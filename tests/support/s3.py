@@ -47,7 +47,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.fault: Callable[[Request], Any] = lambda _: None
         self.most = 0
         self._now = 0
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -62,9 +62,15 @@ class Proxy(http.server.ThreadingHTTPServer):
 
     def counted(self, step: int) -> None:
         """Counts requests that are under way."""
-        with self._lock:
+        with self._changed:
             self._now += step
             self.most = max(self.most, self._now)
+            self._changed.notify_all()
+
+    def wait_until_idle(self) -> None:
+        """Waits until no request is under way, also of clients that are dead."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._now == 0, timeout=60)
 
     def handle_error(self, *_: Any) -> None:
         """Says nothing of clients that hang up."""
