@@ -398,11 +398,7 @@ class ShardedArray(LazyArray):
         Returns:
           A view of a file where the box lies in one shard, otherwise memory of its own.
         """
-        with naming(self.reader.given):
-            self.checkpoint.open_files(self.files_of(index))
-            plan = self.plan(index)
-            with fetching(ranges_of([plan])):
-                return plan.read()
+        return self._using(self._indices(index), Box.read, in_place=True)
 
     def plan(self, index: Sequence[slice], *, in_place: bool = True) -> Box:
         """Plans a box, which is read later; with `in_place` it will be used where it lies."""
@@ -417,13 +413,26 @@ class ShardedArray(LazyArray):
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
-        with naming(self.reader.given):
-            self.checkpoint.open_files(self._files_of(box))
-            plan = self._plan(box)  # before memory is allocated for shards that may be missing
+
+        def read(plan: Box) -> np.ndarray:
+            # Not before it is planned: shards may be missing.
             made = np.empty(tuple(map(len, box)), self.dtype)
+            plan.read_to(made)
+            return made
+
+        return self._using(box, read)
+
+    def _using(
+        self, indices: Sequence[range], use: Callable[[Box], T], *, in_place: bool = False
+    ) -> T:
+        """Plans a box, and uses it while its ranges of remote files are fetched."""
+        with naming(self.reader.given):
+            if self.checkpoint.is_local:
+                return use(self._plan(indices, in_place=in_place))
+            self.checkpoint.open_files(self._files_of(indices))
+            plan = self._plan(indices, in_place=in_place)
             with fetching(ranges_of([plan])):
-                plan.read_to(made)
-        return made
+                return use(plan)
 
     def files(self) -> Iterator[int]:
         """Yields the number of the file of each shard."""
