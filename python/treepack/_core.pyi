@@ -642,6 +642,13 @@ def set_hooks(hooks: ModuleType, errors: ModuleType) -> None:
       AttributeError: If `hooks` lacks a function.
     """
 
+def fresh_memory(sizes: list[int]) -> list[np.ndarray | None]:
+    """Returns arrays of bytes, which lie in huge pages together.
+
+    Each gives back its own pages when it goes. `None` stands where an allocator has better
+    memory: for small arrays, or few bytes in all.
+    """
+
 def thread_count(threads: int | None) -> int:
     """Returns the number of threads for an option `threads`.
 

@@ -79,6 +79,8 @@ mod _core {
     #[pymodule_export]
     use super::manifest::Manifest;
     #[pymodule_export]
+    use super::memory::fresh_memory;
+    #[pymodule_export]
     use super::options::thread_count;
     #[pymodule_export]
     use super::plan::{ShardHolders, ShardPlan};

@@ -315,6 +315,7 @@ def test_what_nobody_waits_for_is_not_read() -> None:
 
     class Slow:
         is_in_place = False
+        nbytes = 0
 
         def read(self, _: int, stopped: threading.Event) -> None:
             if stopped.is_set():

@@ -49,6 +49,6 @@ pub use create::{
 };
 pub use detached::detached;
 pub use dict::{dict_next, has_string_keys};
-pub use pages::FreshPages;
+pub use pages::{FreshPages, fresh_memory};
 pub use reserve::keep as keep_reserve;
 pub use writable::Writable;

@@ -9,6 +9,7 @@ use memmap2::MmapRaw;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::arrays::FreshArray;
 use super::create::raised;
 use crate::mapping::fresh_pages;
 
@@ -89,6 +90,29 @@ impl FreshPages {
             range: start..start + len,
         })
     }
+}
+
+/// Arrays of bytes for parts of a tree that are read one by one; `None` for those that the
+/// allocator has better memory for. They may be filled in any order.
+#[pyfunction]
+pub fn fresh_memory<'py>(
+    py: Python<'py>,
+    sizes: Vec<usize>,
+) -> PyResult<Vec<Option<Bound<'py, PyAny>>>> {
+    let mut later = sizes
+        .iter()
+        .fold(0, |sum: usize, &it| sum.saturating_add(it));
+    let mut pages = FreshPages::new(later);
+    let dtype = numpy::dtype::<u8>(py);
+    let mut array = |nbytes| {
+        later = later.saturating_sub(nbytes);
+        let Some(pages) = pages.take(nbytes, later) else {
+            return Ok(None);
+        };
+        let array = FreshArray::over(pages, &dtype, &[nbytes], true)?;
+        Ok(Some(array.object().clone()))
+    };
+    sizes.into_iter().map(&mut array).collect()
 }
 
 #[cfg(unix)]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import tasks as _tasks
 from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader
@@ -91,6 +92,7 @@ class Box:
     Attributes:
       parts: Its parts in the shards.
       is_in_place: Whether it will be used where it lies in its file.
+      memory: Bytes that it is read to, unless it brings its own.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Box:
         self._shape = shape
         self._dtype = dtype
         self.parts = parts
+        self.memory: np.ndarray | None = None
         self._has_begun = False
         self._is_view = len(parts) == 1 and parts[0].shard.dtype == dtype
         self.is_in_place = in_place and self._is_view
@@ -109,9 +112,17 @@ class Box:
         view = self.parts[0].view() if self._is_view else None
         if view is not None:
             return view
-        made = aligned(self._shape, self._dtype)
+        if self.memory is None:
+            made = aligned(self._shape, self._dtype)
+        else:
+            made = self.memory.view(self._dtype).reshape(self._shape)
         self.read_to(made, threads, stopped)
         return made
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self._shape) * self._dtype.itemsize
 
     def read_to(
         self, target: np.ndarray, threads: int | None = None, stopped: Event | None = None
@@ -175,6 +186,8 @@ def reading(boxes: Iterable[Box], threads: int) -> Iterator[Callable[[Box], np.n
     if not copied:
         yield Box.read
         return
+    for box, memory in zip(copied, core.fresh_memory([box.nbytes for box in copied]), strict=True):
+        box.memory = memory
     stopped = Event()
     each = max(1, threads // len(copied))
     works: list[Callable[[], Any]] = [functools.partial(_prefetch, copied, stopped)]
