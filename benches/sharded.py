@@ -28,6 +28,7 @@ import math
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -156,11 +157,13 @@ class Peer(NamedTuple):
       save: Returns when all processes have saved; `None` if it does so in the background alone.
       start: Returns what waits for that.
       load: Returns what was saved on the devices of a template.
+      prepare: Is called before, once.
     """
 
     save: Callable[[Path, Tree], Any] | None
     start: Callable[[Path, Tree], Callable[[], Any]] | None = None
     load: Callable[[Path, Tree], Tree] | None = None
+    prepare: Callable[[Tree], None] | None = None
 
 
 # Gets a peer, given the directory of its directories.
@@ -208,6 +211,29 @@ def _flax(_: Path) -> Peer:
     return Peer(save)
 
 
+def _dd(root: Path) -> Peer:
+    """Returns what saves nothing: the bytes that each process has, written and synchronized."""
+    here = root / f"{jax.process_index()}.bytes"
+
+    def save(path: Path, tree: Tree) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        target = path / str(jax.process_index())
+        subprocess.run(
+            ["dd", f"if={here}", f"of={target}", "bs=1M", "conv=fsync", "status=none"], check=True
+        )
+        barrier()
+
+    def prepare(tree: Tree) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        with here.open("wb") as file:
+            for leaf in jax.tree.leaves(tree):
+                for shard in leaf.addressable_shards:
+                    if shard.replica_id == 0:
+                        file.write(np.asarray(shard.data).reshape(-1).view(np.uint8))
+
+    return Peer(save, prepare=prepare)
+
+
 def _managed(handler: Any, save_args: Any, restore_args: Any, root: Path) -> Peer:
     """Returns a `CheckpointManager` with a handler."""
     manager = ocp.CheckpointManager(root, item_handlers=handler)
@@ -233,6 +259,7 @@ PEERS: dict[str, Factory] = {
     "orbax": _orbax,
     **{name: functools.partial(_orbax, **options) for name, options in RAW.items()},
     "flax": _flax,
+    "dd": _dd,
 }
 
 
@@ -320,6 +347,9 @@ def times(folder: Path, factories: dict[str, Factory], mib: int, runs: int) -> F
     likes = {name: template(mib, name) for name in MESHES}
     whole = values(likes[MESHES[0]])
     tree = placed(likes[MESHES[0]], whole)
+    for peer in peers.values():
+        if peer.prepare:
+            peer.prepare(tree)
     found: Figures = {name: defaultdict(list) for name in peers}
     for turn in range(runs + 1):
         names = [*peers] * 2
@@ -427,8 +457,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         run = functools.partial(group, options, folder)
         show("seconds", run("times"))
-        found: Figures = {name: {} for name in PEERS}
-        for name, task in itertools.product(PEERS, ("save", *MESHES)):
+        found: Figures = {name: {} for name in PEERS if name != "dd"}
+        for name, task in itertools.product(found, ("save", *MESHES)):
             if task == "save" or name != "flax":
                 found[name] |= run(task, name)[name]
         show("times what is held, or needed", found, ratios=False)
