@@ -32,6 +32,7 @@ from jax.sharding import PartitionSpec as P
 from obstore.store import from_url
 
 import treepack
+from treepack import serialization
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support import processes, s3
@@ -57,10 +58,11 @@ def main() -> None:
     arguments = parser.parse_args()
     with s3.running() as server:
         print(f"{arguments.latency:.0f} ms a request; medians of {RUNS} runs")
-        print(f"{'':44}{'time':>8}{'requests':>10}{'at once':>9}")
+        print(f"{'':56}{'time':>8}{'requests':>10}{'at once':>9}{'MiB':>9}")
         server.proxy.latency = arguments.latency / 1000
         directories(server)
         one_file(server)
+        without_index(server)
         server.proxy.latency = 0
         upload(server, arguments.upload_mib << 20)
 
@@ -70,12 +72,13 @@ def row(server: s3.Server, name: str, work: Callable[[], Any]) -> None:
     times = []
     for _ in range(RUNS):
         server.proxy.requests.clear()
-        server.proxy.most = 0
+        server.proxy.most = server.proxy.sent = 0
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
     told = f"{statistics.median(times):6.2f} s{len(server.proxy.requests):10}"
-    print(f"{name:44}{told}{server.proxy.most:9}", flush=True)
+    sent = server.proxy.sent / 2**20
+    print(f"{name:56}{told}{server.proxy.most:9}{sent:9.1f}", flush=True)
 
 
 def directories(server: s3.Server) -> None:
@@ -120,6 +123,28 @@ def one_file(server: s3.Server) -> None:
     row(server, "load", load)
     row(server, "load every other leaf", lambda: load(select=[f"w{at}" for at in range(0, 32, 2)]))
     row(server, "verify", lambda: treepack.verify(url, storage_options=options))
+
+
+def without_index(server: s3.Server) -> None:
+    """Opens files as flax writes them."""
+    dense = {"bias": np.zeros(512, np.float32), "kernel": np.zeros((512, 512), np.float32)}
+    layer = {"attention": dict.fromkeys(("key", "out", "query", "value"), dense)}
+    layer |= {"mlp": {"down": np.zeros((2048, 512)), "up": np.zeros((512, 2048))}}
+    trees = {
+        "150 layers alike": {f"w{at}": dense for at in range(150)},
+        "a transformer": {f"layer_{at}": layer for at in range(8)},
+    }
+    for name, tree in trees.items():
+        data = server.proxy.files["/flax"] = serialization.to_bytes(tree)
+        path = "w77/kernel" if "w77" in tree else "layer_5/mlp/up"
+
+        def opened(use: Callable[[treepack.File], Any]) -> None:
+            with treepack.open(f"{server.proxy.url}/flax") as file:
+                use(file)
+
+        told = f"flax, {name}, {len(data) >> 20} MiB: open, "
+        row(server, f"{told}list", lambda: opened(lambda file: list(file.leaves())))
+        row(server, f"{told}rows", lambda path=path: opened(lambda file: file[path][5:15]))
 
 
 def upload(server: s3.Server, nbytes: int) -> None:

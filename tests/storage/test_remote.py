@@ -83,9 +83,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "to_open", "to_take"), [("saved", 2, 3), ("packed", 4, 4), ("flax", 14, 3)]
+    ("name", "to_open", "to_take"), [("saved", 2, 3), ("packed", 4, 4), ("flax", 70, 3)]
 )
 def test_few_requests(server: str, name: str, to_open: int, to_take: int) -> None:
+    """To open a file without an index takes one for each large leaf, many at a time."""
     Handler.requests.clear()
     file = treepack.open(f"{server}/{name}")
     assert len(list(file.leaves())) == 120

@@ -130,6 +130,20 @@ def test_ranges_are_fetched_at_once(server: s3.Server, monkeypatch: pytest.Monke
     assert treepack.verify(url, storage_options=options).ok
 
 
+def test_what_is_fetched_is_fetched_once(
+    server: s3.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the headers of all leaves are looked at before the first leaf is read."""
+    url, options = server.url("requests/once"), server.options
+    tree = {f"w{at}": np.full((64, 1024), at, np.float32) for at in range(64)}
+    treepack.save(url, tree, storage_options=options)
+    monkeypatch.setattr(fetch, "_PART_BYTES", 256 << 10)
+    server.proxy.reset()
+    same(treepack.load(url, select="**", storage_options=options), tree)
+    assert server.proxy.sent < 1.2 * (16 << 20)
+    assert len(server.proxy.requests) < 120
+
+
 FAULTS = [503, 500, "reset", "short"]
 
 

@@ -31,9 +31,11 @@ class Proxy(http.server.ThreadingHTTPServer):
     Attributes:
       latency: Each request takes so many seconds longer.
       requests: Those that have come.
+      files: What it answers itself, by paths: the server reads all of a file for each range.
       fault: Is asked for each request what goes wrong: a status, `"reset"`, `"short"`, `"lost"`
         (after it was done), a function that is called then, or nothing.
       most: The most requests at a time.
+      sent: The number of bytes in all answers.
     """
 
     daemon_threads = True
@@ -44,8 +46,9 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.upstream = urlsplit(upstream).netloc
         self.latency = 0.0
         self.requests: list[Request] = []
+        self.files: dict[str, bytes] = {}
         self.fault: Callable[[Request], Any] = lambda _: None
-        self.most = 0
+        self.most = self.sent = 0
         self._now = 0
         self._changed = threading.Condition()
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -57,13 +60,14 @@ class Proxy(http.server.ThreadingHTTPServer):
 
     def reset(self) -> None:
         """Forgets all requests, and becomes fast and faultless."""
-        self.requests, self.most, self.latency = [], 0, 0.0
+        self.requests, self.most, self.sent, self.latency = [], 0, 0, 0.0
         self.fault = lambda _: None
 
-    def counted(self, step: int) -> None:
-        """Counts requests that are under way."""
+    def counted(self, step: int, sent: int = 0) -> None:
+        """Counts requests that are under way, and what was sent."""
         with self._changed:
             self._now += step
+            self.sent += sent
             self.most = max(self.most, self._now)
             self._changed.notify_all()
 
@@ -86,6 +90,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         request = Request(self.command, self.path, self.headers.get("Range"), len(body or b""))
         proxy.requests.append(request)
         proxy.counted(1)
+        sent = 0
         try:
             time.sleep(proxy.latency)
             fault = proxy.fault(request)
@@ -96,7 +101,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if isinstance(fault, int):
                 self._answer(fault, [], b"<Error><Code>Fault</Code></Error>")
                 return
-            status, headers, data = self._ask(body)
+            file = proxy.files.get(self.path)
+            status, headers, data = self._ask(body) if file is None else _range(file, request.range)
             if callable(fault):
                 fault()
             if fault == "lost" or callable(fault):
@@ -104,8 +110,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.connection.close()
                 return
             self._answer(status, headers, data, is_short=fault == "short")
+            sent = len(data)
         finally:
-            proxy.counted(-1)
+            proxy.counted(-1, sent)
 
     def _body(self) -> bytes | None:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
@@ -150,6 +157,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Says nothing."""
+
+
+def _range(file: bytes, asked: str | None) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Returns a file, or a range of it."""
+    if asked is None:
+        return 200, [], file
+    first, last = asked.removeprefix("bytes=").split("-")
+    start = int(first) if first else max(0, len(file) - int(last))
+    data = file[start : int(last) + 1 if first and last else None]
+    told = f"bytes {start}-{start + len(data) - 1}/{len(file)}"
+    return 206, [("Content-Range", told)], data
 
 
 class Server(NamedTuple):

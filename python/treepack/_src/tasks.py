@@ -25,7 +25,7 @@ class Task(Generic[T]):
     _result: T
 
     def __init__(self, work: Callable[[], T]):
-        self._work = work
+        self._work: Callable[[], T] | None = work
         self._begun, self._done = _thread.allocate_lock(), _thread.allocate_lock()
         self._done.acquire()
         self._error: BaseException | None = None
@@ -36,11 +36,17 @@ class Task(Generic[T]):
         """Whether a thread of this process's parent has begun it, and cannot end it here."""
         return self._done.locked() and self._begun.locked() and os.getpid() != self._process
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether its result is dropped."""
+        return self._work is None
+
     def attempt(self) -> None:
         """Does the work, unless another thread has begun it."""
         if not self._begun.acquire(blocking=False):
             return
         try:
+            assert self._work is not None, "it has not been done"
             self._result = self._work()
         except BaseException as error:
             self._error = error
@@ -58,7 +64,8 @@ class Task(Generic[T]):
     def forget_result(self) -> None:
         """Drops the result of work that is done."""
         if not self._done.locked():
-            self._result = self._work = None  # type: ignore[assignment]
+            self._result = None  # type: ignore[assignment]
+            self._work = None
 
     def end(self) -> bool:
         """Waits for the work if it has begun; otherwise it never begins.

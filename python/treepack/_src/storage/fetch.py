@@ -17,13 +17,22 @@ from threading import Condition
 import treepack._core as core
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer
-from treepack._src.tasks import Task, Thread
+from treepack._src.storage.foresight import Foresight
+from treepack._src.tasks import Task, Thread, started
 
 # From the first byte of a range to the one after its last.
 Range = tuple[int, int]
 
 # A request asks for at most so many bytes.
 _PART_BYTES = 16 << 20
+
+# Headers that are close together are read in windows of at most so many bytes, with at most so many
+# between them (`src/wire/cursor.rs`).
+_WINDOW_BYTES = 1 << 20
+_SKIPPED_BYTES = 16 << 10
+
+# After so many jumps that were not foreseen, blocks grow.
+_MOST_SURPRISES = 8
 
 
 class Fetch(Task[Buffer | None]):
@@ -32,28 +41,24 @@ class Fetch(Task[Buffer | None]):
     Attributes:
       start: The first byte.
       stop: The one after the last.
-      told: Is called when it is read.
-      is_dropped: Whether its bytes are gone.
+      is_due: Returns whether it is time for it.
+      told: Is called when its last byte is read.
     """
 
     def __init__(self, fetch: Callable[[int, int], Buffer], start: int, stop: int):
         super().__init__(lambda: fetch(start, stop))
         self.start, self.stop = start, stop
+        self.is_due: Callable[[], bool] = lambda: True
         self.told: Callable[[], None] = lambda: None
-        self.is_dropped = False
-
-    def drop(self) -> None:
-        """Drops what was fetched, which has been read."""
-        self.is_dropped = True
-        self.forget_result()
 
 
 class Blocks(Locked):
     """A remote file that is read in few large blocks.
 
-    What is in a range that is being fetched comes from there. Else a read near the last one fetches
-    a block of twice its size; a jump starts again with the least. Large reads are requests of their
-    own.
+    What is in a range that is being fetched comes from there. Else a small read that goes on from
+    the last one fetches a block of twice its size. After a jump blocks are small again, and those
+    of the next jumps, as far as they are foreseen, are fetched at the same time; if none was for
+    long, blocks grow. Large reads are requests of their own.
 
     Attributes:
       near: As many bytes take as long as another request.
@@ -82,8 +87,12 @@ class Blocks(Locked):
         self.at_once: int = at_once
         self.length: int = length
         self._fetch = fetch
-        self._block = 0, memoryview(b"")  # where it begins, and its bytes
+        self._nearer = near // at_once  # among many requests at a time, one costs less
+        self._foresight = Foresight(self._nearer)
+        self._blocks: list[tuple[int, memoryview]] = []  # where they begin, and their bytes
         self._ahead = self.LEAST
+        self._hits = 0  # jumps since the last block into what was fetched with it
+        self._surprises = 0  # jumps in a row that were not foreseen
         view = memoryview(end)
         self._end = view.cast("B") if view.nbytes else None
         self._fetches: list[Fetch] = []  # in order
@@ -93,28 +102,59 @@ class Blocks(Locked):
         if self._end is not None and start >= self.length - len(self._end):
             return self._end[start - self.length + len(self._end) :][:length]
         found = self._fetched(start)
-        if found is not None:
-            found.told()
+        # The headers of large leaves are looked at long before the leaves are read.
+        if found is not None and (length >= self.LEAST or found.is_due()):
+            if start + length >= found.stop:
+                found.told()
             data = found.result()
             if data is not None:  # else it was dropped meanwhile
                 return memoryview(data).cast("B")[start - found.start :][:length]
-        with self.lock:
-            first, block = self._block
-            if first <= start and start + length <= first + len(block):
-                return block[start - first :][:length]
-        if length >= self.LEAST:
-            return self._fetch(start, min(start + length, start + _PART_BYTES))
-        if start >= self.length - self.LEAST:
+        if length < self.LEAST and self._end is None and start >= self.length - self.LEAST:
             return self._read_end(start, length)
         with self.lock:
-            first, block = self._block
-            end = first + len(block)
-            is_near = end > 0 and end <= start + length and start <= end + self.near
-            self._ahead = min(2 * self._ahead, self.MOST) if is_near else self.LEAST
-            last = min(self.length, start + max(self._ahead, length))
-            block = memoryview(self._fetch(start, last)).cast("B")
-            self._block = start, block
-            return block[:length]
+            gap = self._foresight.gap(start)
+            is_jump = gap is None or gap > self._nearer
+            goes_on = gap is not None and gap <= _SKIPPED_BYTES
+            if length < self.LEAST or (length <= _WINDOW_BYTES and goes_on):
+                self._foresight.note(start, start + length)
+                for number, (first, block) in enumerate(self._blocks):
+                    if first <= start and start + length <= first + len(block):
+                        if is_jump and number > 0:
+                            self._hits += 1
+                            self._ahead = self.LEAST // 4
+                        return block[start - first :][:length]
+                return self._read_block(start, length, gap)
+        return self._fetch(start, min(start + length, start + _PART_BYTES))
+
+    def _read_block(self, start: int, length: int, gap: int | None) -> Buffer:
+        """Fetches a block, and after a jump those that are foreseen."""
+        kept, foreseen = self._blocks[1:], []
+        if gap is not None and gap <= self._nearer:
+            self._ahead = min(2 * self._ahead, self.MOST)
+        else:
+            is_surprise = gap is not None and gap <= self.near and not self._hits
+            self._surprises = self._surprises + 1 if is_surprise else 0
+            grows = self._surprises > _MOST_SURPRISES
+            kept, foreseen = [], self._foresight.ahead(min(2 * self._hits + 1, self.at_once - 1))
+            least = self.LEAST // 4 if foreseen else self.LEAST
+            self._ahead = min(2 * self._ahead, self.MOST) if grows else least
+            self._hits = 0
+        stop = min(self.length, start + max(self._ahead, length))
+        last = self.length - (0 if self._end is None else len(self._end))
+        more = [(max(first, stop), min(end, last)) for first, end in foreseen]
+        ranges = [(start, stop), *joined(more, self._nearer)]
+        works = [functools.partial(self._fetch_block, *some) for some in ranges]
+        found = []
+        with started(works[1:], len(works)) as others:
+            block = works[0]()
+            for other in others:
+                with contextlib.suppress(Exception):  # nobody has asked for it
+                    found.append(other.result())
+        self._blocks = [block, *found, *kept]
+        return block[1][:length]
+
+    def _fetch_block(self, start: int, stop: int) -> tuple[int, memoryview]:
+        return start, memoryview(self._fetch(start, stop)).cast("B")
 
     def _read_end(self, start: int, length: int) -> Buffer:
         first = max(0, self.length - self.END)
@@ -129,7 +169,7 @@ class Blocks(Locked):
         at = bisect_right(fetches, start, key=lambda it: it.start) - 1
         if at < 0 or start >= fetches[at].stop:
             return None
-        return None if fetches[at].is_dropped or fetches[at].is_orphan else fetches[at]
+        return None if fetches[at].is_forgotten or fetches[at].is_orphan else fetches[at]
 
     def fetches_of(self, start: int, stop: int) -> Iterator[Fetch]:
         """Yields the requests for a range that are prepared."""
@@ -180,8 +220,8 @@ def parted(whole: Range, most: int) -> Iterator[Range]:
 class _Flight:
     """The requests for ranges that are about to be read.
 
-    A thread makes a request when readers are near it, and drops what lies far behind them. A reader
-    that is ahead of the threads makes its request itself.
+    A thread makes a request when readers are near it, and what lies far behind them is dropped. A
+    reader that is ahead of the threads makes its request itself.
     """
 
     def __init__(self, fetches: list[Fetch], most: int):
@@ -194,19 +234,20 @@ class _Flight:
         self._stopped = False
         self._changed = Condition()
         for number, fetch in enumerate(fetches):
+            fetch.is_due = functools.partial(self._is_due, number)
             fetch.told = functools.partial(self._reach, number)
 
     def run(self) -> None:
         """Makes requests, as one of several threads."""
         for number, fetch in self._queue:  # the next of it is one step for all threads
             with self._changed:
-                self._changed.wait_for(lambda: self._may_begin(number))  # noqa: B023
+                self._changed.wait_for(lambda: self._stopped or self._is_due(number))  # noqa: B023
             if self._stopped:
                 return
             fetch.attempt()
 
-    def _may_begin(self, number: int) -> bool:
-        return self._stopped or number <= self._reached + self._most
+    def _is_due(self, number: int) -> bool:
+        return number <= self._reached + self._most
 
     def _reach(self, number: int) -> None:
         if number <= self._reached:
@@ -217,7 +258,7 @@ class _Flight:
             self._changed.notify_all()
         for at in behind:
             if at >= 0:
-                self._fetches[at].drop()
+                self._fetches[at].forget_result()
 
     def stop(self) -> None:
         """Waits for the requests that are in flight; the others are not made."""
