@@ -102,7 +102,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self._answer(fault, [], b"<Error><Code>Fault</Code></Error>")
                 return
             file = proxy.files.get(self.path)
-            status, headers, data = self._ask(body) if file is None else _range(file, request.range)
+            status, headers, data = (
+                self._ask(body) if file is None else part_of(file, request.range)
+            )
             if callable(fault):
                 fault()
             if fault == "lost" or callable(fault):
@@ -159,7 +161,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-def _range(file: bytes, asked: str | None) -> tuple[int, list[tuple[str, str]], bytes]:
+def part_of(file: bytes, asked: str | None) -> tuple[int, list[tuple[str, str]], bytes]:
     """Returns a file, or a range of it."""
     if asked is None:
         return 200, [], file
