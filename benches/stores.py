@@ -32,9 +32,15 @@ from jax.sharding import PartitionSpec as P
 from obstore.store import from_url
 
 import treepack
+import treepack._core as core
 from treepack import serialization
+from treepack._src.saving.directory import Written, directory_at, file_name
+from treepack._src.saving.group import Message
+from treepack._src.saving.layout import described_layout
+from treepack._src.storage.place import resolved
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import scale
 from support import processes, s3
 
 SAVE = """
@@ -63,6 +69,7 @@ def main() -> None:
         directories(server)
         one_file(server)
         without_index(server)
+        many_hosts(server)
         server.proxy.latency = 0
         upload(server, arguments.upload_mib << 20)
 
@@ -145,6 +152,44 @@ def without_index(server: s3.Server) -> None:
         told = f"flax, {name}, {len(data) >> 20} MiB: open, "
         row(server, f"{told}list", lambda: opened(lambda file: list(file.leaves())))
         row(server, f"{told}rows", lambda path=path: opened(lambda file: file[path][5:15]))
+
+
+HOSTS = 2000
+
+
+def many_hosts(server: s3.Server) -> None:
+    """Commits as process 0 of many when the last message is there; reads the manifest as each."""
+    _, plan = scale.plan(HOSTS, 1)
+    tree = {f"layer_{at}": {"kernel": np.zeros((100, 100))} for at in range(scale.LEAVES)}
+    draft = core.Manifest.planned(
+        described_layout(tree, 1, max_chunk_size=2**30, index=True, hollow=True), plan
+    )
+    url, options = server.url("hosts"), server.options
+    sent = {at: Message(Written(file_name("0123abcd", at), 1 << 30, at, 5)) for at in range(HOSTS)}
+    store = from_url(
+        f"s3://{s3.BUCKET}",
+        client_options={"allow_http": True},
+        **{**options, "endpoint": f"http://{server.proxy.upstream}"},
+    )
+    for message in sent.values():
+        obstore.put(store, f"hosts/{message.written.name}", b"x")
+
+    def commit() -> None:
+        obstore.delete(store, "hosts/manifest.treepack")
+        directory = directory_at(resolved(url, options))
+        server.proxy.requests.clear()
+        directory.commit(draft.with_files(_files(directory, sent), "bench"), durable=False)
+
+    row(server, f"{HOSTS} hosts, {HOSTS * 4 * scale.LEAVES:,} shards: commit", commit)
+    row(server, "the same: open", lambda: treepack.open(url, storage_options=options).close())
+
+
+def _files(directory: Any, sent: dict[int, Message]) -> list[tuple[str, int, int]]:
+    """Returns what a manifest tells of the files, as `ProcessShare.commit` does."""
+    there = directory.names()
+    found = [message.written for message in sent.values() if message.written]
+    assert all(it.name in there for it in found)
+    return [(it.name, it.nbytes, it.record) for it in found]
 
 
 def upload(server: s3.Server, nbytes: int) -> None:
