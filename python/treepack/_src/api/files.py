@@ -352,7 +352,6 @@ def load(
       dtype('float16')
     """
     selection, how = part_options(locals())
-    check("max_size", max_size)
     path = resolved(path, storage_options)
     is_directory = False
 

@@ -375,7 +375,6 @@ def open(
       ['params', 'step'] (1000, 8) [1. 1.] 3
     """
     check("unknown", unknown)
-    check("max_size", max_size)
     source = resolved(source, storage_options)
     try:
         return File(open_reader(source, salvage=salvage, mmap=mmap, max_size=max_size), unknown)

@@ -29,7 +29,7 @@ from treepack._src.checkpoint.reader import (
 )
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.forks import Locked
-from treepack._src.options import Reading, Status
+from treepack._src.options import Reading, Status, check
 from treepack._src.pytree import prng as _prng
 from treepack._src.storage.content import Openable, Opened, read_all, size_of
 from treepack._src.storage.deferred import rows_cast
@@ -338,11 +338,15 @@ class ShardedReader(Reader):
         return cls(source, **options)
 
 
-def open_reader(source: Openable, *, is_directory: bool = False, **options: Any) -> Reader:
+def open_reader(
+    source: Openable, *, is_directory: bool = False, max_size: int | None = None, **options: Any
+) -> Reader:
     """Opens a file or the directory of a sharded checkpoint; see `treepack.open`.
 
     With `is_directory` it is known to be one.
     """
+    check("max_size", max_size)
+    options["max_size"] = max_size
     if not is_directory:
         with contextlib.suppress(IsADirectoryError):
             return Reader.open(source, **options)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.sharded import open_reader, unless_replaced
-from treepack._src.options import Progress, Status, StorageOptions, check, progress_bar
+from treepack._src.options import Progress, Status, StorageOptions, progress_bar
 from treepack._src.storage.content import Openable
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
@@ -151,7 +151,6 @@ def verify(
       >>> treepack.verify(path).corrupt
       ['w']
     """
-    check("max_size", max_size)
     source = resolved(source, storage_options)
 
     def attempt() -> Verification:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -217,6 +218,8 @@ class RemoteDirectory(Directory):
         self._name = name
         self._before, data = self._manifest()
         self._hash = _hash_of(data)
+        if data is None and self._is_file():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
 
     def _manifest(self) -> tuple[Any, bytes | None]:
         """Returns the version of the manifest, or `ABSENT`, and its content."""
@@ -225,6 +228,13 @@ class RemoteDirectory(Directory):
         except FileNotFoundError:
             return ABSENT, None
         return found.version, bytes(found.data)
+
+    def _is_file(self) -> bool:
+        """Returns whether a file has this name, which would be read in place of the directory."""
+        if self._place and self._store.has_conditions:  # file systems have errors of their own
+            with contextlib.suppress(OSError):  # mostly there is none
+                return len(memoryview(self._store.range(self._place.rstrip("/"), 0, 1, None))) > 0
+        return False
 
     def _at(self, name: str) -> str:
         return f"{self._place.rstrip('/')}/{name}" if self._place else name

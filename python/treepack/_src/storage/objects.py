@@ -250,6 +250,8 @@ class ObjectStore(Store):
             told = self._error(FileNotFoundError, errno.ENOENT, path)
             told.add_note(_first_line(error))
             raise told from None
+        except ValueError as error:  # a name that obstore does not take
+            raise ValueError(f"{self._base}/{path}: {_first_line(error)}") from error
         except (failures.PreconditionError, failures.AlreadyExistsError) as error:
             raise ConditionError(f"{self._base}/{path} has changed meanwhile") from error
         except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:

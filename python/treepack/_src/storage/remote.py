@@ -45,6 +45,18 @@ def store_of(url: str) -> tuple[Store, str]:
     return FileSystem(fs, url), path
 
 
+def file_at(url: str) -> tuple[Store, str]:
+    """Returns the store of the URL of a file, and the path there.
+
+    Raises:
+      IsADirectoryError: If the URL is that of a directory or bucket.
+    """
+    store, path = store_of(url)
+    if not isinstance(store, FileSystem) and (url.endswith("/") or not path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+    return store, path
+
+
 def at_once(url: str) -> int:
     """Returns how many requests may be made at a time."""
     return store_of(url)[0].at_once
@@ -65,9 +77,7 @@ def remote(url: str) -> tuple[core.Content, Blocks]:
 
 def _blocks(url: str) -> Blocks | None:
     """Looks at a remote file; returns `None` if the server does not report its size."""
-    store, path = store_of(url)
-    if url.endswith("/") and not isinstance(store, FileSystem):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+    store, path = file_at(url)
     with _asked(url, "the last bytes"):
         found = store.head(path, Blocks.END)
     version, near, at_once = found.version, store.near, store.at_once
@@ -156,7 +166,7 @@ def write(url: str, save: Callable[[str], None], nbytes: int | None = None) -> N
       save: Writes to a path.
       nbytes: The most bytes that it writes, if that is known.
     """
-    store, path = store_of(url)
+    store, path = file_at(url)
     reader, writer = os.pipe()
 
     def run() -> None:

@@ -56,7 +56,7 @@ def write_small(path: str | os.PathLike[str], data: bytes, *, durable: bool) -> 
     if url is None:
         core.write_file(local(path), data, durable=durable)
     else:
-        store, place = _remote.store_of(url)
+        store, place = _remote.file_at(url)
         store.put(place, data)
 
 
