@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -184,6 +185,28 @@ def test_what_is_not_there(server: s3.Server) -> None:
         treepack.save("s3://no-such-bucket/model", TREE, storage_options=options)
     with pytest.raises(ValueError, match=r"storage_options for s3:// are those of obstore"):
         treepack.load(server.url("x"), storage_options={**options, "no_option": 1})
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_may_not_is_told_what_to_do(server: s3.Server, status: int) -> None:
+    server.proxy.fault = lambda _: status
+    for work in (treepack.load, treepack.open, lambda *a, **k: treepack.save(a[0], TREE, **k)):
+        with pytest.raises(PermissionError) as caught:
+            work(server.url("forbidden"), storage_options=server.options)  # type: ignore[operator]
+        assert "pass storage_options= with" in "".join(caught.value.__notes__)
+
+
+def test_missing_credentials(server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has none either, whose service for them the proxy is."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    server.proxy.fault = lambda _: 404
+    place = {"endpoint": server.proxy.url, "metadata_endpoint": server.proxy.url}
+    with pytest.raises(PermissionError, match=server.url("x")) as caught:
+        treepack.load(server.url("x"), storage_options={"region": "us-east-1", **place})
+    told = "".join(caught.value.__notes__)
+    assert "no credentials" in told
+    assert "AWS_ACCESS_KEY_ID" in told
 
 
 def test_files_and_directories_do_not_hide_each_other(server: s3.Server) -> None:

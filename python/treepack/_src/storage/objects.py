@@ -16,9 +16,26 @@ from treepack._src.storage.store import ABSENT, ConditionError, Entry, Store, St
 
 T = TypeVar("T")
 
-_SCHEMES = frozenset(
-    ["s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "http", "https"]
-)
+_SCHEMES = {
+    "s3": ("s3", "s3a"),
+    "gs": ("gs", "gcs"),
+    "az": ("az", "azure", "adl", "abfs", "abfss"),
+    "http": ("http", "https"),
+}
+
+# The options with credentials, and the variables of the environment.
+_CREDENTIALS = {
+    "s3": (
+        "endpoint, region, access_key_id and secret_access_key",
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    ),
+    "gs": ("service_account", "GOOGLE_APPLICATION_CREDENTIALS"),
+    "az": ("account_name and account_key", "AZURE_STORAGE_ACCOUNT_NAME and …_KEY"),
+    "http": ("headers", ""),
+}
+
+# In errors of requests for credentials to the machine, which has none.
+_ASKS_MACHINE = ("/api/token", "token request", "/meta-data/")
 
 _URL = re.compile(r"([a-zA-Z0-9]+)://([^/]*)/*(.*)", re.DOTALL)
 
@@ -45,7 +62,7 @@ _TIMEOUT = "300s"
 def handles(url: str) -> bool:
     """Returns whether a URL is one of the kinds that obstore knows."""
     found = _URL.fullmatch(url)
-    if found is None or found[1].lower() not in _SCHEMES:
+    if found is None or all(found[1].lower() not in it for it in _SCHEMES.values()):
         return False
     # A presigned URL is a name for itself, and paths of obstore have no queries.
     return not (found[1].lower().startswith("http") and ("?" in found[3] or "#" in found[3]))
@@ -88,6 +105,7 @@ class ObjectStore(Store):
         scheme, host, _ = _split(url)
         self._obstore: Any = obstore
         self._base = f"{scheme}://{host}"
+        self._kind = next(kind for kind, names in _SCHEMES.items() if scheme in names)
         self._is_web = scheme.startswith("http")
         self.has_conditions = not self._is_web
         options = {_ALIASES.get(name, name): value for name, value in options.items()}
@@ -105,8 +123,7 @@ class ObjectStore(Store):
         except (obstore.exceptions.BaseError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{url}: {_first_line(error)}. storage_options for {scheme}:// are those of "
-                "obstore.store.from_url, such as endpoint, region, access_key_id and "
-                "secret_access_key"
+                f"obstore.store.from_url, such as {_CREDENTIALS[self._kind][0]}"
             ) from error
 
     def head(self, path: str, count: int) -> Stored:
@@ -237,6 +254,16 @@ class ObjectStore(Store):
         """The errors of requests that a store does not know."""
         return self._obstore.exceptions.GenericError, self._obstore.exceptions.NotSupportedError
 
+    def _remedy(self) -> str:
+        """Returns in words how to pass credentials."""
+        options, variables = _CREDENTIALS[self._kind]
+        if self._is_web:
+            return f"pass storage_options= with {options}, if the server asks for a login"
+        return (
+            f"pass storage_options= with {options}, or set {variables}; for what is public, "
+            'storage_options={"skip_signature": True}'
+        )
+
     def _error(self, kind: type[OSError], number: int, path: str) -> OSError:
         return kind(number, os.strerror(number), f"{self._base}/{path}")
 
@@ -257,8 +284,14 @@ class ObjectStore(Store):
         except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:
             told = self._error(PermissionError, errno.EACCES, path)
             told.add_note(_first_line(error))
+            told.add_note(self._remedy())
             raise told from error
         except failures.BaseError as error:
+            if any(asked in str(error) for asked in _ASKS_MACHINE):
+                told = self._error(PermissionError, errno.EACCES, path)
+                told.add_note(f"no credentials: {_first_line(error)}")
+                told.add_note(self._remedy())
+                raise told from error
             raise OSError(f"{self._base}/{path}: {_first_line(error)}") from error
 
 

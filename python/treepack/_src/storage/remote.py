@@ -80,7 +80,7 @@ def _blocks(url: str) -> Blocks | None:
     store, path = file_at(url)
     with _asked(url, "the last bytes"):
         found = store.head(path, Blocks.END)
-    version, near, at_once = found.version, store.near, store.at_once
+    version, near, at_once, length = found.version, store.near, store.at_once, found.nbytes
 
     def fetch(start: int, stop: int) -> Buffer:
         asked = f"bytes {start} to {stop}"
@@ -90,12 +90,13 @@ def _blocks(url: str) -> Blocks | None:
         if count != stop - start:
             raise OSError(
                 f"{url}: {asked} were asked for, and {count} bytes came instead of {stop - start}"
+                + (": the server knows no ranges, load the file whole" * (count == length))
             )
         return data
 
-    if found.nbytes is None:
+    if length is None:
         return None
-    return Blocks(fetch, found.nbytes, near=near, at_once=at_once, end=found.data)
+    return Blocks(fetch, length, near=near, at_once=at_once, end=found.data)
 
 
 @contextlib.contextmanager
