@@ -18,7 +18,9 @@ import treepack
 from treepack._cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+REPOSITORY = "https://github.com/treepack/treepack/blob/main/"
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
 
 
@@ -96,10 +98,15 @@ def anchors(text: str) -> set[str]:
 
 @pytest.mark.parametrize("page", TEXTS)
 def test_links_lead_somewhere(page: str):
-    for path, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", prose(TEXTS[page])):
-        if path.startswith("https://"):
+    inline = re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", prose(TEXTS[page]))
+    defined = re.findall(r"^\[[^\]]+\]: ([^\s#]*)(?:#(\S*))?$", prose(TEXTS[page]), re.M)
+    for path, anchor in inline + defined:
+        if path.startswith(REPOSITORY):
+            target = ROOT / path.removeprefix(REPOSITORY)
+        elif path.startswith("https://"):
             continue
-        target = (ROOT / page).parent / path if path else ROOT / page
+        else:
+            target = (ROOT / page).parent / path if path else ROOT / page
         assert target.exists(), path
         assert not anchor or anchor in anchors(target.read_text()), (path, anchor)
 
