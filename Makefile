@@ -1,11 +1,14 @@
 # Everything runs in .venv, which the first target that needs it creates.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := $(VENV)/$(SCRIPTS)
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo example test test-all lint bench fuzz sanitize format clean \
-  test-rust test-python lint-rust lint-python types fuzz-core fuzz-trees sanitize-core sanitize-extension
+.PHONY: help demo example test test-all lint bench fuzz sanitize format clean licenses \
+  test-rust test-python test-oldest lint-rust lint-python lint-packages types \
+  fuzz-core fuzz-trees sanitize-core sanitize-extension \
+  wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -22,22 +25,21 @@ endef
 
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
 
+# Makes an environment, unless it is there, whose pip knows the groups of pyproject.toml.
+VENV_AT = test -x $(1)/$(SCRIPTS)/python || $(PYTHON) -m venv $(1); \
+  $(PIP:$(BIN)/%=$(1)/$(SCRIPTS)/%) --quiet 'pip>=25.1'
+
 # The environment, with treepack built in release mode and installed editable.
 $(VENV)/.built: $(SOURCES)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(call VENV_AT,$(VENV))
 	$(call aloud,Installs jax and flax into $(VENV) and builds treepack: two to five minutes.,\
-	  $(PIP) --editable '.[demo]')
+	  $(PIP) --group demo --editable .)
 	@touch $@
 
-# The environment with another extra of pyproject.toml as well; treepack is not built again.
+# The environment with another group of pyproject.toml as well; treepack is not built again.
 $(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(VENV)/.built
-	@$(BIN)/python -c '$(REQUIREMENTS)' $* > $(VENV)/$*.txt
-	$(call aloud,Installs the packages of the extra "$*" into $(VENV).,$(PIP) -r $(VENV)/$*.txt)
+	$(call aloud,Installs the packages of the group "$*" into $(VENV).,$(PIP) --group $*)
 	@touch $@
-
-REQUIREMENTS = import sys, tomllib; \
-  project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-  print(*project["optional-dependencies"][sys.argv[1]], sep="\n")
 
 ## make demo          train a small model, move it between flax and treepack, compare on 0.5 GB
 demo: $(VENV)/.built
@@ -69,8 +71,17 @@ DRY_RUN := $(findstring n,$(firstword -$(MAKEFLAGS)))
 test-rust:
 	MAKEFLAGS= cargo test --quiet
 
-## make lint          formatting and lints of both languages, and types
-lint: lint-rust lint-python types
+## make test-oldest   Python's tests with the oldest versions that pyproject.toml allows; PYTHON= is 3.11
+OLDEST := $(VENV)/oldest
+test-oldest:
+	$(call VENV_AT,$(OLDEST))
+	$(OLDEST)/$(SCRIPTS)/python tools/oldest.py > $(OLDEST)/constraints.txt
+	$(call aloud,Installs the oldest versions into $(OLDEST) and builds treepack.,\
+	  $(PIP:$(VENV)/%=$(OLDEST)/%) --group test --constraint $(OLDEST)/constraints.txt --editable '.[all]')
+	$(OLDEST)/$(SCRIPTS)/python -m pytest $(WORKERS) -m 'not campaign'
+
+## make lint          formatting and lints of both languages, types, workflows, licences
+lint: lint-rust lint-python lint-packages types
 
 lint-rust: $(VENV)/.test
 	cargo fmt --check
@@ -80,6 +91,16 @@ lint-rust: $(VENV)/.test
 lint-python: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+lint-packages: $(VENV)/.test
+	$(BIN)/python tools/third_party.py --check
+	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+
+## make licenses      writes THIRD_PARTY_LICENSES, after a change of dependencies of the crate
+licenses:
+	$(PYTHON) tools/third_party.py
 
 # The package, its stub, and a script that uses all of it.
 types: $(VENV)/.test
@@ -108,6 +129,69 @@ BENCH_libraries = $(PYTHON) -m venv $(VENV)/libraries && \
   PYTHONPATH=python $(VENV)/libraries/bin/python tests/libraries/table.py --write
 bench: $(if $(filter core,$(NAME)),,$(VENV)/.bench)
 	$(or $(BENCH_$(NAME)),$(BIN)/python -u benches/$(or $(NAME),compare).py $(ARGS))
+
+## make wheels        wheels for Linux and an sdist, in dist/: built with zig, checked, installed, used;
+##                    needs rustup, and the interpreters of PYTHONS (3.11, 3.12 and 3.13)
+wheels: wheels-linux sdist check-packages try-wheels try-sdist
+
+# The oldest libc of each.
+LINUX := manylinux2014/x86_64-unknown-linux-gnu manylinux2014/aarch64-unknown-linux-gnu \
+  musllinux_1_2/x86_64-unknown-linux-musl musllinux_1_2/aarch64-unknown-linux-musl
+PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(firstword \
+  $(wildcard $(HOME)/.pyenv/versions/$(version).*/bin/python) python$(version)))
+
+$(VENV)/wheels/.installed: pyproject.toml
+	$(call VENV_AT,$(VENV)/wheels)
+	$(PIP:$(VENV)/%=$(VENV)/wheels/%) --quiet --group wheels
+	@touch $@
+
+# Builds a wheel. Where the crates lie here is of no interest in messages of panics.
+MATURIN = PATH="$(CURDIR)/$(VENV)/wheels/$(SCRIPTS):$$PATH" CARGO_TARGET_DIR=target/wheels \
+  RUSTFLAGS="--remap-path-prefix=$(CURDIR)=treepack --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo" \
+  maturin
+
+wheels-linux: $(VENV)/wheels/.installed
+	rm -f dist/*linux*.whl
+	rustup target add $(notdir $(LINUX))
+	for it in $(LINUX); do \
+	  $(MATURIN) build --release --locked --zig --compatibility $${it%/*} --target $${it#*/} --out dist || exit 1; \
+	done
+
+# For the system that this runs on.
+wheel: $(VENV)/wheels/.installed
+	$(MATURIN) build --release --locked --out dist
+
+sdist: $(VENV)/wheels/.installed
+	rm -f dist/*.tar.gz
+	$(MATURIN) sdist --out dist
+
+# maturin has looked at the symbols, too; auditwheel knows musl only on systems that have it.
+check-packages: $(VENV)/wheels/.installed
+	$(VENV)/wheels/$(SCRIPTS)/twine check --strict dist/*
+	$(VENV)/wheels/$(SCRIPTS)/check-wheel-contents dist/*.whl
+	for it in $$(ls dist | grep manylinux); do \
+	  $(VENV)/wheels/$(SCRIPTS)/auditwheel show dist/$$it | grep '^"manylinux_2_17_' || exit 1; \
+	done
+
+# $(call try,python,options and package): installs it in an environment of its own, and uses it.
+define try
+	rm -rf $(VENV)/try && $(1) -m venv $(VENV)/try
+	$(PIP:$(VENV)/%=$(VENV)/try/%) --quiet $(2)
+	$(PIP:$(VENV)/%=$(VENV)/try/%) --quiet --only-binary :all: 'treepack[cli,export]'
+	cd $(VENV) && try/$(SCRIPTS)/python ../tests/smoke.py
+
+endef
+
+try-wheels:
+	$(foreach python,$(PYTHONS),$(call try,$(python),--no-deps --no-index --find-links dist --only-binary :all: treepack))
+
+try-sdist:
+	$(call try,$(firstword $(PYTHONS)),--no-deps dist/*.tar.gz)
+
+## make crate         the crate as it would be published, built and documented from its own files
+crate:
+	cargo package --locked --allow-dirty
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --locked
 
 # What cargo-fuzz passes, but for the sanitizers, which need a nightly compiler.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
@@ -176,7 +260,7 @@ sanitize-extension: $(VENV)/.test
 	  --ignore tests/api/test_orbax.py --ignore tests/api/test_orbax_v1.py \
 	  --ignore tests/dropin/test_multiprocess.py --ignore tests/dropin/test_flax_suite.py \
 	  --ignore tests/dropin/test_checkpoints_differential.py \
-	  --ignore tests/api/test_readme.py --ignore tests/pytree/test_without_jax.py \
+	  --ignore tests/api/test_readme.py --ignore tests/test_package.py --ignore tests/pytree/test_without_jax.py \
 	  -k "not ($(UNSANITIZED))"
 
 ## make format        formats both languages
@@ -187,4 +271,4 @@ format: $(VENV)/.test
 
 ## make clean         removes what the other targets have made
 clean:
-	rm -rf $(VENV) target
+	rm -rf $(VENV) target dist

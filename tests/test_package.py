@@ -1,0 +1,139 @@
+"""What goes with the package is true: metadata, links, workflows, the program that tries it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import treepack
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CRATE = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
+MAKEFILE = (ROOT / "Makefile").read_text()
+REPOSITORY = PROJECT["project"]["urls"]["Repository"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+# Targets that workflows may name before the Makefile has them.
+EXPECTED = {"docs"}
+
+
+def test_the_smoke_test_uses_every_public_name():
+    used, called = set(), set()
+    for node in ast.walk(ast.parse((ROOT / "tests/smoke.py").read_text())):
+        if isinstance(node, ast.Call):
+            called.add(ast.unparse(node.func))
+        elif isinstance(node, ast.Attribute):
+            used.add(ast.unparse(node))
+    for name in treepack.__all__:
+        assert f"treepack.{name}" in used, name
+        if inspect.isfunction(getattr(treepack, name)):
+            assert f"treepack.{name}" in called, name
+
+
+def test_the_smoke_test_passes(tmp_path: Path):
+    subprocess.check_call([sys.executable, ROOT / "tests/smoke.py"], cwd=tmp_path)
+
+
+def test_names_and_versions_agree():
+    project = PROJECT["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    changes = re.search(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert changes is not None
+    versions = {project["version"], CRATE["version"], citation["version"], changes[1]}
+    assert versions == {project["version"]}
+    texts = {project["description"], CRATE["description"], citation["abstract"]}
+    assert texts == {project["description"]}
+    assert REPOSITORY == CRATE["repository"] == citation["repository-code"]
+    assert CRATE.get("publish", True)
+
+
+def test_extras_are_for_users_and_groups_for_developers():
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert set(extras) == {"all", "cli", "export", "orbax", "remote"}
+    groups = PROJECT["dependency-groups"]
+    for name in re.findall(r"--group (\w+)", MAKEFILE):
+        assert name in groups, name
+    # What the tests have is not older than what users are promised.
+    promised = {it for name in extras if name != "all" for it in extras[name]}
+    assert promised <= {*groups["test"]}
+
+
+def test_the_readme_has_no_relative_links():
+    """An index of packages shows the page without the repository around it."""
+    readme = (ROOT / "README.md").read_text()
+    assert not re.findall(r"\]\((?!https://)|<(?:img|a) ", readme)
+    defined = dict(re.findall(r"^\[([^\]]+)\]: (.*)$", readme, re.M))
+    assert len(defined) > 14
+    for link in defined.values():
+        assert link.startswith("https://"), link
+    prose = re.sub(r"^```.*?^```", "", readme, flags=re.S | re.M)
+    for text, name in re.findall(r"\[([^\]]+)\](?:\[([^\]]*)\])?", re.sub(r"`[^`]*`", "", prose)):
+        found = " ".join((name or text).split()).lower()
+        assert found in {it.lower() for it in defined}, found
+
+
+def pages() -> list[Path]:
+    listed = ["*.md", "*.toml", "*.cff", "*.yml", "*.yaml"]
+    found = subprocess.check_output(["git", "ls-files", "-z", *listed], cwd=ROOT, text=True)
+    return [ROOT / name for name in found.split("\0") if name and (ROOT / name).exists()]
+
+
+def test_links_into_the_repository_lead_to_files():
+    owner = REPOSITORY.removeprefix("https://github.com/")
+    places = (
+        rf"(?:https://github\.com/{owner}/blob|https://raw\.githubusercontent\.com/{owner})/main/"
+    )
+    count = 0
+    for page in [*pages(), ROOT / "README.md"]:
+        for name in re.findall(rf"{places}([^\s)#\"]+)", page.read_text()):
+            assert (ROOT / name).is_file(), (page.name, name)
+            count += 1
+    assert count > 14
+
+
+def steps(workflow: dict[str, Any]) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_nothing_but_make(path: Path):
+    workflow = yaml.safe_load(path.read_text())
+    for step in steps(workflow):
+        if "run" in step:
+            command = re.fullmatch(r"make ([\w-]+)(?: [A-Z_]+=\w+)*(?: > \w+\.txt)?", step["run"])
+            assert command, step["run"]
+            target = command[1]
+            assert target in EXPECTED or re.search(rf"^{target}:", MAKEFILE, re.M), target
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_pin_what_they_use_and_may_do_little(path: Path):
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        assert "timeout-minutes" in job
+    assert steps(workflow)
+    used = re.findall(r"uses: (.*)", path.read_text())
+    for line in used:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+
+
+def test_one_commit_stands_for_each_action():
+    used = {line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text())}
+    assert len({line.partition("@")[0] for line in used}) == len(used)
+
+
+def test_the_oldest_versions_are_those_of_the_project():
+    found = subprocess.check_output([sys.executable, ROOT / "tools/oldest.py"], text=True)
+    for name in ("jax", "jaxlib", "numpy", "ml_dtypes", "flax", "optax", "rich", "obstore"):
+        assert re.search(rf"^{name}==\d", found, re.M), name
