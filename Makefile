@@ -75,9 +75,10 @@ test-rust:
 OLDEST := $(VENV)/oldest
 test-oldest:
 	$(call VENV_AT,$(OLDEST))
-	$(OLDEST)/$(SCRIPTS)/python tools/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/$(SCRIPTS)/python tools/oldest.py > $(OLDEST)/requirements.txt
 	$(call aloud,Installs the oldest versions into $(OLDEST) and builds treepack.,\
-	  $(PIP:$(VENV)/%=$(OLDEST)/%) --group test --constraint $(OLDEST)/constraints.txt --editable '.[all]')
+	  $(PIP:$(VENV)/%=$(OLDEST)/%) -r $(OLDEST)/requirements.txt --editable '.[all]')
+	$(PIP:$(VENV)/%=$(OLDEST)/%) --quiet --no-deps $$(grep -o 'eformer==[0-9.]*' pyproject.toml | head -n 1)
 	$(OLDEST)/$(SCRIPTS)/python -m pytest $(WORKERS) -m 'not campaign'
 
 ## make lint          formatting and lints of both languages, types, workflows, licences

@@ -135,5 +135,5 @@ def test_one_commit_stands_for_each_action():
 
 def test_the_oldest_versions_are_those_of_the_project():
     found = subprocess.check_output([sys.executable, ROOT / "tools/oldest.py"], text=True)
-    for name in ("jax", "jaxlib", "numpy", "ml_dtypes", "flax", "optax", "rich", "obstore"):
+    for name in ("jax", "jaxlib", "numpy", "ml_dtypes", "flax", "rich", "obstore"):
         assert re.search(rf"^{name}==\d", found, re.M), name

@@ -1,4 +1,4 @@
-"""Prints the oldest versions of other packages that treepack allows, as constraints for pip."""
+"""Prints what tests with the oldest versions of other packages need, as requirements for pip."""
 
 from __future__ import annotations
 
@@ -9,23 +9,35 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
-# No dependencies, but libraries whose functions the drop-in takes the place of, and whose states
-# are saved.
-ORACLES = ("flax", "optax")
+# No dependency, but what the drop-in takes the place of.
+ORACLE = "flax"
+
+# eformer wants a newer jax than the oldest, and works with this one. It is installed without its
+# dependencies, of which it imports these.
+IMPORTED_BY_EFORMER = (
+    "braceexpand",
+    "contextlib2",
+    "google-cloud-storage",
+    "mergedeep",
+    "ml-collections",
+    "plum-dispatch",
+)
 
 
 def oldest() -> Iterator[str]:
-    """A constraint for each lower bound of the package and its extras, and of the oracles."""
+    """The lower bound of each dependency, and what else the tests import."""
     settings = tomllib.loads(PROJECT.read_text())
-    project = settings["project"]
+    project, tests = settings["project"], settings["dependency-groups"]["test"]
     needed = [*project["dependencies"]]
     needed += [it for extra in project["optional-dependencies"].values() for it in extra]
-    needed += [it for it in settings["dependency-groups"]["test"] if it.startswith(ORACLES)]
+    needed += [it for it in tests if it.startswith(ORACLE)]
     for requirement in needed:
         if found := re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement):
             yield f"{found[1]}=={found[2]}"
             if found[1] == "jax":
                 yield f"jaxlib=={found[2]}"
+    yield from (it for it in tests if it not in needed and not it.startswith("eformer"))
+    yield from IMPORTED_BY_EFORMER
 
 
 if __name__ == "__main__":

@@ -347,7 +347,7 @@ def test_files_of_numpy_are_read_without_jax() -> None:
             "except SystemExit as error: assert not error.code\n"
             "assert not {'jax', 'flax', 'orbax', 'tensorstore'} & sys.modules.keys()"
         )
-        environment = {**os.environ, "PYTHONWARNINGS": "error"}
+        environment = {**os.environ, "PYTHONWARNINGS": "error,ignore::DeprecationWarning:typer"}
         subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import types
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -816,7 +817,8 @@ def test_private_names_of_others_may_go() -> None:
         "import jax.export, jax._src.export as internals\n"
         "from treepack import serialization\n"
         "del flax.serialization._STATE_DICT_REGISTRY, flax.serialization._error_context\n"
-        "del flax.typing.HashableMapping, internals._export\n"
+        "vars(flax.typing).pop('HashableMapping', None)\n"
+        "del internals._export\n"
         "sys.modules['jax._src.export._export'] = None\n"
         "equinox.nn.Identity = lambda: ()\n"
         "tree = {'a': [np.ones(3)], 'b': flax.core.freeze({'c': 1})}\n"
@@ -893,6 +895,8 @@ def test_integer_keys_in_the_state_of_a_handler(module: Any, tmp_path: Path) -> 
     treepack.save(tmp_path / "described", tree)
     state = serialization.to_state_dict(tree)
     jax.tree.map(np.testing.assert_array_equal, state, module.to_state_dict(tree))
+    if module is not serialization and version("flax") == "0.12.0":
+        pytest.skip("flax 0.12.0 writes integer keys, but does not read them")
     expected = module.from_bytes(target, data)["n"].items
     for found in (
         serialization.from_bytes(target, data),

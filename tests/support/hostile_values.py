@@ -88,7 +88,7 @@ def values() -> list[Any]:
         jax.lax.Precision.HIGHEST,
         jnp.arange(3),
         jax.nn.relu,
-        flax.typing.HashableMapping({"a": 1}),
+        getattr(flax.typing, "HashableMapping", dict)({"a": 1}),  # flax 0.12.0 has none
         equinox.nn.Identity,
         Mode.EVAL,
         Config(3, ("a",)),
