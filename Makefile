@@ -171,7 +171,8 @@ check-packages: $(VENV)/wheels/.installed
 	$(VENV)/wheels/$(SCRIPTS)/twine check --strict dist/*
 	$(VENV)/wheels/$(SCRIPTS)/check-wheel-contents dist/*.whl
 	for it in $$(ls dist | grep manylinux); do \
-	  $(VENV)/wheels/$(SCRIPTS)/auditwheel show dist/$$it | grep '^"manylinux_2_17_' || exit 1; \
+	  $(VENV)/wheels/$(SCRIPTS)/auditwheel show dist/$$it | tr '\n' ' ' | \
+	    grep -o 'platform tag: *"manylinux_2_17_[a-z0-9_]*"' || exit 1; \
 	done
 
 # $(call try,python,options and package): installs it in an environment of its own, and uses it.

@@ -83,9 +83,8 @@ def test_the_readme_has_no_relative_links():
 
 
 def pages() -> list[Path]:
-    listed = ["*.md", "*.toml", "*.cff", "*.yml", "*.yaml"]
-    found = subprocess.check_output(["git", "ls-files", "-z", *listed], cwd=ROOT, text=True)
-    return [ROOT / name for name in found.split("\0") if name and (ROOT / name).exists()]
+    patterns = ("*.md", "*.toml", "*.cff", "docs/*.md", ".github/**/*.*")
+    return [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
 
 
 def test_links_into_the_repository_lead_to_files():
@@ -94,7 +93,7 @@ def test_links_into_the_repository_lead_to_files():
         rf"(?:https://github\.com/{owner}/blob|https://raw\.githubusercontent\.com/{owner})/main/"
     )
     count = 0
-    for page in [*pages(), ROOT / "README.md"]:
+    for page in pages():
         for name in re.findall(rf"{places}([^\s)#\"]+)", page.read_text()):
             assert (ROOT / name).is_file(), (page.name, name)
             count += 1
