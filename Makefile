@@ -5,7 +5,7 @@ SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN := $(VENV)/$(SCRIPTS)
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo example test test-all lint bench fuzz sanitize format clean licenses \
+.PHONY: help demo example test test-all lint bench docs fuzz sanitize format clean licenses \
   test-rust test-python test-oldest lint-rust lint-python lint-packages types \
   fuzz-core fuzz-trees sanitize-core sanitize-extension \
   wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate
@@ -55,8 +55,8 @@ test: $(VENV)/.test
 	$(call aloud,Builds the tests of Rust.,cargo test --no-run)
 	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-python test-rust lint
 
-## make test-all      the same, and campaigns: too little memory, kills, arrays over 1 GiB, flax's own tests
-test-all: test
+## make test-all      the same, the site, and campaigns: too little memory, kills, arrays over 1 GiB, flax's own tests
+test-all: test docs
 	$(BIN)/python -m pytest $(WORKERS) -m campaign
 
 # A process for each core, each with jax and a gigabyte of memory.
@@ -131,6 +131,15 @@ BENCH_libraries = $(PYTHON) -m venv $(VENV)/libraries && \
 bench: $(if $(filter core,$(NAME)),,$(VENV)/.bench)
 	$(or $(BENCH_$(NAME)),$(BIN)/python -u benches/$(or $(NAME),compare).py $(ARGS))
 
+## make docs          the documentation as a site, in site/: an error for what leads nowhere
+docs: $(VENV)/docs/.installed
+	$(VENV)/docs/$(SCRIPTS)/zensical build --strict --clean
+
+$(VENV)/wheels/.installed $(VENV)/docs/.installed: $(VENV)/%/.installed: pyproject.toml
+	$(call VENV_AT,$(VENV)/$*)
+	$(PIP:$(BIN)/%=$(VENV)/$*/$(SCRIPTS)/%) --quiet --group $*
+	@touch $@
+
 ## make wheels        wheels for Linux and an sdist, in dist/: built with zig, checked, installed, used;
 ##                    needs rustup, and the interpreters of PYTHONS (3.11, 3.12 and 3.13)
 wheels: wheels-linux sdist check-packages try-wheels try-sdist
@@ -140,11 +149,6 @@ LINUX := manylinux2014/x86_64-unknown-linux-gnu manylinux2014/aarch64-unknown-li
   musllinux_1_2/x86_64-unknown-linux-musl musllinux_1_2/aarch64-unknown-linux-musl
 PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(firstword \
   $(wildcard $(HOME)/.pyenv/versions/$(version).*/bin/python) python$(version)))
-
-$(VENV)/wheels/.installed: pyproject.toml
-	$(call VENV_AT,$(VENV)/wheels)
-	$(PIP:$(VENV)/%=$(VENV)/wheels/%) --quiet --group wheels
-	@touch $@
 
 # Builds a wheel. Where the crates lie here is of no interest in messages of panics.
 MATURIN = PATH="$(CURDIR)/$(VENV)/wheels/$(SCRIPTS):$$PATH" CARGO_TARGET_DIR=target/wheels \

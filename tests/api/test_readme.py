@@ -20,6 +20,7 @@ from treepack._cli import app
 ROOT = Path(__file__).parents[2]
 PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
+# Where readers of the site and of the package index find files of the repository.
 REPOSITORY = "https://github.com/treepack/treepack/blob/main/"
 TEXTS = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
 
@@ -154,3 +155,19 @@ def test_every_name_of_both_originals_is_there_with_its_signature():
                     (p.name, p.default) for p in theirs
                 ], name
     assert treepack.serialization.MAX_CHUNK_SIZE == flax.MAX_CHUNK_SIZE == eformer.MAX_CHUNK_SIZE
+
+
+def test_the_reference_has_every_public_name():
+    pages = [page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")]
+    listed = re.findall(r"^::: treepack\.(\S+)$", "\n".join(pages), re.M)
+    modules = {"errors", "serialization", "checkpoints", "orbax", "orbax_v1"}
+    assert modules <= {*listed}
+    assert len(listed) == len({*listed})
+    found = {name for name in treepack.__all__ if not hasattr(treepack.errors, name)}
+    assert {*listed} - modules == found - modules - {"__version__"}
+
+
+def test_the_site_lists_every_page():
+    docs = ROOT / "docs"
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(listed) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))

@@ -71,7 +71,7 @@ def _log(what: str, error: str) -> None:
 class Saving(AskedFuture[None]):
     """A save in the background, as `save(background=True)` returns it.
 
-    It has the methods of a [`concurrent.futures.Future`][]: `done()` returns whether the save has
+    It has the methods of a `concurrent.futures.Future`: `done()` returns whether the save has
     ended; `result()` waits for the end and raises the error of the save; `exception()` returns it.
     The program ends only after the save. An error that nobody asks for is logged.
 
