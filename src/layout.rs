@@ -6,6 +6,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use crate::arena::Arena;
 use crate::raw::{AsRaw, Filling, RawBytes};
 use crate::structure::Seal;
 use crate::{Result, grow, stream};
@@ -55,7 +56,7 @@ impl<M: AsRaw> Payload for M {
 /// Collects headers and payloads in the order of the output.
 #[derive(Debug)]
 pub struct LayoutBuilder<P> {
-    headers: Vec<u8>,
+    headers: Arena,
     pieces: Vec<Piece<P>>,
     /// Bytes of all payloads so far.
     payload_bytes: usize,
@@ -74,7 +75,7 @@ struct Piece<P> {
 impl<P> Default for LayoutBuilder<P> {
     fn default() -> Self {
         Self {
-            headers: Vec::new(),
+            headers: Arena::default(),
             pieces: Vec::new(),
             payload_bytes: 0,
         }
@@ -160,7 +161,7 @@ impl<P: Payload> LayoutBuilder<P> {
 /// All bytes of the output, not yet in one place.
 #[derive(Debug)]
 pub struct Layout<P> {
-    headers: Vec<u8>,
+    headers: Arena,
     pieces: Vec<Piece<P>>,
     len: usize,
     seal: Option<Seal>,

@@ -43,6 +43,8 @@ mod error;
 #[doc(hidden)]
 pub mod watch;
 
+mod arena;
+
 mod grow;
 
 mod zlib;

@@ -1,0 +1,109 @@
+//! Memory that is used again: fresh memory costs a page fault for every 4 KiB, which is several times
+//! as much as the copying where a tree has many small arrays.
+
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::sync::Mutex;
+
+/// Bytes in memory that another arena may have had before.
+#[derive(Debug)]
+pub struct Arena(Vec<u8>);
+
+/// What the last arena has left. A program that forks never waits for its lock.
+static SPARE: Spare = Spare(Mutex::new(Vec::new()));
+
+impl Default for Arena {
+    fn default() -> Self {
+        Self(SPARE.take())
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        SPARE.give(mem::take(&mut self.0));
+    }
+}
+
+impl Deref for Arena {
+    type Target = Vec<u8>;
+
+    #[inline]
+    fn deref(&self) -> &Vec<u8> {
+        &self.0
+    }
+}
+
+impl DerefMut for Arena {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.0
+    }
+}
+
+/// Memory that waits for its next use: of one arena, so that it is bounded in the whole program.
+struct Spare(Mutex<Vec<u8>>);
+
+impl Spare {
+    /// Less is found quickly by the allocator.
+    const MIN_BYTES: usize = 64 << 10;
+
+    /// So much is kept at most.
+    const MAX_BYTES: usize = 64 << 20;
+
+    fn take(&self) -> Vec<u8> {
+        let mut kept = self.0.try_lock();
+        kept.as_deref_mut().map(mem::take).unwrap_or_default()
+    }
+
+    fn give(&self, mut memory: Vec<u8>) {
+        memory.clear();
+        if !(Self::MIN_BYTES..=Self::MAX_BYTES).contains(&memory.capacity()) {
+            return;
+        }
+        if let Ok(mut kept) = self.0.try_lock()
+            && kept.capacity() < memory.capacity()
+        {
+            mem::swap(&mut *kept, &mut memory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_is_kept_within_bounds() {
+        let spare = Spare(Mutex::new(Vec::new()));
+        let kept = |give: usize| {
+            spare.give(Vec::with_capacity(give));
+            spare.0.lock().unwrap().capacity()
+        };
+        assert_eq!(kept(Spare::MIN_BYTES - 1), 0);
+        assert_eq!(kept(Spare::MIN_BYTES), Spare::MIN_BYTES);
+        assert_eq!(kept(1 << 20), 1 << 20);
+        assert_eq!(kept(1 << 19), 1 << 20);
+        assert_eq!(kept(Spare::MAX_BYTES + 1), 1 << 20);
+    }
+
+    #[test]
+    fn it_is_taken_once_and_empty() {
+        let spare = Spare(Mutex::new(Vec::new()));
+        let mut memory = Vec::with_capacity(1 << 20);
+        memory.push(7);
+        let place = memory.as_ptr();
+        spare.give(memory);
+        let taken = spare.take();
+        assert_eq!((taken.len(), taken.as_ptr()), (0, place));
+        assert_eq!(spare.take().capacity(), 0);
+    }
+
+    #[test]
+    fn nobody_waits_for_it() {
+        let spare = Spare(Mutex::new(Vec::with_capacity(1 << 20)));
+        let held = spare.0.lock().unwrap();
+        assert_eq!(spare.take().capacity(), 0);
+        spare.give(Vec::with_capacity(1 << 21));
+        assert_eq!(held.capacity(), 1 << 20);
+    }
+}
