@@ -95,10 +95,7 @@ impl FreshPages {
 /// Arrays of bytes for parts of a tree that are read one by one; `None` for those that the
 /// allocator has better memory for. They may be filled in any order.
 #[pyfunction]
-pub fn fresh_memory<'py>(
-    py: Python<'py>,
-    sizes: Vec<usize>,
-) -> PyResult<Vec<Option<Bound<'py, PyAny>>>> {
+pub fn fresh_memory(py: Python<'_>, sizes: Vec<usize>) -> PyResult<Vec<Option<Bound<'_, PyAny>>>> {
     let mut later = sizes
         .iter()
         .fold(0, |sum: usize, &it| sum.saturating_add(it));
