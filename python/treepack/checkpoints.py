@@ -33,7 +33,15 @@ from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.flax import is_frozen_dict
-from treepack._src.options import Progress, StorageOptions, Strict, Writing, restoring
+from treepack._src.options import (
+    TIMEOUT_S,
+    Progress,
+    Replicas,
+    StorageOptions,
+    Strict,
+    Writing,
+    restoring,
+)
 from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
@@ -354,6 +362,8 @@ def restore_checkpoint(
     copy: bool | None = None,
     mmap: bool = False,
     max_size: int | None = None,
+    replicas: Replicas = "read",
+    timeout: float = TIMEOUT_S,
     threads: int | None = None,
     progress: Progress = None,
     storage_options: StorageOptions = None,
@@ -379,6 +389,8 @@ def restore_checkpoint(
       mmap: Whether to map a file rather than read it. On network file systems, a mapped file must
         not be removed by another host meanwhile, as later saves do.
       max_size: The maximum decompressed size in bytes.
+      replicas: See `treepack.load`; for checkpoints of several processes, with a target.
+      timeout: See `treepack.load`.
       threads: The maximum number of threads.
       progress: See `treepack.serialization.load_from_file`.
       storage_options: See `save_checkpoint`.
@@ -425,6 +437,8 @@ def restore_checkpoint(
                     copy=copy,
                     mmap=mmap,
                     max_size=max_size,
+                    replicas=replicas,
+                    timeout=timeout,
                     threads=threads,
                     progress=progress,
                 )

@@ -32,7 +32,15 @@ import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 from treepack import serialization
 from treepack._src import paths as _paths
 from treepack._src.api.files import abstract, load
-from treepack._src.options import Arrays, Static, StorageOptions, Strict, Unknown
+from treepack._src.options import (
+    TIMEOUT_S,
+    Arrays,
+    Replicas,
+    Static,
+    StorageOptions,
+    Strict,
+    Unknown,
+)
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.content import read_all
 from treepack._src.storage.entries import exists, is_directory
@@ -157,6 +165,8 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
       verify: Whether to compare checksums first.
       arrays: Whether arrays of jax come back as such.
       sharding: The sharding of arrays.
+      replicas: Whether each process reads shards that several have, or one of them does.
+      timeout: How long processes wait for each other then.
       unknown: Whether nodes of unregistered types are an error, or dicts.
       static: The static data that were left out.
     """
@@ -171,6 +181,8 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     verify: bool = False
     arrays: Arrays = "saved"
     sharding: Any = None
+    replicas: Replicas = "read"
+    timeout: float = TIMEOUT_S
     unknown: Unknown = "error"
     static: Any = None
 

@@ -94,6 +94,7 @@ def files(folder: Path) -> None:
     found: dict[str, Layer | Point] = treepack.load(path, tree, strict=strict)
     assert isinstance(found["layer"], Layer)
     assert treepack.load(path, arrays=arrays)["point"] == Point(1.0)
+    assert treepack.load(path, replicas="broadcast", timeout=60)["point"] == Point(1.0)
     assert treepack.abstract(path)["layer"].w.shape == (4, 2)
     assert treepack.read_metadata(path)["step"] == 1
     assert treepack.is_checkpoint(path)

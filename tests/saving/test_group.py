@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from treepack._src.interop import group as groups
 from treepack._src.interop import jax as _jax
-from treepack._src.saving import group as groups
+from treepack._src.interop.group import Group, Message
 from treepack._src.saving.directory import Written
-from treepack._src.saving.group import Group, Message
 
 
 class Store:

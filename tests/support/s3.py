@@ -25,6 +25,14 @@ class Request(NamedTuple):
     nbytes: int
 
 
+def asked(request: Request) -> int:
+    """Returns the number of bytes that a request asks for."""
+    if request.method != "GET" or not request.range:
+        return 0
+    first, last = request.range.lower().removeprefix("bytes=").split("-")
+    return int(last) + 1 - int(first) if first and last else 0
+
+
 class Proxy(http.server.ThreadingHTTPServer):
     """Forwards requests.
 

@@ -46,6 +46,12 @@ Unexpected = Literal["ignore", "error"]
 Static = Literal["skip-code", "skip", "error"]
 """Static data that have no form in files: code is left out, all of it is, or it is an error."""
 
+Replicas = Literal["read", "broadcast"]
+"""Shards that several processes hold: each reads them, or one does and sends them to the others."""
+
+TIMEOUT_S = 3600.0
+"""The longest that a process waits for another one, in seconds."""
+
 OnCorrupt = Literal["error", "skip"]
 """Leaves that differ from their checksum: an error, or treated as missing."""
 
@@ -68,6 +74,7 @@ _CHOICES = {
     "unexpected": _values(Unexpected),
     "on_corrupt": _values(OnCorrupt),
     "static": _values(Static),
+    "replicas": _values(Replicas),
 }
 
 
@@ -76,6 +83,9 @@ def check(name: str, value: Any) -> None:
     if name == "max_size":
         if value is not None and value < 0:
             raise ValueError("max_size must not be negative")
+    elif name == "timeout":
+        if not value > 0:
+            raise ValueError(f"timeout has to be more than 0 seconds, not {value!r:.100}")
     elif value not in _CHOICES[name]:
         raise ValueError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
 
@@ -147,6 +157,8 @@ class Reading(_Options):
     arrays: Arrays = "saved"
     device: Any = None
     sharding: Any = None
+    replicas: Replicas = "read"
+    timeout: float = TIMEOUT_S
     copy: bool | None = None
     unknown: Unknown = "error"
     static: Any = None
@@ -155,6 +167,8 @@ class Reading(_Options):
 
     def __post_init__(self) -> None:
         check("strict", self.strict)
+        check("replicas", self.replicas)
+        check("timeout", self.timeout)
         check("arrays", self.arrays)
         check("unknown", self.unknown)
         if self.dtype is not None:
@@ -287,6 +301,8 @@ class PartOptions(ReadOptions, total=False):
     unexpected: Unexpected
     verify: bool
     on_corrupt: OnCorrupt
+    replicas: Replicas
+    timeout: float
 
 
 class LoadOptions(PartOptions, total=False):

@@ -12,16 +12,19 @@ from treepack import serialization
 from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
+from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place
 from treepack._src.checkpoint.select import chosen
 from treepack._src.checkpoint.sharded import open_reader, unless_replaced
 from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
+    TIMEOUT_S,
     Arrays,
     LoadOptions,
     Missing,
     OnCorrupt,
     Progress,
+    Replicas,
     SaveOptions,
     Static,
     StorageOptions,
@@ -35,7 +38,6 @@ from treepack._src.options import (
 from treepack._src.restore.record import present
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
-from treepack._src.saving.group import TIMEOUT_S
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, inflated_head
@@ -246,6 +248,8 @@ def load(
     arrays: Arrays = "saved",
     device: jax.Device | None = None,
     sharding: Any = None,
+    replicas: Replicas = "read",
+    timeout: float = TIMEOUT_S,
     copy: bool | None = None,
     mmap: bool = True,
     unknown: Unknown = "error",
@@ -295,6 +299,11 @@ def load(
       sharding: The sharding for all arrays of jax: a `jax.sharding.Sharding`; a pytree of them,
         each for all below its place; or a callable of the path and a `ShapeDtypeStruct`, which
         returns one. Each device reads its part of the file.
+      replicas: Shards of a sharded checkpoint that devices of several processes get. `"read"`: each
+        process reads them. `"broadcast"`: one of them does, and the others receive them over the
+        devices, so that no store serves them twice; all processes that have such devices call
+        this with the same target, in the same order. See docs/sharded.md.
+      timeout: The seconds that processes wait for each other with `replicas="broadcast"`.
       copy: For arrays of NumPy, as in NumPy 2. `None` returns read-only views of the file
         wherever they are aligned for their dtype, copies elsewhere. `True` returns
         writable arrays with memory of their own. `False` returns views only, but for arrays that
@@ -331,7 +340,8 @@ def load(
       HoleError: A TreepackError. If static data were not saved, and neither `static` nor a target
         has them.
       TreepackError: A ValueError. If jax would not keep the dtype of an array or the value of an
-        integer, or an array cannot be put where it should go.
+        integer, or an array cannot be put where it should go, or another process fails with
+        `replicas="broadcast"`.
       ImportError: If arrays of jax were saved and jax is not installed; see `arrays`.
 
     Examples:
@@ -356,20 +366,22 @@ def load(
     is_directory = False
 
     def attempt() -> Any:
-        reader = open_reader(path, is_directory=is_directory, mmap=mmap, max_size=max_size)
-        with contextlib.closing(reader):
-            return load_part(Place(reader, 0, []), target, selection, how)
+        nonlocal is_directory
+        with sharing(target, how) as group:
+            if selection.is_whole and not is_directory:
+                try:
+                    content = content_of(
+                        path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
+                    )
+                except IsADirectoryError:
+                    is_directory = True  # a sharded checkpoint, or nothing
+                else:
+                    return restore_described(content, target, how)
+            reader = open_reader(path, is_directory=is_directory, mmap=mmap, max_size=max_size)
+            with contextlib.closing(reader):
+                return load_part(Place(reader, 0, []), target, selection, how, group)
 
     with naming(path):
-        if selection.is_whole:
-            try:
-                content = content_of(
-                    path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
-                )
-            except IsADirectoryError:
-                is_directory = True  # a sharded checkpoint, or nothing
-            else:
-                return restore_described(content, target, how)
         return unless_replaced(attempt)
 
 

@@ -14,6 +14,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.load import load_part
+from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place, Reader, dtype_and_shape
 from treepack._src.checkpoint.sharded import open_reader
 from treepack._src.options import (
@@ -187,8 +188,8 @@ class Tree(Mapping[str, Any]):
         """
         check_known(options)
         selection, how = part_options({**options, "return_report": return_report})
-        with naming(self._place.reader.given):
-            return load_part(self._place, target, selection, how)
+        with naming(self._place.reader.given), sharing(target, how) as group:
+            return load_part(self._place, target, selection, how, group)
 
     def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:
         """Returns the tree with `jax.ShapeDtypeStruct`s for arrays; see `treepack.abstract`."""

@@ -10,6 +10,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.placement import cast_floats, converter
 from treepack._src.checkpoint.reader import Place
+from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Renaming, Selector, meant_of
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
@@ -21,8 +22,10 @@ from treepack._src.restore.template import restore_encoded, restore_selected, re
 from treepack.errors import CorruptionError, TreepackError
 
 
-def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> Any:
-    """Loads a part of a file, alone or into a target."""
+def load_part(
+    place: Place, target: Any, selection: Selection, how: Reading, group: Together | None
+) -> Any:
+    """Loads a part of a file, alone or into a target; `group` is of `sharing`."""
     how.check(target)
     selection.check(target)
     found = _choose(place, target, selection, how)
@@ -33,7 +36,7 @@ def load_part(place: Place, target: Any, selection: Selection, how: Reading) -> 
         notes=selection.return_report,
     )
     partial.skipped.update(found.corrupt)
-    convert = converter(how, may_change=place.reader.may_change, copy=how.copy)
+    convert = converter(how, may_change=place.reader.may_change, copy=how.copy, group=group)
     if convert is not None and selection.return_report:
         convert = partial.watching(convert)
     if target is None:

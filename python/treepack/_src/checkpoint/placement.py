@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,16 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.boxes import Box, aligned, expect, ranges_of, reading
 from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.checkpoint.replicas import (
+    BATCH_BYTES,
+    Rows,
+    Shared,
+    Together,
+    rows_of,
+    share,
+    spread,
+    together,
+)
 from treepack._src.checkpoint.sharded import ShardedArray, ShardedReader
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Reading
@@ -49,6 +61,8 @@ class _Item:
       target: The leaf of the template; `None` if there is no template.
       leaf: The leaf: first as it was found, at last as it is returned.
       weak: Whether its dtype was weak, where there is no template to tell.
+      place: The device or sharding for it.
+      shared: How it is shared out to several processes, of which one reads each shard.
       boxes: The boxes that devices of this process need, by `_key`, of an array in several files.
     """
 
@@ -56,11 +70,39 @@ class _Item:
     target: Any
     leaf: Any
     weak: bool = False
+    place: Any = None
+    shared: Shared | None = None
     boxes: dict[Any, Box] = dataclasses.field(default_factory=dict)
 
 
+def sharing(target: Any, how: Reading) -> AbstractContextManager[Together | None]:
+    """Returns a context for a load, in which processes receive what others of them read."""
+    _, count, _ = _jax.processes() if how.replicas == "broadcast" else (0, 1, None)
+    if count == 1 or how.arrays == "numpy" or how.device is not None:
+        return contextlib.nullcontext()
+    return together(_processes(target, how.sharding, count), how.timeout)
+
+
+def _processes(target: Any, sharding: Any, count: int) -> Sequence[int]:
+    """Returns the processes that load a tree, as far as shardings tell; or else all."""
+    import jax
+
+    if _is_function(sharding):
+        return range(count)
+    if sharding is None:
+        places = (getattr(leaf, "sharding", None) for _, leaf in leaves_of(target, ()))
+    else:
+        places = (leaf for _, leaf in leaves_of(sharding, ()))
+    found = {_concrete(it) for it in places if isinstance(it, jax.sharding.Sharding)} - {None}
+    return sorted({device.process_index for place in found for device in place.device_set})
+
+
 def converter(
-    how: Reading, *, may_change: bool = False, copy: bool | None = None
+    how: Reading,
+    *,
+    may_change: bool = False,
+    copy: bool | None = None,
+    group: Together | None = None,
 ) -> Convert | None:
     """Compiles the options about arrays into a function that converts the leaves it is given.
 
@@ -68,6 +110,7 @@ def converter(
       how: The options.
       may_change: Whether arrays that are found lie in memory that others may change.
       copy: The option for arrays that are read last, and do not go to devices.
+      group: The processes that load together; see `sharing`.
 
     Returns:
       A function of all leaves; `None` if there is nothing to do.
@@ -86,7 +129,7 @@ def converter(
         if placed:
             for item in items:
                 item.leaf = _number_to_array(item.target, item.leaf)
-            _place(items, _where(how.device, how.sharding), may_change, threads)
+            _place(items, _where(how.device, how.sharding), may_change, threads, group)
             for item in items:
                 if isinstance(item.leaf, LazyArray):
                     item.leaf = item.leaf.__array__(copy=copy)
@@ -232,34 +275,48 @@ def _where(device: Any, sharding: Any) -> Where | None:
 
     if isinstance(sharding, (jax.sharding.Sharding, jax.Device)):
         return lambda *_: sharding
-    # Modules and structs may be callable, and are trees.
-    if callable(sharding) and (kind_of(sharding) is None or _jax.is_partial(sharding)):
+    if _is_function(sharding):
         where: Where = sharding
         return where
     shardings = dict(leaves_of(sharding, ()))
     return lambda path, _: _paths.at_or_above(shardings, path, "shardings")
 
 
+def _is_function(sharding: Any) -> bool:
+    # Modules and structs may be callable, and are trees. Shardings and devices are neither.
+    is_plain = callable(sharding) and kind_of(sharding) is None
+    return is_plain or _jax.is_partial(sharding)
+
+
 def _place(
-    items: Iterable[_Item], where: Where | None, may_change: bool, threads: int | None
+    items: Iterable[_Item],
+    where: Where | None,
+    may_change: bool,
+    threads: int | None,
+    together: Together | None,
 ) -> None:
     """Puts the leaves that are to be arrays of jax on devices."""
-    groups: dict[Any, list[_Item]] = defaultdict(list)
+    placed: list[_Item] = []
     for item in items:
         target, array = item.target, item.leaf
         if target is None:
             _check_array(item.path, array)
         elif not (_jax.is_abstract(target) and _is_array(array) and _can_be(target, array)):
             continue
-        groups[_place_of(item.path, target, array, where)].append(item)
-    _open_files(groups)
+        item.place = _place_of(item.path, target, array, where)
+        placed.append(item)
+    if together is not None:
+        _share(placed, together)
+    groups: dict[Any, list[_Item]] = defaultdict(list)
+    for item in placed:
+        groups[item.place if item.shared is None else item.shared.rows].append(item)
+    _open_files(placed)
+    for item in placed:
+        _plan(item)
+    expect(box for item in placed for box in item.boxes.values())
     for place, group in groups.items():
-        in_place = _is_on_cpu(place)
-        for item in group:
-            _plan(item, place, in_place)
-    expect(box for group in groups.values() for item in group for box in item.boxes.values())
-    for place, group in groups.items():
-        for item, made in zip(group, _put(group, place, may_change, threads), strict=True):
+        put = _put(group, place, may_change, threads, together)
+        for item, made in zip(group, put, strict=True):
             found = item.leaf
             _check_integers(item.path, found, made)
             if item.target is None and made.dtype != found.dtype:
@@ -271,25 +328,41 @@ def _place(
             item.leaf, item.boxes = _jax.weak(made) if weak else made, {}
 
 
-def _open_files(groups: Mapping[Any, Iterable[_Item]]) -> None:
+def _share(items: Iterable[_Item], together: Together) -> None:
+    """Shares out the arrays that several processes need."""
+    found = [(item, rows_of(item.leaf, item.place)) for item in items]
+    shared = [(item, rows) for item, rows in found if rows is not None]
+    arrays = [(item.path, item.leaf, item.place, rows) for item, rows in shared]
+    for (item, _), share_of in zip(shared, share(together, arrays), strict=True):
+        item.shared = share_of
+
+
+def _open_files(items: Iterable[_Item]) -> None:
     """Opens the remote files that are needed, many at a time."""
     needed: dict[ShardedReader, set[int]] = defaultdict(set)
-    for place, group in groups.items():
-        for item in group:
-            if isinstance(item.leaf, ShardedArray) and not item.leaf.checkpoint.is_local:
-                for index in _parts_on(place, item.path, item.leaf):
-                    needed[item.leaf.checkpoint] |= item.leaf.files_of(index)
+    for item in items:
+        if isinstance(item.leaf, ShardedArray) and not item.leaf.checkpoint.is_local:
+            for index in _parts_of(item):
+                needed[item.leaf.checkpoint] |= item.leaf.files_of(index)
     for reader, numbers in needed.items():
         reader.open_files(numbers)
 
 
-def _plan(item: _Item, place: Any, in_place: bool) -> None:
+def _plan(item: _Item) -> None:
     """Plans the boxes of an array in several files that devices of this process need."""
     if isinstance(item.leaf, ShardedArray):
-        for index in _parts_on(place, item.path, item.leaf):
+        in_place = _is_on_cpu(item.place)
+        for index in _parts_of(item):
             key = _key(index)
             if key not in item.boxes:
                 item.boxes[key] = item.leaf.plan(index, in_place=in_place)
+
+
+def _parts_of(item: _Item) -> Iterable[tuple[slice, ...]]:
+    """Returns the parts of an array that this process reads."""
+    if item.shared is not None:
+        return item.shared.sources.values()
+    return _parts_on(item.place, item.path, item.leaf)
 
 
 def _parts_on(place: Any, path: str, array: Any) -> Iterable[tuple[slice, ...]]:
@@ -412,7 +485,11 @@ def _concrete(sharding: Any) -> Any:
 
 
 def _put(
-    items: list[_Item], place: Any, may_change: bool, threads: int | None
+    items: list[_Item],
+    place: Any,
+    may_change: bool,
+    threads: int | None,
+    together: Together | None,
 ) -> Iterator[jax.Array]:
     """Puts arrays on devices, a window at a time."""
     import jax
@@ -424,13 +501,26 @@ def _put(
                 item.leaf = np.array(item.leaf)
         boxes = [box for item in batch for box in item.boxes.values()]
         with fetching(ranges_of(boxes)), reading(boxes, core.thread_count(threads)) as read:
-            if _is_split(place):
+            if together is not None and isinstance(place, Rows):
+                made = _put_shared(batch, together, read)
+            elif _is_split(place):
                 made = [_put_parts(item, place, read) for item in batch]
             else:
                 made = _put_whole(batch, place, read)
         jax.block_until_ready(before)  # type: ignore[no-untyped-call]
         before = made
         yield from made
+    if isinstance(place, Rows):  # an error of other processes comes here, not where it is used
+        jax.block_until_ready(before)  # type: ignore[no-untyped-call]
+
+
+def _put_shared(
+    batch: list[_Item], together: Together, read: Callable[[Box], np.ndarray]
+) -> list[Any]:
+    """Puts arrays on the devices of several processes, of which one reads each shard."""
+    boxes = {id(item.shared): item.boxes for item in batch}
+    shared = [item.shared for item in batch if item.shared is not None]
+    return spread(together, shared, lambda it, index: read(boxes[id(it)][_key(index)]))
 
 
 def _put_whole(batch: list[_Item], place: Any, read: Callable[[Box], np.ndarray]) -> list[Any]:
@@ -492,7 +582,11 @@ def _key(index: tuple[slice, ...]) -> tuple[tuple[Any, Any], ...]:
 
 
 def _batches(items: list[_Item]) -> Iterable[list[_Item]]:
-    sizes = itertools.accumulate(getattr(item.leaf, "nbytes", 0) for item in items)
-    numbered = zip((size // _WINDOW for size in sizes), items, strict=True)
+    if items[0].shared is not None:  # the same batches in all processes
+        sizes, window = (item.shared.nbytes for item in items if item.shared), BATCH_BYTES
+    else:
+        sizes, window = (getattr(item.leaf, "nbytes", 0) for item in items), _WINDOW
+    ends = itertools.accumulate(sizes)
+    numbered = zip((size // window for size in ends), items, strict=True)
     for _, group in itertools.groupby(numbered, key=lambda numbered: numbered[0]):
         yield [item for _, item in group]

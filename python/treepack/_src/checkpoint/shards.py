@@ -31,6 +31,11 @@ def plan_of(arrays: Iterable[Any]) -> core.ShardPlan:
     )
 
 
+def readers_of(arrays: Iterable[tuple[tuple[int, ...], int, Any]]) -> core.ShardPlan:
+    """Assigns shards to those that read them, given shapes, bytes and shardings of arrays."""
+    return _plan(tuple((*array, False) for array in arrays))
+
+
 @functools.lru_cache(maxsize=4)  # the next save has the same arrays
 def _plan(arrays: tuple[tuple[tuple[int, ...], int, Any, bool], ...]) -> core.ShardPlan:
     splits = []

@@ -22,10 +22,10 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.shards import plan_of, start_of
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Progress, Static, Writing
+from treepack._src.interop.group import Group, Message, text_of
+from treepack._src.options import TIMEOUT_S, Progress, Static, Writing
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.saving.directory import Directory, Written, directory_at, file_name, writer
-from treepack._src.saving.group import TIMEOUT_S, Group, Message, NotSavedError, text_of
 from treepack._src.saving.identity import Identity, identity_of
 from treepack._src.saving.layout import described_layout, file_layout
 from treepack._src.storage.place import absolute
@@ -125,10 +125,8 @@ def _lead_with_claim(
     mine = share.write(directory, name, progress)
     told = {0: Message(written=mine), **group.gather()}
     errors = [*share.errors_of(told)]
-    if errors:  # in thousands of processes most are the same
-        more = len(errors) - _MOST_ERRORS
-        listed = [*errors[:_MOST_ERRORS], *([f"and {more} more processes"] if more > 0 else [])]
-        raise NotSavedError(f"the checkpoint was not saved: {'; '.join(listed)}")
+    if errors:
+        raise group.failed(errors)
     share.commit(directory, name, told)
 
 
@@ -147,10 +145,6 @@ def _follow(group: Group, directory: Directory, share: ProcessShare, progress: P
         else:
             group.tell(Message(differs=share.identity.text()))  # process 0 tells all in words
     group.wait()
-
-
-# The most errors in a message.
-_MOST_ERRORS = 10
 
 
 class ProcessShare:
@@ -236,7 +230,8 @@ class ProcessShare:
         files = []
         there = directory.names() if len(self._processes) > 1 else None
         for process in self._processes:
-            found = told[process].written
+            written = told[process].written
+            found = None if written is None else Written(*written)
             if found is None or (there is not None and found.name not in there):
                 found = self._look(directory, name, process)  # listings may be older
             if found.plan != self._plan:

@@ -1,12 +1,13 @@
-"""The messages between processes that save together: three short ones each.
+"""The messages between processes that save, or load, together: three short ones each.
 
     process 0        prepares the directory ──▶ name and identity of the save ──▶ all
     every process    writes its file ──▶ what it has written, or an error or a difference
                      ──▶ the first of its group of processes ──▶ process 0
     process 0        commits ──▶ end, or an error ──▶ all
 
-They go through the key-value store of `jax.distributed`, which needs no devices, so that it may be
-used in the background.
+Those that load agree so before each batch of arrays goes over the devices
+(`checkpoint/replicas.py`). Messages go through the key-value store of `jax.distributed`, which
+needs no devices, so that it may be used in the background.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from treepack._src.interop import jax as _jax
-from treepack._src.saving.directory import Written
+from treepack._src.options import TIMEOUT_S, check
 from treepack.errors import TreepackError
-
-# The longest that a process waits for another one, in seconds.
-TIMEOUT_S = 3600.0
 
 # The longest that one request waits, in seconds.
 _PATIENCE_S = 10.0
@@ -46,20 +45,29 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-class NotSavedError(TreepackError):
+def check_not_forked(call: str) -> None:
+    """Raises if this process is a fork, before jax is asked, which would wait for others."""
+    if _inherited is not None and _jax.client() is _inherited:
+        raise TreepackError(
+            f"this process is a fork of one that {call}s together with others, and cannot do so "
+            f"itself: start it with `spawn`, or {call} in the parent"
+        )
+
+
+class OthersError(TreepackError):
     """Another process has failed."""
 
 
 class Message(NamedTuple):
-    """What a process tells process 0 about its part of a save.
+    """What a process tells process 0 about its part.
 
     Attributes:
-      written: The file that it has written, if any.
+      written: What it has written, if anything, as a tuple for JSON.
       error: Its error in words, if it has failed.
-      differs: The identity of what it saves, if that is something else.
+      differs: The identity of what it saves or loads, if that is something else.
     """
 
-    written: Written | None = None
+    written: Sequence[Any] | None = None
     error: str = ""
     differs: str = ""
 
@@ -69,31 +77,48 @@ Messages = dict[int, Message]
 
 
 class Group:
-    """The processes that write a checkpoint.
+    """The processes that write a checkpoint, or read one together.
 
-    Process 0 hears the first process of each group of processes, which hears the others of its own:
-    of n processes nobody hears more than some `2 * sqrt(n)`.
+    Process 0, or the first of the members, hears the first process of each group of processes,
+    which hears the others of its own: of n processes nobody hears more than some `2 * sqrt(n)`.
 
     Attributes:
-      index: The number of this process.
-      count: The number of processes.
+      index: The number of this process among the members.
+      count: The number of members.
     """
 
-    def __init__(self, timeout: float = TIMEOUT_S) -> None:
-        """`timeout` is the longest that process 0 waits for the others, in seconds."""
-        if not timeout > 0:
-            raise ValueError(f"timeout has to be more than 0 seconds, not {timeout!r:.100}")
-        # Before jax is asked, which would wait for others.
-        if _inherited is not None and _jax.client() is _inherited:
-            raise TreepackError(
-                "this process is a fork of one that saves together with others, and cannot do so "
-                "itself: start it with `spawn`, or save in the parent"
-            )
+    def __init__(
+        self,
+        timeout: float = TIMEOUT_S,
+        *,
+        members: Sequence[int] | None = None,
+        folder: str | None = None,
+        old: str | None = None,
+        call: str = "save",
+    ) -> None:
+        """Begins a round of messages.
+
+        Args:
+          timeout: The longest that process 0 waits for the others, in seconds.
+          members: The processes, in order; `None` for all.
+          folder: Where their messages of this round are in the store. `None` counts rounds.
+          old: Where messages are that nobody reads any more once all are in this round.
+          call: What they have called.
+        """
+        check("timeout", timeout)
+        check_not_forked(call)
         self.index, self.count, self._client = _jax.processes()
+        if members is not None:
+            self.index, self.count = members.index(self.index), len(members)
+        self.members: Sequence[int] = range(self.count) if members is None else members
         self._timeout = timeout
         self._size = group_size(self.count)
-        # All processes save in the same order.
-        self._round = next(_rounds) if self.count > 1 else -1
+        self._call = call
+        if folder is None:
+            # All processes save in the same order.
+            number = next(_rounds) if self.count > 1 else -1
+            folder, old = str(number), str(number - _OLD)
+        self._folder, self._old = folder, old
         self._has_ended = False
 
     def announce(self, text: str) -> None:
@@ -129,8 +154,9 @@ class Group:
             if not is_all:
                 found |= self._hear_group(first, until)
         if self.count > 1:  # the store keeps all in memory, and nobody will read this any more
-            self._client.key_value_delete(f"treepack/{self._round}/done/")
-            self._client.key_value_delete(f"treepack/{self._round - _OLD}/")
+            self._client.key_value_delete(f"treepack/{self._folder}/done/")
+            if self._old is not None:
+                self._client.key_value_delete(f"treepack/{self._old}/")
         return found
 
     def _hear_group(self, first: int, until: float) -> Messages:
@@ -155,9 +181,15 @@ class Group:
         if self._has_ended:
             return
         self._has_ended = True
-        if error is not None and not isinstance(error, NotSavedError):
-            error = NotSavedError(f"the checkpoint was not saved: process 0: {text_of(error)}")
+        if error is not None and not isinstance(error, OthersError):
+            error = self.failed([f"process {self.members[0]}: {text_of(error)}"])
         self._tell("end", "" if error is None else str(error))
+
+    def failed(self, errors: Sequence[str]) -> OthersError:
+        """Returns the error for those of processes, in words: in thousands most are the same."""
+        more = len(errors) - _MOST_ERRORS
+        listed = [*errors[:_MOST_ERRORS], *([f"and {more} more processes"] if more > 0 else [])]
+        return OthersError(f"the checkpoint was not {_DONE[self._call]}: {'; '.join(listed)}")
 
     def wait(self) -> None:
         """Waits for the end.
@@ -168,11 +200,11 @@ class Group:
         # Longer than process 0 does, which tells who is missing.
         error = self._hear("end", 0, self._timeout * _LATER)
         if error:
-            raise NotSavedError(error)
+            raise OthersError(error)
 
     def _tell(self, key: str, value: str) -> None:
         if self.count > 1:
-            self._client.key_value_set(f"treepack/{self._round}/{key}", value or "-")
+            self._client.key_value_set(f"treepack/{self._folder}/{key}", value or "-")
 
     def _hear(self, key: str, index: int, timeout: float) -> str:
         """Waits for a message of another process."""
@@ -181,13 +213,14 @@ class Group:
             patience = min(_PATIENCE_S, max(until - time.monotonic(), _LEAST_S))
             try:
                 value: str = self._client.blocking_key_value_get(
-                    f"treepack/{self._round}/{key}", int(patience * 1000)
+                    f"treepack/{self._folder}/{key}", int(patience * 1000)
                 )
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
                 if time.monotonic() > until:
-                    raise TimedOutError(index, self._timeout) from error
+                    process = self.members[index]
+                    raise TimedOutError(process, self._timeout, self._call) from error
             else:
                 return "" if value == "-" else value
 
@@ -199,9 +232,9 @@ class TimedOutError(TreepackError):
       text: The error without the number of the process.
     """
 
-    def __init__(self, process: int, timeout: float):
+    def __init__(self, process: int, timeout: float, call: str):
         self.text = (
-            f"has not called save, or not ended it, within {timeout:g} s; all processes have to "
+            f"has not called {call}, or not ended it, within {timeout:g} s; all processes have to "
             "call it with the same tree (timeout= changes the time)"
         )
         super().__init__(f"process {process} {self.text}")
@@ -214,6 +247,12 @@ _LATER = 1.25
 
 # Even after the time-out, messages that are there already are heard.
 _LEAST_S = 0.01
+
+# The most errors in a message.
+_MOST_ERRORS = 10
+
+# What has not happened if a call fails.
+_DONE = {"save": "saved", "load": "loaded"}
 
 # Process 0 hears so many others itself.
 _LEAST_GROUP = 16
@@ -231,7 +270,7 @@ def _encoded(messages: Messages, *, is_all: bool = True) -> str:
 def _decoded(text: str) -> tuple[Messages, bool]:
     is_all, messages = json.loads(text)
     found = {
-        index: Message(None if written is None else Written(*written), error, differs)
+        index: Message(None if written is None else tuple(written), error, differs)
         for index, written, error, differs in messages
     }
     return found, is_all

@@ -1,0 +1,421 @@
+"""Shards that several processes hold: one of them reads each, and the others receive it.
+
+    plan, the same in all ──▶ each reads its shards ──▶ all agree ──▶ a sum over the devices
+                                                                      that hold the same shard
+
+Devices that do not read have zeros, and what is added are unsigned integers, so that every bit
+arrives. A process that fails tells it where the others wait for it, before the devices work
+together: a program in which one is missing would wait for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import math
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src.checkpoint.sharded import ReplacedError, ShardedArray
+from treepack._src.checkpoint.shards import readers_of, start_of
+from treepack._src.interop import jax as _jax
+from treepack._src.interop.group import Group, Message, OthersError, check_not_forked, text_of
+
+if TYPE_CHECKING:
+    import jax
+
+# How many bytes each device receives at a time, unless a shard has more. Meanwhile it has them
+# twice.
+BATCH_BYTES = 1 << 28
+
+# The loads that processes have begun together, by who they are.
+_rounds: dict[str, Iterator[int]] = defaultdict(itertools.count)
+
+
+class Together:
+    """Processes that load a checkpoint together, and agree on it step by step."""
+
+    def __init__(self, members: Sequence[int], timeout: float):
+        """`members` are all processes that call this; `timeout` is in seconds."""
+        check_not_forked("load")
+        self._members, self._timeout = members, timeout
+        self._who = f"load/{zlib.crc32(json.dumps([*members]).encode())}"
+        self._round, self._step = next(_rounds[self._who]), 0
+        self._is_over = False
+        self.index = _jax.processes()[0]
+
+    def agree(self, plan: str) -> None:
+        """Waits until all processes are here with the same plan.
+
+        Raises:
+          OthersError: If another process has failed, or does not come, or has another plan.
+          ReplacedError: If the checkpoint was saved again meanwhile, for any of them.
+        """
+        self._is_over = True  # unless all agree: whoever fails here has told it here
+        group = self._group()
+        try:
+            if group.index == 0:
+                _lead(group, plan)
+            else:
+                _follow(group, plan)
+        except OthersError as error:
+            if ReplacedError.__name__ in str(error):  # so all try again
+                raise ReplacedError(str(error)) from None
+            raise
+        self._is_over = False
+        self._step += 1
+
+    def fail(self, error: BaseException) -> None:
+        """Tells all others that this process has failed, without waiting for them."""
+        if self._is_over:
+            return
+        self._is_over = True
+        group = self._group()
+        if group.index == 0:
+            group.announce("")
+            group.end(error)
+        else:
+            group.tell(Message(error=text_of(error)), waits=False)
+
+    def _group(self) -> Group:
+        # Who is here has left what was before.
+        last = f"{self._round}/{self._step - 1}" if self._step else f"{self._round - 1}"
+        return Group(
+            self._timeout,
+            members=self._members,
+            folder=f"{self._who}/{self._round}/{self._step}",
+            old=f"{self._who}/{last}",
+            call="load",
+        )
+
+
+def _lead(group: Group, plan: str) -> None:
+    """Hears all others, and tells them how it ends."""
+    try:
+        group.announce(plan)
+        told = group.gather()
+        errors = [
+            f"process {group.members[at]}: {message.error or _difference(plan, message.differs)}"
+            for at, message in sorted(told.items())
+            if message.error or message.differs
+        ]
+        if errors:
+            raise group.failed(errors)
+    except BaseException as error:
+        group.end(error)
+        raise
+    group.end()
+
+
+def _follow(group: Group, plan: str) -> None:
+    expected = group.announced()
+    if expected:
+        group.tell(Message(differs="" if plan == expected else plan))
+    group.wait()
+
+
+def _difference(plan: str, other: str) -> str:
+    """Returns in words how a plan differs from that of the first process."""
+    if plan.split()[0] != other.split()[0]:
+        return f"{ReplacedError.__name__}: it reads another save of the checkpoint"
+    return (
+        "it loads something else than the first process: replicas='broadcast' needs the same "
+        "target, the same shardings and the same options in all processes"
+    )
+
+
+@contextlib.contextmanager
+def together(members: Sequence[int], timeout: float) -> Iterator[Together | None]:
+    """Yields what processes agree by, if there are several and this is one of them."""
+    if len(members) < 2 or _jax.processes()[0] not in members:
+        yield None
+        return
+    found = Together(members, timeout)
+    try:
+        yield found
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # the error of this process is the one to be told
+            found.fail(error)
+        raise
+
+
+class Rows(NamedTuple):
+    """The devices that hold each shard of an array: so many in each row."""
+
+    devices: tuple[tuple[jax.Device, ...], ...]
+
+    @property
+    def processes(self) -> set[int]:
+        """The processes of all devices."""
+        return {device.process_index for row in self.devices for device in row}
+
+
+class Shared(NamedTuple):
+    """An array whose shards are read by one process each.
+
+    Attributes:
+      array: The array.
+      sharding: Where it goes.
+      rows: The devices that hold each shard.
+      sources: The devices of this process that get what it reads, and which parts of the array.
+    """
+
+    array: ShardedArray
+    sharding: Any
+    rows: Rows
+    sources: dict[jax.Device, tuple[slice, ...]]
+
+    @property
+    def shard_shape(self) -> tuple[int, ...]:
+        """The shape of all shards."""
+        shape: tuple[int, ...] = self.sharding.shard_shape(self.array.shape)
+        return shape
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a shard."""
+        return math.prod(self.shard_shape) * self.array.dtype.itemsize
+
+
+def rows_of(array: Any, sharding: Any) -> Rows | None:
+    """Returns the devices for each shard, if several processes hold the same one.
+
+    `None` is for all that every process has to read by itself, or that jax has with other bits.
+    """
+    import jax
+
+    if not isinstance(array, ShardedArray) or not isinstance(sharding, jax.sharding.Sharding):
+        return None
+    if array.size == 0 or jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+        return None
+    return _rows(sharding, array.shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rows(sharding: Any, shape: tuple[int, ...]) -> Rows | None:
+    import jax
+
+    kind = jax.local_devices()[0].default_memory().kind
+    if sharding.memory_kind not in (None, kind):
+        return None
+    try:
+        grid = _grid(shape, sharding.shard_shape(shape))
+        found: list[list[jax.Device]] = [[] for _ in range(len(grid))]
+        for device, index in sharding.devices_indices_map(shape).items():
+            found[grid.shard_at(start_of(index))].append(device)
+    except Exception:  # whoever puts it there says what does not fit
+        return None
+    is_shared = any(len({device.process_index for device in row}) > 1 for row in found)
+    is_even = len({len(row) for row in found}) == 1
+    return Rows(tuple(map(tuple, found))) if is_shared and is_even else None
+
+
+def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> core.ShardGrid:
+    counts = [size // step for size, step in zip(shape, part, strict=True)]
+    return core.ShardGrid(shape, counts)
+
+
+def share(group: Together, arrays: Sequence[tuple[str, ShardedArray, Any, Rows]]) -> list[Shared]:
+    """Shares out the reading of arrays, with all other processes.
+
+    Args:
+      group: The processes.
+      arrays: Of each array its path, itself, its sharding and its rows.
+
+    Raises:
+      OthersError: If another process has failed, or loads something else.
+    """
+    plan = readers_of((array.shape, array.nbytes, where) for _, array, where, _ in arrays)
+    saves = {array.checkpoint.identity for _, array, _, _ in arrays}
+    about = [
+        [path, array.shape, array.dtype.name, _checksum(rows)] for path, array, _, rows in arrays
+    ]
+    group.agree(
+        f"save:{','.join(sorted(saves))} {zlib.crc32(json.dumps([plan.checksum, about]).encode())}"
+    )
+    found = []
+    for number, (_, array, where, rows) in enumerate(arrays):
+        sources = {}
+        grid = _grid(array.shape, where.shard_shape(array.shape))
+        for cell in plan.shards_of(number, group.index):
+            device = next(it for it in rows.devices[cell] if it.process_index == group.index)
+            sources[device] = tuple(slice(*it) for it in grid.bounds(cell))
+        found.append(Shared(array, where, rows, sources))
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _checksum(rows: Rows) -> int:
+    return zlib.crc32(json.dumps([[device.id for device in row] for row in rows.devices]).encode())
+
+
+def spread(
+    group: Together, arrays: Sequence[Shared], read: Callable[[Shared, tuple[slice, ...]], Any]
+) -> list[Any]:
+    """Puts arrays with the same rows on all their devices.
+
+    Args:
+      group: The processes.
+      arrays: The arrays.
+      read: Returns a part of an array, which this process reads.
+
+    Raises:
+      OthersError: If another process has failed.
+    """
+    import jax
+
+    rows = arrays[0].rows
+    takes_part = group.index in rows.processes
+    parts = _parts(arrays, read, group.index) if takes_part else []
+    jax.block_until_ready(parts)  # type: ignore[no-untyped-call]
+    group.agree("- read")
+    if not takes_part:
+        return [
+            jax.make_array_from_callback(
+                it.array.shape, it.sharding, lambda _: np.empty(0), dtype=it.array.dtype
+            )
+            for it in arrays
+        ]
+    kinds = tuple((it.array.dtype, it.array.ndim) for it in arrays)
+    made = _summing(rows, kinds)(parts)
+    return [
+        jax.make_array_from_single_device_arrays(
+            it.array.shape, it.sharding, [shard.data for shard in whole.addressable_shards]
+        )
+        for it, whole in zip(arrays, made, strict=True)
+    ]
+
+
+def _parts(
+    arrays: Sequence[Shared],
+    read: Callable[[Shared, tuple[slice, ...]], Any],
+    process: int,
+) -> list[Any]:
+    """Returns arrays with a part for each device: what this process has read, or zeros."""
+    import jax
+
+    rows = arrays[0].rows
+    here = [it for row in rows.devices for it in row if it.process_index == process]
+    sources = [(number, device) for number, it in enumerate(arrays) for device in it.sources]
+    read_here = [_words(read(arrays[at], arrays[at].sources[device])) for at, device in sources]
+    put = jax.device_put(read_here, [device for _, device in sources])
+    found = dict(zip(sources, put, strict=True))
+    shapes = tuple(_word_shape(it) for it in arrays)
+    made = []
+    for number, zeros in enumerate(_zeros(tuple(here), shapes)()):
+        parts = {shard.device: shard.data for shard in zeros.addressable_shards}
+        parts |= {device: part for (at, device), part in found.items() if at == number}
+        shape = (_mesh(rows).size, *zeros.shape[1:])
+        where = jax.sharding.NamedSharding(_mesh(rows), _spec(_EACH))
+        made.append(jax.make_array_from_single_device_arrays(shape, where, [*parts.values()]))
+    return made
+
+
+@functools.lru_cache(maxsize=64)
+def _mesh(rows: Rows) -> Any:
+    import jax
+
+    return jax.sharding.Mesh(np.array(rows.devices), _EACH)
+
+
+def _spec(*axes: Any) -> Any:
+    import jax
+
+    return jax.sharding.PartitionSpec(*axes)  # type: ignore[no-untyped-call]
+
+
+# One part for each device.
+_EACH = ("shard", "copy")
+
+
+@functools.lru_cache(maxsize=64)
+def _zeros(devices: tuple[jax.Device, ...], shapes: tuple[Any, ...]) -> Callable[[], Any]:
+    """Compiles what makes zeros on devices of this process."""
+    import jax
+
+    mesh = jax.sharding.Mesh(np.array(devices), ("device",))
+    where = jax.sharding.NamedSharding(mesh, _spec("device"))
+
+    def zeros() -> Any:
+        return [jax.numpy.zeros((len(devices), *shape[1:]), word) for shape, word in shapes]
+
+    return _in_mesh(mesh, jax.jit(zeros, out_shardings=where))
+
+
+@functools.lru_cache(maxsize=64)
+def _summing(rows: Rows, kinds: tuple[tuple[np.dtype[Any], int], ...]) -> Callable[[Any], Any]:
+    """Compiles what adds the parts of the devices that hold the same shard."""
+    import jax
+
+    psum: Any = jax.lax.psum
+
+    def add(parts: list[Any]) -> list[Any]:
+        # Of each part the device has one.
+        return [
+            _typed(psum(part[0], "copy"), dtype)
+            for part, (dtype, _) in zip(parts, kinds, strict=True)
+        ]
+
+    added = jax.shard_map(
+        add,
+        mesh=_mesh(rows),
+        in_specs=_spec(_EACH),
+        out_specs=[_spec("shard") if ndim else _spec() for _, ndim in kinds],
+        check_vma=False,  # a scalar is the only shard
+    )
+    return _in_mesh(_mesh(rows), jax.jit(added, donate_argnums=0))
+
+
+def _in_mesh(mesh: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that does not mind in which mesh the program is."""
+    import jax
+
+    def called(*args: Any) -> Any:
+        with jax.set_mesh(mesh):
+            return function(*args)
+
+    return called
+
+
+# Unsigned integers with the bits of arrays
+
+
+def _words(array: np.ndarray) -> np.ndarray:
+    """Returns the bits of an array, with one more dimension; numbers of two parts have another."""
+    if array.dtype.kind == "c":
+        array = np.stack([array.real, array.imag])
+    return array.view(_word(array.dtype))[None]
+
+
+def _word(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(f"u{dtype.itemsize}")
+
+
+def _word_shape(shared: Shared) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Returns the shape and dtype of the bits of a shard."""
+    dtype = shared.array.dtype
+    if dtype.kind == "c":
+        return (1, 2, *shared.shard_shape), np.dtype(f"u{dtype.itemsize // 2}")
+    return (1, *shared.shard_shape), _word(dtype)
+
+
+def _typed(words: Any, dtype: np.dtype[Any]) -> Any:
+    """Returns the array that has some bits."""
+    import jax
+
+    bits = jax.lax.bitcast_convert_type
+    if dtype.kind == "c":
+        part = np.dtype(f"f{dtype.itemsize // 2}")
+        return jax.lax.complex(bits(words[0], part), bits(words[1], part))
+    if dtype == np.bool_:
+        return words != 0
+    info = jax.numpy.iinfo if jax.numpy.issubdtype(dtype, np.integer) else jax.numpy.finfo
+    used = info(dtype).bits
+    return bits(words.astype(f"uint{used}") if used < 8 else words, dtype)
