@@ -178,18 +178,14 @@ def many_hosts(server: s3.Server) -> None:
         obstore.delete(store, "hosts/manifest.treepack")
         directory = directory_at(resolved(url, options))
         server.proxy.requests.clear()
-        directory.commit(draft.with_files(_files(directory, sent), "bench"), durable=False)
+        there = directory.names()
+        written = [message.written for message in sent.values() if message.written]
+        assert all(it.name in there for it in written)
+        files = [(it.name, it.nbytes, it.record) for it in written]
+        directory.commit(draft.with_files(files, "bench"), there, durable=False)
 
     row(server, f"{HOSTS} hosts, {HOSTS * 4 * scale.LEAVES:,} shards: commit", commit)
     row(server, "the same: open", lambda: treepack.open(url, storage_options=options).close())
-
-
-def _files(directory: Any, sent: dict[int, Message]) -> list[tuple[str, int, int]]:
-    """Returns what a manifest tells of the files, as `ProcessShare.commit` does."""
-    there = directory.names()
-    found = [message.written for message in sent.values() if message.written]
-    assert all(it.name in there for it in found)
-    return [(it.name, it.nbytes, it.record) for it in found]
 
 
 def upload(server: s3.Server, nbytes: int) -> None:

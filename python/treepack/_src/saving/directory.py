@@ -89,8 +89,13 @@ class Directory(abc.ABC):
         """
 
     @abc.abstractmethod
-    def commit(self, manifest: bytes, *, durable: bool) -> None:
+    def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         """Replaces the manifest that was there at the claim.
+
+        Args:
+          manifest: The new one.
+          names: What `names` has returned since all files were written.
+          durable: Whether it waits for the disk.
 
         Raises:
           BusyError: If another job has replaced it meanwhile.
@@ -159,7 +164,8 @@ class LocalDirectory(Directory):
             raise
         self.clean()
 
-    def commit(self, manifest: bytes, *, durable: bool) -> None:
+    def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
+        del names
         self._lease.check()
         if self._manifest() != self._before:
             raise BusyError(f"another job has saved to {self} meanwhile")
@@ -239,10 +245,10 @@ class RemoteDirectory(Directory):
     def _at(self, name: str) -> str:
         return f"{self._place.rstrip('/')}/{name}" if self._place else name
 
-    def commit(self, manifest: bytes, *, durable: bool) -> None:
+    def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del durable  # stores always are
         # Files of a job that begins after the commit are not among them.
-        listed = {name for name in self.names() if _SHARD_FILE.fullmatch(name)}
+        listed = {name for name in names if _SHARD_FILE.fullmatch(name)}
         if not self._store.has_conditions and _hash_of(self._manifest()[1]) != self._hash:
             raise self._busy()
         try:

@@ -228,11 +228,11 @@ class ProcessShare:
             the directory.
         """
         files = []
-        there = directory.names() if len(self._processes) > 1 else None
+        there = directory.names()
         for process in self._processes:
             written = told[process].written
             found = None if written is None else Written(*written)
-            if found is None or (there is not None and found.name not in there):
+            if found is None or found.name not in there:
                 found = self._look(directory, name, process)  # listings may be older
             if found.plan != self._plan:
                 raise TreepackError(
@@ -241,7 +241,7 @@ class ProcessShare:
                 )
             files.append((found.name, found.nbytes, found.record))
         data = self._draft.with_files(files, writer())
-        directory.commit(data, durable=self._how.durable)
+        directory.commit(data, there, durable=self._how.durable)
 
     def _look(self, directory: Directory, name: str, process: int) -> Written:
         try:
