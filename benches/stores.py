@@ -30,12 +30,12 @@ import obstore
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from obstore.store import from_url
+from treepack._src.saving.group import Message
 
 import treepack
 import treepack._core as core
 from treepack import serialization
 from treepack._src.saving.directory import Written, directory_at, file_name
-from treepack._src.saving.group import Message
 from treepack._src.saving.layout import described_layout
 from treepack._src.storage.place import resolved
 
