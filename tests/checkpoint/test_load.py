@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import treepack
 from treepack import serialization
-from treepack._src.options import Reading, Selection, Writing
+from treepack._src.options import Reading, Selection, Sharing, Writing
 from treepack.orbax import TreepackHandler
 
 MESH = jax.sharding.Mesh(np.asarray(jax.devices()[:2]), ("data",))
@@ -414,7 +414,7 @@ def test_verbs_take_every_option_that_they_pass_on() -> None:
         (treepack.save, (Writing,)),
         (serialization.save_to_file, (Writing,)),
         (TreepackHandler.__init__, (Writing,)),
-        (treepack.load, (Reading, Selection)),
+        (treepack.load, (Reading, Selection, Sharing)),
         (treepack.loads, (Reading,)),
     ):
         fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}

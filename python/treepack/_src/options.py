@@ -157,8 +157,6 @@ class Reading(_Options):
     arrays: Arrays = "saved"
     device: Any = None
     sharding: Any = None
-    replicas: Replicas = "read"
-    timeout: float = TIMEOUT_S
     copy: bool | None = None
     unknown: Unknown = "error"
     static: Any = None
@@ -167,8 +165,6 @@ class Reading(_Options):
 
     def __post_init__(self) -> None:
         check("strict", self.strict)
-        check("replicas", self.replicas)
-        check("timeout", self.timeout)
         check("arrays", self.arrays)
         check("unknown", self.unknown)
         if self.dtype is not None:
@@ -186,6 +182,18 @@ class Reading(_Options):
             raise ValueError("a target has the dtypes: pass cast=True in place of dtype=")
         if self.static is not None and target is not None:
             raise ValueError("static= fills what a file lacks; a target has its own static data")
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Sharing(_Options):
+    """How processes load together; see `load`."""
+
+    replicas: Replicas = "read"
+    timeout: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        check("replicas", self.replicas)
+        check("timeout", self.timeout)
 
 
 @functools.lru_cache(maxsize=64)
@@ -293,7 +301,7 @@ class FileOptions(InflateOptions, total=False):
 
 
 class PartOptions(ReadOptions, total=False):
-    """The options of `Reading` and `Selection` without `return_report`; see `load`."""
+    """The options of `Reading`, `Selection` and `Sharing` without `return_report`; see `load`."""
 
     select: Any
     rename: Any

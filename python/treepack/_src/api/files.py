@@ -26,6 +26,7 @@ from treepack._src.options import (
     Progress,
     Replicas,
     SaveOptions,
+    Sharing,
     Static,
     StorageOptions,
     Strict,
@@ -362,12 +363,13 @@ def load(
       dtype('float16')
     """
     selection, how = part_options(locals())
+    together = Sharing.of(locals())
     path = resolved(path, storage_options)
     is_directory = False
 
     def attempt() -> Any:
         nonlocal is_directory
-        with sharing(target, how) as group:
+        with sharing(target, how, together) as group:
             if selection.is_whole and not is_directory:
                 try:
                     content = content_of(

@@ -19,6 +19,7 @@ from treepack._src.checkpoint.reader import Place, Reader, dtype_and_shape
 from treepack._src.checkpoint.sharded import open_reader
 from treepack._src.options import (
     PartOptions,
+    Sharing,
     StorageOptions,
     Unknown,
     check,
@@ -188,7 +189,8 @@ class Tree(Mapping[str, Any]):
         """
         check_known(options)
         selection, how = part_options({**options, "return_report": return_report})
-        with naming(self._place.reader.given), sharing(target, how) as group:
+        together = sharing(target, how, Sharing.of(options))
+        with naming(self._place.reader.given), together as group:
             return load_part(self._place, target, selection, how, group)
 
     def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:

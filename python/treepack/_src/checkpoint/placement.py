@@ -30,7 +30,7 @@ from treepack._src.checkpoint.replicas import (
 )
 from treepack._src.checkpoint.sharded import ShardedArray, ShardedReader
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Reading
+from treepack._src.options import Reading, Sharing
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import signature
@@ -75,12 +75,12 @@ class _Item:
     boxes: dict[Any, Box] = dataclasses.field(default_factory=dict)
 
 
-def sharing(target: Any, how: Reading) -> AbstractContextManager[Together | None]:
+def sharing(target: Any, how: Reading, options: Sharing) -> AbstractContextManager[Together | None]:
     """Returns a context for a load, in which processes receive what others of them read."""
-    _, count, _ = _jax.processes() if how.replicas == "broadcast" else (0, 1, None)
+    _, count, _ = _jax.processes() if options.replicas == "broadcast" else (0, 1, None)
     if count == 1 or how.arrays == "numpy" or how.device is not None:
         return contextlib.nullcontext()
-    return together(_processes(target, how.sharding, count), how.timeout)
+    return together(_processes(target, how.sharding, count), options.timeout)
 
 
 def _processes(target: Any, sharding: Any, count: int) -> Sequence[int]:
