@@ -152,24 +152,78 @@ fn most_kept() -> usize {
 
 #[cfg(not(unix))]
 fn most_kept() -> usize {
-    usize::MAX // a file that is opened again could not be told from another one
+    1 << 14 // a process may have a thousand times as many
 }
 
 /// Which file it is, whatever its name.
 #[derive(Debug, PartialEq, Eq)]
-struct Id(u64, u64);
+pub struct Id(u64, u64);
 
+#[cfg(unix)]
 impl Id {
-    #[cfg(unix)]
-    fn of(file: &File) -> io::Result<Self> {
-        use std::os::unix::fs::MetadataExt;
-        let found = file.metadata()?;
-        Ok(Self(found.dev(), found.ino()))
+    /// That of an open file.
+    pub fn of(file: &File) -> io::Result<Self> {
+        Ok(Self::in_metadata(&file.metadata()?))
     }
 
-    #[cfg(not(unix))]
-    #[allow(clippy::unnecessary_wraps)] // as above
-    fn of(_: &File) -> io::Result<Self> {
-        Ok(Self(0, 0))
+    /// That of the file with a name; of a symbolic link, which is not followed.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self::in_metadata(&std::fs::symlink_metadata(path)?))
+    }
+
+    fn in_metadata(found: &std::fs::Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt;
+        Self(found.dev(), found.ino())
+    }
+}
+
+#[cfg(windows)]
+impl Id {
+    /// That of an open file.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let found = winapi_util::file::information(file)?;
+        Ok(Self(found.volume_serial_number(), found.file_index()))
+    }
+
+    /// That of the file with a name; of a symbolic link, which is not followed.
+    pub fn at(path: &Path) -> io::Result<Self> {
+        use std::os::windows::fs::OpenOptionsExt;
+        const NO_ACCESS: u32 = 0;
+        const OPEN_REPARSE_POINT: u32 = 0x0020_0000;
+        let mut options = File::options();
+        options.access_mode(NO_ACCESS);
+        Self::of(&options.custom_flags(OPEN_REPARSE_POINT).open(path)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_the_same_length_are_told_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, other) = (directory.path().join("1"), directory.path().join("2"));
+        std::fs::write(&one, "same").unwrap();
+        std::fs::write(&other, "same").unwrap();
+        let file = File::open(&one).unwrap();
+        assert_ne!(Id::of(&file).unwrap(), Id::at(&other).unwrap());
+        let renamed = directory.path().join("3");
+        std::fs::rename(&one, &renamed).unwrap();
+        assert_eq!(Id::of(&file).unwrap(), Id::at(&renamed).unwrap());
+    }
+
+    #[test]
+    fn a_file_that_was_closed_is_read_again_unless_it_was_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model");
+        std::fs::write(&path, "old").unwrap();
+        let mut handle = Handle::new(File::open(&path).unwrap(), &path).unwrap();
+        handle.close();
+        assert!(matches!(handle.opened(1), Some(Opened::Again(_))));
+        let other = directory.path().join("other");
+        std::fs::write(&other, "new").unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        assert!(handle.opened(1).is_none());
     }
 }

@@ -29,6 +29,39 @@ pub(crate) fn fresh_pages(len: usize) -> io::Result<MmapMut> {
     Ok(pages)
 }
 
+/// Gives whole pages of `fresh_pages` back to the system. They are zero then.
+///
+/// # Safety
+/// They must be inside such pages, and nobody may have a pointer to them.
+#[cfg(unix)]
+pub(crate) unsafe fn give_back(start: *mut u8, len: usize) {
+    // Only Linux promises that they are zero after this, and only there they surely go.
+    #[cfg(target_os = "linux")]
+    // SAFETY: see above. What is refused leaves the pages as they are.
+    let _ = unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxDontNeed) };
+    #[cfg(not(target_os = "linux"))]
+    // SAFETY: see above.
+    unsafe {
+        map_again(start, len);
+    }
+}
+
+/// The same where advice is not enough: other pages take their place.
+///
+/// # Safety
+/// As for `give_back`.
+#[cfg(all(unix, any(test, not(target_os = "linux"))))]
+unsafe fn map_again(start: *mut u8, len: usize) {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    if len == 0 {
+        return;
+    }
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+    // SAFETY: see above. The new pages are unmapped with those around them.
+    let _ = unsafe { mmap_anonymous(start.cast(), len, access, flags) };
+}
+
 /// Fresh pages whose number is not known before: they grow without being copied.
 #[derive(Debug)]
 pub struct Pages {
@@ -122,16 +155,13 @@ impl Pages {
     }
 
     /// Gives pages back to the system, when the first `done` bytes are of no more use. They
-    /// are zero then.
+    /// are zero then, but on Windows, where they stay.
     pub fn forget(&mut self, done: usize) {
         #[cfg(unix)]
         {
             let end = done.min(self.len) / rustix::param::page_size() * rustix::param::page_size();
-            // SAFETY: nobody has a pointer to the pages, which are read as zeros after this.
-            let _ = unsafe {
-                let dont_need = memmap2::UncheckedAdvice::DontNeed;
-                self.pages.unchecked_advise_range(dont_need, 0, end)
-            };
+            // SAFETY: nobody has a pointer to the pages, which `self` owns.
+            unsafe { give_back(self.pages.as_mut_ptr(), end) };
         }
         #[cfg(not(unix))]
         let _ = done;
@@ -301,14 +331,30 @@ pub fn read_at<'t>(
     offset: usize,
     target: &'t mut [MaybeUninit<u8>],
 ) -> Result<&'t mut [u8]> {
-    use std::io::{Read, Seek, SeekFrom};
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let mut content = vec![0; target.len()];
-    let mut file = file; // one position for all handles: readers take turns
-    let _turn = TURN.lock();
-    file.seek(SeekFrom::Start(offset as u64))?;
-    file.read_exact(&mut content)?;
-    Ok(target.write_copy_of_slice(&content))
+    use std::os::windows::fs::FileExt;
+    const MOST: usize = 1 << 20;
+    let mut offset = offset as u64;
+    let mut filling = Filling::new(target);
+    while filling.left() > 0 {
+        let left = filling.left() as u64;
+        let read = filling.fill_some(|target| {
+            let len = target.len().min(MOST);
+            target[..len].fill(MaybeUninit::new(0));
+            // SAFETY: it has just been filled.
+            let target = unsafe { target[..len].assume_init_mut() };
+            match file.seek_read(target, offset) {
+                Ok(0) => Err(Error::Truncated {
+                    offset: usize::try_from(offset).unwrap_or(usize::MAX),
+                    missing: left,
+                }),
+                Ok(read) => Ok(&mut target[..read]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(&mut []),
+                Err(error) => Err(error.into()),
+            }
+        })?;
+        offset += read as u64;
+    }
+    Ok(filling.finish())
 }
 
 #[cfg(test)]
@@ -329,6 +375,44 @@ mod tests {
     }
 
     #[test]
+    fn threads_read_one_file_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model");
+        let content: Vec<u8> = (0..1 << 16).map(|i: u32| (i / 256) as u8).collect();
+        std::fs::write(&path, content).unwrap();
+        let file = open(&path).unwrap();
+        thread::scope(|scope| {
+            for first in 0..4 {
+                let file = &file;
+                scope.spawn(move || {
+                    for number in (first..256).step_by(4) {
+                        let mut room = [MaybeUninit::uninit(); 256];
+                        let found = read_at(file, number * 256, &mut room).unwrap();
+                        assert!(found.iter().all(|&byte| usize::from(byte) == number));
+                    }
+                });
+            }
+        });
+        let mut room = [MaybeUninit::uninit(); 2];
+        let beyond = read_at(&file, (1 << 16) - 1, &mut room);
+        assert!(matches!(beyond, Err(Error::Truncated { missing: 1, .. })));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn pages_are_zero_where_others_take_their_place() {
+        let page = rustix::param::page_size();
+        let mut pages = fresh_pages(3 * page).unwrap();
+        pages.fill(1);
+        // SAFETY: it is the second of three pages, of which nobody has a pointer.
+        unsafe { map_again(pages.as_mut_ptr().add(page), page) };
+        assert!(pages[..page].iter().all(|&byte| byte == 1));
+        assert!(pages[page..2 * page].iter().all(|&byte| byte == 0));
+        assert!(pages[2 * page..].iter().all(|&byte| byte == 1));
+        pages[page] = 2;
+    }
+
+    #[test]
     fn pages_grow_with_their_content() {
         let mut pages = Pages::with_room(0).unwrap();
         let mut expected = Vec::new();
@@ -341,7 +425,7 @@ mod tests {
         assert!(pages.as_slice() == expected);
         pages.forget(expected.len() - 1);
         assert_eq!(pages.as_slice()[expected.len() - 1], 7);
-        assert_eq!(pages.as_slice()[0], 0);
+        assert_eq!(pages.as_slice()[0], if cfg!(unix) { 0 } else { 1 });
         assert!(matches!(pages.room(usize::MAX), Err(Error::OutOfMemory)));
         assert!(matches!(
             pages.room(usize::MAX / 4),

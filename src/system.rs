@@ -60,7 +60,7 @@ pub fn close(file: File) -> io::Result<()> {
     }
 }
 
-/// Closes a file.
+/// Closes a file. Windows tells nothing then: what it could not write is told by fsync only.
 #[cfg(not(unix))]
 pub fn close(_: File) -> io::Result<()> {
     Ok(())

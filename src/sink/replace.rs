@@ -74,7 +74,7 @@ pub fn replace_file(
         temporary::discard(temporary);
         return Err(error);
     }
-    temporary.persist(&path).map_err(|error| error.error)?;
+    temporary::persist(temporary, &path)?;
     if synced {
         sync_directory(directory).map_err(Error::NotDurable)?;
         for made in made {

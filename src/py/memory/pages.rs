@@ -169,12 +169,8 @@ impl Drop for OwnPages {
         #[cfg(unix)]
         // SAFETY: the pages belong to one array alone. It and every view of it hold this
         // object, so nobody has a pointer to them any more.
-        let _ = unsafe {
-            self.mapping.unchecked_advise_range(
-                memmap2::UncheckedAdvice::DontNeed,
-                self.range.start,
-                self.range.len(),
-            )
-        };
+        unsafe {
+            crate::mapping::give_back(self.start(), self.range.len());
+        }
     }
 }
