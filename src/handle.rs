@@ -61,6 +61,7 @@ impl Handle {
     }
 
     /// The file, if it is kept open.
+    #[cfg(target_os = "linux")]
     #[must_use]
     pub fn kept(&self) -> Option<&File> {
         self.file.as_ref()

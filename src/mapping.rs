@@ -378,7 +378,7 @@ mod tests {
     fn threads_read_one_file_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
-        let content: Vec<u8> = (0..1 << 16).map(|i: u32| (i / 256) as u8).collect();
+        let content: Vec<u8> = (0..=255).flat_map(|number| [number; 256]).collect();
         std::fs::write(&path, content).unwrap();
         let file = open(&path).unwrap();
         thread::scope(|scope| {
@@ -425,7 +425,7 @@ mod tests {
         assert!(pages.as_slice() == expected);
         pages.forget(expected.len() - 1);
         assert_eq!(pages.as_slice()[expected.len() - 1], 7);
-        assert_eq!(pages.as_slice()[0], if cfg!(unix) { 0 } else { 1 });
+        assert_eq!(pages.as_slice()[0], u8::from(!cfg!(unix)));
         assert!(matches!(pages.room(usize::MAX), Err(Error::OutOfMemory)));
         assert!(matches!(
             pages.room(usize::MAX / 4),

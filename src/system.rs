@@ -62,6 +62,7 @@ pub fn close(file: File) -> io::Result<()> {
 
 /// Closes a file. Windows tells nothing then: what it could not write is told by fsync only.
 #[cfg(not(unix))]
+#[allow(clippy::unnecessary_wraps)] // as where something is told
 pub fn close(_: File) -> io::Result<()> {
     Ok(())
 }

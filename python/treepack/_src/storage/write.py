@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -74,18 +74,22 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         )
     target = Path(local(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with spool(target) as file:
+    with spool(target, private=target.exists()) as file:
         yield file
         file.flush()
-        os.fsync(file.fileno())
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-        os.chmod(file.name, mode)  # noqa: PTH101  # it may have no name that a Path can have
+        _sync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):  # then its mode is that of any new file
+            Path(file.name).chmod(target.stat().st_mode & 0o777)
+        if fcntl is None:
+            file.close()  # Windows renames no file that Python has open
         Path(file.name).replace(target)
 
 
 @contextlib.contextmanager
-def spool(path: Path) -> Iterator[IO[bytes]]:
+def spool(path: Path, *, private: bool = True) -> Iterator[IO[bytes]]:
     """Yields a temporary file in the directory of a path, and removes it at the end.
+
+    Nobody else can open it if it is `private`; otherwise its mode is that of any new file.
 
     It is named and locked as those of the core (`src/sink/temporary.rs`), so that the next save to
     the path removes it if this process is killed.
@@ -94,16 +98,16 @@ def spool(path: Path) -> Iterator[IO[bytes]]:
     for leftover in path.parent.glob(f"{glob.escape(prefix)}*.tmp"):
         with contextlib.suppress(OSError):
             remove_if_dead(leftover)
+    mode = 0o600 if private else 0o666
     while True:
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f"{prefix}{os.getpid():x}-", suffix=".tmp", delete=False
-        ) as file:
-            try:
+        name = path.parent / f"{prefix}{os.getpid():x}-{secrets.token_hex(8)}.tmp"
+        try:
+            with open(name, "x+b", opener=lambda path, how: os.open(path, how, mode)) as file:
                 if _is_locked(file):
                     yield file
                     return
-            finally:
-                Path(file.name).unlink(missing_ok=True)
+        finally:
+            name.unlink(missing_ok=True)
 
 
 # Names of files have 255 bytes on most systems; so many are left of that of the target.
@@ -118,10 +122,14 @@ def _is_locked(file: IO[bytes]) -> bool:
     return os.fstat(file.fileno()).st_nlink > 0
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def _sync(file: int) -> None:
+    """Syncs a file to the disk, and macOS lets the disk empty its cache as well."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        with contextlib.suppress(OSError):  # not all file systems have it
+            fcntl.fcntl(file, full)
+            return
+    os.fsync(file)
 
 
 def sync_directory(path: Path) -> None:
@@ -129,7 +137,7 @@ def sync_directory(path: Path) -> None:
     with contextlib.suppress(OSError):
         directory = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(directory)
+            _sync(directory)
         finally:
             os.close(directory)
 
