@@ -8,7 +8,8 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 .PHONY: help demo example test test-all lint bench docs fuzz sanitize format clean licenses \
   test-rust test-python test-oldest lint-rust lint-python lint-packages types \
   fuzz-core fuzz-trees sanitize-core sanitize-extension \
-  wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate
+  wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate \
+  check-targets test-aarch64 test-windows
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -56,8 +57,40 @@ test: $(VENV)/.test
 	+@$(MAKE) --no-print-directory --jobs 3 --output-sync=target test-python test-rust lint
 
 ## make test-all      the same, the site, and campaigns: too little memory, kills, arrays over 1 GiB, flax's own tests
-test-all: test docs
+test-all: test docs check-targets
 	$(BIN)/python -m pytest $(WORKERS) -m campaign
+
+# What the package is built for. Zig is the C compiler of all.
+TARGETS := x86_64-unknown-linux-gnu x86_64-unknown-linux-musl aarch64-unknown-linux-gnu \
+  aarch64-unknown-linux-musl x86_64-apple-darwin aarch64-apple-darwin x86_64-pc-windows-gnu
+
+## make check-targets  lints for Linux (glibc, musl), macOS and Windows; needs rustup, and is skipped without
+check-targets: $(VENV)/.built
+	@if ! command -v rustup > /dev/null; then echo 'check-targets is skipped: there is no rustup'; exit 0; fi; \
+	set -e; rustup --quiet target add $(TARGETS); \
+	test -x $(VENV)/zig/bin/cargo-zigbuild || { $(PYTHON) -m venv $(VENV)/zig && \
+	  $(VENV)/zig/bin/python -m pip install --quiet --disable-pip-version-check cargo-zigbuild ziglang; }; \
+	export PATH="$(CURDIR)/$(VENV)/zig/bin:$$PATH" PYO3_CROSS_PYTHON_VERSION=3.11; \
+	for target in $(TARGETS); do for what in '--all-targets' '--lib --features python'; do \
+	  echo "$$target: $$what"; cargo-zigbuild clippy --quiet --target $$target $$what -- -D warnings; \
+	done; done
+
+## make test-aarch64  the tests of the core under qemu (Debian: gcc-aarch64-linux-gnu, qemu-user-static)
+test-aarch64:
+	rustup --quiet target add aarch64-unknown-linux-gnu
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	  CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64-static -L /usr/aarch64-linux-gnu' \
+	  cargo test --quiet --lib --target aarch64-unknown-linux-gnu
+
+## make test-windows  the same under wine (Debian: gcc-mingw-w64-x86-64, wine)
+# Older wines lack a library that Rust's std needs.
+WINDOWS := $(or $(CARGO_TARGET_DIR),target)/wine
+test-windows:
+	rustup --quiet target add x86_64-pc-windows-gnu
+	mkdir -p $(WINDOWS)
+	x86_64-w64-mingw32-gcc -shared -o $(WINDOWS)/bcryptprimitives.dll tests/support/bcryptprimitives.c -ladvapi32
+	CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER=wine WINEDEBUG=-all WINEPREFIX=$(abspath $(WINDOWS))/prefix \
+	  WINEPATH='Z:$(subst /,\,$(abspath $(WINDOWS)))' cargo test --quiet --lib --target x86_64-pc-windows-gnu
 
 # A process for each core, each with jax and a gigabyte of memory.
 WORKERS := -n auto --maxprocesses 8 --dist worksteal

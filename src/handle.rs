@@ -209,9 +209,10 @@ mod tests {
         std::fs::write(&other, "same").unwrap();
         let file = File::open(&one).unwrap();
         assert_ne!(Id::of(&file).unwrap(), Id::at(&other).unwrap());
+        let id = Id::of(&file).unwrap();
         let renamed = directory.path().join("3");
         std::fs::rename(&one, &renamed).unwrap();
-        assert_eq!(Id::of(&file).unwrap(), Id::at(&renamed).unwrap());
+        assert_eq!(id, Id::at(&renamed).unwrap());
     }
 
     #[test]

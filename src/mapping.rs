@@ -361,6 +361,7 @@ pub fn read_at<'t>(
 mod tests {
     use super::*;
 
+    #[cfg(unix)] // elsewhere it cannot be replaced
     #[test]
     fn headers_are_of_the_file_that_is_mapped() {
         let directory = tempfile::tempdir().unwrap();

@@ -256,6 +256,7 @@ mod tests {
         assert!(path.exists());
         let living = File::open(&path).unwrap();
         remove_locked(&living, &path).unwrap();
+        drop(living); // until then Windows keeps its name
         assert!(!path.exists());
     }
 
@@ -287,6 +288,25 @@ mod tests {
         assert_eq!(names(directory.path()), 1);
     }
 
+    #[test]
+    fn a_mapped_file_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model");
+        fs::write(&path, "old").unwrap();
+        let old = crate::mapping::Mapping::open(&path).unwrap();
+        for _ in 0..2 {
+            let new = create(directory.path(), OsStr::new("model"), true).unwrap();
+            io::Write::write_all(&mut new.as_file(), b"new").unwrap();
+            persist(new, &path).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"new");
+        }
+        drop(old);
+        let new = create(directory.path(), OsStr::new("model"), true).unwrap();
+        persist(new, &path).unwrap();
+        assert_eq!(names(directory.path()), 1);
+    }
+
+    #[cfg(unix)] // elsewhere what is open keeps its name
     #[test]
     fn an_old_file_gets_its_name_back_if_the_new_one_cannot_have_it() {
         let directory = tempfile::tempdir().unwrap();
