@@ -91,6 +91,9 @@ pub mod catalog;
 pub mod manifest;
 
 #[doc(hidden)]
+pub mod boxes;
+
+#[doc(hidden)]
 pub mod plan;
 
 mod handle;

@@ -289,8 +289,21 @@ class Manifest:
           devices, which is one shard.
         """
 
-    def file_of(self, array: int, shard: int) -> int:
-        """Returns the number of the file of a shard; the last dimension varies fastest."""
+    def shards(
+        self, array: int, keys: list[str], dtype: str, itemsize: int, shape: list[int]
+    ) -> Shards:
+        """Returns the shards of an array.
+
+        Args:
+          array: Its number.
+          keys: The parts of its path, which lead to its shards in each file.
+          dtype: The name of its dtype.
+          itemsize: The bytes of an element.
+          shape: Its shape.
+
+        Raises:
+          ValueError: If the shards would not have one shape.
+        """
 
 @final
 class ShardHolders:
@@ -364,20 +377,95 @@ class ShardGrid:
     def name(self, shard: int) -> str:
         """Returns the key of a shard in its file: `[0:4,8:16]`."""
 
-    def parts(
-        self, bounds: _BoxBounds
-    ) -> list[tuple[int, list[tuple[int, int, int]], list[tuple[int, int]]]]:
-        """Splits a box into the parts that lie in each shard.
+@final
+class Shards:
+    """The shards of an array, and the number of the file of each; see `src/boxes.rs`."""
+
+    def __len__(self) -> int: ...
+    @property
+    def files(self) -> list[int]:
+        """The number of the file of each shard; the last dimension varies fastest."""
+
+    def name(self, shard: int) -> str:
+        """Returns the key of a shard in its file; see `ShardGrid.name`."""
+
+    def find(self, shard: int, catalog: Catalog) -> int | None:
+        """Returns the leaf that a shard is in its file.
+
+        It is `None` if the index of the file has no such array.
+        """
+
+    def box(self, bounds: _BoxBounds) -> ShardBox:
+        """Returns a box of the array, which takes no memory for each shard.
 
         Args:
           bounds: See `Catalog.read_box`.
 
-        Returns:
-          The number of each shard, the part as a box of the shard, and the start and stop of the
-          part in each dimension of the box.
-
         Raises:
           IndexError: If the box exceeds the array.
+        """
+
+@final
+class ShardBox:
+    """A box of a sharded array.
+
+    Its methods go through the parts that lie in each shard, in the order of the shards. They take
+    the catalogs of all files by number, of which those that it needs have to be there.
+    """
+
+    def __len__(self) -> int:
+        """Returns the number of shards that have a part of it."""
+
+    @property
+    def files(self) -> list[tuple[int, int]]:
+        """The numbers of the files that it needs, ascending, and its bytes in each."""
+
+    def halves(self) -> tuple[int, int, ShardBox, ShardBox] | None:
+        """Splits it in two where a shard begins; `None` if one shard has all of it.
+
+        Returns:
+          The dimension that is split, the indices of the first half there, and both halves.
+        """
+
+    def missing(self, catalogs: list[Catalog | None]) -> int | None:
+        """Returns the first shard that the index of its file does not have, if there is one."""
+
+    def places(
+        self, catalogs: list[Catalog | None]
+    ) -> list[tuple[int, int, list[tuple[int, int, int]]]]:
+        """Returns the place of each part: its file, the leaf there, and the box of that leaf."""
+
+    def prefetch(
+        self,
+        catalogs: list[Catalog | None],
+        explain: Callable[[int, BaseException], BaseException],
+    ) -> None:
+        """Starts to read it from the disk, if the files are mapped; see `read_to`."""
+
+    def read_to(
+        self,
+        catalogs: list[Catalog | None],
+        target: Buffer,
+        at: int,
+        strides: Sequence[int],
+        *,
+        threads: int | None,
+        explain: Callable[[int, BaseException], BaseException],
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Reads it to memory, without the GIL.
+
+        Args:
+          catalogs: The catalogs of the files.
+          target: The memory.
+          at: The offset of the first element.
+          strides: The distance of elements in each dimension.
+          threads: The maximum number of threads.
+          explain: Returns the error to raise, from the number of a file and an error in reading it.
+          check: Is called now and then, and may raise.
+
+        Raises:
+          IndexError: If the memory is too small.
         """
 
 def boxes_of_range(shape: Sequence[int], start: int, stop: int) -> list[list[tuple[int, int]]]:

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::runs::{Bounds, Runs};
-use crate::{Result, grow};
+use crate::Result;
 
 /// How an array is cut into shards of one shape. They have numbers, the last dimension varying
 /// fastest.
@@ -78,12 +78,39 @@ impl ShardGrid {
     /// The key of a shard in its file: `[0:4,8:16]`. `None` if there are fewer.
     #[must_use]
     pub fn name(&self, shard: usize) -> Option<String> {
-        let bounds = self.bounds(shard)?;
-        let bounds: Vec<String> = bounds
-            .iter()
-            .map(|it| format!("{}:{}", it.start, it.end))
-            .collect();
-        Some(format!("[{}]", bounds.join(",")))
+        let mut name = String::new();
+        (shard < self.len()).then(|| self.write_name(shard, &mut name).ok())??;
+        Some(name)
+    }
+
+    /// Writes the key of a shard to `name`, in the place of what is there.
+    ///
+    /// # Panics
+    /// If there are fewer shards.
+    pub fn write_name(&self, shard: usize, name: &mut String) -> Result<()> {
+        assert!(shard < self.len());
+        name.clear();
+        // Two numbers of at most 20 digits, and what is around them.
+        name.try_reserve(42 * self.dims.len() + 2)?;
+        let mut after = self.len();
+        let mut rest = shard;
+        name.push('[');
+        for (dim, (count, size)) in self.dims.iter().enumerate() {
+            after /= count;
+            let start = rest / after * size;
+            rest %= after;
+            name.push_str(if dim > 0 { "," } else { "" });
+            push_number(name, start);
+            name.push(':');
+            push_number(name, start + size);
+        }
+        name.push(']');
+        Ok(())
+    }
+
+    /// The shape of a shard.
+    pub fn shard_shape(&self) -> impl Iterator<Item = usize> + '_ {
+        self.dims.iter().map(|(_, size)| *size)
     }
 
     /// What shards have of a box of the array. `None` if there is no such box.
@@ -94,48 +121,32 @@ impl ShardGrid {
     /// # fn main() -> treepack::Result<()> {
     /// let grid = ShardGrid::new(&[4, 6], &[1, 3]).expect("the shards have one shape");
     /// let row = [Bounds { start: 2, count: 1, step: 1 }, Bounds { start: 1, count: 3, step: 1 }];
-    /// let parts = grid.parts(&row)?.expect("the row is in the array");
-    /// assert_eq!(parts.iter().map(|it| it.shard).collect::<Vec<_>>(), [0, 1]);
-    /// assert_eq!(parts[1].target, [0..1, 1..3]);
+    /// let parts = grid.parts(&row).expect("the row is in the array");
+    /// let mut found = Vec::new();
+    /// parts.each(|part| {
+    ///     found.push((part.shard, part.target[1].clone()));
+    ///     treepack::Result::Ok(())
+    /// })?;
+    /// assert_eq!(found, [(0, 0..1), (1, 1..3)]);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn parts(&self, bounds: &[Bounds]) -> Result<Option<Vec<ShardPart>>> {
+    #[must_use]
+    pub fn parts(&self, bounds: &[Bounds]) -> Option<ShardParts> {
         let is_in =
             |((count, size), bounds): (&(usize, usize), &Bounds)| bounds.are_in(count * size);
         if bounds.len() != self.dims.len() || !self.dims.iter().zip(bounds).all(is_in) {
-            return Ok(None);
+            return None;
         }
-        let mut found = Vec::new();
-        if bounds.iter().any(|bounds| bounds.count == 0) {
-            return Ok(Some(found));
-        }
-        let pieces = self.dims.iter().zip(bounds);
-        let pieces = grow::try_collect(pieces.map(|((_, size), bounds)| cut(*bounds, *size)))?;
-        // Which piece of each dimension; the last varies fastest.
-        let mut at = vec![0; pieces.len()];
-        loop {
-            let mut part = ShardPart {
-                shard: 0,
-                local: Vec::with_capacity(at.len()),
-                target: Vec::with_capacity(at.len()),
-            };
-            for ((pieces, at), (count, _)) in pieces.iter().zip(&at).zip(&self.dims) {
-                let piece = &pieces[*at];
-                part.shard = part.shard * count + piece.shard;
-                part.local.push(piece.local);
-                part.target.push(piece.target.clone());
-            }
-            grow::push(&mut found, part)?;
-            let next = (0..at.len())
-                .rev()
-                .find(|dim| at[*dim] + 1 < pieces[*dim].len());
-            let Some(dim) = next else {
-                return Ok(Some(found));
-            };
-            at[dim] += 1;
-            at[dim + 1..].fill(0);
-        }
+        let dims = self.dims.iter().zip(bounds);
+        let dims = dims.map(|(&(count, size), &bounds)| Cut {
+            count,
+            size,
+            bounds,
+        });
+        Some(ShardParts {
+            dims: dims.collect(),
+        })
     }
 
     /// The runs of what a shard has of a box, for memory with these strides, and after how many
@@ -161,6 +172,130 @@ impl ShardGrid {
     }
 }
 
+/// Appends a number in decimal.
+fn push_number(text: &mut String, mut number: usize) {
+    let mut digits = [0; 20];
+    let mut first = digits.len();
+    loop {
+        first -= 1;
+        digits[first] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    text.extend(digits[first..].iter().map(|digit| char::from(*digit)));
+}
+
+/// What shards have of a box. It takes no memory for them: each is computed when it is needed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardParts {
+    dims: Vec<Cut>,
+}
+
+/// The indices of a box in one dimension, which is cut into shards.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Cut {
+    /// How many shards there are.
+    count: usize,
+    /// How many indices one has.
+    size: usize,
+    bounds: Bounds,
+}
+
+/// Two boxes that are one together: along which dimension, and how many of its indices the first has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Halves {
+    /// The dimension.
+    pub dim: usize,
+    /// The indices of the first box in it.
+    pub count: usize,
+    /// The boxes.
+    pub boxes: [Vec<Bounds>; 2],
+}
+
+impl ShardParts {
+    /// How many shards have something of the box.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.dims.iter().map(Cut::len).product()
+    }
+
+    /// Whether none has.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Calls `found` with each part, in the order of the shards, up to the first error.
+    pub fn each<E>(
+        &self,
+        mut found: impl FnMut(&ShardPart) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        // Which piece of each dimension; the last varies fastest.
+        let mut at = vec![0; self.dims.len()];
+        let mut pieces: Vec<Piece> = self.dims.iter().map(|dim| dim.piece(0)).collect();
+        let mut part = ShardPart {
+            shard: 0,
+            local: pieces.iter().map(|it| it.local).collect(),
+            target: pieces.iter().map(|it| it.target.clone()).collect(),
+        };
+        loop {
+            let dims = pieces.iter().zip(&self.dims);
+            part.shard = dims.fold(0, |shard, (piece, dim)| shard * dim.count + piece.shard);
+            found(&part)?;
+            let next = (0..at.len())
+                .rev()
+                .find(|dim| at[*dim] + 1 < self.dims[*dim].len());
+            let Some(dim) = next else {
+                return Ok(());
+            };
+            at[dim] += 1;
+            at[dim + 1..].fill(0);
+            for dim in dim..at.len() {
+                pieces[dim] = self.dims[dim].piece(at[dim]);
+                part.local[dim] = pieces[dim].local;
+                part.target[dim] = pieces[dim].target.clone();
+            }
+        }
+    }
+
+    /// The box in two, cut where a shard begins. `None` if one shard has all of it.
+    #[must_use]
+    pub fn halves(&self) -> Option<Halves> {
+        if self.is_empty() {
+            return None;
+        }
+        let dim = self.dims.iter().position(|dim| dim.len() > 1)?;
+        let cut = &self.dims[dim];
+        let Bounds { start, count, step } = cut.bounds;
+        let first = cut.piece(cut.len() / 2).target.start;
+        let with = |bounds| {
+            let mut all: Vec<Bounds> = self.dims.iter().map(|it| it.bounds).collect();
+            all[dim] = bounds;
+            all
+        };
+        let before = Bounds {
+            start,
+            count: first,
+            step,
+        };
+        let after = Bounds {
+            start: start + first * step,
+            count: count - first,
+            step,
+        };
+        Some(Halves {
+            dim,
+            count: first,
+            boxes: [with(before), with(after)],
+        })
+    }
+}
+
 /// The indices of one dimension that are in one shard.
 struct Piece {
     shard: usize,
@@ -168,28 +303,38 @@ struct Piece {
     target: Range<usize>,
 }
 
-/// Cuts indices of one dimension where shards begin, which have so many.
-fn cut(bounds: Bounds, size: usize) -> Result<Vec<Piece>> {
-    let Bounds { start, count, step } = bounds;
-    let mut pieces = Vec::new();
-    let mut done = 0;
-    while done < count {
-        let first = start + done * step;
-        let (shard, first) = (first / size, first % size);
-        let here = (size - first).div_ceil(step).min(count - done);
-        let piece = Piece {
-            shard,
-            local: Bounds {
-                start: first,
-                count: here,
-                step,
-            },
-            target: done..done + here,
-        };
-        grow::push(&mut pieces, piece)?;
-        done += here;
+impl Cut {
+    /// How many shards have some of the indices.
+    fn len(&self) -> usize {
+        let Bounds { start, count, step } = self.bounds;
+        if count == 0 || step >= self.size {
+            return count; // no two are in one shard
+        }
+        (start + (count - 1) * step) / self.size - start / self.size + 1
     }
-    Ok(pieces)
+
+    /// What one of them has.
+    fn piece(&self, number: usize) -> Piece {
+        let Bounds { start, count, step } = self.bounds;
+        let (shard, target) = if step >= self.size {
+            ((start + number * step) / self.size, number..number + 1)
+        } else {
+            let shard = start / self.size + number;
+            // The first index from there on.
+            let from = |shard: usize| (shard * self.size).saturating_sub(start).div_ceil(step);
+            (shard, from(shard)..from(shard + 1).min(count))
+        };
+        let local = Bounds {
+            start: start + target.start * step - shard * self.size,
+            count: target.len(),
+            step,
+        };
+        Piece {
+            shard,
+            local,
+            target,
+        }
+    }
 }
 
 /// Boxes that are a range of the elements of an array in C order, one after the other.
@@ -285,7 +430,63 @@ mod tests {
         bounds.iter().map(of).collect()
     }
 
+    fn all(parts: &ShardParts) -> Vec<ShardPart> {
+        let mut found = Vec::new();
+        let added = parts.each(|part| {
+            found.push(part.clone());
+            Ok::<_, ()>(())
+        });
+        added.unwrap();
+        found
+    }
+
+    /// What each shard has of a box, by going through all indices.
+    fn naive(
+        shape: &[usize],
+        counts: &[usize],
+        bounds: &[Bounds],
+    ) -> Vec<(usize, Vec<Vec<usize>>)> {
+        let mut found = vec![(0, vec![])];
+        for ((len, count), bounds) in shape.iter().zip(counts).zip(bounds) {
+            let size = len / count;
+            let mut pieces: Vec<(usize, Vec<usize>)> = Vec::new();
+            for index in &indices(&[*bounds])[0] {
+                match pieces.last_mut() {
+                    Some((shard, inside)) if *shard == index / size => inside.push(index % size),
+                    _ => pieces.push((index / size, vec![index % size])),
+                }
+            }
+            let with = |(shard, inside): (usize, Vec<Vec<usize>>)| {
+                let pieces = pieces.clone().into_iter();
+                pieces.map(move |(piece, indices)| {
+                    (shard * count + piece, [&inside[..], &[indices]].concat())
+                })
+            };
+            found = found.into_iter().flat_map(with).collect();
+        }
+        found
+    }
+
     proptest! {
+        #[test]
+        fn parts_are_those_of_all_indices((shape, counts, bounds) in boxes()) {
+            let grid = ShardGrid::new(&shape, &counts).unwrap();
+            let parts = grid.parts(&bounds).unwrap();
+            let found: Vec<_> = all(&parts).into_iter().map(|it| (it.shard, indices(&it.local))).collect();
+            prop_assert_eq!(&found, &naive(&shape, &counts, &bounds));
+            // And so are those of its halves, one after the other.
+            let Some(halves) = parts.halves() else {
+                prop_assert!(found.len() <= 1);
+                return Ok(());
+            };
+            let [first, second] = halves.boxes;
+            prop_assert_eq!(first[halves.dim].count, halves.count);
+            let two = [first, second].map(|half| all(&grid.parts(&half).unwrap()));
+            prop_assert!(two.iter().all(|it| it.len() < found.len()));
+            let two: Vec<_> = two.concat().into_iter().map(|it| (it.shard, indices(&it.local))).collect();
+            prop_assert_eq!(two, found);
+        }
+
         #[test]
         fn shards_have_all_of_a_box((shape, counts, bounds) in boxes(), itemsize in 1usize..4) {
             let grid = ShardGrid::new(&shape, &counts).unwrap();
@@ -311,7 +512,11 @@ mod tests {
             }
             let mut found = vec![0_u8; expected.len()];
             let mut nbytes = 0;
-            for part in grid.parts(&bounds).unwrap().unwrap() {
+            let parts = grid.parts(&bounds).unwrap();
+            let all = all(&parts);
+            prop_assert_eq!(all.len(), parts.len());
+            prop_assert!(all.iter().map(|it| it.shard).is_sorted());
+            for part in all {
                 let (start, runs) = grid.runs(&part, itemsize, &strides).unwrap();
                 // What is read twice would be wrong.
                 let bytes = read(&runs, &shards[part.shard]);
@@ -354,13 +559,13 @@ mod tests {
             assert_eq!(grid.shard_at(start), None);
         }
         let bounds = |start, count, step| Bounds { start, count, step };
-        let missing = |it: &[Bounds]| grid.parts(it).unwrap().is_none();
+        let missing = |it: &[Bounds]| grid.parts(it).is_none();
         assert!(missing(&[bounds(0, 4, 1)]));
         assert!(missing(&[bounds(0, 5, 1), bounds(0, 1, 1)]));
         assert!(missing(&[bounds(0, 1, 1), bounds(0, 2, 6)]));
         assert!(!missing(&[bounds(4, 0, 1), bounds(0, 6, 1)]));
         let whole = ShardGrid::new(&[], &[]).unwrap();
-        assert_eq!(whole.parts(&[]).unwrap().unwrap().len(), 1);
+        assert_eq!(whole.parts(&[]).unwrap().len(), 1);
         assert_eq!((whole.len(), whole.shard_at(&[])), (1, Some(0)));
         assert_eq!(whole.name(0).unwrap(), "[]");
     }

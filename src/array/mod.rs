@@ -17,7 +17,7 @@ mod shards;
 
 pub use dims::{Dims, resolve};
 pub use frame::{ALIGN_MIN_BYTES, Alignment, ChunkLimit, Framing, KeyPlace, frame};
-pub use grid::{ShardGrid, ShardPart, boxes_of_range};
+pub use grid::{Halves, ShardGrid, ShardPart, ShardParts, boxes_of_range};
 pub use headers::Array;
 pub use recent::RecentHeaders;
 pub use runs::{Bounds, Runs};

@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::catalog::{BoxBounds, bounds_of};
-use super::memory::{keep_reserve, list_of_results, new_tuple_of, new_uint, sizes};
-use crate::array::{self, Bounds, Runs};
+use super::memory::{list_of_results, sizes};
+use crate::array::{self, Runs};
 
 /// How an array is cut into shards; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
@@ -45,22 +45,6 @@ impl ShardGrid {
     /// The key of a shard in its file.
     fn name(&self, shard: usize) -> PyResult<String> {
         self.0.name(shard).ok_or_else(missing)
-    }
-
-    /// What shards have of a box: their numbers, which of their indices, and which of the box.
-    fn parts<'py>(&self, py: Python<'py>, bounds: BoxBounds) -> PyResult<Bound<'py, PyList>> {
-        keep_reserve()?;
-        let parts = self.0.parts(&bounds_of(bounds)?)?;
-        let parts = parts.ok_or_else(|| PyIndexError::new_err("the array has no such box"))?;
-        let parts = parts.iter().map(|part| {
-            let local = part.local.iter();
-            let local = local.map(|&Bounds { start, count, step }| [start, count, step]);
-            let target = part.target.iter().map(|it| [it.start, it.end]);
-            let shard = new_uint(py, part.shard as u64)?.into_any();
-            let local = tuples(py, local)?.into_any();
-            Ok(new_tuple_of(py, [shard, local, tuples(py, target)?.into_any()])?.into_any())
-        });
-        list_of_results(py, parts)
     }
 }
 
@@ -102,7 +86,7 @@ pub fn ranges_of_box(
 }
 
 /// A list of tuples of numbers.
-fn tuples<const N: usize>(
+pub(super) fn tuples<const N: usize>(
     py: Python<'_>,
     numbers: impl ExactSizeIterator<Item = [usize; N]>,
 ) -> PyResult<Bound<'_, PyList>> {

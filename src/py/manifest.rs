@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
+use super::boxes::Shards;
 use super::content::Content;
 use super::gzip;
 use super::memory::{copied, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
 use super::options::integer_or_none;
 use super::plan::ShardPlan;
 use super::save::Layout;
+use crate::array::ShardGrid;
+use crate::boxes::ShardedArray;
 use crate::grow;
 use crate::manifest::{self, FileNumbers, Grid, ShardFile, Sparse};
 use crate::source::Source as _;
@@ -115,11 +118,33 @@ impl Manifest {
         Ok((list_of_results(py, counts)?, grid.host))
     }
 
-    /// The number of the file of a shard.
-    fn file_of(&self, array: usize, shard: usize) -> PyResult<u32> {
-        let file = self.array(array)?.files.get(shard);
-        file.copied()
-            .ok_or_else(|| PyIndexError::new_err("there are fewer shards"))
+    /// The shards of an array, which is below these keys; see `_core.pyi`.
+    #[allow(clippy::too_many_arguments)] // as in Python
+    fn shards(
+        &self,
+        array: usize,
+        keys: Vec<String>,
+        dtype: String,
+        itemsize: usize,
+        shape: Vec<usize>,
+    ) -> PyResult<Shards> {
+        keep_reserve()?;
+        let Grid {
+            counts,
+            files,
+            host,
+        } = self.array(array)?;
+        let counts: Vec<usize> = match host {
+            true => vec![1; shape.len()],
+            false => counts.iter().map(|count| *count as usize).collect(),
+        };
+        let split =
+            |grid| ShardedArray::new(grid, files.clone(), keys, *host, dtype, itemsize).transpose();
+        let made = ShardGrid::new(&shape, &counts)
+            .and_then(split)
+            .transpose()?;
+        let error = || PyValueError::new_err("the shards of the array do not have one shape");
+        Ok(Shards(Arc::new(made.ok_or_else(error)?)))
     }
 
     /// The encoding, of which the bytes of arrays are not there.

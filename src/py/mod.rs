@@ -10,6 +10,7 @@
 //! | `selected.rs` | some leaves of a file in the place of those of a template |
 //! | `manifest.rs` | what holds the files of a sharded checkpoint together |
 //! | `grid.rs` | arrays that are cut into shards |
+//! | `boxes.rs` | boxes of such arrays, found in files and read |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
 //! | `objects/` | Python objects of events; by a template (`like.rs`) |
@@ -25,6 +26,7 @@
 //! | `failure.rs`, `errors.rs` | what stops a walk, and errors as Python exceptions |
 //! | `memory/` | all `unsafe`: memory that belongs to Python or NumPy |
 
+mod boxes;
 mod catalog;
 mod classes;
 mod content;
@@ -62,6 +64,8 @@ mod _core {
     const ROOT_KEY: &str = crate::structure::ROOT_KEY;
     #[pymodule_export]
     const MAX_DEPTH: usize = crate::wire::MAX_DEPTH;
+    #[pymodule_export]
+    use super::boxes::{ShardBox, Shards};
     #[pymodule_export]
     use super::catalog::Catalog;
     #[pymodule_export]

@@ -14,6 +14,8 @@ use crate::{Error, Result};
 /// signals of Python, which are looked at often enough that nobody waits for them.
 pub struct Watcher {
     callback: Option<Py<PyAny>>,
+    /// Is called when signals are looked at, and may raise.
+    check: Option<Py<PyAny>>,
     total: usize,
     /// How often signals are looked at.
     often: Duration,
@@ -39,6 +41,7 @@ impl Watcher {
     pub fn new(callback: Option<Py<PyAny>>, total: usize) -> Self {
         Self {
             callback,
+            check: None,
             total,
             often: OFTEN,
             state: Mutex::new(State {
@@ -52,6 +55,12 @@ impl Watcher {
     /// Only looks at signals.
     pub fn signals() -> Self {
         Self::new(None, 0)
+    }
+
+    /// Calls a function as well when it looks at signals.
+    pub fn checking(mut self, check: Option<Py<PyAny>>) -> Self {
+        self.check = check;
+        self
     }
 
     /// Looks at signals whenever it is asked, which should be seldom then.
@@ -92,7 +101,11 @@ impl Watch for Watcher {
         if self.state().looked.elapsed() < self.often {
             return Ok(());
         }
-        self.run(look_at_signals)
+        self.run(|py| {
+            look_at_signals(py)?;
+            let checked = self.check.as_ref().map(|check| check.call0(py));
+            checked.transpose().map(drop)
+        })
     }
 
     fn done(&self, done: usize) -> Result<()> {

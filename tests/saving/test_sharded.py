@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import json
 import os
 import pickle
@@ -283,22 +282,54 @@ class Opened:
         self.expected = boxes
 
 
-def part_of(file: Opened, value: int, start: int, stop: int) -> Any:
-    """Returns a part of a shard of 100 bytes."""
-    shard = SimpleNamespace(reader=file, value=value, dtype=np.dtype(np.uint8))
-    places: Any = [(start, stop - start, 1)], (slice(0, stop - start),)
-    return reading.Part(treepack.CorruptionError, shard, *places)  # type: ignore[arg-type]
+class Planned:
+    """A box of shards of 100 bytes: for each part its file, the shard there, and how much of it."""
+
+    def __init__(self, *parts: tuple[int, int, int]):
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @property
+    def files(self) -> list[tuple[int, int]]:
+        return [(number, stop) for number, _, stop in self.parts]
+
+    def missing(self, _: Any) -> None:
+        pass
+
+    def places(self, _: Any) -> list[tuple[int, int, Any]]:
+        return [(number, value, [(0, stop, 1)]) for number, value, stop in self.parts]
+
+
+class Files(list[Any]):
+    """Files, by number."""
+
+    __hash__ = object.__hash__
+    catalogs: tuple[()] = ()
+
+    def need_files(self, numbers: Any) -> None:
+        pass
+
+    def file(self, number: int) -> Any:
+        return self[number]
 
 
 def test_little_is_read_around_what_is_used_of_a_file() -> None:
     """Where nearly all of a file is needed, the system reads ahead."""
-    whole, half, copied = Opened(200), Opened(200), Opened(200)
-    box = functools.partial(reading.Box, (100,), np.dtype(np.uint8))
+    whole, half, copied = files = Files([Opened(200), Opened(200), Opened(200)])
+    byte = np.dtype(np.uint8)
+    array: Any = SimpleNamespace(checkpoint=files, dtype=byte, stored=byte)
+
+    def box(*parts: tuple[int, int, int], in_place: bool) -> reading.Box:
+        planned: Any = Planned(*parts)
+        return reading.Box(array, [(0, 100, 1)], planned, in_place=in_place)
+
     boxes = [
-        box([part_of(whole, 1, 0, 95)], in_place=True),
-        box([part_of(whole, 2, 0, 95)], in_place=False),
-        box([part_of(half, 1, 0, 100)], in_place=True),
-        box([part_of(half, 2, 0, 70), part_of(copied, 1, 0, 30)], in_place=True),
+        box((0, 1, 95), in_place=True),
+        box((0, 2, 95), in_place=False),
+        box((1, 1, 100), in_place=True),
+        box((1, 2, 70), (2, 1, 30), in_place=True),
     ]
     assert [box.is_in_place for box in boxes] == [True, False, True, False]
     reading.expect(boxes)

@@ -9,7 +9,9 @@ use pyo3::types::PyTuple;
 use super::super::content::Content;
 use super::super::errors;
 use super::super::memory::keep_reserve;
+use crate::boxes::OpenFile;
 use crate::catalog::{self, FoundArrays};
+use crate::mapping::Mapping;
 
 /// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
@@ -38,13 +40,28 @@ impl Catalog {
         &self.catalog
     }
 
+    /// The same as the file of a sharded checkpoint that has this number.
+    pub fn open_file(&self, number: u32) -> OpenFile<'_> {
+        OpenFile {
+            number,
+            catalog: &self.catalog,
+            source: self.content.get().source(),
+            arrays: &self.arrays,
+        }
+    }
+
+    /// The file, if it is mapped.
+    pub fn mapping(&self) -> Option<&Arc<Mapping>> {
+        self.content.get().mapping()
+    }
+
     /// Takes what has been read off this process's account.
     pub fn release(&self) {
         self.content.get().release();
     }
 
     /// What is wrong with a value, with its path.
-    pub(super) fn at(&self, py: Python<'_>, error: PyErr, value: usize) -> PyErr {
+    pub fn at(&self, py: Python<'_>, error: PyErr, value: usize) -> PyErr {
         if !errors::is(py, &error, "DecodeError") {
             return error;
         }

@@ -1,4 +1,7 @@
-"""Boxes of sharded arrays: planned, prefetched, and read shard by shard."""
+"""Boxes of sharded arrays: planned, found in files, prefetched, and read.
+
+box ──▶ the files it needs ──opened──▶ its shards found ──▶ read, in one call of the core
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import tasks as _tasks
-from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader
+from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader, memory_of
 from treepack._src.storage.fetch import Blocks, Range
 from treepack.errors import CorruptionError, DecodeError, GzipError, GzipTruncatedError
 
@@ -25,121 +28,191 @@ DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
 # The alignment of memory that jax on CPU uses in place.
 _ALIGN = 64
 
+# An array of many shards is cast in blocks of about this size.
+_CAST_BYTES = 16 << 20
 
-class Part(NamedTuple):
-    """The part of a box that lies in one shard.
+
+class Files(Protocol):
+    """The files of a sharded checkpoint, by number.
 
     Attributes:
-      gone: Makes the error for a missing file, by its name.
-      shard: The shard.
-      local: The indices in the shard.
-      target: The indices in the box.
+      is_local: Whether they are no remote files.
+      catalogs: Their catalogs, as far as they are open.
     """
 
-    gone: Callable[[str], CorruptionError]
-    shard: LazyArray
-    local: Bounds
-    target: tuple[slice, ...]
+    is_local: bool
+    catalogs: list[core.Catalog | None]
+
+    def file(self, number: int) -> Reader:
+        """Opens a file."""
+
+    def need_files(self, numbers: Iterable[int]) -> None:
+        """Opens files that are not open."""
+
+    def explained(self, number: int, error: BaseException) -> BaseException:
+        """Returns the error to raise for one in reading a file."""
+
+
+class Sharded(Protocol):
+    """The array that boxes are of.
+
+    Attributes:
+      parts: The parts of its path.
+      dtype: Its dtype, to which it is cast if that of its shards is another one.
+      stored: The dtype of its shards.
+      checkpoint: The files with its shards.
+    """
+
+    parts: list[str]
+    dtype: np.dtype[Any]
+    stored: np.dtype[Any]
 
     @property
-    def nbytes(self) -> int:
-        """Its size in bytes."""
-        return math.prod(count for _, count, _ in self.local) * self.shard.dtype.itemsize
+    def checkpoint(self) -> Files:
+        """The files with its shards."""
 
-    @property
-    def place(self) -> tuple[int, Bounds]:
-        """Its place in its file, in the form of the core."""
-        return self.shard.value, self.local
+    def lacks(self, shard: int) -> CorruptionError:
+        """Returns the error for a shard that is not where the manifest has it."""
 
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Adds the name of the file to read errors."""
-        reader = self.shard.reader
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise self.gone(reader.short_name) from error
-        except DAMAGE as error:
-            raise CorruptionError(f"{reader.short_name} is damaged: {error.reason}") from error
-
-    def prefetch(self) -> None:
-        """Starts to read it from the disk."""
-        with self.explained():
-            self.shard.reader.catalog.prefetch(*self.place)
-
-    def view(self) -> np.ndarray | None:
-        """Returns a view of it where it lies, if possible."""
-        try:
-            whole: Any = self.shard.__array__(copy=False)
-        except (ValueError, FileNotFoundError):  # remote, compressed, or damaged
-            return None
-        return _at(whole, [slice(at, at + count * step, step) for at, count, step in self.local])
-
-    def read_to(self, target: np.ndarray, threads: int | None) -> None:
-        """Reads it to a part of an array in C order, which may have another dtype."""
-        stored = target
-        if target.dtype != self.shard.dtype:
-            stored = np.empty(target.shape, self.shard.dtype)
-        with self.explained():
-            self.shard.read_to(self.local, stored, threads=threads)
-        if stored is not target:
-            _dtypes.cast(stored, target)
+    def leaf_of(self, number: int, value: int) -> LazyArray:
+        """Returns a shard by its file and leaf."""
 
 
 class Box:
     """A box of an array that is read later.
 
     Attributes:
-      parts: Its parts in the shards.
+      array: The array.
+      shards: Its place in the shards.
       is_in_place: Whether it will be used where it lies in its file.
       memory: Bytes that it is read to, unless it brings its own.
     """
 
-    def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], parts: list[Part], *, in_place: bool
-    ):
+    def __init__(self, array: Sharded, bounds: Bounds, shards: core.ShardBox, *, in_place: bool):
         """With `in_place` it is used where it lies if one shard has all of it."""
-        self._shape = shape
-        self._dtype = dtype
-        self.parts = parts
+        self.array = array
+        self.shards = shards
         self.memory: np.ndarray | None = None
+        self._shape = tuple(count for _, count, _ in bounds)
+        self._is_found = False
         self._has_begun = False
-        self._is_view = len(parts) == 1 and parts[0].shard.dtype == dtype
+        self._is_view = len(shards) == 1 and array.dtype == array.stored
         self.is_in_place = in_place and self._is_view
+
+    def find(self) -> Box:
+        """Opens the files that it needs, and finds its shards; returns itself.
+
+        Raises:
+          CorruptionError: If a file or a shard is missing.
+        """
+        if not self._is_found:
+            files = self.array.checkpoint
+            files.need_files(number for number, _ in self.shards.files)
+            missing = self.shards.missing(files.catalogs)
+            if missing is not None:
+                raise self.array.lacks(missing)
+            self._is_found = True
+        return self
+
+    def places(self) -> list[tuple[int, int, Bounds]]:
+        """Returns the place of each part: the number of a file, a leaf, and indices of that."""
+        return self.find().shards.places(self.array.checkpoint.catalogs)
 
     def read(self, threads: int | None = None, stopped: Event | None = None) -> np.ndarray:
         """Returns its elements: a view of a file where possible."""
-        view = self.parts[0].view() if self._is_view else None
+        view = self._view() if self._is_view else None
         if view is not None:
             return view
         if self.memory is None:
-            made = aligned(self._shape, self._dtype)
+            made = aligned(self._shape, self.array.dtype)
         else:
-            made = self.memory.view(self._dtype).reshape(self._shape)
+            made = self.memory.view(self.array.dtype).reshape(self._shape)
         self.read_to(made, threads, stopped)
         return made
+
+    def _view(self) -> np.ndarray | None:
+        [(number, value, local)] = self.places()
+        try:
+            whole: Any = self.array.leaf_of(number, value).__array__(copy=False)
+        except (ValueError, FileNotFoundError):  # remote, compressed, or damaged
+            return None
+        return _at(whole, [slice(at, at + count * step, step) for at, count, step in local])
 
     @property
     def nbytes(self) -> int:
         """Its size in bytes."""
-        return math.prod(self._shape) * self._dtype.itemsize
+        return math.prod(self._shape) * self.array.dtype.itemsize
 
     def read_to(
         self, target: np.ndarray, threads: int | None = None, stopped: Event | None = None
     ) -> None:
         """Reads its elements to an array in C order, until it is stopped."""
         self.prefetch()
-        for part in self.parts:
+
+        def check() -> None:
             if stopped is not None and stopped.is_set():
+                raise _StoppedError
+
+        with contextlib.suppress(_StoppedError):
+            check()
+            self._read_to(self.shards, target, threads, check)
+
+    def _read_to(
+        self,
+        shards: core.ShardBox,
+        target: np.ndarray,
+        threads: int | None,
+        check: Callable[[], None],
+    ) -> None:
+        stored = self.array.stored
+        if target.dtype != stored:
+            halves = shards.halves() if target.nbytes > _CAST_BYTES else None
+            if halves is not None:
+                axis, count, first, second = halves
+                for half, part in (first, slice(count)), (second, slice(count, None)):
+                    index = *[slice(None)] * axis, part
+                    self._read_to(half, _at(target, index), threads, check)
                 return
-            part.read_to(_at(target, part.target), threads)
+            made = np.empty(target.shape, stored)
+            self._read_to(shards, made, threads, check)
+            _dtypes.cast(made, target)
+            return
+        if target.size:
+            files = self.array.checkpoint
+            memory: Any
+            memory, at, strides = memory_of(target)
+            shards.read_to(
+                files.catalogs,
+                memory,
+                at,
+                strides,
+                threads=threads,
+                explain=files.explained,
+                check=check,
+            )
 
     def prefetch(self) -> None:
         """Starts to read it from the disk, once."""
         if not self._has_begun:
             self._has_begun = True
-            for part in self.parts:
-                part.prefetch()
+            files = self.find().array.checkpoint
+            self.shards.prefetch(files.catalogs, files.explained)
+
+
+class _StoppedError(Exception):
+    """Nobody waits for a box any more."""
+
+
+def find(boxes: Iterable[Box]) -> None:
+    """Opens the files that boxes need, remote ones many at a time, and finds the shards."""
+    boxes = [*boxes]
+    needed: dict[Any, set[int]] = defaultdict(set)
+    for box in boxes:
+        needed[box.array.checkpoint].update(number for number, _ in box.shards.files)
+    for files, numbers in needed.items():
+        files.need_files(sorted(numbers))
+    for box in boxes:
+        box.find()
 
 
 def expect(boxes: Iterable[Box]) -> None:
@@ -148,25 +221,32 @@ def expect(boxes: Iterable[Box]) -> None:
     The system reads ahead in a file that is needed nearly whole. In others it would read bytes that
     nobody needs: there, boxes that are used in place are prefetched while the load goes on.
     """
-    needed: dict[Reader, int] = defaultdict(int)
-    in_place: dict[Reader, list[Part]] = defaultdict(list)
+    boxes = [*boxes]
+    in_place: dict[tuple[Any, int], list[tuple[int, Bounds]]] = defaultdict(list)
     for box in boxes:
-        for part in box.parts:
-            file = part.shard.reader
-            needed[file] += part.nbytes
-            if box.is_in_place:
-                in_place[file].append(part)
-    for file, parts in in_place.items():
-        if needed[file] < _NEARLY_WHOLE * file.catalog.totals(0)[1]:
-            with parts[0].explained():
-                file.catalog.prefetch_only([part.place for part in parts])
+        for number, value, local in box.places() if box.is_in_place else ():
+            in_place[box.array.checkpoint, number].append((value, local))
+    if not in_place:
+        return
+    needed: dict[tuple[Any, int], int] = defaultdict(int)
+    for box in boxes:
+        for number, nbytes in box.shards.files:
+            needed[box.array.checkpoint, number] += nbytes
+    for (files, number), places in in_place.items():
+        catalog = files.file(number).catalog
+        if needed[files, number] < _NEARLY_WHOLE * catalog.totals(0)[1]:
+            try:
+                catalog.prefetch_only(places)
+            except Exception as error:
+                raise files.explained(number, error) from error
 
 
 def ranges_of(boxes: Iterable[Box]) -> Iterator[tuple[Blocks, Range]]:
     """Yields the ranges of remote files that boxes need, in order; see `fetching`."""
     for box in boxes:
-        for part in box.parts:
-            yield from part.shard.ranges(part.local)
+        if not box.array.checkpoint.is_local:
+            for number, value, local in box.places():
+                yield from box.array.leaf_of(number, value).ranges(local)
 
 
 def _at(array: Any, index: Iterable[slice]) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import Box, aligned, expect, ranges_of, reading
+from treepack._src.checkpoint.boxes import Box, aligned, expect, find, ranges_of, reading
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.checkpoint.replicas import (
     BATCH_BYTES,
@@ -28,7 +28,7 @@ from treepack._src.checkpoint.replicas import (
     spread,
     together,
 )
-from treepack._src.checkpoint.sharded import ShardedArray, ShardedReader
+from treepack._src.checkpoint.sharded import ShardedArray
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Reading, Sharing
 from treepack._src.pytree.kinds import kind_of
@@ -310,10 +310,12 @@ def _place(
     groups: dict[Any, list[_Item]] = defaultdict(list)
     for item in placed:
         groups[item.place if item.shared is None else item.shared.rows].append(item)
-    _open_files(placed)
     for item in placed:
         _plan(item)
-    expect(box for item in placed for box in item.boxes.values())
+    boxes = [box for item in placed for box in item.boxes.values()]
+    find(boxes)
+    expect(boxes)
+    del boxes
     for place, group in groups.items():
         put = _put(group, place, may_change, threads, together)
         for item, made in zip(group, put, strict=True):
@@ -335,17 +337,6 @@ def _share(items: Iterable[_Item], together: Together) -> None:
     arrays = [(item.path, item.leaf, item.place, rows) for item, rows in shared]
     for (item, _), share_of in zip(shared, share(together, arrays), strict=True):
         item.shared = share_of
-
-
-def _open_files(items: Iterable[_Item]) -> None:
-    """Opens the remote files that are needed, many at a time."""
-    needed: dict[ShardedReader, set[int]] = defaultdict(set)
-    for item in items:
-        if isinstance(item.leaf, ShardedArray) and not item.leaf.checkpoint.is_local:
-            for index in _parts_of(item):
-                needed[item.leaf.checkpoint] |= item.leaf.files_of(index)
-    for reader, numbers in needed.items():
-        reader.open_files(numbers)
 
 
 def _plan(item: _Item) -> None:

@@ -421,9 +421,7 @@ class LazyArray(ArrayLike, Deferred):
         """
         if target.size == 0:
             return
-        whole = target if target.base is None else target.base
-        at = _address(target) - _address(whole)
-        memory, strides = whole.reshape(-1).view(np.uint8), target.strides
+        memory, at, strides = memory_of(target)
         read_to = self.reader.catalog.read_box_to
         with naming(self.reader.given):
             read_to(self.value, bounds, memory, at, strides, threads=threads)
@@ -458,6 +456,17 @@ def _array_at(reader: Reader, parts: list[str]) -> Any:
     if value is None:
         raise MissingPathError(_paths.text(parts), reader.filename)  # the file has been replaced
     return reader.leaf(value, parts)
+
+
+def memory_of(array: np.ndarray) -> tuple[np.ndarray, int, tuple[int, ...]]:
+    """Returns the bytes that an array in C order, or a part of one, lies in, and its place there.
+
+    Returns:
+      The bytes, the offset of its first element, and its strides.
+    """
+    whole = array if array.base is None else array.base
+    at = _address(array) - _address(whole)
+    return whole.reshape(-1).view(np.uint8), at, array.strides
 
 
 def _address(array: np.ndarray) -> int:

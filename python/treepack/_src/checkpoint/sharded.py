@@ -12,14 +12,14 @@ import hashlib
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.boxes import DAMAGE, Box, Part, ranges_of
+from treepack._src.checkpoint.boxes import DAMAGE, Box, find, ranges_of
 from treepack._src.checkpoint.reader import (
     DAMAGED_REST,
     LazyArray,
@@ -36,7 +36,7 @@ from treepack._src.storage.content import Openable, Opened, read_all, size_of
 from treepack._src.storage.deferred import rows_cast
 from treepack._src.storage.fetch import fetching
 from treepack._src.storage.foreign import directory_text
-from treepack._src.storage.naming import naming
+from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import absolute, joined, url_of
 from treepack._src.storage.remote import at_once
 from treepack._src.tasks import Task, run
@@ -73,6 +73,7 @@ class ShardedReader(Reader):
 
     Attributes:
       manifest: The files, and the file of each shard.
+      catalogs: The catalogs of the files that are open.
     """
 
     is_one_file = False
@@ -118,6 +119,7 @@ class ShardedReader(Reader):
         super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
         self._open_file = functools.partial(Reader.open, salvage=salvage, mmap=mmap, regular=True)
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
+        self.catalogs: list[core.Catalog | None] = [None] * len(self._expected)
         self.is_local = url_of(self._path) is None
 
     def file(self, number: int) -> Reader:
@@ -134,18 +136,33 @@ class ShardedReader(Reader):
                 opening = functools.partial(self._checked, *self._expected[number])
                 task = self._files[number] = Task(opening)
         try:
-            return task.result()
+            file = task.result()
         except BaseException:
             with self._locked.lock:
                 if self._files[number] is task:
                     self._files[number] = None  # perhaps it can be opened later
             raise
+        with self._locked.lock:
+            if self._files[number] is task:
+                self.catalogs[number] = file.catalog
+        return file
+
+    def need_files(self, numbers: Iterable[int]) -> None:
+        """Opens files that are not open.
+
+        Raises:
+          CorruptionError: If one is missing, or is another file.
+        """
+        closed = [number for number in numbers if self.catalogs[number] is None]
+        self.open_files(closed)
+        for number in closed:
+            self.file(number)
 
     def open_files(self, numbers: Iterable[int]) -> None:
         """Opens remote files that are needed, many at a time; local ones are opened when used."""
         if not self.is_local:
             requests = at_once(self._path)
-            run([functools.partial(self._open_early, it) for it in {*numbers}], requests)
+            run([functools.partial(self._open_early, it) for it in numbers], requests)
 
     def _open_early(self, number: int) -> None:
         with contextlib.suppress(TreepackError):  # told where it is used, if it is
@@ -188,12 +205,25 @@ class ShardedReader(Reader):
                 return ReplacedError("it has been saved again meanwhile: open it again")
         return CorruptionError(f"{name} is missing: the checkpoint is incomplete")
 
+    def explained(self, number: int, error: BaseException) -> BaseException:
+        """Returns the error to raise for one in reading a file: it names the file."""
+        name, _, _ = self._expected[number]
+        if isinstance(error, FileNotFoundError):
+            made: CorruptionError = self.gone(name)
+        elif isinstance(error, DAMAGE):
+            made = CorruptionError(f"{name} is damaged: {error.reason}")
+        else:
+            name_file(error, joined(self._path, name))
+            return error
+        made.__cause__ = error
+        return made
+
     def close(self) -> None:
         """Closes the files. Arrays that view them stay valid."""
         with self._locked.lock:
             super().close()
             for number, task in enumerate(self._files):
-                self._files[number] = None
+                self._files[number] = self.catalogs[number] = None
                 if task is not None and not task.is_orphan and task.end():
                     with contextlib.suppress(TreepackError):
                         task.result().close()
@@ -258,8 +288,8 @@ class ShardedReader(Reader):
         if self.is_local:
             return place.state(leaf, marks)
         place.state(expected, marks)
-        self.open_files(number for array in read_now for number in array.files())
         boxes = [array.plan([slice(None)] * array.ndim) for array in read_now]
+        find(boxes)
         with fetching(ranges_of(boxes)):
             return place.state(leaf, marks)
 
@@ -324,7 +354,7 @@ class ShardedReader(Reader):
                 wrong = str(error)
             damage.extend([] if wrong is None else [wrong])
             for key, cell in cells[number]:
-                status = arrays[key].status(cell, statuses)
+                status = arrays[key].status(cell, number, statuses)
                 worst[key] = max(worst[key], status, key=_BADNESS.index)
             done += nbytes
         return worst, "; ".join(damage) or None
@@ -383,15 +413,14 @@ class ShardedArray(LazyArray):
     ):
         super().__init__(reader, value, parts, dtype, shape)
         self.checkpoint = reader
+        self.stored = self.dtype
         counts, self.is_host = reader.manifest.grid(number)
         try:
-            self._grid = core.ShardGrid(shape, [1] * len(shape) if self.is_host else counts)
+            self._shards = reader.manifest.shards(
+                number, parts, dtype, self.dtype.itemsize, [*shape]
+            )
         except ValueError:
             raise DecodeError(f"the manifest splits {shape} by {counts}", path=self.path) from None
-        self._number = number
-        self._stored = self.dtype
-        self._keys = parts
-        self._known: dict[int, LazyArray] = {}
 
     def cast(self, dtype: Any) -> ShardedArray:
         """Returns the same array, cast when it is read."""
@@ -416,17 +445,13 @@ class ShardedArray(LazyArray):
         return self._plan(self._indices(index), in_place=in_place)
 
     def _plan(self, indices: Sequence[range], *, in_place: bool = False) -> Box:
-        parts = [
-            Part(self.checkpoint.gone, self._shard(cell), local, tuple(slice(*it) for it in target))
-            for cell, local, target in self._grid.parts(bounds_of(indices))
-        ]
-        return Box(tuple(map(len, indices)), self.dtype, parts, in_place=in_place)
+        bounds = bounds_of(indices)
+        return Box(self, bounds, self._shards.box(bounds), in_place=in_place)
 
     def _read(self, box: Sequence[range]) -> np.ndarray:
         """Returns the elements of a box."""
 
         def read(plan: Box) -> np.ndarray:
-            # Not before it is planned: shards may be missing.
             made = np.empty(tuple(map(len, box)), self.dtype)
             plan.read_to(made)
             return made
@@ -438,67 +463,37 @@ class ShardedArray(LazyArray):
     ) -> T:
         """Plans a box, and uses it while its ranges of remote files are fetched."""
         with naming(self.reader.given):
-            if self.checkpoint.is_local:
-                return use(self._plan(indices, in_place=in_place))
-            self.checkpoint.open_files(self._files_of(indices))
-            plan = self._plan(indices, in_place=in_place)
+            # Shards may be missing, for which there is no memory.
+            plan = self._plan(indices, in_place=in_place).find()
             with fetching(ranges_of([plan])):
                 return use(plan)
 
-    def files(self) -> Iterator[int]:
-        """Yields the number of the file of each shard."""
-        for cell in range(len(self._grid)):
-            yield self.checkpoint.manifest.file_of(self._number, cell)
+    def files(self) -> list[int]:
+        """Returns the number of the file of each shard."""
+        return self._shards.files
 
-    def status(self, cell: int, statuses: Mapping[int, Status]) -> Status:
-        """Returns the status of a shard; `statuses` has those of the leaves of its file."""
-        try:
-            return statuses[self._shard(cell).value] if statuses else "corrupt"
-        except CorruptionError:
+    def status(self, cell: int, number: int, statuses: Mapping[int, Status]) -> Status:
+        """Returns the status of a shard in a file; `statuses` has those of the file's leaves."""
+        if not statuses:
             return "corrupt"
+        found = self._shards.find(cell, self.checkpoint.file(number).catalog)
+        return "corrupt" if found is None else statuses[found]
 
-    def _shard(self, cell: int) -> LazyArray:
-        found = self._known.get(cell)
-        if found is None:
-            found = self._known[cell] = self._find(cell)
-        return found
+    def lacks(self, shard: int) -> CorruptionError:
+        """Returns the error for a shard that is not where the manifest has it."""
+        file = self.checkpoint.file(self.files()[shard])
+        keys = self.parts if self.is_host else [*self.parts, self._shards.name(shard)]
+        return CorruptionError(
+            f"{_paths.text(keys)} is not in {file.short_name} as the manifest has it"
+        )
 
-    def files_of(self, index: Sequence[slice]) -> set[int]:
-        """Returns the numbers of the files that a box needs."""
-        return self._files_of(self._indices(index))
-
-    def _files_of(self, indices: Sequence[range]) -> set[int]:
-        file_of = self.checkpoint.manifest.file_of
-        return {file_of(self._number, it[0]) for it in self._grid.parts(bounds_of(indices))}
+    def leaf_of(self, number: int, value: int) -> LazyArray:
+        """Returns a shard by its file and leaf."""
+        shard: LazyArray = self.checkpoint.file(number).leaf(value, self.parts)
+        return shard
 
     def _indices(self, index: Sequence[slice]) -> list[range]:
         return [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
-
-    def _find(self, cell: int) -> LazyArray:
-        number = self.checkpoint.manifest.file_of(self._number, cell)
-        file = self.checkpoint.file(number)
-        keys = self._keys if self.is_host else [*self._keys, self._grid.name(cell)]
-        shape = tuple(stop - start for start, stop in self._grid.bounds(cell))
-        shard = cause = None
-        try:
-            value = file.catalog.find(keys, 0)
-            if value is not None and file.catalog.children(value) is None:
-                shard = file.leaf(value, keys)
-            # Reading compares the header as well; of remote files it would be one more request.
-            if isinstance(shard, LazyArray) and self.checkpoint.is_local:
-                file.catalog.pieces(shard.value)  # raises unless it is there as the index says
-        except DAMAGE as error:
-            cause = error
-        if (
-            cause is not None
-            or not isinstance(shard, LazyArray)
-            or (shard.shape, shard.dtype) != (shape, self._stored)
-        ):
-            path, reason = _paths.text(keys), "" if cause is None else f": {cause.reason}"
-            raise CorruptionError(
-                f"{path} is not in {file.short_name} as the manifest has it{reason}"
-            ) from cause
-        return shard
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         found = self.box([slice(None)] * self.ndim)

@@ -1,0 +1,252 @@
+//! Boxes of sharded arrays, found in their files and read to memory of Python.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use super::catalog::{BoxBounds, Catalog, bounds_of};
+use super::grid::tuples;
+use super::memory::{Writable, keep_reserve, list_of_results, new_tuple_of, new_uint};
+use super::options::integer_or_none;
+use super::watch::Watcher;
+use crate::array::Bounds;
+use crate::boxes::{self, Failed, OpenFile};
+use crate::{Result, grow, parallel};
+
+/// An array whose shards are in several files; see `_core.pyi`.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct Shards(pub(super) Arc<boxes::ShardedArray>);
+
+#[pymethods]
+impl Shards {
+    /// How many there are.
+    fn __len__(&self) -> usize {
+        self.0.grid().len()
+    }
+
+    /// The number of the file of each.
+    #[getter]
+    fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let files = self.0.files().iter();
+        list_of_results(
+            py,
+            files.map(|it| Ok(new_uint(py, (*it).into())?.into_any())),
+        )
+    }
+
+    /// The key of one in its file.
+    fn name(&self, shard: usize) -> PyResult<String> {
+        self.0.grid().name(shard).ok_or_else(fewer)
+    }
+
+    /// The leaf that one is in its file; nothing if the file has none as the manifest says.
+    fn find(&self, shard: usize, catalog: &Catalog) -> PyResult<Option<usize>> {
+        keep_reserve()?;
+        if shard >= self.0.grid().len() {
+            return Err(fewer());
+        }
+        let watcher = Watcher::whenever_asked();
+        let found = self.0.find(shard, catalog.core(), &watcher);
+        found.map_err(|error| watcher.explain(error, PyErr::from))
+    }
+
+    /// A box of the array.
+    #[pyo3(name = "box")]
+    fn box_of(&self, bounds: BoxBounds) -> PyResult<ShardBox> {
+        keep_reserve()?;
+        let found = boxes::ShardBox::new(self.0.clone(), &bounds_of(bounds)?);
+        let found = found.ok_or_else(|| PyIndexError::new_err("the array has no such box"))?;
+        Ok(ShardBox {
+            array: self.0.clone(),
+            found,
+        })
+    }
+}
+
+fn fewer() -> PyErr {
+    PyIndexError::new_err("there are fewer shards")
+}
+
+/// A box of a sharded array; see `_core.pyi`.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct ShardBox {
+    array: Arc<boxes::ShardedArray>,
+    found: boxes::ShardBox,
+}
+
+#[pymethods]
+impl ShardBox {
+    /// How many shards have some of it.
+    fn __len__(&self) -> usize {
+        self.found.len()
+    }
+
+    /// The numbers of the files that it needs, and how many bytes of each.
+    #[getter]
+    fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        keep_reserve()?;
+        let files = py.detach(|| self.found.files())?;
+        tuples(
+            py,
+            files.iter().map(|(file, bytes)| [*file as usize, *bytes]),
+        )
+    }
+
+    /// The box in two, along which dimension, and how many indices of it the first has.
+    fn halves(&self) -> Option<(usize, usize, Self, Self)> {
+        let halves = self.found.halves()?;
+        let [first, second] = halves.boxes.map(|bounds| {
+            let found = boxes::ShardBox::new(self.array.clone(), &bounds)?;
+            Some(Self {
+                array: self.array.clone(),
+                found,
+            })
+        });
+        Some((halves.dim, halves.count, first?, second?))
+    }
+
+    /// The first shard that its file does not have as the manifest says.
+    fn missing(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Option<usize>> {
+        let files = self.open(catalogs)?;
+        let watcher = Watcher::signals();
+        let found = catalogs
+            .py()
+            .detach(|| self.found.missing(&files.open()?, &watcher));
+        found.map_err(|failed| watcher.explain(failed.error, PyErr::from))
+    }
+
+    /// The place of each part: the number of its file, its leaf, and which of the leaf's indices.
+    fn places<'py>(&self, catalogs: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
+        let py = catalogs.py();
+        let files = self.open(catalogs)?;
+        let watcher = Watcher::signals();
+        let places = PyList::empty(py);
+        let open = files.open()?;
+        let done = self.found.each(&open, &watcher, |file, value, part| {
+            let local = part.local.iter();
+            let local = local.map(|&Bounds { start, count, step }| [start, count, step]);
+            let place = || -> PyResult<Bound<'py, PyTuple>> {
+                let file = new_uint(py, open[file].number.into())?.into_any();
+                let value = value.ok_or_else(|| PyValueError::new_err("a shard is not there"))?;
+                let value = new_uint(py, value as u64)?.into_any();
+                new_tuple_of(py, [file, value, tuples(py, local)?.into_any()])
+            };
+            let added = place().and_then(|place| places.append(place));
+            added.map_err(|error| crate::Error::Payload(Box::new(error)))
+        });
+        done.map_err(|failed| watcher.explain(failed.error, PyErr::from))?;
+        Ok(places)
+    }
+
+    /// Begins to read it from the disk.
+    fn prefetch(&self, catalogs: &Bound<'_, PyList>, explain: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = catalogs.py();
+        let files = self.open(catalogs)?;
+        if files
+            .0
+            .iter()
+            .all(|(_, catalog)| catalog.get().mapping().is_none())
+        {
+            return Ok(());
+        }
+        let watcher = Watcher::signals();
+        let done = py.detach(|| {
+            let open = files.open()?;
+            self.found.each(&open, &watcher, |file, value, part| {
+                let Some(mapping) = files.0[file].1.get().mapping() else {
+                    return Ok(());
+                };
+                let array = self.found.place(&open[file], value)?;
+                let runs = array.runs(&part.local, None);
+                let ranges = runs.map(|runs| array.ranges(&runs)).transpose()?;
+                mapping.prefetch(ranges.unwrap_or_default());
+                Ok(())
+            })
+        });
+        done.map_err(|failed| files.explain(py, failed, &watcher, explain))
+    }
+
+    /// Reads it to memory; see `_core.pyi`.
+    #[pyo3(signature = (catalogs, target, at, strides, *, threads, explain, check=None))]
+    #[allow(clippy::too_many_arguments)] // as in Python
+    fn read_to(
+        &self,
+        catalogs: &Bound<'_, PyList>,
+        target: &Bound<'_, PyAny>,
+        at: usize,
+        strides: Vec<usize>,
+        #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+        explain: &Bound<'_, PyAny>,
+        check: Option<Py<PyAny>>,
+    ) -> PyResult<()> {
+        let py = catalogs.py();
+        let files = self.open(catalogs)?;
+        let mut target = Writable::get(target)?;
+        let range = at.min(target.len())..target.len();
+        // Runs that are too short for it use one anyway.
+        let threads = parallel::threads(threads, range.len(), parallel::MIN_COPY_BYTES)?;
+        let watcher = Watcher::signals().checking(check);
+        let done = target.fill(py, range, true, |memory| {
+            self.found
+                .read(&files.open()?, memory, &strides, threads, &watcher)
+        });
+        done.map_err(|failed| files.explain(py, failed, &watcher, explain))
+    }
+}
+
+impl ShardBox {
+    /// The files that it needs, of all that there are.
+    fn open(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Files> {
+        keep_reserve()?;
+        let py = catalogs.py();
+        let needed = if self.found.len() < MANY {
+            self.found.files()
+        } else {
+            py.detach(|| self.found.files())
+        };
+        let open = needed?.into_iter().map(|(number, _)| {
+            let catalog = catalogs.get_item(number as usize)?;
+            let catalog = catalog.cast_into::<Catalog>();
+            let catalog = catalog.map_err(|_| PyValueError::new_err("a file is closed"))?;
+            Ok((number, catalog.unbind()))
+        });
+        Ok(Files(open.collect::<PyResult<_>>()?))
+    }
+}
+
+/// So many parts are worth letting other threads run.
+const MANY: usize = 1 << 12;
+
+/// The files of a box, by number.
+struct Files(Vec<(u32, Py<Catalog>)>);
+
+impl Files {
+    fn open(&self) -> Result<Vec<OpenFile<'_>>> {
+        let files = self.0.iter();
+        grow::collect(files.map(|(number, catalog)| catalog.get().open_file(*number)))
+    }
+
+    /// What `explain` makes of an error, from the number of the file that it is about.
+    fn explain(
+        &self,
+        py: Python<'_>,
+        failed: Failed,
+        watcher: &Watcher,
+        explain: &Bound<'_, PyAny>,
+    ) -> PyErr {
+        let error = watcher.explain(failed.error, PyErr::from);
+        let Some((number, catalog)) = failed.file.map(|file| &self.0[file]) else {
+            return error;
+        };
+        let error = match failed.value {
+            Some(value) => catalog.get().at(py, error, value),
+            None => error,
+        };
+        match explain.call1((*number, error.value(py))) {
+            Ok(explained) => PyErr::from_value(explained),
+            Err(other) => other,
+        }
+    }
+}
