@@ -172,12 +172,36 @@ fn single(corpus: Corpus) -> Layout<Vec<u8>> {
 /// Compressing as the content has it; prints the ratio.
 #[divan::bench(args = CORPORA, consts = [1, 2], sample_count = 10)]
 fn compress<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
+    compress_by::<THREADS>(bencher, corpus, Method::Adaptive);
+}
+
+/// The same as numbers.
+#[divan::bench(args = CORPORA, consts = [1, 2], sample_count = 20)]
+fn compress_numbers<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
+    compress_by::<THREADS>(bencher, corpus, Method::Numbers);
+}
+
+/// What it takes to copy the bytes.
+#[divan::bench(consts = [1, 2], sample_count = 20)]
+fn compress_nothing<const THREADS: usize>(bencher: Bencher) {
+    let layout = single(Corpus::Bfloat16);
+    let mut memory = vec![MaybeUninit::new(0); layout.len()];
+    let threads = NonZero::new(THREADS).unwrap();
+    bencher
+        .counter(BytesCount::new(layout.len()))
+        .bench_local(|| {
+            let filled = pour(&layout, &mut memory, Target::Used, threads, &());
+            filled.unwrap().len()
+        });
+}
+
+fn compress_by<const THREADS: usize>(bencher: Bencher, corpus: Corpus, method: Method) {
     let layout = single(corpus);
     let threads = NonZero::new(THREADS).unwrap();
     let mut memory = vec![MaybeUninit::new(0); gzip::bound(layout.len())];
     let mut compress = || {
         let mut stream = treepack::raw::Filling::new(&mut memory);
-        gzip::compress(&layout, Method::Adaptive, threads, &mut stream, &()).unwrap();
+        gzip::compress(&layout, method, threads, &mut stream, &()).unwrap();
         stream.finish().len()
     };
     let ratio = layout.len() as f64 / compress() as f64;
@@ -190,7 +214,17 @@ fn compress<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
 /// Decompressing that.
 #[divan::bench(args = CORPORA, consts = [1, 2], sample_count = 10)]
 fn decompress<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
-    let (len, stream) = compressed(corpus, Method::Adaptive, 2);
+    decompress_by::<THREADS>(bencher, corpus, Method::Adaptive);
+}
+
+/// The same of numbers.
+#[divan::bench(args = CORPORA, consts = [1, 2], sample_count = 20)]
+fn decompress_numbers<const THREADS: usize>(bencher: Bencher, corpus: Corpus) {
+    decompress_by::<THREADS>(bencher, corpus, Method::Numbers);
+}
+
+fn decompress_by<const THREADS: usize>(bencher: Bencher, corpus: Corpus, method: Method) {
+    let (len, stream) = compressed(corpus, method, 2);
     let threads = NonZero::new(THREADS).unwrap();
     let mut out = vec![MaybeUninit::new(0); len];
     bencher.counter(BytesCount::new(len)).bench_local(|| {

@@ -65,9 +65,9 @@ enum Encoded<'a> {
 impl<'a> Encoded<'a> {
     fn new(source: Shared<'a>) -> Result<Self> {
         let mut start = Vec::new();
-        let most = source.len().min(gzip::MAGIC.len());
+        let most = source.len().min(gzip::MAGIC_BYTES);
         read_to(&source, 0..most, &mut start)?;
-        if start != gzip::MAGIC {
+        if !gzip::is_compressed(&start) {
             return Ok(Self::Plain(source));
         }
         if let Some(indexed) = Indexed::open(source.clone())? {

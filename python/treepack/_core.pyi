@@ -198,7 +198,7 @@ class Content:
         """Returns the range of the file that a range of the content is decompressed from."""
 
     def indexed(self, *, max_size: int | None = None) -> Content | None:
-        """Returns the content of indexed gzip, decompressed on access; `None` without an index.
+        """Returns the content of indexed blocks, decompressed on access; `None` without an index.
 
         Raises:
           TreepackError: If it has more than `max_size` bytes.
@@ -211,11 +211,11 @@ class Content:
     def read_range(self, start: int, stop: int) -> bytes:
         """Returns a copy of a range of bytes."""
 
-    def is_gzip(self) -> bool:
-        """Returns whether the content starts like gzip."""
+    def is_compressed(self) -> bool:
+        """Returns whether the content starts like gzip, or is compressed as numbers."""
 
     def has_traces_of_index(self) -> bool:
-        """Returns whether the content ends like gzip with an index.
+        """Returns whether the content ends like gzip or numbers with an index.
 
         The index is damaged if `indexed` finds none.
         """

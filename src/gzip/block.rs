@@ -16,6 +16,8 @@ pub enum Method {
     /// With matches where they make a block smaller, searched for at a level of gzip from
     /// 1 to 9; 0 is stored.
     Level(u32),
+    /// As numbers, by which a stream is no gzip: see `numbers`.
+    Numbers,
 }
 
 /// The level that finds matches where there are some.
@@ -81,8 +83,8 @@ impl Coder {
                 }
                 literals(&code, data, out)
             }
-            Method::Adaptive if has_repeats(data) => self.repeats(data, out),
-            Method::Adaptive => {
+            _ if has_repeats(data) => self.repeats(data, out),
+            Method::Adaptive | Method::Numbers => {
                 let counts = literal::estimate(data).unwrap_or_else(|| literal::count(data));
                 literals(&Code::new(&counts), data, out)
             }
@@ -274,14 +276,14 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     Ok(Encoded::other(out.len()))
 }
 
-/// Four parts of so many bytes, or all if there is not more. They are not at equal distances,
+/// Four parts of so many items, or all if there is not more. They are not at equal distances,
 /// since data may be in rows.
-fn samples(data: &[u8], bytes: usize) -> impl Iterator<Item = &[u8]> {
+pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
     const SAMPLES: usize = 4;
     let quarters = data.chunks(data.len().div_ceil(SAMPLES).max(1));
     quarters.enumerate().map(move |(index, quarter)| {
-        let begin = quarter.len().saturating_sub(bytes) * index / SAMPLES;
-        &quarter[begin..quarter.len().min(begin + bytes)]
+        let begin = quarter.len().saturating_sub(count) * index / SAMPLES;
+        &quarter[begin..quarter.len().min(begin + count)]
     })
 }
 
@@ -289,7 +291,7 @@ fn samples(data: &[u8], bytes: usize) -> impl Iterator<Item = &[u8]> {
 ///
 /// Floats of trained models hardly ever repeat; a byte that occurs in most places does,
 /// and so do masks, indices and quantised weights.
-fn has_repeats(data: &[u8]) -> bool {
+pub fn has_repeats(data: &[u8]) -> bool {
     const TABLE_BITS: u32 = 12;
     // Where one byte fills rows (of an optimizer's state, say), the samples may miss it.
     const ROW_BYTES: usize = 256;

@@ -4,13 +4,15 @@
 //! work on them. The bytes do not depend on how many threads there are.
 
 use std::num::NonZero;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use crc32fast::Hasher;
 
 use super::block::{self, Coder, Encoded, Method};
 use super::index::{self, BLOCK_BYTES, BlockEntries, END_BYTES, HEADER};
-use crate::layout::{Caching, Layout, Payload};
+use super::numbers;
+use crate::layout::{Caching, Layout, Payload, Slice};
 use crate::raw::{Filling, append_with};
 use crate::sink::Output;
 use crate::watch::Watch;
@@ -91,11 +93,12 @@ struct Piece {
 #[derive(Default)]
 struct Worker {
     coder: Coder,
+    numbers: numbers::Coder,
     /// The block: a copy, since it is read several times, and others may change it meanwhile.
     block: Vec<u8>,
 }
 
-/// Writes all of `layout` to `out` as gzip. `watch` is told how many bytes of the layout have
+/// Writes all of `layout` to `out` as gzip, or as numbers. `watch` is told how many bytes of the layout have
 /// been written.
 ///
 /// # Panics
@@ -109,7 +112,10 @@ pub fn compress<P: Payload + Sync>(
 ) -> Result<()> {
     let bytes = layout.len();
     let count = bytes.div_ceil(BLOCK_BYTES);
-    out.append(&HEADER)?;
+    out.append(match method {
+        Method::Numbers => &numbers::HEADER,
+        _ => &HEADER,
+    })?;
     // Memory that has been handed over and can be used again.
     let spare = Mutex::new(Vec::new());
     let work = |worker: &mut Worker, index: usize| {
@@ -122,7 +128,14 @@ pub fn compress<P: Payload + Sync>(
         let mut checksum = Hasher::new();
         checksum.update(&worker.block);
         let mut memory = spare.lock().expect(NO_PANIC).pop().unwrap_or_default();
-        let encoded = worker.coder.encode(&worker.block, method, &mut memory)?;
+        let Worker { coder, block, .. } = worker;
+        let encoded = if method == Method::Numbers {
+            let phase = phase(layout, begin..begin + len);
+            let checksum = checksum.clone().finalize();
+            (worker.numbers).encode(block, phase, checksum, coder, &mut memory)?
+        } else {
+            coder.encode(block, method, &mut memory)?
+        };
         Ok(Piece {
             memory,
             encoded,
@@ -154,6 +167,21 @@ pub fn compress<P: Payload + Sync>(
     out.append(&end)?;
     out.append(&entries.members(bytes, BLOCK_BYTES)?)?;
     watch.done(bytes)
+}
+
+/// Where elements of up to eight bytes begin in a range: those of the payload that has most of it.
+fn phase<P: Payload>(layout: &Layout<P>, range: Range<usize>) -> usize {
+    let (mut at, mut most, mut phase) = (0_usize, 0, 0);
+    for slice in layout.slices(range) {
+        if let Slice::Payload(_, _, within) = &slice
+            && within.len() > most
+        {
+            most = within.len();
+            phase = at.wrapping_sub(within.start) % 8;
+        }
+        at += slice.len();
+    }
+    phase
 }
 
 #[cfg(test)]

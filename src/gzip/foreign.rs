@@ -10,8 +10,8 @@ use std::mem::MaybeUninit;
 use flate2::bufread::DeflateDecoder;
 use libdeflate_sys as libdeflate;
 
-use super::MAGIC;
 use super::index::MAX_EXPANSION;
+use super::{MAGIC, numbers};
 use crate::mapping::Pages;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
@@ -108,6 +108,9 @@ fn inflate_to(
     /// The least that is asked for at a time.
     const STEP_BYTES: usize = 1 << 20;
     let mut input = Input::new(stream);
+    if input.fill()?.starts_with(&numbers::HEADER) {
+        return numbers::inflate(stream, out, max_size, watch);
+    }
     while !input.fill()?.is_empty() {
         skip_header(&mut input)?;
         let mut member = zlib::state(|| DeflateDecoder::new(&mut input))?;

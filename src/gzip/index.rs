@@ -30,7 +30,7 @@
 //!
 //! Data of a single block have no index.
 
-use super::MAGIC;
+use super::{MAGIC, numbers};
 use crate::source::{Source, read_to};
 use crate::{Error, Result};
 
@@ -87,6 +87,8 @@ pub struct BlockIndex {
     pub blocks: Vec<Block>,
     /// The checksum of all that comes out.
     pub checksum: u32,
+    /// Whether the blocks are those of numbers.
+    pub numbers: bool,
 }
 
 /// An entry for each block, taken down one after the other.
@@ -266,7 +268,8 @@ impl BlockIndex {
         }
         let mut around = Vec::new();
         read_to(stream, 0..HEADER.len(), &mut around)?;
-        if around != HEADER || start + END_BYTES != end {
+        let numbers = around == numbers::HEADER;
+        if around != HEADER && !numbers || start + END_BYTES != end {
             return Ok(None);
         }
         around.clear();
@@ -281,6 +284,7 @@ impl BlockIndex {
             bytes,
             blocks,
             checksum: u32_at(&around, 2).unwrap_or_default(),
+            numbers,
         }))
     }
 }

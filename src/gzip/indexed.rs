@@ -1,20 +1,20 @@
 //! Inflating a stream that has an index: in parallel, or only a range of it.
 
-use std::hash::{BuildHasher, RandomState};
 use std::mem::{self, MaybeUninit};
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Mutex;
 
 use crc32fast::Hasher;
-use libdeflater::Decompressor;
 
+use super::decoders::Decoders;
 use super::index::{Block, BlockIndex};
-use super::interleaved::{Interleaved, LANES};
+use super::interleaved::LANES;
+use super::numbers::{self, Parts};
 use crate::raw::Room;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
-use crate::{Error, Result, grow, parallel, zlib};
+use crate::{Error, Result, grow, parallel};
 
 /// A stream with an index, as `compress` writes it. As a [`Source`] it is
 /// what the stream contains.
@@ -28,13 +28,9 @@ pub struct Indexed<S> {
 /// What a thread keeps.
 #[derive(Default)]
 struct Worker {
-    /// Both are made when they are needed.
-    interleaved: Option<Interleaved>,
-    other: Option<(Decompressor, Probe)>,
+    decoders: Decoders,
     /// Copies of compressed blocks, where the stream may change.
     copies: Vec<Vec<u8>>,
-    input: Vec<u8>,
-    block: Vec<u8>,
 }
 
 impl<S: Source> Indexed<S> {
@@ -66,10 +62,7 @@ impl<S: Source> Indexed<S> {
     pub fn adds_up(&self) -> bool {
         let mut whole = Hasher::new();
         for (number, block) in self.index.blocks.iter().enumerate() {
-            let len = self
-                .index
-                .block_bytes
-                .min(self.len() - number * self.index.block_bytes);
+            let len = self.block_len(number);
             whole.combine(&Hasher::new_with_initial_len(block.checksum, len as u64));
         }
         whole.finalize() == self.index.checksum
@@ -232,7 +225,18 @@ impl<S: Source> Indexed<S> {
             checksums[place].update(piece);
             take(place, piece);
         };
-        let whole = self.decode_inputs(range, worker, input, &mut take)?;
+        let whole = if self.index.numbers {
+            let parts = range.clone().zip(blocks).map(|(number, block)| {
+                let parts = Parts::read(input(number - range.start), self.block_len(number))?;
+                (parts.checksum == block.checksum).then_some(parts)
+            });
+            match parts.collect::<Option<Vec<_>>>() {
+                Some(parts) => numbers::decode(&parts, &mut worker.decoders, &mut take)?,
+                None => false,
+            }
+        } else {
+            self.decode_inputs(range, &mut worker.decoders, input, &mut take)?
+        };
         worker.copies = copies;
         let same = |(sum, block): (&Hasher, &Block)| sum.clone().finalize() == block.checksum;
         let whole = whole && checksums.iter().zip(blocks).all(same);
@@ -243,7 +247,7 @@ impl<S: Source> Indexed<S> {
     fn decode_inputs<'b>(
         &self,
         range: Range<usize>,
-        worker: &mut Worker,
+        decoders: &mut Decoders,
         input: impl Fn(usize) -> &'b [u8],
         take: &mut impl FnMut(usize, &[u8]),
     ) -> Result<bool> {
@@ -251,25 +255,31 @@ impl<S: Source> Indexed<S> {
         let (mut in_lanes, mut places) = (Vec::new(), Vec::new());
         for (place, number) in range.enumerate() {
             let block = &self.index.blocks[number];
-            let len = block_bytes.min(self.len() - number * block_bytes);
+            let len = self.block_len(number);
             if block.literal && len == block_bytes {
                 in_lanes.push(input(place));
                 places.push(place);
             } else if block.literal {
                 // The last of the stream is shorter.
                 let take = |_, piece: &[u8]| take(place, piece);
-                if !worker.interleaved()?.decode(&[input(place)], len, take) {
+                if !decoders.interleaved()?.decode(&[input(place)], len, take) {
                     return Ok(false);
                 }
             } else {
-                let Some(block) = worker.inflate(input(place), len)? else {
+                let Some(block) = decoders.inflate(input(place), len)? else {
                     return Ok(false);
                 };
                 take(place, block);
             }
         }
         let take = |lane: usize, piece: &[u8]| take(places[lane], piece);
-        Ok(in_lanes.is_empty() || worker.interleaved()?.decode(&in_lanes, block_bytes, take))
+        Ok(in_lanes.is_empty() || decoders.interleaved()?.decode(&in_lanes, block_bytes, take))
+    }
+
+    /// How many bytes come out of a block.
+    fn block_len(&self, number: usize) -> usize {
+        let block_bytes = self.index.block_bytes;
+        block_bytes.min(self.len() - number * block_bytes)
     }
 
     fn stable(&self, block: &Block) -> Option<&[u8]> {
@@ -296,51 +306,6 @@ impl<S: Source> Source for Indexed<S> {
     fn near(&self) -> usize {
         256 << 10 // a block, which is inflated as a whole
     }
-}
-
-impl Worker {
-    fn interleaved(&mut self) -> Result<&mut Interleaved> {
-        Ok(match &mut self.interleaved {
-            Some(known) => known,
-            none => none.insert(Interleaved::new()?),
-        })
-    }
-
-    /// Inflates a piece of a stream that has to become `len` bytes, and to end where a block
-    /// ends and another one may begin.
-    ///
-    /// That is what makes the pieces mean the same by themselves as in a row. It is tried
-    /// out: a stored block of what no stream can foresee must come out as it is.
-    fn inflate(&mut self, piece: &[u8], len: usize) -> Result<Option<&[u8]>> {
-        #[allow(clippy::cast_possible_truncation)]
-        const LEN: [u8; 2] = (PROBE_BYTES as u16).to_le_bytes();
-        let (other, probe) = match &mut self.other {
-            Some(known) => known,
-            none => none.insert((zlib::state(Decompressor::new)?, new_probe())),
-        };
-        self.input.clear();
-        self.input.try_reserve(piece.len() + 5 + PROBE_BYTES)?;
-        self.input.extend_from_slice(piece);
-        // The last block, stored. Five bits of its first byte mean nothing. They are set, so that
-        // nothing that is left open can go on with them and still find the block.
-        let header = [0b1111_1001, LEN[0], LEN[1], !LEN[0], !LEN[1]];
-        self.input.extend_from_slice(&header);
-        self.input.extend_from_slice(probe);
-        grow::resize(&mut self.block, len + PROBE_BYTES, 0)?;
-        let made = other.deflate_decompress(&self.input, &mut self.block);
-        let (block, rest) = self.block.split_at(len);
-        Ok((made == Ok(len + PROBE_BYTES) && rest == probe).then_some(block))
-    }
-}
-
-const PROBE_BYTES: usize = 1024;
-
-/// What no stream can foresee.
-type Probe = [u8; PROBE_BYTES];
-
-fn new_probe() -> Probe {
-    let state = RandomState::new();
-    std::array::from_fn(|index| state.hash_one(index).to_le_bytes()[0])
 }
 
 #[cfg(test)]

@@ -9,18 +9,24 @@
 //! | `interleaved.rs` | decoding blocks of literals alone, several at a time |
 //! | `huffman.rs`, `bits.rs` | the codes and the order of bits of DEFLATE |
 //! | `index.rs` | where the blocks are, told at the end of the stream |
+//! | `numbers.rs` | blocks of numbers, in place of those of gzip |
+//! | `planes.rs` | the bytes of elements apart, and together again |
+//! | `decoders.rs` | what decodes blocks, kept by a thread |
 //! | `indexed.rs` | inflating a stream that has an index, in parallel or a range of it |
 //! | `foreign.rs` | inflating any other stream, and telling what is wrong |
 
 mod bits;
 mod block;
 mod compress;
+mod decoders;
 mod foreign;
 mod huffman;
 mod index;
 mod indexed;
 mod interleaved;
 mod literal;
+mod numbers;
+mod planes;
 mod runs;
 
 pub use block::Method;
@@ -34,6 +40,14 @@ pub(crate) const MIN_PARALLEL_BYTES: usize = 1 << 20;
 
 /// The first bytes of every gzip stream.
 pub(crate) const MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// How many bytes tell whether data are compressed.
+pub(crate) const MAGIC_BYTES: usize = numbers::HEADER.len();
+
+/// Whether data that begin so are gzip, or compressed as numbers.
+pub(crate) fn is_compressed(start: &[u8]) -> bool {
+    start.starts_with(&MAGIC) || start == numbers::HEADER
+}
 
 #[cfg(test)]
 mod oracle {

@@ -15,7 +15,7 @@ use super::memory::{Borrowed, Owned, new_bytes};
 use super::options::integer_or_none;
 use super::watch::Watcher;
 use super::{errors, gzip};
-use crate::gzip::{Indexed, MAGIC, has_traces};
+use crate::gzip::{Indexed, MAGIC_BYTES, has_traces, is_compressed};
 use crate::handle;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
@@ -252,8 +252,8 @@ impl Content {
         Ok(made?)
     }
 
-    /// Whether the content starts as gzip does.
-    fn is_gzip(&self) -> PyResult<bool> {
+    /// Whether the content starts as gzip does, or as numbers do.
+    fn is_compressed(&self) -> PyResult<bool> {
         // Not by the mapping, whose first page would bring many others from the disk.
         let mut start = Vec::new();
         let source = self.source();
@@ -267,8 +267,8 @@ impl Content {
             }
             start.clear();
         }
-        read_to(source, 0..source.len().min(MAGIC.len()), &mut start)?;
-        Ok(start == MAGIC)
+        read_to(source, 0..source.len().min(MAGIC_BYTES), &mut start)?;
+        Ok(is_compressed(&start))
     }
 
     /// What the content is when it is decompressed.

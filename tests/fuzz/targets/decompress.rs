@@ -5,16 +5,16 @@ use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use libfuzzer_sys::fuzz_target;
-use treepack::gzip::{Indexed, claimed_size, compress, inflate_at_once, inflate_in_steps, method};
+use treepack::gzip::{Indexed, Method, claimed_size, compress, inflate_at_once, inflate_in_steps};
 use treepack::layout::LayoutBuilder;
 
 const MAX_SIZE: usize = 4 << 20;
 
 /// A stream as it is, or one that was made of some data and then damaged.
-type Input = (bool, Vec<u8>, u8, Vec<(u16, u8)>);
+type Input = (bool, bool, Vec<u8>, u8, Vec<(u16, u8)>);
 
 fuzz_target!(|input: Input| {
-    let (made, data, times, damages) = input;
+    let (made, numbers, data, times, damages) = input;
     if !made {
         return check(&data);
     }
@@ -23,7 +23,11 @@ fuzz_target!(|input: Input| {
     let mut builder = LayoutBuilder::default();
     builder.push(data.clone()).unwrap();
     let threads = NonZero::<usize>::MIN;
-    let method = method(None).unwrap();
+    let method = if numbers {
+        Method::Numbers
+    } else {
+        Method::Adaptive
+    };
     let (layout, mut stream) = (builder.finish(), Vec::new());
     compress(&layout, method, threads, &mut stream, &()).unwrap();
     for (place, flipped) in damages {

@@ -1,4 +1,4 @@
-"""Reads files, URLs, file objects and buffers: as a whole or in parts, out of gzip."""
+"""Reads files, URLs, file objects and buffers: as a whole or in parts, decompressed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read_whole(
             content = core.Content.lent(_remote.downloaded(url, tell))
         if content.nbytes == 0 and not may_be_empty:
             raise _empty()
-        if content.is_gzip():
+        if content.is_compressed():
             content = content.inflate(max_size=max_size, threads=threads, progress=tell)
     return content
 
@@ -106,7 +106,7 @@ def inflated(
         raise TypeError(f"expected data, got the path {os.fspath(data)!r}: load reads files")
     check("max_size", max_size)
     view = memoryview(data)
-    if not view.contiguous or bytes(view.cast("B")[:2]) != b"\x1f\x8b":
+    if not view.contiguous or not core.Content.lent(data).is_compressed():
         return data
     with progress_bar(progress, "load") as tell:
         return core.decompress(data, max_size=max_size, threads=threads, progress=tell)
@@ -158,7 +158,7 @@ def open_parts(
     content, blocks = _raw(source, mmap, regular)
     if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
         raise _empty()
-    if not content.is_gzip():
+    if not content.is_compressed():
         return Opened(content, blocks=blocks, nbytes=content.nbytes)
     found = content.indexed(max_size=max_size)
     if found is not None:
@@ -216,8 +216,12 @@ def check_data(source: Any) -> None:
 
 
 def inflated_head(source: Openable, count: int) -> bytes:
-    """Returns the first bytes in a gzip stream; fewer if it is damaged before."""
-    with gzip.GzipFile(fileobj=io.BufferedReader(_Raw(_raw(source)[0]))) as file:
+    """Returns the first bytes in a compressed stream; fewer if it is damaged before."""
+    content = _raw(source)[0]
+    if not _is_gzip(content):
+        found, _ = content.salvage(max_size=None)
+        return found.read_range(0, min(count, found.nbytes))
+    with gzip.GzipFile(fileobj=io.BufferedReader(_Raw(content))) as file:
         try:
             return file.read(count)
         except (OSError, EOFError, zlib.error):
@@ -243,7 +247,10 @@ class _Raw(io.RawIOBase):
 
 
 def _check_whole(content: core.Content) -> None:
-    """Raises if a gzip stream is damaged or ends early; keeps nothing of its content."""
+    """Raises if a stream is damaged or ends early; keeps nothing of its content."""
+    if not _is_gzip(content):
+        content.inflate(threads=None, progress=None)
+        return
     try:
         with gzip.open(io.BufferedReader(_Raw(content))) as file:
             while file.read(_SMALL_BYTES):
@@ -252,6 +259,10 @@ def _check_whole(content: core.Content) -> None:
         raise GzipTruncatedError(str(error)) from error
     except (zlib.error, gzip.BadGzipFile) as error:
         raise GzipCorruptionError(str(error)) from error
+
+
+def _is_gzip(content: core.Content) -> bool:
+    return content.read_range(0, min(2, content.nbytes)) == b"\x1f\x8b"
 
 
 _DAMAGED_INDEX = "the index of the gzip blocks is damaged"

@@ -1,0 +1,463 @@
+//! Blocks of numbers: the bytes of their elements in planes, of which some are coded by frequency.
+//!
+//! The exponents of trained weights are regular, and their mantissas random. So a float's exponent
+//! is coded as DEFLATE codes literals, and the rest is stored, which is faster both ways. Such blocks
+//! stand in the frame of a gzip stream, after a header of their own:
+//!
+//! ```text
+//! data:  c1 "treepack" 01, blocks, 03 00, checksum, size; then the index of gzip
+//! block: width, phase, coded, literal, length, stored, checksum, bytes before and after, planes
+//! ```
+//!
+//! | a block | bytes |
+//! |---|---|
+//! | how many bytes an element has: 1, 2, 4 or 8 | 1 |
+//! | how many bytes are before the first element | 1 |
+//! | which planes are coded: the lowest bit is that of the first | 1 |
+//! | which of these are one block of literals alone | 1 |
+//! | how many bytes come out | 4 |
+//! | how many bytes follow this header | 4 |
+//! | the CRC-32 of what comes out | 4 |
+//! | the bytes before the first element, and those after the last | |
+//! | the planes: stored, or a length (4) and DEFLATE blocks, none of them the last | |
+
+use super::block::{self, Encoded, Method, has_repeats, samples};
+use super::decoders::Decoders;
+use super::index::BLOCK_BYTES;
+use super::interleaved::LANES;
+use super::literal::{self, Code};
+use super::planes::{self, MAX_WIDTH, TILE};
+use crate::mapping::Pages;
+use crate::source::{Source, read_to};
+use crate::watch::Watch;
+use crate::{Error, Result, grow};
+
+/// The header of a stream. No MessagePack begins with its first byte.
+pub const HEADER: [u8; 10] = *b"\xc1treepack\x01";
+
+const BLOCK_HEADER_BYTES: usize = 16;
+
+/// After the last block.
+const END: [u8; 2] = [3, 0];
+
+/// What a thread keeps from block to block.
+#[derive(Default)]
+pub struct Coder {
+    coded: Vec<u8>,
+}
+
+impl Coder {
+    /// Writes a block over the start of `out`. Its elements begin at `phase`, or so many times their
+    /// width before.
+    pub fn encode(
+        &mut self,
+        data: &[u8],
+        phase: usize,
+        checksum: u32,
+        gzip: &mut block::Coder,
+        out: &mut Vec<u8>,
+    ) -> Result<Encoded> {
+        let (width, size) = outlook(data.get(phase..).unwrap_or_default());
+        let mut whole = None;
+        if has_repeats(data) {
+            let encoded = gzip.encode(data, Method::Adaptive, &mut self.coded)?;
+            whole = (encoded.len <= size).then_some(encoded);
+        }
+        let width = if whole.is_some() { 1 } else { width };
+        let begin = phase % width;
+        let count = data.len().saturating_sub(begin) / width;
+        let begin = if count == 0 { 0 } else { begin };
+        let (elements, after) = data[begin..].split_at(count * width);
+        let around = BLOCK_HEADER_BYTES + begin + after.len();
+        if out.len() < around + elements.len() {
+            grow::resize(out, around + elements.len(), 0)?;
+        }
+        out[BLOCK_HEADER_BYTES..][..begin].copy_from_slice(&data[..begin]);
+        out[BLOCK_HEADER_BYTES + begin..around].copy_from_slice(after);
+        planes::split(elements, width, &mut out[around..][..elements.len()]);
+        let (mut coded, mut literal) = (0_u8, 0_u8);
+        // Planes move to where those before them end, which is not after where they are.
+        let mut end = around;
+        for number in 0..width {
+            let from = around + number * count;
+            let plane = &out[from..from + count];
+            let encoded = match whole.take() {
+                None => encode_plane(plane, gzip, &mut self.coded)?,
+                encoded => encoded,
+            };
+            if let Some(Encoded { len, literal: kind }) = encoded
+                && len + 4 < count
+            {
+                coded |= 1 << number;
+                literal |= u8::from(kind) << number;
+                out[end..end + 4].copy_from_slice(&word(len));
+                out[end + 4..][..len].copy_from_slice(&self.coded[..len]);
+                end += 4 + len;
+            } else {
+                out.copy_within(from..from + count, end);
+                end += count;
+            }
+        }
+        #[allow(clippy::cast_possible_truncation)] // both are at most 8
+        let kinds = [width as u8, begin as u8, coded, literal];
+        out[..4].copy_from_slice(&kinds);
+        out[4..8].copy_from_slice(&word(data.len()));
+        out[8..12].copy_from_slice(&word(end - BLOCK_HEADER_BYTES));
+        out[12..16].copy_from_slice(&checksum.to_le_bytes());
+        Ok(Encoded {
+            len: end,
+            literal: false,
+        })
+    }
+}
+
+fn word(len: usize) -> [u8; 4] {
+    u32::try_from(len).expect("a block is small").to_le_bytes()
+}
+
+/// What a plane is coded as, over the start of `out`; `None` if that does not pay.
+fn encode_plane(
+    plane: &[u8],
+    gzip: &mut block::Coder,
+    out: &mut Vec<u8>,
+) -> Result<Option<Encoded>> {
+    let mut counts = [0; 256];
+    for sample in samples(plane, 1 << 10) {
+        tally(sample, &mut counts);
+    }
+    if !pays(entropy(&counts), counts.iter().sum()) {
+        return Ok(None);
+    }
+    let code = Code::new(&literal::count(plane));
+    // A plane of hardly anything but one byte has runs.
+    if code.size() < plane.len() / 6 {
+        return gzip.encode(plane, Method::Adaptive, out).map(Some);
+    }
+    let len = code.encode(plane, out)?;
+    Ok(Some(Encoded { len, literal: true }))
+}
+
+fn tally(bytes: &[u8], counts: &mut [u32; 256]) {
+    for &byte in bytes {
+        counts[usize::from(byte)] += 1;
+    }
+}
+
+/// Whether so many bytes of such an entropy are worth coding.
+fn pays(entropy: u64, bytes: u32) -> bool {
+    entropy < u64::from(bytes) * (8 * ONE - ONE / 2)
+}
+
+/// A bit, in fixed point: what is written may not depend on how floats are rounded.
+const ONE: u64 = 1 << 16;
+
+/// About how many bits bytes take that occur so often.
+fn entropy(counts: &[u32; 256]) -> u64 {
+    // A logarithm that is linear between powers of two, times its argument.
+    let log = |count: u32| {
+        let whole = u64::from(count.max(1).ilog2());
+        let part = (u64::from(count) << 16 >> whole).saturating_sub(ONE);
+        u64::from(count) * (whole * ONE + part)
+    };
+    let all = log(counts.iter().sum());
+    let seen = counts.iter().filter(|&&count| count > 0).count() as u64;
+    // Few bytes seem to have less than they have, by so much for each other one (Miller and Madow).
+    all.saturating_sub(counts.iter().map(|&count| log(count)).sum()) + seen * ONE * 3 / 4
+}
+
+/// The width of elements by which samples take least, and about how many bytes all will take.
+fn outlook(data: &[u8]) -> (usize, usize) {
+    const SAMPLE: usize = 128;
+    let (elements, _) = data.as_chunks::<MAX_WIDTH>();
+    let sample: Vec<u8> = samples(elements, SAMPLE)
+        .flatten()
+        .flatten()
+        .copied()
+        .collect();
+    if sample.is_empty() {
+        return (1, data.len());
+    }
+    let mut apart = vec![0; sample.len()];
+    let sizes = [1, 2, 4, 8].map(|width| {
+        planes::split(&sample, width, &mut apart);
+        let planes = apart.chunks(sample.len() / width).map(|plane| {
+            let mut counts = [0; 256];
+            tally(plane, &mut counts);
+            let (entropy, bytes) = (entropy(&counts), plane.len());
+            let stored = bytes as u64 * 8 * ONE;
+            if pays(entropy, u32::try_from(bytes).expect("a sample")) {
+                entropy
+            } else {
+                stored
+            }
+        });
+        (planes.sum::<u64>(), width)
+    });
+    // The narrower, unless the wider takes noticeably less: fewer streams are faster.
+    let narrower = |best: (u64, usize), other: (u64, usize)| {
+        if other.0 < best.0 - best.0 / 64 {
+            other
+        } else {
+            best
+        }
+    };
+    let (bits, width) = sizes.into_iter().reduce(narrower).expect("four sizes");
+    let bytes =
+        u128::from(bits) * data.len() as u128 / (sample.len() as u128 * 8 * u128::from(ONE));
+    (width, usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+/// A block as it is laid out.
+pub struct Parts<'a> {
+    /// The CRC-32 of what comes out.
+    pub checksum: u32,
+    width: usize,
+    count: usize,
+    before: &'a [u8],
+    after: &'a [u8],
+    planes: [Plane<'a>; MAX_WIDTH],
+}
+
+#[derive(Clone, Copy)]
+enum Plane<'a> {
+    Stored(&'a [u8]),
+    Literal(&'a [u8]),
+    Deflate(&'a [u8]),
+}
+
+/// What the header of a block tells of its lengths: of what comes out, and of what follows it.
+fn lengths(header: &[u8]) -> Option<(usize, usize)> {
+    let word = |at: usize| Some(u32::from_le_bytes(*header.get(at..)?.first_chunk()?) as usize);
+    let (len, stored) = (word(4)?, word(8)?);
+    ((1..=BLOCK_BYTES).contains(&len) && stored <= len).then_some((len, stored))
+}
+
+impl<'a> Parts<'a> {
+    /// The parts of a block of which `len` bytes come out; `None` if it is not one.
+    pub fn read(block: &'a [u8], len: usize) -> Option<Self> {
+        let (header, mut rest) = block.split_first_chunk::<BLOCK_HEADER_BYTES>()?;
+        let [width, phase, coded, literal] = *header.first_chunk()?;
+        let (width, phase) = (usize::from(width), usize::from(phase));
+        let known = matches!(width, 1 | 2 | 4 | 8) && phase < width;
+        let sound = known && literal & !coded == 0 && u32::from(coded) >> width == 0;
+        if !sound || lengths(header)? != (len, rest.len()) {
+            return None;
+        }
+        let count = len.checked_sub(phase)? / width;
+        let mut next = |len: usize| {
+            let (part, left) = rest.split_at_checked(len)?;
+            rest = left;
+            Some(part)
+        };
+        let before = next(phase)?;
+        let after = next(len - phase - count * width)?;
+        let mut planes = [Plane::Stored(&[]); MAX_WIDTH];
+        for (number, plane) in planes[..width].iter_mut().enumerate() {
+            *plane = if coded >> number & 1 == 0 {
+                Plane::Stored(next(count)?)
+            } else {
+                let len = u32::from_le_bytes(*next(4)?.first_chunk()?);
+                let stream = next(len as usize)?;
+                match literal >> number & 1 {
+                    1 => Plane::Literal(stream),
+                    _ => Plane::Deflate(stream),
+                }
+            };
+        }
+        let [.., a, b, c, d] = *header;
+        rest.is_empty().then_some(Self {
+            checksum: u32::from_le_bytes([a, b, c, d]),
+            width,
+            count,
+            before,
+            after,
+            planes,
+        })
+    }
+
+    /// The plane that is decoded while elements are joined.
+    fn stream(&self) -> Option<(usize, &'a [u8])> {
+        self.planes
+            .iter()
+            .enumerate()
+            .rev()
+            .find_map(|(number, plane)| match plane {
+                Plane::Literal(stream) if self.count > 0 => Some((number, *stream)),
+                _ => None,
+            })
+    }
+}
+
+/// What is joined at a time.
+const JOINED_BYTES: usize = 64 * TILE;
+
+/// The planes of a block, of which so many elements have been joined.
+struct Joining<'a> {
+    planes: [&'a [u8]; MAX_WIDTH],
+    stream: Option<usize>,
+    width: usize,
+    done: usize,
+}
+
+impl Joining<'_> {
+    /// Joins the next `count` elements, of which `piece` has the bytes of one plane, if there is one
+    /// that comes piece by piece.
+    fn join(
+        &mut self,
+        piece: &[u8],
+        count: usize,
+        joined: &mut [u8; JOINED_BYTES],
+        mut take: impl FnMut(&[u8]),
+    ) {
+        let mut at = 0;
+        while at < count {
+            let now = (JOINED_BYTES / self.width).min(count - at);
+            let mut planes = self
+                .planes
+                .map(|plane| plane.get(self.done..).unwrap_or_default());
+            if let Some(stream) = self.stream {
+                planes[stream] = &piece[at..];
+            }
+            let out = &mut joined[..now * self.width];
+            planes::join(&planes, self.width, out);
+            take(out);
+            (at, self.done) = (at + now, self.done + now);
+        }
+    }
+}
+
+/// Decodes blocks, and gives what comes out to `take` piece by piece, with the place of the block.
+/// Returns false if one is damaged.
+pub fn decode(
+    blocks: &[Parts<'_>],
+    decoders: &mut Decoders,
+    mut take: impl FnMut(usize, &[u8]),
+) -> Result<bool> {
+    // The planes that are decoded before others.
+    let mut made: Vec<Vec<u8>> = Vec::with_capacity(blocks.len() * MAX_WIDTH);
+    for block in blocks {
+        let stream = block.stream().map(|(number, _)| number);
+        for (number, plane) in block.planes.iter().enumerate() {
+            made.push(match plane {
+                Plane::Literal(coded) | Plane::Deflate(coded) if stream != Some(number) => {
+                    let Some(plane) = decoders.inflate(coded, block.count)? else {
+                        return Ok(false);
+                    };
+                    grow::to_vec(plane)?
+                }
+                _ => Vec::new(),
+            });
+        }
+    }
+    let mut joining = Vec::with_capacity(blocks.len());
+    for (place, (block, made)) in blocks.iter().zip(made.chunks(MAX_WIDTH)).enumerate() {
+        take(place, block.before);
+        joining.push(Joining {
+            planes: std::array::from_fn(|number| match block.planes[number] {
+                Plane::Stored(plane) => plane,
+                _ => &made[number][..],
+            }),
+            stream: block.stream().map(|(number, _)| number),
+            width: block.width,
+            done: 0,
+        });
+    }
+    let mut joined = [0; JOINED_BYTES];
+    // Streams of one length are decoded together.
+    let (mut streams, mut places) = (Vec::new(), Vec::new());
+    for (place, block) in blocks.iter().enumerate() {
+        let Some((_, stream)) = block.stream() else {
+            joining[place].join(&[], block.count, &mut joined, |piece| take(place, piece));
+            continue;
+        };
+        streams.push(stream);
+        places.push(place);
+        let mut after = blocks[place + 1..]
+            .iter()
+            .filter(|block| block.stream().is_some());
+        let goes_on = after.next().is_some_and(|next| next.count == block.count);
+        if !goes_on || streams.len() == LANES {
+            let take = |lane: usize, piece: &[u8]| {
+                let place = places[lane];
+                joining[place].join(piece, piece.len(), &mut joined, |piece| take(place, piece));
+            };
+            if !decoders.interleaved()?.decode(&streams, block.count, take) {
+                return Ok(false);
+            }
+            streams.clear();
+            places.clear();
+        }
+    }
+    for (place, block) in blocks.iter().enumerate() {
+        take(place, block.after);
+    }
+    Ok(true)
+}
+
+/// Decodes a stream in order, up to its first damage, whether it has an index or not.
+pub fn inflate(
+    stream: &dyn Source,
+    out: &mut Pages,
+    max_size: Option<usize>,
+    watch: &dyn Watch,
+) -> Result<()> {
+    let mut decoders = Decoders::default();
+    let mut whole = crc32fast::Hasher::new();
+    let (mut at, mut block) = (HEADER.len(), Vec::new());
+    let mut next = |len: usize, into: &mut Vec<u8>| {
+        if len > stream.len() - at {
+            return Err(Error::GzipTruncated);
+        }
+        read_to(stream, at..at + len, into)?;
+        at += len;
+        Ok(at)
+    };
+    loop {
+        block.clear();
+        next(END.len(), &mut block)?;
+        if block == END {
+            break;
+        }
+        next(BLOCK_HEADER_BYTES - END.len(), &mut block)?;
+        let begin = out.len();
+        let damaged = || Error::Gzip(format!("the compressed block of byte {begin} is damaged"));
+        let (len, stored) = lengths(&block).ok_or_else(damaged)?;
+        if let Some(max_size) = max_size
+            && len > max_size - begin.min(max_size)
+        {
+            return Err(Error::OutputLimit { max_size });
+        }
+        let done = next(stored, &mut block)?;
+        let parts = Parts::read(&block, len).ok_or_else(damaged)?;
+        let room = &mut out.room(len)?[..len];
+        let (mut filled, mut checksum) = (0, crc32fast::Hasher::new());
+        let take = |_, piece: &[u8]| {
+            room[filled..][..piece.len()].copy_from_slice(piece);
+            checksum.update(piece);
+            filled += piece.len();
+        };
+        if !decode(&[parts], &mut decoders, take)? || filled != len {
+            return Err(damaged());
+        }
+        let claimed = block[12..16].first_chunk().copied().map(u32::from_le_bytes);
+        if claimed != Some(checksum.clone().finalize()) {
+            return Err(damaged());
+        }
+        out.add(len);
+        whole.combine(&checksum);
+        watch.done(done.min(stream.len() - 1))?;
+    }
+    block.clear();
+    next(8, &mut block)?;
+    #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in gzip
+    let expected = [
+        whole.finalize().to_le_bytes(),
+        (out.len() as u32).to_le_bytes(),
+    ];
+    if block != expected.as_flattened() {
+        return Err(Error::Gzip(
+            "the checksum of the data does not match".into(),
+        ));
+    }
+    watch.done(stream.len())
+}
