@@ -84,9 +84,17 @@ class Layout:
         """Returns the encoding in pieces; the large ones are views of array memory."""
 
     def to_gzip(
-        self, level: int | None, *, threads: int | None, progress: _Progress | None
+        self,
+        level: int | None,
+        *,
+        numbers: bool = False,
+        threads: int | None,
+        progress: _Progress | None,
     ) -> bytes:
-        """Returns the encoding as one gzip member; level `None` depends on the content."""
+        """Returns the encoding as one gzip member, or compressed as numbers.
+
+        The level `None` depends on the content.
+        """
 
     def save(
         self,
@@ -106,11 +114,12 @@ class Layout:
         path: str | PathLike[str],
         level: int | None,
         *,
+        numbers: bool = False,
         durable: bool,
         threads: int | None,
         progress: _Progress | None,
     ) -> None:
-        """Writes the encoding to a gzip file, which is replaced whole or not at all."""
+        """Writes the encoding to a compressed file, which is replaced whole or not at all."""
 
 def walk(
     tree: Any,

@@ -35,6 +35,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.interop.flax import is_frozen_dict
 from treepack._src.options import (
     TIMEOUT_S,
+    Compress,
     Progress,
     Replicas,
     StorageOptions,
@@ -126,7 +127,7 @@ def save_checkpoint(
     async_manager: AsyncManager | None = None,
     orbax_checkpointer: Any = None,
     *,
-    compress: bool = False,
+    compress: Compress = False,
     level: int | None = None,
     durable: bool = True,
     threads: int | None = None,
@@ -207,7 +208,7 @@ def save_checkpoint_multiprocess(
     gda_manager: Any = None,
     orbax_checkpointer: Any = None,
     *,
-    compress: bool = False,
+    compress: Compress = False,
     level: int | None = None,
     durable: bool = True,
     threads: int | None = None,

@@ -35,6 +35,7 @@ from treepack._src.api.files import abstract, load
 from treepack._src.options import (
     TIMEOUT_S,
     Arrays,
+    Compress,
     Replicas,
     Static,
     StorageOptions,
@@ -74,7 +75,7 @@ class TreepackHandler(_AsyncHandler):
     def __init__(
         self,
         *,
-        compress: bool = False,
+        compress: Compress = False,
         level: int | None = None,
         align: int = 64,
         durable: bool = True,

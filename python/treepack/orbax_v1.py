@@ -30,7 +30,7 @@ import orbax.checkpoint.experimental.v1 as ocp  # type: ignore[import-untyped]
 
 from treepack import serialization
 from treepack._src.api.files import abstract, load
-from treepack._src.options import Writing
+from treepack._src.options import Compress, Writing
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
 from treepack._src.storage.write import write_small
@@ -138,7 +138,7 @@ class _Write:
 def registry(
     names: Iterable[str] = ("state",),
     *,
-    compress: bool = False,
+    compress: Compress = False,
     level: int | None = None,
     align: int = 64,
     durable: bool = True,

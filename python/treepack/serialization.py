@@ -18,6 +18,7 @@ import treepack._core as core
 from treepack._src.interop.flax import Patch
 from treepack._src.options import (
     Buffer,
+    Compress,
     FileOptions,
     InflateOptions,
     Progress,
@@ -216,7 +217,7 @@ def save_to_file(
     filepath: Location,
     *,
     align: int = 64,
-    compress: bool = False,
+    compress: Compress = False,
     level: int | None = None,
     durable: bool = True,
     threads: int | None = None,
@@ -234,7 +235,7 @@ def save_to_file(
       filepath: The file. Its permissions are those of the file that it replaces, or
         follow the umask.
       align: See `to_bytes`. At 64 JAX on CPU can use the arrays of a mapped file in place.
-      compress: Whether to compress with gzip.
+      compress: Whether to compress with gzip, or how; see `treepack.save`.
       level: See `compress_bytes`.
       durable: Whether the file is on the disk when this returns, so that it survives
         a loss of power. Otherwise it survives a crash of the program.

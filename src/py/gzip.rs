@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 use super::memory::{Borrowed, new_bytes, new_bytes_at_most, new_bytes_elsewhere};
 use super::options::integer_or_none;
 use super::watch::Watcher;
-use crate::gzip::{self, Indexed};
+use crate::gzip::{self, Indexed, Method};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::mapping::Pages;
 use crate::raw::Filling;
@@ -23,16 +23,15 @@ pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
     parallel::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
 }
 
-/// A layout as gzip, in a new `bytes` object.
+/// A layout compressed, in a new `bytes` object.
 pub fn to_bytes<'py>(
     py: Python<'py>,
     layout: &Layout<impl Payload + Sync>,
     needs_python: bool,
-    level: Option<i64>,
+    method: Method,
     threads: Option<i64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let method = gzip::method(level)?;
     let threads = self::threads(threads, layout.len())?;
     let watcher = Watcher::new(progress, layout.len());
     let made = new_bytes_at_most(py, gzip::bound(layout.len()), needs_python, |memory| {
@@ -59,7 +58,7 @@ pub fn compress<'py>(
         data.py(),
         &builder.finish(),
         false,
-        level,
+        gzip::method(level)?,
         threads,
         progress,
     )

@@ -13,6 +13,7 @@ use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
+use crate::gzip::Method;
 use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
 use crate::raw::RawBytes;
@@ -218,11 +219,12 @@ impl Layout {
         list_of_results(py, views)
     }
 
-    #[pyo3(signature = (level, *, threads, progress))]
+    #[pyo3(signature = (level, *, numbers=false, threads, progress))]
     fn to_gzip<'py>(
         &self,
         py: Python<'py>,
         #[pyo3(from_py_with = integer_or_none)] level: Option<i64>,
+        numbers: bool,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
@@ -230,7 +232,7 @@ impl Layout {
             py,
             &self.output,
             self.needs_python,
-            level,
+            method(level, numbers)?,
             threads,
             progress,
         )
@@ -252,17 +254,19 @@ impl Layout {
         })
     }
 
-    #[pyo3(signature = (path, level, *, durable, threads, progress))]
+    #[pyo3(signature = (path, level, *, numbers=false, durable, threads, progress))]
+    #[allow(clippy::too_many_arguments)] // they have names in Python
     fn save_gzip(
         &self,
         py: Python<'_>,
         path: PathBuf,
         level: Option<i64>,
+        numbers: bool,
         durable: bool,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
-        let method = crate::gzip::method(level)?;
+        let method = method(level, numbers)?;
         let threads = gzip::threads(threads, self.output.len())?;
         let watcher = Watcher::new(progress, self.output.len());
         // The size is not known before; zero reserves nothing.
@@ -296,6 +300,14 @@ impl Layout {
     fn threads(&self, requested: Option<i64>) -> Result<NonZero<usize>> {
         parallel::threads(requested, self.output.len(), parallel::MIN_COPY_BYTES)
     }
+}
+
+/// How a layout is compressed; the level is that of gzip.
+fn method(level: Option<i64>, numbers: bool) -> Result<Method> {
+    if numbers {
+        return Ok(Method::Numbers);
+    }
+    crate::gzip::method(level)
 }
 
 /// Writes bytes to a file; see `_core.pyi`.

@@ -23,6 +23,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 READER = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "def read" in code)
 
 
+CODE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+NUMBERS = next(code for code in CODE if "def numbers_of" in code)
+
+
 @pytest.fixture(scope="module")
 def reader() -> dict[str, Any]:
     """The names that the reader defines."""
@@ -30,6 +34,16 @@ def reader() -> dict[str, Any]:
     assert len([line for line in READER.splitlines() if line.strip()]) <= 150
     names: dict[str, Any] = {}
     exec(compile(READER, "format.md", "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def numbers() -> dict[str, Any]:
+    """The names that the reader of numbers defines."""
+    assert "treepack" not in "".join(re.findall(r"^(?:import|from) .*$", NUMBERS, re.M))
+    assert len([line for line in NUMBERS.splitlines() if line.strip()]) <= 60
+    names: dict[str, Any] = {}
+    exec(compile(NUMBERS, "format.md", "exec"), names)
     return names
 
 
@@ -101,6 +115,23 @@ def test_it_reads_all_kinds(tmp_path: Path, reader: dict[str, Any], how: Any) ->
     file = reader["read"](tmp_path / "saved")
     same(file.tree(), tree())
     assert reader["typed"](msgpack.unpackb(file.record["metadata"])) == METADATA
+
+
+def test_it_reads_numbers(tmp_path: Path, reader: dict[str, Any], numbers: dict[str, Any]) -> None:
+    treepack.save(tmp_path / "saved", tree(), metadata=METADATA, compress="numbers")
+    whole = numbers["numbers_of"]((tmp_path / "saved").read_bytes())
+    same(reader["File"](whole).tree(), tree())
+    normal = np.random.default_rng(0).normal(0, 0.02, 1 << 18)
+    large = {name: normal.astype(name) for name in ("bfloat16", "float32", "float64", "int32")}
+    for align in (1, 64):
+        treepack.save(tmp_path / "saved", large, compress="numbers", align=align)
+        stream = (tmp_path / "saved").read_bytes()
+        same(reader["File"](numbers["numbers_of"](stream)).tree(), large)
+        # By the index, as of gzip: one block of some.
+        content = reader["Gzip"](stream)
+        first, last, crc = content.blocks[3]
+        block = numbers["elements_of"](stream[first:last])
+        assert zlib.crc32(block) == crc
 
 
 @pytest.mark.parametrize("leaf", [np.arange(3), 7, [], {}, None, jnp.ones(2)])

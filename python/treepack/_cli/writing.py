@@ -22,6 +22,9 @@ from treepack.errors import NewerVersionError
 
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
 GZIP = Annotated[bool | None, typer.Option("--gzip/--no-gzip", help="Whether it is compressed.")]
+NUMBERS = Annotated[
+    bool, typer.Option("--numbers", help="Compress by the exponents of floats, for treepack alone.")
+]
 LEVEL = Annotated[int | None, typer.Option(help="From 0 (stored) to 9 (smallest).")]
 ALIGN = Annotated[int, typer.Option(help="The alignment of arrays in bytes.")]
 DTYPE = Annotated[str | None, typer.Option(help="The new dtype of floats, such as bfloat16.")]
@@ -43,6 +46,7 @@ def convert(
         typer.Option(metavar="PATTERN", help="The leaves to leave out, likewise."),
     ] = None,
     gzip: GZIP = None,
+    numbers: NUMBERS = False,
     level: LEVEL = None,
     align: ALIGN = 64,
     dtype: DTYPE = None,
@@ -58,7 +62,7 @@ def convert(
     Metadata stay in .treepack and .safetensors. Files may be larger than
     memory, but directories of Orbax are read whole.
     """
-    made = _Target(target, gzip, level, align, dtype, sep)
+    made = _Target(target, gzip, numbers, level, align, dtype, sep)
     with sources.states(source, sep, max_size) as state:
         with naming(source):
             state = sources.selected(state, select or [], skip or [])
@@ -70,6 +74,7 @@ def get(
     path: PATH,
     target: TARGET,
     gzip: GZIP = None,
+    numbers: NUMBERS = False,
     level: LEVEL = None,
     align: ALIGN = 64,
     dtype: DTYPE = None,
@@ -80,7 +85,7 @@ def get(
     with sources.opened(source, max_size) as file:
         found = file if path == "." else file[path]
         state = _convert.state_of(found) if isinstance(found, Tree) else _convert.State(found, None)
-        _Target(target, gzip, level, align, dtype, sep).write(state)
+        _Target(target, gzip, numbers, level, align, dtype, sep).write(state)
 
 
 def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = None) -> None:
@@ -109,6 +114,7 @@ class _Target:
 
     path: str
     gzip: bool | None = None
+    numbers: bool = False
     level: int | None = None
     align: int = 64
     dtype: str | None = None
@@ -120,8 +126,10 @@ class _Target:
             state = state._replace(tree=_convert.with_dtype(state.tree, float_dtype(self.dtype)))
         path = resolved(self.path)
         format = _convert.format_of(path)
-        if format != "msgpack" and (self.gzip or self.level is not None):
-            raise ValueError(f"--gzip and --level are for msgpack, not for {format}")
+        if format != "msgpack" and (self.gzip or self.numbers or self.level is not None):
+            raise ValueError(f"--gzip, --numbers and --level are for msgpack, not for {format}")
+        if self.numbers and (self.gzip or self.level is not None):
+            raise ValueError("--numbers is another compression than --gzip and --level")
         if format == "safetensors":
             _convert.write_safetensors(state, path, self.sep)
         elif format == "npz":
@@ -130,7 +138,9 @@ class _Target:
             compress = has_gzip_suffix(path) if self.gzip is None else self.gzip
             if self.level is not None and not compress:
                 raise ValueError("--level needs --gzip, or a target that ends with .gz")
-            how = serialization.writing(vars(self) | {"compress": compress})
+            how = serialization.writing(
+                vars(self) | {"compress": "numbers" if self.numbers else compress}
+            )
             with output.bar("write") as progress:
                 _convert.write_msgpack(state, path, how, progress)
         output.line(f"{self.path}: {size_text(size_of(path))}", "green")

@@ -31,6 +31,9 @@ Progress = Callable[[int, int], object] | bool | None
 StorageOptions = Mapping[str, Any] | None
 """Options of obstore or fsspec for the store of a URL."""
 
+Compress = bool | Literal["gzip", "numbers"]
+"""How files are compressed: with gzip (`True`), by the exponents of floats, or not."""
+
 Arrays = Literal["saved", "numpy"]
 """The types of arrays: as they were saved, or all as NumPy's."""
 
@@ -90,10 +93,14 @@ def check(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be one of {_CHOICES[name]}, got {value!r}")
 
 
-def check_level(level: int | None, compress: bool) -> None:
-    """Raises a ValueError if a level is given without compression."""
-    if level is not None and not compress:
-        raise ValueError("level needs compress=True")
+def check_compress(compress: Compress, level: int | None) -> None:
+    """Raises a ValueError if data cannot be compressed so, or if a level is given without gzip."""
+    if compress not in (True, False, "gzip", "numbers"):
+        raise ValueError(
+            f"compress must be True, False, 'gzip' or 'numbers', got {compress!r:.100}"
+        )
+    if level is not None and (not compress or compress == "numbers"):
+        raise ValueError("level needs compress=True, which is gzip")
 
 
 def check_described(described: bool, metadata: Any, static: Static) -> None:
@@ -136,7 +143,7 @@ class Writing(_Options):
       max_chunk_size: Arrays of more bytes are split, as in flax: `serialization.MAX_CHUNK_SIZE`.
     """
 
-    compress: bool = False
+    compress: Compress = False
     level: int | None = None
     align: int = 64
     durable: bool = True
@@ -144,7 +151,7 @@ class Writing(_Options):
     max_chunk_size: float
 
     def __post_init__(self) -> None:
-        check_level(self.level, self.compress)
+        check_compress(self.compress, self.level)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -247,7 +254,7 @@ class SaveOptions(TypedDict, total=False):
     metadata: Any
     static: Static
     select: Any
-    compress: bool | None
+    compress: Compress | None
     level: int | None
     align: int
     durable: bool

@@ -13,13 +13,14 @@ from treepack._src.options import (
     Arrays,
     Buffer,
     BytesOptions,
+    Compress,
     Progress,
     Reading,
     Static,
     Strict,
     Unknown,
+    check_compress,
     check_described,
-    check_level,
     progress_bar,
 )
 from treepack._src.saving.layout import described_layout
@@ -37,7 +38,7 @@ def dumps(
     metadata: Any = None,
     static: Static = "skip-code",
     select: Any = None,
-    compress: bool = False,
+    compress: Compress = False,
     level: int | None = None,
     align: int = 16,
     threads: int | None = None,
@@ -52,8 +53,8 @@ def dumps(
       metadata: Any value to be kept with the tree.
       static: Static data without a form; see `save`.
       select: The leaves to encode; see `save`.
-      compress: Whether to compress with gzip.
-      level: From 0 (stored) to 9 (smallest), for `compress`.
+      compress: Whether to compress with gzip, or how; see `save`.
+      level: From 0 (stored) to 9 (smallest), for gzip.
       align: The alignment of arrays. `bytes` objects are aligned to 16 in memory.
       threads: The maximum number of threads that copy or compress large arrays.
       progress: A callable of bytes done and in all, or `True` for a bar; for compressing.
@@ -64,7 +65,7 @@ def dumps(
       >>> treepack.loads(treepack.dumps(tree))
       {'layers': [(array([0., 0.]), 1), None], 7: 'seven'}
     """
-    check_level(level, compress)
+    check_compress(compress, level)
     tree = chosen(tree, select)
     layout = described_layout(
         tree, align, metadata, max_chunk_size=serialization.MAX_CHUNK_SIZE, static=static
@@ -72,7 +73,7 @@ def dumps(
     if not compress:
         return layout.to_bytes(threads=threads)
     with progress_bar(progress, "compress") as tell:
-        return layout.to_gzip(level, threads=threads, progress=tell)
+        return layout.to_gzip(level, numbers=compress == "numbers", threads=threads, progress=tell)
 
 
 T = TypeVar("T")

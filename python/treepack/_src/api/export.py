@@ -9,7 +9,7 @@ from treepack._src import paths as _paths
 from treepack._src.api.files import save
 from treepack._src.checkpoint.load import restore_described
 from treepack._src.interop.modules import OnUse
-from treepack._src.options import Arrays, Progress, Reading, Static, StorageOptions
+from treepack._src.options import Arrays, Compress, Progress, Reading, Static, StorageOptions
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.storage.content import Openable, content_of
 from treepack._src.storage.naming import naming
@@ -43,7 +43,7 @@ def save_exported(
     *,
     metadata: Any = None,
     static: Static = "skip-code",
-    compress: bool | None = None,
+    compress: Compress | None = None,
     level: int | None = None,
     align: int = 64,
     durable: bool = True,
@@ -62,9 +62,9 @@ def save_exported(
       params: Any tree.
       metadata: Any value to be kept with the tree.
       static: Static data without a form; see `save`.
-      compress: Whether to compress with gzip. `None` does so if the name of the file ends with
-        `.gz`, but not in sharded saves.
-      level: From 0 (stored) to 9 (smallest), for `compress`.
+      compress: Whether to compress with gzip, or how; see `save`. `None` does so if the name of the
+        file ends with `.gz`.
+      level: From 0 (stored) to 9 (smallest), for gzip.
       align: The alignment of arrays.
       durable: Whether the file is on the disk when this returns.
       threads: The maximum number of threads.

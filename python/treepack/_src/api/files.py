@@ -20,6 +20,7 @@ from treepack._src.interop.modules import OnUse
 from treepack._src.options import (
     TIMEOUT_S,
     Arrays,
+    Compress,
     LoadOptions,
     Missing,
     OnCorrupt,
@@ -90,7 +91,7 @@ def save(
     metadata: Any = None,
     static: Static = "skip-code",
     select: Any = None,
-    compress: bool | None = None,
+    compress: Compress | None = None,
     level: int | None = None,
     align: int = 64,
     durable: bool = True,
@@ -137,8 +138,9 @@ def save(
         tree for this selection of a whole file: containers that lose children become dicts.
         `load(path, target, missing="target")` takes the others from a target.
       compress: Whether to compress with gzip. `None` does so if the name of the file ends with
-        `.gz`, but not in sharded saves.
-      level: From 0 (stored) to 9 (smallest); `None` chooses by the content. For `compress`.
+        `.gz`, but not in sharded saves. `"numbers"` is smaller and faster for weights, by the
+        exponents of floats, but only treepack reads the file; see docs/compression.md.
+      level: From 0 (stored) to 9 (smallest); `None` chooses by the content. For gzip.
       align: A power of two from 1 to 64: arrays of at least 1 KiB begin at multiples of this many
         bytes. At 64, JAX on CPU can use the arrays of a mapped file in place.
       durable: Whether the file is on the disk when this returns, so that it survives

@@ -140,7 +140,7 @@ def identity_of(
     """
     sums = [_checksum(array) for array in arrays]
     options = {
-        "compress": bool(how.compress),
+        "compress": how.compress if how.compress == "numbers" else bool(how.compress),
         "level": None if how.level is None else operator.index(how.level),
         "align": operator.index(how.align),
         "durable": bool(how.durable),

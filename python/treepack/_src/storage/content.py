@@ -174,6 +174,8 @@ def open_parts(
             )
         if content.nbytes <= _CHECKED_BYTES:
             _check_whole(content)
+        if not _is_gzip(content):
+            raise GzipCorruptionError("the index of the compressed blocks is not there")
         raise NoIndexError(
             "this gzip file has no index, so it cannot be read in parts: load it as a whole, or "
             "convert it with `treepack convert` or gunzip"

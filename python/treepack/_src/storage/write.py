@@ -29,7 +29,7 @@ def save_layout(
 
     Missing directories are made.
     """
-    nbytes = layout.nbytes + (layout.nbytes >> 10) + 1024  # gzip may need a little more
+    nbytes = layout.nbytes + (layout.nbytes >> 10) + 1024  # compressed, it may need a little more
     layouts = [layout]  # the traceback of an error must not keep the arrays alive
     del layout
     with progress_bar(progress, "save") as tell:
@@ -38,7 +38,12 @@ def save_layout(
             layout = layouts.pop()
             if how.compress:
                 layout.save_gzip(
-                    path, how.level, durable=how.durable, threads=how.threads, progress=tell
+                    path,
+                    how.level,
+                    numbers=how.compress == "numbers",
+                    durable=how.durable,
+                    threads=how.threads,
+                    progress=tell,
                 )
             else:
                 layout.save(path, durable=how.durable, threads=how.threads, progress=tell)
