@@ -20,7 +20,13 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import tasks as _tasks
 from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader, memory_of
 from treepack._src.storage.fetch import Blocks, Range
-from treepack.errors import CorruptionError, DecodeError, GzipError, GzipTruncatedError
+from treepack.errors import (
+    CorruptionError,
+    DecodeError,
+    GzipError,
+    GzipTruncatedError,
+    TreepackError,
+)
 
 # The errors of reading damaged data.
 DAMAGE = (DecodeError, GzipError, GzipTruncatedError)
@@ -151,7 +157,7 @@ class Box:
 
         def check() -> None:
             if stopped is not None and stopped.is_set():
-                raise _StoppedError
+                raise _StoppedError("stopped")
 
         with contextlib.suppress(_StoppedError):
             check()
@@ -199,7 +205,7 @@ class Box:
             self.shards.prefetch(files.catalogs, files.explained)
 
 
-class _StoppedError(Exception):
+class _StoppedError(TreepackError):
     """Nobody waits for a box any more."""
 
 
