@@ -211,12 +211,12 @@ impl ShardBox {
         watch: &dyn Watch,
     ) -> std::result::Result<Option<usize>, Failed> {
         let mut missing = None;
-        let done = self.each(files, watch, |_, value, part| match value {
-            Some(_) => Ok(()),
-            None => {
+        let done = self.each(files, watch, |_, value, part| {
+            if value.is_none() {
                 missing = Some(part.shard);
-                Err(Error::Stopped)
+                return Err(Error::Stopped);
             }
+            Ok(())
         });
         match missing {
             Some(shard) => Ok(Some(shard)),
@@ -271,13 +271,11 @@ impl ShardBox {
     /// The array that a shard is, where it lies in its file.
     pub fn place(&self, file: &OpenFile<'_>, value: Option<usize>) -> Result<Arc<ArrayPlace>> {
         let value = value.ok_or_else(|| Error::Structure("a shard is not there".into()))?;
-        match file.arrays.known(value) {
-            Some(known) => Ok(known),
-            None => {
-                let itemsize = Some(self.array.itemsize);
-                file.arrays.find(file.catalog, file.source, value, itemsize)
-            }
+        if let Some(known) = file.arrays.known(value) {
+            return Ok(known);
         }
+        let itemsize = Some(self.array.itemsize);
+        file.arrays.find(file.catalog, file.source, value, itemsize)
     }
 
     /// The runs of a part, for memory with these strides, and after how many bytes they begin there.

@@ -173,6 +173,7 @@ impl ShardGrid {
 }
 
 /// Appends a number in decimal.
+#[allow(clippy::cast_possible_truncation)] // a digit
 fn push_number(text: &mut String, mut number: usize) {
     let mut digits = [0; 20];
     let mut first = digits.len();
