@@ -54,7 +54,8 @@ mod watch;
 
 /// The native core of treepack; see `_core.pyi`. It relies on the GIL: what is shared between
 /// calls (registries of Python, arrays that are being saved) has no locks of its own.
-#[pyo3::pymodule(gil_used = true)]
+#[cfg_attr(feature = "free-threaded", pyo3::pymodule(gil_used = false))]
+#[cfg_attr(not(feature = "free-threaded"), pyo3::pymodule(gil_used = true))]
 mod _core {
     #[pymodule_export]
     const CHUNKED_MARKER: &str = crate::wire::CHUNKED_MARKER;

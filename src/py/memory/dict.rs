@@ -2,6 +2,7 @@
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyDict, PyString};
 
 /// The entry of `dict` at `position`, which is moved on.
@@ -14,18 +15,21 @@ pub fn dict_next<'py>(
 ) -> Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let mut key = std::ptr::null_mut();
     let mut value = std::ptr::null_mut();
-    // SAFETY: the call checks the position against the dict as it is now, and
-    // lends references, which are made our own before anything else can run.
-    unsafe {
-        if ffi::PyDict_Next(dict.as_ptr(), position, &raw mut key, &raw mut value) == 0 {
-            return None;
+    // Locks the dict where there is no GIL, and is nothing where there is one.
+    with_critical_section(dict, || {
+        // SAFETY: the call checks the position against the dict as it is now, and
+        // lends references, which are made our own before anything else can run.
+        unsafe {
+            if ffi::PyDict_Next(dict.as_ptr(), position, &raw mut key, &raw mut value) == 0 {
+                return None;
+            }
+            let py = dict.py();
+            Some((
+                Bound::from_borrowed_ptr(py, key),
+                Bound::from_borrowed_ptr(py, value),
+            ))
         }
-        let py = dict.py();
-        Some((
-            Bound::from_borrowed_ptr(py, key),
-            Bound::from_borrowed_ptr(py, value),
-        ))
-    }
+    })
 }
 
 /// Whether all keys of a dict are strings.
