@@ -340,20 +340,17 @@ def test_a_checkpoint_that_is_saved_again_is_read_again_by_all(tmp_path: Path) -
 MISSING = (
     START
     + """
-path, told = args[0], Path(args[0] + ".told")
+path = args[0]
+late = int(args[1])
+told = [Path(f"{path}.{other}") for other in range(3) if other != late]
 where = NamedSharding(mesh(3), P())
 tree = {"a": put(np.arange(8, dtype=np.float32), where)}
 treepack.save(path, tree, sharded=True, durable=False)
-late = int(args[1])
-if index == late:
-    while not told.exists():
-        time.sleep(0.05)
-else:
+if index != late:
     raised(lambda: load(path, tree, timeout=2), f"process {late}", "has not called load", "2 s")
-    if index == min({0, 1, 2} - {late}):
-        told.touch()
-    while not told.exists():
-        time.sleep(0.05)
+    Path(f"{path}.{index}").touch()
+while not all(other.exists() for other in told):
+    time.sleep(0.05)
 if index == late:
     raised(lambda: load(path, tree, timeout=2), "has not called load")  # the one it has missed
 check(load(path, tree)["a"], np.arange(8, dtype=np.float32), where)
