@@ -15,6 +15,7 @@ import socket
 import statistics
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,43 @@ def look(folder: Path) -> float:
     return seconds(lambda: LocalDirectory(folder).look("file.treepack"), 20)[0]
 
 
+def reading_all(folder: Path, files: int = 8, leaves: int = 10) -> tuple[int, float, float]:
+    """Returns the shards of a checkpoint, and how long finding and reading each of them takes."""
+    rows = 1000 * files
+    per_file = 1000
+    whole = np.arange(rows * 8, dtype=np.float32).reshape(rows, 8)
+    written = []
+    folder.mkdir()
+    for at in range(files):
+        own = range(at * per_file, (at + 1) * per_file)
+        parts = {f"[{row}:{row + 1},0:8]": whole[row : row + 1] for row in own}
+        place = folder / f"0123abcd-{at:05}.treepack"
+        treepack.save(place, {f"w{leaf}": parts for leaf in range(leaves)}, durable=False)
+        with treepack.open(place) as file:
+            record = zlib.crc32(file._catalog.record or b"")
+        written.append((place.name, place.stat().st_size, record))
+    tree = {f"w{leaf}": whole for leaf in range(leaves)}
+    layout = described_layout(tree, 1, max_chunk_size=2**30, index=True, hollow=True)
+    holders = core.ShardHolders([[row // per_file] for row in range(rows)])
+    plan = core.ShardPlan([([rows, 1], holders, 32, False)] * leaves)
+    data = core.Manifest.planned(layout, plan).with_files(written)
+    (folder / shards.MANIFEST).write_bytes(data)
+
+    def find() -> None:
+        with treepack.open(folder) as file:
+            for name in tree:
+                file[name].plan((slice(None), slice(None))).find()
+
+    def load() -> Any:
+        return treepack.load(folder, arrays="numpy")
+
+    found = seconds(find)[0]
+    loaded, result = seconds(load)
+    assert np.array_equal(result["w3"], whole)
+    count = rows * leaves
+    return count, found / count, loaded / count
+
+
 def message() -> float:
     """Returns how long a message to the store of `jax.distributed` and its answer take."""
     import jax
@@ -147,6 +185,9 @@ def main() -> None:
             )
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         print(f"\nlooking at the end of one file: {1000 * look(Path(folder)):.2f} ms")
+        count, found, loaded = reading_all(Path(folder) / "all")
+        told = f"{1e6 * found:.2f} us to find each, {1e6 * loaded:.2f} us to find and read it"
+        print(f"one process reads all {count:,} shards: {told}")
     print(f"telling something, and hearing it: {1000 * message():.2f} ms")
 
 

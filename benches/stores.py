@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,14 @@ import obstore
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from obstore.store import from_url
-from treepack._src.saving.group import Message
 
 import treepack
 import treepack._core as core
 from treepack import serialization
+from treepack._src.checkpoint.boxes import find, ranges_of, reading
 from treepack._src.saving.directory import Written, directory_at, file_name
 from treepack._src.saving.layout import described_layout
+from treepack._src.storage.fetch import fetching
 from treepack._src.storage.place import resolved
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -156,36 +158,62 @@ def without_index(server: s3.Server) -> None:
 
 HOSTS = 2000
 
+# The process that loads its own part of what they have saved.
+OWN = 1234
+
 
 def many_hosts(server: s3.Server) -> None:
-    """Commits as process 0 of many when the last message is there; reads the manifest as each."""
+    """Commits as process 0 of many when the last message is there; loads as each of them."""
     _, plan = scale.plan(HOSTS, 1)
-    tree = {f"layer_{at}": {"kernel": np.zeros((100, 100))} for at in range(scale.LEAVES)}
+    whole = np.zeros((HOSTS * scale.DEVICES_PER_HOST, 1024), np.float32)
+    names = [f"layer_{at}" for at in range(scale.LEAVES)]
+    tree = {name: {"kernel": whole} for name in names}
     draft = core.Manifest.planned(
         described_layout(tree, 1, max_chunk_size=2**30, index=True, hollow=True), plan
     )
     url, options = server.url("hosts"), server.options
-    sent = {at: Message(Written(file_name("0123abcd", at), 1 << 30, at, 5)) for at in range(HOSTS)}
     store = from_url(
         f"s3://{s3.BUCKET}",
         client_options={"allow_http": True},
         **{**options, "endpoint": f"http://{server.proxy.upstream}"},
     )
-    for message in sent.values():
-        obstore.put(store, f"hosts/{message.written.name}", b"x")
+    files = [file_name("0123abcd", at) for at in range(HOSTS)]
+    written = [Written(name, 1 << 30, at, 5) for at, name in enumerate(files)]
+    for name in files:
+        obstore.put(store, f"hosts/{name}", b"x")
+    rows = [OWN * scale.DEVICES_PER_HOST + at for at in range(scale.DEVICES_PER_HOST)]
+    shards = {f"[{row}:{row + 1},0:1024]": np.full((1, 1024), row, np.float32) for row in rows}
+    own = {name: {"kernel": shards} for name in names}
+    treepack.save(f"{url}/{files[OWN]}", own, storage_options=options)
+    data = obstore.get(store, f"hosts/{files[OWN]}").bytes().to_bytes()
+    with treepack.open(data) as file:
+        record = zlib.crc32(file._catalog.record or b"")
+    written[OWN] = Written(files[OWN], len(data), record, 5)
 
     def commit() -> None:
         obstore.delete(store, "hosts/manifest.treepack")
         directory = directory_at(resolved(url, options))
         server.proxy.requests.clear()
         there = directory.names()
-        written = [message.written for message in sent.values() if message.written]
         assert all(it.name in there for it in written)
-        files = [(it.name, it.nbytes, it.record) for it in written]
-        directory.commit(draft.with_files(files, "bench"), there, durable=False)
+        found = [(it.name, it.nbytes, it.record) for it in written]
+        directory.commit(draft.with_files(found, "bench"), there, durable=False)
 
-    row(server, f"{HOSTS} hosts, {HOSTS * 4 * scale.LEAVES:,} shards: commit", commit)
+    def load() -> None:
+        """Reads what a process needs under the same mesh, as `load(sharding=)` does."""
+        with treepack.open(url, storage_options=options) as file:
+            own = [(slice(row, row + 1), slice(None)) for row in rows]
+            arrays = [file[name]["kernel"] for name in names]
+            boxes = [array.plan(index) for array in arrays for index in own]
+            find(boxes)
+            with fetching(ranges_of(boxes)), reading(boxes, os.cpu_count() or 1) as read:
+                found = [read(box)[0, 0] for box in boxes]
+        assert found == rows * len(names)
+
+    shards_told = f"{HOSTS} hosts, {HOSTS * len(rows) * len(names):,} shards"
+    row(server, f"{shards_told}: commit", commit)
     row(server, "the same: open", lambda: treepack.open(url, storage_options=options).close())
+    row(server, f"the same: load one's own {len(rows) * len(names):,} shards", load)
 
 
 def upload(server: s3.Server, nbytes: int) -> None:
