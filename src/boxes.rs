@@ -304,3 +304,156 @@ impl ShardBox {
         })
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::cast_possible_truncation)] // numbers that repeat are as good
+mod tests {
+    use super::*;
+    use crate::array::grid::tests::{boxes, elements, indices};
+    use crate::{Dtype, Writer};
+    use proptest::prelude::*;
+
+    const KEYS: [&str; 2] = ["params", "w"];
+
+    /// The bytes of elements of `u16` that have their numbers as values.
+    fn bytes(elements: &[usize]) -> Vec<u8> {
+        let bytes = elements.iter().map(|at| (*at as u16).to_le_bytes());
+        bytes.flatten().collect()
+    }
+
+    /// A file with these shards of an array, but for one.
+    fn file_of(grid: &ShardGrid, shape: &[usize], shards: &[usize], but: Option<usize>) -> Vec<u8> {
+        let shard_shape: Vec<usize> = grid.shard_shape().collect();
+        let mut writer = Writer::new();
+        writer.value("other", 1).unwrap();
+        for &shard in shards.iter().filter(|shard| Some(**shard) != but) {
+            let bounds = grid.bounds(shard).unwrap();
+            let places: Vec<Vec<usize>> = bounds.into_iter().map(Iterator::collect).collect();
+            let path = format!("{}/{}", KEYS.join("/"), grid.name(shard).unwrap());
+            let data = bytes(&elements(shape, &places));
+            writer.array(&path, Dtype::U16, &shard_shape, data).unwrap();
+        }
+        let mut file = Vec::new();
+        writer.write_to(&mut file).unwrap();
+        file
+    }
+
+    /// What a box has, read from files that have the shards with their numbers, or the error.
+    #[allow(unsafe_code)]
+    fn read(
+        grid: &ShardGrid,
+        shape: &[usize],
+        numbers: &[u32],
+        bounds: &[Bounds],
+        but: Option<usize>,
+    ) -> std::result::Result<(Option<usize>, Vec<u8>), Failed> {
+        let keys = KEYS.map(str::to_owned).to_vec();
+        let files = FileNumbers::from(numbers.to_vec());
+        let array = ShardedArray::new(grid.clone(), files, keys, false, "uint16".into(), 2);
+        let found = ShardBox::new(Arc::new(array.unwrap().unwrap()), bounds).unwrap();
+        let needed = found.files().unwrap();
+        let total: usize = bounds.iter().map(|it| it.count).product();
+        assert_eq!(needed.iter().map(|it| it.1).sum::<usize>(), 2 * total);
+        assert!(needed.is_sorted_by(|a, b| a.0 < b.0));
+        let sources: Vec<Vec<u8>> = needed
+            .iter()
+            .map(|(number, _)| {
+                let own = (0..grid.len()).filter(|shard| numbers[*shard] == *number);
+                file_of(grid, shape, &own.collect::<Vec<_>>(), but)
+            })
+            .collect();
+        let opened: Vec<_> = sources
+            .iter()
+            .map(|source| {
+                let catalog = Catalog::open(source, false, &()).unwrap();
+                (catalog, FoundArrays::default())
+            })
+            .collect();
+        let files: Vec<OpenFile<'_>> = needed
+            .iter()
+            .zip(&sources)
+            .zip(&opened)
+            .map(|(((number, _), source), (catalog, arrays))| OpenFile {
+                number: *number,
+                catalog,
+                source,
+                arrays,
+            })
+            .collect();
+        let mut strides = vec![2; bounds.len()];
+        for dim in (1..bounds.len()).rev() {
+            strides[dim - 1] = strides[dim] * bounds[dim].count.max(1);
+        }
+        let missing = found.missing(&files, &())?;
+        let mut memory = vec![MaybeUninit::new(0); 2 * total];
+        let threads = NonZero::new(2).unwrap();
+        found.read(&files, &mut memory, &strides, threads, &())?;
+        // SAFETY: all of it was zero before.
+        Ok((missing, unsafe { memory.assume_init_ref() }.to_vec()))
+    }
+
+    proptest! {
+        #[test]
+        fn a_box_is_read_from_the_files_that_have_its_shards(
+            (shape, counts, bounds) in boxes(),
+            numbers in prop::collection::vec(0u32..5, 27),
+        ) {
+            let grid = ShardGrid::new(&shape, &counts).unwrap();
+            let numbers = &numbers[..grid.len()];
+            let (missing, found) = read(&grid, &shape, numbers, &bounds, None).unwrap();
+            prop_assert_eq!(missing, None);
+            prop_assert_eq!(found, bytes(&elements(&shape, &indices(&bounds))));
+        }
+
+        #[test]
+        fn a_shard_that_its_file_lacks_is_named(
+            (shape, counts, bounds) in boxes(),
+            numbers in prop::collection::vec(0u32..5, 27),
+            lacks in 0usize..27,
+        ) {
+            let grid = ShardGrid::new(&shape, &counts).unwrap();
+            let (numbers, lacks) = (&numbers[..grid.len()], lacks % grid.len());
+            let mut is_needed = false;
+            let parts = grid.parts(&bounds).unwrap();
+            parts.each(|part| {
+                is_needed |= part.shard == lacks;
+                Ok::<_, ()>(())
+            }).unwrap();
+            match read(&grid, &shape, numbers, &bounds, Some(lacks)) {
+                Ok((missing, found)) => {
+                    prop_assert!(!is_needed);
+                    prop_assert_eq!(missing, None);
+                    prop_assert_eq!(found, bytes(&elements(&shape, &indices(&bounds))));
+                }
+                Err(failed) => {
+                    prop_assert!(is_needed);
+                    prop_assert!(failed.error.to_string().contains("is not there"), "{:?}", failed);
+                    prop_assert!(failed.file.is_some());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_shard_of_another_kind_is_missing() {
+        let grid = ShardGrid::new(&[4], &[2]).unwrap();
+        let source = file_of(&grid, &[4], &[0, 1], None);
+        let catalog = Catalog::open(&source, false, &()).unwrap();
+        let find = |shape: &[usize], dtype: &str, itemsize, keys: &[&str]| {
+            let grid = ShardGrid::new(shape, &[2]).unwrap();
+            let keys = keys.iter().map(ToString::to_string).collect();
+            let files = FileNumbers::from(vec![0, 0]);
+            let array = ShardedArray::new(grid, files, keys, false, dtype.into(), itemsize);
+            array.unwrap().unwrap().find(0, &catalog, &()).unwrap()
+        };
+        assert!(find(&[4], "uint16", 2, &KEYS).is_some());
+        assert_eq!(find(&[4], "int16", 2, &KEYS), None);
+        assert_eq!(find(&[4], "uint16", 100, &KEYS), None);
+        assert_eq!(find(&[6], "uint16", 2, &KEYS), None);
+        assert_eq!(find(&[4], "uint16", 2, &["params"]), None);
+        assert_eq!(find(&[4], "uint16", 2, &["params", "v"]), None);
+        let files = FileNumbers::from(vec![0]);
+        let fewer = ShardedArray::new(grid, files, vec![], false, "uint16".into(), 2);
+        assert!(fewer.unwrap().is_none());
+    }
+}

@@ -390,13 +390,13 @@ fn add_boxes(
 
 #[cfg(test)]
 #[allow(clippy::cast_possible_truncation)] // bytes that repeat are as good
-mod tests {
+pub(crate) mod tests {
     use super::super::runs::tests::read;
     use super::*;
     use proptest::prelude::*;
 
     /// Shapes, how many shards there are, and boxes.
-    fn boxes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>, Vec<Bounds>)> {
+    pub(crate) fn boxes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>, Vec<Bounds>)> {
         let dim = (1usize..4, 0usize..5).prop_flat_map(|(count, size)| {
             let len = count * size;
             (0..=len, 1usize..4, 0usize..12).prop_map(move |(start, step, most)| {
@@ -417,7 +417,7 @@ mod tests {
     }
 
     /// The numbers, in C order, of the elements at these indices of an array.
-    fn elements(shape: &[usize], indices: &[Vec<usize>]) -> Vec<usize> {
+    pub(crate) fn elements(shape: &[usize], indices: &[Vec<usize>]) -> Vec<usize> {
         let mut found = vec![0];
         for (len, indices) in shape.iter().zip(indices) {
             let more = |at: usize| indices.iter().map(move |index| at * len + index);
@@ -426,7 +426,7 @@ mod tests {
         found
     }
 
-    fn indices(bounds: &[Bounds]) -> Vec<Vec<usize>> {
+    pub(crate) fn indices(bounds: &[Bounds]) -> Vec<Vec<usize>> {
         let of = |it: &Bounds| (0..it.count).map(|at| it.start + at * it.step).collect();
         bounds.iter().map(of).collect()
     }

@@ -9,7 +9,7 @@
 mod align;
 mod dims;
 mod frame;
-mod grid;
+pub(crate) mod grid;
 mod headers;
 mod recent;
 mod runs;
