@@ -11,8 +11,10 @@ import numpy as np
 import treepack
 
 PROGRAM = """
-import sys
+import signal, sys
 import numpy as np, treepack
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
 
 path = sys.argv[1]
 state = {"w": np.zeros(2_000_000), "step": 0}
