@@ -4,11 +4,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
+use std::rc::Rc;
 
 use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
 
 use super::super::failure::{Failure, Walked};
 use super::super::hashes::check_hashes;
@@ -55,7 +56,7 @@ pub fn assemble<'py>(
         make: if placeholders {
             "unflatten_abstract"
         } else {
-            "unflatten"
+            UNFLATTEN
         },
         unknown_as_dict,
         fillings: r#static.unwrap_or_else(|| py.None().into_bound(py)),
@@ -65,7 +66,11 @@ pub fn assemble<'py>(
     };
     let root = node_at(&record, &at).map_err(|failure| failure.into_py(py, "loading"))?;
     let mut found = Vec::new();
-    let done = match convert {
+    let has_arrays = record
+        .nodes
+        .iter()
+        .any(|Node(kind, _)| matches!(kind, Kind::Jax | Kind::WeakJax));
+    let done = match convert.filter(|_| has_arrays) {
         None => assembly.node(state, root),
         Some(convert) => assembly.collect(&state, root, &mut found).and_then(|()| {
             if found.is_empty() {
@@ -140,6 +145,18 @@ struct Known<'py> {
     decode: Bound<'py, PyAny>,
     /// What makes nodes of it.
     make: Bound<'py, PyAny>,
+    /// How the class itself makes nodes, if it does.
+    arguments: Option<Rc<Arguments<'py>>>,
+}
+
+/// The arguments of a class that makes nodes of them; see `NodeType` in `registry/types.py`.
+struct Arguments<'py> {
+    /// The names of the children.
+    children: Vec<Bound<'py, PyString>>,
+    /// How much static data there is.
+    fields: usize,
+    /// The numbers of these, children first, in the order of the arguments.
+    order: Vec<usize>,
 }
 
 /// What has become of a question for a type.
@@ -154,11 +171,53 @@ enum Asked<'py> {
 impl<'py> Known<'py> {
     /// A type, and the name of what makes nodes of it.
     fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
+        let py = found.py();
+        let order = found.getattr(intern!(py, "order"))?;
+        let arguments = if order.is_none() || make != UNFLATTEN {
+            None
+        } else {
+            let fields = found.getattr(intern!(py, "fields"))?;
+            let (children, fields): (_, Vec<Bound<'_, PyAny>>) = fields.extract()?;
+            Some(Rc::new(Arguments {
+                children,
+                fields: fields.len(),
+                order: order.extract()?,
+            }))
+        };
         Ok(Self {
-            class: found.getattr(intern!(found.py(), "ty"))?,
-            decode: found.getattr(intern!(found.py(), "decode"))?,
+            class: found.getattr(intern!(py, "ty"))?,
+            decode: found.getattr(intern!(py, "decode"))?,
             make: found.getattr(make)?,
+            arguments,
         })
+    }
+
+    /// A node of these children, whose names are in the dict, and static data, if the class itself
+    /// makes it.
+    fn made(
+        &self,
+        dict: &Bound<'py, PyDict>,
+        built: &[Bound<'py, PyAny>],
+        data: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(arguments) = &self.arguments else {
+            return Ok(None);
+        };
+        let Ok(data) = data.cast_exact::<PyTuple>() else {
+            return Ok(None);
+        };
+        if data.len() != arguments.fields || !has_keys(dict, &arguments.children)? {
+            return Ok(None);
+        }
+        let mut given = grow::with_room(arguments.order.len())?;
+        for &number in &arguments.order {
+            let argument = match built.get(number) {
+                Some(child) => child.clone(),
+                None => data.get_item(number - built.len())?,
+            };
+            grow::push(&mut given, argument)?;
+        }
+        self.class.call1(new_tuple_of(dict.py(), given)?).map(Some)
     }
 }
 
@@ -197,10 +256,16 @@ impl<'py> Assembly<'_, 'py> {
         let mut built = grow::with_room(dict.len())?;
         let mut position = 0;
         for Repeat(count, child) in repeats {
+            let is_plain = self.absent.is_none()
+                && matches!(self.record.nodes[*child as usize].0, Kind::Plain);
             for _ in 0..*count {
                 let Some((key, state)) = dict_next(dict, &mut position) else {
                     return damaged("a dict has lost a key");
                 };
+                if is_plain {
+                    grow::push(&mut built, state)?;
+                    continue;
+                }
                 self.path.push(key);
                 let value = self.node(state, *child as usize);
                 let key = self.path.pop();
@@ -357,6 +422,9 @@ impl<'py> Assembly<'_, 'py> {
         } else {
             data
         };
+        if let Some(made) = class.made(dict, built, &data).map_err(of_type)? {
+            return Ok(made);
+        }
         let names = new_list_of(py, keys(dict))?;
         let children = new_list_of(py, built.iter().cloned())?;
         let parts = new_tuple_of(py, [data, names.into_any(), children.into_any()])?;
@@ -487,6 +555,24 @@ impl<'py> Assembly<'_, 'py> {
         }
         Ok(())
     }
+}
+
+/// What of a type makes nodes.
+const UNFLATTEN: &str = "unflatten";
+
+/// Whether a dict has these keys, in order.
+fn has_keys(dict: &Bound<'_, PyDict>, keys: &[Bound<'_, PyString>]) -> PyResult<bool> {
+    if dict.len() != keys.len() {
+        return Ok(false);
+    }
+    let mut position = 0;
+    for key in keys {
+        match dict_next(dict, &mut position) {
+            Some((found, _)) if found.is(key) || found.eq(key)? => {}
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
 }
 
 /// The keys of a dict, in order.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from treepack._src.interop.modules import imported, instance_of
@@ -213,6 +214,34 @@ def node_functions(ty: type) -> tuple[Any, Any] | None:
         return found.to_iter, found.from_iter
     except (ImportError, AttributeError, KeyError):
         return None
+
+
+def argument_order(ty: type, fields: Sequence[str]) -> list[int] | None:
+    """Returns the order in which a type takes fields as positional arguments.
+
+    Args:
+      ty: The type.
+      fields: The names of all its children, then of its static data.
+
+    Returns:
+      The numbers of fields. `None` unless JAX makes nodes by calling the type with its fields as
+      keywords, and a call with these arguments is the same.
+    """
+    functions = node_functions(ty)
+    if functions is None or not is_by_dataclass(functions[0]):
+        return None
+    found: Any = ty
+    if found.__new__ is not object.__new__ or type(found).__call__ is not type.__call__:
+        return None
+    if type(found.__init__) is not FunctionType:
+        return None
+    code = found.__init__.__code__
+    if code.co_posonlyargcount > 1:
+        return None
+    names = code.co_varnames[1 : code.co_argcount][: len(fields)]
+    if sorted(names) != sorted(fields):
+        return None
+    return [fields.index(name) for name in names]
 
 
 def is_by_dataclass(flatten: Any) -> bool:

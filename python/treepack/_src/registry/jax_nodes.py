@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import treepack._core as core
-from treepack._src.interop.jax import registered_unflatten, unflattener
+from treepack._src.interop.jax import argument_order, registered_unflatten, unflattener
 from treepack._src.pytree import kinds as code
 from treepack._src.pytree.containers import namedtuple_of
 from treepack._src.pytree.kinds import flatten
@@ -98,6 +98,7 @@ def jax_node_type(
         checked=fields is not None,
         version=version,
         upgrade=upgrade,
+        order=None if all_fields is None else argument_order(nodetype, all_fields),
         writes_auxdata=writes_auxdata,
         static_of=static_of,
     )

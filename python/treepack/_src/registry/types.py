@@ -21,7 +21,8 @@ Upgrade = Callable[[dict[str, Any], dict[str, Any], int], tuple[dict[str, Any], 
 class NodeType(NamedTuple):
     """One type of nodes.
 
-    The core asks for `ty`, `decode`, `unflatten` and `unflatten_abstract` by name.
+    The core asks for `ty`, `decode`, `unflatten`, `unflatten_abstract`, `fields` and `order` by
+    name.
 
     Attributes:
       ty: The type.
@@ -38,6 +39,8 @@ class NodeType(NamedTuple):
       version: The version of the type's definition, as the program counts it.
       upgrade: Takes static data and children by name, and the version they were saved in;
         returns both in this version. `None` if there is nothing to do.
+      order: The numbers of `fields`, children first, in the order in which the type takes them
+        as arguments: calling it so is the same as `unflatten`, and faster. `None` if it is not.
       writes_auxdata: Whether JAX's auxdata are written unchanged.
       static_of: Takes a node, returns the static data that fill holes in nodes like it.
     """
@@ -52,6 +55,7 @@ class NodeType(NamedTuple):
     checked: bool = False
     version: int = 0
     upgrade: Upgrade | None = None
+    order: list[int] | None = None
     writes_auxdata: bool = False
     static_of: _holes.StaticOf = lambda _: {}
 
@@ -129,6 +133,7 @@ def evolved(found: NodeType, saved: FieldNames | None, version: int) -> NodeType
     return found._replace(
         unflatten=lambda *parts: found.unflatten(*convert(*parts)),
         unflatten_abstract=lambda *parts: found.unflatten_abstract(*convert(*parts)),
+        order=None,
     )
 
 

@@ -26,8 +26,10 @@ def without_structure(state: Any) -> Any:
 
 
 def assembled(state: Any, *, convert: Any, unknown: Unknown, static: Any) -> Any:
-    """Makes a tree from its state and the record of its structure, which is in the state."""
-    state, record = split(state)
+    """Makes a tree of its state, which it takes apart, and the record of its structure in it."""
+    record = state.pop(core.RECORD_KEY, None) if type(state) is dict else None
+    if type(state) is dict and state.keys() == {core.ROOT_KEY}:
+        state = state[core.ROOT_KEY]
     if record is not None and type(record) is not bytes:
         raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
     return core.assemble(
