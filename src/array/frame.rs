@@ -162,6 +162,7 @@ pub fn frame<P: Payload>(
     let nbytes = array.nbytes();
     layout.headers().try_reserve(HEADERS_MAX_BYTES)?;
     let mut start = layout.len();
+    recent.begin();
     if let Some(elements) = framing.chunks.elements(array, nbytes) {
         frame_chunks(layout, array, elements, payload)?;
         return Ok(start);

@@ -14,6 +14,8 @@ pub struct RecentHeaders {
     known: Vec<KnownHeaders>,
     /// Which of them is replaced next.
     oldest: usize,
+    /// Where those of the last array stand, if they are at the smallest widths.
+    last: Option<Range<usize>>,
 }
 
 #[derive(Debug)]
@@ -56,6 +58,7 @@ impl RecentHeaders {
     pub(super) fn write(&mut self, out: &mut Vec<u8>, array: &Array<'_>) -> Result<()> {
         let known = self.find(array);
         if let Some(place) = known.and_then(|index| self.known[index].place.clone()) {
+            self.last = Some(place.clone());
             out.extend_from_within(place);
             return Ok(());
         }
@@ -63,7 +66,18 @@ impl RecentHeaders {
         write_ext(out, array)?;
         let index = known.unwrap_or_else(|| self.add(array));
         self.known[index].place = Some(start..out.len());
+        self.last = Some(start..out.len());
         Ok(())
+    }
+
+    /// Where the headers of the last array stand, if all arrays like it can have the same.
+    pub(crate) fn last(&self) -> Option<Range<usize>> {
+        self.last.clone()
+    }
+
+    /// Another array comes.
+    pub(super) fn begin(&mut self) {
+        self.last = None;
     }
 
     /// Headers that align an array, and the width of the header of the key before them.

@@ -12,6 +12,7 @@ use std::ops::Range;
 use self::recording::{Recording, with_record};
 use crate::array::{self, Array, Framing, KeyPlace, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
+use crate::raw::RawBytes;
 use crate::structure::{Kind, LeafKind, NodeType, RECORD_KEY, ROOT_KEY, Record};
 use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
@@ -219,9 +220,11 @@ impl<P: Payload> Encoder<P> {
         });
         // For the headers of its value, too.
         let room = 2 * Head::MAX_BYTES + text.len();
-        self.layout.headers().try_reserve(room)?;
-        head.write(self.layout.headers());
-        self.layout.extend(text.as_bytes())
+        let out = self.layout.headers();
+        out.try_reserve(room)?;
+        head.write(out);
+        out.extend_from_slice(text.as_bytes());
+        Ok(())
     }
 
     /// Refuses keys that have a meaning of their own; all of them begin with `__`.
@@ -335,6 +338,22 @@ impl<P: Payload> Encoder<P> {
         )?;
         self.recording.moved(start); // the header of the key may have become wider
         Ok(())
+    }
+
+    /// Where the headers of the last array stand, if [`array_like`](Self::array_like) may copy them.
+    #[must_use]
+    pub(crate) fn last_headers(&self) -> Option<Range<usize>> {
+        self.recent.last().filter(|_| self.recording.is_off())
+    }
+
+    /// Writes an array of the dtype and shape of one before, whose headers stand there.
+    #[inline]
+    pub(crate) fn array_like(&mut self, headers: Range<usize>, bytes: RawBytes<'_>) -> Result<()> {
+        self.begin(false)?;
+        let out = self.layout.headers();
+        out.try_reserve(headers.len() + bytes.len())?;
+        out.extend_from_within(headers);
+        bytes.append_to(out)
     }
 
     /// Whether what comes now is part of what an index has as one leaf, and not of its data: a list

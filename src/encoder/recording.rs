@@ -43,6 +43,11 @@ impl Recording {
         self.recorder.is_some()
     }
 
+    /// Whether nothing is recorded.
+    pub(super) fn is_off(&self) -> bool {
+        self.recorder.is_none() && self.listing.is_none() && self.paused.is_none()
+    }
+
     /// Whether what comes now is part of what an index has as one leaf, and not of its data: a list
     /// or a map that is no state.
     pub(super) fn is_inside_leaf(&self) -> bool {

@@ -32,6 +32,42 @@ def test_to_bytes_without_alignment_is_what_flax_writes(tree: Any):
     assert treepack.serialization.to_bytes(tree, align=1) == flax.to_bytes(tree)
 
 
+# Leaves that are alike in all but one way.
+ALIKE = [
+    np.arange(6, dtype=np.float32),
+    np.arange(6, dtype=np.float32) + 1,
+    np.arange(6, dtype=np.int32),
+    np.arange(6, dtype=">f4"),
+    np.arange(12, dtype=np.float32)[::2],
+    np.arange(6, dtype=np.float32).reshape(2, 3),
+    np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+    np.arange(6, dtype=np.float32).reshape(3, 2),
+    np.arange(6, dtype=np.dtype(np.float32, metadata={"another": "object"})),
+    np.float32(1),
+    np.array(1, np.float32),
+    np.zeros((6, 0), np.float32),
+    np.arange(300, dtype=np.float32),
+    np.arange(300, dtype=np.float32) + 1,
+    jnp.arange(6, dtype=jnp.float32),
+    1.5,
+]
+
+
+@given(st.lists(st.sampled_from(range(len(ALIKE))), max_size=20), st.sampled_from([2**30, 500, 20]))
+def test_arrays_like_the_one_before(numbers: list[int], chunk: int):
+    def tree(leaves: list[Any]) -> Any:
+        found = [leaves[number] for number in numbers]
+        return {**{f"{at}": leaf for at, leaf in enumerate(found)}, "list": found}
+
+    # flax writes the bytes of another byte order as they are, under the name of the usual one.
+    usual = [it.astype("f4") if it is ALIKE[3] else it for it in ALIKE]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flax, "MAX_CHUNK_SIZE", chunk)
+        patch.setattr(treepack.serialization, "MAX_CHUNK_SIZE", chunk)
+        expected = flax.to_bytes(tree(usual))
+        assert treepack.serialization.to_bytes(tree(ALIKE), align=1) == expected
+
+
 @given(raw_trees(), st.booleans())
 def test_msgpack_serialize_without_alignment_is_what_flax_writes(tree: Any, in_place: bool):
     expected = flax.msgpack_serialize(tree, in_place=in_place)

@@ -11,6 +11,7 @@ use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMet
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::pyclass::boolean_struct::True;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::{PyClass, PyTypeInfo, ffi};
 use smallvec::SmallVec;
 
@@ -261,6 +262,29 @@ impl<'a> ArrayParts<'a> {
                 .descr
                 .cast()
         }
+    }
+
+    /// The elements of an array, if they lie together in C order and it has this dtype, of whose
+    /// arrays of this shape all have so many bytes.
+    #[inline]
+    pub fn memory_like(
+        array: &'a Bound<'_, PyUntypedArray>,
+        dtype: &Py<PyArrayDescr>,
+        shape: &[usize],
+        nbytes: usize,
+    ) -> Option<RawBytes<'a>> {
+        // SAFETY: a live array object has valid fields, and as many dimensions as it says; nothing
+        // else runs while they are looked at. For its memory see `memory`.
+        with_critical_section(array, || unsafe {
+            let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr());
+            let is_like = (*fields).descr.cast() == dtype.as_ptr()
+                && (*fields).flags & npyffi::NPY_ARRAY_C_CONTIGUOUS != 0
+                && usize::try_from((*fields).nd) == Ok(shape.len())
+                && (shape.is_empty()
+                    || slice::from_raw_parts((*fields).dimensions.cast::<usize>(), shape.len())
+                        == shape);
+            is_like.then(|| RawBytes::new((*fields).data.cast_const().cast(), nbytes))
+        })
     }
 
     /// Its dimensions.

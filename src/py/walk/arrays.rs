@@ -8,6 +8,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::intern;
 use pyo3::prelude::*;
+use smallvec::SmallVec;
 
 use super::super::content::Content;
 use super::super::dtypes::Dtype;
@@ -37,9 +38,26 @@ const HOLLOW_MIN_BYTES: usize = 64;
 /// longer asked.
 const MAX_FAILURES: u8 = 8;
 
+/// The small array that was written last: the next one is often like it.
+pub(super) struct LastSmall {
+    code: i8,
+    dtype: Py<PyArrayDescr>,
+    shape: SmallVec<[usize; 4]>,
+    nbytes: usize,
+    /// Where its headers stand; see [`crate::encoder::Encoder::last_headers`].
+    headers: Range<usize>,
+}
+
 impl<'py> Walk<'py> {
     /// An array of NumPy, or a scalar in one.
     pub fn array(&mut self, array: &Bound<'py, PyUntypedArray>, code: i8) -> Walked {
+        if let Some(last) = &self.last_small
+            && last.code == code
+            && let Some(memory) =
+                ArrayParts::memory_like(array, &last.dtype, &last.shape, last.nbytes)
+        {
+            return Ok(self.out.array_like(last.headers.clone(), memory)?);
+        }
         self.host_array(array, code, Kind::Plain)
     }
 
@@ -101,7 +119,15 @@ impl<'py> Walk<'py> {
             let put = |out: &mut LayoutBuilder<LeafPayload>, range| {
                 memory.slice(range).append_to(out.headers())
             };
-            return Ok(self.out.array(&header, kind, put)?);
+            self.out.array(&header, kind, put)?;
+            self.last_small = self.out.last_headers().map(|headers| LastSmall {
+                code,
+                dtype: self.dtypes[dtype].dtype.object.clone_ref(py),
+                shape: parts.shape().into(),
+                nbytes: memory.len(),
+                headers,
+            });
+            return Ok(());
         }
         let memory = Borrowed::array(array);
         let leaf = if matches!(kind, Kind::Jax | Kind::WeakJax) {

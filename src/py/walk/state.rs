@@ -15,6 +15,7 @@ use super::super::failure::{Failure, Walked};
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
 use super::super::watch::Signals;
+use super::arrays::LastSmall;
 use super::devices::{Devices, WINDOW_BYTES};
 use super::payload::LeafPayload;
 use crate::Error;
@@ -136,6 +137,7 @@ pub struct Walk<'py> {
     pub options: Options<'py>,
     pub out: Encoder<LeafPayload>,
     pub dtypes: Vec<Met>,
+    pub(super) last_small: Option<LastSmall>,
     /// Whether every array of jax so far has lent its memory, so that the next one is asked
     /// before anything else is.
     pub all_lent: bool,
@@ -180,6 +182,7 @@ impl<'py> Walk<'py> {
             },
             options,
             dtypes: Vec::new(),
+            last_small: None,
             all_lent: true,
             formats: Vec::new(),
             aval: None,
