@@ -71,6 +71,7 @@ impl RecentHeaders {
     }
 
     /// Where the headers of the last array stand, if all arrays like it can have the same.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn last(&self) -> Option<Range<usize>> {
         self.last.clone()
     }

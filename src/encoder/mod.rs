@@ -341,12 +341,14 @@ impl<P: Payload> Encoder<P> {
     }
 
     /// Where the headers of the last array stand, if [`array_like`](Self::array_like) may copy them.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[must_use]
     pub(crate) fn last_headers(&self) -> Option<Range<usize>> {
         self.recent.last().filter(|_| self.recording.is_off())
     }
 
     /// Writes an array of the dtype and shape of one before, whose headers stand there.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn array_like(&mut self, headers: Range<usize>, bytes: RawBytes<'_>) -> Result<()> {
         self.begin(false)?;

@@ -44,6 +44,7 @@ impl Recording {
     }
 
     /// Whether nothing is recorded.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(super) fn is_off(&self) -> bool {
         self.recorder.is_none() && self.listing.is_none() && self.paused.is_none()
     }
