@@ -9,7 +9,7 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
   test-rust test-python test-oldest lint-rust lint-python lint-packages types \
   fuzz-core fuzz-trees sanitize-core sanitize-extension \
   wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate \
-  check-targets test-aarch64 test-windows
+  check-targets test-aarch64 test-aarch64-wheel test-windows
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -81,6 +81,18 @@ test-aarch64:
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	  CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER='qemu-aarch64-static -L /usr/aarch64-linux-gnu' \
 	  cargo test --quiet --lib --target aarch64-unknown-linux-gnu
+
+## make test-aarch64-wheel  the wheel in Debian's Python for aarch64 under qemu: every public name, with jax
+##                    (Debian: qemu-user-static; apt downloads the rest to target/aarch64)
+AARCH64 := $(abspath $(or $(CARGO_TARGET_DIR),target))/aarch64
+AARCH64_PIP = $(VENV)/wheels/$(SCRIPTS)/python -m pip --python $(AARCH64)/bin/python install \
+  --disable-pip-version-check --quiet --no-compile --only-binary :all:
+test-aarch64-wheel:
+	+$(MAKE) --no-print-directory wheels-linux LINUX=manylinux2014/aarch64-unknown-linux-gnu
+	sh tools/aarch64.sh $(AARCH64)
+	$(AARCH64_PIP) --no-deps --force-reinstall dist/*-manylinux*_aarch64.whl
+	$(AARCH64_PIP) 'treepack[cli,export]'
+	cd $(VENV) && $(AARCH64)/bin/python ../tests/smoke.py
 
 ## make test-windows  the same under wine (Debian: gcc-mingw-w64-x86-64, wine)
 # Older wines lack a library that Rust's std needs.
@@ -189,10 +201,11 @@ MATURIN = PATH="$(CURDIR)/$(VENV)/wheels/$(SCRIPTS):$$PATH" CARGO_TARGET_DIR=tar
   maturin
 
 wheels-linux: $(VENV)/wheels/.installed
-	rm -f dist/*linux*.whl
+	rm -f dist/*-linux_*.whl
 	rustup target add $(notdir $(LINUX))
 	for it in $(LINUX); do \
-	  $(MATURIN) build --release --locked --zig --compatibility $${it%/*} --target $${it#*/} --out dist || exit 1; \
+	  libc=$${it%/*}; target=$${it#*/}; rm -f dist/*-$${libc%%[0-9_]*}*_$${target%%-*}.whl; \
+	  $(MATURIN) build --release --locked --zig --compatibility $$libc --target $$target --out dist || exit 1; \
 	done
 
 # For the system that this runs on.
