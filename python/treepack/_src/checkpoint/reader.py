@@ -94,9 +94,10 @@ class Reader:
         Raises:
           ValueError: If it is closed.
         """
-        if self._catalog is None:
+        catalog = self._catalog  # another thread may close it meanwhile
+        if catalog is None:
             raise ValueError(f"the file {self.name} is closed")
-        return self._catalog
+        return catalog
 
     @property
     def is_closed(self) -> bool:
@@ -182,11 +183,12 @@ class Reader:
 
     def stored(self, ranges: Iterable[Range]) -> Iterator[tuple[Blocks, Range]]:
         """Yields where leaves and parts of them are in a remote file; nothing for a local one."""
-        if self._blocks is not None and self._content is not None:
+        content = self._content  # as above
+        if self._blocks is not None and content is not None:
             for start, stop in ranges:
                 first = max(0, start - _KEY_BYTES)
-                last = min(self._content.nbytes, stop + _AHEAD_BYTES)
-                yield self._blocks, self._content.stored(first, last)
+                last = min(content.nbytes, stop + _AHEAD_BYTES)
+                yield self._blocks, content.stored(first, last)
 
     @property
     def near(self) -> int:
@@ -202,7 +204,8 @@ class Reader:
           The status of each leaf by its value, and the damage outside of leaves.
         """
         catalog = self.catalog
-        whole = [] if self._content is None else [(0, self._content.nbytes)]
+        content = self._content
+        whole = [] if content is None else [(0, content.nbytes)]
         with fetching(self.stored(whole)):
             *told, rest = catalog.verify(threads=threads, progress=progress)
         damage = self.damage or catalog.stream_damage

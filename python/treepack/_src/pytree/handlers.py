@@ -75,10 +75,14 @@ def register_serialization_state(
     """
     if not isinstance(ty, type):
         raise TypeError(f"expected a class, got {ty!r:.100}")
-    known = ty in _handlers or is_builtin(ty) or ty in _registry_of("flax.serialization")
-    if known and not override:
+    new = Handlers(ty_to_state_dict, ty_from_state_dict)
+    if override:
+        _handlers[ty] = new
+        return
+    # Of threads that register one type at once, one is the first.
+    known = is_builtin(ty) or ty in _registry_of("flax.serialization")
+    if known or _handlers.setdefault(ty, new) is not new:
         raise ValueError(f'a serialization handler for "{ty.__name__}" is already registered')
-    _handlers[ty] = Handlers(ty_to_state_dict, ty_from_state_dict)
 
 
 def is_builtin(ty: type) -> bool:
@@ -103,7 +107,7 @@ def find(ty: type) -> Handlers | None:
 
 def overridden() -> list[type]:
     """Returns the natively walked types that have handlers."""
-    found = _handlers.keys() & _WALKED_NATIVELY if _handlers else set()
+    found = _walked_natively(_handlers) if _handlers else set()
     # This runs in every call, nearly always with the same result.
     for module in _FOREIGN:
         if module not in sys.modules:
@@ -123,9 +127,14 @@ def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
     """Returns the natively walked types with handlers in a registry that are not its own."""
     return {
         ty
-        for ty in registry.keys() & _WALKED_NATIVELY
+        for ty in _walked_natively(registry)
         if not (is_builtin(ty) and is_from(registry[ty][0], module))
     }
+
+
+def _walked_natively(registry: dict[type, Any]) -> set[type]:
+    """Returns the natively walked types in a registry, to which others may add meanwhile."""
+    return {ty for ty in _WALKED_NATIVELY if ty in registry}
 
 
 def is_from(function: Any, module: str) -> bool:

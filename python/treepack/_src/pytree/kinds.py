@@ -163,7 +163,7 @@ _OF_FLAX: dict[str, NodeKind] = {
     ),
 }
 
-# The kinds of types, which change only with handlers.
+# The kinds of types, which change only with handlers. Threads may find the same at once.
 _known: weakref.WeakKeyDictionary[type, NodeKind] = weakref.WeakKeyDictionary()
 
 

@@ -58,9 +58,9 @@ def name_and_parts(value: Any) -> tuple[str, Any] | None:
     The name is that which the program has registered, or else a library's or the type's own.
     """
     ty = type(value)
-    registered = AUXDATA.entry_of(ty)
-    if registered is not None:
-        return str(AUXDATA.name_of(ty)), registered.encode(value)
+    named = AUXDATA.named(ty)
+    if named is not None:
+        return named[0], named[1].encode(value)
     parts = parts_of(value)
     if parts is None:
         return None

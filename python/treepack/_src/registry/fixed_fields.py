@@ -139,7 +139,7 @@ def _has_elements_as_fields(ty: Any) -> bool:
     return same and ty.__getattribute__ is tuple.__getattribute__
 
 
-# Types by their registration with JAX, which cannot change.
+# Types by their registration with JAX, which cannot change. Threads may find the same at once.
 _known: weakref.WeakKeyDictionary[type, _Attributes | None] = weakref.WeakKeyDictionary()
 
 

@@ -19,6 +19,7 @@ class _Exported(NamedTuple):
     from_children: Callable[[Any, Sequence[Any]], Any] | None
 
 
+# Only changed while `names.registering` is held; whoever exports reads it at any time.
 _exported: dict[str, _Exported] = {}
 
 
@@ -66,6 +67,7 @@ def register(
             return current.from_children(auxdata, children)
         return unflatten(current.current, auxdata, children)
 
+    _exported[name] = now  # at once with the registration, for other threads
     try:
         export.register_pytree_node_serialization(
             nodetype,
@@ -74,12 +76,14 @@ def register(
             deserialize_auxdata=lambda data: _exported[name].decode(data),
             from_children=build,  # type: ignore[arg-type]  # it is called by position
         )
-    except ValueError as error:
+    except BaseException as error:
+        del _exported[name]
+        if not isinstance(error, ValueError):
+            raise
         # There is no way to ask. An error about the type says that others have registered it.
         if f"registration for type `{nodetype}`" in str(error):
             return
         raise ValueError(f"{default_name(nodetype)} with the name {name!r}: {error}") from None
-    _exported[name] = now
 
 
 def _registries() -> tuple[dict[Any, Any], dict[Any, Any]]:

@@ -82,7 +82,8 @@ class Names(Generic[T]):
 
     def __init__(self, sort: str):
         """Takes the word for such a thing in messages, such as `node type`."""
-        self.changes = 0  # counts them, for whoever keeps what it has looked up
+        # Counts them once they are done, for whoever keeps what it looks up after reading this.
+        self.changes = 0
         self._sort = sort
         self._by_name: dict[str, _Named] = {}
         self._aliases: dict[str, str] = {}
@@ -95,8 +96,8 @@ class Names(Generic[T]):
 
     def put_back(self, before: tuple[dict[Any, Any], ...]) -> None:
         """Restores the tables that `copy` returned."""
-        self.changes += 1
         self._by_name, self._aliases, self._names = before
+        self.changes += 1
 
     def check(self, thing: Any, name: str, aliases: Iterable[str] = ()) -> None:
         """Raises a ValueError if a thing cannot have a name.
@@ -125,7 +126,6 @@ class Names(Generic[T]):
 
     def add(self, thing: Any, name: str, entry: T, aliases: Iterable[str] = ()) -> None:
         """Names a thing; its older definition loses the name."""
-        self.changes += 1
         older = self._by_name.get(name)
         self._aliases.pop(name, None)
         self._by_name[name] = _Named(thing, entry)
@@ -134,6 +134,7 @@ class Names(Generic[T]):
             self._aliases[alias] = name
         if older is not None and older.thing is not thing:
             self._names.pop(id(older.thing), None)
+        self.changes += 1
 
     def chosen(self, thing: Any, given: str | None) -> str:
         """Chooses the name of a thing: the given one, its own, or a default."""
@@ -152,15 +153,21 @@ class Names(Generic[T]):
 
     def name_of(self, thing: Any) -> str | None:
         """Returns the name of a thing."""
-        name = self._names.get(id(thing))
-        if name is None or self._by_name[name].thing is not thing:
-            return None
-        return name
+        named = self.named(thing)
+        return None if named is None else named[0]
 
     def entry_of(self, thing: Any) -> T | None:
         """Returns the entry of a thing."""
-        name = self.name_of(thing)
-        return None if name is None else self._by_name[name].entry
+        named = self.named(thing)
+        return None if named is None else named[1]
+
+    def named(self, thing: Any) -> tuple[str, T] | None:
+        """Returns the name of a thing, and its entry."""
+        name = self._names.get(id(thing))
+        if name is None:
+            return None
+        found = self._by_name.get(name)  # another thread may have taken it back, or given it away
+        return None if found is None or found.thing is not thing else (name, found.entry)
 
     def by_name(self, name: str) -> T | None:
         """Returns the entry of the thing with a name or an alias."""

@@ -380,7 +380,7 @@ _own: dict[type, NodeType] = {
 
 def _own_by_name(name: str) -> type | None:
     """Finds a type of `own` by name; those of other libraries only if they are imported."""
-    for ty, found in _own.items():
+    for ty, found in _own.copy().items():  # others may add to it meanwhile
         if found.name == name:
             return ty
     if name == "jax.tree_util.Partial":

@@ -230,9 +230,9 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     Raises:
       TypeError: If it has no name.
     """
-    auxdata = AUXDATA.entry_of(type(value))
-    if auxdata is not None:
-        return str(AUXDATA.name_of(type(value))), auxdata.encode(value)
+    named = AUXDATA.named(type(value))
+    if named is not None:
+        return named[0], named[1].encode(value)
     name = _functions.name_of(value)
     if name is not None:
         return "function", name
@@ -301,7 +301,7 @@ def _of_library(value: Any) -> tuple[str, Any] | None:
     return None if name is None or parts is None else (name, parts)
 
 
-# The names of types in well-known libraries.
+# The names of types in well-known libraries. Threads may find the same at once, here and below.
 _library_names: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
 
 

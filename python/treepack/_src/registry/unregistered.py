@@ -26,7 +26,8 @@ from treepack._src.registry.libraries import find, library_name
 from treepack._src.registry.names import OlderDefinitionError, default_name
 from treepack._src.registry.types import TYPES, NodeType, check_children
 
-# Types by their registration with JAX, which cannot change.
+# Types by their registration with JAX, which cannot change. Threads may find the same at once, here
+# and in `_found`.
 _known: weakref.WeakKeyDictionary[type, NodeType] = weakref.WeakKeyDictionary()
 
 
@@ -54,6 +55,7 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
     found = _found.get(ty)
     if found is not None and found.kind is kind and found.changes == TYPES.changes:
         return found.node_type
+    changes = TYPES.changes  # before anything is looked up: others may register meanwhile
     newer = TYPES.newer(ty)
     if newer is not None:
         raise OlderDefinitionError(
@@ -63,7 +65,7 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
     node_type = _describe(ty, kind)
     if node_type is not None and TYPES.by_name(node_type.name) is not None:
         node_type = None
-    _found[ty] = _Found(kind, TYPES.changes, node_type)
+    _found[ty] = _Found(kind, changes, node_type)
     return node_type
 
 

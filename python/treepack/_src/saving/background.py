@@ -197,8 +197,9 @@ def run(
     write_once = [write]  # so that nothing holds it after the call
     try:
         _enter(place, saving)
-        _threads[:] = [thread for thread in _threads if not thread.has_ended]
-        _threads.append(Thread(work))
+        thread = Thread(work)
+        with _lock:
+            _threads[:] = [*(it for it in _threads if not it.has_ended), thread]
     except BaseException as error:
         with contextlib.suppress(IndexError):  # an interrupt may come when it has begun
             write_once.pop()
