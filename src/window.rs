@@ -25,6 +25,9 @@ pub trait Fetch {
 }
 
 /// Arrays in the order in which they will be copied.
+///
+/// Its lock is held while arrays are fetched, so that there is never more than a window here. So who
+/// waits for it must hold nothing that [`Fetch`] needs.
 pub struct Window<A: Fetch> {
     /// How many bytes may be here, or on the way.
     most: usize,
@@ -55,7 +58,7 @@ impl<A: Fetch> Window<A> {
         }
     }
 
-    /// Adds an array of `len` bytes, and returns its number.
+    /// Adds an array of `len` bytes, and returns its number. Nobody copies any before all are added.
     pub fn add(&self, array: A, len: usize) -> Result<usize> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         slots.try_reserve(1)?;

@@ -52,8 +52,13 @@ mod value;
 mod walk;
 mod watch;
 
-/// The native core of treepack; see `_core.pyi`. It relies on the GIL: what is shared between
-/// calls (registries of Python, arrays that are being saved) has no locks of its own.
+/// The native core of treepack; see `_core.pyi`.
+///
+/// **Locks**, with and without the GIL: none is held while Python may run, dropped references
+/// included, so it is waited for only a moment, attached or not. The one exception is that of
+/// [`crate::window::Window`], for which only detached threads wait. What a list or dict lends
+/// becomes a reference of our own while it is locked (`memory/dict.rs`; pyo3's iterators of
+/// dicts panic if another thread changes them). What a walk keeps belongs to its thread.
 #[cfg_attr(feature = "free-threaded", pyo3::pymodule(gil_used = false))]
 #[cfg_attr(not(feature = "free-threaded"), pyo3::pymodule(gil_used = true))]
 mod _core {

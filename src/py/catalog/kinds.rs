@@ -17,7 +17,6 @@ impl Catalog {
         py: Python<'py>,
         kind: &LeafKind,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        // Never held while others may run.
         let told = || self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let place = std::ptr::from_ref(kind).addr();
         if let Some((known, tuple)) = &*told()
@@ -26,7 +25,8 @@ impl Catalog {
             return Ok(tuple.bind(py).clone());
         }
         let tuple = described(py, kind)?;
-        *told() = Some((place, tuple.clone().unbind()));
+        let older = told().replace((place, tuple.clone().unbind()));
+        drop(older); // once it is unlocked
         Ok(tuple)
     }
 }

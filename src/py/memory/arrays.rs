@@ -215,6 +215,9 @@ fn nbytes(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
 
 /// What NumPy knows of an array at one moment, read from it without a call of Python. Code that runs later
 /// may give the array another shape or dtype; this stays what it was.
+///
+/// Without the GIL, code may run at the same time. It is kept out only as far as it locks the array, which
+/// NumPy does not do yet: it forbids to change an array in place that another thread uses.
 pub struct ArrayParts<'a> {
     shape: SmallVec<[usize; 4]>,
     array: PhantomData<&'a PyUntypedArray>,
@@ -231,7 +234,7 @@ impl<'a> ArrayParts<'a> {
         // SAFETY: a live array object has valid fields; its dimensions are not negative, and are
         // copied before anything else can run. The size of its elements is asked of its own
         // dtype.
-        unsafe {
+        with_critical_section(array, || unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr());
             let ndim = usize::try_from((*fields).nd).unwrap_or(0);
             let mut shape = SmallVec::new();
@@ -250,7 +253,7 @@ impl<'a> ArrayParts<'a> {
                 dtype: descr.cast(),
                 is_contiguous: (*fields).flags & npyffi::NPY_ARRAY_C_CONTIGUOUS != 0,
             }
-        }
+        })
     }
 
     /// The dtype of an array, to be compared by identity.

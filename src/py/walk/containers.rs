@@ -464,7 +464,8 @@ fn sorted_items<'py>(
     dict: &Bound<'py, PyDict>,
 ) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>> {
     let mut items = grow::with_room(dict.len())?;
-    for item in dict {
+    let mut position = 0;
+    while let Some(item) = dict_next(dict, &mut position) {
         grow::push(&mut items, item)?;
     }
     if items
