@@ -45,6 +45,22 @@ pub fn write_back(file: &File, start: u64, len: u64) {
     let _ = (file, start, len);
 }
 
+/// Waits until a file is on the disk: on macOS, in spite of the disk's own cache.
+pub fn sync(file: &File) -> io::Result<()> {
+    match file.sync_all() {
+        // Shares of other systems do not know how to do that.
+        #[cfg(target_vendor = "apple")]
+        Err(error)
+            if [libc::ENOTSUP, libc::EINVAL, libc::ENOTTY]
+                .map(Some)
+                .contains(&error.raw_os_error()) =>
+        {
+            Ok(rustix::fs::fsync(file)?)
+        }
+        synced => synced,
+    }
+}
+
 /// Closes a file, and tells what the system says to that.
 #[cfg(unix)]
 pub fn close(file: File) -> io::Result<()> {

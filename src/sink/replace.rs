@@ -65,7 +65,7 @@ pub fn replace_file(
         }
         if synced {
             let file = file.try_clone()?;
-            parallel::elsewhere(move || file.sync_all(), watch)??;
+            parallel::elsewhere(move || system::sync(&file), watch)??;
         }
         // Some file systems tell only then that there was no room.
         Ok(system::close(file.try_clone()?)?)
@@ -215,7 +215,7 @@ fn preallocate(_: &File, _: usize, _: &dyn Watch) -> Result<()> {
 #[cfg(unix)]
 fn sync_directory(directory: &Path) -> io::Result<()> {
     use rustix::io::Errno;
-    let synced = File::open(directory).and_then(|directory| directory.sync_all());
+    let synced = File::open(directory).and_then(|directory| system::sync(&directory));
     match synced {
         // One may be allowed to write to a directory and not to open it, and some file
         // systems cannot sync one. Nothing more can be done.

@@ -191,7 +191,7 @@ fn remove_leftovers(directory: &Path, prefix: &OsStr) {
 
 fn remove_if_dead(path: &Path) -> io::Result<()> {
     let mut options = File::options();
-    options.read(true);
+    options.write(true); // NFS locks only files that are open for that
     #[cfg(unix)]
     {
         use rustix::fs::OFlags;
