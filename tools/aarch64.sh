@@ -23,5 +23,5 @@ cat > bin/python.new <<END
 exec qemu-aarch64-static -L '$here/root' -0 "\$0" '$here/root/usr/bin/python3' "\$@"
 END
 chmod +x bin/python.new
+bin/python.new -c 'import os, sysconfig; os.makedirs(sysconfig.get_path("purelib"), exist_ok=True)'
 mv bin/python.new bin/python
-bin/python -c 'import os, sysconfig; os.makedirs(sysconfig.get_path("purelib"))'
