@@ -143,6 +143,8 @@ lint-packages: $(VENV)/.test
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*))
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 
 ## make licenses      writes THIRD_PARTY_LICENSES, after a change of dependencies of the crate
 licenses:
@@ -196,7 +198,8 @@ PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(firstword \
   $(wildcard $(HOME)/.pyenv/versions/$(version).*/bin/python) python$(version)))
 
 # Builds a wheel. Where the crates lie here is of no interest in messages of panics.
-MATURIN = PATH="$(CURDIR)/$(VENV)/wheels/$(SCRIPTS):$$PATH" CARGO_TARGET_DIR=target/wheels \
+# (The shell's name of this folder has no colon, on Windows either.)
+MATURIN = PATH="$$PWD/$(VENV)/wheels/$(SCRIPTS):$$PATH" CARGO_TARGET_DIR=target/wheels \
   RUSTFLAGS="--remap-path-prefix=$(CURDIR)=treepack --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo" \
   maturin
 

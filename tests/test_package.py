@@ -21,6 +21,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CRATE = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 REPOSITORY = PROJECT["project"]["urls"]["Repository"]
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
@@ -124,9 +125,28 @@ def test_workflows_pin_what_they_use_and_may_do_little(path: Path):
         assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
 
 
+def test_artifacts_are_kept_as_long_as_is_said():
+    """GitHub keeps none longer than 90 days for public repositories, whatever is asked for."""
+    found = [
+        int(step["with"]["retention-days"])
+        for path in WORKFLOWS
+        for step in steps(yaml.safe_load(path.read_text()))
+        if "retention-days" in step.get("with", {})
+    ]
+    assert all(days <= 90 for days in found), found
+
+
 def test_one_commit_stands_for_each_action():
     used = {line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text())}
     assert len({line.partition("@")[0] for line in used}) == len(used)
+
+
+def test_the_site_is_where_the_package_says_and_asks_nobody_else():
+    assert SITE["site_url"] == PROJECT["project"]["urls"]["Documentation"]
+    # With a repository in the head of each page, scripts ask GitHub for its stars.
+    assert "repo_url" not in SITE
+    assert SITE["theme"]["font"] is False
+    assert REPOSITORY in {it["link"] for it in SITE["extra"]["social"]}
 
 
 def test_the_oldest_versions_are_those_of_the_project():

@@ -18,7 +18,7 @@ import treepack
 from treepack._cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG"))]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 # Where readers of the site and of the package index find files of the repository.
 REPOSITORY = "https://github.com/treepack/treepack/blob/main/"
@@ -167,7 +167,9 @@ def test_the_reference_has_every_public_name():
     assert {*listed} - modules == found - modules - {"__version__"}
 
 
-def test_the_site_lists_every_page():
+def test_the_site_lists_every_page_in_the_order_of_the_index():
     docs = ROOT / "docs"
     listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     assert sorted(listed) == sorted(str(page.relative_to(docs)) for page in docs.rglob("*.md"))
+    order = re.findall(r"^\| \[.*\]\(([\w-]+\.md)\)", TEXTS["docs/index.md"], re.M)
+    assert [page for page in listed if page in order] == order
