@@ -62,7 +62,7 @@ class NewerVersionError(DecodeError):
 
 
 class Mismatch(NamedTuple):
-    """One difference between a template and a state.
+    """One difference between a template and a state; a `MismatchError` has all.
 
     Attributes:
       path: The place in the tree, such as `params/Dense_0/kernel`.
@@ -82,6 +82,14 @@ class MismatchError(TreepackError):
 
     Attributes:
       mismatches: All differences.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> try:
+      ...     treepack.loads(treepack.dumps({"w": np.ones(3)}), {"w": np.ones(4)})
+      ... except treepack.MismatchError as error:
+      ...     print(error.mismatches[0].path, error.mismatches[0].expected)
+      w float64[4]
     """
 
     def __init__(self, message: str, mismatches: list[Mismatch]):

@@ -70,6 +70,14 @@ class TreepackHandler(_AsyncHandler):
       align: The alignment of arrays.
       durable: Whether files are on the disk when a step counts as saved.
       threads: The maximum number of threads that copy, sum and compress.
+
+    Examples:
+      >>> import orbax.checkpoint as ocp, tempfile
+      >>> from treepack.orbax import TreepackHandler, TreepackSave
+      >>> handlers = {"state": TreepackHandler(compress=True)}
+      >>> with ocp.CheckpointManager(tempfile.mkdtemp(), item_handlers=handlers) as manager:
+      ...     manager.save(0, args=ocp.args.Composite(state=TreepackSave({"step": 3})))
+      True
     """
 
     def __init__(
@@ -142,6 +150,16 @@ class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
       item: The tree.
       metadata: Any value to be kept with it.
       static: Static data without a form; see `treepack.save`.
+
+    Examples:
+      >>> import orbax.checkpoint as ocp, tempfile, treepack
+      >>> from treepack.orbax import TreepackSave
+      >>> folder = tempfile.mkdtemp()
+      >>> with ocp.CheckpointManager(folder) as manager:
+      ...     manager.save(0, args=TreepackSave({"step": 3}, metadata={"loss": 0.5}))
+      True
+      >>> treepack.read_metadata(f"{folder}/0/default")
+      {'loss': 0.5}
     """
 
     item: Any
@@ -170,6 +188,15 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
       timeout: How long processes wait for each other then.
       unknown: Whether nodes of unregistered types are an error, or dicts.
       static: The static data that were left out.
+
+    Examples:
+      >>> import orbax.checkpoint as ocp, tempfile
+      >>> from treepack.orbax import TreepackRestore, TreepackSave
+      >>> with ocp.CheckpointManager(tempfile.mkdtemp()) as manager:
+      ...     _ = manager.save(0, args=TreepackSave({"params": {"w": 1}, "step": 3}))
+      ...     manager.wait_until_finished()
+      ...     manager.restore(0, args=TreepackRestore(select="step"))
+      {'step': 3}
     """
 
     item: Any = None
@@ -227,6 +254,15 @@ def load_aggregate(
       OSError: If there is no such file.
       DecodeError: A ValueError. If the file has another format.
       TreepackError: A ValueError, with the paths. If leaves are not in the file.
+
+    Examples:
+      >>> import numpy as np, pathlib, tempfile, treepack
+      >>> from treepack.orbax import load_aggregate
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> data = treepack.serialization.to_bytes({"w": np.ones(2)})  # as Orbax wrote it
+      >>> _ = (folder / "checkpoint").write_bytes(data)
+      >>> load_aggregate(folder)
+      {'w': array([1., 1.])}
     """
     place = located(path, storage_options)
     file = joined(place, "checkpoint") if is_directory(place) else place

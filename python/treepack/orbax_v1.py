@@ -53,7 +53,8 @@ class TreepackHandler:
     A checkpointable is a tree, or a `TreepackSave` with options. An abstract one is a tree, or a
     `TreepackRestore` with options; `load_checkpointables` takes it.
 
-    Its name in Orbax is `treepack.orbax_v1.TreepackHandler` in all versions.
+    Its name in Orbax is `treepack.orbax_v1.TreepackHandler` in all versions. `registry` makes Orbax
+    use it.
     """
 
     how: Writing = serialization.writing({})
@@ -157,6 +158,17 @@ def registry(
       align: The alignment of arrays.
       durable: Whether files are on the disk when a checkpoint counts as saved.
       threads: The maximum number of threads that copy, sum and compress.
+
+    Returns:
+      A registry of Orbax.
+
+    Examples:
+      >>> import jax.numpy as jnp, orbax.checkpoint.experimental.v1 as ocp, tempfile
+      >>> from treepack.orbax_v1 import registry
+      >>> context = ocp.Context()
+      >>> context.checkpointables.registry = registry(compress=True)
+      >>> with context:
+      ...     ocp.save(f"{tempfile.mkdtemp()}/5", {"w": jnp.ones((8, 2))})
     """
     own = {
         "how": serialization.writing(locals()),

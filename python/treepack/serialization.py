@@ -304,6 +304,14 @@ def load_from_file(
       DecodeError: A ValueError, with the byte offset. If the file has another format.
       MismatchError: A ValueError. If it does not fit the template.
       CorruptionError: A ValueError. If it is a damaged gzip file.
+
+    Examples:
+      >>> import numpy as np, tempfile
+      >>> from treepack import serialization
+      >>> path = f"{tempfile.mkdtemp()}/model.msgpack"
+      >>> serialization.save_to_file({"w": np.ones(3)}, path)
+      >>> serialization.load_from_file({"w": np.zeros(3)}, path)
+      {'w': array([1., 1., 1.])}
     """
     how = restoring(strict, copy, threads)
     path = located(filepath, storage_options)
@@ -429,6 +437,13 @@ def from_compressed_bytes(
     """Restores a tree like the target, with leaves from the result of `to_compressed_bytes`.
 
     Takes the options of `from_bytes` and `decompress_bytes`, with the same errors.
+
+    Examples:
+      >>> import numpy as np
+      >>> from treepack import serialization
+      >>> data = serialization.to_compressed_bytes({"w": np.ones(3)})
+      >>> serialization.from_compressed_bytes({"w": np.zeros(3)}, data)
+      {'w': array([1., 1., 1.])}
     """
     how = restoring(strict, copy, threads)
     content = decompress_bytes(

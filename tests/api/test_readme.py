@@ -15,6 +15,7 @@ from flax import serialization as flax
 from typer.testing import CliRunner
 
 import treepack
+from treepack import checkpoints, orbax, orbax_v1
 from treepack._cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -165,6 +166,28 @@ def test_the_reference_has_every_public_name():
     assert len(listed) == len({*listed})
     found = {name for name in treepack.__all__ if not hasattr(treepack.errors, name)}
     assert {*listed} - modules == found - modules - {"__version__"}
+
+
+def test_the_reference_has_an_example_of_each_name():
+    modules = {name: getattr(treepack, name) for name in treepack.__all__}
+    for module in (treepack.serialization, checkpoints, orbax, orbax_v1):
+        public = getattr(module, "__all__", [it for it in vars(module) if not it.startswith("_")])
+        modules |= {f"{module.__name__}.{name}": getattr(module, name) for name in public}
+    count = 0
+    for name, value in modules.items():
+        is_ours = getattr(value, "__module__", "").startswith("treepack")
+        if not is_ours or not (inspect.isfunction(value) or inspect.isclass(value)):
+            continue
+        if inspect.isclass(value) and issubclass(value, BaseException):
+            continue
+        # What another name makes is shown there.
+        shown = inspect.getdoc(value) or ""
+        if name in ("LoadedExported", "Mismatch", "treepack.orbax_v1.TreepackHandler"):
+            assert re.search(r"`(load_exported|MismatchError|registry)`", shown), name
+        else:
+            assert "Examples:" in shown, name
+            count += 1
+    assert count > 60
 
 
 def test_the_site_lists_every_page_in_the_order_of_the_index():

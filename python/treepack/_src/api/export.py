@@ -132,6 +132,15 @@ def load_exported(
       UnregisteredTypeError: A DecodeError, with the name. If a type of the parameters is not
         registered.
       ImportError: If `flatbuffers` is not installed.
+
+    Examples:
+      >>> import jax, jax.numpy as jnp, tempfile, treepack
+      >>> path, params = f"{tempfile.mkdtemp()}/model.treepack", {"w": jnp.ones(2)}
+      >>> double = jax.export.export(jax.jit(lambda params: 2 * params["w"]))(params)
+      >>> treepack.save_exported(path, double, params)
+      >>> exported, loaded = treepack.load_exported(path)
+      >>> exported.call(loaded)
+      Array([2., 2.], dtype=float32)
     """
     from jax import export
     from jax.sharding import Sharding

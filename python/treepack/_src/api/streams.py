@@ -73,6 +73,13 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
     Raises:
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError. If a leaf cannot be stored.
+
+    Examples:
+      >>> import numpy as np, tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/stream"
+      >>> treepack.write_stream(path, ((f"layers/{i}", np.full(2, i)) for i in range(100)))
+      >>> next(treepack.read_stream(path))
+      (('layers', '0'), array([0, 0]))
     """
     with replacing(located(path)) as file:
         for key, leaf in leaves:

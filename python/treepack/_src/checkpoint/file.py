@@ -43,10 +43,18 @@ _MOST_ROWS = 20
 class Tree(Mapping[str, Any]):
     """A container in an open file: a mapping of its keys to its children.
 
-    An array is a `LazyArray`, a container another `Tree`; other leaves are read. The keys of lists
-    and tuples are indices. A key may also be a path, such as `params/layers/0/w`, or a key path of
-    JAX. In a path, `/` inside a key is written `~1`, and `~` is written `~0`; where that leads
-    nowhere, the text is taken as it is if it leads to one place: haiku's `mlp/~/linear_0/w`.
+    An array is a `LazyArray`, a container another `Tree`; other leaves are read. Elements of lists
+    and tuples have their numbers as keys, as text: `"0"`. A key may also be a path, such as
+    `params/layers/0/w`, or a key path of JAX. In a path, `/` inside a key is written `~1`, and `~`
+    is written `~0`; where that leads nowhere, the text is taken as it is if it leads to one place:
+    haiku's `mlp/~/linear_0/w`.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> data = treepack.dumps({"layers": [{"w": np.ones(2)}, {"w": np.zeros(2)}]})
+      >>> with treepack.open(data) as file:
+      ...     print(list(file["layers"]), file["layers/1/w"].shape, file["layers"]["0"].load())
+      ['0', '1'] (2,) {'w': array([1., 1.])}
     """
 
     def __init__(self, place: Place):
@@ -292,6 +300,13 @@ class File(Tree):
         here, an UnregisteredTypeError, or a dict in its place; see `unknown` of `open`.
       damage: The damage to the file, in words, or `None`: with `salvage=True`, why not all of
         it could be read; and that the index of a small gzip file is damaged.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> data = treepack.dumps({"w": np.ones((100, 8))}, metadata={"step": 3})
+      >>> with treepack.open(data) as file:
+      ...     print(file.metadata, file.damage, file["w"][:2, 0])
+      {'step': 3} None [1. 1.]
     """
 
     def __init__(self, reader: Reader, unknown: Unknown = "error"):

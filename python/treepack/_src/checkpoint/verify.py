@@ -79,6 +79,14 @@ class Verification(NamedTuple):
         file that is none of treepack or flax, what it looks like.
       newer: Why only a newer version of treepack can read and check the file, in words, or `None`.
         Nothing is known to be wrong with it then.
+
+    Examples:
+      >>> import tempfile, treepack
+      >>> path = f"{tempfile.mkdtemp()}/state.treepack"
+      >>> treepack.save(path, {"step": 7})
+      >>> found = treepack.verify(path)
+      >>> found.ok, dict(found.leaves), found.damage
+      (True, {'step': 'ok'}, None)
     """
 
     leaves: Mapping[str, Status]

@@ -107,6 +107,13 @@ class Report(NamedTuple):
       unexpected: Leaves of the file that the template lacks.
       cast: Leaves of `loaded` whose dtype differs from the file's.
       corrupt: Damaged leaves of the file, which were skipped.
+
+    Examples:
+      >>> import numpy as np, treepack
+      >>> data, template = treepack.dumps({"w": np.ones(3)}), {"w": np.zeros(3), "b": np.zeros(1)}
+      >>> _, report = treepack.load(data, template, missing="target", return_report=True)
+      >>> report.loaded, report.kept
+      (['w'], ['b'])
     """
 
     loaded: list[str]

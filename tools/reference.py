@@ -1,0 +1,38 @@
+"""Links names in docstrings, for the reference of the site (`make docs`)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+# What the pages of the reference have of the package's face.
+PAGES = (Path(__file__).parents[1] / "docs" / "reference").glob("*.md")
+NAMES = {
+    name for page in PAGES for name in re.findall(r"^::: treepack\.(\w+)$", page.read_text(), re.M)
+}
+
+
+class Links(griffe.Extension):
+    """Makes links of names in code spans, and of pages of the documentation.
+
+    The docstrings stay as `help` shows them.
+    """
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Changes one docstring, but for its examples."""
+        if obj.docstring is None:
+            return
+        text, examples, rest = obj.docstring.value.partition("Examples:\n")
+        text = re.sub(r"(?<!\[)`(?:treepack\.)?(\w+)`", lambda it: _link(it, obj), text)
+        text = re.sub(r"\bdocs/([\w-]+)\.md", r"[\1](../\1.md)", text)
+        obj.docstring.value = text + examples + rest
+
+
+def _link(found: re.Match[str], obj: griffe.Object) -> str:
+    name = found[1]
+    if name == obj.name or name not in NAMES:
+        return found[0]
+    return f"[{found[0]}][treepack.{name}]"
