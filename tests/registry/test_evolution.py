@@ -403,7 +403,9 @@ def test_two_living_things_of_one_name_are_a_conflict() -> None:
     sys.modules["two_things"] = module
 
     def make() -> Any:
-        return dataclasses.make_dataclass("Thing", ["w"], namespace={"__module__": "two_things"})
+        made = dataclasses.make_dataclass("Thing", ["w"])
+        made.__module__ = "two_things"  # as an argument, only from Python 3.12 on
+        return made
 
     module.Thing = first = make()  # type: ignore[attr-defined]
     treepack.register_dataclass(first)

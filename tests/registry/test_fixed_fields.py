@@ -138,6 +138,12 @@ def nodes(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 trees = st.recursive(leaves, nodes, max_leaves=12)
 
 
+@pytest.mark.parametrize("node", [Pair(1, 2), Struct(1, 2), Layer(1, 2), Module(1, 2)])
+def test_types_of_libraries_are_known(node: Any) -> None:
+    """Whatever version it is: else each of their nodes would be asked about in Python."""
+    assert _fixed_fields.fixed_fields(node) is not None
+
+
 def one_by_one(call: Callable[[], Any]) -> Any:
     """Calls a function while Python is asked for each node."""
     with pytest.MonkeyPatch.context() as patch:

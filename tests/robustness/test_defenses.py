@@ -512,6 +512,10 @@ def test_abstract_keys_are_made_once(monkeypatch: pytest.MonkeyPatch):
 def test_arrays_that_jax_does_not_have_are_one_clear_error(name: str):
     saved = treepack.dumps({"w": jnp.zeros(4, jnp.float32)}, align=1)
     dtype = np.dtype(name)
+    if name == "float6_e2m3fn":
+        with contextlib.suppress(Exception):  # which says that XLA does not have it
+            jnp.zeros(1, dtype)
+            pytest.skip("this version of jax has it")
     array = msgpack.packb(([4], name, bytes(4 * dtype.itemsize)))
     plain = treepack.serialization.to_bytes({"w": np.zeros(4, np.float32)}, align=1)
     forged = saved.replace(plain[1:], b"\xa1w" + msgpack.packb(msgpack.ExtType(1, array)))

@@ -246,8 +246,11 @@ def argument_order(ty: type, fields: Sequence[str]) -> list[int] | None:
 
 def is_by_dataclass(flatten: Any) -> bool:
     """Returns whether a flatten function was made by `jax.tree_util.register_dataclass`."""
-    code = getattr(flatten, "__qualname__", None), getattr(flatten, "__module__", None)
-    return code == ("register_dataclass.<locals>.flatten_func", "jax._src.tree_util")
+    if getattr(flatten, "__module__", None) != "jax._src.tree_util":
+        return False
+    # The underscore came with jax 0.12.
+    maker, _, name = getattr(flatten, "__qualname__", "").partition(".")
+    return maker.lstrip("_") == "register_dataclass" and name == "<locals>.flatten_func"
 
 
 def unflattener(ty: type, fields: Sequence[str] | None) -> Any:
