@@ -156,7 +156,7 @@ def struct_dataclass() -> Any:
 OWN: dict[str, type] = {}
 
 
-def own(name: str, decorate: Callable[[type], type], **fields: Any) -> Any:
+def own(name: str, decorate: Callable[[type], type], /, **fields: Any) -> Any:
     """A dataclass of the program itself, made once."""
     if name not in OWN:
         plain = type(
@@ -164,6 +164,12 @@ def own(name: str, decorate: Callable[[type], type], **fields: Any) -> Any:
         )
         OWN[name] = globals()[name] = decorate(plain)
     return OWN[name](**fields)
+
+
+def below(base: type, plain: type) -> type:
+    """The same class, with a base."""
+    own = {key: vars(plain)[key] for key in ("__annotations__", "__module__")}
+    return type(plain.__name__, (base,), own)
 
 
 @state("flax.nnx", "flax.nnx", "optax")
@@ -896,9 +902,9 @@ def eformer_dataclass() -> Any:
 @state("eformer", "eformer.pytree")
 def eformer_struct() -> Any:
     import jax.numpy as jnp
-    from eformer.pytree import struct
+    from eformer.pytree import dataclass
 
-    return own("EformerStruct", getattr(struct, "dataclass", struct), w=jnp.ones(3))
+    return own("EformerStruct", dataclass, w=jnp.ones(3))
 
 
 @state("jax_dataclasses", "jax_dataclasses")
@@ -940,8 +946,11 @@ def simple() -> Any:
     import jax.numpy as jnp
     import simple_pytree
 
-    return own("Simple", simple_pytree.dataclass and (lambda plain: simple_pytree.dataclass(
-        type(plain.__name__, (simple_pytree.Pytree,), dict(plain.__dict__)))), w=jnp.ones(3))  # fmt: skip
+    return own(
+        "Simple",
+        lambda plain: simple_pytree.dataclass(below(simple_pytree.Pytree, plain)),
+        w=jnp.ones(3),
+    )
 
 
 @state("penzai", "penzai.pz", "penzai.models.simple_mlp")
@@ -1026,9 +1035,7 @@ def tree_class() -> Any:
 
     return own(
         "Sepes",
-        lambda plain: sepes.autoinit(
-            type(plain.__name__, (sepes.TreeClass,), dict(plain.__dict__))
-        ),
+        lambda plain: sepes.autoinit(below(sepes.TreeClass, plain)),
         w=params(),
     )
 
@@ -1053,11 +1060,7 @@ def zodiax_module() -> Any:
     import jax.numpy as jnp
     import zodiax
 
-    return own(
-        "Zodiax",
-        lambda plain: type(plain.__name__, (zodiax.Base,), dict(plain.__dict__)),
-        w=jnp.ones(3),
-    )
+    return own("Zodiax", lambda plain: below(zodiax.Base, plain), w=jnp.ones(3))
 
 
 @state("jaxopt", "jaxopt")

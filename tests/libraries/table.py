@@ -256,6 +256,7 @@ def short(reason: str) -> str:
     for part, words in EXPECTED.items():
         if part in reason:
             return words
+    reason = re.sub(r" \(/[^)]*\)", "", reason)  # where a library lies here
     reason = re.sub(r"^\w+(\.\w+)*: ", "", reason).replace("|", "\\|").replace("<", "&lt;")
     return reason if len(reason) < 120 else reason[:117] + "…"
 
