@@ -242,3 +242,23 @@ def test_epath(tmp_path: Path) -> None:
     path = epath.Path(tmp_path) / "model"
     treepack.save(path, TREE, metadata={"a": 1})
     reads_everywhere(path)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "memory://x/y", "file"])
+def test_options_that_are_no_dict_are_told_without_them(url: str) -> None:
+    wrong: Any = "hidden-key"
+    for call in (
+        lambda: treepack.save(url, TREE, storage_options=wrong),
+        lambda: resolved(url, wrong),
+    ):
+        with pytest.raises(TypeError, match=r"storage_options is a dict.*not str") as told:
+            call()
+        assert "hidden-key" not in str(told.value)
+
+
+@pytest.mark.parametrize("url", ["memory://", "memory://bucket-like/folder/"])
+def test_no_file_is_saved_at_the_url_of_a_directory(url: str) -> None:
+    pytest.importorskip("fsspec")
+    with pytest.raises(IsADirectoryError, match="directory: 'memory://"):
+        treepack.save(url, TREE)
+    assert not treepack.is_checkpoint("memory://bucket-like/folder")

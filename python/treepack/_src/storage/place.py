@@ -73,8 +73,13 @@ def resolved(source: Any, storage_options: Mapping[str, Any] | None = None) -> A
     of a path is the home folder. Data and file objects stay as they are.
 
     Raises:
+      TypeError: If the options are no mapping.
       ValueError: If there are options, and it is no URL.
     """
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        # Not its value, which may be a secret.
+        kind = type(storage_options).__name__
+        raise TypeError(f'storage_options is a dict, as {{"region": …}}, not {kind}')
     own = getattr(source, "storage_options", None)
     protocol = getattr(source, "protocol", "")
     if own is not None and isinstance(protocol, str) and protocol not in ("", "file", "local"):

@@ -52,8 +52,10 @@ def file_at(url: str) -> tuple[Store, str]:
       IsADirectoryError: If the URL is that of a directory or bucket.
     """
     store, path = store_of(url)
-    if not isinstance(store, FileSystem) and (url.endswith("/") or not path):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+    # The end of a chain, or of a query, does not tell.
+    ends = url.endswith("/") and "::" not in url and "?" not in url
+    if ends or not path.strip("/"):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(url))
     return store, path
 
 
