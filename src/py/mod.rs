@@ -25,6 +25,13 @@
 //! | `watch.rs` | telling Python how far long work has come, and hearing Ctrl-C |
 //! | `failure.rs`, `errors.rs` | what stops a walk, and errors as Python exceptions |
 //! | `memory/` | all `unsafe`: memory that belongs to Python or NumPy |
+//!
+//! **Locks**, with and without the GIL. None is held while Python may run, dropped references
+//! included, so whoever waits for one waits only a moment, attached or not. Those that are held
+//! while bytes are read, perhaps by Python, nobody waits for (`try_lock`); for that of
+//! [`crate::window::Window`] only detached threads do. What a list or dict lends becomes a
+//! reference of our own while it is locked (`memory/dict.rs`; pyo3's iterators of dicts panic if
+//! another thread changes them). What a walk keeps belongs to its thread.
 
 mod boxes;
 mod catalog;
@@ -53,12 +60,6 @@ mod walk;
 mod watch;
 
 /// The native core of treepack; see `_core.pyi`.
-///
-/// **Locks**, with and without the GIL: none is held while Python may run, dropped references
-/// included, so it is waited for only a moment, attached or not. The one exception is that of
-/// [`crate::window::Window`], for which only detached threads wait. What a list or dict lends
-/// becomes a reference of our own while it is locked (`memory/dict.rs`; pyo3's iterators of
-/// dicts panic if another thread changes them). What a walk keeps belongs to its thread.
 #[cfg_attr(feature = "free-threaded", pyo3::pymodule(gil_used = false))]
 #[cfg_attr(not(feature = "free-threaded"), pyo3::pymodule(gil_used = true))]
 mod _core {
