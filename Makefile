@@ -165,8 +165,8 @@ types: $(VENV)/.test
 TYPED := $(CURDIR)/$(VENV)/typed/site-packages
 
 ## make bench         the comparison with other libraries, in time and memory: a short run
-## make bench NAME=   another one of benches/ (compare_gzip, startup, open, sharded, replicas, scale, stores),
-##                    or core (parts of the Rust core), full (all that benches/results has), or
+## make bench NAME=   another one of benches/ (compare_gzip, startup, open, small, sharded,
+##                    replicas, scale, stores), or core (parts of the Rust core), full (all that benches/results has), or
 ##                    libraries (the table of docs/types.md: whose states are saved and loaded)
 BENCH_full = $(BIN)/python benches/compare.py --full && \
   $(BIN)/python benches/compare_gzip.py --size 128 --write && $(BIN)/python benches/chart.py
