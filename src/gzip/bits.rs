@@ -40,6 +40,20 @@ impl<'a> BitWriter<'a> {
         self.count %= 8;
     }
 
+    /// Returns how many bytes are full, and the bits that are not written yet with their number,
+    /// at most 7.
+    pub fn pause(mut self) -> (usize, u64, u32) {
+        self.flush();
+        (self.position, self.bits, self.count)
+    }
+
+    /// Fills the last byte with zeros, and returns how many bytes there are.
+    pub fn end(mut self) -> usize {
+        self.put(0, self.count.wrapping_neg() % 8);
+        self.flush();
+        self.position
+    }
+
     /// Appends an empty stored block, which ends at a byte boundary, and returns how many bytes
     /// there are.
     pub fn finish(mut self) -> usize {
@@ -103,7 +117,7 @@ impl<'a> BitReader<'a> {
 
     /// Where the next bit is: its byte, and how many bits of that have been taken.
     #[inline(always)]
-    fn next(&self) -> (usize, u32) {
+    pub fn next(&self) -> (usize, u32) {
         let taken = self.bits.leading_zeros();
         (self.position + (taken / 8) as usize, taken % 8)
     }
@@ -134,6 +148,13 @@ impl<'a> BitReader<'a> {
         let bits = self.bits & ((1 << count) - 1);
         self.skip(count);
         usize::try_from(bits).expect("32 bits")
+    }
+
+    /// Whether only zeros are left, and not a whole byte.
+    pub fn ends(&mut self) -> bool {
+        let (_, taken) = self.next();
+        let left = u16::try_from(taken.wrapping_neg() % 8).expect("less than 8");
+        self.take(left) == 0 && self.rest() == Some(&[])
     }
 
     /// The input after the bytes that have been begun, or `None` if it ended before.

@@ -51,7 +51,8 @@ pub struct Encoded {
 }
 
 impl Encoded {
-    fn other(len: usize) -> Self {
+    /// What is not.
+    pub fn other(len: usize) -> Self {
         Self {
             len,
             literal: false,

@@ -1,16 +1,20 @@
 //! What decodes blocks, kept by a thread.
 
 use std::hash::{BuildHasher, RandomState};
+use std::mem;
 
 use libdeflater::Decompressor;
 
 use super::interleaved::Interleaved;
+use super::streams;
 use crate::{Result, grow, zlib};
 
 /// Decoders, made when they are needed.
 #[derive(Default)]
 pub struct Decoders {
     interleaved: Option<Interleaved>,
+    streams: Option<streams::Decoder>,
+    made: Vec<u8>,
     other: Option<(Decompressor, Probe)>,
     input: Vec<u8>,
     block: Vec<u8>,
@@ -23,6 +27,24 @@ impl Decoders {
             Some(known) => known,
             none => none.insert(Interleaved::new()?),
         })
+    }
+
+    /// For planes of numbers.
+    pub fn streams(&mut self) -> Result<&mut streams::Decoder> {
+        Ok(match &mut self.streams {
+            Some(known) => known,
+            none => none.insert(streams::Decoder::new()?),
+        })
+    }
+
+    /// Memory for what is decoded, with anything in it, which `keep` takes back.
+    pub fn memory(&mut self) -> Vec<u8> {
+        mem::take(&mut self.made)
+    }
+
+    /// Keeps memory to be used again.
+    pub fn keep(&mut self, memory: Vec<u8>) {
+        self.made = memory;
     }
 
     /// Inflates a piece of a stream that has to become `len` bytes, and to end where a block

@@ -231,7 +231,14 @@ impl<S: Source> Indexed<S> {
                 (parts.checksum == block.checksum).then_some(parts)
             });
             match parts.collect::<Option<Vec<_>>>() {
-                Some(parts) => numbers::decode(&parts, &mut worker.decoders, &mut take)?,
+                Some(parts) => {
+                    let mut whole = true;
+                    for (place, parts) in parts.iter().enumerate() {
+                        let take = |piece: &[u8]| take(place, piece);
+                        whole = whole && numbers::decode(parts, &mut worker.decoders, take)?;
+                    }
+                    whole
+                }
                 None => false,
             }
         } else {

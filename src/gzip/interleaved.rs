@@ -19,10 +19,10 @@ const STEPS: usize = 128;
 
 /// For the next `MAX_BITS` bits: the literal times 256, and its number of bits; `END` for no
 /// literal.
-type Table = [u16; 1 << MAX_BITS];
+pub type Table = [u16; 1 << MAX_BITS];
 
 /// Takes no bits, so that decoding stays where it is, and finds it again.
-const END: u16 = 0x80;
+pub const END: u16 = 0x80;
 
 /// Literals on their way out.
 type Stage = [[u8; STEP]; STEPS];
@@ -128,14 +128,15 @@ impl Interleaved {
 /// Takes the next symbol, whose bits must be ready.
 #[inline(always)]
 #[allow(clippy::inline_always)] // into `stage`
-fn next_entry(reader: &mut BitReader<'_>, table: &Table) -> u16 {
+pub fn next_entry(reader: &mut BitReader<'_>, table: &Table) -> u16 {
     #[allow(clippy::cast_possible_truncation)] // only the lowest bits count
     let entry = table[reader.peek() as usize & ((1 << MAX_BITS) - 1)];
     reader.skip(entry);
     entry
 }
 
-fn literal(entry: u16) -> u8 {
+/// The literal of an entry that has one.
+pub fn literal(entry: u16) -> u8 {
     entry.to_le_bytes()[1]
 }
 
@@ -188,7 +189,7 @@ stages!(one: 1, four: 4, eight: 8);
 
 /// Reads the header of a block, and sets what its symbols are. Returns how many bits
 /// the end has, or `None` if the block is of another form.
-fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16> {
+pub fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16> {
     if reader.take(3) != 0b100 || reader.take(5) != LITERALS - 257 {
         return None;
     }

@@ -97,6 +97,11 @@ impl Code {
         }
     }
 
+    /// How many bits each literal takes, and the end of a block.
+    pub fn lengths(&self) -> &[u8; LITERALS] {
+        &self.lengths
+    }
+
     /// About how many bytes the block will take.
     pub fn size(&self) -> usize {
         size(self.bits)

@@ -10,6 +10,7 @@
 //! | `huffman.rs`, `bits.rs` | the codes and the order of bits of DEFLATE |
 //! | `index.rs` | where the blocks are, told at the end of the stream |
 //! | `numbers.rs` | blocks of numbers, in place of those of gzip |
+//! | `streams.rs` | a plane of them in four streams of one code |
 //! | `planes.rs` | the bytes of elements apart, and together again |
 //! | `decoders.rs` | what decodes blocks, kept by a thread |
 //! | `indexed.rs` | inflating a stream that has an index, in parallel or a range of it |
@@ -28,6 +29,7 @@ mod literal;
 mod numbers;
 mod planes;
 mod runs;
+mod streams;
 
 pub use block::Method;
 pub use compress::{Append, bound, compress, method};
@@ -58,6 +60,14 @@ mod oracle {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         encoder.write_all(data).unwrap();
         encoder.finish().unwrap()
+    }
+
+    /// What comes out before the input is at its end.
+    pub fn inflate_some(block: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(1 << 16);
+        let mut zlib = flate2::Decompress::new(false);
+        (zlib.decompress_vec(block, &mut out, flate2::FlushDecompress::None)).unwrap();
+        out
     }
 
     /// What zlib makes of blocks of which none is the last.

@@ -14,7 +14,7 @@
 //! | how many bytes an element has: 1, 2, 4 or 8 | 1 |
 //! | how many bytes are before the first element | 1 |
 //! | which planes are coded: the lowest bit is that of the first | 1 |
-//! | which of these are one block of literals alone | 1 |
+//! | which of these are four streams of literals alone | 1 |
 //! | how many bytes come out | 4 |
 //! | how many bytes follow this header | 4 |
 //! | the CRC-32 of what comes out | 4 |
@@ -24,9 +24,9 @@
 use super::block::{self, Encoded, Method, has_repeats, samples};
 use super::decoders::Decoders;
 use super::index::BLOCK_BYTES;
-use super::interleaved::LANES;
 use super::literal::{self, Code};
 use super::planes::{self, MAX_WIDTH, TILE};
+use super::streams;
 use crate::mapping::Pages;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
@@ -61,7 +61,7 @@ impl Coder {
         let mut whole = None;
         if has_repeats(data) {
             let encoded = gzip.encode(data, Method::Adaptive, &mut self.coded)?;
-            whole = (encoded.len <= size).then_some(encoded);
+            whole = (encoded.len <= size).then_some(Encoded::other(encoded.len));
         }
         let width = if whole.is_some() { 1 } else { width };
         let begin = phase % width;
@@ -94,7 +94,9 @@ impl Coder {
                 out[end + 4..][..len].copy_from_slice(&self.coded[..len]);
                 end += 4 + len;
             } else {
-                out.copy_within(from..from + count, end);
+                if end != from {
+                    out.copy_within(from..from + count, end);
+                }
                 end += count;
             }
         }
@@ -104,10 +106,7 @@ impl Coder {
         out[4..8].copy_from_slice(&word(data.len()));
         out[8..12].copy_from_slice(&word(end - BLOCK_HEADER_BYTES));
         out[12..16].copy_from_slice(&checksum.to_le_bytes());
-        Ok(Encoded {
-            len: end,
-            literal: false,
-        })
+        Ok(Encoded::other(end))
     }
 }
 
@@ -131,9 +130,10 @@ fn encode_plane(
     let code = Code::new(&literal::count(plane));
     // A plane of hardly anything but one byte has runs.
     if code.size() < plane.len() / 6 {
-        return gzip.encode(plane, Method::Adaptive, out).map(Some);
+        let encoded = gzip.encode(plane, Method::Adaptive, out)?;
+        return Ok(Some(Encoded::other(encoded.len)));
     }
-    let len = code.encode(plane, out)?;
+    let len = streams::encode(plane, &code, out)?;
     Ok(Some(Encoded { len, literal: true }))
 }
 
@@ -274,123 +274,57 @@ impl<'a> Parts<'a> {
             planes,
         })
     }
-
-    /// The plane that is decoded while elements are joined.
-    fn stream(&self) -> Option<(usize, &'a [u8])> {
-        self.planes
-            .iter()
-            .enumerate()
-            .rev()
-            .find_map(|(number, plane)| match plane {
-                Plane::Literal(stream) if self.count > 0 => Some((number, *stream)),
-                _ => None,
-            })
-    }
 }
 
 /// What is joined at a time.
 const JOINED_BYTES: usize = 64 * TILE;
 
-/// The planes of a block, of which so many elements have been joined.
-struct Joining<'a> {
-    planes: [&'a [u8]; MAX_WIDTH],
-    stream: Option<usize>,
-    width: usize,
-    done: usize,
-}
-
-impl Joining<'_> {
-    /// Joins the next `count` elements, of which `piece` has the bytes of one plane, if there is one
-    /// that comes piece by piece.
-    fn join(
-        &mut self,
-        piece: &[u8],
-        count: usize,
-        joined: &mut [u8; JOINED_BYTES],
-        mut take: impl FnMut(&[u8]),
-    ) {
-        let mut at = 0;
-        while at < count {
-            let now = (JOINED_BYTES / self.width).min(count - at);
-            let mut planes = self
-                .planes
-                .map(|plane| plane.get(self.done..).unwrap_or_default());
-            if let Some(stream) = self.stream {
-                planes[stream] = &piece[at..];
-            }
-            let out = &mut joined[..now * self.width];
-            planes::join(&planes, self.width, out);
-            take(out);
-            (at, self.done) = (at + now, self.done + now);
-        }
-    }
-}
-
-/// Decodes blocks, and gives what comes out to `take` piece by piece, with the place of the block.
-/// Returns false if one is damaged.
+/// Decodes a block, and gives what comes out to `take` piece by piece. Returns false if it is
+/// damaged.
 pub fn decode(
-    blocks: &[Parts<'_>],
+    block: &Parts<'_>,
     decoders: &mut Decoders,
-    mut take: impl FnMut(usize, &[u8]),
+    mut take: impl FnMut(&[u8]),
 ) -> Result<bool> {
-    // The planes that are decoded before others.
-    let mut made: Vec<Vec<u8>> = Vec::with_capacity(blocks.len() * MAX_WIDTH);
-    for block in blocks {
-        let stream = block.stream().map(|(number, _)| number);
-        for (number, plane) in block.planes.iter().enumerate() {
-            made.push(match plane {
-                Plane::Literal(coded) | Plane::Deflate(coded) if stream != Some(number) => {
-                    let Some(plane) = decoders.inflate(coded, block.count)? else {
-                        return Ok(false);
-                    };
-                    grow::to_vec(plane)?
-                }
-                _ => Vec::new(),
-            });
-        }
+    let count = block.count;
+    let mut made = decoders.memory();
+    if made.len() < block.width * count {
+        grow::resize(&mut made, block.width * count, 0)?;
     }
-    let mut joining = Vec::with_capacity(blocks.len());
-    for (place, (block, made)) in blocks.iter().zip(made.chunks(MAX_WIDTH)).enumerate() {
-        take(place, block.before);
-        joining.push(Joining {
-            planes: std::array::from_fn(|number| match block.planes[number] {
-                Plane::Stored(plane) => plane,
-                _ => &made[number][..],
-            }),
-            stream: block.stream().map(|(number, _)| number),
-            width: block.width,
-            done: 0,
-        });
-    }
-    let mut joined = [0; JOINED_BYTES];
-    // Streams of one length are decoded together.
-    let (mut streams, mut places) = (Vec::new(), Vec::new());
-    for (place, block) in blocks.iter().enumerate() {
-        let Some((_, stream)) = block.stream() else {
-            joining[place].join(&[], block.count, &mut joined, |piece| take(place, piece));
+    for (number, plane) in block.planes.iter().enumerate() {
+        let (Plane::Literal(coded) | Plane::Deflate(coded)) = *plane else {
             continue;
         };
-        streams.push(stream);
-        places.push(place);
-        let mut after = blocks[place + 1..]
-            .iter()
-            .filter(|block| block.stream().is_some());
-        let goes_on = after.next().is_some_and(|next| next.count == block.count);
-        if !goes_on || streams.len() == LANES {
-            let take = |lane: usize, piece: &[u8]| {
-                let place = places[lane];
-                joining[place].join(piece, piece.len(), &mut joined, |piece| take(place, piece));
-            };
-            if !decoders.interleaved()?.decode(&streams, block.count, take) {
-                return Ok(false);
-            }
-            streams.clear();
-            places.clear();
+        let room = &mut made[number * count..][..count];
+        let whole = if let Plane::Literal(_) = plane {
+            decoders.streams()?.decode(coded, room)
+        } else {
+            let inflated = decoders.inflate(coded, count)?;
+            inflated.is_some_and(|plane| {
+                room.copy_from_slice(plane);
+                true
+            })
+        };
+        if !whole {
+            return Ok(false);
         }
     }
-    for (place, block) in blocks.iter().enumerate() {
-        take(place, block.after);
+    let mut planes: [&[u8]; MAX_WIDTH] = std::array::from_fn(|number| match block.planes[number] {
+        Plane::Stored(plane) => plane,
+        _ => &made[number * count..][..count],
+    });
+    take(block.before);
+    let (mut joined, mut left) = ([0; JOINED_BYTES], count);
+    while left > 0 {
+        let now = left.min(JOINED_BYTES / block.width);
+        let joined = &mut joined[..now * block.width];
+        planes::join(&planes, block.width, joined);
+        take(joined);
+        planes = planes.map(|plane| plane.get(now..).unwrap_or_default());
+        left -= now;
     }
+    take(block.after);
+    decoders.keep(made);
     Ok(true)
 }
 
@@ -431,12 +365,12 @@ pub fn inflate(
         let parts = Parts::read(&block, len).ok_or_else(damaged)?;
         let room = &mut out.room(len)?[..len];
         let (mut filled, mut checksum) = (0, crc32fast::Hasher::new());
-        let take = |_, piece: &[u8]| {
+        let take = |piece: &[u8]| {
             room[filled..][..piece.len()].copy_from_slice(piece);
             checksum.update(piece);
             filled += piece.len();
         };
-        if !decode(&[parts], &mut decoders, take)? || filled != len {
+        if !decode(&parts, &mut decoders, take)? || filled != len {
             return Err(damaged());
         }
         let claimed = block[12..16].first_chunk().copied().map(u32::from_le_bytes);

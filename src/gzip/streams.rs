@@ -1,0 +1,303 @@
+//! A plane as four streams of one code: a quarter of its bytes each, decoded side by side.
+//!
+//! Exponents take three bits or less, so that a look into a table finds several at once. Where the
+//! next ones begin is known only then; meanwhile those of the other streams are looked up.
+//!
+//! Each stream is a DEFLATE block of literals. The bytes that all begin with, which tell the code,
+//! are stored once. What follows them may begin within a byte, so the first one of each stream has
+//! the last bits of the code again:
+//!
+//! ```text
+//! plane: lengths of the head and of three streams (4 bytes each), the head, four streams
+//! ```
+
+// Entries are taken apart by what is left of them.
+#![allow(clippy::cast_possible_truncation)]
+
+use multiversion::multiversion;
+
+use super::bits::{BitReader, BitWriter};
+use super::huffman::{END_OF_BLOCK, MAX_HEADER_BYTES, codes, write_header};
+use super::interleaved::{self, END, Table};
+use super::literal::{Code, MAX_BITS, STEP, entries, put_literals};
+use crate::{Result, grow};
+
+/// How many streams a plane has.
+const STREAMS: usize = 4;
+
+const LENGTHS_BYTES: usize = 4 * STREAMS;
+
+/// How many bytes of a plane a stream has, but for the last ones.
+fn quarter(bytes: usize) -> usize {
+    bytes.div_ceil(STREAMS)
+}
+
+/// Writes a plane over the start of `out`, and returns how long that is.
+///
+/// # Panics
+/// If there is a byte that the code was not made for.
+pub fn encode(plane: &[u8], code: &Code, out: &mut Vec<u8>) -> Result<usize> {
+    let room = LENGTHS_BYTES + MAX_HEADER_BYTES + plane.len() * MAX_BITS / 8 + 16 * STREAMS;
+    if out.len() < room {
+        grow::resize(out, room, 0)?;
+    }
+    let codes = codes(code.lengths());
+    let table = entries(&codes, code.lengths());
+    let (lengths, out) = out.split_at_mut(LENGTHS_BYTES);
+    let mut head = BitWriter::new(out);
+    // The smallest code of distances that all readers take, never used.
+    write_header(code.lengths(), &[1, 1], &mut head);
+    let (mut end, bits, count) = head.pause();
+    lengths[..4].copy_from_slice(&(end as u32).to_le_bytes());
+    let mut parts = plane.chunks(quarter(plane.len()).max(1));
+    for stream in 1..=STREAMS {
+        let mut writer = BitWriter::new(&mut out[end..]);
+        writer.put(bits, count);
+        encode_part(parts.next().unwrap_or_default(), &table, &mut writer);
+        writer.put(
+            codes[END_OF_BLOCK].into(),
+            code.lengths()[END_OF_BLOCK].into(),
+        );
+        let len = writer.end();
+        if let Some(length) = lengths.get_mut(4 * stream..4 * stream + 4) {
+            length.copy_from_slice(&(len as u32).to_le_bytes());
+        }
+        end += len;
+    }
+    Ok(LENGTHS_BYTES + end)
+}
+
+/// Shifts by a variable take one instruction with BMI2, and three without.
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn encode_part(part: &[u8], table: &[u32; 256], writer: &mut BitWriter<'_>) {
+    put_literals(part, table, writer);
+}
+
+/// For the next `MAX_BITS` bits: the bytes that they are, at most six, lowest first; from bit 48 on
+/// how many bits these take, and from bit 56 on how many they are.
+type Looks = [u64; 1 << MAX_BITS];
+
+/// How many bytes an entry has room for.
+const MOST: usize = 6;
+
+/// What is used again and again.
+pub struct Decoder {
+    /// One of both.
+    table: Vec<Table>,
+    looks: Vec<Looks>,
+}
+
+impl Decoder {
+    /// Makes room for what is used again and again.
+    pub fn new() -> Result<Self> {
+        Ok(Self {
+            table: grow::filled([0; 1 << MAX_BITS], 1)?,
+            looks: grow::filled([0; 1 << MAX_BITS], 1)?,
+        })
+    }
+
+    /// Fills `out` with the bytes of a plane. Returns false if it is not as [`encode`] writes it.
+    pub fn decode(&mut self, plane: &[u8], out: &mut [u8]) -> bool {
+        self.fill(plane, out).is_some()
+    }
+
+    fn fill(&mut self, plane: &[u8], out: &mut [u8]) -> Option<()> {
+        let (table, looks) = (&mut self.table[0], &mut self.looks[0]);
+        let (lengths, mut rest) = plane.split_first_chunk::<LENGTHS_BYTES>()?;
+        let lengths = lengths.as_chunks::<4>().0;
+        let [head, lengths @ ..] = lengths else {
+            return None;
+        };
+        let head = u32::from_le_bytes(*head) as usize;
+        let mut first = BitReader::new(rest);
+        let end_bits = interleaved::read_header(&mut first, table)?;
+        let (byte, taken) = first.next();
+        rest = rest.get(head..)?;
+        let mut streams = [rest; STREAMS];
+        for (stream, length) in streams.iter_mut().zip(lengths) {
+            (*stream, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        }
+        streams[STREAMS - 1] = rest;
+        let mut readers = streams.map(BitReader::new);
+        let begun = readers.each_mut().map(|reader| reader.take(taken as u16));
+        if byte != head || begun != [begun[0]; STREAMS] {
+            return None;
+        }
+        look(table, looks);
+        let quarter = quarter(out.len()).max(1);
+        let mut parts = out.chunks_mut(quarter);
+        let mut parts: [&mut [u8]; STREAMS] =
+            std::array::from_fn(|_| parts.next().unwrap_or_default());
+        let mut done = [0; STREAMS];
+        four(looks, &mut readers, &mut parts, &mut done);
+        for stream in 0..STREAMS {
+            let (reader, part) = (&mut readers[stream], &mut parts[stream]);
+            // Where the others came to their end before.
+            let mut at = [done[stream]];
+            one(
+                looks,
+                std::array::from_mut(reader),
+                std::array::from_mut(part),
+                &mut at,
+            );
+            for byte in &mut part[at[0]..] {
+                reader.refill();
+                let entry = interleaved::next_entry(reader, table);
+                if entry == END {
+                    return None;
+                }
+                *byte = interleaved::literal(entry);
+            }
+            reader.refill();
+            if interleaved::next_entry(reader, table) != END {
+                return None;
+            }
+            reader.skip(end_bits);
+            if !reader.ends() {
+                return None;
+            }
+        }
+        Some(())
+    }
+}
+
+/// Sets what several symbols at once are.
+fn look(table: &Table, looks: &mut Looks) {
+    for (bits, look) in looks.iter_mut().enumerate() {
+        let (mut bytes, mut taken, mut found) = (0_u64, 0, 0);
+        while found < MOST {
+            let entry = table[bits >> taken];
+            let length = usize::from(entry & 0xff);
+            if taken + length > MAX_BITS {
+                break; // or `END`
+            }
+            bytes |= u64::from(entry >> 8) << (8 * found);
+            (taken, found) = (taken + length, found + 1);
+        }
+        *look = bytes | (taken as u64) << 48 | (found as u64) << 56;
+    }
+}
+
+/// Decodes parts, from where each has been decoded so far, until one of them or of their streams
+/// is near its end.
+#[inline(always)]
+#[allow(clippy::inline_always, clippy::needless_range_loop)] // once for each number and set of instructions
+fn run<const N: usize>(
+    looks: &Looks,
+    readers: &mut [BitReader<'_>; N],
+    parts: &mut [&mut [u8]; N],
+    done: &mut [usize; N],
+) {
+    let mut now = *readers; // in registers
+    let mut at = *done;
+    let parts = parts.each_mut().map(|part| &mut **part);
+    'all: loop {
+        let before = at;
+        for lane in 0..N {
+            // Entries are written whole.
+            if parts[lane].len() < at[lane] + STEP * MOST + 8 || !now[lane].refill_inside() {
+                break 'all;
+            }
+        }
+        for _ in 0..STEP {
+            for lane in 0..N {
+                let look = looks[now[lane].peek() as usize & ((1 << MAX_BITS) - 1)];
+                parts[lane][at[lane]..][..8].copy_from_slice(&look.to_le_bytes());
+                now[lane].skip((look >> 48) as u16);
+                at[lane] += (look >> 56) as usize;
+            }
+        }
+        // Where a code ends the stream, nothing is found.
+        if (0..N).any(|lane| at[lane] == before[lane]) {
+            break;
+        }
+    }
+    *readers = now;
+    *done = at;
+}
+
+macro_rules! runs {
+    ($($name:ident: $count:literal),*) => {$(
+        #[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
+        fn $name(
+            looks: &Looks,
+            readers: &mut [BitReader<'_>; $count],
+            parts: &mut [&mut [u8]; $count],
+            done: &mut [usize; $count],
+        ) {
+            run(looks, readers, parts, done);
+        }
+    )*};
+}
+runs!(one: 1, four: 4);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::gzip::literal::count;
+    use crate::gzip::oracle;
+
+    fn encoded(plane: &[u8]) -> Vec<u8> {
+        let mut out = b"from before".to_vec();
+        let len = encode(plane, &Code::new(&count(plane)), &mut out).unwrap();
+        out.truncate(len);
+        out
+    }
+
+    fn decoded(plane: &[u8], count: usize) -> Option<Vec<u8>> {
+        let mut out = vec![0; count];
+        Decoder::new()
+            .unwrap()
+            .decode(plane, &mut out)
+            .then_some(out)
+    }
+
+    /// Bytes of which some are more frequent, in parts of which some are more regular.
+    fn planes() -> impl Strategy<Value = Vec<u8>> {
+        let part = (0..5_u32, prop::collection::vec(any::<u32>(), 0..2000));
+        prop::collection::vec(part, 1..4).prop_map(|parts| {
+            let bytes = parts.iter().flat_map(|(rare, part)| {
+                let byte =
+                    move |it: &u32| (it.trailing_zeros() << rare) as u8 ^ (it >> 31 << rare) as u8;
+                part.iter().map(byte)
+            });
+            std::iter::once(7).chain(bytes).collect()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn planes_are_read_back_by_others_and_here(plane in planes()) {
+            let stored = encoded(&plane);
+            prop_assert_eq!(decoded(&stored, plane.len()), Some(plane.clone()));
+            let at = |at: usize| u32::from_le_bytes(*stored[at..].first_chunk().unwrap()) as usize;
+            let (head, mut rest) = stored[LENGTHS_BYTES..].split_at(at(0));
+            let mut found = Vec::new();
+            for stream in 1..=STREAMS {
+                let len = if stream < STREAMS { at(4 * stream) } else { rest.len() };
+                let block = [head, &rest[..len]].concat();
+                // The end of the block, and of the last one after it, within a byte.
+                found.extend(oracle::inflate_some(&block));
+                rest = &rest[len..];
+            }
+            prop_assert_eq!(found, plane);
+        }
+
+        #[test]
+        fn damaged_planes_do_no_harm(plane in planes(), at in any::<prop::sample::Index>(), flip in 1..=255_u8) {
+            let mut stored = encoded(&plane);
+            for count in [0, plane.len() - 1, plane.len() + 1, 2 * plane.len() + 9] {
+                prop_assert!(decoded(&stored, count).is_none());
+            }
+            let at = at.index(stored.len());
+            prop_assert!(decoded(&stored[..at], plane.len()).is_none());
+            stored[at] ^= flip;
+            if let Some(found) = decoded(&stored, plane.len()) {
+                // Some other byte: that is for the checksum to find.
+                prop_assert_eq!(found.len(), plane.len());
+            }
+        }
+    }
+}
