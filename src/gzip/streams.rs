@@ -19,7 +19,7 @@ use multiversion::multiversion;
 use super::bits::{BitReader, BitWriter};
 use super::huffman::{END_OF_BLOCK, MAX_HEADER_BYTES, codes, write_header};
 use super::interleaved::{self, END, Table};
-use super::literal::{Code, MAX_BITS, STEP, entries, put_literals};
+use super::literal::{Code, CodeTable, MAX_BITS, STEP, entries, put_literals};
 use crate::{Result, grow};
 
 /// How many streams a plane has.
@@ -32,45 +32,117 @@ fn quarter(bytes: usize) -> usize {
     bytes.div_ceil(STREAMS)
 }
 
-/// Writes a plane over the start of `out`, and returns how long that is.
-///
-/// # Panics
-/// If there is a byte that the code was not made for.
-pub fn encode(plane: &[u8], code: &Code, out: &mut Vec<u8>) -> Result<usize> {
-    let room = LENGTHS_BYTES + MAX_HEADER_BYTES + plane.len() * MAX_BITS / 8 + 16 * STREAMS;
-    if out.len() < room {
-        grow::resize(out, room, 0)?;
-    }
-    let codes = codes(code.lengths());
-    let table = entries(&codes, code.lengths());
-    let (lengths, out) = out.split_at_mut(LENGTHS_BYTES);
-    let mut head = BitWriter::new(out);
-    // The smallest code of distances that all readers take, never used.
-    write_header(code.lengths(), &[1, 1], &mut head);
-    let (mut end, bits, count) = head.pause();
-    lengths[..4].copy_from_slice(&(end as u32).to_le_bytes());
-    let mut parts = plane.chunks(quarter(plane.len()).max(1));
-    for stream in 1..=STREAMS {
-        let mut writer = BitWriter::new(&mut out[end..]);
-        writer.put(bits, count);
-        encode_part(parts.next().unwrap_or_default(), &table, &mut writer);
-        writer.put(
-            codes[END_OF_BLOCK].into(),
-            code.lengths()[END_OF_BLOCK].into(),
-        );
-        let len = writer.end();
-        if let Some(length) = lengths.get_mut(4 * stream..4 * stream + 4) {
-            length.copy_from_slice(&(len as u32).to_le_bytes());
+/// How many bytes from the first one on have pairs.
+const PAIRED: usize = 64;
+
+/// For two bytes, counted from the first one: their codes, from the highest bit down, and in the
+/// lowest bits how many bits these have.
+type Pairs = [u64; PAIRED * PAIRED];
+
+/// What is used again and again.
+#[derive(Default)]
+pub struct Encoder {
+    /// One, or none before the first use.
+    pairs: Vec<Pairs>,
+}
+
+impl Encoder {
+    /// Writes a plane over the start of `out`, and returns how long that is.
+    ///
+    /// # Panics
+    /// If there is a byte that the code was not made for.
+    pub fn encode(&mut self, plane: &[u8], code: &Code, out: &mut Vec<u8>) -> Result<usize> {
+        let room = LENGTHS_BYTES + MAX_HEADER_BYTES + plane.len() * MAX_BITS / 8 + 16 * STREAMS;
+        if out.len() < room {
+            grow::resize(out, room, 0)?;
         }
-        end += len;
+        if self.pairs.is_empty() {
+            self.pairs = grow::filled([0; PAIRED * PAIRED], 1)?;
+        }
+        let codes = codes(code.lengths());
+        let table = entries(&codes, code.lengths());
+        let first = pair(&table, &mut self.pairs[0]);
+        let (lengths, out) = out.split_at_mut(LENGTHS_BYTES);
+        let mut head = BitWriter::new(out);
+        // The smallest code of distances that all readers take, never used.
+        write_header(code.lengths(), &[1, 1], &mut head);
+        let (mut end, bits, count) = head.pause();
+        lengths[..4].copy_from_slice(&(end as u32).to_le_bytes());
+        let mut parts = plane.chunks(quarter(plane.len()).max(1));
+        for stream in 1..=STREAMS {
+            let mut writer = BitWriter::new(&mut out[end..]);
+            writer.put(bits, count);
+            let part = parts.next().unwrap_or_default();
+            let (eights, rest) = match first {
+                Some(_) => part.as_chunks::<8>(),
+                None => (&[][..], part),
+            };
+            encode_eights(eights, first.unwrap_or(0), &self.pairs[0], &mut writer);
+            encode_rest(rest, &table, &mut writer);
+            let bits = code.lengths()[END_OF_BLOCK];
+            writer.put(codes[END_OF_BLOCK].into(), bits.into());
+            let len = writer.end();
+            if let Some(length) = lengths.get_mut(4 * stream..4 * stream + 4) {
+                length.copy_from_slice(&(len as u32).to_le_bytes());
+            }
+            end += len;
+        }
+        Ok(LENGTHS_BYTES + end)
     }
-    Ok(LENGTHS_BYTES + end)
+}
+
+/// Sets what pairs of all bytes that have codes are, and returns the first of these, unless they are
+/// too far apart.
+fn pair(table: &CodeTable, pairs: &mut Pairs) -> Option<u8> {
+    let first = table.iter().position(|&entry| entry > 0)?;
+    let last = table.iter().rposition(|&entry| entry > 0)?;
+    let table = &table[first..=last];
+    if table.len() > PAIRED {
+        return None;
+    }
+    for (row, &b) in pairs.chunks_mut(PAIRED).zip(table) {
+        for (pair, &a) in row.iter_mut().zip(table) {
+            let bits = (a >> 16) + (b >> 16);
+            let codes = u64::from(a & 0xffff) | u64::from(b & 0xffff) << (a >> 16);
+            *pair = codes << (64 - bits.max(1)) | u64::from(bits);
+        }
+    }
+    u8::try_from(first).ok()
 }
 
 /// Shifts by a variable take one instruction with BMI2, and three without.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
-fn encode_part(part: &[u8], table: &[u32; 256], writer: &mut BitWriter<'_>) {
+fn encode_rest(part: &[u8], table: &CodeTable, writer: &mut BitWriter<'_>) {
     put_literals(part, table, writer);
+}
+
+/// The same for bytes that are paired.
+#[multiversion(targets("x86_64+bmi1+bmi2"))]
+fn encode_eights(part: &[[u8; 8]], first: u8, pairs: &Pairs, writer: &mut BitWriter<'_>) {
+    /// So many fit to the at most seven bits that are left of those before.
+    const FIT: u64 = 56;
+    let first = u64::from_le_bytes([first; 8]);
+    for eight in part {
+        // Six bits of each count, and those of two are brought together.
+        let places = u64::from_le_bytes(*eight).wrapping_sub(first);
+        let places = places & 0x003f_003f_003f_003f | places >> 2 & 0x0fc0_0fc0_0fc0_0fc0;
+        let pair = |place: u32| pairs[(places >> (16 * place)) as usize % (PAIRED * PAIRED)];
+        let [a, b, c, d] = [pair(0), pair(1), pair(2), pair(3)];
+        let bits = a.wrapping_add(b).wrapping_add(c).wrapping_add(d) & 0xff;
+        if bits <= FIT {
+            // Each moves those before it down, and what is not a code falls off at last.
+            let join = |before: u64, pair: u64| before >> (pair & 0x3f) | pair;
+            let joined = join(join(join(a, b), c), d);
+            writer.put(joined >> (64 - bits), bits as u32);
+            writer.flush();
+        } else {
+            for pair in [a, b, c, d] {
+                let bits = pair & 0x3f;
+                writer.put(pair >> (64 - bits), bits as u32);
+                writer.flush();
+            }
+        }
+    }
 }
 
 /// For the next `MAX_BITS` bits: the bytes that they are, at most six, lowest first; from bit 48 on
@@ -96,7 +168,7 @@ impl Decoder {
         })
     }
 
-    /// Fills `out` with the bytes of a plane. Returns false if it is not as [`encode`] writes it.
+    /// Fills `out` with the bytes of a plane. Returns false if it is not as [`Encoder::encode`] writes it.
     pub fn decode(&mut self, plane: &[u8], out: &mut [u8]) -> bool {
         self.fill(plane, out).is_some()
     }
@@ -241,7 +313,10 @@ mod tests {
 
     fn encoded(plane: &[u8]) -> Vec<u8> {
         let mut out = b"from before".to_vec();
-        let len = encode(plane, &Code::new(&count(plane)), &mut out).unwrap();
+        let mut encoder = Encoder::default();
+        let len = encoder
+            .encode(plane, &Code::new(&count(plane)), &mut out)
+            .unwrap();
         out.truncate(len);
         out
     }
