@@ -93,16 +93,16 @@ impl<'a> Encoded<'a> {
         !matches!(self, Self::Plain(_))
     }
 
-    /// What is wrong with a gzip stream around the bytes, though all its blocks may be whole.
+    /// What is wrong with a compressed stream around the bytes, though all its blocks may be whole.
     fn stream_damage(&self) -> Option<&'static str> {
         match self {
             Self::Gzip(indexed) if !indexed.adds_up() => {
-                Some("the checksum of the gzip stream is not that of its blocks")
+                Some("the checksum of the whole is not that of its compressed blocks")
             }
             Self::Inflated {
                 has_damaged_index: true,
                 ..
-            } => Some("the index of the gzip blocks is damaged"),
+            } => Some("the index of the compressed blocks is damaged"),
             _ => None,
         }
     }

@@ -169,6 +169,11 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
         &gzip::MAGIC,
         "gzip data: use from_compressed_bytes, or load_from_file",
     ),
+    (
+        0,
+        &gzip::NUMBERS_MAGIC,
+        "data compressed as numbers: use from_compressed_bytes, or load_from_file",
+    ),
     // RFC 8878, section 3.1.1
     (
         0,

@@ -36,6 +36,7 @@ pub use compress::{Append, bound, compress, method};
 pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps, salvage};
 pub(crate) use index::has_traces;
 pub use indexed::Indexed;
+pub(crate) use numbers::HEADER as NUMBERS_MAGIC;
 
 /// From how many bytes on several threads pay.
 pub(crate) const MIN_PARALLEL_BYTES: usize = 1 << 20;

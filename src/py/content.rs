@@ -371,11 +371,11 @@ impl Content {
         matches!(self.0, Storage::Gzip(..) | Storage::Inflated(_))
     }
 
-    /// What is wrong with a gzip stream around the bytes, though all its blocks may be whole.
+    /// What is wrong with a compressed stream around the bytes, though all its blocks may be whole.
     pub fn stream_damage(&self) -> Option<&'static str> {
         match &self.0 {
             Storage::Gzip(indexed, _) if !indexed.adds_up() => {
-                Some("the checksum of the gzip stream is not that of its blocks")
+                Some("the checksum of the whole is not that of its compressed blocks")
             }
             _ => None,
         }

@@ -267,7 +267,7 @@ def _is_gzip(content: core.Content) -> bool:
     return content.read_range(0, min(2, content.nbytes)) == b"\x1f\x8b"
 
 
-_DAMAGED_INDEX = "the index of the gzip blocks is damaged"
+_DAMAGED_INDEX = "the index of the compressed blocks is damaged"
 
 
 def _is_file_object(source: Any) -> bool:
