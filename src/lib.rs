@@ -123,4 +123,4 @@ pub use error::{Error, Path, Result};
 pub use file::{ArrayView, File, Leaf};
 pub use source::Source;
 pub use structure::{LeafKind, Value};
-pub use writer::{Bytes, Writer};
+pub use writer::{Bytes, Compress, Writer};

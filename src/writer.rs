@@ -56,8 +56,37 @@ const BLOCK_BYTES: usize = 1 << 20;
 pub struct Writer<'a> {
     root: Node<'a>,
     metadata: Option<Value>,
-    compress: bool,
+    compress: Compress,
     durability: Durability,
+}
+
+/// How a [`Writer`] compresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Compress {
+    /// Not at all.
+    #[default]
+    No,
+    /// To gzip, which flax reads once it is inflated.
+    Gzip,
+    /// By the exponents of floats, which is smaller and faster for weights. Only treepack reads it.
+    Numbers,
+}
+
+impl From<bool> for Compress {
+    fn from(compress: bool) -> Self {
+        if compress { Self::Gzip } else { Self::No }
+    }
+}
+
+impl Compress {
+    fn method(self) -> Option<Method> {
+        match self {
+            Self::No => None,
+            Self::Gzip => Some(Method::Adaptive),
+            Self::Numbers => Some(Method::Numbers),
+        }
+    }
 }
 
 impl Default for Writer<'_> {
@@ -65,7 +94,7 @@ impl Default for Writer<'_> {
         Self {
             root: Node::Map(Map::default()),
             metadata: None,
-            compress: false,
+            compress: Compress::No,
             durability: Durability::Synced,
         }
     }
@@ -84,9 +113,10 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Compresses the file, or does not, as by default: to gzip, whose blocks can be read one by one.
-    pub fn compress(&mut self, compress: bool) -> &mut Self {
-        self.compress = compress;
+    /// Compresses the file, or does not, as by default. Its blocks can be read one by one; `true` is
+    /// gzip.
+    pub fn compress(&mut self, compress: impl Into<Compress>) -> &mut Self {
+        self.compress = compress.into();
         self
     }
 
@@ -204,11 +234,12 @@ impl<'a> Writer<'a> {
     pub fn save(&self, path: impl AsRef<path::Path>) -> Result<()> {
         let (path, layout) = (path.as_ref(), self.layout()?);
         let threads = self.threads(layout.len())?;
-        // The size of gzip is not known before; zero reserves nothing.
-        let size = if self.compress { 0 } else { layout.len() };
+        let method = self.compress.method();
+        // What comes of compressing is not known before; zero reserves nothing.
+        let size = method.map_or(layout.len(), |_| 0);
         replace_file(path, self.durability, size, &(), |file| {
-            if self.compress {
-                gzip::compress(&layout, Method::Adaptive, threads, file, &())
+            if let Some(method) = method {
+                gzip::compress(&layout, method, threads, file, &())
             } else {
                 file.layout(&layout, threads)
             }
@@ -235,9 +266,9 @@ impl<'a> Writer<'a> {
     pub fn write_to(&self, mut stream: impl io::Write) -> Result<()> {
         let layout = self.layout()?;
         let mut out = Stream(&mut stream);
-        if self.compress {
+        if let Some(method) = self.compress.method() {
             let threads = self.threads(layout.len())?;
-            gzip::compress(&layout, Method::Adaptive, threads, &mut out, &())?;
+            gzip::compress(&layout, method, threads, &mut out, &())?;
         } else {
             out.layout(&layout)?;
         }
@@ -250,18 +281,17 @@ impl<'a> Writer<'a> {
             chunks: ChunkLimit::DEFAULT,
             may_box: true,
         };
-        // Blocks of gzip have checksums of their own.
-        let mut encoder = Encoder::indexed(framing, !self.compress);
+        // Compressed blocks have checksums of their own.
+        let mut encoder = Encoder::indexed(framing, self.compress == Compress::No);
         encode(&self.root, &mut encoder)?;
         let metadata = self.metadata.as_ref().map(Value::encode);
         encoder.finish(metadata.transpose()?)
     }
 
     fn threads(&self, bytes: usize) -> Result<NonZero<usize>> {
-        let least = if self.compress {
-            gzip::MIN_PARALLEL_BYTES
-        } else {
-            parallel::MIN_COPY_BYTES
+        let least = match self.compress {
+            Compress::No => parallel::MIN_COPY_BYTES,
+            _ => gzip::MIN_PARALLEL_BYTES,
         };
         parallel::threads(None, bytes, least)
     }

@@ -937,9 +937,14 @@ def check_hashes(keys: object) -> None:
     """
 
 def compress(
-    data: Buffer, level: int | None, *, threads: int | None, progress: _Progress | None
+    data: Buffer,
+    level: int | None,
+    *,
+    numbers: bool,
+    threads: int | None,
+    progress: _Progress | None,
 ) -> bytes:
-    """Returns data as one gzip member; level `None` depends on the content."""
+    """Returns data as one gzip member, or as numbers; level `None` depends on the content."""
 
 def decompress(
     data: Buffer, *, max_size: int | None, threads: int | None, progress: _Progress | None

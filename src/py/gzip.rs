@@ -44,21 +44,27 @@ pub fn to_bytes<'py>(
 
 /// Compresses any bytes-like object; see `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (data, level, *, threads, progress))]
+#[pyo3(signature = (data, level, *, numbers, threads, progress))]
 pub fn compress<'py>(
     data: &Bound<'py, PyAny>,
     #[pyo3(from_py_with = integer_or_none)] level: Option<i64>,
+    numbers: bool,
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let content = Borrowed::buffer(data)?;
     let mut builder = LayoutBuilder::default();
     builder.push(content)?;
+    let method = if numbers {
+        Method::Numbers
+    } else {
+        gzip::method(level)?
+    };
     to_bytes(
         data.py(),
         &builder.finish(),
         false,
-        gzip::method(level)?,
+        method,
         threads,
         progress,
     )

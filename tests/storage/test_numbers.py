@@ -73,6 +73,12 @@ def test_all_that_write_files_write_it(tmp_path: Path) -> None:
     serialization.save_to_file(TREE, path, compress="numbers")
     assert path.read_bytes().startswith(start)
     same(serialization.load_from_file(None, path))
+    data = serialization.to_compressed_bytes(TREE, compress="numbers")
+    assert data.startswith(start)
+    same(serialization.from_compressed_bytes(None, data))
+    assert serialization.compress_bytes(data, compress="numbers").startswith(start)
+    with pytest.raises(treepack.TreepackError, match="compressed as numbers"):
+        serialization.from_bytes(None, data)
     treepack.save("memory://numbers/saved", TREE, compress="numbers")
     same(treepack.load("memory://numbers/saved", arrays="numpy"))
     same(
@@ -106,6 +112,10 @@ def test_how_to_compress_is_checked(tmp_path: Path) -> None:
             treepack.save(tmp_path / "saved", 1, compress=how)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="level needs compress=True"):
         treepack.dumps(1, compress="numbers", level=3)
+    for compress in (serialization.compress_bytes, serialization.to_compressed_bytes):
+        for how in ("zstd", False):
+            with pytest.raises(ValueError, match="compress must be"):
+                compress(b"", compress=how)  # type: ignore[operator]
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(msgpack.FormatError):
         flax.serialization.msgpack_restore(treepack.dumps(TREE, compress="numbers"))
