@@ -187,6 +187,36 @@ fn what_cannot_be_compressed_takes_hardly_more() {
     assert!(stream.len() < noise.len() + noise.len() / 1000);
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn elements_of_any_kind_come_back_and_take_hardly_more(
+        pattern in prop::collection::vec(any::<u64>(), 1..50),
+        mask in any::<u64>(),
+        width in prop::sample::select(vec![1, 2, 4, 8]),
+        len in 0..2 * BLOCK + 100,
+        header in 0..20_usize,
+    ) {
+        // Patterns with noise where the mask has bits: NaN of any payload, equal bytes, random ones.
+        let mut state = mask | 1;
+        let elements = pattern.iter().cycle().flat_map(|it| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let noise = state ^ state >> 32;
+            (it ^ noise & mask).to_le_bytes().into_iter().take(width)
+        });
+        let data: Vec<u8> = elements.take(len).collect();
+        let stream = numbers(&data, header, 1);
+        // Blocks have 16 bytes and their entries 8, besides what streams of gzip have.
+        let most = len + len / 1000 + 200;
+        prop_assert!(stream.len() <= most, "{} of {}", stream.len(), len);
+        prop_assert!(in_order(&stream).unwrap() == data);
+        if let Some(found) = by_index(&stream, 1) {
+            prop_assert!(found == data);
+        }
+    }
+}
+
 #[test]
 fn what_is_before_the_damage_is_salvaged() {
     let data = mixed();

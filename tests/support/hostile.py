@@ -31,9 +31,11 @@ import numpy as np
 
 import treepack
 import treepack._core as core
+from treepack import serialization
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import place_of
 from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.options import Compress
 from treepack._src.saving.layout import described_layout
 from treepack._src.saving.sharded import _array_paths
 from trees import record_of
@@ -41,6 +43,7 @@ from trees import record_of
 MARK = b"\x93treepm\n"
 KEY = b"__treepack__"
 GZIP = b"\x1f\x8b"
+NUMBERS = b"\xc1t"
 
 # What an integer, or anything else, is replaced by.
 INTEGERS = [0, 1, -1, 2, 7, 255, 2**31, 2**31 - 1, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63]
@@ -220,6 +223,12 @@ def sealed_manifest(record: bytes) -> bytes:
     return record + struct.pack("<I", zlib.crc32(record)) + MARK
 
 
+def _inside(data: bytes) -> bytes:
+    if data[:2] == GZIP:
+        return gzip.decompress(data)
+    return serialization.decompress_bytes(data) if data[:2] == NUMBERS else data
+
+
 def resealed(path: Path) -> None:
     """Lets a manifest expect the files that there are."""
     manifest = path / MANIFEST
@@ -227,7 +236,7 @@ def resealed(path: Path) -> None:
     files = []
     for name, _, _ in read.files:
         data = (path / name).read_bytes()
-        inside = gzip.decompress(data) if data[:2] == GZIP else data
+        inside = _inside(data)
         record = unpacked(inside[inside.rindex(KEY) + len(KEY) :])
         files.append((name, len(data), zlib.crc32(record)))
     manifest.write_bytes(read.with_files(files))
@@ -242,9 +251,12 @@ def hostile(path: Path, seed: int) -> None:
         return
     file = rng.choice(sorted(set(path.iterdir()) - {manifest}))
     data = file.read_bytes()
-    is_gzip = data[:2] == GZIP
-    data = hostile_file(gzip.decompress(data) if is_gzip else data, rng)
-    file.write_bytes(gzip.compress(data, 1) if is_gzip else data)
+    changed = hostile_file(_inside(data), rng)
+    if data[:2] == GZIP:
+        changed = gzip.compress(changed, 1)
+    elif data[:2] == NUMBERS:
+        changed = serialization.compress_bytes(changed, compress="numbers")
+    file.write_bytes(changed)
     resealed(path)
 
 
@@ -361,7 +373,7 @@ def run(path: Path, seeds: range, template: Any) -> int:
     return failed
 
 
-def make(path: Path, *, compress: bool) -> None:
+def make(path: Path, *, compress: Compress) -> None:
     """Saves a checkpoint of all kinds of leaves, as two processes do it that have half each."""
     array = jnp.arange(48.0).reshape(8, 6)
     tree = {
@@ -404,14 +416,15 @@ def check(first: int, last: int) -> int:
     """Makes the changes of these numbers, and returns how many failed."""
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        for compress in (False, True):
+        ways: list[Compress] = [False, True, "numbers"]
+        for number, compress in enumerate(ways):
             path = Path(folder, f"compress-{compress}")
             make(path, compress=compress)
             assert treepack.verify(path).ok
             template = treepack.load(path)
             for use in uses(template):
                 use(path)  # and what it needs is imported
-            failed += run(path, range(first + compress, last, 2), template)
+            failed += run(path, range(first + number, last, len(ways)), template)
     return failed
 
 
