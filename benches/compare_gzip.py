@@ -1,4 +1,4 @@
-"""treepack's gzip beside that of others: speed and ratio.
+"""treepack's gzip and numbers beside the gzip of others, and a copy: speed and ratio.
 
     python benches/compare_gzip.py             # 32 MiB of each kind of data
     python benches/compare_gzip.py --size 128
@@ -73,10 +73,19 @@ def _rapidgzip(stream: bytes) -> bytes:
 COMPRESS: dict[str, Callable[[bytes], Any]] = {
     "treepack": treepack.serialization.compress_bytes,
     "treepack, level 6": lambda data: treepack.serialization.compress_bytes(data, level=6),
+    "treepack, numbers": lambda data: treepack.serialization.compress_bytes(
+        data, compress="numbers"
+    ),
+    "a copy": bytearray,
     "Python gzip 6 (eformer)": lambda data: gzip.compress(data, 6),
     "ISA-L 1": lambda data: isal.igzip.compress(data, 1),
     "libdeflate 1": lambda data: bytes(deflate.gzip_compress(data, 1)),
     "zstd 1, 2 threads (no gzip)": zstandard.ZstdCompressor(level=1, threads=2).compress,
+}
+
+# What reads streams of numbers.
+NUMBERS: dict[str, Callable[[Any], bytes]] = {
+    "treepack": treepack.serialization.decompress_bytes,
 }
 
 DECOMPRESS: dict[str, Callable[[Any], bytes]] = {
@@ -113,9 +122,14 @@ def main() -> None:
 def measure_corpus(data: bytes, rounds: int) -> dict[str, Any]:
     """Returns speeds in MB of data per second, and ratios."""
     ours, theirs = treepack.serialization.compress_bytes(data), gzip.compress(data, 6)
-    streams = {"ours": ours, "Python's": theirs}
-    for stream in streams.values():
-        for who, decompress in DECOMPRESS.items():
+    numbers = treepack.serialization.compress_bytes(data, compress="numbers")
+    streams = {
+        "ours": (ours, DECOMPRESS),
+        "numbers": (numbers, NUMBERS),
+        "Python's": (theirs, DECOMPRESS),
+    }
+    for stream, readers in streams.values():
+        for who, decompress in readers.items():
             if decompress(stream) != data:
                 raise AssertionError(who)
     sizes = {who: len(compress(data)) for who, compress in COMPRESS.items()}
@@ -128,7 +142,9 @@ def measure_corpus(data: bytes, rounds: int) -> dict[str, Any]:
     compress = speeds(COMPRESS, data)
     return {
         "compress": {who: (speed, len(data) / sizes[who]) for who, speed in compress.items()},
-        "decompress": {name: speeds(DECOMPRESS, stream) for name, stream in streams.items()},
+        "decompress": {
+            name: speeds(readers, stream) for name, (stream, readers) in streams.items()
+        },
     }
 
 
