@@ -7,7 +7,7 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
 .PHONY: help demo example test test-all lint bench docs fuzz sanitize format clean licenses \
   test-rust test-python test-oldest lint-rust lint-python lint-packages types \
-  fuzz-core fuzz-trees sanitize-core sanitize-extension \
+  fuzz-core fuzz-trees audit audit-offline sanitize-core sanitize-extension \
   wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate \
   check-targets test-aarch64 test-aarch64-wheel test-windows
 help:
@@ -146,6 +146,17 @@ lint-packages: $(VENV)/.test
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*))
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 
+## make audit         crates against deny.toml, and advisories for crates and Python packages; needs cargo-deny and
+##                    the network (github.com, pypi.org); `make audit-offline` is the half without advisories
+audit: audit-offline $(VENV)/.test $(VENV)/audit/.installed
+	cargo deny check advisories
+	$(VENV)/audit/$(SCRIPTS)/pip-audit --skip-editable --progress-spinner off \
+	  --path $$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')
+
+audit-offline:
+	cargo deny --locked check licenses bans sources
+	cd tests/fuzz && cargo deny --locked --config ../../deny.toml check sources
+
 ## make licenses      writes THIRD_PARTY_LICENSES, after a change of dependencies of the crate
 licenses:
 	$(PYTHON) tools/third_party.py
@@ -182,7 +193,7 @@ bench: $(if $(filter core,$(NAME)),,$(VENV)/.bench)
 docs: $(VENV)/docs/.installed
 	$(VENV)/docs/$(SCRIPTS)/zensical build --strict --clean
 
-$(VENV)/wheels/.installed $(VENV)/docs/.installed: $(VENV)/%/.installed: pyproject.toml
+$(VENV)/wheels/.installed $(VENV)/docs/.installed $(VENV)/audit/.installed: $(VENV)/%/.installed: pyproject.toml
 	$(call VENV_AT,$(VENV)/$*)
 	$(PIP:$(BIN)/%=$(VENV)/$*/$(SCRIPTS)/%) --quiet --group $*
 	@touch $@

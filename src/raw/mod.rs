@@ -142,7 +142,10 @@ impl RawBytes<'_> {
     pub fn copy_rows(self, row_bytes: usize, target: &mut [u8], stride: usize) {
         let rows = self.len / row_bytes;
         assert!(rows * row_bytes == self.len && row_bytes <= stride);
-        assert!(rows == 0 || (rows - 1) * stride + row_bytes <= target.len());
+        let end = rows
+            .checked_sub(1)
+            .and_then(|before| before.checked_mul(stride)?.checked_add(row_bytes));
+        assert!(rows == 0 || end.is_some_and(|end| end <= target.len()));
         let to = target.as_mut_ptr();
         // SAFETY: in each step as many bytes are copied as there are on both sides, which was
         // checked for the last row. Elements of the usual sizes are a load and a store.
@@ -212,6 +215,14 @@ mod tests {
     #[should_panic(expected = "rows")]
     fn rows_beyond_the_target_are_refused() {
         vec![0; 6].as_raw().copy_rows(3, &mut [0; 7], 5);
+    }
+
+    #[test]
+    #[should_panic(expected = "rows == 0")]
+    fn rows_beyond_all_addresses_are_refused() {
+        vec![0; 3]
+            .as_raw()
+            .copy_rows(1, &mut [0; 3], usize::MAX / 2 + 1);
     }
 
     #[test]

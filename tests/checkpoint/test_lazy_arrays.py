@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
 import sys
@@ -191,6 +192,20 @@ def test_a_box_is_read_to_where_it_belongs() -> None:
             read(0, box, whole, at, whole.strides)
     with pytest.raises(BufferError):
         read(0, box, np.asarray(treepack.loads(treepack.dumps(array))), 0, (40, 10, 2))
+
+
+def test_a_buffer_at_no_address_is_filled_with_nothing() -> None:
+    """AddressSanitizer and debug builds tell where a slice would begin at a null pointer."""
+    view = ctypes.pythonapi.PyMemoryView_FromMemory
+    view.restype, view.argtypes = (
+        ctypes.py_object,
+        (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int),
+    )
+    nowhere = view(None, 0, 0x200)  # PyBUF_WRITE
+    catalog = treepack.open(treepack.dumps(np.zeros((0, 3))))._catalog
+    catalog.read_box_to(0, [(0, 0, 1), (0, 3, 1)], nowhere, 0, [24, 8], threads=None)
+    with pytest.raises(ValueError, match="too small"):
+        treepack.pack_into({}, nowhere)
 
 
 def test_indices_that_are_large_or_odd() -> None:

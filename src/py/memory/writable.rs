@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::slice;
 
 use pyo3::buffer::PyUntypedBuffer;
@@ -28,9 +29,15 @@ impl Writable {
                 "the buffer must be writable and contiguous",
             ));
         }
+        let len = export.len_bytes();
+        // Where there are no bytes, the exporter need not have an address for them.
+        let start = match len {
+            0 => NonNull::dangling().as_ptr(),
+            _ => export.buf_ptr().cast(),
+        };
         Ok(Self {
-            start: export.buf_ptr().cast(),
-            len: export.len_bytes(),
+            start,
+            len,
             _export: export,
         })
     }

@@ -1,0 +1,72 @@
+"""Every `unsafe` of the core is in the table of docs/unsafe.md, with tests that are there."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TABLE = (ROOT / "docs" / "unsafe.md").read_text(encoding="utf-8")
+
+# `src/x.rs` | `item` | 2 | why it is sound | `test`, `test`
+ROW = re.compile(
+    r"^\| `(src/\S+\.rs)` \| `([^`]+)` \| (\d+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE
+)
+ITEM = re.compile(r"^\s*(?:pub(?:\([a-z]+\))? )?(?:unsafe )?(?:fn|impl) ([\w$]+(?: for \w+)?)")
+UNSAFE = re.compile(r"\bunsafe (?:\{|impl\b|fn\b)")
+COMMENT = re.compile(r"//.*")
+
+
+def blocks(path: Path) -> Iterator[str]:
+    """Yields the item around each `unsafe` of a file, but for those of its tests."""
+    item = ""
+    is_test = False
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        is_test = is_test or re.fullmatch(r"(pub\(\w+\) )?mod tests \{", line) is not None
+        code = COMMENT.sub("", line)
+        if found := ITEM.search(code):
+            item = found[1].strip()
+        if not is_test:
+            yield from (item for _ in UNSAFE.finditer(code))
+        is_test = is_test and line != "}"
+
+
+def in_the_code() -> dict[tuple[str, str], int]:
+    paths = sorted((ROOT / "src").rglob("*.rs"))
+    return collections.Counter(
+        (path.relative_to(ROOT).as_posix(), item) for path in paths for item in blocks(path)
+    )
+
+
+def test_the_table_has_each_block() -> None:
+    rows = ROW.findall(TABLE)
+    assert {(path, item): int(count) for path, item, count, _, _ in rows} == in_the_code()
+
+
+def test_the_table_names_tests_that_are_there() -> None:
+    files = [
+        path
+        for pattern in ("src/**/*.rs", "tests/*.rs", "tests/**/*.py")
+        for path in ROOT.glob(pattern)
+    ]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    for *_, tests in ROW.findall(TABLE):
+        names = re.findall(r"`(\w+)`", tests)
+        assert names
+        for name in names:
+            assert re.search(rf"\b(?:fn|def) {name}\(", text), name
+
+
+def test_each_block_says_why_it_is_sound() -> None:
+    """Clippy denies blocks without; functions say what they ask for."""
+    assert 'undocumented_unsafe_blocks = "deny"' in (ROOT / "Cargo.toml").read_text(
+        encoding="utf-8"
+    )
+    allowed = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src").rglob("*.rs")
+        if re.search(r"^#!\[allow\(unsafe_code\)\]", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert allowed == {"mapping.rs", "py/memory/mod.rs", "raw/mod.rs", "stream.rs", "system.rs"}
