@@ -1,0 +1,93 @@
+"""Files of every form, of this version and of older ones, are read as long as there is a treepack."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import treepack
+from golden import forms
+from trees import assert_same
+
+FOLDER = Path(forms.__file__).parent
+FILES = sorted(path.name for path in forms.FOLDER.iterdir())
+
+STREAM = "stream.easylm"  # which has a test of its own
+FILES.remove(STREAM)
+
+
+BUFFERS = (bytearray, memoryview)
+
+
+def is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    """Raises unless two trees are equal: types, static data, dtypes, weak types, bits."""
+    structure = jax.tree.structure
+    assert structure(found) == structure(expected)
+    for (path, one), other in zip(
+        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    ):
+        if is_key(other):
+            assert is_key(one)
+            assert jax.random.key_impl(one) == jax.random.key_impl(other)
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        if isinstance(other, jax.Array):
+            assert isinstance(one, jax.Array), path
+            assert one.weak_type == other.weak_type, path
+            one = np.asarray(one)
+        assert_same(one, other, str(path))
+
+
+def test_all_are_there() -> None:
+    assert set(forms.EXPECTED) <= {*FILES, STREAM}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_value_is_read(name: str) -> None:
+    path = forms.FOLDER / name
+    expected = forms.EXPECTED[name]()
+    if name.startswith("holes"):
+        with pytest.raises(treepack.HoleError, match="static"):
+            treepack.load(path)
+    elif name.startswith("unregistered"):
+        with pytest.raises(treepack.UnregisteredTypeError, match="golden.Unknown"):
+            treepack.load(path)
+    elif name != "state.msgpack":
+        assert_equal(treepack.load(path), expected)
+        assert_equal(treepack.load(path, copy=True, mmap=False), expected)
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(expected)]
+        assert [np.shape(leaf) for leaf in jax.tree.leaves(treepack.abstract(path))] == shapes
+    # A template brings back what the state has: byte strings.
+    state = jax.tree.map(lambda it: bytes(it) if type(it) in BUFFERS else it, expected)
+    assert_equal(treepack.load(path, expected), state)
+    assert treepack.verify(path).ok
+    with treepack.open(path) as file:
+        assert_equal(file.load(expected), state)
+
+
+@pytest.mark.parametrize("name", ["metadata.treepack", "iterator.treepack", "directory"])
+def test_metadata(name: str) -> None:
+    expected = {"step": 7, "when": datetime.date(2024, 2, 29), "name": "golden"}
+    assert treepack.read_metadata(forms.FOLDER / name) == expected
+
+
+def test_streams_are_read_leaf_by_leaf() -> None:
+    found = dict(treepack.read_stream(forms.FOLDER / STREAM))
+    for path, leaf in forms.leaves():
+        assert_same(found[path] if np.ndim(leaf) == 0 else np.asarray(found[path]), leaf)
+
+
+def test_the_same_bytes_are_written_again(tmp_path: Path) -> None:
+    """Who changes what is written keeps these files, and adds others. zlib may change, too."""
+    forms.write(tmp_path)
+    for path in tmp_path.iterdir():
+        if path.suffix != ".gz" and path.is_file():
+            assert path.read_bytes() == (forms.FOLDER / path.name).read_bytes(), path.name
