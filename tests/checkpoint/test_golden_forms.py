@@ -1,4 +1,4 @@
-"""Files of every form, of this version and of older ones, are read as long as there is a treepack."""
+"""Files of every form, and of older versions, are read as long as there is a treepack."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import treepack
-from golden import forms
+from golden import forms, make_landed
+from golden.make import tree
 from trees import assert_same
 
 FOLDER = Path(forms.__file__).parent
@@ -58,7 +59,7 @@ def test_every_value_is_read(name: str) -> None:
         with pytest.raises(treepack.HoleError, match="static"):
             treepack.load(path)
     elif name.startswith("unregistered"):
-        with pytest.raises(treepack.UnregisteredTypeError, match="golden.Unknown"):
+        with pytest.raises(treepack.UnregisteredTypeError, match=r"golden\.Unknown"):
             treepack.load(path)
     elif name != "state.msgpack":
         assert_equal(treepack.load(path), expected)
@@ -91,3 +92,27 @@ def test_the_same_bytes_are_written_again(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         if path.suffix != ".gz" and path.is_file():
             assert path.read_bytes() == (forms.FOLDER / path.name).read_bytes(), path.name
+
+
+LANDED_TREES = {"directory": make_landed.sharded, "typed": make_landed.typed}
+LANDED = sorted((FOLDER / "landed").iterdir())
+
+
+@pytest.mark.parametrize("path", LANDED, ids=lambda path: path.name)
+def test_files_of_older_versions(path: Path) -> None:
+    """The format has been version 1 since 2026-11-22; of files before, the state is read."""
+    date, form = path.name.split(".")[0].rsplit("-", 1)
+    expected = LANDED_TREES.get(form, tree)()
+    if form == "state" or date == "2026-11-21":
+        state = jax.tree.map(
+            lambda it: np.asarray(it) if isinstance(it, jax.Array) else it, expected
+        )
+        assert_equal(treepack.serialization.load_from_file(expected, path), state)
+        return
+    assert_equal(treepack.load(path), expected)
+    assert_equal(treepack.load(path, expected), expected)
+    assert treepack.verify(path).ok
+    with treepack.open(path) as file:
+        assert_equal(file.load(expected), expected)
+    if form == "metadata":
+        assert treepack.read_metadata(path) == {"step": 7}
