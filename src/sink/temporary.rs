@@ -148,9 +148,9 @@ fn remove_old(path: &Path) {
         directory
     };
     let prefix = prefix(name);
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        if is_of(&entry.file_name(), &prefix, OLD) {
-            let _ = fs::remove_file(entry.path());
+    for name in names(directory) {
+        if is_of(&name, &prefix, OLD) {
+            let _ = fs::remove_file(directory.join(name));
         }
     }
 }
@@ -178,15 +178,29 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
 
 /// Removes the temporary files of writers that do not live any more. Nothing depends on it.
 fn remove_leftovers(directory: &Path, prefix: &OsStr) {
-    let Ok(entries) = fs::read_dir(directory) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
+    for name in names(directory) {
         if is_of(&name, prefix, SUFFIX) {
-            let _ = remove_if_dead(&entry.path());
+            let _ = remove_if_dead(&directory.join(name));
         }
     }
+}
+
+/// The names in a directory, as far as they can be read. (`read_dir` panics if the system tells an
+/// error when the directory is closed.)
+#[cfg(unix)]
+fn names(directory: &Path) -> impl Iterator<Item = OsString> {
+    use rustix::fs::{Dir, Mode, OFlags, open};
+    use std::os::unix::ffi::OsStringExt;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = open(directory, flags, Mode::empty()).and_then(Dir::new);
+    let entries = opened.into_iter().flatten().map_while(Result::ok);
+    entries.map(|entry| OsString::from_vec(entry.file_name().to_bytes().to_vec()))
+}
+
+#[cfg(not(unix))]
+fn names(directory: &Path) -> impl Iterator<Item = OsString> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name())
 }
 
 fn remove_if_dead(path: &Path) -> io::Result<()> {
@@ -222,7 +236,7 @@ fn remove_locked(file: &File, path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn names(directory: &Path) -> usize {
+    fn count(directory: &Path) -> usize {
         fs::read_dir(directory).unwrap().count()
     }
 
@@ -239,9 +253,9 @@ mod tests {
         assert!(path.exists(), "it belongs to another file");
         let next = create(directory.path(), target, false).unwrap();
         assert!(!path.exists());
-        assert_eq!(names(directory.path()), 3);
+        assert_eq!(count(directory.path()), 3);
         drop((alive, other, next));
-        assert_eq!(names(directory.path()), 0);
+        assert_eq!(count(directory.path()), 0);
     }
 
     #[test]
@@ -275,17 +289,17 @@ mod tests {
             crate::source::Source::read_at(&old, 0, &mut room).unwrap(),
             b"old"
         );
-        assert_eq!(names(directory.path()), 2);
+        assert_eq!(count(directory.path()), 2);
         drop(old);
         let next = create(directory.path(), OsStr::new("model"), true).unwrap();
         assert_eq!(
-            names(directory.path()),
+            count(directory.path()),
             3,
             "it stays until there is a new one"
         );
         drop(next);
         remove_old(&path);
-        assert_eq!(names(directory.path()), 1);
+        assert_eq!(count(directory.path()), 1);
     }
 
     #[test]
@@ -303,7 +317,7 @@ mod tests {
         drop(old);
         let new = create(directory.path(), OsStr::new("model"), true).unwrap();
         persist(new, &path).unwrap();
-        assert_eq!(names(directory.path()), 1);
+        assert_eq!(count(directory.path()), 1);
     }
 
     #[cfg(unix)] // elsewhere what is open keeps its name
@@ -316,7 +330,7 @@ mod tests {
         fs::remove_file(new.path()).unwrap();
         assert!(persist_beside(new, &path).is_err());
         assert_eq!(fs::read(&path).unwrap(), b"old");
-        assert_eq!(names(directory.path()), 1);
+        assert_eq!(count(directory.path()), 1);
     }
 
     #[test]

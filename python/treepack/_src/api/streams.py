@@ -25,7 +25,7 @@ from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, local, located, url_of
-from treepack._src.storage.write import replacing, spool
+from treepack._src.storage.write import make_directories, replacing, spool
 
 
 def read_stream(
@@ -84,7 +84,9 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
     with replacing(located(path)) as file:
         for key, leaf in leaves:
             value = serialization.to_bytes(leaf)
-            file.write(serialization.msgpack_serialize([_paths.parts(key), value]))
+            data = serialization.msgpack_serialize([_paths.parts(key), value])
+            with naming(path):
+                file.write(data)
 
 
 @contextlib.contextmanager
@@ -92,12 +94,12 @@ def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> 
     """Collects leaves into a tree; its large arrays lie in a temporary file until the end."""
     # For URLs, the file is where all temporary files are.
     place = Path(local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack")
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(place.parent)
     with spool(place) as file:
-        yield _collected(leaves, file)
+        yield _collected(leaves, file, path)
 
 
-def _collected(leaves: Iterable[tuple[Any, Any]], file: Any) -> Any:
+def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
     found: list[tuple[list[str], Any, int | None]] = []
     for key, leaf in leaves:
         if isinstance(leaf, Deferred) or not _is_large(leaf):
@@ -106,9 +108,11 @@ def _collected(leaves: Iterable[tuple[Any, Any]], file: Any) -> Any:
         array = np.ascontiguousarray(leaf)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         found.append((_paths.parts(key), _Place(array.shape, array.dtype), file.tell()))
-        file.write(array.reshape(-1).view(np.uint8).data)
-    file.flush()
-    content = core.Content.map(file.name) if file.tell() else None
+        with naming(path):
+            file.write(array.reshape(-1).view(np.uint8).data)
+    with naming(path):
+        file.flush()
+        content = core.Content.map(file.name) if file.tell() else None
     tree: dict[str, Any] = {}
     for parts, leaf, start in found:
         if start is not None and content is not None:

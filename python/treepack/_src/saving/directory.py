@@ -29,10 +29,11 @@ from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import BusyError, Lease, utc
 from treepack._src.storage.content import open_parts, read_all
 from treepack._src.storage.entries import entries
+from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import joined, local, url_of
 from treepack._src.storage.remote import store_of
 from treepack._src.storage.store import ABSENT, ConditionError
-from treepack._src.storage.write import remove_if_dead, sync_directory
+from treepack._src.storage.write import make_directories, remove_if_dead
 from treepack.errors import DecodeError
 
 # The names of files with shards, of their temporary files, and of those of leases.
@@ -123,8 +124,9 @@ class Directory(abc.ABC):
           FileNotFoundError: If it is missing.
           DecodeError: If it is damaged, or no regular file.
         """
-        found = open_parts(self.file(name), regular=True)
-        record = present(core.Catalog.open(found.content, salvage=False).record)
+        with naming(self.file(name)):
+            found = open_parts(self.file(name), regular=True)
+            record = present(core.Catalog.open(found.content, salvage=False).record)
         about = core.record_metadata(record, unknown_as_dict=False)
         plan = about.get("plan") if isinstance(about, dict) else None
         return Written(name, found.nbytes, zlib.crc32(record), plan)
@@ -154,13 +156,14 @@ class LocalDirectory(Directory):
     def claim(self, name: str) -> None:
         path = Path(self._path)
         if not path.is_dir():
-            path.mkdir(parents=True)
-            sync_directory(path.parent)
+            make_directories(path)
         try:
             self._lease.take(name)
             self._before = self._manifest()
-        except BaseException:
+        except BaseException as error:
             self.release()
+            if isinstance(error, OSError):
+                name_file(error, self._path)
             raise
         self.clean()
 

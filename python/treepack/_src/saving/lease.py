@@ -214,7 +214,8 @@ class Lease:
         except OSError:
             return b""
         finally:
-            os.close(file)
+            with contextlib.suppress(OSError):  # nothing was written
+                os.close(file)
 
     def release(self) -> None:
         """Lets others save to the directory."""
@@ -243,7 +244,8 @@ def _renew(target: int | Path, stopped: threading.Event) -> None:
 
 def _close(files: list[int]) -> None:
     while files:
-        os.close(files.pop())
+        with contextlib.suppress(OSError):  # it is closed all the same, and nothing is lost
+            os.close(files.pop())
 
 
 def _end(files: list[int], stopped: threading.Event) -> None:

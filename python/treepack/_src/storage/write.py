@@ -14,6 +14,7 @@ from typing import IO
 import treepack._core as core
 from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
+from treepack._src.storage.naming import naming
 from treepack._src.storage.place import local, url_of
 
 try:
@@ -78,16 +79,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             "file, and copy it there"
         )
     target = Path(local(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(target.parent)
     with spool(target, private=target.exists()) as file:
         yield file
-        file.flush()
-        _sync(file.fileno())
+        with naming(target):
+            file.flush()
+            _sync(file.fileno())
         with contextlib.suppress(FileNotFoundError):  # then its mode is that of any new file
             Path(file.name).chmod(target.stat().st_mode & 0o777)
         if fcntl is None:
             file.close()  # Windows renames no file that Python has open
         Path(file.name).replace(target)
+    sync_directory(target.parent)
 
 
 @contextlib.contextmanager
@@ -107,10 +110,16 @@ def spool(path: Path, *, private: bool = True) -> Iterator[IO[bytes]]:
     while True:
         name = path.parent / f"{prefix}{os.getpid():x}-{secrets.token_hex(8)}.tmp"
         try:
-            with open(name, "x+b", opener=lambda path, how: os.open(path, how, mode)) as file:
-                if _is_locked(file):
+            file = open(name, "x+b", opener=lambda path, how: os.open(path, how, mode))  # noqa: SIM115
+            try:
+                with naming(path):
+                    is_locked = _is_locked(file)
+                if is_locked:
                     yield file
                     return
+            finally:
+                with naming(path):
+                    file.close()
         finally:
             name.unlink(missing_ok=True)
 
@@ -135,6 +144,14 @@ def _sync(file: int) -> None:
             fcntl.fcntl(file, full)
             return
     os.fsync(file)
+
+
+def make_directories(path: Path) -> None:
+    """Makes a directory and those above it that are missing; their names are on the disk then."""
+    missing = [it for it in (path, *path.parents) if not it.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_directory(made.parent)
 
 
 def sync_directory(path: Path) -> None:

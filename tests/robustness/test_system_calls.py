@@ -1,0 +1,369 @@
+"""Every call of the system that a save makes, failed in turn; and power lost after each of them.
+
+A tracer (`tests/support/tracer.c`) sees the calls as the kernel does, whoever makes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import itertools
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import treepack
+from treepack import _cli, checkpoints, serialization
+from waiting import HANG_S
+
+OLD: Any = {"w": np.arange(3000.0), "n": 3}
+NEW: Any = {"w": np.arange(3000.0) + 1, "n": 4}
+
+SUPPORT = Path(__file__).parents[1] / "support"
+
+ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EACCES", "EMFILE", "ENOMEM", "EINTR", "EROFS", "ESTALE")
+
+is_traced = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64" or not shutil.which("cc"),
+    reason="traces calls of Linux on x86-64, and needs a C compiler",
+)
+
+
+def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+    yield from tree.items()
+
+
+def convert(path: Path, tree: Any) -> None:
+    """Converts a file of another folder by the command line."""
+    source = Path(sys.argv[1]) / "source.msgpack"
+    source.write_bytes(serialization.to_bytes(tree))
+    errors = io.StringIO()
+    command = ["treepack", "convert", str(source), str(path)]
+    with mock.patch.object(sys, "argv", command), contextlib.redirect_stderr(errors):
+        try:
+            _cli.run()
+        except SystemExit as ended:
+            if ended.code:
+                raise OSError(errors.getvalue()) from None
+
+
+Write = Callable[[Path, Any], object]
+SAVES: dict[str, Write] = {
+    "file": lambda path, tree: treepack.save(path, tree),
+    "gzip": lambda path, tree: treepack.save(path, tree, compress=True),
+    "numbers": lambda path, tree: treepack.save(path, tree, compress="numbers"),
+    "background": lambda path, tree: treepack.save(path, tree, background=True).result(),
+    "directory": lambda path, tree: treepack.save(path, tree, sharded=True),
+    "directory in the background": lambda path, tree: treepack.save(
+        path, tree, sharded=True, background=True
+    ).result(),
+    "iterator": lambda path, tree: treepack.save(path, leaves(tree)),
+    "state": lambda path, tree: serialization.save_to_file(tree, path),
+    "stream": lambda path, tree: treepack.write_stream(path, leaves(tree)),
+    "convert": convert,
+    "series": lambda path, tree: checkpoints.save_checkpoint(
+        path, tree, tree["n"], keep=1, overwrite=True
+    ),
+}
+
+
+def found_at(kind: str, path: Path) -> Any:
+    """Returns the tree at a path."""
+    if kind == "stream":
+        return {keys[-1]: leaf for keys, leaf in treepack.read_stream(path)}
+    if kind in ("state", "convert"):
+        return serialization.load_from_file(None, path)
+    if kind == "series":
+        return checkpoints.restore_checkpoint(path, None)
+    return treepack.load(path, copy=True, mmap=False)
+
+
+def which(kind: str, path: Path) -> str:
+    """Returns which of both trees is at a path; raises an AssertionError if none is, whole."""
+    found = found_at(kind, path)
+    for name, tree in (("old", OLD), ("new", NEW)):
+        if np.array_equal(np.asarray(found["w"]), tree["w"]) and found["n"] == tree["n"]:
+            return name
+    raise AssertionError(f"neither is at {path}")
+
+
+def ask(text: str) -> bool:
+    """Tells the tracer something, and returns what it says."""
+    return os.access(f"/@{text}", os.F_OK)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.name.endswith(".tmp"))
+
+
+def fail_each(kind: str, folder: Path, errors: list[str]) -> None:
+    """Fails each call of a save, with each error or with one of them in turn."""
+    save = SAVES[kind]
+    inside = folder / "inside"
+    inside.mkdir()
+    path = inside / "model"
+    save(path, OLD)
+    count = 0
+    for number in itertools.count(1):
+        chosen = errors if "all" in sys.argv else [errors[number % len(errors)]]
+        for name in chosen:
+            problem = f"{kind}: call {number}, {name}"
+            ask(f"fail/{number}/{getattr(errno, name)}{inside}")
+            error: Exception | None = None
+            try:
+                save(path, NEW)
+            except Exception as caught:
+                error = caught
+            if not ask("failed"):
+                assert error is None, problem
+                assert count >= 10, problem
+                print(kind, "calls that failed:", count)
+                return
+            count += 1
+            now = which(kind, path)
+            assert now == "new" or error is not None, problem
+            if error is not None:
+                told = " ".join([str(error), *getattr(error, "__notes__", [])])
+                assert isinstance(error, (OSError, MemoryError, treepack.TreepackError)), problem
+                named = str(inside) in told or "out of memory" in told
+                # Python says so of files whose position cannot be asked for.
+                named = named or isinstance(error, (MemoryError, io.UnsupportedOperation))
+                assert named, f"{problem}: {told}"
+            save(path, OLD)
+            assert which(kind, path) == "old", problem
+            assert names(inside) == [], problem
+
+
+class Disk:
+    """A folder as a disk has it: what was synced, and what was changed since.
+
+    Nothing but what was synced is there for certain. A file that was written since has what was
+    synced, nothing, zeros, or a part; names changed since are as before or after, in order or one
+    alone.
+    """
+
+    VARIANTS = 4
+
+    def __init__(self, folder: str, before: Path):
+        self.folder = folder
+        self.content: dict[int, bytearray] = {}  # by a number of ours
+        self.synced: dict[int, bytes] = {}
+        self.inodes: dict[str, int] = {}
+        self.names: dict[str, int | None] = {}  # a directory is None
+        self.durable: dict[str, int | None] = {}
+        self.pending: list[tuple[str, str, str, int | None]] = []
+        for path in sorted(before.rglob("*")):
+            name = f"{folder}/{path.relative_to(before)}"
+            self.names[name] = None if path.is_dir() else self._new(path.read_bytes())
+        self.durable = dict(self.names)
+
+    def _new(self, content: bytes) -> int:
+        number = len(self.content)
+        self.content[number] = bytearray(content)
+        self.synced[number] = content
+        return number
+
+    def apply(self, line: str) -> None:
+        """Does what a line of the log says."""
+        what, _, rest = line.partition(" ")
+        if what == "create":
+            inode, name = rest.split(" ", 1)
+            if name not in self.names:
+                self._change("link", name, "", self._new(b""))
+            number = self.names[name]
+            assert number is not None
+            self.inodes[inode] = number
+        elif what in ("write", "truncate", "extend"):
+            inode, at, *data = rest.split(" ")
+            content = self.content[self.inodes[inode]]
+            if what == "write":
+                new = bytes.fromhex(data[0])
+                content.extend(bytes(max(0, int(at) + len(new) - len(content))))
+                content[int(at) : int(at) + len(new)] = new
+            elif what == "truncate":
+                del content[int(at) :]
+                content.extend(bytes(int(at) - len(content)))
+            else:
+                content.extend(bytes(max(0, int(at) - len(content))))
+        elif what == "sync":
+            inode, name = rest.split(" ", 1)
+            if name == self.folder or self.names.get(name, 0) is None:
+                self._sync_directory(name)
+            else:
+                self.synced[self.inodes[inode]] = bytes(self.content[self.inodes[inode]])
+        elif what in ("rename", "link"):
+            old, new = rest.split("\t")
+            self._change(what, old, new, self.names[old])
+        elif what in ("unlink", "rmdir", "mkdir"):
+            self._change(what, rest, "", None)
+        else:
+            assert what in ("say", "fails"), line
+
+    def _change(self, what: str, old: str, new: str, number: int | None) -> None:
+        change = (what, old, new, number)
+        self.pending.append(change)
+        self._changed(self.names, change)
+
+    @staticmethod
+    def _changed(names: dict[str, int | None], change: tuple[str, str, str, int | None]) -> None:
+        what, old, new, number = change
+        if what == "rename":
+            names.pop(old, None)
+            names[new] = number
+        elif what == "link":
+            names[new or old] = number
+        elif what == "mkdir":
+            names[old] = None
+        else:
+            names.pop(old, None)
+
+    def _sync_directory(self, name: str) -> None:
+        rest = []
+        for change in self.pending:
+            if str(Path(change[2] or change[1]).parent) == name:
+                self._changed(self.durable, change)
+            else:
+                rest.append(change)
+        self.pending = rest
+
+    def states(self) -> Iterator[dict[str, bytes | None]]:
+        """Yields what may be there after the power has been lost now."""
+        chosen = [self.pending[:end] for end in range(len(self.pending) + 1)]
+        chosen += [[change] for change in self.pending[1:]]
+        for changes in chosen:
+            names = dict(self.durable)
+            for change in changes:
+                self._changed(names, change)
+            # Nothing is in a directory that is not there.
+            there = {
+                name: number
+                for name, number in names.items()
+                if all(
+                    str(above) in names
+                    for above in Path(name).parents
+                    if str(above).startswith(self.folder + "/")
+                )
+            }
+            for variant in range(self.VARIANTS):
+                yield {
+                    name: None if number is None else self._variant(number, variant)
+                    for name, number in there.items()
+                }
+
+    def _variant(self, number: int, variant: int) -> bytes:
+        content, synced = bytes(self.content[number]), self.synced[number]
+        if content == synced:
+            return content
+        half = len(content) // 2
+        return (synced, content, bytes(len(content)), content[:half] + bytes(half))[variant]
+
+
+def write_state(state: dict[str, bytes | None], disk: Disk, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, content in sorted(state.items()):
+        path = folder / Path(name).relative_to(disk.folder)
+        if content is None:
+            path.mkdir()
+        else:
+            path.write_bytes(content)
+
+
+def log_one(kind: str, folder: Path, where: str) -> None:
+    """Saves over an old tree, or to new directories, while what happens is logged."""
+    inside = folder / "inside"
+    inside.mkdir()
+    path = inside / where
+    if where == "model":
+        SAVES[kind](path, OLD)
+    shutil.copytree(inside, folder / "before")
+    ask(f"log{inside}")
+    SAVES[kind](path, NEW)
+    ask("say/saved")
+    ask("log/nothing")
+
+
+@pytest.fixture(scope="module")
+def tracer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tracer") / "tracer"
+    subprocess.run(["cc", "-O1", "-o", made, SUPPORT / "tracer.c"], check=True)
+    return made
+
+
+def run(tracer: Path, folder: Path, call: str, *arguments: str) -> tuple[str, list[str]]:
+    """Runs a function of this file under the tracer; returns its output and the log."""
+    code = f"import test_system_calls as it, pathlib, sys; it.{call}"
+    done = subprocess.run(
+        [tracer, folder / "log", sys.executable, "-W", "ignore", "-c", code, folder, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20 * HANG_S,
+    )
+    if done.returncode == 3:
+        pytest.skip("processes cannot be traced here")
+    log = (folder / "log").read_text().splitlines()
+    # The number of a call is that of asm/unistd_64.h.
+    assert done.returncode == 0, f"{done.stderr}\n{log[-1][:200]}"
+    return done.stdout, log
+
+
+@is_traced
+@pytest.mark.parametrize("kind", SAVES)
+def test_a_call_that_fails_leaves_the_old_or_the_new(
+    kind: str, tracer: Path, tmp_path: Path
+) -> None:
+    run(tracer, tmp_path, f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), list(it.ERRORS))")
+
+
+@is_traced
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", SAVES)
+def test_every_call_fails_with_every_error(kind: str, tracer: Path, tmp_path: Path) -> None:
+    call = f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), list(it.ERRORS))"
+    print(*run(tracer, tmp_path, call, "all"))
+
+
+@is_traced
+@pytest.mark.parametrize("where", ["model", "new/and/newer/model"])
+@pytest.mark.parametrize("kind", SAVES)
+def test_power_is_lost(kind: str, where: str, tracer: Path, tmp_path: Path) -> None:
+    _, log = run(tracer, tmp_path, f"log_one({kind!r}, pathlib.Path(sys.argv[1]), {where!r})")
+    disk = Disk(str(tmp_path / "inside"), tmp_path / "before")
+    crashed = tmp_path / "crashed"
+    tried: set[Any] = set()
+    is_saved = False
+    for line in ["say begun", *log]:
+        disk.apply(line)
+        is_saved = is_saved or line == "say saved"
+        for state in disk.states():
+            found = (is_saved, *sorted(state.items(), key=str))
+            if found in tried:
+                continue
+            tried.add(found)
+            write_state(state, disk, crashed)
+            path = crashed / where
+            if not is_saved and where != "model" and not path.exists():
+                continue
+            try:
+                now = which(kind, path)
+            except Exception as error:
+                # Of new directories, some may be there without what commits them.
+                if is_saved or where == "model":
+                    raise AssertionError(f"after {line[:200]}: {sorted(state)}") from error
+                continue
+            assert now == "new" or not is_saved, line[:200]
+    assert is_saved
+    assert len(tried) > 3
+    print(kind, where, "states after a loss of power:", len(tried))

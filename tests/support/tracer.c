@@ -1,0 +1,297 @@
+/* Runs a program, fails calls of the system that it asks to fail, and logs what they change.
+ *
+ *     tracer LOG PROGRAM ARGUMENTS...
+ *
+ * The program asks by access(2) of paths that there are not:
+ *
+ *     /@fail/N/ERRNO/FOLDER   the Nth call from now on that has to do with FOLDER fails
+ *     /@failed                0 if one has; nothing fails any more
+ *     /@log/FOLDER            what changes FOLDER is logged from now on
+ *     /@say/TEXT              a line of the log
+ *
+ * Calls are seen as the kernel sees them, whoever makes them. Linux on x86-64 only.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/user.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define THREADS 4096
+#define TEXT 4096
+
+static struct thread {
+    pid_t tid;
+    int inside;          /* between the entry of a call and its end */
+    long fails;          /* with this errno, or 0 */
+    struct user_regs_struct entry;
+    char first[TEXT], second[TEXT];
+    unsigned long inode; /* of the file that a descriptor is of, before the call */
+    long long offset;
+} threads[THREADS];
+
+static FILE *out;
+static char folder[TEXT], logged[TEXT];
+static long countdown, error_number, has_failed;
+
+static struct thread *of(pid_t tid) {
+    struct thread *free_one = NULL;
+    for (int i = 0; i < THREADS; i++) {
+        if (threads[i].tid == tid) return &threads[i];
+        if (threads[i].tid <= 0 && !free_one) free_one = &threads[i];
+        if (!threads[i].tid) break; /* none has been used after it */
+    }
+    if (!free_one) abort();
+    free_one->tid = tid, free_one->inside = 0;
+    return free_one;
+}
+
+static void text_at(pid_t tid, unsigned long at, char *to) {
+    /* Up to the end of a page at a time: what is after it may not be there. */
+    size_t have = 0;
+    to[0] = 0;
+    while (have < TEXT - 1) {
+        size_t len = 4096 - (at + have) % 4096;
+        if (len > TEXT - 1 - have) len = TEXT - 1 - have;
+        struct iovec mine = {to + have, len}, theirs = {(void *)(at + have), len};
+        ssize_t got = process_vm_readv(tid, &mine, 1, &theirs, 1, 0);
+        if (got <= 0) break;
+        if (memchr(to + have, 0, got)) return;
+        have += got;
+    }
+    to[have] = 0;
+}
+
+static void path_of_fd(pid_t tid, long fd, char *to) {
+    char name[64];
+    snprintf(name, sizeof name, "/proc/%d/fd/%ld", tid, fd);
+    ssize_t len = readlink(name, to, TEXT - 1);
+    to[len < 0 ? 0 : len] = 0;
+}
+
+/* A path as it was given, made whole with its directory. */
+static void whole_path(pid_t tid, long at, unsigned long text, char *to) {
+    char given[TEXT];
+    text_at(tid, text, given);
+    if (given[0] == '/' || !given[0]) { strcpy(to, given); return; }
+    if ((int)at == AT_FDCWD) {
+        char name[64];
+        snprintf(name, sizeof name, "/proc/%d/cwd", tid);
+        ssize_t len = readlink(name, to, TEXT - 1);
+        to[len < 0 ? 0 : len] = 0;
+    } else path_of_fd(tid, at, to);
+    strncat(to, "/", TEXT - 1 - strlen(to));
+    strncat(to, given, TEXT - 1 - strlen(to));
+}
+
+static unsigned long inode_of_fd(pid_t tid, long fd) {
+    char name[64];
+    struct stat found;
+    snprintf(name, sizeof name, "/proc/%d/fd/%ld", tid, fd);
+    return stat(name, &found) ? 0 : found.st_ino;
+}
+
+static long long offset_of_fd(pid_t tid, long fd) {
+    char name[64], line[128] = "";
+    long long offset = -1;
+    snprintf(name, sizeof name, "/proc/%d/fdinfo/%ld", tid, fd);
+    FILE *info = fopen(name, "r");
+    if (!info) return -1;
+    if (fgets(line, sizeof line, info)) sscanf(line, "pos: %lld", &offset);
+    fclose(info);
+    return offset;
+}
+
+enum kind { NONE, OF_FD, OF_PATH, OF_PATH_AT, TWO_PATHS, TWO_PATHS_AT };
+
+/* Left out are lseek and ioctl, which ask for what the system has in memory. */
+static enum kind kind_of(long call) {
+    switch (call) {
+    case SYS_write: case SYS_pwrite64: case SYS_writev: case SYS_pwritev: case SYS_read: case SYS_pread64:
+    case SYS_fsync: case SYS_fdatasync: case SYS_ftruncate: case SYS_fallocate: case SYS_close:
+    case SYS_fchmod: case SYS_fchown: case SYS_flock: case SYS_fstat: case SYS_getdents64:
+    case SYS_sync_file_range: case SYS_copy_file_range: case SYS_fcntl: return OF_FD;
+    case SYS_open: case SYS_creat: case SYS_unlink: case SYS_mkdir: case SYS_rmdir: case SYS_stat:
+    case SYS_lstat: case SYS_readlink: case SYS_truncate: case SYS_chmod: return OF_PATH;
+    case SYS_openat: case SYS_unlinkat: case SYS_mkdirat: case SYS_newfstatat: case SYS_statx:
+    case SYS_readlinkat: case SYS_fchmodat: return OF_PATH_AT;
+    case SYS_rename: case SYS_link: case SYS_symlink: return TWO_PATHS;
+    case SYS_renameat: case SYS_renameat2: case SYS_linkat: return TWO_PATHS_AT;
+    case SYS_mmap: return OF_FD;
+    default: return NONE;
+    }
+}
+
+static int is_in(const char *path, const char *where) {
+    size_t len = strlen(where);
+    return len && !strncmp(path, where, len) && (path[len] == '/' || !path[len]);
+}
+
+static void asked(struct thread *it, const char *text, struct user_regs_struct *regs) {
+    long number, error;
+    int used = 0;
+    long result = -ENOENT;
+    if (sscanf(text, "/@fail/%ld/%ld%n", &number, &error, &used) == 2) {
+        countdown = number, error_number = error, has_failed = 0;
+        strcpy(folder, text + used);
+    } else if (!strcmp(text, "/@failed")) {
+        result = has_failed ? 0 : -ENOENT;
+        countdown = 0;
+    } else if (!strncmp(text, "/@log/", 6)) strcpy(logged, text + 5);
+    else if (!strncmp(text, "/@say/", 6)) fprintf(out, "say %s\n", text + 6);
+    else return;
+    fflush(out);
+    regs->orig_rax = -1; /* no call: its result is set at its end */
+    ptrace(PTRACE_SETREGS, it->tid, 0, regs);
+    it->fails = -result ? -result : -1;
+}
+
+static void enter(struct thread *it) {
+    struct user_regs_struct regs;
+    ptrace(PTRACE_GETREGS, it->tid, 0, &regs);
+    it->entry = regs;
+    it->fails = 0;
+    it->first[0] = it->second[0] = 0;
+    long call = regs.orig_rax;
+    if (call == SYS_access || call == SYS_faccessat || call == SYS_faccessat2) {
+        char text[TEXT];
+        text_at(it->tid, call == SYS_access ? regs.rdi : regs.rsi, text);
+        if (text[0] == '/' && text[1] == '@') asked(it, text, &regs);
+        return;
+    }
+    if (!countdown && !logged[0]) return;
+    switch (kind_of(call)) {
+    case NONE: return;
+    case OF_FD: {
+        long fd = call == SYS_mmap ? (long)(int)regs.r8 : (long)(int)regs.rdi;
+        if (fd < 0) return;
+        path_of_fd(it->tid, fd, it->first);
+        if (is_in(it->first, logged)) {
+            it->inode = inode_of_fd(it->tid, fd);
+            it->offset = call == SYS_pwrite64 ? (long long)regs.r10 : offset_of_fd(it->tid, fd);
+        }
+        break;
+    }
+    case OF_PATH: whole_path(it->tid, AT_FDCWD, regs.rdi, it->first); break;
+    case OF_PATH_AT: whole_path(it->tid, regs.rdi, regs.rsi, it->first); break;
+    case TWO_PATHS:
+        whole_path(it->tid, AT_FDCWD, regs.rdi, it->first);
+        whole_path(it->tid, AT_FDCWD, regs.rsi, it->second);
+        break;
+    case TWO_PATHS_AT:
+        whole_path(it->tid, regs.rdi, regs.rsi, it->first);
+        whole_path(it->tid, regs.rdx, regs.r10, it->second);
+        break;
+    }
+    if (countdown && is_in(it->first, folder) && --countdown == 0) {
+        has_failed = 1;
+        it->fails = error_number;
+        fprintf(out, "fails %ld %ld %s\n", call, error_number, it->first);
+        fflush(out);
+        /* A file that could not be closed is closed all the same. */
+        if (call != SYS_close) {
+            regs.orig_rax = -1;
+            ptrace(PTRACE_SETREGS, it->tid, 0, &regs);
+        }
+    }
+}
+
+static void log_bytes(struct thread *it, unsigned long from, size_t len) {
+    unsigned char *bytes = malloc(len + 1);
+    struct iovec mine = {bytes, len}, theirs = {(void *)from, len};
+    if (process_vm_readv(it->tid, &mine, 1, &theirs, 1, 0) != (ssize_t)len) abort();
+    fprintf(out, "write %lu %lld ", it->inode, it->offset);
+    for (size_t i = 0; i < len; i++) fprintf(out, "%02x", bytes[i]);
+    fprintf(out, "\n");
+    free(bytes);
+}
+
+static void leave(struct thread *it) {
+    struct user_regs_struct regs;
+    if (it->fails) {
+        ptrace(PTRACE_GETREGS, it->tid, 0, &regs);
+        regs.rax = it->fails == -1 ? 0 : -it->fails;
+        ptrace(PTRACE_SETREGS, it->tid, 0, &regs);
+        return;
+    }
+    if (!is_in(it->first, logged) && !is_in(it->second, logged)) return;
+    ptrace(PTRACE_GETREGS, it->tid, 0, &regs);
+    long result = regs.rax, call = it->entry.orig_rax;
+    if (result < 0) return;
+    struct stat found;
+    switch (call) {
+    case SYS_open: case SYS_openat: case SYS_creat:
+        if (!stat(it->first, &found) && S_ISREG(found.st_mode)) {
+            long flags = call == SYS_open ? it->entry.rsi : it->entry.rdx;
+            if (call == SYS_creat) flags = O_CREAT | O_TRUNC | O_WRONLY;
+            if (flags & O_CREAT) fprintf(out, "create %lu %s\n", (unsigned long)found.st_ino, it->first);
+            if (flags & O_TRUNC) fprintf(out, "truncate %lu 0\n", (unsigned long)found.st_ino);
+        }
+        break;
+    case SYS_write: case SYS_pwrite64: log_bytes(it, it->entry.rsi, result); break;
+    case SYS_writev: case SYS_pwritev: case SYS_copy_file_range: case SYS_truncate:
+        fprintf(out, "unknown %ld\n", call);
+        break;
+    case SYS_ftruncate: fprintf(out, "truncate %lu %lld\n", it->inode, (long long)it->entry.rsi); break;
+    case SYS_fallocate: fprintf(out, "extend %lu %lld\n", it->inode, (long long)(it->entry.rdx + it->entry.r10)); break;
+    case SYS_fsync: case SYS_fdatasync: fprintf(out, "sync %lu %s\n", it->inode, it->first); break;
+    case SYS_rename: case SYS_renameat: case SYS_renameat2:
+        fprintf(out, "rename %s\t%s\n", it->first, it->second);
+        break;
+    case SYS_link: case SYS_linkat: fprintf(out, "link %s\t%s\n", it->first, it->second); break;
+    case SYS_unlink: fprintf(out, "unlink %s\n", it->first); break;
+    case SYS_unlinkat:
+        fprintf(out, "%s %s\n", it->entry.rdx & AT_REMOVEDIR ? "rmdir" : "unlink", it->first);
+        break;
+    case SYS_rmdir: fprintf(out, "rmdir %s\n", it->first); break;
+    case SYS_mkdir: case SYS_mkdirat: fprintf(out, "mkdir %s\n", it->first); break;
+    }
+}
+
+int main(int count, char **arguments) {
+    if (count < 3 || !(out = fopen(arguments[1], "w"))) return 2;
+    pid_t child = fork();
+    if (!child) {
+        ptrace(PTRACE_TRACEME, 0, 0, 0);
+        raise(SIGSTOP);
+        execvp(arguments[2], arguments + 2);
+        _exit(127);
+    }
+    int status;
+    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status)) return 3;
+    long options = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK |
+        PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL;
+    if (ptrace(PTRACE_SETOPTIONS, child, 0, options)) return 3;
+    ptrace(PTRACE_SYSCALL, child, 0, 0);
+    int code = 1;
+    for (;;) {
+        pid_t tid = waitpid(-1, &status, __WALL);
+        if (tid < 0) break;
+        struct thread *it = of(tid);
+        if (WIFEXITED(status) || WIFSIGNALED(status)) {
+            if (tid == child) code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+            it->tid = -1;
+            continue;
+        }
+        int signal = 0, stopped = WSTOPSIG(status);
+        if (stopped == (SIGTRAP | 0x80)) {
+            it->inside = !it->inside;
+            if (it->inside) enter(it);
+            else leave(it);
+        } else if (stopped == SIGTRAP && status >> 16) {
+            /* a new thread, or a new program */
+        } else if (stopped != SIGSTOP) signal = stopped;
+        ptrace(PTRACE_SYSCALL, tid, 0, signal);
+    }
+    fclose(out);
+    return code;
+}
