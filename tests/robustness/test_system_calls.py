@@ -11,9 +11,12 @@ import io
 import itertools
 import os
 import platform
+import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +145,36 @@ def fail_each(kind: str, folder: Path, errors: list[str]) -> None:
             save(path, OLD)
             assert which(kind, path) == "old", problem
             assert names(inside) == [], problem
+
+
+def kill_often(kind: str, folder: Path, instants: int) -> None:
+    """Kills processes that save both trees in turn, while they do."""
+    inside = folder / "inside"
+    inside.mkdir()
+    path = inside / "model"
+    SAVES[kind](path, OLD)
+    rng = random.Random(kind)
+    left = 0
+    for _ in range(instants):
+        ready, told = os.pipe()
+        child = os.fork()
+        if not child:
+            for tree in itertools.cycle((NEW, OLD)):
+                SAVES[kind](path, tree)
+                os.write(told, b".")
+        os.close(told)
+        for _ in range(rng.randrange(1, 4)):
+            assert os.read(ready, 1), "it has ended"
+        time.sleep(rng.random() * 0.01)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+        left += bool(names(inside))
+        which(kind, path)
+    SAVES[kind](path, NEW)
+    assert which(kind, path) == "new"
+    assert names(inside) == []
+    print(kind, "kills:", instants, "of which in the middle of a save, at least:", left)
 
 
 class Disk:
@@ -300,11 +333,14 @@ def tracer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(tracer: Path, folder: Path, call: str, *arguments: str) -> tuple[str, list[str]]:
-    """Runs a function of this file under the tracer; returns its output and the log."""
+def run(tracer: Path | None, folder: Path, call: str, *arguments: str) -> tuple[str, list[str]]:
+    """Runs a function of this file, perhaps under the tracer; returns its output and the log."""
+    log_path = folder / "log"
+    log_path.write_text("no log\n")
+    traced = [] if tracer is None else [tracer, log_path]
     code = f"import test_system_calls as it, pathlib, sys; it.{call}"
     done = subprocess.run(
-        [tracer, folder / "log", sys.executable, "-W", "ignore", "-c", code, folder, *arguments],
+        [*traced, sys.executable, "-W", "ignore", "-c", code, folder, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -313,7 +349,7 @@ def run(tracer: Path, folder: Path, call: str, *arguments: str) -> tuple[str, li
     )
     if done.returncode == 3:
         pytest.skip("processes cannot be traced here")
-    log = (folder / "log").read_text().splitlines()
+    log = log_path.read_text().splitlines()
     # The number of a call is that of asm/unistd_64.h.
     assert done.returncode == 0, f"{done.stderr}\n{log[-1][:200]}"
     return done.stdout, log
@@ -333,6 +369,15 @@ def test_a_call_that_fails_leaves_the_old_or_the_new(
 def test_every_call_fails_with_every_error(kind: str, tracer: Path, tmp_path: Path) -> None:
     call = f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), list(it.ERRORS))"
     print(*run(tracer, tmp_path, call, "all"))
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("kind", SAVES)
+def test_a_process_that_is_killed_leaves_the_old_or_the_new(kind: str, tmp_path: Path) -> None:
+    """Set TREEPACK_INSTANTS to kill more often."""
+    instants = int(os.environ.get("TREEPACK_INSTANTS", "10"))
+    print(run(None, tmp_path, f"kill_often({kind!r}, pathlib.Path(sys.argv[1]), {instants})")[0])
 
 
 @is_traced
