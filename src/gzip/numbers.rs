@@ -151,7 +151,9 @@ fn counts_of(plane: &[u8]) -> [u32; 256] {
         let most = plane.iter().fold(0, |most, &byte| most.max(byte));
         let range = &mut counts[least.into()..=most.into()];
         if range.iter().filter(|&&count| count == 0).count() <= FEW {
-            range.iter_mut().for_each(|count| *count = (*count).max(1));
+            for count in range {
+                *count = (*count).max(1);
+            }
             return counts;
         }
     }
@@ -190,11 +192,8 @@ fn entropy(counts: &[u32; 256]) -> u64 {
 fn outlook(data: &[u8]) -> (usize, usize) {
     const SAMPLE: usize = 128;
     let (elements, _) = data.as_chunks::<MAX_WIDTH>();
-    let sample: Vec<u8> = samples(elements, SAMPLE)
-        .flatten()
-        .flatten()
-        .copied()
-        .collect();
+    let sample: Vec<&[u8]> = samples(elements, SAMPLE).map(<[_]>::as_flattened).collect();
+    let sample = sample.concat();
     if sample.is_empty() {
         return (1, data.len());
     }

@@ -42,8 +42,8 @@ type Pairs = [u64; PAIRED * PAIRED];
 /// What is used again and again.
 #[derive(Default)]
 pub struct Encoder {
-    /// One, or none before the first use.
-    pairs: Vec<Pairs>,
+    /// As many as `Pairs`, or none before the first use.
+    pairs: Vec<u64>,
 }
 
 impl Encoder {
@@ -57,11 +57,12 @@ impl Encoder {
             grow::resize(out, room, 0)?;
         }
         if self.pairs.is_empty() {
-            self.pairs = grow::filled([0; PAIRED * PAIRED], 1)?;
+            self.pairs = grow::filled(0, PAIRED * PAIRED)?;
         }
         let codes = codes(code.lengths());
         let table = entries(&codes, code.lengths());
-        let first = pair(&table, &mut self.pairs[0]);
+        let pairs = self.pairs.first_chunk_mut().expect("as many as pairs");
+        let first = pair(&table, pairs);
         let (lengths, out) = out.split_at_mut(LENGTHS_BYTES);
         let mut head = BitWriter::new(out);
         // The smallest code of distances that all readers take, never used.
@@ -77,7 +78,7 @@ impl Encoder {
                 Some(_) => part.as_chunks::<8>(),
                 None => (&[][..], part),
             };
-            encode_eights(eights, first.unwrap_or(0), &self.pairs[0], &mut writer);
+            encode_eights(eights, first.unwrap_or(0), pairs, &mut writer);
             encode_rest(rest, &table, &mut writer);
             let bits = code.lengths()[END_OF_BLOCK];
             writer.put(codes[END_OF_BLOCK].into(), bits.into());
