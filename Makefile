@@ -146,16 +146,20 @@ lint-packages: $(VENV)/.test
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*))
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 
-## make audit         crates against deny.toml, and advisories for crates and Python packages; needs cargo-deny and
-##                    the network (github.com, pypi.org); `make audit-offline` is the half without advisories
+## make audit         crates against deny.toml, and advisories for crates and Python packages; needs the
+##                    network (crates.io, github.com, pypi.org); `make audit-offline` is the half without advisories
 audit: audit-offline $(VENV)/.test $(VENV)/audit/.installed
-	cargo deny check advisories
+	$(DENY) check advisories
 	$(VENV)/audit/$(SCRIPTS)/pip-audit --skip-editable --progress-spinner off \
 	  --path $$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')
 
-audit-offline:
-	cargo deny --locked check licenses bans sources
-	cd tests/fuzz && cargo deny --locked --config ../../deny.toml check sources
+DENY := $(CURDIR)/target/tools/bin/cargo-deny
+$(DENY):
+	cargo install --quiet --locked --root target/tools cargo-deny
+
+audit-offline: $(DENY)
+	$(DENY) --locked check licenses bans sources
+	cd tests/fuzz && $(DENY) --locked --config ../../deny.toml check sources
 
 ## make licenses      writes THIRD_PARTY_LICENSES, after a change of dependencies of the crate
 licenses:
