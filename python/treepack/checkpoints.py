@@ -75,7 +75,7 @@ from treepack._src.series.retention import check_newest, tidy
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.entries import exists, is_directory
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, absolute, joined, resolved
+from treepack._src.storage.place import Location, absolute, joined, resolved, shown
 from treepack._src.storage.write import save_layout
 
 __all__ = [
@@ -465,7 +465,7 @@ def restore_checkpoint(
         if not exists(path):
             steps = ", ".join(_steps(directory, prefix)) if is_directory(directory) else ""
             there = f"there are the steps {steps}" if steps else "there is no checkpoint"
-            raise ValueError(f"Matching checkpoint not found: {path}; {there}")
+            raise ValueError(f"Matching checkpoint not found: {shown(path)}; {there}")
         return restored(path)
     if not is_directory(directory):
         return restored(directory) if exists(directory) else target

@@ -16,8 +16,8 @@ class TreepackError(ValueError):
     """A tree cannot be saved or loaded. The base class of most errors here.
 
     Attributes:
-      filename: The file that was read, as the caller has named it. `None` for data in memory, and
-        when nothing was read.
+      filename: The file that was read, as the caller has named it (a URL: without secrets). `None`
+        for data in memory, and when nothing was read.
     """
 
     filename: str | None = None

@@ -13,6 +13,7 @@ from treepack._cli.listing import FILE, MAX_SIZE
 from treepack._cli.sources import opened
 from treepack._src.checkpoint.file import kind_text
 from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.storage.place import shown
 
 
 def verify(
@@ -33,7 +34,7 @@ def verify(
         if quiet:
             continue
         if found.newer is not None:
-            output.line(f"{file}: not checked: {found.newer}", "yellow")
+            output.line(f"{shown(file)}: not checked: {found.newer}", "yellow")
             continue
         corrupt, unchecked = found.corrupt, found.unchecked
         for path in corrupt:
@@ -47,7 +48,7 @@ def verify(
         }
         text = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         style = "green" if found.ok and not unchecked else "yellow" if found.ok else "red"
-        output.line(f"{file}: {text or 'no leaves'}", style)
+        output.line(f"{shown(file)}: {text or 'no leaves'}", style)
         if unchecked:
             output.line("  unchecked: the file has no checksums, only its headers were read", "dim")
     raise typer.Exit(1 if damaged else 2 if newer else 0)

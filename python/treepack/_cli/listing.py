@@ -25,6 +25,7 @@ from treepack._src.checkpoint.file import (
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.dtypes import is_complex
 from treepack._src.printable import printable
+from treepack._src.storage.place import shown
 from treepack.errors import MissingPathError
 
 FILE = Annotated[str, typer.Argument(help="A checkpoint of treepack, flax or eformer.")]
@@ -179,7 +180,7 @@ def _list(
 ) -> None:
     node = entries.find(path)
     if node is None:
-        raise MissingPathError(path, file)
+        raise MissingPathError(path, shown(file))
     if as_json:
         print(json.dumps(_as_json(entries, file, node, metadata), indent=1))
     elif entries.children(node) is None:
@@ -188,7 +189,7 @@ def _list(
         output.rows([_row(entries, *it) for it in entries.leaves(node)], _SIZES)
     else:
         count, nbytes = entries.totals(node)
-        output.line(f"{file}: {count_text(count)}, {size_text(nbytes)}", "bold")
+        output.line(f"{shown(file)}: {count_text(count)}, {size_text(nbytes)}", "bold")
         if metadata is not None and path == _paths.ROOT:
             text = printable(repr(metadata))
             output.line(f"metadata: {text[:_TEXT]}{'…' if len(text) > _TEXT else ''}", "dim")
@@ -231,7 +232,7 @@ def _as_json(entries: _Entries, name: str, node: Any, metadata: Any) -> dict[str
             entry |= {"dtype": leaf.kind[1], "shape": list(leaf.kind[2])}
         offset = {} if leaf.offset is None else {"offset": leaf.offset}
         leaves.append(entry | offset | {"nbytes": leaf.nbytes})
-    return {"file": name, "metadata": jsonable(metadata), "leaves": leaves}
+    return {"file": shown(name), "metadata": jsonable(metadata), "leaves": leaves}
 
 
 def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
@@ -239,7 +240,7 @@ def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
     with sources.opened(file, max_size) as opened:
         found = opened[path]
         if isinstance(found, Tree):
-            raise ValueError(f"{path} has {len(found)} parts: treepack ls {file} {path}")
+            raise ValueError(f"{path} has {len(found)} parts: treepack ls {shown(file)} {path}")
         if not isinstance(found, LazyArray):
             output.line(f"{path}: {type(found).__name__}", "bold")
             output.block(repr(found))

@@ -17,7 +17,7 @@ from treepack._src.checkpoint.verify import verify
 from treepack._src.options import float_dtype
 from treepack._src.storage.content import size_of
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import has_gzip_suffix, resolved
+from treepack._src.storage.place import has_gzip_suffix, resolved, shown
 from treepack.errors import NewerVersionError
 
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
@@ -143,4 +143,4 @@ class _Target:
             )
             with output.bar("write") as progress:
                 _convert.write_msgpack(state, path, how, progress)
-        output.line(f"{self.path}: {size_text(size_of(path))}", "green")
+        output.line(f"{shown(self.path)}: {size_text(size_of(path))}", "green")

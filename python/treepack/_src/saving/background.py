@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from treepack._src.options import Progress, progress_bar
-from treepack._src.storage.place import local, url_of
+from treepack._src.storage.place import local, shown, url_of
 from treepack._src.tasks import Thread
 from treepack.errors import TreepackError
 
@@ -113,9 +113,11 @@ class Saving(AskedFuture[None]):
     def __repr__(self) -> str:
         if not self.done():
             done, total = self.progress
-            return f"<treepack.Saving {self.path!r}: {done} of {total} bytes>"
+            return f"<treepack.Saving {shown(self.path)!r}: {done} of {total} bytes>"
         error = Future.exception(self)  # not asking
-        return f"<treepack.Saving {self.path!r}: {'saved' if error is None else repr(error)}>"
+        return (
+            f"<treepack.Saving {shown(self.path)!r}: {'saved' if error is None else repr(error)}>"
+        )
 
     def _leave(self) -> None:
         """Ends it in a forked process, where the writing thread does not run."""
@@ -124,7 +126,7 @@ class Saving(AskedFuture[None]):
         future._waiters, future._done_callbacks = [], []  # those of the parent
         if not self.done():
             self.set_exception(
-                TreepackError(f"the parent process goes on to save {self.path}: ask it")
+                TreepackError(f"the parent process goes on to save {shown(self.path)}: ask it")
             )
 
     def _run(self, write: Write, progress: Progress) -> None:
@@ -142,7 +144,7 @@ class Saving(AskedFuture[None]):
         except BaseException as error:  # which `result` raises
             del write
             traceback.clear_frames(error.__traceback__)  # they hold the arrays
-            self.fail(self.path, error)
+            self.fail(shown(self.path), error)
         else:
             del write  # and the arrays with it, before anybody is told
             self.set_result(None)

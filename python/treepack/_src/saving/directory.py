@@ -30,7 +30,7 @@ from treepack._src.saving.lease import BusyError, Lease, utc
 from treepack._src.storage.content import open_parts, read_all
 from treepack._src.storage.entries import entries
 from treepack._src.storage.naming import name_file, naming
-from treepack._src.storage.place import joined, local, url_of
+from treepack._src.storage.place import joined, local, shown, url_of
 from treepack._src.storage.remote import store_of
 from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.write import make_directories, remove_if_dead
@@ -75,7 +75,7 @@ class Directory(abc.ABC):
         self._path = path
 
     def __str__(self) -> str:
-        return os.fspath(self._path)
+        return shown(self._path)
 
     def file(self, name: str) -> str:
         """Returns the path or URL of a file in it."""

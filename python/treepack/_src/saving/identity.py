@@ -20,7 +20,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Static, Writing
 from treepack._src.pytree import leaves as _leaves
 from treepack._src.storage.deferred import Deferred
-from treepack._src.storage.place import local, url_of
+from treepack._src.storage.place import local, shown, url_of
 
 # The values of this many leaves, with paths of this many characters together, are compared one by
 # one, to name those that differ.
@@ -80,7 +80,8 @@ class Identity(NamedTuple):
             )
         if not _is_one_place(self.paths, other.paths):
             found.append(
-                f"process {process} saves to {other.paths[0]!r}, process 0 to {self.paths[0]!r}: "
+                f"process {process} saves to {shown(other.paths[0])!r}, process 0 to "
+                f"{shown(self.paths[0])!r}: "
                 "all processes have to write to the same directory"
             )
         found += [

@@ -18,7 +18,7 @@ from treepack._src.interop.flax import error_class
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.series.names import MP_ARRAY_POSTFIX, TEMPORARY, Series
 from treepack._src.storage.entries import exists, remove
-from treepack._src.storage.place import joined, local, url_of
+from treepack._src.storage.place import joined, local, shown, url_of
 from treepack._src.storage.write import sync_directory
 from treepack.errors import MultiprocessArrayError
 
@@ -73,8 +73,8 @@ def save_arrays(
 
     if url_of(series.directory) is not None:
         raise ValueError(
-            f"gda_manager writes to local directories, and {series.directory!r} is a URL: without "
-            "gda_manager, arrays of several processes are saved there, too"
+            f"gda_manager writes to local directories, and {shown(series.directory)!r} is a URL: "
+            "without gda_manager, arrays of several processes are saved there, too"
         )
     temporary = series.path(series.name(TEMPORARY)) + MP_ARRAY_POSTFIX
     if _jax.processes()[0] == 0:

@@ -8,7 +8,7 @@ from treepack._src.options import Strict
 from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict
 from treepack._src.storage.entries import exists
-from treepack._src.storage.place import joined
+from treepack._src.storage.place import joined, shown
 
 ORBAX_CKPT_FILENAME = "checkpoint"
 """A file that old checkpoints of Orbax have."""
@@ -53,7 +53,7 @@ def save(path: str, target: Any, checkpointer: Any, *, overwrite: bool) -> None:
 
 def restore(path: str, target: Any, checkpointer: Any, transforms: Any, *, strict: Strict) -> Any:
     """Restores a tree of Orbax, with the shardings of a target."""
-    ocp = _needed(f"{path!r} is a checkpoint of Orbax")
+    ocp = _needed(f"{shown(path)!r} is a checkpoint of Orbax")
     checkpointer = checkpointer or ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     options: dict[str, Any] = {}
     if target is not None:

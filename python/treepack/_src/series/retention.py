@@ -11,7 +11,7 @@ from treepack._src.interop.flax import error_class
 from treepack._src.saving.directory import remove_unfinished
 from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORARY, Series
 from treepack._src.storage.entries import entries, is_directory, remove
-from treepack._src.storage.place import joined, local, url_of
+from treepack._src.storage.place import joined, local, shown, url_of
 from treepack._src.storage.write import remove_if_dead
 from treepack.errors import InvalidCheckpointError
 
@@ -26,8 +26,9 @@ def check_newest(series: Series, name: str) -> None:
     if others and (name in others or series.key(others[-1]) > series.key(name)):
         error = error_class(InvalidCheckpointError, "InvalidCheckpointError")
         raise error(
-            f"{series.path(name)} cannot be saved, since {series.path(others[-1])} is there: save "
-            "a later step, or pass overwrite=True to replace this one and remove later ones"
+            f"{shown(series.path(name))} cannot be saved, since {shown(series.path(others[-1]))} "
+            "is there: save a later step, or pass overwrite=True to replace this one and remove "
+            "later ones"
         )
 
 

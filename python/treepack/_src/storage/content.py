@@ -18,7 +18,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer, Progress, check, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
-from treepack._src.storage.place import check_name, local, url_of
+from treepack._src.storage.place import check_name, local, shown, url_of
 from treepack.errors import (
     DecodeError,
     GzipCorruptionError,
@@ -103,7 +103,7 @@ def inflated(
 ) -> Buffer:
     """Returns data, decompressed if they are gzip."""
     if isinstance(data, (str, os.PathLike)):
-        raise TypeError(f"expected data, got the path {os.fspath(data)!r}: load reads files")
+        raise TypeError(f"expected data, got the path {shown(data)!r}: load reads files")
     check("max_size", max_size)
     view = memoryview(data)
     if not view.contiguous or not core.Content.lent(data).is_compressed():

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer
-from treepack._src.storage.place import file_system_of, options_of
+from treepack._src.storage.hiding import hiding
+from treepack._src.storage.place import file_system_of, options_of, shown
 from treepack._src.storage.store import Entry, Store, Stored
 
 # Files are written in blocks of so many bytes.
@@ -45,19 +47,20 @@ def file_system(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
-            f"{url!r} is a URL, and fsspec is not installed: pip install 'treepack[remote]'"
+            f"{shown(url)!r} is a URL, and fsspec is not installed: pip install 'treepack[remote]'"
         ) from error
     given = file_system_of(url)
     options = options_of(url) if given is None else {}
-    try:
-        found, path = url_to_fs(str(url), **options)
-    except ValueError as error:  # an unknown protocol
-        raise ValueError(f"{str(url)!r}: {error}") from error
-    except ImportError as error:
-        raise ImportError(f"{str(url)!r}: {error}") from error
-    found = given or found
-    for layer in _layers(found):
-        _drop_listings(layer, path)
+    with hiding(url):
+        try:
+            found, path = url_to_fs(str(url), **options)
+        except ValueError as error:  # an unknown protocol
+            raise ValueError(f"{shown(url)!r}: {error}") from error
+        except ImportError as error:
+            raise ImportError(f"{shown(url)!r}: {error}") from error
+        found = given or found
+        for layer in _layers(found):
+            _drop_listings(layer, path)
     return found, path
 
 
@@ -76,34 +79,59 @@ def _layers(fs: Any) -> Iterator[Any]:
         yield fs
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _hiding(
+    method: Callable[Concatenate[FileSystem, P], T],
+) -> Callable[Concatenate[FileSystem, P], T]:
+    """Takes secrets out of the errors of a method."""
+
+    @functools.wraps(method)
+    def call(self: FileSystem, /, *args: P.args, **options: P.kwargs) -> T:
+        with hiding(self.url):
+            return method(self, *args, **options)
+
+    return call
+
+
 class FileSystem(Locked, Store):
-    """A file system of fsspec."""
+    """A file system of fsspec.
+
+    Attributes:
+      url: The URL that it was found by.
+    """
 
     near = 2 << 20
 
     def __init__(self, fs: Any, url: str):
         super().__init__()
         self._fs = fs
-        self._url = url
+        self.url = url
         # Caches of fsspec take an unfinished copy of another thread for the whole file.
         self.at_once = 1 if len(list(_layers(fs))) > 1 else 8
 
+    @_hiding
     def head(self, path: str, count: int) -> Stored:
         info = self._fs.info(path)
         if info.get("type") == "directory":
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._url)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown(self.url))
         return Stored(info["size"], None, b"")
 
+    @_hiding
     def get(self, path: str) -> Stored:
         self._fs.info(path)  # raises for a missing file, which others say in other ways
         data = self._fs.cat_file(path)
         return Stored(len(data), None, data)
 
+    @_hiding
     def range(self, path: str, start: int, stop: int, version: Any) -> Buffer:
         with self.lock if self.at_once == 1 else contextlib.nullcontext():
             found: bytes = self._fs.cat_file(path, start=start, end=stop)
         return found
 
+    @_hiding
     def upload(self, path: str, parts: Iterator[bytes], nbytes: int | None) -> None:
         *_, lowest = _layers(self._fs)
         # A transaction is one for all users of the object, so this is a new one.
@@ -113,21 +141,24 @@ class FileSystem(Locked, Store):
             try:
                 file = fs.open(path, "wb", block_size=_PART_BYTES)
             except NotImplementedError as error:
-                told = f"{self._url}: fsspec cannot write there"
+                told = f"{shown(self.url)}: fsspec cannot write there"
                 raise io.UnsupportedOperation(told) from error
             for part in parts:
                 file.write(part)
             file.close()
         self._forget(path)
 
+    @_hiding
     def put(self, path: str, data: bytes, before: Any = None) -> None:
         self.upload(path, iter([data]), len(data))
 
+    @_hiding
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(path)
 
+    @_hiding
     def entries(self, path: str) -> list[Entry]:
         try:
             listed = self._fs.ls(path, detail=True)
@@ -140,9 +171,11 @@ class FileSystem(Locked, Store):
             for info in inside
         ]
 
+    @_hiding
     def is_directory(self, path: str) -> bool:
         return bool(self._fs.isdir(path))
 
+    @_hiding
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm(path, recursive=True)

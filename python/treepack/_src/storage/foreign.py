@@ -10,7 +10,7 @@ from pathlib import Path
 
 from treepack._src.printable import printable
 from treepack._src.storage.entries import entries
-from treepack._src.storage.place import joined, local, url_of
+from treepack._src.storage.place import joined, local, shown, url_of
 
 # What every item of Orbax has: `PYTREE_METADATA_FILE` in `path/format_utils.py` of Orbax, and the
 # manifest of OCDBT, in which TensorStore keeps its arrays.
@@ -72,7 +72,7 @@ def directory_text(path: str | os.PathLike[str], manifest: str) -> str:
     inside = [joined(name, item) for name in names[-1:] for item in names_in(joined(path, name))]
     for name in [*names[:_MOST_TRIED], *inside[:_MOST_TRIED]]:
         if manifest in names_in(joined(path, name)):
-            return f"there is a checkpoint in it, load {os.fspath(joined(path, name))!r}"
+            return f"there is a checkpoint in it, load {shown(joined(path, name))!r}"
     for fits, text in _KNOWN:
         if any(map(fits, names)):
             return text

@@ -6,13 +6,15 @@ import os
 from types import TracebackType
 from typing import Any
 
+from treepack._src.storage.place import shown
 from treepack.errors import TreepackError
 
 
 def filename_of(source: Any) -> str | None:
-    """Returns the name of a file, URL or file object; `None` for data in memory."""
-    is_path = isinstance(source, (str, os.PathLike))
-    name = source if is_path else getattr(source, "name", None) if hasattr(source, "read") else None
+    """Returns the name of a file, URL (see `shown`) or file object; `None` for data in memory."""
+    if isinstance(source, (str, os.PathLike)):
+        return shown(source)
+    name = getattr(source, "name", None) if hasattr(source, "read") else None
     return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else None
 
 

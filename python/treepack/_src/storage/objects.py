@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import os
@@ -12,6 +13,8 @@ from urllib.parse import unquote
 
 from treepack._src.forks import Locked
 from treepack._src.options import Buffer
+from treepack._src.storage.hiding import hiding
+from treepack._src.storage.place import shown
 from treepack._src.storage.store import ABSENT, ConditionError, Entry, Store, Stored
 
 T = TypeVar("T")
@@ -100,31 +103,36 @@ class ObjectStore(Store):
             from obstore.store import HTTPStore, from_url
         except ImportError as error:
             raise ImportError(
-                f"{url!r} is a URL, and obstore is not installed: pip install 'treepack[remote]'"
+                f"{shown(url)!r} is a URL, and obstore is not installed: "
+                "pip install 'treepack[remote]'"
             ) from error
         scheme, host, _ = _split(url)
         self._obstore: Any = obstore
         self._base = f"{scheme}://{host}"
         self._kind = next(kind for kind, names in _SCHEMES.items() if scheme in names)
         self._is_web = scheme.startswith("http")
+        login, _, host = host.rpartition("@") if self._is_web else ("", "", host)
         self.has_conditions = not self._is_web
         options = {_ALIASES.get(name, name): value for name, value in options.items()}
         client = {"timeout": _TIMEOUT, **(options.pop("client_options", None) or {})}
         headers = options.pop("headers", None)
         if headers is not None:
             client["default_headers"] = headers
-        endpoint = self._base if self._is_web else _endpoint(options)
+        if login:  # which obstore would not send, but have in its errors
+            client["default_headers"] = _with_login(client.get("default_headers"), login)
+        base = f"{'gs' if scheme == 'gcs' else scheme}://{host}"
+        endpoint = base if self._is_web else _endpoint(options)
         if endpoint.startswith("http://"):
             client.setdefault("allow_http", True)
-        base = f"gs://{host}" if scheme == "gcs" else self._base
         make: Any = HTTPStore.from_url if self._is_web else from_url
-        try:
-            self._store: Any = make(base, client_options=client, **options)
-        except (obstore.exceptions.BaseError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{url}: {_first_line(error)}. storage_options for {scheme}:// are those of "
-                f"obstore.store.from_url, such as {_CREDENTIALS[self._kind][0]}"
-            ) from error
+        with hiding(url):
+            try:
+                self._store: Any = make(base, client_options=client, **options)
+            except (obstore.exceptions.BaseError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{shown(url)}: {_first_line(error)}. storage_options for {scheme}:// are "
+                    f"those of obstore.store.from_url, such as {_CREDENTIALS[self._kind][0]}"
+                ) from error
 
     def head(self, path: str, count: int) -> Stored:
         with self._told(path):
@@ -155,7 +163,7 @@ class ObjectStore(Store):
         expected = min(count, found.nbytes or 0)
         if start + came != found.nbytes or came != expected:
             raise OSError(
-                f"{self._base}/{path}: the last {expected} of {found.nbytes} bytes were asked for, "
+                f"{self._shown(path)}: the last {expected} of {found.nbytes} bytes were asked for, "
                 f"and {came} bytes from {start} on came"
             )
         return found
@@ -265,40 +273,54 @@ class ObjectStore(Store):
         )
 
     def _error(self, kind: type[OSError], number: int, path: str) -> OSError:
-        return kind(number, os.strerror(number), f"{self._base}/{path}")
+        return kind(number, os.strerror(number), self._shown(path))
+
+    def _shown(self, path: str) -> str:
+        """Returns the URL of a file for people."""
+        return shown(f"{self._base}/{path}")
 
     @contextlib.contextmanager
     def _told(self, path: str) -> Iterator[None]:
         """Raises the errors of obstore as those of Python, with the URL."""
         failures = self._obstore.exceptions
-        try:
-            yield
-        except FileNotFoundError as error:
-            told = self._error(FileNotFoundError, errno.ENOENT, path)
-            told.add_note(_first_line(error))
-            raise told from None
-        except ValueError as error:  # a name that obstore does not take
-            raise ValueError(f"{self._base}/{path}: {_first_line(error)}") from error
-        except (failures.PreconditionError, failures.AlreadyExistsError) as error:
-            raise ConditionError(f"{self._base}/{path} has changed meanwhile") from error
-        except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:
-            told = self._error(PermissionError, errno.EACCES, path)
-            told.add_note(_first_line(error))
-            told.add_note(self._remedy())
-            raise told from error
-        except failures.BaseError as error:
-            if any(asked in str(error) for asked in _ASKS_MACHINE):
+        with hiding(f"{self._base}/{path}"):
+            try:
+                yield
+            except FileNotFoundError as error:
+                told = self._error(FileNotFoundError, errno.ENOENT, path)
+                told.add_note(_first_line(error))
+                raise told from None
+            except ValueError as error:  # a name that obstore does not take
+                raise ValueError(f"{self._shown(path)}: {_first_line(error)}") from error
+            except (failures.PreconditionError, failures.AlreadyExistsError) as error:
+                raise ConditionError(f"{self._shown(path)} has changed meanwhile") from error
+            except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:
                 told = self._error(PermissionError, errno.EACCES, path)
-                told.add_note(f"no credentials: {_first_line(error)}")
+                told.add_note(_first_line(error))
                 told.add_note(self._remedy())
                 raise told from error
-            raise OSError(f"{self._base}/{path}: {_first_line(error)}") from error
+            except failures.BaseError as error:
+                if any(asked in str(error) for asked in _ASKS_MACHINE):
+                    told = self._error(PermissionError, errno.EACCES, path)
+                    told.add_note(f"no credentials: {_first_line(error)}")
+                    told.add_note(self._remedy())
+                    raise told from error
+                raise OSError(f"{self._shown(path)}: {_first_line(error)}") from error
 
 
 def _endpoint(options: Mapping[str, Any]) -> str:
     names = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
     found = next((options[name] for name in names if name in options), None)
     return str(found or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or "")
+
+
+def _with_login(headers: Mapping[str, Any] | None, login: str) -> dict[str, Any]:
+    """Returns headers with the login of a URL, unless they have another one."""
+    found = {**(headers or {})}
+    if all(name.lower() != "authorization" for name in found):
+        text = base64.b64encode(unquote(login if ":" in login else f"{login}:").encode())
+        found["authorization"] = f"Basic {text.decode()}"
+    return found
 
 
 def _first_line(error: BaseException) -> str:

@@ -156,8 +156,78 @@ def url_of(path: str | os.PathLike[str]) -> str | None:
     if not isinstance(text, str) or not _URL.match(text) or text.startswith("file://"):
         return None
     if "://" not in text:
-        raise ValueError(f"{text!r} is a URL that pathlib has changed: pass it as text")
+        raise ValueError(f"{shown(text)!r} is a URL that pathlib has changed: pass it as text")
     return text
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """Returns a path or URL as text for people, without its login and the values of its query.
+
+    So neither a password nor the signature of a presigned URL gets into errors and logs.
+    """
+    text = os.fsdecode(path)
+    if not _URL.match(text) or text.startswith("file:/"):
+        return text
+    text = _LOGIN.sub(_without_login, text)
+    at = min((at for mark in "?#" if (at := text.find(mark)) >= 0), default=len(text))
+    place, query = text[:at], text[at:]
+    if "=" not in query and query.startswith("?") and _WEB.search(place):
+        return f"{place}?{_HIDDEN}"
+    return place + _VALUE.sub(f"={_HIDDEN}", query)
+
+
+def without_secrets(text: str, url: str | os.PathLike[str]) -> str:
+    """Returns text, such as an error of a store at a URL, without what `shown` hides of URLs.
+
+    Of the queries of other URLs, which requests have, it hides what is named like a secret.
+    """
+    text = text.replace(os.fsdecode(url), shown(url))
+    text = _LOGIN_IN_TEXT.sub(_without_login, text)
+    text = _SECRET_IN_TEXT.sub(rf"\1={_HIDDEN}", text)
+    for secret in _secrets(os.fsdecode(url)):
+        text = text.replace(secret, _HIDDEN)
+    return text
+
+
+_HIDDEN = "***"
+
+# A login ends before the path, unless its password has a slash, and so is no port.
+_LOGIN = re.compile(
+    r"([a-zA-Z][a-zA-Z0-9+.-]*:/+)([^/?#]*|[^/?#:\[]*:(?!:|\d*(?:[/?#]|$)).*)@", re.DOTALL
+)
+_LOGIN_IN_TEXT = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*:/+)([^/?#\s'\"]*)@")
+_VALUE = re.compile(r"=[^&;#]*")
+_SECRET_IN_TEXT = re.compile(
+    r"([?&][^=&?\s]*(?:sig|token|secret|passw|credential|auth|key)[^=&?\s]*)=[^&#\s]*",
+    re.IGNORECASE,
+)
+_WEB = re.compile(r"https?:/", re.IGNORECASE)
+
+# Shorter ones are words that may be anywhere.
+_LEAST_PASSWORD = 4
+_LEAST_VALUE = 8
+
+
+def _without_login(found: re.Match[str]) -> str:
+    scheme, login = found[1], found[2]
+    # Elsewhere, a name alone is none of a login: `abfs://container@account…`.
+    is_name = ":" not in login and not _WEB.fullmatch(scheme.rstrip("/") + "/")
+    return found[0] if is_name else f"{scheme}{_HIDDEN}@"
+
+
+def _secrets(url: str) -> list[str]:
+    """Returns the passwords and the values of the query of a URL, long ones first."""
+    from urllib.parse import unquote
+
+    if not _URL.match(url) or url.startswith("file:/"):
+        return []
+    logins = [found[2] for found in _LOGIN.finditer(url) if _without_login(found) != found[0]]
+    passwords = [login.partition(":")[2] or login for login in logins]
+    _, _, query = url.partition("?")
+    values = [found[0][1:] for found in _VALUE.finditer(query)]
+    found = {it for it in passwords if len(it) >= _LEAST_PASSWORD}
+    found |= {it for it in values if len(it) >= _LEAST_VALUE}
+    return sorted(found | {unquote(it) for it in found}, key=len, reverse=True)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

@@ -20,7 +20,7 @@ from treepack._src.options import Buffer, Progress, progress_bar
 from treepack._src.storage.fetch import Blocks, fetching
 from treepack._src.storage.filesystems import FileSystem, file_system
 from treepack._src.storage.objects import handles, path_of, store_at
-from treepack._src.storage.place import file_system_of, options_of
+from treepack._src.storage.place import file_system_of, options_of, shown
 from treepack._src.storage.store import Store
 from treepack._src.tasks import Task, Thread
 from treepack.errors import TreepackError
@@ -55,7 +55,7 @@ def file_at(url: str) -> tuple[Store, str]:
     # The end of a chain, or of a query, does not tell.
     ends = url.endswith("/") and "::" not in url and "?" not in url
     if ends or not path.strip("/"):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(url))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown(url))
     return store, path
 
 
@@ -73,7 +73,8 @@ def remote(url: str) -> tuple[core.Content, Blocks]:
     """
     blocks = _blocks(url)
     if blocks is None:
-        raise OSError(f"{url}: the server does not report the size, so it cannot be read in parts")
+        told = "the server does not report the size, so it cannot be read in parts"
+        raise OSError(f"{shown(url)}: {told}")
     return core.Content.elsewhere(blocks.read, blocks.length, blocks.near), blocks
 
 
@@ -91,7 +92,8 @@ def _blocks(url: str) -> Blocks | None:
         count = memoryview(data).nbytes
         if count != stop - start:
             raise OSError(
-                f"{url}: {asked} were asked for, and {count} bytes came instead of {stop - start}"
+                f"{shown(url)}: {asked} were asked for, and {count} bytes came instead of "
+                f"{stop - start}"
                 + (": the server knows no ranges, load the file whole" * (count == length))
             )
         return data
@@ -104,7 +106,8 @@ def _blocks(url: str) -> Blocks | None:
 @contextlib.contextmanager
 def _asked(url: str, what: str) -> Iterator[None]:
     """Tells in errors of a store what was asked for; those of no such kind are OSErrors."""
-    asked = f"{url}: {what} were asked for"
+    name = shown(url)
+    asked = f"{name}: {what} were asked for"
     try:
         yield
     except FileNotFoundError as error:
@@ -113,12 +116,12 @@ def _asked(url: str, what: str) -> Iterator[None]:
         if is_other and not isinstance(cause, FileNotFoundError):
             # fsspec tells so for HTTP, also of hosts that do not answer, and of wrong options.
             raise OSError(f"{asked}: {type(cause).__name__}: {cause}") from error
-        told = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+        told = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         for note in getattr(error, "__notes__", ()):
             told.add_note(note)
         raise told from error
     except OSError as error:
-        if error.errno is None and str(error).startswith(url):
+        if error.errno is None and str(error).startswith(name):
             error.add_note(asked)
         elif error.errno is None:
             error.args = (f"{asked}: {error}",)

@@ -15,7 +15,7 @@ import treepack._core as core
 from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import local, url_of
+from treepack._src.storage.place import local, shown, url_of
 
 try:
     import fcntl
@@ -75,7 +75,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """
     if url_of(path) is not None:
         raise ValueError(
-            f"{os.fspath(path)!r} is a URL, to which only treepack.save writes: write a local "
+            f"{shown(path)!r} is a URL, to which only treepack.save writes: write a local "
             "file, and copy it there"
         )
     target = Path(local(path))

@@ -1,0 +1,61 @@
+"""Errors of stores, and their causes, without the secrets that URLs have in them."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
+
+from treepack._src.storage.place import without_secrets
+
+
+@contextlib.contextmanager
+def hiding(url: str) -> Iterator[None]:
+    """Takes what `shown` hides of a URL out of the errors of a block, and out of their causes."""
+    try:
+        yield
+    except Exception as error:
+        found = _cleaned(error, lambda text: without_secrets(text, url), {})
+        if found is error:
+            raise
+        raise found from found.__cause__
+
+
+def _cleaned(
+    error: BaseException, hide: Callable[[str], str], known: dict[int, BaseException]
+) -> BaseException:
+    """Returns an error without secrets: itself, or one of a class of Python in its place."""
+    if id(error) in known:
+        return known[id(error)]
+    known[id(error)] = error
+    with contextlib.suppress(Exception):  # of classes that refuse it
+        for name in ("filename", "filename2"):
+            value = getattr(error, name, None)
+            if isinstance(value, str) and hide(value) != value:
+                setattr(error, name, hide(value))
+        args = tuple(hide(it) if isinstance(it, str) else it for it in error.args)
+        if args != error.args:
+            error.args = args
+        notes = getattr(error, "__notes__", [])
+        notes[:] = map(hide, notes)
+    text = "".join(traceback.format_exception_only(error))
+    found = error
+    if hide(text) != text:  # its class makes the message of something else
+        found = known[id(error)] = _substitute(error, hide)
+    cause, context = error.__cause__, error.__context__
+    if cause is not None:
+        found.__cause__ = _cleaned(cause, hide, known)  # which sets the next one as well
+    if context is not None:
+        found.__context__ = _cleaned(context, hide, known)
+    found.__suppress_context__ = error.__suppress_context__
+    return found
+
+
+def _substitute(error: BaseException, hide: Callable[[str], str]) -> BaseException:
+    told = f"{type(error).__name__}: {hide(str(error))}"
+    kind = next(it for it in type(error).__mro__ if it.__module__ == "builtins")
+    try:
+        found: BaseException = kind(told)
+    except TypeError:  # such as a UnicodeDecodeError
+        found = ValueError(told) if isinstance(error, ValueError) else Exception(told)
+    return found.with_traceback(error.__traceback__)
