@@ -61,6 +61,7 @@ from treepack._src.series.names import (
     SCHEME_RE,
     SIGNED_FLOAT_RE,
     UNSIGNED_FLOAT_RE,
+    Listing,
     Series,
     directory_of,
     natural_sort,
@@ -73,9 +74,10 @@ from treepack._src.series.orbax import (
 )
 from treepack._src.series.retention import check_newest, tidy
 from treepack._src.storage.content import read_whole
-from treepack._src.storage.entries import exists, is_directory
+from treepack._src.storage.entries import exists, is_directory, listed
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, absolute, joined, resolved, shown
+from treepack._src.storage.store import Entry
 from treepack._src.storage.write import save_layout
 
 __all__ = [
@@ -422,13 +424,13 @@ def restore_checkpoint(
     threads = threads if parallel else 1
     how = restoring(strict, copy, threads)
 
-    def restored(path: str) -> Any:
+    def restored(path: str, inside: list[Entry] | None) -> Any:
         with naming(path):
-            return restored_there(path)
+            return restored_there(path, _names(inside))
 
-    def restored_there(path: str) -> Any:
-        if is_directory(path):
-            if exists(joined(path, MANIFEST)):
+    def restored_there(path: str, names: set[str]) -> Any:
+        if names:
+            if MANIFEST in names:
                 template = None if target is None else to_state_dict(target)
                 state = load(
                     path,
@@ -444,7 +446,7 @@ def restore_checkpoint(
                     progress=progress,
                 )
                 return state if target is None else from_state_dict(target, state, strict=strict)
-            if _orbax.is_of_orbax(path):
+            if _orbax.is_of_orbax(names):
                 where = os.fspath(absolute(path))
                 return _orbax.restore(
                     where, target, orbax_checkpointer, orbax_transforms, strict=strict
@@ -462,24 +464,34 @@ def restore_checkpoint(
     directory = directory_of(ckpt_dir, storage_options)
     if step is not None:
         path = joined(directory, f"{prefix}{step}")
-        if not exists(path):
+        try:
+            return restored(path, listed(path))
+        except (FileNotFoundError, NotADirectoryError):
+            if exists(path):
+                raise
             steps = ", ".join(_steps(directory, prefix)) if is_directory(directory) else ""
             there = f"there are the steps {steps}" if steps else "there is no checkpoint"
-            raise ValueError(f"Matching checkpoint not found: {shown(path)}; {there}")
-        return restored(path)
-    if not is_directory(directory):
-        return restored(directory) if exists(directory) else target
-    if exists(joined(directory, MANIFEST)) or _orbax.is_of_orbax(directory):
-        return restored(directory)  # it is one itself
+            told = f"Matching checkpoint not found: {shown(path)}; {there}"
+            raise ValueError(told) from None
+    inside = listed(directory)
+    if inside is None:
+        return restored(directory, None) if exists(directory) else target
+    if MANIFEST in _names(inside) or _orbax.is_of_orbax(_names(inside)):
+        return restored(directory, inside)  # it is one itself
     series = Series(directory, prefix)
-    while (last := series.last()) is not None:
+    listing = Listing(inside) if series.directory == directory else None
+    while (last := series.newest(listing)) is not None:
         try:
-            return restored(series.path(last))
+            return restored(series.path(last.name), last.inside)
         except Exception:
-            if last in series.names():
+            if last.name in series.names():
                 raise
-            # Another process has removed it, since it has saved a later one.
+            listing = None  # another process has removed it, since it has saved a later one
     return target
+
+
+def _names(inside: list[Entry] | None) -> set[str]:
+    return {entry.name for entry in inside or ()}
 
 
 def _steps(directory: str, prefix: str) -> list[str]:

@@ -351,3 +351,20 @@ def test_errors_can_be_pickled(ours: type[Exception]) -> None:
     copied = pickle.loads(pickle.dumps(both("text")))
     assert type(copied) is ours
     assert str(copied) == "text"
+
+
+def test_files_and_what_is_absent(tmp_path: Path) -> None:
+    path = checkpoints.save_checkpoint(tmp_path / "series", {"a": 1}, 1)
+    assert checkpoints.restore_checkpoint(path, None) == {"a": 1}
+    for place in (tmp_path / "absent", f"{path}/below", (tmp_path / "absent").as_uri()):
+        assert checkpoints.restore_checkpoint(place, 5) == 5
+        with pytest.raises(ValueError, match="Matching checkpoint not found"):
+            checkpoints.restore_checkpoint(place, 5, 1)
+    with pytest.raises(ValueError, match="Matching checkpoint not found"):
+        checkpoints.restore_checkpoint(path, 5, 1)
+    (tmp_path / "empty").mkdir()
+    assert checkpoints.restore_checkpoint(tmp_path / "empty", 5) == 5
+    (tmp_path / "empty" / "checkpoint_1").mkdir()  # as of a save that has not ended
+    assert checkpoints.restore_checkpoint(tmp_path / "empty", 5) == 5
+    with pytest.raises(IsADirectoryError):
+        checkpoints.restore_checkpoint(tmp_path / "empty", 5, 1)

@@ -18,6 +18,7 @@ import pytest
 
 import treepack
 from support import processes, s3
+from treepack import checkpoints
 from treepack._src.storage import fetch
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import resolved
@@ -107,6 +108,71 @@ def test_requests_of_a_directory(server: s3.Server) -> None:
     found = [request for request in server.proxy.requests if "-00000" in request.path]
     assert len(found) <= 3, server.proxy.requests
     assert count(server) <= 6
+
+
+def test_requests_of_a_series(server: s3.Server) -> None:
+    """Each listing is asked for once."""
+    url, options = server.url("requests/series"), server.options
+    for step in range(2):
+        checkpoints.save_checkpoint(url, {"a": step}, step, keep=2, storage_options=options)
+        assert count(server) == 3, "is it the newest, the file, what else is there"
+    checkpoints.save_checkpoint(url, {"a": 2}, 2, keep=2, storage_options=options)
+    assert count(server) == 4, "and one is deleted"
+    assert checkpoints.available_steps(url, storage_options=options) == [1, 2]
+    assert count(server) == 1
+    assert checkpoints.restore_checkpoint(url, None, storage_options=options) == {"a": 2}
+    assert count(server) == 2
+    found = checkpoints.restore_checkpoint(f"{url}/checkpoint_1", None, storage_options=options)
+    assert found == {"a": 1}
+    assert count(server) == 3, "a listing, whether it is a file, the file"
+    assert checkpoints.restore_checkpoint(url, None, 1, storage_options=options) == {"a": 1}
+    assert count(server) == 2
+    with pytest.raises(ValueError, match=r"Matching checkpoint not found: .*the steps 1, 2"):
+        checkpoints.restore_checkpoint(url, None, 7, storage_options=options)
+    count(server)
+    nowhere = server.url("requests/nowhere")
+    assert checkpoints.restore_checkpoint(nowhere, 5, storage_options=options) == 5
+    assert count(server) == 3
+
+
+def test_requests_of_a_series_of_directories(server: s3.Server) -> None:
+    url, options = server.url("requests/directories"), server.options
+    for step in range(3):
+        path = f"{url}/checkpoint_{step}"
+        treepack.save(path, {"a": step}, sharded=True, storage_options=options)
+    count(server)
+    assert treepack.load(path, storage_options=options) == {"a": 2}
+    load = count(server)
+    assert checkpoints.restore_checkpoint(url, None, storage_options=options) == {"a": 2}
+    assert count(server) <= load + 2, "the series, and the directory of its last step"
+    checkpoints.save_checkpoint(url, {"a": 3}, 3, keep=3, storage_options=options)
+    listed = [request.path for request in server.proxy.requests if "list-type" in request.path]
+    assert listed[0] == listed[1], "before the save, and after it"
+    assert len(listed) == len({*listed}) + 1 == 6, "three directories, and all below one of them"
+    assert checkpoints.available_steps(url, storage_options=options) == [1, 2, 3]
+    for step, place in ((None, f"{url}/checkpoint_1"), (1, url)):
+        found = checkpoints.restore_checkpoint(place, None, step, storage_options=options)
+        assert found == {"a": 1}
+
+
+def test_requests_where_there_is_no_checkpoint(server: s3.Server) -> None:
+    options = server.options
+    url = server.url("requests/empty/")
+    assert not treepack.is_checkpoint(url, storage_options=options)
+    assert count(server) == 2, "the manifest, and a listing"
+    treepack.save(server.url("requests/other/below/it/file"), {"a": 1}, storage_options=options)
+    count(server)
+    assert not treepack.is_checkpoint(server.url("requests/other/"), storage_options=options)
+    assert len(server.proxy.requests) == len({it.path for it in server.proxy.requests})
+
+
+def test_series_that_may_not_be_listed(server: s3.Server) -> None:
+    url, options = server.url("requests/hidden"), server.options
+    checkpoints.save_checkpoint(url, {"a": 1}, 1, storage_options=options)
+    server.proxy.fault = lambda request: 403 if "list-type" in request.path else None
+    assert checkpoints.restore_checkpoint(url, None, 1, storage_options=options) == {"a": 1}
+    path = f"{url}/checkpoint_1"
+    assert checkpoints.restore_checkpoint(path, None, storage_options=options) == {"a": 1}
 
 
 def test_ranges_are_fetched_at_once(server: s3.Server, monkeypatch: pytest.MonkeyPatch) -> None:

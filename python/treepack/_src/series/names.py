@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from treepack._src.options import StorageOptions
 from treepack._src.saving.directory import is_unfinished
@@ -84,6 +84,36 @@ def directory_of(given: Any, storage_options: StorageOptions = None) -> str:
     return Url(safe_normpath(found), options_of(found)) if url_of(found) else safe_normpath(found)
 
 
+class Found(NamedTuple):
+    """An entry that is, or will be, a checkpoint.
+
+    Attributes:
+      name: Its name.
+      inside: What is in it, if it is a directory.
+    """
+
+    name: str
+    inside: list[Entry] | None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its save has ended."""
+        return self.inside is None or not is_unfinished(entry.name for entry in self.inside)
+
+
+class Listing:
+    """What is in the directory of a series at a time.
+
+    Attributes:
+      entries: All of it.
+      known: What has been looked into.
+    """
+
+    def __init__(self, entries: list[Entry]):
+        self.entries = entries
+        self.known: dict[Entry, Found] = {}
+
+
 class Series:
     """The checkpoints in a directory whose names begin with a prefix.
 
@@ -104,20 +134,35 @@ class Series:
         """Returns the path or URL of an entry."""
         return joined(self.directory, name)
 
+    def listing(self) -> Listing:
+        """Lists the directory."""
+        return Listing(entries(self.directory))
+
     def names(self) -> list[str]:
         """Returns the names of all complete checkpoints, in order."""
-        return [entry.name for entry in self._entries() if self._is_complete(entry)]
+        found = self.listing()
+        return [entry.name for entry in self._entries(found) if self._is_complete(entry, found)]
 
     def last(self) -> str | None:
         """Returns the name of the last complete checkpoint."""
-        found = (entry.name for entry in reversed(self._entries()) if self._is_complete(entry))
-        return next(found, None)
+        found = self.newest()
+        return None if found is None else found.name
 
-    def unfinished(self) -> list[str]:
+    def newest(self, listing: Listing | None = None) -> Found | None:
+        """Returns the last complete checkpoint, in a listing of the directory if there is one."""
+        listing = self._listed(listing)
+        for entry in reversed(self._entries(listing)):
+            found = self._found(entry, listing)
+            if found.is_complete:
+                return found
+        return None
+
+    def unfinished(self, listing: Listing | None = None) -> list[str]:
         """Returns the names of sharded checkpoints whose save has not ended."""
-        return [entry.name for entry in self._entries() if not self._is_complete(entry)]
+        found = self._listed(listing)
+        return [entry.name for entry in self._entries(found) if not self._is_complete(entry, found)]
 
-    def like(self, name: str, *, earlier: bool = True) -> list[str]:
+    def like(self, name: str, *, earlier: bool = True, listing: Listing | None = None) -> list[str]:
         """Returns the names of the complete checkpoints that differ from a name in numbers alone.
 
         Others may belong to another series, such as `checkpoint_ema_1` beside `checkpoint_1`.
@@ -125,14 +170,16 @@ class Series:
         Args:
           name: The name; of those with equal numbers, it is the last.
           earlier: Whether the names before it are among the result.
+          listing: A listing of the directory, if there is one.
         """
+        listing = self._listed(listing)
         key = self.key(name)
         found = [
             entry
-            for entry in self._entries()
+            for entry in self._entries(listing)
             if self.key(entry.name)[::2] == key[::2]
             and (earlier or self.key(entry.name) >= key)
-            and self._is_complete(entry)
+            and self._is_complete(entry, listing)
         ]
         names = [entry.name for entry in found]
         return sorted(names, key=lambda other: (self.key(other), other == name))
@@ -141,11 +188,14 @@ class Series:
         """Returns the sort key of a name, without the prefix."""
         return sort_key(name.removeprefix(self.begin))
 
-    def _entries(self) -> list[Entry]:
+    def _listed(self, listing: Listing | None) -> Listing:
+        return self.listing() if listing is None else listing
+
+    def _entries(self, listing: Listing) -> list[Entry]:
         """Returns the entries that are, or will be, checkpoints, in order."""
         found = [
             entry
-            for entry in entries(self.directory)
+            for entry in listing.entries
             if entry.name.startswith(self.begin)
             and entry.name != self.name(TEMPORARY)
             and not entry.name.endswith(MP_ARRAY_POSTFIX)
@@ -154,8 +204,12 @@ class Series:
         ]
         return sorted(found, key=lambda entry: self.key(entry.name))
 
-    def _is_complete(self, entry: Entry) -> bool:
+    def _is_complete(self, entry: Entry, listing: Listing) -> bool:
         """Returns whether a save has ended; of a directory, this lists it."""
-        if not entry.is_directory:
-            return True
-        return not is_unfinished(inner.name for inner in entries(self.path(entry.name)))
+        return self._found(entry, listing).is_complete
+
+    def _found(self, entry: Entry, listing: Listing) -> Found:
+        if entry not in listing.known:
+            inside = entries(self.path(entry.name)) if entry.is_directory else None
+            listing.known[entry] = Found(entry.name, inside)
+        return listing.known[entry]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from treepack._src.options import Strict
 from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict
-from treepack._src.storage.entries import exists
-from treepack._src.storage.place import joined, shown
+from treepack._src.storage.place import shown
 
 ORBAX_CKPT_FILENAME = "checkpoint"
 """A file that old checkpoints of Orbax have."""
@@ -19,12 +19,12 @@ ORBAX_MANIFEST_OCDBT = "manifest.ocdbt"
 ORBAX_METADATA_FILENAME = "_METADATA"
 """A file that checkpoints of trees have in Orbax."""
 
-_MARKS = (ORBAX_METADATA_FILENAME, ORBAX_CKPT_FILENAME, ORBAX_MANIFEST_OCDBT)
+_MARKS = frozenset((ORBAX_METADATA_FILENAME, ORBAX_CKPT_FILENAME, ORBAX_MANIFEST_OCDBT))
 
 
-def is_of_orbax(path: str) -> bool:
-    """Returns whether a directory is a checkpoint of Orbax."""
-    return any(exists(joined(path, name)) for name in _MARKS)
+def is_of_orbax(names: Iterable[str]) -> bool:
+    """Returns whether a directory with these entries is a checkpoint of Orbax."""
+    return not _MARKS.isdisjoint(names)
 
 
 def wait_for(checkpointer: Any) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop.flax import error_class
 from treepack._src.saving.directory import remove_unfinished
-from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORARY, Series
-from treepack._src.storage.entries import entries, is_directory, remove
+from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORARY, Listing, Series
+from treepack._src.storage.entries import remove, remove_file
 from treepack._src.storage.place import joined, local, shown, url_of
+from treepack._src.storage.store import Entry
 from treepack._src.storage.write import remove_if_dead
 from treepack.errors import InvalidCheckpointError
 
@@ -44,11 +45,14 @@ def tidy(
       overwrite: Whether later ones are removed.
       keep_every_n_steps: The least distance between older ones that stay as well.
     """
-    names = series.like(saved)
+    listing = series.listing()
+    names = series.like(saved, listing=listing)
+    gone: set[str] = set()
     if overwrite and saved in names:
         end = names.index(saved) + 1
         for name in names[end:]:
-            _remove(series, name)
+            _remove(series, name, listing)
+            gone.add(name)
         names = names[:end]
     last_kept = -math.inf
     for name in names[:-keep] if len(names) > keep else ():
@@ -57,26 +61,30 @@ def tidy(
         if keep_every_n_steps and step and step - last_kept >= keep_every_n_steps:
             last_kept = step
         else:
-            _remove(series, name)
-    _remove_leftovers(series, saved)
+            _remove(series, name, listing)
+            gone.add(name)
+    _remove_leftovers(series, saved, listing, gone)
 
 
-def _remove(series: Series, name: str) -> None:
+def _remove(series: Series, name: str, listing: Listing) -> None:
     path = series.path(name)
-    if is_directory(path):
-        remove(joined(path, MANIFEST))  # from here on it is no checkpoint
-    remove(path)
-    remove(path + MP_ARRAY_POSTFIX)
+    if Entry(name, is_directory=True) in listing.entries:
+        remove_file(joined(path, MANIFEST))  # from here on it is no checkpoint
+        remove(path)
+    else:
+        remove_file(path)
+    if Entry(name + MP_ARRAY_POSTFIX, is_directory=True) in listing.entries:
+        remove(path + MP_ARRAY_POSTFIX)
 
 
-def _remove_leftovers(series: Series, saved: str) -> None:
+def _remove_leftovers(series: Series, saved: str, listing: Listing, gone: set[str]) -> None:
     """Removes the leftovers of killed saves, as far as possible."""
-    for name in series.unfinished():
-        if series.key(name) < series.key(saved):
+    for name in series.unfinished(listing):
+        if name not in gone and series.key(name) < series.key(saved):
             remove_unfinished(series.path(name))
     if url_of(series.directory) is not None:
         return
-    for entry in entries(series.directory):
+    for entry in listing.entries:
         file = Path(local(series.path(entry.name)))
         with contextlib.suppress(OSError):
             if entry == (series.name(TEMPORARY), False):

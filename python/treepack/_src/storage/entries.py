@@ -24,6 +24,15 @@ def entries(directory: str | os.PathLike[str]) -> list[Entry]:
         return []
 
 
+def listed(directory: str | os.PathLike[str]) -> list[Entry] | None:
+    """Returns the entries of a directory; `None` if there is none there that may be listed."""
+    url = url_of(directory)
+    if url is None:
+        return entries(directory) if Path(local(directory)).is_dir() else None
+    store, path = store_of(url)
+    return store.listed(path)
+
+
 def exists(path: str | os.PathLike[str]) -> bool:
     """Returns whether there is a file or directory."""
     url = url_of(path)
@@ -46,6 +55,16 @@ def is_directory(path: str | os.PathLike[str]) -> bool:
         return Path(local(path)).is_dir()
     store, place = store_of(url)
     return store.is_directory(place)
+
+
+def remove_file(path: str | os.PathLike[str]) -> None:
+    """Removes a file, unless it is gone already."""
+    url = url_of(path)
+    if url is None:
+        Path(local(path)).unlink(missing_ok=True)
+    else:
+        store, place = store_of(url)
+        store.delete([place])
 
 
 def remove(path: str | os.PathLike[str]) -> None:

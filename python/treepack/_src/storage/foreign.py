@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -36,16 +37,20 @@ def names_in(path: str | os.PathLike[str]) -> list[str]:
     return []
 
 
-def orbax_items(path: str | os.PathLike[str]) -> list[str] | None:
+# Returns the names in a directory.
+_Look = Callable[[str | os.PathLike[str]], list[str]]
+
+
+def orbax_items(path: str | os.PathLike[str], look: _Look = names_in) -> list[str] | None:
     """Returns the items of Orbax in a directory: `.` if it is one; `None` if it is none of Orbax's.
 
     Both its APIs keep an item, a tree, in a directory: that of the checkpoint itself, or one of
-    those in it.
+    those in it. `look` returns the names in a directory.
     """
-    names = names_in(path)
+    names = look(path)
     if "_METADATA" in names:
         return ["."]
-    inside = {name: set(names_in(joined(path, name))) for name in names[:_MOST_LISTED]}
+    inside = {name: set(look(joined(path, name))) for name in names[:_MOST_LISTED]}
     items = [name for name, found in inside.items() if "_METADATA" in found]
     if items or not _ORBAX_STEP.isdisjoint(names):
         return items
@@ -67,16 +72,17 @@ def directory_text(path: str | os.PathLike[str], manifest: str) -> str:
       path: The directory.
       manifest: The name of manifests.
     """
-    names = names_in(path)
+    look: _Look = functools.cache(names_in)  # type: ignore[assignment]  # each is listed once
+    names = look(path)
     # The item of a step of Orbax, or that of the last step.
-    inside = [joined(name, item) for name in names[-1:] for item in names_in(joined(path, name))]
+    inside = [joined(name, item) for name in names[-1:] for item in look(joined(path, name))]
     for name in [*names[:_MOST_TRIED], *inside[:_MOST_TRIED]]:
-        if manifest in names_in(joined(path, name)):
+        if manifest in look(joined(path, name)):
             return f"there is a checkpoint in it, load {shown(joined(path, name))!r}"
     for fits, text in _KNOWN:
         if any(map(fits, names)):
             return text
-    if orbax_items(path) is not None:
+    if orbax_items(path, look) is not None:
         return _ORBAX
     if not names:
         return "it is empty, or its save has not finished"

@@ -230,20 +230,32 @@ class ObjectStore(Store):
 
     def entries(self, path: str) -> list[Entry]:
         with self._told(path):
-            found = self._again(lambda: self._obstore.list_with_delimiter(self._store, path))
+            return self._entries(path)
+
+    def _entries(self, path: str) -> list[Entry]:
+        found = self._again(lambda: self._obstore.list_with_delimiter(self._store, path))
         names = [Entry(_name(entry["path"]), False) for entry in found["objects"]]
         return [*names, *(Entry(_name(prefix), True) for prefix in found["common_prefixes"])]
 
+    def listed(self, path: str) -> list[Entry] | None:
+        return self._unless_hidden(path, lambda: self._entries(path)) or None
+
     def is_directory(self, path: str) -> bool:
+        def ask() -> bool:
+            return self._again(lambda: any(self._obstore.list(self._store, path, chunk_size=1)))
+
+        return bool(self._unless_hidden(path, ask))
+
+    def _unless_hidden(self, path: str, ask: Callable[[], T]) -> T | None:
+        """Lists something; `None` if there is no such bucket, or it may not be listed."""
         if self._is_web:  # most list nothing, and answer with an error
-            return False
+            return None
         with self._told(path):
             try:
-                return self._again(lambda: any(self._obstore.list(self._store, path, chunk_size=1)))
+                return ask()
             except self._obstore.exceptions.BaseError as error:
-                # There is no such bucket, or it may not be listed.
                 if any(told in str(error) for told in ("404 Not Found", "403 Forbidden")):
-                    return False
+                    return None
                 raise
 
     def remove(self, path: str) -> None:

@@ -111,6 +111,10 @@ class Store(abc.ABC):
     def entries(self, path: str) -> list[Entry]:
         """Lists a directory; a missing one has no entries."""
 
+    def listed(self, path: str) -> list[Entry] | None:
+        """Lists a directory; `None` if there is none, or it may not be listed."""
+        return self.entries(path) if self.is_directory(path) else None
+
     @abc.abstractmethod
     def is_directory(self, path: str) -> bool:
         """Returns whether there is a directory."""
