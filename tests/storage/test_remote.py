@@ -486,6 +486,9 @@ def test_errors_of_other_libraries_are_told_with_the_url(
     for read in (treepack.load, treepack.open):
         with pytest.raises(OSError, match=told):
             read("short://bucket/model")  # type: ignore[operator]
+    monkeypatch.setattr(Short, "answer", ValueError("no such range"))
+    with pytest.raises(OSError, match="were asked for: ValueError: no such range"):
+        treepack.load("short://bucket/model")
     monkeypatch.setattr(Short, "answer", PermissionError("not you"))
     told = "short://bucket/model: bytes 0 to .* were asked for: not you"
     with pytest.raises(PermissionError, match=told):

@@ -304,6 +304,9 @@ def test_names_with_odd_characters(server: s3.Server, sharded: bool) -> None:
     for name in ("a//b", "a/../b", "a/./b", "tab\t"):
         with pytest.raises(ValueError, match=f"s3://{s3.BUCKET}/names/"):
             treepack.save(server.url(f"names/{name}"), {"a": 1}, storage_options=options)
+        for read in (treepack.load, treepack.open, treepack.verify, treepack.is_checkpoint):
+            with pytest.raises(ValueError, match=f"^s3://{s3.BUCKET}/names/"):
+                read(server.url(f"names/{name}"), storage_options=options)  # type: ignore[operator]
 
 
 def test_a_file_that_is_replaced_while_it_is_read(server: s3.Server) -> None:

@@ -15,7 +15,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Buffer
 from treepack._src.storage.hiding import hiding
 from treepack._src.storage.place import shown
-from treepack._src.storage.store import ABSENT, ConditionError, Entry, Store, Stored
+from treepack._src.storage.store import ABSENT, BadNameError, ConditionError, Entry, Store, Stored
 
 T = TypeVar("T")
 
@@ -303,7 +303,7 @@ class ObjectStore(Store):
                 told.add_note(_first_line(error))
                 raise told from None
             except ValueError as error:  # a name that obstore does not take
-                raise ValueError(f"{self._shown(path)}: {_first_line(error)}") from error
+                raise BadNameError(f"{self._shown(path)}: {_first_line(error)}") from error
             except (failures.PreconditionError, failures.AlreadyExistsError) as error:
                 raise ConditionError(f"{self._shown(path)} has changed meanwhile") from error
             except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:

@@ -21,7 +21,7 @@ from treepack._src.storage.fetch import Blocks, fetching
 from treepack._src.storage.filesystems import FileSystem, file_system
 from treepack._src.storage.objects import handles, path_of, store_at
 from treepack._src.storage.place import file_system_of, options_of, shown
-from treepack._src.storage.store import Store
+from treepack._src.storage.store import BadNameError, Store
 from treepack._src.tasks import Task, Thread
 from treepack.errors import TreepackError
 
@@ -128,7 +128,7 @@ def _asked(url: str, what: str) -> Iterator[None]:
         elif error.filename is None:
             error.filename = asked
         raise
-    except (MemoryError, ImportError, TreepackError):
+    except (MemoryError, ImportError, TreepackError, BadNameError):
         raise
     except Exception as error:  # libraries below fsspec have classes of their own
         raise OSError(f"{asked}: {type(error).__name__}: {error}") from error

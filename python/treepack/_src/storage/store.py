@@ -38,6 +38,10 @@ class ConditionError(TreepackError):
     """A file is not, or no more, as it was when it was read."""
 
 
+class BadNameError(ValueError):
+    """A store can have no file of this name."""
+
+
 # Instead of a version: there must be no such file.
 ABSENT = object()
 
@@ -46,7 +50,8 @@ class Store(abc.ABC):
     """Files by their paths, in a store or a file system.
 
     All methods may be called by several threads. They raise FileNotFoundError for what is missing,
-    and OSError, with the URL, for what cannot be read or written.
+    OSError, with the URL, for what cannot be read or written, and BadNameError for what they cannot
+    name.
 
     Attributes:
       near: As many bytes take as long as another request.
