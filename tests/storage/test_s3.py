@@ -406,25 +406,31 @@ def test_jobs_race_for_a_directory(server: s3.Server, tmp_path: Path, rounds: in
 KILLED = """
 import json, sys, treepack, numpy as np
 url, options = sys.argv[1], json.loads(sys.argv[2])
-tree = {"w": np.full(3 << 20, 2, np.uint8), "v": np.full(1000, 2)}
+from treepack._src.storage import objects
+objects._PART_BYTES = 5 << 20
+tree = {"w": np.full(int(sys.argv[3]) << 20, 2, np.uint8), "v": np.full(1000, 2)}
 print("begins", flush=True)
 treepack.save(url, tree, sharded=url.endswith("-directory"), storage_options=options)
 print("ended", flush=True)
 """
 
 
-@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(
+    ("sharded", "mib"), [(False, 3), (False, 13), pytest.param(True, 3, marks=pytest.mark.campaign)]
+)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_kills_leave_the_old_or_the_new(server: s3.Server, sharded: bool, after: bool) -> None:
-    """At each request, before or after the server has it."""
+def test_kills_leave_the_old_or_the_new(
+    server: s3.Server, sharded: bool, mib: int, after: bool
+) -> None:
+    """At each request, before or after the server has it; of 13 MiB, three parts are uploaded."""
     options = {k: v for k, v in server.options.items() if k != "retry_config"}
-    url = server.url(f"killed/{after}") + "-directory" * sharded
+    url = server.url(f"killed/{after}-{mib}") + "-directory" * sharded
     found = set()
     for turn in range(20):
         server.proxy.fault = lambda _: None
-        old = {"w": np.full(3 << 20, 1, np.uint8), "v": np.full(1000, 1)}
+        old = {"w": np.full(mib << 20, 1, np.uint8), "v": np.full(1000, 1)}
         treepack.save(url, old, sharded=sharded, storage_options=server.options)
-        command = [sys.executable, "-c", KILLED, url, json.dumps(options)]
+        command = [sys.executable, "-c", KILLED, url, json.dumps(options), str(mib)]
         job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         requests = itertools.count()
 
@@ -448,9 +454,11 @@ def test_kills_leave_the_old_or_the_new(server: s3.Server, sharded: bool, after:
             break
     else:
         raise AssertionError("a save takes fewer requests")
-    assert 2 in found
+    assert found == {1, 2} if mib == 13 else 2 in found
+    assert turn == (5 if mib == 13 else 1) or sharded
+    treepack.save(url, old, sharded=sharded, storage_options=server.options)
+    same(treepack.load(url, storage_options=server.options), old)
     if sharded:
-        treepack.save(url, old, sharded=True, storage_options=server.options)
         left = [entry.name for entry in entries(resolved(url, server.options))]
         assert len(left) == 2, "the next save removes what killed ones have left"
 
