@@ -95,7 +95,7 @@ def test_where_nothing_is(tmp_path: Path) -> None:
 
 def test_urls(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
-    options: Any = {"a": 1}
+    options: Any = {"use_listings_cache": False}
     treepack.save("memory://is_checkpoint/file", TREE)
     assert treepack.is_checkpoint("memory://is_checkpoint/file")
     assert treepack.is_checkpoint("memory://is_checkpoint/file", storage_options=options)

@@ -153,6 +153,17 @@ def test_where_nothing_can_be_written(server: str) -> None:
         treepack.save(f"{server}/new", {"a": 1})
 
 
+def test_memory_is_that_of_the_program_and_has_no_options() -> None:
+    url = "memory://options/model"
+    treepack.save(url, {"a": 1}, storage_options={"use_listings_cache": False})
+    assert fsspec.filesystem("memory").exists("/options/model")
+    for work in (treepack.load, treepack.is_checkpoint, lambda *a, **k: treepack.save(*a, {}, **k)):
+        with pytest.raises(ValueError, match=rf"'{url}': memory:// has no option 'regoin'"):
+            work(url, storage_options={"regoin": "x"})  # type: ignore[operator]
+    chained = treepack.load(f"simplecache::{url}", storage_options={"memory": {}})
+    assert chained == {"a": 1}
+
+
 @pytest.mark.parametrize("compress", [False, True])
 def test_all_verbs_in_memory(compress: bool) -> None:
     url = f"memory://folder/{compress}/model"

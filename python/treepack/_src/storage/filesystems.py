@@ -12,7 +12,7 @@ import errno
 import functools
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -42,6 +42,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
     Raises:
       ImportError: If fsspec is not installed, or a package that it needs for this kind of URL.
+      ValueError: If there is no such kind of URL, or it has no such option.
     """
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
@@ -59,9 +60,30 @@ def file_system(url: str) -> tuple[Any, str]:
         except ImportError as error:
             raise ImportError(f"{shown(url)!r}: {error}") from error
         found = given or found
+        _check_options(found, url, options)
         for layer in _layers(found):
             _drop_listings(layer, path)
     return found, path
+
+
+def _check_options(fs: Any, url: str, options: Mapping[str, Any]) -> None:
+    """Raises a ValueError for options that memory ignores; others do not tell what they take."""
+    from fsspec.implementations.memory import MemoryFileSystem  # type: ignore[import-untyped]
+
+    unknown = [name for name in options if name not in _OPTIONS_OF_ALL]
+    if unknown and type(fs) is MemoryFileSystem:
+        raise ValueError(
+            f"{shown(url)!r}: memory:// has no option {unknown[0]!r}: leave out storage_options"
+        )
+
+
+# The options of every file system of fsspec.
+_OPTIONS_OF_ALL = frozenset(
+    (
+        *("asynchronous", "listings_expiry_time", "loop", "max_paths"),
+        *("skip_instance_cache", "use_listings_cache"),
+    )
+)
 
 
 def _drop_listings(fs: Any, path: str) -> None:
