@@ -149,23 +149,25 @@ impl Coder {
 
     /// What a few samples tell about data.
     fn look_at_samples(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Outlook> {
-        let samples: Vec<_> = samples(data, 2 << 10).collect();
-        let samples = samples.concat();
+        let mut sample = Vec::new();
+        for part in samples(data, 2 << 10) {
+            grow::extend(&mut sample, part)?;
+        }
         let mut best = (usize::MAX, Distance::Byte);
         for distance in [Distance::Byte, Distance::Four, Distance::Eight] {
-            let runs = RunBlock::find(&samples, distance, self.runs.pop())?;
+            let runs = RunBlock::find(&sample, distance, self.runs.pop())?;
             best = best.min((runs.size(), distance));
             grow::push(&mut self.runs, runs)?;
         }
         let (size, distance) = best;
-        if size < samples.len() / HARDLY_ANYTHING {
+        if size < sample.len() / HARDLY_ANYTHING {
             return Ok(Outlook {
                 distance,
                 part_bytes: data.len(),
                 matches_pay: false,
             });
         }
-        self.matches(&samples, MATCHING_LEVEL, out)?;
+        self.matches(&sample, MATCHING_LEVEL, out)?;
         Ok(Outlook {
             distance,
             part_bytes: PART_BYTES,

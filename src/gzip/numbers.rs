@@ -58,7 +58,7 @@ impl Coder {
         gzip: &mut block::Coder,
         out: &mut Vec<u8>,
     ) -> Result<Encoded> {
-        let (width, size) = outlook(data.get(phase..).unwrap_or_default());
+        let (width, size) = outlook(data.get(phase..).unwrap_or_default())?;
         let mut whole = None;
         if has_repeats(data) {
             let encoded = gzip.encode(data, Method::Adaptive, &mut self.coded)?;
@@ -189,15 +189,17 @@ fn entropy(counts: &[u32; 256]) -> u64 {
 }
 
 /// The width of elements by which samples take least, and about how many bytes all will take.
-fn outlook(data: &[u8]) -> (usize, usize) {
+fn outlook(data: &[u8]) -> Result<(usize, usize)> {
     const SAMPLE: usize = 128;
     let (elements, _) = data.as_chunks::<MAX_WIDTH>();
-    let sample: Vec<&[u8]> = samples(elements, SAMPLE).map(<[_]>::as_flattened).collect();
-    let sample = sample.concat();
-    if sample.is_empty() {
-        return (1, data.len());
+    let mut sample = Vec::new();
+    for part in samples(elements, SAMPLE) {
+        grow::extend(&mut sample, part.as_flattened())?;
     }
-    let mut apart = vec![0; sample.len()];
+    if sample.is_empty() {
+        return Ok((1, data.len()));
+    }
+    let mut apart = grow::filled(0, sample.len())?;
     let sizes = [1, 2, 4, 8].map(|width| {
         planes::split(&sample, width, &mut apart);
         let planes = apart.chunks(sample.len() / width).map(|plane| {
@@ -224,7 +226,7 @@ fn outlook(data: &[u8]) -> (usize, usize) {
     let (bits, width) = sizes.into_iter().reduce(narrower).expect("four sizes");
     let bytes =
         u128::from(bits) * data.len() as u128 / (sample.len() as u128 * 8 * u128::from(ONE));
-    (width, usize::try_from(bytes).unwrap_or(usize::MAX))
+    Ok((width, usize::try_from(bytes).unwrap_or(usize::MAX)))
 }
 
 /// A block as it is laid out.

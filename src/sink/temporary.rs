@@ -6,6 +6,8 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
 use std::io;
+#[cfg(target_os = "linux")]
+use std::mem::MaybeUninit;
 use std::path::Path;
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -148,11 +150,11 @@ fn remove_old(path: &Path) {
         directory
     };
     let prefix = prefix(name);
-    for name in names(directory) {
-        if is_of(&name, &prefix, OLD) {
+    each_name(directory, |name| {
+        if is_of(name, &prefix, OLD) {
             let _ = fs::remove_file(directory.join(name));
         }
-    }
+    });
 }
 
 /// Locks a file that was just made.
@@ -178,29 +180,35 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
 
 /// Removes the temporary files of writers that do not live any more. Nothing depends on it.
 fn remove_leftovers(directory: &Path, prefix: &OsStr) {
-    for name in names(directory) {
-        if is_of(&name, prefix, SUFFIX) {
+    each_name(directory, |name| {
+        if is_of(name, prefix, SUFFIX) {
             let _ = remove_if_dead(&directory.join(name));
         }
+    });
+}
+
+/// Calls `found` with the names in a directory, as far as they can be read. (`read_dir` panics if the
+/// system tells an error when the directory is closed, and that of rustix where memory is missing.)
+#[cfg(target_os = "linux")]
+fn each_name(directory: &Path, mut found: impl FnMut(&OsStr)) {
+    use rustix::fs::{Mode, OFlags, RawDir, open};
+    use std::os::unix::ffi::OsStrExt;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(opened) = open(directory, flags, Mode::empty()) else {
+        return;
+    };
+    let mut room = [const { MaybeUninit::uninit() }; 8 << 10];
+    let mut entries = RawDir::new(opened, &mut room);
+    while let Some(Ok(entry)) = entries.next() {
+        found(OsStr::from_bytes(entry.file_name().to_bytes()));
     }
 }
 
-/// The names in a directory, as far as they can be read. (`read_dir` panics if the system tells an
-/// error when the directory is closed.)
-#[cfg(unix)]
-fn names(directory: &Path) -> impl Iterator<Item = OsString> {
-    use rustix::fs::{Dir, Mode, OFlags, open};
-    use std::os::unix::ffi::OsStringExt;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = open(directory, flags, Mode::empty()).and_then(Dir::new);
-    let entries = opened.into_iter().flatten().map_while(Result::ok);
-    entries.map(|entry| OsString::from_vec(entry.file_name().to_bytes().to_vec()))
-}
-
-#[cfg(not(unix))]
-fn names(directory: &Path) -> impl Iterator<Item = OsString> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.map(|entry| entry.file_name())
+#[cfg(not(target_os = "linux"))]
+fn each_name(directory: &Path, mut found: impl FnMut(&OsStr)) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        found(&entry.file_name());
+    }
 }
 
 fn remove_if_dead(path: &Path) -> io::Result<()> {
