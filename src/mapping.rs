@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+#[cfg(target_os = "linux")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -14,6 +15,8 @@ use memmap2::{Mmap, MmapMut};
 
 pub use crate::handle::open;
 use crate::handle::{Handle, open_regular};
+#[cfg(target_os = "linux")]
+use crate::raw::zeroed;
 use crate::raw::{AsRaw, Filling, RawBytes};
 use crate::source::Source;
 #[cfg(unix)]
@@ -206,7 +209,8 @@ impl Source for Pages {
 pub struct Mapping {
     file: Handle,
     pages: Mmap,
-    aside: Aside,
+    #[cfg(target_os = "linux")]
+    last_cold: LastCold,
 }
 
 impl Mapping {
@@ -219,7 +223,8 @@ impl Mapping {
         Ok(Self {
             file,
             pages,
-            aside: Aside::default(),
+            #[cfg(target_os = "linux")]
+            last_cold: LastCold(AtomicUsize::new(usize::MAX)),
         })
     }
 
@@ -253,6 +258,35 @@ impl Mapping {
         let _ = thread::Builder::new().spawn(move || mapping.prefetch(ranges));
     }
 
+    /// Fills `target` as [`read_at`] does, and notes if that had to wait for the disk.
+    #[cfg(target_os = "linux")]
+    fn read_headers<'t>(
+        &self,
+        file: &File,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        use rustix::io::{Errno, ReadWriteFlags, preadv2};
+        let mut filling = Filling::new(target);
+        let mut is_cold = false;
+        let there = filling.fill_some(|target| {
+            let bytes = zeroed(target);
+            let mut target = [io::IoSliceMut::new(bytes)];
+            match preadv2(file, &mut target, offset as u64, ReadWriteFlags::NOWAIT) {
+                Ok(read) => Ok(&mut bytes[..read]),
+                Err(error) => {
+                    is_cold = error == Errno::AGAIN;
+                    Ok(&mut [])
+                }
+            }
+        })?;
+        let read = read_on(file, offset + there, filling)?;
+        if is_cold {
+            self.last_cold.note(file, offset);
+        }
+        Ok(read)
+    }
+
     /// Takes pages that have been read off this process's account until they are read again.
     pub fn release(&self) {
         #[cfg(target_os = "linux")]
@@ -265,77 +299,37 @@ impl Mapping {
     }
 }
 
-/// Short reads from a file that is mapped, which leave no pages in the cache here and there.
+/// What is longer is no header.
+#[cfg(target_os = "linux")]
+const MOST_OF_HEADERS: usize = 4 << 10;
+
+/// Where a short read of a file that is mapped had to wait for the disk, of which no pages are left in
+/// the cache here and there.
 ///
 /// Where the system reads ahead of whoever uses the mapping, it puts large blocks into the cache. It
 /// falls back to single pages where some are there already, such as those of headers: the use of
 /// 1 GiB from a disk takes fourteen times as many page faults then.
+#[cfg(target_os = "linux")]
 #[derive(Debug)]
-struct Aside {
-    /// Where the last read was that had to wait for the disk.
-    last: AtomicUsize,
-}
+struct LastCold(AtomicUsize);
 
-impl Default for Aside {
-    fn default() -> Self {
-        Self {
-            last: AtomicUsize::new(usize::MAX),
-        }
-    }
-}
-
-impl Aside {
+#[cfg(target_os = "linux")]
+impl LastCold {
     /// Reads that are closer than this are of small arrays, whose pages are read once more.
-    #[cfg(target_os = "linux")]
     const FAR: usize = 1 << 20;
 
-    /// What is longer is no header.
-    #[cfg(target_os = "linux")]
-    const MOST: usize = 4 << 10;
-
-    #[cfg(target_os = "linux")]
-    fn read_at<'t>(
-        &self,
-        file: &File,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
-        let is_cold = target.len() <= Self::MOST && is_cold(file, offset);
-        let read = read_at(file, offset, target)?;
-        if is_cold {
-            let last = self.last.swap(offset, Ordering::Relaxed);
-            if last != usize::MAX && last.abs_diff(offset) >= Self::FAR {
-                let page = rustix::param::page_size();
-                let start = last / page * page;
-                let len = std::num::NonZero::new(2 * page.max(Self::MOST) as u64);
-                // Advice that is refused has no effect.
-                let advice = rustix::fs::Advice::DontNeed;
-                let _ = rustix::fs::fadvise(file, start as u64, len, advice);
-            }
+    /// Notes such a read, and lets the pages of the one before go, if it was far away.
+    fn note(&self, file: &File, offset: usize) {
+        let last = self.0.swap(offset, Ordering::Relaxed);
+        if last != usize::MAX && last.abs_diff(offset) >= Self::FAR {
+            let page = rustix::param::page_size();
+            let start = last / page * page;
+            let len = std::num::NonZero::new(2 * page.max(MOST_OF_HEADERS) as u64);
+            // Advice that is refused has no effect.
+            let advice = rustix::fs::Advice::DontNeed;
+            let _ = rustix::fs::fadvise(file, start as u64, len, advice);
         }
-        Ok(read)
     }
-
-    #[cfg(not(target_os = "linux"))]
-    fn read_at<'t>(
-        &self,
-        file: &File,
-        offset: usize,
-        target: &'t mut [MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
-        let _ = &self.last;
-        read_at(file, offset, target)
-    }
-}
-
-/// Whether a read would have to wait for the disk.
-#[cfg(target_os = "linux")]
-fn is_cold(file: &File, offset: usize) -> bool {
-    use rustix::io::{Errno, ReadWriteFlags, preadv2};
-    let mut byte = [0];
-    let mut target = [io::IoSliceMut::new(&mut byte)];
-    let read = preadv2(file, &mut target, offset as u64, ReadWriteFlags::NOWAIT);
-    read == Err(Errno::AGAIN)
 }
 
 impl AsRaw for Mapping {
@@ -356,7 +350,11 @@ impl Source for Mapping {
         target: &'t mut [MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
         match self.file.opened(target.len()) {
-            Some(file) => self.aside.read_at(&file, offset, target),
+            #[cfg(target_os = "linux")]
+            Some(file) if target.len() <= MOST_OF_HEADERS => {
+                self.read_headers(&file, offset, target)
+            }
+            Some(file) => read_at(&file, offset, target),
             None => self.as_raw().read_at(offset, target),
         }
     }
@@ -385,8 +383,13 @@ pub fn read_at<'t>(
     offset: usize,
     target: &'t mut [MaybeUninit<u8>],
 ) -> Result<&'t mut [u8]> {
+    read_on(file, offset, Filling::new(target))
+}
+
+/// Fills the rest of what is being filled with the bytes of a file from `offset` on.
+#[cfg(unix)]
+fn read_on<'t>(file: &File, offset: usize, mut filling: Filling<'t>) -> Result<&'t mut [u8]> {
     let mut offset = offset as u64;
-    let mut filling = Filling::new(target);
     while filling.left() > 0 {
         let left = filling.left() as u64;
         let read = filling.fill_some(|target| match rustix::io::pread(file, target, offset) {
