@@ -96,9 +96,7 @@ impl<'a> Encoded<'a> {
     /// What is wrong with a compressed stream around the bytes, though all its blocks may be whole.
     fn stream_damage(&self) -> Option<&'static str> {
         match self {
-            Self::Gzip(indexed) if !indexed.adds_up() => {
-                Some("the checksum of the whole is not that of its compressed blocks")
-            }
+            Self::Gzip(indexed) => indexed.damage(),
             Self::Inflated {
                 has_damaged_index: true,
                 ..

@@ -56,6 +56,13 @@ impl<S: Source> Indexed<S> {
         self.len() == 0
     }
 
+    /// What is wrong with the whole, though all its blocks may be right.
+    #[must_use]
+    pub fn damage(&self) -> Option<&'static str> {
+        let told = "the checksum of the whole is not that of its compressed blocks";
+        (!self.adds_up()).then_some(told)
+    }
+
     /// Whether the checksum of the whole stream is that of its blocks, which alone are compared
     /// where parts are read.
     #[must_use]

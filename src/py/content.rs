@@ -374,9 +374,7 @@ impl Content {
     /// What is wrong with a compressed stream around the bytes, though all its blocks may be whole.
     pub fn stream_damage(&self) -> Option<&'static str> {
         match &self.0 {
-            Storage::Gzip(indexed, _) if !indexed.adds_up() => {
-                Some("the checksum of the whole is not that of its compressed blocks")
-            }
+            Storage::Gzip(indexed, _) => indexed.damage(),
             _ => None,
         }
     }

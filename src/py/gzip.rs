@@ -23,6 +23,14 @@ pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
     parallel::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
 }
 
+/// How to compress; the level is that of gzip.
+pub fn method(level: Option<i64>, numbers: bool) -> Result<Method> {
+    if numbers {
+        return Ok(Method::Numbers);
+    }
+    gzip::method(level)
+}
+
 /// A layout compressed, in a new `bytes` object.
 pub fn to_bytes<'py>(
     py: Python<'py>,
@@ -55,16 +63,11 @@ pub fn compress<'py>(
     let content = Borrowed::buffer(data)?;
     let mut builder = LayoutBuilder::default();
     builder.push(content)?;
-    let method = if numbers {
-        Method::Numbers
-    } else {
-        gzip::method(level)?
-    };
     to_bytes(
         data.py(),
         &builder.finish(),
         false,
-        method,
+        method(level, numbers)?,
         threads,
         progress,
     )

@@ -13,7 +13,6 @@ use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
-use crate::gzip::Method;
 use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
 use crate::raw::RawBytes;
@@ -232,7 +231,7 @@ impl Layout {
             py,
             &self.output,
             self.needs_python,
-            method(level, numbers)?,
+            gzip::method(level, numbers)?,
             threads,
             progress,
         )
@@ -266,7 +265,7 @@ impl Layout {
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<()> {
-        let method = method(level, numbers)?;
+        let method = gzip::method(level, numbers)?;
         let threads = gzip::threads(threads, self.output.len())?;
         let watcher = Watcher::new(progress, self.output.len());
         // The size is not known before; zero reserves nothing.
@@ -300,14 +299,6 @@ impl Layout {
     fn threads(&self, requested: Option<i64>) -> Result<NonZero<usize>> {
         parallel::threads(requested, self.output.len(), parallel::MIN_COPY_BYTES)
     }
-}
-
-/// How a layout is compressed; the level is that of gzip.
-fn method(level: Option<i64>, numbers: bool) -> Result<Method> {
-    if numbers {
-        return Ok(Method::Numbers);
-    }
-    crate::gzip::method(level)
 }
 
 /// Writes bytes to a file; see `_core.pyi`.
