@@ -11,6 +11,7 @@
 //! | `matching.rs` | what of a template plainly matches |
 //! | `partial.rs` | by a record, where not all was read |
 //! | `record.rs` | by a record: `assemble`, and what else a record tells |
+//! | `known.rs` | what is known of a type, and nodes that its class makes |
 //! | `nodes.rs` | the nodes of a record, and what of a state is theirs |
 //! | `keys.rs` | dicts of keys, and paths of them |
 //! | `older.rs` | nodes whose types were defined otherwise when they were saved |
@@ -18,6 +19,7 @@
 
 mod keys;
 mod kinds;
+mod known;
 mod matching;
 mod nodes;
 mod older;

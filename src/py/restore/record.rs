@@ -4,12 +4,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
-use std::rc::Rc;
 
 use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
 
 use super::super::failure::{Failure, Walked};
 use super::super::hashes::check_hashes;
@@ -20,6 +19,7 @@ use super::super::memory::{
 use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::keys::{dict_of, path_text};
+use super::known::{Known, UNFLATTEN};
 use super::nodes::{children, damaged, node_at};
 use crate::structure::{Kind, Node, NodeType, Record, Repeat};
 use crate::{Error, grow};
@@ -138,27 +138,6 @@ pub(super) struct Assembly<'a, 'py> {
     pub(super) absent: Option<Bound<'py, PyAny>>,
 }
 
-/// What is known of a type; see `NodeType` in `registry/types.py`.
-#[derive(Clone)]
-struct Known<'py> {
-    class: Bound<'py, PyAny>,
-    decode: Bound<'py, PyAny>,
-    /// What makes nodes of it.
-    make: Bound<'py, PyAny>,
-    /// How the class itself makes nodes, if it does.
-    arguments: Option<Rc<Arguments<'py>>>,
-}
-
-/// The arguments of a class that makes nodes of them; see `NodeType` in `registry/types.py`.
-struct Arguments<'py> {
-    /// The names of the children.
-    children: Vec<Bound<'py, PyString>>,
-    /// How much static data there is.
-    fields: usize,
-    /// The numbers of these, children first, in the order of the arguments.
-    order: Vec<usize>,
-}
-
 /// What has become of a question for a type.
 #[derive(Clone)]
 enum Asked<'py> {
@@ -166,59 +145,6 @@ enum Asked<'py> {
     Known(Known<'py>),
     /// There is none, and dicts take the place of its nodes.
     Unknown,
-}
-
-impl<'py> Known<'py> {
-    /// A type, and the name of what makes nodes of it.
-    fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
-        let py = found.py();
-        let order = found.getattr(intern!(py, "order"))?;
-        let arguments = if order.is_none() || make != UNFLATTEN {
-            None
-        } else {
-            let fields = found.getattr(intern!(py, "fields"))?;
-            let (children, fields): (_, Vec<Bound<'_, PyAny>>) = fields.extract()?;
-            Some(Rc::new(Arguments {
-                children,
-                fields: fields.len(),
-                order: order.extract()?,
-            }))
-        };
-        Ok(Self {
-            class: found.getattr(intern!(py, "ty"))?,
-            decode: found.getattr(intern!(py, "decode"))?,
-            make: found.getattr(make)?,
-            arguments,
-        })
-    }
-
-    /// A node of these children, whose names are in the dict, and static data, if the class itself
-    /// makes it.
-    fn made(
-        &self,
-        dict: &Bound<'py, PyDict>,
-        built: &[Bound<'py, PyAny>],
-        data: &Bound<'py, PyAny>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(arguments) = &self.arguments else {
-            return Ok(None);
-        };
-        let Ok(data) = data.cast_exact::<PyTuple>() else {
-            return Ok(None);
-        };
-        if data.len() != arguments.fields || !has_keys(dict, &arguments.children)? {
-            return Ok(None);
-        }
-        let mut given = grow::with_room(arguments.order.len())?;
-        for &number in &arguments.order {
-            let argument = match built.get(number) {
-                Some(child) => child.clone(),
-                None => data.get_item(number - built.len())?,
-            };
-            grow::push(&mut given, argument)?;
-        }
-        self.class.call1(new_tuple_of(dict.py(), given)?).map(Some)
-    }
 }
 
 impl<'py> Assembly<'_, 'py> {
@@ -555,24 +481,6 @@ impl<'py> Assembly<'_, 'py> {
         }
         Ok(())
     }
-}
-
-/// What of a type makes nodes.
-const UNFLATTEN: &str = "unflatten";
-
-/// Whether a dict has these keys, in order.
-fn has_keys(dict: &Bound<'_, PyDict>, keys: &[Bound<'_, PyString>]) -> PyResult<bool> {
-    if dict.len() != keys.len() {
-        return Ok(false);
-    }
-    let mut position = 0;
-    for key in keys {
-        match dict_next(dict, &mut position) {
-            Some((found, _)) if found.is(key) || found.eq(key)? => {}
-            _ => return Ok(false),
-        }
-    }
-    Ok(true)
 }
 
 /// The keys of a dict, in order.

@@ -1,0 +1,102 @@
+//! What is known of a type of nodes, and the making of nodes by its class itself.
+
+use std::rc::Rc;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString, PyTuple};
+
+use super::super::memory::{dict_next, new_tuple_of};
+use crate::grow;
+
+/// What of a type makes nodes, unless they are abstract.
+pub(super) const UNFLATTEN: &str = "unflatten";
+
+/// What is known of a type; see `NodeType` in `registry/types.py`.
+#[derive(Clone)]
+pub(super) struct Known<'py> {
+    pub(super) class: Bound<'py, PyAny>,
+    pub(super) decode: Bound<'py, PyAny>,
+    /// What makes nodes of it.
+    pub(super) make: Bound<'py, PyAny>,
+    /// How the class itself makes nodes, if it does.
+    arguments: Option<Rc<Arguments<'py>>>,
+}
+
+/// The arguments of a class that makes nodes of them; see `NodeType` in `registry/types.py`.
+struct Arguments<'py> {
+    /// The names of the children.
+    children: Vec<Bound<'py, PyString>>,
+    /// How much static data there is.
+    fields: usize,
+    /// The numbers of these, children first, in the order of the arguments.
+    order: Vec<usize>,
+}
+
+impl<'py> Known<'py> {
+    /// A type, and the name of what makes nodes of it.
+    pub(super) fn of(found: &Bound<'py, PyAny>, make: &str) -> PyResult<Self> {
+        let py = found.py();
+        let order = found.getattr(intern!(py, "order"))?;
+        let arguments = if order.is_none() || make != UNFLATTEN {
+            None
+        } else {
+            let fields = found.getattr(intern!(py, "fields"))?;
+            let (children, fields): (_, Vec<Bound<'_, PyAny>>) = fields.extract()?;
+            Some(Rc::new(Arguments {
+                children,
+                fields: fields.len(),
+                order: order.extract()?,
+            }))
+        };
+        Ok(Self {
+            class: found.getattr(intern!(py, "ty"))?,
+            decode: found.getattr(intern!(py, "decode"))?,
+            make: found.getattr(make)?,
+            arguments,
+        })
+    }
+
+    /// A node of these children, whose names are in the dict, and static data, if the class itself
+    /// makes it.
+    pub(super) fn made(
+        &self,
+        dict: &Bound<'py, PyDict>,
+        built: &[Bound<'py, PyAny>],
+        data: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(arguments) = &self.arguments else {
+            return Ok(None);
+        };
+        let Ok(data) = data.cast_exact::<PyTuple>() else {
+            return Ok(None);
+        };
+        if data.len() != arguments.fields || !has_keys(dict, &arguments.children)? {
+            return Ok(None);
+        }
+        let mut given = grow::with_room(arguments.order.len())?;
+        for &number in &arguments.order {
+            let argument = match built.get(number) {
+                Some(child) => child.clone(),
+                None => data.get_item(number - built.len())?,
+            };
+            grow::push(&mut given, argument)?;
+        }
+        self.class.call1(new_tuple_of(dict.py(), given)?).map(Some)
+    }
+}
+
+/// Whether a dict has these keys, in order.
+fn has_keys(dict: &Bound<'_, PyDict>, keys: &[Bound<'_, PyString>]) -> PyResult<bool> {
+    if dict.len() != keys.len() {
+        return Ok(false);
+    }
+    let mut position = 0;
+    for key in keys {
+        match dict_next(dict, &mut position) {
+            Some((found, _)) if found.is(key) || found.eq(key)? => {}
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
+}
