@@ -57,25 +57,25 @@ def medians(calls: dict[str, Callable[[], Any]], *, memory: int, rounds: int) ->
     times: dict[str, list[float]] = {name: [] for name in calls}
     rows = {}
     for name, call in calls.items():
-        once = _seconds(call, 1)
-        rows[name] = max(1, int(0.05 / _seconds(call, 10))) if once < 0.05 else 1
+        once = seconds(call, 1)
+        rows[name] = max(1, int(0.05 / seconds(call, 10))) if once < 0.05 else 1
     for _ in range(rounds):
         for name, call in calls.items():
             touch(memory)
-            times[name].append(_seconds(call, rows[name]))
+            times[name].append(seconds(call, rows[name]))
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def _seconds(call: Callable[[], Any], count: int) -> float:
+def seconds(call: Callable[[], Any], count: int) -> float:
     """Returns the seconds that a call takes, from so many in a row."""
     gc.collect()
     gc.disable()
     start = time.perf_counter()
     for _ in range(count):
         call()  # and what it returns is dropped, which is part of its cost
-    seconds = time.perf_counter() - start
+    total = time.perf_counter() - start
     gc.enable()
-    return seconds / count
+    return total / count
 
 
 def peak_memory(call: Callable[[], Any]) -> int:

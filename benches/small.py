@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
-import gc
 import importlib.util
 import os
 import pickle
@@ -23,7 +22,6 @@ import statistics
 import subprocess
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ import numpy as np
 from flax import serialization as flax
 
 import treepack
-from measure import touch
+from measure import seconds, touch
 from open import drop
 from treepack import serialization
 
@@ -70,33 +68,21 @@ def row(name: str, ours: Call, peer: str, theirs: Call, count: int, rounds: int)
     """Prints what a call takes for each of so many leaves, and what its peer does."""
     calls = (ours, theirs)
     # What takes less than 50 ms is measured in a row of calls, which is how such calls occur.
-    rows = [max(1, int(0.05 / took(call, 1))) for call in calls]
+    rows = [max(1, int(0.05 / seconds(call, 1))) for call in calls]
     times: list[list[float]] = [[], []]
     for turn in range(rounds):
         for at in (0, 1) if turn % 2 else (1, 0):
             if rows[at] == 1:
                 touch(256 << 20)
-            times[at].append(took(calls[at], rows[at]) / count)
+            times[at].append(seconds(calls[at], rows[at]) / count)
     ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
     told = [told_time(statistics.median(found)) for found in times]
     print(f"{name:44}{told[0]:>10}{told[1]:>12}{ratio:8.2f}  x {peer}", flush=True)
 
 
-def took(call: Call, calls: int) -> float:
-    """Returns the seconds that a call takes, from so many in a row."""
-    gc.collect()
-    gc.disable()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()  # and what it returns is dropped, which is part of its cost
-    seconds = time.perf_counter() - start
-    gc.enable()
-    return seconds / calls
-
-
-def told_time(seconds: float) -> str:
+def told_time(time: float) -> str:
     """Returns a time in words."""
-    return f"{seconds * 1e9:.0f} ns" if seconds < 1e-3 else f"{seconds * 1e3:.0f} ms"
+    return f"{time * 1e9:.0f} ns" if time < 1e-3 else f"{time * 1e3:.0f} ms"
 
 
 def compiled(folder: Path) -> Any:

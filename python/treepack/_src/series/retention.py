@@ -47,12 +47,10 @@ def tidy(
     """
     listing = series.listing()
     names = series.like(saved, listing=listing)
-    gone: set[str] = set()
     if overwrite and saved in names:
         end = names.index(saved) + 1
         for name in names[end:]:
             _remove(series, name, listing)
-            gone.add(name)
         names = names[:end]
     last_kept = -math.inf
     for name in names[:-keep] if len(names) > keep else ():
@@ -62,8 +60,7 @@ def tidy(
             last_kept = step
         else:
             _remove(series, name, listing)
-            gone.add(name)
-    _remove_leftovers(series, saved, listing, gone)
+    _remove_leftovers(series, saved, listing)
 
 
 def _remove(series: Series, name: str, listing: Listing) -> None:
@@ -77,10 +74,10 @@ def _remove(series: Series, name: str, listing: Listing) -> None:
         remove(path + MP_ARRAY_POSTFIX)
 
 
-def _remove_leftovers(series: Series, saved: str, listing: Listing, gone: set[str]) -> None:
+def _remove_leftovers(series: Series, saved: str, listing: Listing) -> None:
     """Removes the leftovers of killed saves, as far as possible."""
     for name in series.unfinished(listing):
-        if name not in gone and series.key(name) < series.key(saved):
+        if series.key(name) < series.key(saved):
             remove_unfinished(series.path(name))
     if url_of(series.directory) is not None:
         return
