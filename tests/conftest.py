@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 
 # Before jax is imported anywhere.
@@ -35,6 +37,18 @@ if importlib.util.find_spec("eformer") is None:
     needs_it = re.compile(r"^(?:from|import) (?:eformer|golden|hostile_values|node_types)\b", re.M)
     modules = Path(__file__).parent.rglob("*.py")
     collect_ignore = [str(path) for path in modules if needs_it.search(path.read_text())]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets examples and killed programs leave their files in a directory that goes with the tests."""
+    if not hasattr(config, "workerinput"):  # workers inherit it
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="treepack-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 @pytest.fixture
