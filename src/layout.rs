@@ -6,10 +6,11 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use crate::arena::Arena;
-use crate::raw::{AsRaw, Filling, RawBytes};
+use smallvec::SmallVec;
+
+use crate::raw::{AsRaw, Buffer, Filling, Lender, RawBytes};
 use crate::structure::Seal;
-use crate::{Result, grow, stream};
+use crate::{Error, Result, grow, stream};
 
 /// The bytes of a leaf, which can be copied from wherever they are.
 ///
@@ -56,7 +57,7 @@ impl<M: AsRaw> Payload for M {
 /// Collects headers and payloads in the order of the output.
 #[derive(Debug)]
 pub struct LayoutBuilder<P> {
-    headers: Arena,
+    headers: Buffer,
     pieces: Vec<Piece<P>>,
     /// Bytes of all payloads so far.
     payload_bytes: usize,
@@ -65,7 +66,7 @@ pub struct LayoutBuilder<P> {
 /// The headers up to a point, and the payload after them.
 #[derive(Debug)]
 struct Piece<P> {
-    /// Where its headers end in the arena.
+    /// Where its headers end in the buffer.
     headers_end: usize,
     /// Where its payload ends in the output.
     end: usize,
@@ -75,7 +76,7 @@ struct Piece<P> {
 impl<P> Default for LayoutBuilder<P> {
     fn default() -> Self {
         Self {
-            headers: Arena::default(),
+            headers: Buffer::default(),
             pieces: Vec::new(),
             payload_bytes: 0,
         }
@@ -98,16 +99,27 @@ impl<P: Payload> LayoutBuilder<P> {
 
     /// Where header bytes are appended.
     #[inline]
-    pub fn headers(&mut self) -> &mut Vec<u8> {
+    pub fn headers(&mut self) -> &mut Buffer {
         &mut self.headers
+    }
+
+    /// Has somebody lend memory for the headers once they are many.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
+        self.headers.borrow_from(lender);
+    }
+
+    /// Whether there have been payloads.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    #[inline]
+    pub(crate) fn has_payloads(&self) -> bool {
+        !self.pieces.is_empty()
     }
 
     /// Appends header bytes.
     #[inline]
     pub fn extend(&mut self, bytes: &[u8]) -> Result<()> {
-        self.headers.try_reserve(bytes.len())?;
-        self.headers.extend_from_slice(bytes);
-        Ok(())
+        self.headers.append(bytes.into())
     }
 
     /// Appends a payload.
@@ -127,7 +139,7 @@ impl<P: Payload> LayoutBuilder<P> {
     ///
     /// # Panics
     /// If there has been a payload since.
-    pub fn take_headers(&mut self, start: usize) -> Result<Vec<u8>> {
+    pub fn take_headers(&mut self, start: usize) -> Result<SmallVec<[u8; 64]>> {
         let kept = start
             .checked_sub(self.payload_bytes)
             .expect("no payload after the start");
@@ -136,7 +148,12 @@ impl<P: Payload> LayoutBuilder<P> {
                 .last()
                 .is_none_or(|piece| piece.headers_end <= kept)
         );
-        let taken = grow::to_vec(&self.headers[kept..])?;
+        let mut taken = SmallVec::new();
+        let headers = &self.headers[kept..];
+        taken
+            .try_reserve(headers.len())
+            .map_err(|_| Error::OutOfMemory)?;
+        taken.extend_from_slice(headers);
         self.headers.truncate(kept);
         Ok(taken)
     }
@@ -161,7 +178,7 @@ impl<P: Payload> LayoutBuilder<P> {
 /// All bytes of the output, not yet in one place.
 #[derive(Debug)]
 pub struct Layout<P> {
-    headers: Arena,
+    headers: Buffer,
     pieces: Vec<Piece<P>>,
     len: usize,
     seal: Option<Seal>,
@@ -260,6 +277,13 @@ impl<P: Payload> Layout<P> {
     #[must_use]
     pub fn seal(&self) -> Option<&Seal> {
         self.seal.as_ref()
+    }
+
+    /// The output, if all of it lies together already.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    pub(crate) fn joined(&self) -> Option<&Buffer> {
+        let is_there = self.pieces.is_empty() && self.seal.is_none();
+        is_there.then_some(&self.headers)
     }
 
     /// All payloads in order.
@@ -443,7 +467,7 @@ mod tests {
         builder.push(vec![1, 2, 3]).unwrap();
         let start = builder.len();
         builder.headers().extend_from_slice(b"key");
-        assert_eq!(builder.take_headers(start).unwrap(), b"key");
+        assert_eq!(*builder.take_headers(start).unwrap(), *b"key");
         assert_eq!(builder.len(), start);
         assert_eq!(bytes(&builder.finish(), 0..5), b"ab\x01\x02\x03");
     }

@@ -43,8 +43,6 @@ mod error;
 #[doc(hidden)]
 pub mod watch;
 
-mod arena;
-
 mod grow;
 
 mod zlib;

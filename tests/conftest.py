@@ -40,7 +40,7 @@ if importlib.util.find_spec("eformer") is None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Lets examples and killed programs leave their files in a directory that goes with the tests."""
+    """Lets examples and killed programs leave their files where they go with the tests."""
     if not hasattr(config, "workerinput"):  # workers inherit it
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="treepack-tests-")

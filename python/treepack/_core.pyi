@@ -140,6 +140,7 @@ def walk(
     snapshot: bool = False,
     hollow: bool = False,
     align_all: bool = False,
+    joined: bool = False,
 ) -> Layout:
     """Walks a tree. Copies only small arrays; those on accelerators are fetched later.
 
@@ -164,6 +165,8 @@ def walk(
       hollow: Whether to write zeros in place of arrays: all those of jax, and those of NumPy of
         more than 64 bytes.
       align_all: Whether arrays below 1 KiB are aligned, too: at least for their dtype.
+      joined: Whether `Layout.to_bytes` is all that will be called: small arrays are copied to
+        the result at once.
 
     Raises:
       UnserializableLeafError: A TypeError. If a leaf cannot be written.

@@ -95,7 +95,7 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
       >>> treepack.serialization.from_bytes(params, treepack.serialization.to_bytes(params))
       {'w': array([0., 1., 2.])}
     """
-    return state_layout(target, align).to_bytes(threads=threads)
+    return state_layout(target, align, joined=True).to_bytes(threads=threads)
 
 
 T = TypeVar("T")
@@ -178,6 +178,7 @@ def msgpack_serialize(
         sort_keys=not in_place,
         align=align,
         max_chunk_size=MAX_CHUNK_SIZE,
+        joined=True,
     )
     return layout.to_bytes(threads=threads)
 
@@ -504,7 +505,12 @@ def writing(options: Mapping[str, Any]) -> Writing:
 
 
 def state_layout(
-    target: Any, align: int, *, align_all: bool = False, snapshot: bool = False
+    target: Any,
+    align: int,
+    *,
+    align_all: bool = False,
+    snapshot: bool = False,
+    joined: bool = False,
 ) -> core.Layout:
     """Lays out the state of a tree; see `_core.walk`."""
     return core.walk(
@@ -515,4 +521,5 @@ def state_layout(
         overridden=handlers.overridden(),
         align_all=align_all,
         snapshot=snapshot,
+        joined=joined,
     )

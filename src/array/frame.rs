@@ -18,6 +18,7 @@ use super::align::widen;
 use super::headers::{Array, write_ext, write_str};
 use super::recent::{RecentHeaders, RecentPlace};
 use crate::layout::{LayoutBuilder, Payload};
+use crate::raw::Buffer;
 use crate::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
 use crate::{Error, Result};
 
@@ -175,7 +176,7 @@ pub fn frame<P: Payload>(
             None => None,
         };
         let text = key.as_ref().map(|(bytes, head)| &bytes[*head..]);
-        let place = RecentPlace::of(layout.len(), text, framing.may_box);
+        let place = RecentPlace::of(layout.len(), text.map(<[u8]>::len), framing.may_box);
         if let Some((width, headers)) = recent.aligned(array, place) {
             write_key(layout.headers(), text, width)?;
             start = layout.len();
@@ -199,8 +200,39 @@ pub fn frame<P: Payload>(
     Ok(start)
 }
 
+/// Appends the headers of an array like the one before, if those that align it are known. Nothing has
+/// been done if not.
+#[inline]
+pub fn frame_like<P: Payload>(
+    layout: &mut LayoutBuilder<P>,
+    recent: &RecentHeaders,
+    key: Option<KeyPlace>,
+    like: usize,
+    may_box: bool,
+) -> Result<bool> {
+    let offset = key.map_or(layout.len(), |key| key.start);
+    let key_len = key.map(|key| layout.len() - key.start - key.head);
+    let place = RecentPlace::of(offset, key_len, may_box);
+    let Some((width, headers)) = recent.aligned_like(like, place) else {
+        return Ok(false);
+    };
+    let out = layout.headers();
+    out.try_reserve(Head::MAX_BYTES + RecentPlace::SHORT + headers.len())?;
+    if let (Some(key), Some(len)) = (key, key_len)
+        && key.head != width
+    {
+        let mut text = [0; RecentPlace::SHORT];
+        let start = out.len() - len;
+        text[..len].copy_from_slice(&out[start..]);
+        out.truncate(start - key.head);
+        write_key(out, Some(&text[..len]), width)?;
+    }
+    out.extend_from_within(headers);
+    Ok(true)
+}
+
 /// A map key whose header has so many bytes.
-fn write_key(out: &mut Vec<u8>, key: Option<&[u8]>, width: usize) -> Result<()> {
+fn write_key(out: &mut Buffer, key: Option<&[u8]>, width: usize) -> Result<()> {
     if let Some(key) = key {
         Head::Str(length("string", key.len())?).write_wide(width, out);
         out.extend_from_slice(key);
@@ -262,7 +294,7 @@ fn frame_chunks<P: Payload>(
 }
 
 /// `{marker: true, shape: {…}, chunks:`, at the smallest widths.
-fn write_chunks_prefix(out: &mut Vec<u8>, shape: &[usize]) -> Result<()> {
+fn write_chunks_prefix(out: &mut Buffer, shape: &[usize]) -> Result<()> {
     Head::Map(3).write(out);
     write_str(out, CHUNKED_MARKER)?;
     Head::Bool(true).write(out);
@@ -380,7 +412,7 @@ impl<'a> Headers<'a> {
         }
     }
 
-    fn write(&self, out: &mut Vec<u8>) {
+    fn write(&self, out: &mut Buffer) {
         for (index, head) in self.heads.iter().enumerate() {
             head.write_wide(self.width(index), out);
             out.extend_from_slice(&self.tails[index]);

@@ -1,6 +1,7 @@
 //! What the headers of an array tell, and their smallest form.
 
 use crate::Result;
+use crate::raw::Buffer;
 use crate::wire::{Head, length};
 
 /// What the headers of an array tell.
@@ -33,7 +34,7 @@ impl Array<'_> {
 }
 
 /// `ext(code, [shape, dtype, bin` at the smallest widths.
-pub(super) fn write_ext(out: &mut Vec<u8>, array: &Array<'_>) -> Result<()> {
+pub(super) fn write_ext(out: &mut Buffer, array: &Array<'_>) -> Result<()> {
     let nbytes = array.nbytes();
     let bin = Head::Bin(length("array", nbytes)?);
     let ndim = Head::Array(length("shape", array.shape.len())?);
@@ -58,7 +59,7 @@ pub(super) fn write_ext(out: &mut Vec<u8>, array: &Array<'_>) -> Result<()> {
 
 /// Appends a string at its smallest width.
 #[inline]
-pub(super) fn write_str(out: &mut Vec<u8>, text: &str) -> Result<()> {
+pub(super) fn write_str(out: &mut Buffer, text: &str) -> Result<()> {
     Head::Str(length("string", text.len())?).write(out);
     out.extend_from_slice(text.as_bytes());
     Ok(())

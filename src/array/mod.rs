@@ -16,9 +16,13 @@ mod runs;
 mod shards;
 
 pub use dims::{Dims, resolve};
+#[cfg(feature = "python")]
+pub(crate) use frame::HEADERS_MAX_BYTES;
+pub(crate) use frame::frame_like;
 pub use frame::{ALIGN_MIN_BYTES, Alignment, ChunkLimit, Framing, KeyPlace, frame};
 pub use grid::{Halves, ShardGrid, ShardPart, ShardParts, boxes_of_range};
 pub use headers::Array;
+pub(crate) use recent::Like;
 pub use recent::RecentHeaders;
 pub use runs::{Bounds, Runs};
 pub use shards::{Shard, Sharded};

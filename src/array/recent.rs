@@ -5,21 +5,33 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::headers::{Array, write_ext};
+use crate::raw::Buffer;
 use crate::{Result, grow};
 
 /// Headers of small arrays that stand in a layout: a tree has many arrays of few shapes,
 /// and to copy their headers costs less than to make them again.
 #[derive(Debug, Default)]
 pub struct RecentHeaders {
+    /// The last ones; that of number `n` stands at `n % COUNT`.
     known: Vec<KnownHeaders>,
-    /// Which of them is replaced next.
-    oldest: usize,
-    /// Where those of the last array stand, if they are at the smallest widths.
-    last: Option<Range<usize>>,
+    /// How many there have been.
+    added: usize,
+    /// Those of the last array, if they are known.
+    last: Option<Like>,
+}
+
+/// Headers that an array like the last one has as well.
+#[derive(Debug, Clone)]
+pub(crate) enum Like {
+    /// Those that stand there.
+    Same(Range<usize>),
+    /// Those of the array with this number, by where they are to stand.
+    Aligned(usize),
 }
 
 #[derive(Debug)]
 struct KnownHeaders {
+    number: usize,
     code: i8,
     itemsize: usize,
     shape: SmallVec<[usize; 4]>,
@@ -41,13 +53,14 @@ impl RecentPlace {
     /// where the chunked form may be used or not.
     const COUNT: usize = 64 * 2 * 2;
 
-    /// The place of headers at an offset in the output, where the key, if any, begins.
-    pub fn of(offset: usize, key: Option<&[u8]>, may_box: bool) -> Self {
-        /// Keys of more bytes have headers of other widths, and are rare.
-        const SHORT: usize = 31;
-        let len = key.map_or(0, <[u8]>::len);
+    /// Keys of more bytes have headers of other widths, and are rare.
+    pub const SHORT: usize = 31;
+
+    /// The place of headers at an offset in the output, where the key, if any, of so many bytes begins.
+    pub fn of(offset: usize, key: Option<usize>, may_box: bool) -> Self {
+        let len = key.unwrap_or(0);
         let number = ((offset + len) % 64) << 2 | usize::from(key.is_some()) << 1;
-        Self((len <= SHORT).then_some(number | usize::from(may_box)))
+        Self((len <= Self::SHORT).then_some(number | usize::from(may_box)))
     }
 }
 
@@ -55,10 +68,10 @@ impl RecentHeaders {
     const COUNT: usize = 4;
 
     /// `ext(code, [shape, dtype, bin` at the smallest widths.
-    pub(super) fn write(&mut self, out: &mut Vec<u8>, array: &Array<'_>) -> Result<()> {
+    pub(super) fn write(&mut self, out: &mut Buffer, array: &Array<'_>) -> Result<()> {
         let known = self.find(array);
         if let Some(place) = known.and_then(|index| self.known[index].place.clone()) {
-            self.last = Some(place.clone());
+            self.last = Some(Like::Same(place.clone()));
             out.extend_from_within(place);
             return Ok(());
         }
@@ -66,13 +79,13 @@ impl RecentHeaders {
         write_ext(out, array)?;
         let index = known.unwrap_or_else(|| self.add(array));
         self.known[index].place = Some(start..out.len());
-        self.last = Some(start..out.len());
+        self.last = Some(Like::Same(start..out.len()));
         Ok(())
     }
 
-    /// Where the headers of the last array stand, if all arrays like it can have the same.
+    /// Those of the last array, if arrays like it can have them.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
-    pub(crate) fn last(&self) -> Option<Range<usize>> {
+    pub(crate) fn last(&self) -> Option<Like> {
         self.last.clone()
     }
 
@@ -83,11 +96,26 @@ impl RecentHeaders {
 
     /// Headers that align an array, and the width of the header of the key before them.
     pub(super) fn aligned(
-        &self,
+        &mut self,
         array: &Array<'_>,
         place: RecentPlace,
     ) -> Option<(usize, Range<usize>)> {
-        let known = &self.known[self.find(array)?];
+        let index = self.find(array)?;
+        self.last = Some(Like::Aligned(self.known[index].number));
+        self.known[index].aligned.get(place.0?)?.clone()
+    }
+
+    /// The same for the array with this number.
+    #[inline]
+    pub(super) fn aligned_like(
+        &self,
+        number: usize,
+        place: RecentPlace,
+    ) -> Option<(usize, Range<usize>)> {
+        let known = &self.known[number % Self::COUNT];
+        if known.number != number {
+            return None; // others have taken its place
+        }
         known.aligned.get(place.0?)?.clone()
     }
 
@@ -119,9 +147,12 @@ impl RecentHeaders {
         })
     }
 
-    /// Adds an array, of which no headers are known; returns its number.
+    /// Adds an array, of which no headers are known; returns where.
     fn add(&mut self, array: &Array<'_>) -> usize {
+        let number = self.added;
+        self.added += 1;
         let known = KnownHeaders {
+            number,
             code: array.code,
             itemsize: array.itemsize,
             shape: SmallVec::from_slice(array.shape),
@@ -133,9 +164,8 @@ impl RecentHeaders {
             self.known.push(known);
             return self.known.len() - 1;
         }
-        let index = self.oldest;
+        let index = number % Self::COUNT;
         self.known[index] = known;
-        self.oldest = (index + 1) % Self::COUNT;
         index
     }
 }

@@ -10,9 +10,9 @@ use std::mem;
 use std::ops::Range;
 
 use self::recording::{Recording, with_record};
-use crate::array::{self, Array, Framing, KeyPlace, RecentHeaders};
+use crate::array::{self, Array, Framing, KeyPlace, Like, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
-use crate::raw::RawBytes;
+use crate::raw::{Lender, RawBytes};
 use crate::structure::{Kind, LeafKind, NodeType, RECORD_KEY, ROOT_KEY, Record};
 use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
@@ -108,6 +108,19 @@ impl<P: Payload> Encoder<P> {
             recording: Recording::index(summed),
             ..Self::new(framing)
         }
+    }
+
+    /// Has somebody lend memory for what is copied to the output, once it is much.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
+        self.layout.borrow_from(lender);
+    }
+
+    /// Whether there have been payloads that are not copied yet.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    #[inline]
+    pub(crate) fn has_payloads(&self) -> bool {
+        self.layout.has_payloads()
     }
 
     /// Whether the structure is recorded.
@@ -340,22 +353,36 @@ impl<P: Payload> Encoder<P> {
         Ok(())
     }
 
-    /// Where the headers of the last array stand, if [`array_like`](Self::array_like) may copy them.
+    /// The headers of the last array, if [`array_like`](Self::array_like) may copy them.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[must_use]
-    pub(crate) fn last_headers(&self) -> Option<Range<usize>> {
+    pub(crate) fn last_headers(&self) -> Option<Like> {
         self.recent.last().filter(|_| self.recording.is_off())
     }
 
-    /// Writes an array of the dtype and shape of one before, whose headers stand there.
+    /// Writes an array of the dtype and shape of the last one, which had these headers, or returns
+    /// that they are not known for this place.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
-    pub(crate) fn array_like(&mut self, headers: Range<usize>, bytes: RawBytes<'_>) -> Result<()> {
-        self.begin(false)?;
-        let out = self.layout.headers();
-        out.try_reserve(headers.len() + bytes.len())?;
-        out.extend_from_within(headers);
-        bytes.append_to(out)
+    pub(crate) fn array_like(&mut self, headers: &Like, bytes: RawBytes<'_>) -> Result<bool> {
+        match headers {
+            Like::Same(range) => {
+                self.begin(false)?;
+                let out = self.layout.headers();
+                out.try_reserve(range.len() + bytes.len())?;
+                out.extend_from_within(range.clone());
+            }
+            Like::Aligned(number) => {
+                let may_box = self.framing.may_box && self.lists == 0;
+                let (layout, recent) = (&mut self.layout, &self.recent);
+                if !array::frame_like(layout, recent, self.key, *number, may_box)? {
+                    return Ok(false);
+                }
+                self.begin(false)?;
+            }
+        }
+        self.layout.headers().append(bytes)?;
+        Ok(true)
     }
 
     /// Whether what comes now is part of what an index has as one leaf, and not of its data: a list

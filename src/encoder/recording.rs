@@ -235,9 +235,7 @@ pub(super) fn with_record<P: Payload>(
     let seal = Seal::new(record, Regions::new(ends));
     layout.extend(record)?;
     if summed {
-        let headers = layout.headers();
-        let len = headers.len() + after;
-        grow::resize(headers, len, 0)?;
+        layout.extend(&grow::filled(0, after)?)?;
         return Ok(layout.sealed(Some(seal)));
     }
     layout.extend(&seal.close(&[])?)?;

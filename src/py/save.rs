@@ -7,7 +7,10 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyType};
 
-use super::memory::{Owned, Writable, keep_reserve, list_of_results, new_bytes, new_list_of, view};
+use super::memory::{
+    Owned, Writable, keep_reserve, lent_bytes, list_of_results, new_bytes, new_list_of,
+    remember_size, view,
+};
 use super::options::{integer, integer_or_none};
 use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
@@ -39,7 +42,7 @@ pub struct Layout {
 #[pyo3(signature = (
     tree, *, state_dict, sort_keys=false, align, max_chunk_size, overridden=vec![],
     structure=false, metadata=None, index=false, checksums=false, record=None, snapshot=false, hollow=false,
-    align_all=false
+    align_all=false, joined=false
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn walk(
@@ -57,6 +60,7 @@ pub fn walk(
     snapshot: bool,
     hollow: bool,
     align_all: bool,
+    joined: bool,
 ) -> PyResult<Layout> {
     let align = Alignment::new(align)?;
     let framing = Framing {
@@ -77,6 +81,7 @@ pub fn walk(
         record: record.map(|record| Record::read(&record)).transpose()?,
         framing,
         hollow,
+        joined,
         overridden,
     };
     let (mut layout, hollow) = layout_of(tree, options)?;
@@ -111,6 +116,7 @@ pub fn problems(
         record: None,
         framing,
         hollow: false,
+        joined: false,
         overridden,
     };
     problems_of(tree, options)
@@ -137,6 +143,14 @@ impl Layout {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let threads = self.threads(threads)?;
         let watcher = Watcher::signals();
+        if let Some(joined) = self.output.joined() {
+            remember_size(joined.len());
+            if let Some(owner) = joined.owner()
+                && let Some(bytes) = lent_bytes(py, owner, joined)
+            {
+                return Ok(bytes);
+            }
+        }
         let made = new_bytes(py, self.output.len(), self.needs_python, |memory| {
             pour(&self.output, memory, Target::Fresh, threads, &watcher)
         })?;

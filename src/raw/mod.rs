@@ -6,13 +6,18 @@
 //! is a mix of old and new bytes, as with `memcpy` in any other program.
 #![allow(unsafe_code)]
 
+mod buffer;
 mod filling;
+mod spare;
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr;
 
+pub use self::buffer::Buffer;
+#[cfg_attr(not(feature = "python"), allow(unused_imports))]
+pub(crate) use self::buffer::{Lender, Loan};
 pub(crate) use self::filling::append_with;
 pub use self::filling::{Filling, Room, zeroed};
 

@@ -293,7 +293,7 @@ impl Listing {
 
     fn head(&mut self, head: Head) -> Result<()> {
         self.index.outline.try_reserve(Head::MAX_BYTES)?;
-        head.write(&mut self.index.outline);
+        head.write(&mut *self.index.outline);
         Ok(())
     }
 

@@ -7,7 +7,41 @@
 // Most callers know the kind of header, so that little of these functions is left there.
 #![allow(clippy::inline_always)]
 
+use crate::raw::Buffer;
 use crate::{Error, Result};
+
+/// Where headers are appended.
+pub trait Out {
+    /// Appends one byte.
+    fn push(&mut self, byte: u8);
+
+    /// Appends bytes.
+    fn extend_from_slice(&mut self, bytes: &[u8]);
+}
+
+impl Out for Vec<u8> {
+    #[inline]
+    fn push(&mut self, byte: u8) {
+        self.push(byte);
+    }
+
+    #[inline]
+    fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
+impl Out for Buffer {
+    #[inline]
+    fn push(&mut self, byte: u8) {
+        self.push(byte);
+    }
+
+    #[inline]
+    fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
 
 /// The header of one value: everything of it but its bytes or elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -238,7 +272,7 @@ impl Head {
 
     /// Appends this header at its smallest width.
     #[inline(always)]
-    pub fn write(self, out: &mut Vec<u8>) {
+    pub fn write(self, out: &mut impl Out) {
         let (forms, value) = self.forms();
         for form in forms {
             if value <= form.max || forms.len() == 1 {
@@ -248,7 +282,7 @@ impl Head {
     }
 
     /// Appends this header at `width`, one of [`Head::widths`].
-    pub fn write_wide(self, width: usize, out: &mut Vec<u8>) {
+    pub fn write_wide(self, width: usize, out: &mut impl Out) {
         debug_assert!(self.widths().any(|w| w == width), "{self:?} at {width}");
         let (forms, value) = self.forms();
         let field = width - self.fixed_bytes();
@@ -262,7 +296,7 @@ impl Head {
     // Copies of a constant length are a store or two.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // a value that has no field is small
-    fn write_form(self, form: Form, value: u64, out: &mut Vec<u8>) {
+    fn write_form(self, form: Form, value: u64, out: &mut impl Out) {
         let first = form.first;
         let be = value.to_be_bytes();
         if let Self::Ext(code, _) = self {

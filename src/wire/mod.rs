@@ -12,7 +12,7 @@ mod head;
 
 pub(crate) use cursor::AHEAD;
 pub use cursor::Cursor;
-pub use head::{Head, length};
+pub use head::{Head, Out, length};
 
 /// Extension type of an array: `[shape, dtype name, bytes]`.
 pub const EXT_NDARRAY: i8 = 1;

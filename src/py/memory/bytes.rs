@@ -1,7 +1,11 @@
 //! `bytes` objects that are filled after they were made, without a zeroing pass.
 
+use std::any::Any;
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 use std::slice;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -10,7 +14,8 @@ use pyo3::types::PyBytes;
 use super::create::created;
 use super::detached::detached;
 use super::pages::advise_huge;
-use crate::raw::Filling;
+use crate::array::HEADERS_MAX_BYTES;
+use crate::raw::{Buffer, Filling, Lender, Loan};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
@@ -41,21 +46,82 @@ fn filled<T: Send>(
     always_detached: bool,
     fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> T + Send,
 ) -> PyResult<(Bound<'_, PyBytes>, T)> {
-    let size = ffi::Py_ssize_t::try_from(len)?;
-    // SAFETY: a null pointer asks for an object with uninitialised content. It
-    // is owned by us alone, and an error comes back as a null pointer.
-    let bytes = unsafe {
-        let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), size);
-        created(py, object)?.cast_into_unchecked::<PyBytes>()
-    };
+    let (bytes, start) = fresh(py, len)?;
     // SAFETY: the object is fresh, so nobody else reads or writes its `len` bytes.
-    let content = unsafe {
-        let start = ffi::PyBytes_AsString(bytes.as_ptr());
-        slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len)
-    };
-    advise_huge(content);
+    let content = unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) };
     let told = detached(py, len, always_detached, || fill(content));
     Ok((bytes, told))
+}
+
+/// A new `bytes` object whose content has not been written yet, and where that begins.
+fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<MaybeUninit<u8>>)> {
+    let size = ffi::Py_ssize_t::try_from(len)?;
+    // SAFETY: a null pointer asks for an object with uninitialised content. It
+    // is owned by us alone, and an error comes back as a null pointer. Its content is nowhere else.
+    let (bytes, start) = unsafe {
+        let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), size);
+        let bytes = created(py, object)?.cast_into_unchecked::<PyBytes>();
+        let start = NonNull::new_unchecked(ffi::PyBytes_AsString(bytes.as_ptr()).cast());
+        advise_huge(slice::from_raw_parts_mut(start.as_ptr(), len));
+        (bytes, start)
+    };
+    Ok((bytes, start))
+}
+
+/// Lends the memory of a `bytes` object of the size that the last output had: programs write trees of
+/// one size again and again. What is written there needs not be copied.
+pub struct BytesLender;
+
+/// The size that the next output may have.
+static LAST_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// More than so many bytes are not asked for before they are known to be needed.
+const MAX_LENT_BYTES: usize = 1 << 30;
+
+impl Lender for BytesLender {
+    fn lend(&mut self, least: usize) -> Option<Loan> {
+        let size = LAST_BYTES.load(Relaxed);
+        if !(least..=MAX_LENT_BYTES).contains(&size) {
+            return None;
+        }
+        // Without memory for it, it is written as the first one was.
+        Python::attach(|py| {
+            let (bytes, start) = fresh(py, size).ok()?;
+            // SAFETY: the object is fresh; it lives as long as this reference to it, and is given
+            // to nobody before all that it then has is written (`lent_bytes`).
+            Some(unsafe { Loan::new(start.cast(), size, Box::new(bytes.unbind())) })
+        })
+    }
+}
+
+/// Takes note of the size of an output that could be written to memory of `BytesLender`.
+pub fn remember_size(len: usize) {
+    if len > Buffer::SMALL {
+        // The next one may have a few bytes more, as for a count of steps; and there has to be
+        // room for the largest headers until they are known.
+        LAST_BYTES.store(len + len / 64 + HEADERS_MAX_BYTES, Relaxed);
+    }
+}
+
+/// The object of `BytesLender` that has `len` bytes of output from its start on, and which has them
+/// alone from now on. `None` if it has much room beside them, so that they should be copied.
+///
+/// # Panics
+/// If it has less room.
+pub fn lent_bytes<'py>(
+    py: Python<'py>,
+    owner: &(dyn Any + Send + Sync),
+    output: &[u8],
+) -> Option<Bound<'py, PyBytes>> {
+    let bytes = owner.downcast_ref::<Py<PyBytes>>()?.bind(py);
+    let (room, len) = (bytes.as_bytes().len(), output.len());
+    assert!(bytes.as_bytes().as_ptr() == output.as_ptr() && len <= room);
+    if room - len > len / 8 {
+        return None;
+    }
+    // SAFETY: nobody but us has seen the object yet, unless it has this size already; see `shorten`.
+    unsafe { shorten(bytes, len) };
+    Some(bytes.clone())
 }
 
 /// A new `bytes` object of `len` bytes that `fill` writes in another thread and returns, or nothing.
@@ -124,16 +190,26 @@ pub fn new_bytes_at_most(
         };
         return copied(py, content).map(Ok);
     }
-    // SAFETY: the object is fresh, so nobody else has seen its size or hash, and its
-    // memory belongs to it whole, whatever its size says; it is freed by its address. A
-    // variable-size object tells its size in the header that the stable ABI defines, and that
-    // `Py_SET_SIZE` sets. The content of `bytes` ends with a zero, for which there is room.
-    // (`_PyBytes_Resize` does the same and gives back the rest, but is not in the stable ABI.)
-    unsafe {
-        let object = bytes.as_ptr();
-        ffi::PyBytes_AsString(object).add(len).write(0);
-        (*object.cast::<ffi::PyVarObject>()).ob_size = len.cast_signed();
-    }
+    // SAFETY: `fill` has written so many bytes, of an object that is ours alone.
+    unsafe { shorten(&bytes, len) };
     assert_eq!(bytes.as_bytes().len(), len);
     Ok(Ok(bytes))
+}
+
+/// Lets an object have only its first `len` bytes.
+///
+/// # Safety
+/// They have been written, and nobody else has seen the size or hash of the object, unless it has this size.
+unsafe fn shorten(bytes: &Bound<'_, PyBytes>, len: usize) {
+    let object = bytes.as_ptr();
+    // SAFETY: the memory belongs to the object whole, whatever its size says; it is freed by its
+    // address. A variable-size object tells its size in the header that the stable ABI defines, and
+    // that `Py_SET_SIZE` sets. The content of `bytes` ends with a zero, for which there is room.
+    // (`_PyBytes_Resize` does the same and gives back the rest, but is not in the stable ABI.)
+    unsafe {
+        if (*object.cast::<ffi::PyVarObject>()).ob_size != len.cast_signed() {
+            ffi::PyBytes_AsString(object).add(len).write(0);
+            (*object.cast::<ffi::PyVarObject>()).ob_size = len.cast_signed();
+        }
+    }
 }

@@ -42,7 +42,10 @@ mod writable;
 
 pub use arrays::{ArrayParts, FreshArray, Owned, SmallCopies, view};
 pub use borrowed::{Borrowed, exported};
-pub use bytes::{copied, new_bytes, new_bytes_at_most, new_bytes_elsewhere};
+pub use bytes::{
+    BytesLender, copied, lent_bytes, new_bytes, new_bytes_at_most, new_bytes_elsewhere,
+    remember_size,
+};
 pub use create::{
     list_of_results, new_complex, new_dict, new_float, new_int, new_list, new_list_of, new_string,
     new_tuple_of, new_uint, sizes,

@@ -17,7 +17,7 @@ use super::super::memory::{ArrayParts, Borrowed, exported};
 use super::devices::DeviceArray;
 use super::payload::{InSource, LeafPayload, OnDevice};
 use super::state::{Met, Walk};
-use crate::array::ALIGN_MIN_BYTES;
+use crate::array::{ALIGN_MIN_BYTES, Like};
 use crate::grow;
 use crate::layout::LayoutBuilder;
 use crate::source::{Pieces, Source};
@@ -30,6 +30,9 @@ const MAX_DTYPES: usize = 64;
 /// Arrays of up to so many bytes are copied among the headers: to hold on to them costs more
 /// than the copy.
 const INLINE_MAX_BYTES: usize = ALIGN_MIN_BYTES - 1;
+
+/// The same where that is the only copy, as long as nothing has been borrowed.
+const JOINED_INLINE_MAX_BYTES: usize = 4 << 10;
 
 /// Arrays of NumPy of up to so many bytes are written even where arrays are left out.
 const HOLLOW_MIN_BYTES: usize = 64;
@@ -44,8 +47,8 @@ pub(super) struct LastSmall {
     dtype: Py<PyArrayDescr>,
     shape: SmallVec<[usize; 4]>,
     nbytes: usize,
-    /// Where its headers stand; see [`crate::encoder::Encoder::last_headers`].
-    headers: Range<usize>,
+    /// See [`crate::encoder::Encoder::last_headers`].
+    headers: Like,
 }
 
 impl<'py> Walk<'py> {
@@ -55,8 +58,9 @@ impl<'py> Walk<'py> {
             && last.code == code
             && let Some(memory) =
                 ArrayParts::memory_like(array, &last.dtype, &last.shape, last.nbytes)
+            && self.out.array_like(&last.headers, memory)?
         {
-            return Ok(self.out.array_like(last.headers.clone(), memory)?);
+            return Ok(());
         }
         self.host_array(array, code, Kind::Plain)
     }
@@ -115,9 +119,9 @@ impl<'py> Walk<'py> {
             let header = (header.code, parts.shape().to_vec());
             return self.gap(array.as_any(), dtype, header, kind);
         }
-        if memory.len() <= INLINE_MAX_BYTES {
+        if memory.len() <= INLINE_MAX_BYTES || self.is_copied_once(memory.len()) {
             let put = |out: &mut LayoutBuilder<LeafPayload>, range| {
-                memory.slice(range).append_to(out.headers())
+                out.headers().append(memory.slice(range))
             };
             self.out.array(&header, kind, put)?;
             self.last_small = self.out.last_headers().map(|headers| LastSmall {
@@ -138,6 +142,11 @@ impl<'py> Walk<'py> {
         Ok(self.out.array(&header, kind, |out, range| {
             out.push(leaf(memory.part(py, range)))
         })?)
+    }
+
+    /// Whether a copy of an array of so many bytes would be where it stays.
+    fn is_copied_once(&self, nbytes: usize) -> bool {
+        self.options.joined && nbytes <= JOINED_INLINE_MAX_BYTES && !self.out.has_payloads()
     }
 
     /// Whether an array of so many bytes is to be left out here: not inside of what is one leaf to
@@ -276,7 +285,7 @@ impl<'py> Walk<'py> {
         if header.nbytes() <= INLINE_MAX_BYTES {
             let memory = exported(&buffer);
             let put = |out: &mut LayoutBuilder<LeafPayload>, range| {
-                memory.slice(range).append_to(out.headers())
+                out.headers().append(memory.slice(range))
             };
             self.out.array(&header, kind.clone(), put)?;
             buffer.release(py);

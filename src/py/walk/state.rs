@@ -14,6 +14,7 @@ use super::super::dtypes::Dtype;
 use super::super::failure::{Failure, Walked};
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
+use super::super::memory::BytesLender;
 use super::super::watch::Signals;
 use super::arrays::LastSmall;
 use super::devices::{Devices, WINDOW_BYTES};
@@ -36,6 +37,7 @@ pub enum Recorded {
 }
 
 /// How a tree is to be walked.
+#[allow(clippy::struct_excessive_bools)] // they have names in Python
 pub struct Options<'py> {
     /// Write state dicts: lists as maps, keys as strings, containers expanded.
     pub state_dict: bool,
@@ -51,6 +53,8 @@ pub struct Options<'py> {
     pub framing: Framing,
     /// Keep the place of arrays, but do not write them.
     pub hollow: bool,
+    /// The output will be one `bytes` object: small arrays are copied there at once.
+    pub joined: bool,
     /// Types that are walked natively otherwise, but have handlers now.
     pub overridden: Vec<Bound<'py, PyType>>,
 }
@@ -169,17 +173,21 @@ impl<'py> Walk<'py> {
 
     /// A walk that has not begun.
     pub fn new(py: Python<'py>, options: Options<'py>) -> PyResult<Self> {
+        let mut out = match options.recorded {
+            Recorded::Nothing => Encoder::new(options.framing),
+            Recorded::Structure => Encoder::described(options.framing),
+            Recorded::Index => Encoder::indexed(options.framing, false),
+            Recorded::Checksums => Encoder::indexed(options.framing, true),
+        };
+        if options.joined {
+            out.borrow_from(Box::new(BytesLender));
+        }
         Ok(Self {
             py,
             hooks: Hooks::get(py)?,
             signals: Signals::new(),
             types: Types::new(py),
-            out: match options.recorded {
-                Recorded::Nothing => Encoder::new(options.framing),
-                Recorded::Structure => Encoder::described(options.framing),
-                Recorded::Index => Encoder::indexed(options.framing, false),
-                Recorded::Checksums => Encoder::indexed(options.framing, true),
-            },
+            out,
             options,
             dtypes: Vec::new(),
             last_small: None,

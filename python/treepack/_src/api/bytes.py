@@ -68,7 +68,12 @@ def dumps(
     check_compress(compress, level)
     tree = chosen(tree, select)
     layout = described_layout(
-        tree, align, metadata, max_chunk_size=serialization.MAX_CHUNK_SIZE, static=static
+        tree,
+        align,
+        metadata,
+        max_chunk_size=serialization.MAX_CHUNK_SIZE,
+        static=static,
+        joined=not compress,
     )
     if not compress:
         return layout.to_bytes(threads=threads)

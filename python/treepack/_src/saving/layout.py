@@ -20,13 +20,14 @@ def described_layout(
     snapshot: bool = False,
     hollow: bool = False,
     align_all: bool = False,
+    joined: bool = False,
 ) -> core.Layout:
     """Lays out a tree with a record of its structure.
 
     An `index` finds leaves without reading all headers, `checksums` find damage; only files can
     have those. With `snapshot` the layout does not depend on the tree any more, and with `hollow`
-    it has only the places of arrays. With `align_all` small arrays are aligned, too; see
-    `_core.walk`.
+    it has only the places of arrays. With `align_all` small arrays are aligned, too, and with
+    `joined` they are copied to the result at once; see `_core.walk`.
     """
     with leaving_out(static):
         return core.walk(
@@ -43,6 +44,7 @@ def described_layout(
             snapshot=snapshot,
             hollow=hollow,
             align_all=align_all,
+            joined=joined,
         )
 
 

@@ -1,47 +1,13 @@
-//! Memory that is used again: fresh memory costs a page fault for every 4 KiB, which is several times
-//! as much as the copying where a tree has many small arrays.
+//! Memory of one buffer that waits for the next one.
 
 use std::mem;
-use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 
-/// Bytes in memory that another arena may have had before.
-#[derive(Debug)]
-pub struct Arena(Vec<u8>);
+/// What the last buffer has left. A program that forks never waits for its lock.
+pub(super) static SPARE: Spare = Spare(Mutex::new(Vec::new()));
 
-/// What the last arena has left. A program that forks never waits for its lock.
-static SPARE: Spare = Spare(Mutex::new(Vec::new()));
-
-impl Default for Arena {
-    fn default() -> Self {
-        Self(SPARE.take())
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        SPARE.give(mem::take(&mut self.0));
-    }
-}
-
-impl Deref for Arena {
-    type Target = Vec<u8>;
-
-    #[inline]
-    fn deref(&self) -> &Vec<u8> {
-        &self.0
-    }
-}
-
-impl DerefMut for Arena {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Vec<u8> {
-        &mut self.0
-    }
-}
-
-/// Memory that waits for its next use: of one arena, so that it is bounded in the whole program.
-struct Spare(Mutex<Vec<u8>>);
+/// Memory that waits for its next use: of one buffer, so that it is bounded in the whole program.
+pub(super) struct Spare(Mutex<Vec<u8>>);
 
 impl Spare {
     /// Less is found quickly by the allocator.
@@ -50,12 +16,12 @@ impl Spare {
     /// So much is kept at most.
     const MAX_BYTES: usize = 64 << 20;
 
-    fn take(&self) -> Vec<u8> {
+    pub fn take(&self) -> Vec<u8> {
         let mut kept = self.0.try_lock();
         kept.as_deref_mut().map(mem::take).unwrap_or_default()
     }
 
-    fn give(&self, mut memory: Vec<u8>) {
+    pub fn give(&self, mut memory: Vec<u8>) {
         memory.clear();
         if !(Self::MIN_BYTES..=Self::MAX_BYTES).contains(&memory.capacity()) {
             return;

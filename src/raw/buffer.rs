@@ -1,0 +1,359 @@
+//! Bytes that grow at their end, in memory that was used before or that somebody lends.
+//!
+//! Fresh memory costs a page fault for every 4 KiB, which is several times as much as the copying where
+//! a tree has many small arrays. And what grows in the memory of the object that is returned in the end
+//! needs not be copied there.
+
+use std::any::Any;
+use std::fmt;
+use std::mem::{self, MaybeUninit};
+use std::ops::{Deref, Range};
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use super::RawBytes;
+use super::spare::SPARE;
+use crate::Result;
+
+/// Bytes that grow at their end. It has the methods of a `Vec` that are needed.
+pub struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+    room: usize,
+    memory: Memory,
+    is_large: bool,
+    lender: Option<Box<dyn Lender>>,
+}
+
+/// Whose memory it is.
+enum Memory {
+    /// The vector is empty as far as it knows.
+    Own(Vec<u8>),
+    Lent(Loan),
+}
+
+/// Somebody who lends memory.
+pub trait Lender: Send + Sync {
+    /// At least so many bytes, or nothing.
+    fn lend(&mut self, least: usize) -> Option<Loan>;
+}
+
+/// Memory that is lent until the loan is dropped.
+pub struct Loan {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Box<dyn Any + Send + Sync>,
+}
+
+impl Loan {
+    /// The `len` bytes from `start` on, which may be uninitialised.
+    ///
+    /// # Safety
+    /// Until the owner is dropped they stay there; whoever has the loan alone writes them, and whoever
+    /// else can reach them only reads them, and not before they have been written.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    pub(crate) unsafe fn new(
+        start: NonNull<u8>,
+        len: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { start, len, owner }
+    }
+}
+
+// SAFETY: nobody else writes to its memory, whether that is its own or lent; `Loan::new` asks for it.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; through a shared reference it is only read.
+unsafe impl Sync for Buffer {}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self {
+            start: NonNull::dangling(),
+            len: 0,
+            room: 0,
+            memory: Memory::Own(Vec::new()),
+            is_large: false,
+            lender: None,
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Memory::Own(memory) = &mut self.memory {
+            SPARE.give(mem::take(memory));
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: so many bytes have been written there, and writing others needs `&mut self`.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl Buffer {
+    /// Less is found quickly by the allocator: neither borrowed nor used again.
+    pub(crate) const SMALL: usize = 64 << 10;
+
+    /// What is allocated at first.
+    const FIRST: usize = 512;
+
+    /// Has somebody asked for memory once it is no longer small.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
+        self.lender = Some(lender);
+    }
+
+    /// Who owns the memory, if it is lent.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    pub(crate) fn owner(&self) -> Option<&(dyn Any + Send + Sync)> {
+        match &self.memory {
+            Memory::Own(_) => None,
+            Memory::Lent(loan) => Some(&*loan.owner),
+        }
+    }
+
+    /// Makes room for so many more bytes.
+    #[inline]
+    pub fn try_reserve(&mut self, more: usize) -> Result<()> {
+        if more > self.room - self.len {
+            return self.grow(more);
+        }
+        Ok(())
+    }
+
+    /// Appends one byte.
+    #[inline]
+    pub fn push(&mut self, byte: u8) {
+        self.extend_from_slice(&[byte]);
+    }
+
+    /// Appends bytes.
+    #[inline]
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.reserve(bytes.len());
+        self.spare(bytes.len()).write_copy_of_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    /// Appends bytes that are here already.
+    ///
+    /// # Panics
+    /// If they are not.
+    #[inline]
+    pub fn extend_from_within(&mut self, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len);
+        self.reserve(range.len());
+        // SAFETY: the range is written, and there is room for as many bytes after all that is written.
+        unsafe {
+            let from = self.start.as_ptr().add(range.start);
+            let to = self.start.as_ptr().add(self.len);
+            ptr::copy_nonoverlapping(from, to, range.len());
+        }
+        self.len += range.len();
+    }
+
+    /// Appends a copy of memory.
+    #[inline]
+    pub fn append(&mut self, bytes: RawBytes<'_>) -> Result<()> {
+        self.try_reserve(bytes.len())?;
+        bytes.copy_to(self.spare(bytes.len()));
+        self.len += bytes.len();
+        Ok(())
+    }
+
+    /// Takes back all bytes but the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// As `try_reserve`, and where there is no memory the program ends, as with a `Vec`.
+    #[inline]
+    fn reserve(&mut self, more: usize) {
+        if more > self.room - self.len {
+            self.grow(more).expect("memory for a header");
+        }
+    }
+
+    /// Memory for the next bytes, for which there is room.
+    #[inline]
+    fn spare(&mut self, len: usize) -> &mut [MaybeUninit<u8>] {
+        assert!(len <= self.room - self.len);
+        // SAFETY: the memory has so much room after all that is written, and belongs to `self` alone.
+        unsafe {
+            let start = self.start.add(self.len).cast();
+            slice::from_raw_parts_mut(start.as_ptr(), len)
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self, more: usize) -> Result<()> {
+        let least = self.len.saturating_add(more);
+        if least > Self::SMALL && !self.is_large {
+            self.is_large = true;
+            let lent = self.lender.take().and_then(|mut it| it.lend(least));
+            match lent {
+                Some(loan) if loan.len >= least => return self.move_to(Memory::Lent(loan)),
+                _ => self.move_to(Memory::Own(SPARE.take()))?,
+            }
+        } else if matches!(self.memory, Memory::Lent(_)) {
+            self.move_to(Memory::Own(SPARE.take()))?;
+        }
+        if let Memory::Own(memory) = &mut self.memory
+            && self.room < least
+        {
+            // SAFETY: so many bytes have been written there. They move with the vector, which
+            // then gives out its memory anew.
+            unsafe { memory.set_len(self.len) };
+            let grown = memory.try_reserve(more.max(Self::FIRST));
+            self.start = NonNull::new(memory.as_mut_ptr()).unwrap_or(NonNull::dangling());
+            self.room = memory.capacity();
+            memory.clear();
+            grown?;
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes to other memory.
+    fn move_to(&mut self, mut memory: Memory) -> Result<()> {
+        let (start, room) = match &mut memory {
+            Memory::Own(memory) => {
+                memory.try_reserve(self.len)?;
+                let start = NonNull::new(memory.as_mut_ptr()).unwrap_or(NonNull::dangling());
+                (start, memory.capacity())
+            }
+            Memory::Lent(loan) => (loan.start, loan.len),
+        };
+        assert!(self.len <= room);
+        // SAFETY: so many bytes have been written here, and there is room for as many there.
+        unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), start.as_ptr(), self.len) };
+        (self.start, self.room, self.memory) = (start, room, memory);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Lends so many bytes once.
+    struct Once(usize);
+
+    impl Lender for Once {
+        fn lend(&mut self, least: usize) -> Option<Loan> {
+            if self.0 < least {
+                return None;
+            }
+            let mut owner = Vec::<u8>::with_capacity(self.0);
+            let start = NonNull::new(owner.as_mut_ptr()).unwrap();
+            // SAFETY: the vector is not touched before it is dropped.
+            Some(unsafe { Loan::new(start, self.0, Box::new(owner)) })
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Push(u8),
+        Extend(usize),
+        Within(usize, usize),
+        Append(usize),
+        Truncate(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let large = Buffer::SMALL;
+        prop_oneof![
+            any::<u8>().prop_map(Step::Push),
+            (0..large).prop_map(Step::Extend),
+            (0..large, 0..large).prop_map(|(a, b)| Step::Within(a, b)),
+            (0..large).prop_map(Step::Append),
+            (0..2 * large).prop_map(Step::Truncate),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn it_grows_as_a_vector_does(
+            steps in prop::collection::vec(step(), 0..12),
+            lent in prop::option::of(0..4 * Buffer::SMALL),
+        ) {
+            let mut buffer = Buffer::default();
+            if let Some(lent) = lent {
+                buffer.borrow_from(Box::new(Once(lent)));
+            }
+            let mut vector = Vec::new();
+            for (at, step) in steps.into_iter().enumerate() {
+                let byte = u8::try_from(at).unwrap();
+                match step {
+                    Step::Push(byte) => {
+                        buffer.push(byte);
+                        vector.push(byte);
+                    }
+                    Step::Extend(len) => {
+                        buffer.extend_from_slice(&vec![byte; len]);
+                        vector.extend_from_slice(&vec![byte; len]);
+                    }
+                    Step::Within(a, b) => {
+                        let (a, b) = (a.min(vector.len()), b.min(vector.len()));
+                        buffer.extend_from_within(a.min(b)..a.max(b));
+                        vector.extend_from_within(a.min(b)..a.max(b));
+                    }
+                    Step::Append(len) => {
+                        buffer.append(vec![byte; len].as_slice().into()).unwrap();
+                        vector.extend_from_slice(&vec![byte; len]);
+                    }
+                    Step::Truncate(len) => {
+                        buffer.truncate(len);
+                        vector.truncate(len);
+                    }
+                }
+                prop_assert!(*buffer == *vector);
+            }
+        }
+    }
+
+    #[test]
+    fn what_fits_stays_in_the_memory_that_is_lent() {
+        for (lent, len, stays) in [
+            (200_000, 200_000, true),
+            (200_000, 200_001, false),
+            (200_000, Buffer::SMALL, false),
+            (70_000, Buffer::SMALL + 1, true),
+        ] {
+            let mut buffer = Buffer::default();
+            buffer.borrow_from(Box::new(Once(lent)));
+            for at in 0..len {
+                buffer.push(at.to_le_bytes()[0]);
+            }
+            assert_eq!(buffer.owner().is_some(), stays, "{lent} {len}");
+            assert!(
+                buffer
+                    .iter()
+                    .enumerate()
+                    .all(|(at, &byte)| byte == at.to_le_bytes()[0])
+            );
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "range.end <= self.len")]
+    fn what_is_not_written_is_not_copied() {
+        let mut buffer = Buffer::default();
+        buffer.push(1);
+        buffer.extend_from_within(0..2);
+    }
+}
