@@ -5,7 +5,7 @@ SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN := $(VENV)/$(SCRIPTS)
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
-.PHONY: help demo example test test-all lint bench docs fuzz sanitize format clean licenses \
+.PHONY: help demo example test test-all lint bench docs fuzz sanitize soak format clean licenses \
   test-rust test-python test-oldest lint-rust lint-python lint-packages types \
   fuzz-core fuzz-trees audit audit-offline sanitize-core sanitize-extension \
   wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate \
@@ -332,6 +332,17 @@ sanitize-extension: $(VENV)/.test
 	  --ignore tests/dropin/test_checkpoints_differential.py \
 	  --ignore tests/api/test_readme.py --ignore tests/test_package.py --ignore tests/pytree/test_without_jax.py \
 	  -k "not ($(UNSANITIZED))"
+
+## make soak          CYCLES= (100000) trees are saved, loaded, opened, selected and verified; then THREADS= (24)
+##                    do so for MINUTES= (20): memory, handles and threads stay as they are
+CYCLES ?= 100000
+THREADS ?= 24
+MINUTES ?= 20
+SOAK = PYTHONMALLOC=malloc GLIBC_TUNABLES=glibc.malloc.tcache_count=0 PYTHONPATH=python:tests/support \
+  $(BIN)/python -u tests/support/soak.py
+soak: $(VENV)/.test
+	$(SOAK) --cycles $(CYCLES)
+	$(SOAK) --threads $(THREADS) --minutes $(MINUTES)
 
 ## make format        formats both languages
 format: $(VENV)/.test

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 import treepack
 from golden import forms, make_landed
 from golden.make import tree
-from trees import assert_same
+from trees import assert_equal, assert_same
 
 FOLDER = Path(forms.__file__).parent
 FILES = sorted(path.name for path in forms.FOLDER.iterdir())
@@ -26,28 +25,6 @@ FILES.remove(STREAM)
 
 
 BUFFERS = (bytearray, memoryview)
-
-
-def is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def assert_equal(found: Any, expected: Any) -> None:
-    """Raises unless two trees are equal: types, static data, dtypes, weak types, bits."""
-    structure = jax.tree.structure
-    assert structure(found) == structure(expected)
-    for (path, one), other in zip(
-        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
-    ):
-        if is_key(other):
-            assert is_key(one)
-            assert jax.random.key_impl(one) == jax.random.key_impl(other)
-            one, other = jax.random.key_data(one), jax.random.key_data(other)
-        if isinstance(other, jax.Array):
-            assert isinstance(one, jax.Array), path
-            assert one.weak_type == other.weak_type, path
-            one = np.asarray(one)
-        assert_same(one, other, str(path))
 
 
 def test_all_are_there() -> None:

@@ -67,6 +67,28 @@ def assert_same(found: Any, expected: Any, path: str = ".") -> None:
         assert found == expected or (found != found and expected != expected), path
 
 
+def is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    """Raises unless two trees are equal: types, static data, dtypes, weak types, bits."""
+    structure = jax.tree.structure
+    assert structure(found) == structure(expected)
+    for (path, one), other in zip(
+        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    ):
+        if is_key(other):
+            assert is_key(one)
+            assert jax.random.key_impl(one) == jax.random.key_impl(other)
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        if isinstance(other, jax.Array):
+            assert isinstance(one, jax.Array), path
+            assert one.weak_type == other.weak_type, path
+            one = np.asarray(one)
+        assert_same(one, other, str(path))
+
+
 def arrays() -> st.SearchStrategy[np.ndarray]:
     """Arrays of any dtype, order and strides; now and then one that is worth aligning."""
     shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
