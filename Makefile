@@ -7,7 +7,8 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
 .PHONY: help demo example test test-all lint bench docs fuzz sanitize soak format clean licenses \
   test-rust test-python test-oldest lint-rust lint-python lint-packages types \
-  fuzz-core fuzz-trees audit audit-offline sanitize-core sanitize-extension \
+  fuzz-core fuzz-trees audit audit-offline sanitize-miri sanitize-address sanitize-thread \
+  sanitize-extension sanitize-written \
   wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate \
   check-targets test-aarch64 test-aarch64-wheel test-windows
 help:
@@ -293,45 +294,55 @@ fuzz-trees: $(VENV)/.built
 	    -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -verbosity=0
 	@echo "trees: no input breaks it"
 
-# Modules whose tests Miri can run: no files, no threads that take long, no C.
-MIRI_TESTS := raw:: layout:: array::shards array::runs::tests::all_elements wire:: events:: encoder:: window:: structure::recorder
+## make sanitize      undefined behaviour, memory errors, leaks and data races in the core, memory errors in the extension,
+##                    and memory that is written and was never set; needs nightly Rust with miri and rust-src, and
+##                    valgrind. Each part (sanitize-miri, -address, -thread, -extension, -written) says what it ran
+sanitize: sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-written
 
-# Modules in which threads meet.
-THREAD_TESTS := raw:: parallel:: gzip:: window::
+# $(call sanitized,what it is,where its reports go): runs the command that comes after it, and says in a line what that was.
+sanitized = $(PYTHON) $(CURDIR)/tools/sanitize.py --reports $(CURDIR)/target/reports/$(2) $(3) '$(1)'
+SANITIZER = log_path=$(CURDIR)/target/reports/$(1)/report:allocator_may_return_null=1
 
-## make sanitize      undefined behaviour, memory errors and data races in the core, and memory errors in the
-##                    extension; needs nightly Rust with Miri and rust-src
-sanitize: sanitize-core sanitize-extension
+# Tests that Miri cannot run are ignored where they are, with the reason: `cfg_attr(miri, ignore = "...")`.
+sanitize-miri:
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 $(call sanitized,Miri over the core,miri) \
+	  cargo +nightly miri test --quiet --lib
 
-sanitize-core:
-	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=2 \
-	  cargo +nightly miri test --quiet --lib -- $(MIRI_TESTS)
-	RUSTFLAGS=-Zsanitizer=address \
+sanitize-address:
+	ASAN_OPTIONS=$(call SANITIZER,address) RUSTFLAGS=-Zsanitizer=address \
+	  $(call sanitized,AddressSanitizer and LeakSanitizer over the core,address) \
 	  cargo +nightly test --quiet --tests --target $(FUZZ_TARGET) --target-dir target/address
-	RUSTFLAGS=-Zsanitizer=thread \
-	  cargo +nightly test --quiet --lib -Zbuild-std --target $(FUZZ_TARGET) --target-dir target/thread \
-	  -- $(THREAD_TESTS)
+
+sanitize-thread:
+	TSAN_OPTIONS=$(call SANITIZER,thread) RUSTFLAGS=-Zsanitizer=thread \
+	  $(call sanitized,ThreadSanitizer over the core,thread) \
+	  cargo +nightly test --quiet --tests -Zbuild-std --target $(FUZZ_TARGET) --target-dir target/thread
 
 # The tests of the package over it. Left out is what measures memory or stacks, or puts functions of
-# its own in the place of libc's.
+# its own in the place of libc's. Python itself does not free all.
 UNSANITIZED := small_stacks or memory_is or larger_than_memory or is_in_memory or hostile_values or \
   paths_are_made or paths_are_not_made or faults or killed
+UNSANITIZED_FILES := robustness/test_out_of_memory.py robustness/test_soak.py api/test_orbax.py api/test_orbax_v1.py \
+  dropin/test_multiprocess.py dropin/test_flax_suite.py dropin/test_checkpoints_differential.py \
+  api/test_readme.py test_package.py pytree/test_without_jax.py
 SANITIZED := $(CURDIR)/target/address/package
 sanitize-extension: $(VENV)/.test
 	PYO3_PYTHON=$(CURDIR)/$(BIN)/python RUSTFLAGS=-Zsanitizer=address cargo +nightly build --quiet \
 	  --release --features python --target $(FUZZ_TARGET) --target-dir target/address
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED)
-	git ls-files -z python src examples tests docs '*.md' pyproject.toml | xargs -0 cp --parents -t $(SANITIZED)
+	git ls-files -z python src examples tests docs tools '*.md' pyproject.toml Makefile | xargs -0 cp --parents -t $(SANITIZED)
 	cp target/address/$(FUZZ_TARGET)/release/libtreepack.so $(SANITIZED)/python/treepack/_core.abi3.so
-	cd $(SANITIZED) && PYTHONPATH=$(SANITIZED)/python \
-	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	cd $(SANITIZED) && $(call sanitized,AddressSanitizer over the extension,extension) \
+	  env PYTHONPATH=$(SANITIZED)/python ASAN_OPTIONS=$(call SANITIZER,extension):detect_leaks=0 \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
-	  $(CURDIR)/$(BIN)/python -m pytest tests $(WORKERS) --ignore tests/robustness/test_out_of_memory.py \
-	  --ignore tests/api/test_orbax.py --ignore tests/api/test_orbax_v1.py \
-	  --ignore tests/dropin/test_multiprocess.py --ignore tests/dropin/test_flax_suite.py \
-	  --ignore tests/dropin/test_checkpoints_differential.py \
-	  --ignore tests/api/test_readme.py --ignore tests/test_package.py --ignore tests/pytree/test_without_jax.py \
-	  -k "not ($(UNSANITIZED))"
+	  $(CURDIR)/$(BIN)/python -m pytest tests $(WORKERS) $(UNSANITIZED_FILES:%=--ignore tests/%) \
+	  -k "not ($(UNSANITIZED))" $(ARGS)
+
+# What Python and NumPy do to memory that is not set is theirs: reports count in which the core takes part, or a file.
+sanitize-written: $(VENV)/.test
+	PYTHONMALLOC=malloc PYTHONPATH=python $(call sanitized,valgrind over what is \
+	  written,written,--about '_core\.abi3|points to uninitialised') valgrind --quiet --log-file=target/reports/written/%p \
+	  $(BIN)/python -u tests/support/written.py
 
 ## make soak          CYCLES= (100000) trees are saved, loaded, opened, selected and verified; then THREADS= (24)
 ##                    do so for MINUTES= (20): memory, handles and threads stay as they are

@@ -1,0 +1,75 @@
+"""`make sanitize` leaves out what is there, and tells what it ran only if nothing was found."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+PROGRAM = [sys.executable, str(ROOT / "tools" / "sanitize.py"), "--reports", "reports"]
+
+
+def variable(name: str) -> str:
+    found = re.search(rf"^{name} := (.*)$", MAKEFILE, re.MULTILINE)
+    assert found is not None
+    return found[1].strip()
+
+
+def test_what_is_left_out_is_there() -> None:
+    for name in variable("UNSANITIZED_FILES").split():
+        assert (ROOT / "tests" / name).is_file(), name
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    files = " ".join(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    for name in variable("UNSANITIZED").split(" or "):
+        assert re.search(rf"\bdef test_\w*{name.strip()}", tests) or name.strip() in files, name
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="starts a shell")
+@pytest.mark.parametrize(
+    ("script", "status", "line"),
+    [
+        ("echo 'test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured'", 0, "3 tests, 1 left"),
+        ("echo '5 passed, 2 skipped in 3s'", 0, "5 tests, 2 left out; 0 reports"),
+        ("echo 'test result: ok. 0 passed; 0 failed; 0 ignored;'", 1, "0 tests, 0 reports"),
+        ("echo '5 passed'; exit 3", 1, "status 3, 5 tests"),
+        ("echo '5 passed'; echo 'SUMMARY: ThreadSanitizer: data race' > reports/1", 1, "1 reports"),
+        ("echo '5 passed'; echo 'error: Undefined Behavior: reading'", 1, "1 reports"),
+        ("echo '5 passed'; echo 'WARNING: AddressSanitizer failed to allocate' > reports/1", 0, ""),
+    ],
+)
+def test_what_ran_is_told_if_nothing_was_found(
+    tmp_path: Path, script: str, status: int, line: str
+) -> None:
+    ended = subprocess.run(
+        [*PROGRAM, "name", "sh", "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ended.returncode == status, ended.stdout + ended.stderr
+    assert line in ended.stdout.split("\n")[-2]
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(not shutil.which("valgrind"), reason="needs valgrind")
+@pytest.mark.parametrize("argument", ["", "--uninitialized"])
+def test_what_was_never_set_is_told_when_it_is_written(tmp_path: Path, argument: str) -> None:
+    about = ["--about", r"_core\.abi3|points to uninitialised"]
+    valgrind = ["valgrind", "--quiet", "--log-file=reports/%p", sys.executable]
+    written = [str(ROOT / "tests" / "support" / "written.py"), *argument.split()]
+    environment = {**os.environ, "PYTHONMALLOC": "malloc", "PYTHONPATH": str(ROOT / "python")}
+    ended = subprocess.run(
+        [*PROGRAM, *about, "name", *valgrind, *written],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == bool(argument), ended.stdout + ended.stderr
+    assert ("Syscall param write(buf) points to uninitialised" in ended.stdout) is bool(argument)
