@@ -28,7 +28,7 @@ use crate::{Error, Result};
 /// 2 MiB instead of 512. Those that are not written to take no memory.
 pub(crate) fn fresh_pages(len: usize) -> io::Result<MmapMut> {
     let pages = MmapMut::map_anon(len)?;
-    #[cfg(target_os = "linux")]
+    #[cfg(all(target_os = "linux", not(miri)))]
     let _ = pages.advise(memmap2::Advice::HugePage); // nothing is lost without
     Ok(pages)
 }

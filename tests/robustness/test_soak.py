@@ -25,7 +25,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
         **os.environ,
         "PYTHONPATH": f"{package}:{PROGRAM.parent}",
         "PYTHONMALLOC": "malloc",
-        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
+        "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1",
     }
     command = [
         sys.executable,
