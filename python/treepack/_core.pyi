@@ -604,9 +604,20 @@ class Catalog:
     def stream_damage(self) -> str | None:
         """The damage of a gzip stream around the data, whose blocks may all be whole."""
 
+    def check_record(self) -> None:
+        """Compares the record of the structure with the tree, without its types.
+
+        Raises:
+          DecodeError: If it is that of another tree, or the values in it cannot be read.
+        """
+
     @property
     def dtypes(self) -> list[str]:
         """The names of all dtypes of leaves."""
+
+    @property
+    def other_dtypes(self) -> list[str]:
+        """Those of them whose names do not tell the core how many bytes an element has."""
 
     def leaf_values(self, value: int) -> list[int]:
         """Returns the leaves below a value."""

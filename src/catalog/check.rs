@@ -52,7 +52,7 @@ impl Checked {
 
 impl Catalog {
     /// Whether an index has told of the leaves, and not their headers.
-    fn is_indexed(&self) -> bool {
+    pub(super) fn is_indexed(&self) -> bool {
         !self.checked.0.is_empty()
     }
 
@@ -124,13 +124,22 @@ impl Catalog {
         let mut cursor = Cursor::within(source, region..source.len());
         self.compare_head(&mut cursor, leaf, self.first_in_head(value))?;
         expect(cursor.offset() == start)?;
-        let payload = match (self.kind(leaf), cursor.head()?) {
+        let head = cursor.head()?;
+        let body = cursor.offset();
+        let payload = match (self.kind(leaf), head) {
             (LeafKind::None, Head::Nil)
             | (LeafKind::Bool, Head::Bool(_))
             | (LeafKind::Int, Head::Int(_) | Head::Uint(_))
             | (LeafKind::Float, Head::Float(_)) => 0,
-            (LeafKind::Str, Head::Str(len)) | (LeafKind::Bytes, Head::Bin(len)) => len,
-            (LeafKind::Array(dtype, shape), Head::Ext(1, _)) => {
+            (LeafKind::Bytes, Head::Bin(len)) => len,
+            (LeafKind::Str, Head::Str(len)) => {
+                let mut text = Vec::new();
+                cursor.read(len as usize, &mut text)?;
+                expect(std::str::from_utf8(&text).is_ok())?;
+                0
+            }
+            (LeafKind::Array(dtype, shape), Head::Ext(1, len)) => {
+                expect(body + len as usize == end)?;
                 let elements = compare_array(&mut cursor, dtype, shape)?;
                 let Head::Bin(len) = cursor.head()? else {
                     return expect(false);
@@ -183,7 +192,8 @@ impl Catalog {
                 self.checked.add(entry.head);
             } else if entry.is_leaf && is_asked(entry.head) {
                 let done = self.check_head(&near, value);
-                let done = done.and_then(|()| self.read_leaf(&near, entry.head).map(drop));
+                let done = done.and_then(|()| self.read_leaf(&near, entry.head));
+                let done = done.and_then(|events| expect(has_shapes(&events)));
                 if is_damaged(done)? {
                     found.push(entry.head);
                 }
@@ -228,8 +238,13 @@ impl Catalog {
         };
         let mut cursor = Cursor::within(source, self.rest.start..source.len());
         let done = self.compare_head(&mut cursor, head, first);
-        let done = done.and_then(|()| compare_record_key(&mut cursor).map(drop));
-        if differs(done)? || cursor.offset() != self.rest.end {
+        let done = done.and_then(|()| {
+            expect(cursor.offset() == self.record_key)?;
+            let len = compare_record_key(&mut cursor)?;
+            expect(cursor.offset() == self.rest.end)?;
+            expect(source.len() - self.rest.end == len as usize)
+        });
+        if differs(done)? {
             return Err(other_head(self.rest.start));
         }
         self.checked.add(head);
@@ -370,6 +385,14 @@ fn differs(done: Result<()>) -> Result<bool> {
         Err(error @ Error::Gzip(_)) => Err(error),
         done => is_other(done),
     }
+}
+
+/// Whether all arrays have as many bytes as their shapes tell.
+fn has_shapes(events: &Events) -> bool {
+    events.as_slice().iter().all(|event| match event {
+        Event::Array(number) | Event::Scalar(number) => events.array(*number).shape().is_some(),
+        _ => true,
+    })
 }
 
 /// Whether events are those of a leaf of a kind.

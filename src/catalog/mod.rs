@@ -10,12 +10,14 @@
 //! | `find.rs` | values by their keys |
 //! | `arrays.rs` | where arrays are, and boxes of them |
 //! | `select.rs` | marking the leaves that are meant |
+//! | `fits.rs` | comparing the record of the structure with the tree |
 //! | `stream.rs` | leaves of streams, one after the other |
 //! | `verify.rs` | comparing leaves with their checksums |
 
 mod arrays;
 mod check;
 mod find;
+mod fits;
 mod read;
 mod select;
 mod stream;
@@ -82,6 +84,8 @@ pub struct Catalog {
     checksums: Vec<u32>,
     /// What lies between the last leaf and the record.
     rest: Range<usize>,
+    /// Where the key of the record begins, as an index tells.
+    record_key: usize,
     record: Option<Vec<u8>>,
     /// Which heads were compared with an index, and which leaves.
     checked: Checked,

@@ -38,12 +38,13 @@ impl Catalog {
     /// Finds all leaves. With `salvage`, what is damaged is left out, and [`Catalog::damage`]
     /// tells why.
     pub fn open(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Self> {
+        let mut found = Self::default();
         match Self::recorded(source, salvage, watch) {
             Ok(Some(found)) => return Ok(found),
+            Ok(None) => {}
             Err(error) if !salvage || error.is_no_damage() => return Err(error),
-            _ => {} // the headers may tell more
+            Err(error) => found.damage = Some(error), // the headers may tell more
         }
-        let mut found = Self::default();
         let done = found.scan(source, watch).and_then(|()| {
             let Some(record) = &found.record else {
                 return Ok(());
@@ -109,6 +110,7 @@ impl Catalog {
         let mut catalog = Self {
             checksums: footer.checksums(&tail[record..])?,
             rest,
+            record_key: before + ends,
             ..Self::default()
         };
         catalog.read_index(index, watch)?;
@@ -250,15 +252,20 @@ impl Catalog {
             let Some(key) = self.key_of(open.last_mut(), reader, event)? else {
                 continue;
             };
+            let is_record = open.len() == 1 && open[0].is_map && self.text[key.0..] == *RECORD_KEY;
             match event {
-                Event::Map(map) => self.begin(open, key, start, true, map.len)?,
-                Event::List(list) => self.begin(open, key, start, false, list.len)?,
-                Event::Bin(span) if open.len() == 1 && self.text[key.0..] == *RECORD_KEY => {
+                Event::Bin(span) if is_record => {
                     let mut record = Vec::new();
                     read_to(source, span.range(), &mut record)?;
                     self.record = Some(record);
                     self.rest = region..span.range().start;
                 }
+                _ if is_record => {
+                    let reason = format!("what {RECORD_KEY:?} has is not bytes");
+                    return Err(Error::malformed(start, reason));
+                }
+                Event::Map(map) => self.begin(open, key, start, true, map.len)?,
+                Event::List(list) => self.begin(open, key, start, false, list.len)?,
                 event => {
                     if let (Event::Str(name), Some(map)) = (event, open.last_mut())
                         && self.text[key.0..] == *PRNG_MARKER
@@ -420,9 +427,9 @@ impl Catalog {
                 let array = reader.events().array(number);
                 let dtype = grow::to_string(&String::from_utf8_lossy(array.dtype))?;
                 match (event, array.shape()) {
-                    (Event::Scalar(_), _) => LeafKind::Scalar(dtype),
                     // What has no shape is an error once it is read.
                     (_, None) => LeafKind::Other,
+                    (Event::Scalar(_), _) => LeafKind::Scalar(dtype),
                     (_, Some(shape)) => {
                         let shape = grow::collect(shape.iter().map(|dim| *dim as u64))?;
                         LeafKind::Array(dtype, shape)
@@ -448,6 +455,8 @@ impl Catalog {
                 let data = self.leaves.last().map(|it| &self.kinds[it.kind]);
                 let shape = match data {
                     Some(LeafKind::Array(_, shape)) => grow::to_vec(shape)?,
+                    // Its data have no shape, so that it is an error once it is read.
+                    Some(LeafKind::Other) => return self.number_of(LeafKind::Other).map(Some),
                     _ => Vec::new(),
                 };
                 let name = grow::to_string(&open.prng_name)?;

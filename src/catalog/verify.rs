@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::Catalog;
 use crate::source::{Source, read_to};
-use crate::structure::{PartialSums, Regions, Sums};
+use crate::structure::{LeafKind, PartialSums, Regions, Sums};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
 
@@ -48,6 +48,14 @@ impl Catalog {
         let is_asked = |number: usize| found[number] != Status::Corrupt;
         for number in self.unlike_index(source, is_asked, watch)? {
             found[number] = Status::Corrupt;
+        }
+        if !self.is_indexed() {
+            // Headers were all there was to read, and these tell of other bytes than there are.
+            for (number, leaf) in self.leaves.iter().enumerate() {
+                if self.kinds[leaf.kind] == LeafKind::Other {
+                    found[number] = Status::Corrupt;
+                }
+            }
         }
         Ok(found)
     }

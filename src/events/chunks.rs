@@ -47,7 +47,12 @@ impl Events {
             let Event::Array(chunk) = event else {
                 return Err(Error::malformed(offset, "a chunk must be an array"));
             };
+            let has_shape = self.array(chunk).shape().is_some();
             let chunk = self.arrays[chunk as usize];
+            if !has_shape {
+                let reason = "a chunk has other bytes than its shape and dtype tell";
+                return Err(Error::malformed(chunk.offset, reason));
+            }
             if *dtype.get_or_insert(chunk.dtype) != chunk.dtype {
                 return Err(Error::malformed(chunk.offset, "the chunks differ in dtype"));
             }

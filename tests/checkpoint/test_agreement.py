@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import gc
 import gzip
 import io
@@ -15,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import flax.serialization
+import jax
 import msgpack
 import numpy as np
 import pytest
 
 import treepack
 from treepack import errors
-from trees import record_of
+from trees import record_of, sealed
 
 TREE: dict[str, Any] = {
     "params": {"w": np.arange(600.0), "b": np.arange(3, dtype=np.int8)},
@@ -345,3 +348,172 @@ def test_a_file_in_a_cycle_goes(form: str) -> None:
     del source
     gc.collect()
     assert gone() is None
+
+
+# The index, and the record
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kinds": []}, {"outline": b"\x90"}, {"heads": [1]}, {"rest": "x"}, {"sizes": [1]}],
+)
+def test_a_damaged_index_is_told_though_all_headers_are_there(
+    parts: tuple[bytes, dict[str, Any]], change: dict[str, Any]
+) -> None:
+    state, record = parts
+    index = {**msgpack.unpackb(record["index"]), **change}
+    packed = msgpack.packb({**record, "index": msgpack.packb(index)})
+    data = state + msgpack.packb("__treepack__") + msgpack.packb(sealed(packed))
+    same_arrays = treepack.loads(data)["params"]["w"] == TREE["params"]["w"]
+    assert same_arrays.all()
+    with pytest.raises(treepack.DecodeError):
+        treepack.open(data)
+    found = treepack.verify(data)
+    assert (found.ok, found.corrupt) == (False, [])
+    assert "index" in str(found.damage)
+    with treepack.open(data, salvage=True) as file:
+        assert "index" in str(file.damage)
+        assert file["step"] == 7
+
+
+def damaged_record(tree: Any, change: Any) -> bytes:
+    """Returns the bytes of a tree with another record, sealed."""
+    state = msgpack.unpackb(treepack.dumps(tree, metadata=5), strict_map_key=False)
+    record = msgpack.unpackb(record_of(state.pop("__treepack__")), strict_map_key=False)
+    change(record)
+    return msgpack.packb({**state, "__treepack__": sealed(msgpack.packb(record))})
+
+
+NODE = collections.OrderedDict({(1, 2): [1, (2,)], "b": bytearray(b"x")})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record["nodes"][-1][1].pop(),
+        lambda record: record["nodes"][-1][1].append([1, 0]),
+        lambda record: record["nodes"].append(["list", record["nodes"][-1][1]]),
+        lambda record: record["nodes"].append(["bytearray", []]),
+        lambda record: record["nodes"].append(["dict", [[2, 1]]]),
+        lambda record: record["nodes"][-1][0].update(typed=[0, b"\xc1"]),
+        lambda record: record["nodes"].append([{"dict_with_keys": b"\x81\xa4list\x90"}, [[2, 0]]]),
+        lambda record: record["nodes"].append([{"dict_with_keys": b"\xa4none"}, [[2, 0]]]),
+        lambda record: record.update(metadata=b"\x93"),
+    ],
+)
+def test_a_record_of_another_tree_is_damage(change: Any) -> None:
+    assert treepack.verify(damaged_record(NODE, lambda _: None)).ok
+    data = damaged_record(NODE, change)
+    for read in (treepack.loads, treepack.read_metadata):
+        with contextlib.suppress(treepack.DecodeError):
+            read(data)
+            continue
+        break
+    else:
+        pytest.fail("all of it is read")
+    found = treepack.verify(data)
+    assert not found.ok
+    assert found.damage
+
+
+def test_an_array_of_other_bytes_than_its_shape_tells_is_corrupt() -> None:
+    data = flax.serialization.to_bytes({"a": np.zeros((2, 3), np.int8), "b": np.int16(1), "c": 1})
+    assert treepack.verify(data).ok
+    shape = data.replace(b"\x92\x02\x03", b"\x92\x03\x03")
+    scalar = data.replace(b"int16", b"int32")
+    for changed, path in ((shape, "a"), (scalar, "b")):
+        with pytest.raises(treepack.DecodeError, match=r"does not fit|bytes"):
+            treepack.serialization.msgpack_restore(changed)
+        assert treepack.verify(changed).corrupt == [path]
+        with treepack.open(changed) as file:
+            assert file["c"] == 1
+
+
+def test_the_key_of_the_record_is_where_the_index_tells(
+    parts: tuple[bytes, dict[str, Any]],
+) -> None:
+    state, record = parts
+    index = msgpack.unpackb(record["index"])
+    moved = {**record, "index": msgpack.packb({**index, "rest": index["rest"] + 1})}
+    data = file_of(state, record, bin_width=4)
+    at = data.index(b"__treepack__\xc6") + 16
+    head = bytes([data[at] ^ 1])
+    # The checksum before the footer is that of the header, too.
+    longer = data[:at] + head + data[at + 1 :]
+    sums = zlib.crc32(longer[len(state) : at + 1])
+    longer = longer[:-28] + struct.pack("<I", sums) + longer[-24:]
+    count = struct.unpack("<I", data[-16:-12])[0]
+    length = len(record_of(data)) + 4 * count
+    crc = zlib.crc32(longer[-24 - length : -24])
+    longer = longer[:-12] + struct.pack("<I", crc) + longer[-8:]
+    assert treepack.verify(data).ok
+    for data in (file_of(state, moved, bin_width=4), longer):
+        with pytest.raises(treepack.DecodeError):
+            treepack.open(data)
+        assert "between the leaves and the record" in str(treepack.verify(data).damage)
+
+
+@pytest.mark.parametrize("name", ["<f8", "float16", "M8[s]", "datetime64[ns]"])
+def test_dtypes_that_only_numpy_knows_have_as_many_bytes(name: str) -> None:
+    array = msgpack.packb(([3], name, bytes(12)))
+    data = msgpack.packb({"a": msgpack.ExtType(1, array), "b": 1})
+    with pytest.raises(treepack.DecodeError):
+        treepack.serialization.msgpack_restore(data)
+    assert treepack.verify(data).corrupt == ["a"]
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_arrays_in_leaves_of_other_kinds_have_the_bytes_of_their_shapes(key: bool) -> None:
+    """Such as those of kinds that are not known here, and the data of PRNG keys."""
+    tree = {"a": jax.random.key(3) if key else np.zeros((2, 3), np.int8), "b": 1}
+    data = treepack.dumps(tree)
+    assert treepack.verify(data).ok
+    changed = data.replace(b"\x92\x02\x03", b"\x92\x03\x03").replace(
+        b"\x91\x02\xa6", b"\x91\x03\xa6"
+    )
+    assert changed != data
+    found = treepack.verify(changed)
+    assert found.corrupt == ["a"]
+    with treepack.open(changed) as file, pytest.raises(treepack.DecodeError):
+        np.asarray(file["a"])
+
+
+def test_arrays_of_unknown_kinds_are_looked_at(parts: tuple[bytes, dict[str, Any]]) -> None:
+    state, record = parts
+    index = msgpack.unpackb(record["index"])
+    kinds = ["of a later version" if "float64" in str(it) else it for it in index["kinds"]]
+    record = {**record, "index": msgpack.packb({**index, "kinds": kinds})}
+    assert treepack.verify(file_of(state, record)).ok
+    damaged = state.replace(b"\x02\x58", b"\x02\x59", 1)  # of the whole, and not of a chunk
+    assert treepack.verify(file_of(damaged, record)).corrupt == ["params/w"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path"),
+    [
+        (b"\xa1b\xc7\x0d\x01", b"\xa1b\xc7\x0e\x01", "params/b"),  # the length of an extension
+        (b"\xa4text", b"\xa4te\xfft", "name"),  # is no UTF-8
+        (b"\xcd\x02\x58\xa7float64", b"\xcd\x02\x59\xa7float64", "params/w"),  # a chunk
+    ],
+)
+def test_leaves_are_what_their_headers_tell(
+    parts: tuple[bytes, dict[str, Any]], old: bytes, new: bytes, path: str
+) -> None:
+    state, record = parts
+    assert state.count(old) == 1, state[-200:]
+    changed = file_of(state.replace(old, new), record)
+    with pytest.raises(treepack.DecodeError):
+        treepack.loads(changed)
+    assert treepack.verify(changed).corrupt == [path]
+
+
+@pytest.mark.parametrize("value", [5, "text", [1], {"a": 1}])
+def test_the_record_is_bytes(value: Any) -> None:
+    data = msgpack.packb({"a": 1, "__treepack__": value})
+    for read in (treepack.loads, treepack.open):
+        with pytest.raises(treepack.DecodeError, match="not bytes"):
+            read(data)
+    assert "not bytes" in str(treepack.verify(data).damage)
+    nested = msgpack.packb({"a": {"__treepack__": value}})
+    with treepack.open(nested) as file:
+        assert list(file["a"]) == ["__treepack__"]

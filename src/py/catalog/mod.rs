@@ -37,6 +37,7 @@ use super::options::integer_or_none;
 use super::select::{Marks, Selector};
 use super::watch::{Signals, Watcher};
 use crate::catalog::{self, BLOCK_BYTES, Status};
+use crate::events::itemsize;
 use crate::sniff::explain;
 use crate::source::{self, Source as _};
 use crate::{Error, Result, grow, parallel};
@@ -169,10 +170,24 @@ impl Catalog {
         self.content.get().stream_damage()
     }
 
+    /// Errors if the record of the structure is not that of the tree.
+    fn check_record(&self, py: Python<'_>) -> PyResult<()> {
+        let watcher = Watcher::signals();
+        let done = py.detach(|| self.catalog.check_record(&watcher));
+        done.map_err(|error| watcher.explain(error, PyErr::from))
+    }
+
     /// All dtypes that arrays have, by name.
     #[getter]
     fn dtypes(&self) -> Vec<&str> {
         self.catalog.dtypes().collect()
+    }
+
+    /// Those of them whose names do not tell the core how many bytes an element has.
+    #[getter]
+    fn other_dtypes(&self) -> Vec<&str> {
+        let names = self.catalog.dtypes();
+        names.filter(|name| itemsize(name).is_none()).collect()
     }
 
     /// The numbers of the leaves below a value among all values.

@@ -22,7 +22,7 @@ from treepack._src.storage.deferred import Deferred
 from treepack._src.storage.fetch import Blocks, Range, fetching, joined
 from treepack._src.storage.naming import filename_of, name_file, naming
 from treepack._src.storage.place import absolute
-from treepack.errors import DecodeError, MissingPathError
+from treepack.errors import DecodeError, MissingPathError, NewerVersionError
 
 # NumPy has no arrays of more dimensions.
 _MOST_NDIM = 64
@@ -214,7 +214,31 @@ class Reader:
         for name in catalog.dtypes:
             if damage is None and _dtypes.resolve(name.encode()) is None:
                 damage = f"{name!r} is no dtype that an array can have"
-        return dict(zip(catalog.leaf_values(0), told, strict=True)), damage
+        damage = damage or self.damaged_record()
+        found = dict(zip(catalog.leaf_values(0), told, strict=True))
+        return found | dict.fromkeys(self._other_bytes(), "corrupt"), damage
+
+    def _other_bytes(self) -> Iterator[int]:
+        """Yields the leaves with other bytes than dtypes have that only NumPy knows."""
+        catalog = self.catalog
+        others = {*catalog.other_dtypes}
+        for value in catalog.leaf_values(0) if others else ():
+            kind = catalog.leaf(value)[1]
+            if kind[0] in ("array", "scalar") and kind[1] in others:
+                try:
+                    catalog.read(value, copy=None, threads=None)
+                except DecodeError:
+                    yield value
+
+    def damaged_record(self) -> str | None:
+        """Tells in words how the record of the structure is none of the tree, if it is not."""
+        try:
+            self.catalog.check_record()
+        except NewerVersionError:
+            raise
+        except DecodeError as error:
+            return error.reason
+        return None
 
     def __reduce__(self) -> Any:
         source = self._source

@@ -316,7 +316,7 @@ class ShardedReader(Reader):
                 if isinstance(array, ShardedArray):
                     arrays[value] = array
         found, damage = self._verify_files(arrays, threads, progress or (lambda *_: None))
-        damage = "; ".join(filter(None, [self.damage, damage])) or None
+        damage = "; ".join(filter(None, [self.damage, self.damaged_record(), damage])) or None
         # All others are in the manifest, whose checksum was compared.
         statuses = {value: found.get(value, "ok") for value in leaves}
         for number in catalog.unlike_index():

@@ -140,7 +140,7 @@ def verify(
     Returns:
       The status of each leaf. Damage is not an error here, nor is a file that a newer version of
       treepack has written. If there is none, `load`, `open`, and gzip for a gzip file, read all of
-      the file with the same result.
+      the file with the same result, as far as the types in it take their static data.
 
     Raises:
       OSError: If the file cannot be read.

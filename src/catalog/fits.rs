@@ -1,0 +1,158 @@
+//! Comparing the record of the structure with the tree in the data.
+//!
+//! What a record refers to is looked at when it is read. Whether it is the record of this tree only
+//! turns out when the tree is put together, which needs the types of the program. Here it is found
+//! without them.
+
+use std::collections::HashSet;
+
+use super::Catalog;
+use crate::structure::{Kind, LeafKind, Node, Record, Value};
+use crate::watch::Watch;
+use crate::{Error, Result, grow};
+
+/// After so many values the caller is asked whether to go on.
+const CHECK_VALUES: usize = 1 << 14;
+
+impl Catalog {
+    /// Errors if the record of the structure cannot be that of the tree, or if the values in it
+    /// cannot be read. What types make of their static data is up to the program.
+    pub fn check_record(&self, watch: &dyn Watch) -> Result<()> {
+        let Some(bytes) = &self.record else {
+            return Ok(());
+        };
+        let record = Record::read(bytes)?;
+        if let Some(metadata) = &record.metadata {
+            Value::decode(metadata)?;
+        }
+        let mut values = Values {
+            keys: grow::filled(None, record.nodes.len())?,
+            record: &record,
+        };
+        // The node that each value is, as far as it is known.
+        let mut nodes = grow::filled(0, self.entries.len())?;
+        if let Some(root) = nodes.first_mut() {
+            *root = record.nodes.len() - 1;
+        }
+        let mut until_check = CHECK_VALUES;
+        let mut value = 0;
+        while value < self.entries.len() {
+            until_check -= 1;
+            if until_check == 0 {
+                watch.check()?;
+                until_check = CHECK_VALUES;
+            }
+            let node = nodes[value];
+            if record.nodes[node].0 == Kind::Plain {
+                value = self.entries[value].end; // as all below it
+                continue;
+            }
+            let done = self.check_node(value, node, &mut values, &mut nodes);
+            done.map_err(|error| match error {
+                error if error.is_no_damage() => error,
+                error => Error::At {
+                    path: self.path_of(value),
+                    error: Box::new(error),
+                },
+            })?;
+            value += 1;
+        }
+        Ok(())
+    }
+
+    /// Compares a value with its node, and notes the nodes of its children.
+    fn check_node(
+        &self,
+        value: usize,
+        number: usize,
+        values: &mut Values<'_>,
+        nodes: &mut [usize],
+    ) -> Result<()> {
+        let node @ Node(kind, repeats) = &values.record.nodes[number];
+        let entry = &self.entries[value];
+        match kind {
+            Kind::Plain => return Ok(()),
+            Kind::Jax | Kind::WeakJax if entry.is_leaf => return Ok(()),
+            Kind::Jax | Kind::WeakJax => {
+                return other("there is a container where an array was saved");
+            }
+            Kind::Bytearray | Kind::Memoryview => {
+                let is_bytes = entry.is_leaf && *self.kind(entry.head) == LeafKind::Bytes;
+                return if is_bytes {
+                    Ok(())
+                } else {
+                    other("there is something else where bytes were saved")
+                };
+            }
+            _ if entry.is_leaf || entry.is_list => {
+                return other("there is a leaf where a container was saved");
+            }
+            _ => {}
+        }
+        let is_sequence = matches!(kind, Kind::List | Kind::Tuple);
+        let repeated = repeats.iter().flat_map(|it| (0..it.0).map(|_| it.1));
+        let mut expected = repeated.map(|child| child as usize);
+        let mut names = HashSet::new();
+        let mut count = 0;
+        for child in self.children(value) {
+            if is_sequence && self.key(child) != count.to_string() {
+                return other("an element of a list has another key than its number");
+            }
+            names.try_reserve(1)?;
+            if !is_sequence && !names.insert(self.key(child)) {
+                return other("a key is there twice");
+            }
+            let Some(node) = expected.next() else {
+                return other_count(node);
+            };
+            nodes[child] = node;
+            count += 1;
+        }
+        if count as u64 != node.count() {
+            return other_count(node);
+        }
+        match values.keys(number)? {
+            Some(keys) if keys != count => other("there is another number of keys"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The typed values in a record.
+struct Values<'a> {
+    record: &'a Record,
+    /// Of each node whose value has been read, how many keys it is, if it is that of a dict.
+    keys: Vec<Option<Option<usize>>>,
+}
+
+impl Values<'_> {
+    /// Reads the value of a node once; returns how many keys it is.
+    fn keys(&mut self, node: usize) -> Result<Option<usize>> {
+        if let Some(keys) = self.keys[node] {
+            return Ok(keys);
+        }
+        let keys = match &self.record.nodes[node].0 {
+            Kind::DictWithKeys(keys) => match Value::decode(keys)? {
+                Value::List(keys) => Some(keys.len()),
+                _ => return other("the keys of a dict are no list"),
+            },
+            Kind::Typed(_, data) => Value::decode(data).map(|_| None)?,
+            _ => None,
+        };
+        self.keys[node] = Some(keys);
+        Ok(keys)
+    }
+}
+
+fn other_count<T>(node: &Node) -> Result<T> {
+    other(format!(
+        "a container has other children than the {} it was saved with",
+        node.count()
+    ))
+}
+
+fn other<T>(what: impl std::fmt::Display) -> Result<T> {
+    Err(Error::Structure(format!(
+        "the recorded structure is not that of the tree: {what}"
+    )))
+}
