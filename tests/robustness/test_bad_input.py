@@ -383,3 +383,12 @@ def test_scalars_with_a_shape_are_no_keys() -> None:
                     read(data)
             else:
                 assert not read(data).ok
+
+
+def test_tuples_with_lists_are_no_keys() -> None:
+    """Those of Orbax, which are extension values."""
+    key = msgpack.ExtType(4, msgpack.packb([1, [2]]))
+    with pytest.raises(treepack.DecodeError, match=r"a map key cannot be hashed: .*list"):
+        treepack.serialization.msgpack_restore(msgpack.packb({key: 1}))
+    flat = msgpack.ExtType(4, msgpack.packb([1, 2]))
+    assert treepack.serialization.msgpack_restore(msgpack.packb({flat: 1})) == {(1, 2): 1}

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 use smallvec::SmallVec;
@@ -226,7 +226,11 @@ impl<'py> Objects<'_, 'py> {
                     self.keys.get(self.py, text)?.into_any()
                 }
             } else {
-                self.object(key)?
+                let object = self.object(key)?;
+                if let Event::Ext(_, span) = key {
+                    check_hash(&object, span.start)?;
+                }
+                object
             };
             let value = self
                 .value()
@@ -262,6 +266,19 @@ impl<'py> Objects<'_, 'py> {
         }
         Ok(dict.into_any())
     }
+}
+
+/// Errors if a key cannot be hashed, as a tuple of Orbax with a list in it.
+#[inline(never)] // see `value`
+fn check_hash(key: &Bound<'_, PyAny>, offset: usize) -> Walked {
+    key.hash().map(drop).map_err(|error| {
+        if error.is_instance_of::<PyTypeError>(key.py()) {
+            let reason = format!("a map key cannot be hashed: {}", error.value(key.py()));
+            Box::from(Error::malformed(offset, reason))
+        } else {
+            Box::from(error)
+        }
+    })
 }
 
 /// Sets an item of a dict, unless too many keys in it have the same hash.
