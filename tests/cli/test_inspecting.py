@@ -130,3 +130,13 @@ def test_files_of_newer_versions(folder: Path) -> None:
     assert "upgrade treepack" in refused("ls", "newer")
     Path("cut").write_bytes(Path("model").read_bytes()[:-5])
     assert "damaged" in call("verify", "cut", "newer", status=1)
+
+
+def test_a_truncated_file_is_told(folder: Path) -> None:
+    """Its error is an EOFError, which click takes for the end of what a user types."""
+    Path("cut.gz").write_bytes(treepack.dumps(TREE, compress=True)[:-100])
+    for command in ("ls", "show", "diff"):
+        other = {"ls": [], "show": ["step"], "diff": ["model"]}[command]
+        message = refused(command, "cut.gz", *other)
+        assert message.startswith("treepack: 'cut.gz': "), message
+        assert "ended before the end" in message, message

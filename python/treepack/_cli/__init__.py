@@ -16,17 +16,30 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import treepack
 from treepack._cli import checking, listing, writing
 from treepack._src.printable import printable_lines
 from treepack.errors import MissingPathError, UnserializableLeafError
 
+
+class _Commands(TyperGroup):
+    """The commands; to click, an EOFError is the end of what a user types, and nothing to tell."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:  # a truncated file
+            sys.exit(_fail(str(error), getattr(error, "__notes__", [])))
+
+
 app = typer.Typer(
     name="treepack",
+    cls=_Commands,
     help="Inspects, checks and converts checkpoints of treepack, flax and eformer.",
     epilog="Exit status: 0 if all is well, 1 if files differ or are damaged, 2 for other errors.",
     no_args_is_help=True,
