@@ -1,0 +1,285 @@
+"""Each request of each verb fails in turn, in each way: there is the old tree or the new one."""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treepack
+from support import s3
+from treepack import checkpoints
+from treepack._src.storage import objects
+from treepack._src.storage.entries import entries
+from treepack._src.storage.place import resolved
+
+pytest.importorskip("obstore")
+pytest.importorskip("moto")
+
+Fault = Any
+
+# What happens to a request; `lost` is an answer that does not come, though all was done. A server
+# that says 404 or 412 lies here.
+FAULTS: list[Fault] = ["reset", "lost", "short", 500, 503, 429, 403, 404, 412]
+
+SECRETS = {"access_key_id": "s3cr3t-key", "secret_access_key": "s3cr3t-value"}
+
+
+def tree(step: int, nbytes: int = 4000) -> dict[str, Any]:
+    return {"w": np.full(nbytes, step, np.uint8), "n": {"step": step}}
+
+
+def step_of(found: Any) -> int:
+    """Returns the step of a tree, all of which is of one step."""
+    assert np.all(found["w"] == found["n"]["step"])
+    return int(found["n"]["step"])
+
+
+# A save of a step to a URL; what there is after it is read by `read`.
+Write = Callable[[str, int, dict[str, Any]], object]
+
+
+def _leaves(url: str, step: int, options: dict[str, Any]) -> None:
+    found = tree(step, 100_000)
+    items = (("w", found["w"]), ("n/step", step))
+    treepack.save(url, iter(items), storage_options=options)
+
+
+def _series(url: str, step: int, options: dict[str, Any]) -> None:
+    checkpoints.save_checkpoint(url, tree(step), step, keep=1, storage_options=options)
+
+
+WRITERS: dict[str, Write] = {
+    "file": lambda url, step, options: treepack.save(url, tree(step), storage_options=options),
+    "file in parts": lambda url, step, options: treepack.save(
+        url, tree(step, 6 << 20), storage_options=options
+    ),
+    "file in the background": lambda url, step, options: treepack.save(
+        url, tree(step), background=True, storage_options=options
+    ).result(),
+    "iterator": _leaves,
+    "directory": lambda url, step, options: treepack.save(
+        url, tree(step), sharded=True, storage_options=options
+    ),
+    "directory in the background": lambda url, step, options: treepack.save(
+        url, tree(step), sharded=True, background=True, storage_options=options
+    ).result(),
+    "series": _series,
+}
+
+
+def _rows(url: str, options: dict[str, Any]) -> Any:
+    with treepack.open(url, storage_options=options) as file:
+        return {"w": file["w"][5:50], "n": file["n"].load()}
+
+
+def _verified(url: str, options: dict[str, Any]) -> Any:
+    assert treepack.verify(url, storage_options=options).ok
+    return tree(1)
+
+
+READERS: dict[str, Callable[[str, dict[str, Any]], Any]] = {
+    "load": lambda url, options: treepack.load(url, storage_options=options),
+    "load into": lambda url, options: treepack.load(url, tree(0), storage_options=options),
+    "select": lambda url, options: {
+        **tree(1),
+        **treepack.load(url, select="n", storage_options=options),
+    },
+    "open": _rows,
+    "verify": _verified,
+    "read_metadata": lambda url, options: {
+        **tree(1),
+        "n": treepack.read_metadata(url, storage_options=options),
+    },
+    "abstract": lambda url, options: {
+        **tree(1),
+        "n": treepack.abstract(url, storage_options=options)["n"],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[s3.Server]:
+    with s3.running() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running: s3.Server, monkeypatch: pytest.MonkeyPatch) -> s3.Server:
+    running.proxy.reset()
+    monkeypatch.setattr(objects, "_PART_BYTES", 5 << 20)  # the smallest of S3
+    return running
+
+
+def options_of(server: s3.Server, retries: int) -> dict[str, Any]:
+    retry = {**server.options["retry_config"], "max_retries": retries}
+    return {**server.options, **SECRETS, "retry_config": retry}
+
+
+def plans(requests: int, first: int, *, every: bool) -> Iterator[tuple[int, Fault, bool]]:
+    """Yields the number of a request, what happens to it, and whether to all after it as well.
+
+    Of few, each request has one of the faults, from the first on.
+    """
+    if every:
+        yield from itertools.product(range(requests), FAULTS, (False, True))
+    else:
+        for number in range(requests):
+            yield number, FAULTS[(first + 2 * number) % len(FAULTS)], number % 3 == 2
+
+
+class Failing:
+    """Lets one request fail, or all from it on."""
+
+    def __init__(self, server: s3.Server, plan: tuple[int, Fault, bool] | None):
+        self._server, self._plan = server, plan
+        self._numbers = itertools.count()
+
+    def __enter__(self) -> None:
+        if self._plan is not None:
+            self._server.proxy.fault = self._fault
+
+    def _fault(self, _: s3.Request) -> Fault:
+        assert self._plan is not None
+        number, fault, stays = self._plan
+        now = next(self._numbers)
+        return fault if now == number or (stays and now > number) else None
+
+    def __exit__(self, *_: object) -> None:
+        self._server.proxy.wait_until_idle()
+        self._server.proxy.fault = lambda _: None
+
+
+def check_error(error: BaseException, url: str) -> None:
+    """Fails unless an error is documented, and names the URL and no secrets."""
+    assert isinstance(error, (OSError, treepack.TreepackError)), repr(error)
+    assert url in str(error), repr(error)
+    told = "".join(traceback.format_exception(error))
+    assert "s3cr3t" not in told, told
+
+
+URLS = itertools.count()
+
+
+def written(
+    server: s3.Server, name: str, plan: tuple[int, Fault, bool] | None, retries: int
+) -> int:
+    """Saves a tree over another one, with a fault; returns the number of requests."""
+    options, url = options_of(server, retries), server.url(f"{name}/{next(URLS)}")
+    write = WRITERS[name]
+    write(url, 1, options)
+    server.proxy.requests.clear()
+    error: BaseException | None = None
+    with Failing(server, plan):
+        try:
+            write(url, 2, options)
+        except Exception as raised:
+            error = raised
+    requests = len(server.proxy.requests)
+    found = step_of(read(name, url, options))
+    assert found in (1, 2)
+    if error is None:
+        assert found == 2
+    else:
+        check_error(error, url)
+    write(url, 3, options)
+    assert step_of(read(name, url, options)) == 3
+    if name.startswith("directory"):
+        assert treepack.verify(url, storage_options=options).ok
+        assert len(entries(resolved(url, options))) == 2, "what failed saves have left is gone"
+    return requests
+
+
+def read(name: str, url: str, options: dict[str, Any]) -> Any:
+    if name == "series":
+        return checkpoints.restore_checkpoint(url, None, storage_options=options)
+    return treepack.load(url, storage_options=options)
+
+
+def loaded(
+    server: s3.Server,
+    name: str,
+    url: str,
+    plan: tuple[int, Fault, bool] | None,
+    retries: int,
+) -> int:
+    """Reads a tree, with a fault; returns the number of requests."""
+    options = options_of(server, retries)
+    server.proxy.requests.clear()
+    with Failing(server, plan):
+        try:
+            assert step_of(READERS[name](url, options)) == 1
+        except Exception as error:
+            if isinstance(error, AssertionError):
+                raise
+            check_error(error, url)
+            assert plan is not None
+    return len(server.proxy.requests)
+
+
+def try_all(use: Callable[[Any, int], int], first: int, *, every: bool) -> None:
+    """Lets each request of a use fail; `use` takes a plan, and the number of retries."""
+    requests = use(None, 0)
+    assert requests
+    for retries in (0, 2) if every else (0,):
+        for plan in plans(requests, first, every=every):
+            try:
+                use(plan, retries)
+            except BaseException as error:
+                error.add_note(f"request, fault, and whether it stays: {plan}; retries: {retries}")
+                raise
+
+
+EVERY = [False, pytest.param(True, marks=pytest.mark.campaign)]
+
+
+@pytest.mark.parametrize("every", EVERY, ids=["some", "every"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_save_that_fails_leaves_the_old_or_the_new(
+    server: s3.Server, name: str, every: bool
+) -> None:
+    first = [*WRITERS].index(name)
+    try_all(lambda plan, retries: written(server, name, plan, retries), first, every=every)
+
+
+@pytest.mark.parametrize("every", EVERY, ids=["some", "every"])
+@pytest.mark.parametrize("kind", ["file", "gzip", "directory"])
+@pytest.mark.parametrize("name", READERS)
+def test_a_read_that_fails_tells_where(
+    server: s3.Server, name: str, kind: str, every: bool
+) -> None:
+    url, options = server.url(f"read/{kind}"), options_of(server, 0)
+    how: dict[str, Any] = {"sharded": kind == "directory", "compress": kind == "gzip"}
+    treepack.save(url, tree(1), metadata={"step": 1}, **how, storage_options=options)
+    first = [*READERS].index(name) + len(kind)
+    try_all(lambda plan, retries: loaded(server, name, url, plan, retries), first, every=every)
+
+
+@pytest.mark.parametrize("every", EVERY, ids=["some", "every"])
+def test_a_deletion_that_fails_keeps_what_is_newer(server: s3.Server, every: bool) -> None:
+    """Of a series, the steps that are not kept go after the new one is there."""
+
+    def use(plan: tuple[int, Fault, bool] | None, retries: int) -> int:
+        options, url = options_of(server, retries), server.url(f"series/{next(URLS)}")
+        for step in (1, 2, 3):
+            checkpoints.save_checkpoint(url, tree(step), step, keep=3, storage_options=options)
+        server.proxy.requests.clear()
+        with Failing(server, plan):
+            try:
+                checkpoints.save_checkpoint(url, tree(4), 4, keep=1, storage_options=options)
+            except Exception as error:
+                check_error(error, url)
+        requests = len(server.proxy.requests)
+        steps = checkpoints.available_steps(url, storage_options=options)
+        assert steps[-1] in (3, 4)
+        assert 4 in steps or steps == [1, 2, 3], "nothing is deleted before"
+        for step in steps:
+            found = checkpoints.restore_checkpoint(url, None, step, storage_options=options)
+            assert step_of(found) == step
+        return requests
+
+    try_all(use, 0, every=every)
