@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import treepack
-from hostile import sealed_manifest
+from hostile.directories import sealed_manifest
 from trees import record_of, sealed
 
 TREE = {"w": np.ones(3), "step": 7}

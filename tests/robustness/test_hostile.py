@@ -1,26 +1,94 @@
-"""Records whose content is hostile end in documented errors."""
+"""Files that no writer makes end in documented errors, in all verbs, and verbs agree about them."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-import hostile
-import hostile_values
+import numpy as np
+import pytest
 
+from hostile import limits
 
-def test_records_that_are_hostile_are_documented_errors() -> None:
-    """Set TREEPACK_HOSTILE to change more of them."""
-    count = os.environ.get("TREEPACK_HOSTILE", "20")
-    program = [sys.executable, hostile.__file__, "0", count]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
-def test_hostile_values_end_in_documented_errors() -> None:
+def campaign(first: int, count: int, *options: str) -> None:
+    """Uses the cases of so many seeds; each that fails is made again by its seed alone."""
+    command = [sys.executable, "-m", "hostile", str(first), str(count), *options]
+    path = os.pathsep.join([str(SUPPORT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
+    assert f"\n{count} cases, " in done.stdout
+
+
+def test_hostile_files_are_documented_errors() -> None:
     """Set TREEPACK_HOSTILE to the number of cases to try more of them."""
-    count = int(os.environ.get("TREEPACK_HOSTILE", "200"))
-    command = [sys.executable, hostile_values.__file__, "0", str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.endswith("done\n"), f"{done.stdout[-5000:]}\n{done.stderr[-5000:]}"
+    campaign(0, int(os.environ.get("TREEPACK_HOSTILE", "1000")))
+
+
+@pytest.mark.campaign
+def test_many_hostile_files_are_documented_errors() -> None:
+    campaign(10_000, 30_000, "--processes", "2")
+
+
+LIMITED = """
+import os, pathlib, sys, tempfile
+from hostile import limits
+
+folder = pathlib.Path(sys.argv[1])
+if not limits.write_only_in(folder / "inside"):
+    sys.exit(77)
+(folder / "inside" / "file").write_text("x")
+for write in (
+    lambda: (folder / "outside").write_text("x"),
+    lambda: (folder / "there").unlink(),
+    lambda: (folder / "there").open("r+"),
+    lambda: (folder / "new").mkdir(),
+    lambda: (folder / "there").rename(folder / "inside" / "there"),
+):
+    try:
+        write()
+    except PermissionError:
+        continue
+    sys.exit("written elsewhere")
+"""
+
+
+def test_files_that_are_written_elsewhere_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "there").write_text("old")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode == 77:
+        pytest.skip("the system has no Landlock")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "there").read_text() == "old"
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="resets the peak of memory")
+def test_memory_is_measured() -> None:
+    measured = limits.Limits()
+    for size, is_told in ((1 << 20, False), (64 << 20, True), (1 << 20, False)):
+        with measured.memory("", 1000, 1 << 20) as found:
+            np.ones(size, np.uint8).sum()
+        assert bool(found) == is_told, size
+    assert measured.largest[0] >= 60 << 20
+
+
+def test_what_files_may_not_cause_is_noticed() -> None:
+    code = (
+        "from hostile import limits\n"
+        "audit = limits.Audit()\n"
+        "with audit.watching('load') as found:\n"
+        "    import this, zipapp\n"
+        "    eval('1')\n"
+        "assert any('zipapp' in it for it in found)\n"
+        "assert any('exec' in it for it in found)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)

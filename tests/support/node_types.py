@@ -155,7 +155,7 @@ treepack.register_node(
     Keyed,
     serialized_name="tests.Keyed",
     serialize_auxdata=lambda bits: bytes(bits),
-    deserialize_auxdata=lambda data: tuple(data),
+    deserialize_auxdata=lambda data: tuple(memoryview(data)),  # which takes bytes alone
 )
 
 

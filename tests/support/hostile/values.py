@@ -1,8 +1,7 @@
-"""Typed values as no writer makes them: run as a program, `hostile_values.py FIRST COUNT`.
+"""Typed values as no writer makes them.
 
-Takes the encodings of a value of each codec, changes some parts of them, seals them into records as
-metadata, static data and keys, and loads those in every way. Prints the number of each case before
-it runs, so that whoever started it knows which one has ended it.
+Takes the encodings of a value of each codec, changes some parts of them, and seals them into
+records as metadata, static data and keys.
 """
 
 from __future__ import annotations
@@ -13,23 +12,12 @@ import datetime
 import decimal
 import fractions
 import functools
-import os
 import pathlib
 import random
-import resource
-import signal
-import sys
-import traceback
 import types
 import uuid
-import warnings
 import zoneinfo
 from typing import Any
-
-if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import equinox
 import flax.core
@@ -47,11 +35,6 @@ from node_types import NODES, Config, Mode, scale
 from treepack._src.registry import codecs as _codecs
 from treepack._src.registry.holes import Hole
 from trees import record_of, sealed
-
-# One case may take so many seconds on the slowest machine; what is hostile takes minutes.
-SECONDS = 60
-
-MEMORY = 4 << 30
 
 # A value of more parts is not changed any more, since some changes repeat one many times.
 MOST_PARTS = 3000
@@ -222,9 +205,26 @@ def changed(part: Any, seeds: list[Any], rng: random.Random) -> Any:
     )
 
 
-def case(number: int, seeds: list[Any], states: list[tuple[Any, Any]]) -> bytes:
+class Values:
+    """Makes cases."""
+
+    def __init__(self) -> None:
+        self._seeds = [encoded(value) for value in values()]
+        more = [collections.defaultdict(int, a=1), collections.OrderedDict({1: 2})]
+        self._nodes = [*NODES.values(), *more]
+        self._states = [parts_of(node) for node in self._nodes]
+
+    def case(self, rng: random.Random) -> tuple[Any, bytes]:
+        """Returns a template, and data that may have its types."""
+        while True:
+            try:
+                return rng.choice(self._nodes), _case(rng, self._seeds, self._states)
+            except (ValueError, OverflowError, TypeError):
+                pass  # no bytes at all
+
+
+def _case(rng: random.Random, seeds: list[Any], states: list[tuple[Any, Any]]) -> bytes:
     """Returns the data of a case."""
-    rng = random.Random(number)
     value = copy.deepcopy(rng.choice(seeds))
     for _ in range(rng.choice([1, 1, 2, 4, 8])):
         value = mutated(value, seeds, rng)
@@ -271,48 +271,3 @@ def parts_of(tree: Any) -> tuple[Any, Any]:
     """Returns the state of a tree and its record."""
     state = msgpack.unpackb(treepack.dumps(tree), strict_map_key=False)
     return state, msgpack.unpackb(record_of(state.pop("__treepack__")), strict_map_key=False)
-
-
-def run(first: int, count: int) -> None:
-    """Runs cases."""
-    warnings.simplefilter("ignore")
-    seeds = [encoded(value) for value in values()]
-    nodes = [*NODES.values(), collections.defaultdict(int, a=1), collections.OrderedDict({1: 2})]
-    states = [parts_of(node) for node in nodes]
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    verbs: list[Any] = [
-        treepack.read_metadata,
-        treepack.loads,
-        treepack.abstract,
-        lambda data: treepack.loads(data, unknown="dict"),
-        lambda data: treepack.loads(data, arrays="numpy", static={"a": 1}),
-        lambda data: treepack.loads(data, {"a": 0, "b": 0}, strict="exact"),
-        lambda data: treepack.open(data).load(),
-    ]
-    failed: list[int] = []
-    for number in range(first, first + count):
-        print(number, flush=True)
-        try:
-            data = case(number, seeds, states)
-        except (ValueError, OverflowError, TypeError):
-            continue  # no bytes at all
-        target = random.Random(number).choice(nodes)
-        into = functools.partial(treepack.loads, target=target)
-        for verb in [*verbs, into]:
-            signal.alarm(SECONDS)
-            try:
-                verb(data)
-            except (treepack.TreepackError, MemoryError):
-                pass
-            except Exception as error:
-                if any("was restored at" in note for note in getattr(error, "__notes__", ())):
-                    continue  # what a handler of another library raises
-                failed.append(number)
-                print(f"case {number} failed:", traceback.format_exc(), sep="\n", flush=True)
-            finally:
-                signal.alarm(0)
-    print(f"failed: {failed}" if failed else "done", flush=True)
-
-
-if __name__ == "__main__":
-    run(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,145 @@
+"""What verbs tell of one file: the same tree, or that it is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import treepack
+from treepack import errors, serialization
+
+HOW: dict[str, Any] = {"arrays": "numpy", "unknown": "dict"}
+
+NO_RECORD = "no record of the tree's structure"
+
+
+class Outcome(NamedTuple):
+    """The result of a use, or its error."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether there was no error."""
+        return self.error is None
+
+    def __str__(self) -> str:
+        return f"{type(self.error).__name__}: {self.error}" if self.error else "a tree"
+
+
+Use = Callable[[str, Callable[[], Any]], Outcome]
+"""Runs a use of a name."""
+
+
+def content(value: Any) -> Any:
+    """Returns a value that is equal for trees of equal types and bits."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.str, value.dtype.name, value.shape, value.tobytes()
+    if isinstance(value, jax.Array):
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return str(value.dtype), content(jax.random.key_data(value))
+        return content(np.asarray(value))
+    if isinstance(value, dict):
+        # Where no record tells of other keys, `open` has them as text; of equal ones the last.
+        items = {str(key): content(child) for key, child in value.items()}
+        return type(value).__name__, [*items.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [content(child) for child in value]
+    if isinstance(value, memoryview):
+        return "memoryview", value.tobytes()
+    return type(value).__name__, repr(value)
+
+
+def _opened(source: Any, max_size: int) -> Any:
+    with treepack.open(source, max_size=max_size) as file:
+        return file.load(**HOW)
+
+
+def _leaves(source: Any, max_size: int, *, salvage: bool) -> Any:
+    with treepack.open(source, max_size=max_size, salvage=salvage, unknown="dict") as file:
+        found = [(path, content(_whole(leaf))) for path, leaf in file.leaves()]
+        return found, file.damage
+
+
+def _whole(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, treepack.LazyArray) else leaf
+
+
+def _state(data: bytes, max_size: int) -> Any:
+    """Returns what `load` returns of files of flax, with no record."""
+    return serialization.msgpack_restore(
+        serialization.decompress_bytes(data, max_size=max_size)
+        if data[:2] in (b"\x1f\x8b", b"\xc1t")
+        else data
+    )
+
+
+# What types, functions, implementations of PRNG keys and extensions of MessagePack make of data,
+# `verify` knows nothing of.
+_OF_PROGRAM = (errors.UnregisteredTypeError, errors.HoleError)
+_OF_TYPES = ("static data of type", "a node of the type", "implementation that is not known")
+_OF_TYPES += ("extension ", "key cannot be hashed", "keys have the same hash")
+
+
+def _is_of_program(error: BaseException | None) -> bool:
+    return isinstance(error, _OF_PROGRAM) or any(told in str(error) for told in _OF_TYPES)
+
+
+def check(data: bytes, path: str, max_size: int, use: Use, *, compare: bool) -> list[str]:
+    """Reads a file in the ways that have to agree; returns where they do not.
+
+    Args:
+      data: The file.
+      path: Where it is.
+      max_size: What may be in it.
+      use: Runs a use.
+      compare: Whether the results are trees that `content` knows.
+    """
+    same = content if compare else lambda _: None
+    whole = use("loads", lambda: treepack.loads(data, max_size=max_size, **HOW))
+    file = use("load", lambda: treepack.load(path, max_size=max_size, **HOW))
+    opened = use("open.load", lambda: _opened(data, max_size))
+    verified = use("verify", lambda: treepack.verify(data, max_size=max_size))
+    found = []
+    if whole.is_ok != file.is_ok or (whole.is_ok and same(whole.value) != same(file.value)):
+        found.append(f"loads: {whole}; load: {file}")
+    if type(whole.error) is not type(file.error):
+        found.append(f"loads: {whole}; load: {file}")
+    if NO_RECORD in str(whole.error):
+        whole = use("msgpack_restore", lambda: _state(data, max_size))
+    is_damaged = not verified.is_ok or not verified.value.ok
+    if whole.is_ok and opened.is_ok:
+        if same(whole.value) != same(opened.value):
+            found.append("loads and open tell different trees" + ", ok"[: 9 * (not is_damaged)])
+    elif is_damaged or isinstance(opened.error, errors.NoIndexError):
+        pass
+    elif whole.is_ok != opened.is_ok and not _is_of_program(whole.error or opened.error):
+        found.append(f"verify is ok; loads: {whole}; open: {opened}")
+    elif not _is_of_program(whole.error):
+        found.append(f"verify is ok, but neither loads nor open is: {whole}")
+    if not is_damaged and data[:2] == b"\x1f\x8b":
+        stock = use("gzip", lambda: treepack.serialization.decompress_bytes(data))
+        found += [] if stock.is_ok else [f"verify is ok; decompress_bytes: {stock}"]
+    return found
+
+
+def check_salvage(data: bytes, max_size: int, use: Use) -> list[str]:
+    """Compares the leaves of an open file with those that are salvaged."""
+    salvaged = use("open, salvage", lambda: _leaves(data, max_size, salvage=True))
+    opened = use("open.leaves", lambda: _leaves(data, max_size, salvage=False))
+    verified = use("verify", lambda: treepack.verify(data, max_size=max_size))
+    if not opened.is_ok:
+        is_ok = verified.is_ok and verified.value.ok
+        is_known = isinstance(opened.error, errors.NoIndexError) or _is_of_program(opened.error)
+        if is_ok and not is_known:
+            return [f"verify is ok; the leaves: {opened}"]
+        return []
+    if not salvaged.is_ok:
+        return [f"open has all leaves; with salvage: {salvaged}"]
+    if salvaged.value[0] != opened.value[0]:
+        return ["open has other leaves than with salvage"]
+    return []
