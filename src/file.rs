@@ -217,7 +217,8 @@ impl<'a> File<'a> {
         self.catalog.is_summed() || self.content.checks_itself()
     }
 
-    /// Reads all of the file, and compares it with its checksums and its index.
+    /// Reads all of the file, and compares it with its checksums, its index and the record of its
+    /// structure.
     ///
     /// ```
     /// use treepack::{Dtype, Error, File, Writer};
@@ -259,6 +260,7 @@ impl<'a> File<'a> {
         if let Some(damage) = self.content.stream_damage() {
             return Err(Error::Gzip(damage.into()));
         }
+        self.catalog.check_record(&())?;
         match self.catalog.dtypes().find(|it| Dtype::named(it).is_none()) {
             None => Ok(()),
             Some(name) => {

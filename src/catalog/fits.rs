@@ -4,7 +4,7 @@
 //! turns out when the tree is put together, which needs the types of the program. Here it is found
 //! without them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::Catalog;
 use crate::structure::{Kind, LeafKind, Node, Record, Value};
@@ -26,7 +26,7 @@ impl Catalog {
             Value::decode(metadata)?;
         }
         let mut values = Values {
-            keys: grow::filled(None, record.nodes.len())?,
+            keys: HashMap::new(),
             record: &record,
         };
         // The node that each value is, as far as it is known.
@@ -95,7 +95,8 @@ impl Catalog {
         let mut names = HashSet::new();
         let mut count = 0;
         for child in self.children(value) {
-            if is_sequence && self.key(child) != count.to_string() {
+            let is_index = || self.entries[child].is_text && self.key(child) == count.to_string();
+            if is_sequence && !is_index() {
                 return other("an element of a list has another key than its number");
             }
             names.try_reserve(1)?;
@@ -122,14 +123,14 @@ impl Catalog {
 struct Values<'a> {
     record: &'a Record,
     /// Of each node whose value has been read, how many keys it is, if it is that of a dict.
-    keys: Vec<Option<Option<usize>>>,
+    keys: HashMap<usize, Option<usize>>,
 }
 
 impl Values<'_> {
     /// Reads the value of a node once; returns how many keys it is.
     fn keys(&mut self, node: usize) -> Result<Option<usize>> {
-        if let Some(keys) = self.keys[node] {
-            return Ok(keys);
+        if let Some(keys) = self.keys.get(&node) {
+            return Ok(*keys);
         }
         let keys = match &self.record.nodes[node].0 {
             Kind::DictWithKeys(keys) => match Value::decode(keys)? {
@@ -139,7 +140,8 @@ impl Values<'_> {
             Kind::Typed(_, data) => Value::decode(data).map(|_| None)?,
             _ => None,
         };
-        self.keys[node] = Some(keys);
+        self.keys.try_reserve(1)?;
+        self.keys.insert(node, keys);
         Ok(keys)
     }
 }
@@ -155,4 +157,54 @@ fn other<T>(what: impl std::fmt::Display) -> Result<T> {
     Err(Error::Structure(format!(
         "the recorded structure is not that of the tree: {what}"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::structure::{Recorder, Regions, Seal};
+
+    /// Data of `{"0": 1, "1": {"2": b""}}` with the record of a container of two children.
+    fn catalog(kind: Kind, leaf: Kind, container: Kind, metadata: &[u8]) -> Catalog {
+        let mut recorder = Recorder::default();
+        recorder.open().unwrap();
+        recorder.leaf(leaf).unwrap();
+        recorder.open().unwrap();
+        recorder.leaf(Kind::Bytearray).unwrap();
+        recorder.close(container).unwrap();
+        recorder.close(kind).unwrap();
+        let record = recorder.finish(Some(metadata.to_vec())).unwrap();
+        let mut sealed = record.encode(&()).unwrap();
+        let seal = Seal::new(&sealed, Regions::new(vec![]));
+        sealed.extend(seal.close(&[]).unwrap());
+        let mut data = b"\x83\xa10\x01\xa11\x81\xa12\xc4\x00\xac__treepack__\xc5".to_vec();
+        data.extend(u16::try_from(sealed.len()).unwrap().to_be_bytes());
+        data.extend(sealed);
+        Catalog::open(&data, false, &()).unwrap()
+    }
+
+    fn keys(text: &str) -> Kind {
+        Kind::dict_with_keys(Value::List(vec![text.into()]).encode().unwrap())
+    }
+
+    #[test]
+    fn a_record_is_that_of_the_tree_or_an_error() {
+        let none = Value::None.encode().unwrap();
+        let right = catalog(Kind::List, Kind::Plain, keys("a"), &none);
+        right.check_record(&()).unwrap();
+        for wrong in [
+            catalog(keys("a"), Kind::Plain, Kind::Dict, &none),
+            catalog(Kind::List, Kind::Bytearray, Kind::Dict, &none),
+            catalog(Kind::List, Kind::Plain, Kind::Tuple, &none),
+            catalog(
+                Kind::List,
+                Kind::Plain,
+                Kind::dict_with_keys(none.clone()),
+                &none,
+            ),
+            catalog(Kind::Dict, Kind::Plain, Kind::Dict, b"\xc1"),
+        ] {
+            assert!(wrong.check_record(&()).is_err());
+        }
+    }
 }

@@ -59,6 +59,8 @@ pub struct Place {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     key: Key,
+    /// Whether the key is a string; elements of lists have none else.
+    is_text: bool,
     is_list: bool,
     is_leaf: bool,
     /// How many values its header says that it has, if it is a container.

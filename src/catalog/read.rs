@@ -28,8 +28,9 @@ struct Open {
     left: u32,
     /// How many have been.
     done: usize,
-    /// The key of the next value.
+    /// The key of the next value, and whether it is a string.
     key: Option<Key>,
+    is_text: bool,
     /// What it is a key of, if it is a typed PRNG key.
     prng_name: String,
 }
@@ -153,6 +154,7 @@ impl Catalog {
                     let known = number.and_then(|number| keys.get(number));
                     let known = known.ok_or_else(|| damaged("it has no such key"))?;
                     open.key = Some(*known);
+                    open.is_text = true;
                     open.done += 1;
                     continue;
                 }
@@ -323,6 +325,7 @@ impl Catalog {
         }
         if open.is_map {
             grow::push_str(&mut self.text, &reader.events().key_text(event))?;
+            open.is_text = matches!(event, Event::Str(_));
         } else {
             grow::push_str(&mut self.text, &open.done.to_string())?;
             open.left -= 1;
@@ -342,6 +345,7 @@ impl Catalog {
         len: u32,
     ) -> Result<()> {
         let parent = open.last().map_or(0, |open| open.entry);
+        let is_text = open.last().is_none_or(|open| open.is_text);
         self.entries.try_reserve(1)?;
         open.try_reserve(1)?;
         open.push(Open {
@@ -353,10 +357,12 @@ impl Catalog {
             left: len,
             done: 0,
             key: None,
+            is_text: true,
             prng_name: String::new(),
         });
         self.entries.push(Entry {
             key,
+            is_text,
             is_list: !is_map,
             is_leaf: false,
             len,
@@ -396,6 +402,7 @@ impl Catalog {
         self.leaves.try_reserve(1)?;
         self.entries.push(Entry {
             key,
+            is_text: open.last().is_none_or(|open| open.is_text),
             is_list: false,
             is_leaf: true,
             len: 0,

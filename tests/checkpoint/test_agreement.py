@@ -416,6 +416,15 @@ def test_a_record_of_another_tree_is_damage(change: Any) -> None:
     assert found.damage
 
 
+def test_the_keys_of_a_list_are_text() -> None:
+    data = treepack.dumps([np.ones(2), 5])
+    assert treepack.verify(data).ok
+    changed = data.replace(b"\xa11\x05", b"\x01\x05")
+    with pytest.raises(treepack.DecodeError, match="an element of a list has the key 1"):
+        treepack.loads(changed)
+    assert "an element of a list" in str(treepack.verify(changed).damage)
+
+
 def test_an_array_of_other_bytes_than_its_shape_tells_is_corrupt() -> None:
     data = flax.serialization.to_bytes({"a": np.zeros((2, 3), np.int8), "b": np.int16(1), "c": 1})
     assert treepack.verify(data).ok

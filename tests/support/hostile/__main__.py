@@ -54,8 +54,8 @@ def worker(folder: Path, only: tuple[str, ...]) -> None:
 class Campaign:
     """Cases of a range of seeds, in processes."""
 
-    def __init__(self, first: int, last: int, only: list[str], processes: int):
-        self.only, self.last = only, last
+    def __init__(self, first: int, last: int, only: list[str], processes: int, seconds: float):
+        self.only, self._end = only, time.monotonic() + seconds
         self.todo: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         for start in range(first, last, BLOCK):
             self.todo.put((start, min(last, start + BLOCK)))
@@ -66,6 +66,7 @@ class Campaign:
         self.slowest: tuple[float, str] = (0.0, "")
         self.largest: tuple[int, str] = (0, "")
         self.cases = 0
+        self.end = first
         self.crashes: list[str] = []
         self.seconds = 0.0
         self.is_confined = True
@@ -102,10 +103,13 @@ class Campaign:
         try:
             while True:
                 if block is None:
+                    if time.monotonic() > self._end:
+                        return None
                     try:
                         block = self.todo.get_nowait()
                     except queue.Empty:
                         return None
+                    self.end = block[1]
                 print(*block, file=process.stdin, flush=True)
                 line = self._answer(process)
                 if not line:
@@ -163,6 +167,8 @@ class Campaign:
                 self.counts[name].update(counts)
             self.slowest = max(self.slowest, tuple(found["slowest"]))
             self.largest = max(self.largest, tuple(found["largest"]))
+            if self.cases % (10 * BLOCK) == 0:
+                print(f"{self.cases} cases, {sum(self.seen.values())} findings", flush=True)
             for seed, container, use, told in found["findings"]:
                 key = f"{use}: {_kind(told)}"
                 self.seen[key] += 1
@@ -191,6 +197,7 @@ class Campaign:
         print(f"most memory: {self.largest[0] / 2**20:.1f} MiB ({self.largest[1]})")
         print("findings:", dict(self.seen.most_common()))
         print(f"written elsewhere: {'refused by the system' if self.is_confined else 'not tried'}")
+        print(f"seeds below {self.end}")
         print(
             f"{self.cases} cases, {sum(uses.values())} uses, {self.seconds:.0f} s of CPU, "
             f"{wall:.0f} s; {sum(self.seen.values())} findings, {len(self.crashes)} ends"
@@ -209,14 +216,16 @@ def main() -> int:
     parser.add_argument("first", type=int, nargs="?", default=0)
     parser.add_argument("count", type=int, nargs="?", default=1000)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--only", action="append", default=[], help="a container")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after so long")
     parser.add_argument("--worker", type=Path)
     asked = parser.parse_args()
     if asked.worker is not None:
         worker(asked.worker, tuple(asked.only))
         return 0
     begun = time.monotonic()
-    campaign = Campaign(asked.first, asked.first + asked.count, asked.only, asked.processes)
+    last = asked.first + asked.count
+    campaign = Campaign(asked.first, last, asked.only, asked.processes, asked.seconds)
     campaign.run()
     campaign.report(time.monotonic() - begun)
     return min(1, len(campaign.seen) + len(campaign.crashes))

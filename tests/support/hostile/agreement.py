@@ -82,7 +82,7 @@ def _state(data: bytes, max_size: int) -> Any:
 # `verify` knows nothing of.
 _OF_PROGRAM = (errors.UnregisteredTypeError, errors.HoleError)
 _OF_TYPES = ("static data of type", "a node of the type", "implementation that is not known")
-_OF_TYPES += ("extension ", "key cannot be hashed", "keys have the same hash")
+_OF_TYPES += ("extension ", "key cannot be hashed", "keys have the same hash", "a key occurs twice")
 
 
 def _is_of_program(error: BaseException | None) -> bool:

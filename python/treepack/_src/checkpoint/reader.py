@@ -216,7 +216,8 @@ class Reader:
                 damage = f"{name!r} is no dtype that an array can have"
         damage = damage or self.damaged_record()
         found = dict(zip(catalog.leaf_values(0), told, strict=True))
-        return found | dict.fromkeys(self._other_bytes(), "corrupt"), damage
+        found.update(dict.fromkeys(self._other_bytes(), "corrupt"))
+        return found, damage
 
     def _other_bytes(self) -> Iterator[int]:
         """Yields the leaves with other bytes than dtypes have that only NumPy knows."""
