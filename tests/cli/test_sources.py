@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import flax.serialization
+import jax
 import ml_dtypes
 import msgpack
 import numpy as np
@@ -354,3 +355,13 @@ def test_files_of_numpy_are_read_without_jax() -> None:
 def test_other_formats_at_urls() -> None:
     message = "'memory://x.npz': only msgpack is read from URLs; download it"
     assert message in refused("ls", "memory://x.npz")
+
+
+def test_a_stream_with_a_key_is_listed() -> None:
+    keys = jax.random.split(jax.random.key(3), 4)
+    treepack.write_stream("stream", [(("rng",), keys), (("step",), 3)])
+    treepack.save("saved", {"rng": keys, "step": 3})
+    lines = [call("ls", name, "--flat").splitlines()[0] for name in ("stream", "saved")]
+    assert lines[0] == lines[1]
+    [found, _] = json.loads(call("ls", "stream", "--json"))["leaves"]
+    assert (found["kind"], found["nbytes"]) == ("prng_key", 32)

@@ -25,6 +25,7 @@ from treepack._src.checkpoint.file import (
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.dtypes import is_complex
 from treepack._src.printable import printable
+from treepack._src.pytree.prng import is_key, unwrap
 from treepack._src.storage.place import shown
 from treepack.errors import MissingPathError
 
@@ -155,6 +156,9 @@ class _Plain:
 
     def leaf(self, node: _Node) -> _Leaf:
         leaf = node.value
+        if is_key(leaf):
+            name, data = unwrap(leaf)
+            return _Leaf(("prng_key", name, data.shape), data.nbytes)
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
         if shape is None or dtype is None:
             return _Leaf((type(leaf).__name__,), 0)
