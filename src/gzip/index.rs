@@ -255,7 +255,7 @@ impl BlockIndex {
             };
             let len = (entry & !LITERAL) as usize;
             let out = block_bytes.min(bytes - index * block_bytes);
-            if out > len.saturating_mul(MAX_EXPANSION) || len > end - start {
+            if out > len.saturating_mul(MAX_EXPANSION) || len > end.saturating_sub(start) {
                 return Ok(None);
             }
             blocks.push(Block {
@@ -309,6 +309,16 @@ mod tests {
         assert_eq!(members.len(), index_bytes(blocks.len()));
         stream.extend(members);
         stream
+    }
+
+    #[test]
+    fn an_index_without_data_before_it_is_none() {
+        let stream = stream(&[(100, true), (7, false), (9, true)], 25, 10);
+        let index = stream.len() - index_bytes(3);
+        for before in 0..HEADER.len() + END_BYTES {
+            let cut = [&HEADER[..before.min(HEADER.len())], &stream[index..]].concat();
+            assert_eq!(BlockIndex::read(&cut).unwrap(), None, "{before}");
+        }
     }
 
     #[test]
