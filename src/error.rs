@@ -174,13 +174,13 @@ impl Error {
         }
     }
 
-    /// Whether nothing is known to be wrong with the input: the caller has stopped the work, or
-    /// there was no memory for it.
+    /// Whether nothing is known to be wrong with the input: the caller has stopped the work, there
+    /// was no memory for it, or it could not be read.
     #[must_use]
     pub fn is_no_damage(&self) -> bool {
         match self {
             Self::At { error, .. } => error.is_no_damage(),
-            Self::Stopped | Self::OutOfMemory => true,
+            Self::Stopped | Self::OutOfMemory | Self::Payload(_) | Self::Io(_) => true,
             _ => false,
         }
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,38 @@ def test_every_bit_counts(tmp_path: Path) -> None:
             assert found.damage is not None
         else:
             assert found.damage is not None, position
+
+
+@pytest.mark.parametrize("write", [treepack.dumps, serialization.to_bytes])
+def test_what_cannot_be_read_is_no_damage(write: Any) -> None:
+    data = write({f"{at}": np.zeros(100_000, np.uint8) for at in range(9)})
+
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if 300_000 < self.tell() < 500_000:
+                raise ConnectionResetError("the server went away")
+            return super().read(size)
+
+    for salvage in (False, True):
+        with pytest.raises(ConnectionResetError, match="went away"):
+            treepack.open(Failing(data), salvage=salvage)
+
+
+def test_equal_keys_have_a_status_each() -> None:
+    """Only the last of them is found by its path."""
+    for data, expected in [
+        (b"\x82\xa1a\x81\xa1b\x02\xa1a\x01", ["a/b", "a"]),
+        (b"\x82\xa1a\x01\xa1a\x81\xa1b\x02", ["a", "a/b"]),
+        (b"\x82\xa1a\x81\xa1b\x02\xa1a\x80", ["a/b"]),
+    ]:
+        leaves = treepack.verify(data).leaves
+        assert [*leaves] == expected
+        assert (
+            dict(leaves)
+            == dict.fromkeys(expected, "unchecked")
+            == pickle.loads(pickle.dumps(leaves))
+        )
+        assert repr(leaves) == repr(dict(leaves)) and "b" not in leaves
 
 
 def test_damage_in_gzip(tmp_path: Path) -> None:

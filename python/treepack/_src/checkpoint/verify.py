@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import NamedTuple
@@ -29,10 +30,21 @@ class Statuses(Mapping[str, Status]):
         self._statuses = statuses
 
     def __getitem__(self, path: str) -> Status:
-        value = self._catalog.find(_paths.parts(path), 0) if isinstance(path, str) else None
-        if value is None or value not in self._statuses:
-            raise KeyError(path)
-        return self._statuses[value]
+        if isinstance(path, str):
+            found = self._catalog.find(_paths.parts(path), 0)
+            if found is not None and found in self._statuses:
+                return self._statuses[found]
+            for value in self._hidden:
+                if self._catalog.path_of(value, 0) == path:
+                    return self._statuses[value]
+        raise KeyError(path)
+
+    @functools.cached_property
+    def _hidden(self) -> list[int]:
+        """The leaves that are not found: of equal keys of a map the last one counts."""
+        catalog = self._catalog
+        leaves = ((_paths.parts(path), value) for path, value in catalog.leaves(0))
+        return [value for path, value in leaves if catalog.find(path, 0) not in self._statuses]
 
     def __iter__(self) -> Iterator[str]:
         return (path for path, _ in self._catalog.leaves(0))
@@ -54,10 +66,10 @@ class Statuses(Mapping[str, Status]):
         return [self._catalog.path_of(value, 0) for value in values]
 
     def __repr__(self) -> str:
-        return repr(dict(self))
+        return repr(dict(self.items()))
 
     def __reduce__(self) -> tuple[type[dict[str, Status]], tuple[dict[str, Status]]]:
-        return dict, (dict(self),)
+        return dict, (dict(self.items()),)
 
 
 class _Items(ItemsView[str, Status]):
