@@ -7,8 +7,8 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 
 .PHONY: help demo example test test-all lint bench docs fuzz sanitize soak format clean licenses \
   test-rust test-python test-oldest lint-rust lint-python lint-packages types \
-  fuzz-core fuzz-trees audit audit-offline sanitize-miri sanitize-address sanitize-thread \
-  sanitize-extension sanitize-written \
+  fuzz-core fuzz-python fuzz-coverage fuzz-minimize audit audit-offline sanitize-miri sanitize-address \
+  sanitize-thread sanitize-extension sanitize-written \
   wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate \
   check-targets test-aarch64 test-aarch64-wheel test-windows
 help:
@@ -264,35 +264,66 @@ crate:
 	cargo package --locked --allow-dirty
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --locked
 
-# What cargo-fuzz passes, but for the sanitizers, which need a nightly compiler.
+# What cargo-fuzz passes: coverage that leads libFuzzer, AddressSanitizer, and what is asserted.
 FUZZ_FLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-  -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions --cfg fuzzing
+  -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing \
+  -Cdebug-assertions -Coverflow-checks -Zsanitizer=address
+# Of C, too, but for its globals: libdeflate has several of one name.
+FUZZ_CFLAGS := -fsanitize=address --param asan-globals=0
 FUZZ_TARGET = $(shell rustc -vV | sed -n 's/^host: //p')
 FUZZ_SECONDS ?= 60
+FUZZ_CORE := compress compress_numbers decompress decompress_numbers manifest open read structure
+FUZZ_PYTHON := remote trees
+FUZZ_OPTIONS := -dict=dictionary -max_len=32768 -timeout=60 -verbosity=0
+
+# The embedded Python finds the packages, and its library.
+FUZZ_PATHS = PYTHONPATH=$(CURDIR)/python:$$($(abspath $(BIN))/python -c 'import site; print(site.getsitepackages()[0])') \
+  LD_LIBRARY_PATH=$$($(abspath $(BIN))/python -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))')
+
+# $(call fuzz,targets,what they begin with): runs them one after the other, each from its corpus.
+define fuzz
+	cd tests/fuzz && export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 && $(2) && \
+	  for name in $(1); do \
+	    target/$(FUZZ_TARGET)/release/$$name corpus/$$name $(FUZZ_OPTIONS) \
+	      -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	    echo "$$name: no input breaks it"; \
+	  done
+endef
 
 ## make fuzz          looks for inputs that break the core, or what becomes of them in Python, for
-##                    FUZZ_SECONDS (60) each; needs a C++ compiler, and a Python with a shared library
-fuzz: fuzz-core fuzz-trees
+##                    FUZZ_SECONDS (60) each, under AddressSanitizer; needs nightly Rust, g++, and a
+##                    Python with a shared library
+fuzz: fuzz-core fuzz-python
 
 fuzz-core:
-	cd tests/fuzz && RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --quiet --release --target $(FUZZ_TARGET)
-	cd tests/fuzz && for name in compress decompress manifest open read structure; do \
-	  mkdir -p corpus/$$name && target/$(FUZZ_TARGET)/release/$$name corpus/$$name \
-	    -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -verbosity=0 || exit 1; \
-	  echo "$$name: no input breaks it"; \
-	done
+	cd tests/fuzz && CFLAGS_$(subst -,_,$(FUZZ_TARGET))="$(FUZZ_CFLAGS)" RUSTFLAGS="$(FUZZ_FLAGS)" \
+	  cargo +nightly build --quiet --release --target $(FUZZ_TARGET)
+	$(call fuzz,$(FUZZ_CORE),target/$(FUZZ_TARGET)/release/seeds corpus)
 
-fuzz-trees: $(VENV)/.built
-	cd tests/fuzz && PYO3_PYTHON=$(abspath $(BIN))/python RUSTFLAGS="$(FUZZ_FLAGS)" \
-	  cargo build --quiet --release --target $(FUZZ_TARGET) --features python --bin trees
-	mkdir -p tests/fuzz/corpus/trees && $(BIN)/python tests/fuzz/seeds.py tests/fuzz/corpus/trees
-	cd tests/fuzz && \
-	  PYTHONPATH=$(CURDIR)/python:$$($(abspath $(BIN))/python -c 'import site; print(site.getsitepackages()[0])') \
-	  LD_LIBRARY_PATH=$$($(abspath $(BIN))/python -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))') \
-	  target/$(FUZZ_TARGET)/release/trees corpus/trees \
-	    -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -verbosity=0
-	@echo "trees: no input breaks it"
+fuzz-python: $(VENV)/.built
+	cd tests/fuzz && CFLAGS_$(subst -,_,$(FUZZ_TARGET))="$(FUZZ_CFLAGS)" RUSTFLAGS="$(FUZZ_FLAGS)" \
+	  PYO3_PYTHON=$(abspath $(BIN))/python \
+	  cargo +nightly build --quiet --release --target $(FUZZ_TARGET) --features python $(FUZZ_PYTHON:%=--bin %)
+	$(BIN)/python tests/fuzz/seeds.py tests/fuzz/corpus
+	$(call fuzz,$(FUZZ_PYTHON),export $(FUZZ_PATHS))
+
+## make fuzz-coverage which lines of the core the corpora reach that are there, by file, and which
+##                    functions none does; needs the component llvm-tools of nightly Rust
+fuzz-coverage: $(VENV)/.built
+	cd tests/fuzz && PYO3_PYTHON=$(abspath $(BIN))/python RUSTFLAGS="-Cinstrument-coverage --cfg fuzzing" \
+	  cargo +nightly build --quiet --release --target $(FUZZ_TARGET) --target-dir target/coverage --features python
+	$(FUZZ_PATHS) $(BIN)/python tools/fuzz_coverage.py tests/fuzz target/coverage/$(FUZZ_TARGET)/release \
+	  $(FUZZ_CORE) $(FUZZ_PYTHON)
+
+## make fuzz-minimize leaves of each corpus the fewest inputs that reach as much; after `make fuzz`
+fuzz-minimize: $(VENV)/.built
+	cd tests/fuzz && export $(FUZZ_PATHS) ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 && \
+	  for name in $(FUZZ_CORE) $(FUZZ_PYTHON); do \
+	    rm -rf corpus/smaller && mkdir corpus/smaller && \
+	    target/$(FUZZ_TARGET)/release/$$name -merge=1 $(FUZZ_OPTIONS) corpus/smaller corpus/$$name && \
+	    rm -r corpus/$$name && mv corpus/smaller corpus/$$name || exit 1; \
+	  done
 
 ## make sanitize      undefined behaviour, memory errors, leaks and data races in the core, memory errors in the extension,
 ##                    and memory that is written and was never set; needs nightly Rust with miri and rust-src, and

@@ -99,7 +99,8 @@ def test_equal_keys_have_a_status_each() -> None:
             == dict.fromkeys(expected, "unchecked")
             == pickle.loads(pickle.dumps(leaves))
         )
-        assert repr(leaves) == repr(dict(leaves)) and "b" not in leaves
+        assert repr(leaves) == repr(dict(leaves))
+        assert "b" not in leaves
 
 
 def test_damage_in_gzip(tmp_path: Path) -> None:

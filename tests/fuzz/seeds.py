@@ -1,9 +1,11 @@
-"""Writes encoded trees into a folder, for the target `trees` to begin with: `seeds.py folder`."""
+"""Writes what the targets with Python begin with: `seeds.py folder`, which has one for each."""
 
 from __future__ import annotations
 
 import collections
+import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +35,40 @@ TREES: list[Any] = [
 ]
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+GOLDEN = Path(__file__).parents[1] / "golden"
+CUT = b"\xc1cut\xc1"
+
+
+def trees() -> Iterator[bytes]:
+    """Yields trees with their types, and without."""
     serialization.MAX_CHUNK_SIZE = 64  # arrays in chunks, too
-    for number, tree in enumerate(TREES):
-        (folder / f"described-{number}").write_bytes(treepack.dumps(tree))
-        (folder / f"plain-{number}").write_bytes(serialization.to_bytes(tree))
+    for tree in TREES:
+        yield treepack.dumps(tree)
+        yield serialization.to_bytes(tree)
+
+
+def remote() -> Iterator[bytes]:
+    """Yields what is done, answers, and the files that are there."""
+    noise = random.Random(0)
+    files = [[path.read_bytes()] for path in sorted((GOLDEN / "forms").iterdir()) if path.is_file()]
+    for folder in (GOLDEN / "forms/directory", GOLDEN / "landed/2026-11-22-directory"):
+        names = ["manifest.treepack", *(it.name for it in sorted(folder.glob("*-0*.treepack")))]
+        files.append([(folder / name).read_bytes() for name in names])
+    for number, parts in enumerate(files):
+        for verb in range(9):
+            answers = bytes(100)
+            if verb % 2:
+                answers = bytes(noise.choice((0, 0, 0, noise.randrange(256))) for _ in range(100))
+            how = verb + 9 * (number % 4)
+            yield CUT.join([bytes([how]) + answers, *parts])
+
+
+def main() -> None:
+    for seeds in (trees, remote):
+        folder = Path(sys.argv[1]) / seeds.__name__
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, seed in enumerate(seeds()):
+            (folder / f"seed-{number}").write_bytes(seed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""Any bytes are a tree, or an error of treepack; a tree as its own template comes back as it is."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import Any, NamedTuple
+
+from prelude import core, is_error, outcome, text
+
+import treepack
+from treepack import serialization
+
+
+class Pair(NamedTuple):
+    """A type that is registered."""
+
+    a: object
+    b: object
+
+
+treepack.register_namedtuple(
+    Pair,
+    serialized_name="Pair",
+    version=2,
+    upgrade=lambda static, fields, _version: (static, fields),
+)
+
+
+def by_template(template: Any, data: bytes) -> None:
+    """Restores to a template, which is built while data are read, or after that."""
+    # A template may be wrong by itself, as with the keys 0 and '0'.
+    found = outcome(lambda: serialization.from_bytes(template, data), (ValueError,))
+    like, core.restore_like = core.restore_like, lambda *_: None
+    try:
+        expected = outcome(lambda: serialization.from_bytes(template, data), (ValueError,))
+    finally:
+        core.restore_like = like
+    assert text(found) == text(expected), (found, expected)
+
+
+def selected(tree: Any, data: bytes) -> None:
+    """Reads parts: all of them together are the whole, and none is the template."""
+
+    def load(target: Any, select: Any, **options: Any) -> Any:
+        file = io.BytesIO(data)
+        read = functools.partial(treepack.load, file, target, select=select, arrays="numpy")
+        return outcome(lambda: read(unknown="dict", **options), (ValueError, OSError))
+
+    whole = load(None, None)
+    everything = load(None, "**")
+    if not is_error(everything) and not is_error(whole):
+        assert text(everything) == text(whole), (everything, whole)
+    if isinstance(tree, tuple | list | dict):
+        load(tree, "*", missing="keep", unexpected="error")
+    paths = outcome(lambda: [path for path, _ in treepack.open(data, unknown="dict").leaves()])
+    for path in paths[:1] if isinstance(paths, list) else ():
+        load(None, path)
+        load(tree, ["**", f"!{path}"], missing="keep")
+        load(tree, lambda given: given != path, strict=False)  # noqa: B023
+
+
+def check(data: bytes) -> None:
+    """Reads all that can be read."""
+    state = outcome(lambda: serialization.msgpack_restore(data))
+    outcome(lambda: treepack.abstract(data))
+    outcome(lambda: serialization.msgpack_restore(data, copy=True))
+    for unknown in ("error", "dict"):
+        tree = outcome(lambda: treepack.loads(data, unknown=unknown, arrays="numpy"))  # noqa: B023
+        by_template(tree, data)
+    for target in (tree, [tree, state], Pair(tree, 1)):
+        outcome(lambda: treepack.loads(data, target, unknown="dict"), (ValueError,))  # noqa: B023
+        outcome(lambda: treepack.loads(data, target, strict=False), (ValueError,))  # noqa: B023
+    selected(tree, data)
+    by_template(state, data)
+    by_template([state, Pair(1, {})], data)
