@@ -292,16 +292,20 @@ define fuzz
 endef
 
 ## make fuzz          looks for inputs that break the core, or what becomes of them in Python, for
-##                    FUZZ_SECONDS (60) each, under AddressSanitizer; needs nightly Rust, g++, and a
-##                    Python with a shared library
+##                    FUZZ_SECONDS (60) each, under AddressSanitizer; needs rustup, g++, and a Python with
+##                    a shared library
 fuzz: fuzz-core fuzz-python
 
+NIGHTLY := cargo +nightly --version > /dev/null 2>&1 || rustup toolchain install nightly --profile minimal
+
 fuzz-core:
+	@$(NIGHTLY)
 	cd tests/fuzz && CFLAGS_$(subst -,_,$(FUZZ_TARGET))="$(FUZZ_CFLAGS)" RUSTFLAGS="$(FUZZ_FLAGS)" \
 	  cargo +nightly build --quiet --release --target $(FUZZ_TARGET)
 	$(call fuzz,$(FUZZ_CORE),target/$(FUZZ_TARGET)/release/seeds corpus)
 
 fuzz-python: $(VENV)/.built
+	@$(NIGHTLY)
 	cd tests/fuzz && CFLAGS_$(subst -,_,$(FUZZ_TARGET))="$(FUZZ_CFLAGS)" RUSTFLAGS="$(FUZZ_FLAGS)" \
 	  PYO3_PYTHON=$(abspath $(BIN))/python \
 	  cargo +nightly build --quiet --release --target $(FUZZ_TARGET) --features python $(FUZZ_PYTHON:%=--bin %)

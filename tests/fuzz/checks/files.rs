@@ -10,6 +10,9 @@ use treepack::{ArrayView, File};
 use super::compressing::small_blocks;
 use super::{Noise, Windowed, threads};
 
+/// Part of what is said of headers that are not those of the index.
+const UNLIKE: &str = "not what the index of the file has there";
+
 /// Checks bytes as they are, and with the checksum that fits to their record.
 pub fn open(data: &[u8]) {
     examine(data);
@@ -75,7 +78,12 @@ fn examine(data: &[u8]) {
             for method in [Method::Adaptive, Method::Numbers] {
                 let stream = small_blocks(data, method, 97);
                 let compressed = File::from_bytes(&stream).expect("as without compression");
-                assert_eq!(leaves, told(&compressed));
+                let packed = told(&compressed);
+                assert_eq!(leaves.len(), packed.len());
+                for (leaf, packed) in leaves.iter().zip(&packed) {
+                    // Of compressed data, containers are compared with the index only by `verify`.
+                    assert!(leaf == packed || leaf.contains(UNLIKE), "{leaf}: {packed}");
+                }
                 assert_eq!(metadata.is_ok(), compressed.metadata().is_ok());
                 assert!(sound.is_err() || compressed.verify().is_ok());
             }

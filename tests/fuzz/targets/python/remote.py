@@ -212,7 +212,8 @@ def check(data: bytes) -> None:
     server = Server(script[1:], files_of(parts))
     for name in ("get", "head", "list", "list_with_delimiter"):
         setattr(obstore, name, getattr(server, name))
-    source = located(URLS[number], OPTIONS[number])
+    # Web servers have directories only where the URL says so.
+    source = located(URLS[number] + "/" * (len(server.files) > 1), OPTIONS[number])
     found = outcome(lambda: verb(source), DOCUMENTED)
     if not server.is_true or (server.has_failed and verb is treepack.is_checkpoint):
         return
