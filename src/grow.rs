@@ -419,6 +419,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "asks for more memory than Miri has")]
     fn what_no_memory_holds_is_an_error() {
         assert!(matches!(
             check_room(isize::MAX as usize),
@@ -434,6 +435,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn who_waits_for_an_encoding_is_asked() {
         struct Stop;
         impl Watch for Stop {

@@ -216,6 +216,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn a_file_that_was_closed_is_read_again_unless_it_was_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");

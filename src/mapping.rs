@@ -445,6 +445,7 @@ mod tests {
 
     #[cfg(unix)] // elsewhere it cannot be replaced
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn headers_are_of_the_file_that_is_mapped() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -458,6 +459,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn threads_read_one_file_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -483,6 +485,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn pages_are_zero_where_others_take_their_place() {
         let page = rustix::param::page_size();
         let mut pages = fresh_pages(3 * page).unwrap();
@@ -496,6 +499,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn pages_grow_with_their_content() {
         let mut pages = Pages::with_room(0).unwrap();
         let mut expected = Vec::new();

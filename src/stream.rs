@@ -77,6 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn every_length_at_every_offset_is_copied() {
         #[allow(clippy::cast_possible_truncation)]
         let source: Vec<u8> = (0..3 * MIN_SLICE)

@@ -575,6 +575,7 @@ pub(super) mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn short_runs_are_read_together_however_they_are_repeated() {
         struct Counting(Elsewhere, AtomicUsize);
         impl Source for Counting {
@@ -621,6 +622,7 @@ pub(super) mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn large_boxes_are_read_in_blocks() {
         let len = 3 * parallel::BLOCK / 2;
         let bytes: Vec<u8> = (0..2 * len).map(|at| (at / 7) as u8).collect();

@@ -177,6 +177,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn who_is_asked_meanwhile_can_stop_it_and_look_up_something() {
         struct Stop<'a>(&'a Catalog);
         impl Watch for Stop<'_> {

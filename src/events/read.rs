@@ -417,6 +417,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn whoever_is_asked_can_stop_the_work() {
         let mut bytes = vec![0xdd];
         bytes.extend_from_slice(&100_000_u32.to_be_bytes());

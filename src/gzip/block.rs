@@ -352,6 +352,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn the_method_follows_the_content() {
         let random: Vec<u8> = noise(100_000).map(|word| word as u8).collect();
         let (stored, literal) = encode(&random, Method::Adaptive);
@@ -430,6 +431,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn a_wrong_estimate_costs_nothing() {
         // Mostly one byte where the estimate looks, and noise elsewhere.
         let noise: Vec<u8> = noise(256 << 10).map(|word| word as u8).collect();
@@ -443,6 +445,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn every_level_is_read_back_one_coder_after_the_other() {
         let mut coder = Coder::default();
         let data: Vec<u8> = noise(70_000).map(|word| (word & word >> 8) as u8).collect();

@@ -239,6 +239,7 @@ mod tests {
     const HANG: Duration = Duration::from_mins(10);
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn there_is_work_for_all_threads_at_every_size() {
         for threads in [2, 8, 100] {
             let begun = AtomicUsize::new(0);

@@ -297,6 +297,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "libdeflate is C")]
     fn one_member_is_inflated_at_once_and_nothing_else() {
         let (data, other) = (
             b"some text, some text".repeat(9),
@@ -329,6 +330,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "libdeflate is C")]
     fn no_damage_is_overlooked() {
         let data = b"some text, some text, and more".repeat(3);
         let stream = gzip(&data);
@@ -348,6 +350,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "libdeflate is C")]
     fn members_are_joined_and_zero_padding_is_ignored() {
         let stream = [gzip(b"one"), vec![0; 5], gzip(b""), gzip(b" two"), vec![0]].concat();
         assert_eq!(in_steps(&stream, None).unwrap(), b"one two");
@@ -355,6 +358,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "libdeflate is C")]
     fn every_truncation_is_noticed() {
         let stream = gzip(b"some text, some text");
         for end in 1..stream.len() {
@@ -364,6 +368,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "libdeflate is C")]
     fn all_bytes_before_the_damage_are_salvaged() {
         let data: Vec<u8> = (0..40_000_u32)
             .flat_map(|it| (it * it).to_le_bytes())
@@ -401,6 +406,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "libdeflate is C")]
     fn garbage_is_an_error() {
         assert!(matches!(in_steps(b"hello", None), Err(Error::Gzip(_))));
         let stream = [gzip(b"one"), b"junk".to_vec()].concat();
@@ -410,6 +416,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "libdeflate is C")]
     fn the_output_is_bounded() {
         let stream = gzip(&[7; 1000]);
         assert_eq!(in_steps(&stream, Some(1000)).unwrap().len(), 1000);

@@ -241,6 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
         fn codes_are_complete_and_within_the_limit(counts in counts(), limit in 9..=15_usize) {
             let lengths = code_lengths(&counts, limit);
             let mut taken = 0_usize;

@@ -338,6 +338,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn an_index_of_any_length_is_read_back() {
         for count in [2, MEMBER_ENTRIES, MEMBER_ENTRIES + 1, 3 * MEMBER_ENTRIES] {
             let stream = stream(&vec![(1, true); count], count * 9 - 3, 9);
@@ -347,6 +348,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn a_damaged_index_leaves_traces() {
         let stream = stream(&[(100, true), (70, false)], 15, 10);
         let begin = stream.len() - index_bytes(2);

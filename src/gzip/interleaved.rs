@@ -304,6 +304,7 @@ mod tests {
 
     proptest! {
         #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
         fn blocks_are_read_back_by_others_and_here(data in data()) {
             let block = encode(&data);
             prop_assert_eq!(oracle::inflate(&block).unwrap(), &data[..]);
@@ -313,6 +314,7 @@ mod tests {
         }
 
         #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
         fn several_blocks_are_decoded_in_lanes(data in data(), count in 1..=LANES) {
             let mut parts = vec![data.clone(); count];
             for (lane, part) in parts.iter_mut().enumerate() {
@@ -332,6 +334,7 @@ mod tests {
         }
 
         #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
         fn damaged_blocks_do_no_harm(data in data(), at in any::<usize>(), flip in 1..=255_u8) {
             let mut block = encode(&data);
             prop_assert_eq!(decode(&block, data.len() + 1), None);
@@ -348,6 +351,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn what_zlib_refuses_is_refused() {
         let data = b"hello hello, hello hello!".repeat(40);
         let block = encode(&data);

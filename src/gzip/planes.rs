@@ -117,6 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
         fn elements_come_together_again(data in prop::collection::vec(any::<u8>(), 0..3000)) {
             for width in [1, 2, 4, 8] {
                 let data = &data[..data.len() / width * width];

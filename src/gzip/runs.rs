@@ -310,6 +310,7 @@ mod tests {
 
     proptest! {
         #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
         fn blocks_are_read_back_by_others(data in data()) {
             for distance in DISTANCES {
                 let found = RunBlock::find(&data, distance, None).unwrap();
@@ -338,6 +339,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "libdeflate is C")]
     fn no_bit_of_a_run_is_without_meaning() {
         for distance in DISTANCES {
             let period = b"abcdefgh"[..distance as usize].iter().copied().cycle();
@@ -360,6 +362,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes minutes")]
     fn all_lengths_are_written_as_the_format_has_them() {
         for (length, entry) in LENGTHS.iter().enumerate().skip(MIN_RUN) {
             // The first length of some symbols, from the table of the format.

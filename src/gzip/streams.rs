@@ -345,6 +345,7 @@ mod tests {
 
     proptest! {
         #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
         fn planes_are_read_back_by_others_and_here(plane in planes()) {
             let stored = encoded(&plane);
             prop_assert_eq!(decoded(&stored, plane.len()), Some(plane.clone()));
@@ -362,6 +363,7 @@ mod tests {
         }
 
         #[test]
+        #[cfg_attr(miri, ignore = "takes minutes")]
         fn damaged_planes_do_no_harm(plane in planes(), at in any::<prop::sample::Index>(), flip in 1..=255_u8) {
             let mut stored = encoded(&plane);
             for count in [0, plane.len() - 1, plane.len() + 1, 2 * plane.len() + 9] {

@@ -249,6 +249,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn files_of_the_dead_are_removed_and_those_of_the_living_stay() {
         let directory = tempfile::tempdir().unwrap();
         let target = OsStr::new("model");
@@ -267,6 +268,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn a_name_that_another_file_has_by_now_stays() {
         let directory = tempfile::tempdir().unwrap();
         let target = OsStr::new("model");
@@ -283,6 +285,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn an_old_file_that_cannot_be_replaced_makes_room() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -311,6 +314,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn a_mapped_file_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -330,6 +334,7 @@ mod tests {
 
     #[cfg(unix)] // elsewhere what is open keeps its name
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn an_old_file_gets_its_name_back_if_the_new_one_cannot_have_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
@@ -354,6 +359,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn long_names_are_cut() {
         let directory = tempfile::tempdir().unwrap();
         create(directory.path(), OsStr::new(&"x".repeat(255)), false).unwrap();
