@@ -322,7 +322,7 @@ LIBC = ctypes.CDLL(None)
 # How much a figure may grow in half a run: in a cycle, or in all, whichever is more. All others may
 # grow by one.
 ALLOWED = {
-    "bytes in use": (25, 0),
+    "bytes in use": (25, 8 << 10),  # lists of free objects fill up for some thousand cycles
     "bytes of the heap": (50, 1 << 20),
     "bytes elsewhere": (50, 1 << 20),
     "mappings": (0, 8),
