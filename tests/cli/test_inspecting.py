@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax
 import msgpack
 import numpy as np
 
@@ -140,3 +141,19 @@ def test_a_truncated_file_is_told(folder: Path) -> None:
         message = refused(command, "cut.gz", *other)
         assert message.startswith("treepack: 'cut.gz': "), message
         assert "ended before the end" in message, message
+
+
+def test_arrays_whose_headers_tell_no_shape_are_compared(folder: Path) -> None:
+    for name, last in (("one", 3), ("other", 4)):
+        elements = np.array([1, 2, last], "<i4").tobytes()
+        array = msgpack.ExtType(1, msgpack.packb(([-1], "<i4", elements)))
+        Path(name).write_bytes(msgpack.packb({"a": array}))
+    assert call("diff", "one", "one") == "0 of 1 leaves differ\n"
+    assert "1 of 1 leaves differ" in call("diff", "one", "other", status=1)
+
+
+def test_keys_of_other_implementations_differ(folder: Path) -> None:
+    for name in ("rbg", "unsafe_rbg"):
+        treepack.save(name, {"key": jax.random.key(3, impl=name)})
+    assert call("diff", "rbg", "rbg") == "0 of 1 leaves differ\n"
+    assert "1 of 1 leaves differ" in call("diff", "rbg", "unsafe_rbg", status=1)

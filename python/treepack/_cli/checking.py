@@ -13,6 +13,7 @@ from treepack._cli.listing import FILE, MAX_SIZE
 from treepack._cli.sources import opened
 from treepack._src.checkpoint.file import kind_text
 from treepack._src.checkpoint.reader import LazyArray
+from treepack._src.pytree.prng import is_key, unwrap
 from treepack._src.storage.place import shown
 
 
@@ -106,11 +107,11 @@ def _apart(found: values.Difference) -> str:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    if hasattr(one, "dtype") and not isinstance(one, np.generic):  # a PRNG key
-        import jax
-
-        one, other = (jax.random.key_data(key) for key in (one, other))
-        return bool(np.array_equal(one, other))
+    if is_key(one) and is_key(other):
+        (name, one), (other_name, other) = unwrap(one), unwrap(other)
+        return name == other_name and bool(np.array_equal(one, other))
+    if isinstance(one, np.ndarray):  # whose headers tell no shape
+        return one.dtype == other.dtype and bool(np.array_equal(one, other))
     return bool(one == other or (one != one and other != other))  # NaN
 
 

@@ -45,7 +45,9 @@ def content(value: Any) -> Any:
         return content(np.asarray(value))
     if isinstance(value, dict):
         # Where no record tells of other keys, `open` has them as text; of equal ones the last.
-        items = {str(key): content(child) for key, child in value.items()}
+        # Those that are extension values have no text.
+        names = ("?" if isinstance(key, tuple) else str(key) for key in value)
+        items = dict(zip(names, map(content, value.values()), strict=True))
         return type(value).__name__, [*items.items()]
     if isinstance(value, (list, tuple)):
         return type(value).__name__, [content(child) for child in value]
