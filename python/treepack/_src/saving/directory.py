@@ -254,14 +254,27 @@ class RemoteDirectory(Directory):
         listed = {name for name in names if _SHARD_FILE.fullmatch(name)}
         if not self._store.has_conditions and _hash_of(self._manifest()[1]) != self._hash:
             raise self._busy()
+        # From now on the manifest may be there, whatever the answer: its files have to stay.
+        name, self._name = self._name, ""
         try:
             self._store.put(self._at(MANIFEST), manifest, self._before)
-        except ConditionError as error:
-            # An answer that was lost on its way is asked for again, and finds its own manifest.
-            if self._manifest()[1] != manifest:
+        except Exception as error:
+            # An answer that was lost on its way may have been asked for again, and finds its own
+            # manifest.
+            if self._is_there(manifest):
+                pass
+            elif isinstance(error, ConditionError):
+                self._name = name
                 raise self._busy() from error
+            else:
+                raise
         self._leftovers = listed - (_files_of(manifest) or listed)
-        self._name = ""
+
+    def _is_there(self, manifest: bytes) -> bool:
+        """Returns whether a manifest is the one that is there now, as far as that can be told."""
+        with contextlib.suppress(Exception):
+            return self._manifest()[1] == manifest
+        return False
 
     def _busy(self) -> BusyError:
         writer = ""
