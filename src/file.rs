@@ -261,7 +261,12 @@ impl<'a> File<'a> {
             return Err(Error::Gzip(damage.into()));
         }
         self.catalog.check_record(&())?;
-        match self.catalog.dtypes().find(|it| Dtype::named(it).is_none()) {
+        let inner = self.catalog.inner_dtypes(source, &())?;
+        let mut dtypes = self
+            .catalog
+            .dtypes()
+            .chain(inner.iter().map(|it| it.as_str()));
+        match dtypes.find(|it| Dtype::named(it).is_none()) {
             None => Ok(()),
             Some(name) => {
                 let reason = format!("{name:?} is no dtype that an array can have");

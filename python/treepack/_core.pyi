@@ -615,9 +615,12 @@ class Catalog:
     def dtypes(self) -> list[str]:
         """The names of all dtypes of leaves."""
 
+    def inner_dtypes(self) -> set[str]:
+        """Returns those of arrays inside of leaves that can be read: typed keys, lists and maps."""
+
     @property
     def other_dtypes(self) -> list[str]:
-        """Those of them whose names do not tell the core how many bytes an element has."""
+        """Those of leaves whose names do not tell the core how many bytes an element has."""
 
     def leaf_values(self, value: int) -> list[int]:
         """Returns the leaves below a value."""

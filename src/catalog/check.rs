@@ -4,6 +4,7 @@
 //! whether the keys that lead to it, its containers and its kind are those of the index, so that data
 //! mean the same by their index and by their headers.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use crate::source::{Source, read_to};
 use crate::structure::{LeafKind, RECORD_KEY, ROOT_KEY};
 use crate::watch::Watch;
 use crate::wire::{Cursor, Head};
-use crate::{Error, Result};
+use crate::{Error, Result, grow};
 
 /// After so many leaves the caller is asked whether to go on.
 const CHECK_LEAVES: usize = 1 << 10;
@@ -200,6 +201,35 @@ impl Catalog {
             }
             if is_last && is_asked(self.len()) && is_damaged(self.check_rest(&near))? {
                 found.push(self.len());
+            }
+        }
+        Ok(found)
+    }
+
+    /// The names of the dtypes of arrays inside of leaves: of typed keys, lists and maps with any keys.
+    /// Leaves that cannot be read are left out.
+    pub fn inner_dtypes(&self, source: &dyn Source, watch: &dyn Watch) -> Result<BTreeSet<String>> {
+        let mut found = BTreeSet::new();
+        for (number, leaf) in self.leaves.iter().enumerate() {
+            if !matches!(
+                self.kinds[leaf.kind],
+                LeafKind::PrngKey(..) | LeafKind::Container
+            ) {
+                continue;
+            }
+            watch.check()?;
+            let events = match self.read_leaf(source, number) {
+                Ok(events) => events,
+                Err(error) if error.is_no_damage() => return Err(error),
+                Err(_) => continue,
+            };
+            for event in events.as_slice() {
+                if let Event::Array(inner) | Event::Scalar(inner) = event {
+                    let name = String::from_utf8_lossy(events.array(*inner).dtype);
+                    if !found.contains(&*name) {
+                        found.insert(grow::to_string(&name)?);
+                    }
+                }
             }
         }
         Ok(found)

@@ -526,3 +526,19 @@ def test_the_record_is_bytes(value: Any) -> None:
     nested = msgpack.packb({"a": {"__treepack__": value}})
     with treepack.open(nested) as file:
         assert list(file["a"]) == ["__treepack__"]
+
+
+def test_dtypes_inside_of_leaves_are_those_of_arrays(tmp_path: Path) -> None:
+    treepack.save(tmp_path / "keys", {"key": jax.random.key(0)})
+    data = (tmp_path / "keys").read_bytes()
+    state, record = data[: data.index(b"\xac__treepack__")], msgpack.unpackb(record_of(data))
+    assert treepack.verify(file_of(state, record)).ok
+    listed = flax.serialization.msgpack_serialize({"a": [np.ones(2)]})
+    assert treepack.verify(listed).ok
+    for wrong, name in (
+        (file_of(state.replace(b"uint32", b"vint32"), record), "vint32"),
+        (listed.replace(b"float64", b"gloat64"), "gloat64"),
+    ):
+        assert f"{name!r} is no dtype" in str(treepack.verify(wrong).damage)
+        with pytest.raises(treepack.DecodeError, match="is no dtype"):
+            treepack.loads(wrong)

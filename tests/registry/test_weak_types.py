@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import msgpack
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import treepack
 
@@ -151,6 +151,14 @@ def test_a_record_that_calls_other_leaves_weak(leaf: Any) -> None:
         except treepack.TreepackError:
             continue
         assert not getattr(found["a"], "dtype", None) or np.asarray(leaf).dtype == found["a"].dtype
+
+
+def test_a_record_that_calls_a_typed_key_weak() -> None:
+    key = jax.random.key(3)
+    state = msgpack.unpackb(treepack.dumps({"a": WEAK["vector"]}), strict_map_key=False)
+    state["a"] = msgpack.unpackb(treepack.dumps({"a": key}), strict_map_key=False)["a"]
+    found = treepack.loads(msgpack.packb(state), sharding=SingleDeviceSharding(jax.devices()[1]))
+    assert jax.random.key_data(found["a"]).tolist() == jax.random.key_data(key).tolist()
 
 
 def test_sharded_checkpoints(tmp_path: Path) -> None:

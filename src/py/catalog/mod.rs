@@ -16,7 +16,7 @@ mod kinds;
 mod paths;
 mod state;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
@@ -177,13 +177,21 @@ impl Catalog {
         done.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// All dtypes that arrays have, by name.
+    /// All dtypes that leaves have, by name.
     #[getter]
     fn dtypes(&self) -> Vec<&str> {
         self.catalog.dtypes().collect()
     }
 
-    /// Those of them whose names do not tell the core how many bytes an element has.
+    /// Those of arrays inside of leaves.
+    fn inner_dtypes(&self, py: Python<'_>) -> PyResult<BTreeSet<String>> {
+        let watcher = Watcher::signals();
+        let source = self.content.get().source();
+        let found = py.detach(|| self.catalog.inner_dtypes(source, &watcher));
+        found.map_err(|error| watcher.explain(error, PyErr::from))
+    }
+
+    /// Those of leaves whose names do not tell the core how many bytes an element has.
     #[getter]
     fn other_dtypes(&self) -> Vec<&str> {
         let names = self.catalog.dtypes();

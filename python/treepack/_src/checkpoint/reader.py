@@ -208,10 +208,11 @@ class Reader:
         whole = [] if content is None else [(0, content.nbytes)]
         with fetching(self.stored(whole)):
             *told, rest = catalog.verify(threads=threads, progress=progress)
+            inner = catalog.inner_dtypes()
         damage = self.damage or catalog.stream_damage
         if damage is None and rest == "corrupt":
             damage = DAMAGED_REST
-        for name in catalog.dtypes:
+        for name in (*catalog.dtypes, *sorted(inner)):
             if damage is None and _dtypes.resolve(name.encode()) is None:
                 damage = f"{name!r} is no dtype that an array can have"
         damage = damage or self.damaged_record()

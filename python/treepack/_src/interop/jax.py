@@ -48,7 +48,8 @@ def weak(array: jax.Array) -> jax.Array:
     import jax
     import jax.numpy as jnp
 
-    number = {"i": 0, "f": 0.0, "c": 0j}.get(array.dtype.kind)
+    # Dtypes of typed keys have no kind.
+    number = {"i": 0, "f": 0.0, "c": 0j}.get(getattr(array.dtype, "kind", ""))
     if number is None or jnp.asarray(number).dtype != array.dtype or not array.is_fully_addressable:
         return array
     mesh = getattr(array.sharding, "mesh", None)
