@@ -209,10 +209,11 @@ proptest! {
         may_box in any::<bool>(),
         limit in prop_oneof![Just(1e9), Just(100.0), Just(7.5), Just(3000.0)],
     ) {
-        let array = Array { code: EXT_NDARRAY, shape: &shape, dtype: "float32", itemsize };
+        let dtype = format!("uint{}", 8 * itemsize);
+        let array = Array { code: EXT_NDARRAY, shape: &shape, dtype: &dtype, itemsize };
         let framing = Framing { chunks: ChunkLimit::new(limit), ..framing(align, may_box) };
         let read = round_trip(before, key.as_deref(), &array, &framing);
-        prop_assert_eq!(read.dtype, b"float32");
+        prop_assert_eq!(read.dtype, dtype.as_bytes());
         prop_assert_eq!(&read.shape, &shape);
         let nbytes = array.nbytes();
         prop_assert_eq!(read.payload.len(), nbytes);
