@@ -32,8 +32,9 @@ def worker(folder: Path, only: tuple[str, ...]) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    from hostile import limits, work
+    from hostile import limits, uses, work
 
+    uses.make_commands()
     with (folder / "seed").open("r+b") as file:
         seed = mmap.mmap(file.fileno(), 8)
     inside = folder / "work"

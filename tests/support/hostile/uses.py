@@ -24,8 +24,13 @@ Work = Callable[[Case, str, str], Any]
 
 _MEMORY = fsspec.filesystem("memory")
 
-# Typer makes all commands anew for each run, which takes longer than most of them.
-_cli.app = typer.main.get_command(_cli.app)  # type: ignore[assignment]
+
+def make_commands() -> None:
+    """Makes the commands of the command line once, in a process that does nothing else.
+
+    Typer makes them anew for each run, which takes longer than most of them.
+    """
+    _cli.app = typer.main.get_command(_cli.app)  # type: ignore[assignment]
 
 
 def _limited(function: Any, **options: Any) -> Work:
