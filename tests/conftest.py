@@ -29,7 +29,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("default")
 
 
-# Programs that make files, which register types under the names of the files; and what fuzzers embed.
+# Programs that make files, which register types under the names of the files; what fuzzers embed.
 collect_ignore_glob = ["golden/*.py", "fuzz/*"]
 
 # Python 3.14 has no eformer: modules that need it, or others that do, are left out there.
