@@ -265,7 +265,7 @@ impl<'a> File<'a> {
         let mut dtypes = self
             .catalog
             .dtypes()
-            .chain(inner.iter().map(|it| it.as_str()));
+            .chain(inner.iter().map(String::as_str));
         match dtypes.find(|it| Dtype::named(it).is_none()) {
             None => Ok(()),
             Some(name) => {
