@@ -250,6 +250,23 @@ def test_kinds_of_later_versions(tmp_path: Path) -> None:
             assert file["b"].shape == (3,)
 
 
+@pytest.mark.parametrize("length", [b"\x3d", b"\x3f"])
+def test_an_array_of_another_length_than_its_leaf_is_noticed(tmp_path: Path, length: bytes) -> None:
+    """The index, the shape and the byte string are right, and the extension around them is not."""
+    treepack.save(tmp_path / "saved", {"w": np.zeros((3, 4), np.float32), "z": 1}, align=1)
+    data = (tmp_path / "saved").read_bytes()
+    plain = data[: data.index(b"__treepack__")] + b"__treepack__"
+    end = msgpack.packb(sealed(record_of(data)))
+    assert treepack.verify(plain + end).ok
+    other = plain.replace(b"\xc7\x3e\x01\x93", b"\xc7" + length + b"\x01\x93") + end
+    assert other != plain + end
+    assert treepack.verify(other).leaves == {"w": "corrupt", "z": "unchecked"}
+    with treepack.open(other) as file, pytest.raises(treepack.DecodeError):
+        np.asarray(file["w"])
+    with pytest.raises(treepack.DecodeError):
+        treepack.loads(other)
+
+
 def test_an_index_that_tells_another_dtype_or_shape_is_noticed(tmp_path: Path) -> None:
     treepack.save(tmp_path / "saved", {"w": np.arange(12, dtype=np.float32).reshape(4, 3)})
     data = (tmp_path / "saved").read_bytes()
