@@ -16,7 +16,7 @@ use crate::error::Path;
 use crate::events::{Event, no_dtype};
 use crate::gzip::{self, Indexed};
 use crate::mapping::{Mapping, Pages};
-use crate::raw::{Room, append_with};
+use crate::raw::{RawBytes, Room, append_with};
 use crate::source::{Parts, Pieces, Source, read_to};
 use crate::structure::{LeafKind, Record, Value};
 use crate::{Error, Result, grow, parallel, sniff};
@@ -305,7 +305,7 @@ impl Source for Memory<'_> {
         offset: usize,
         target: &'t mut [MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
-        Ok(target.write_copy_of_slice(&self.0[offset..offset + target.len()]))
+        RawBytes::from(&*self.0).read_at(offset, target)
     }
 
     fn stable(&self) -> Option<&[u8]> {

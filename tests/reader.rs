@@ -13,6 +13,7 @@ use std::mem::MaybeUninit;
 use proptest::prelude::*;
 use rmpv::Value;
 use treepack::events::{Event, Events};
+use treepack::raw::RawBytes;
 use treepack::source::Source;
 use treepack::wire::{Cursor, Head, MAX_DEPTH};
 use treepack::{Error, Result};
@@ -71,7 +72,7 @@ impl Source for Windowed<'_> {
         offset: usize,
         target: &'t mut [MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
-        Ok(target.write_copy_of_slice(&self.0[offset..offset + target.len()]))
+        RawBytes::from(self.0).read_at(offset, target)
     }
 }
 

@@ -134,12 +134,6 @@ impl Buffer {
         Ok(())
     }
 
-    /// Appends one byte.
-    #[inline]
-    pub fn push(&mut self, byte: u8) {
-        self.extend_from_slice(&[byte]);
-    }
-
     /// Appends bytes.
     #[inline]
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
@@ -300,7 +294,7 @@ mod tests {
                 let byte = u8::try_from(at).unwrap();
                 match step {
                     Step::Push(byte) => {
-                        buffer.push(byte);
+                        buffer.extend_from_slice(&[byte]);
                         vector.push(byte);
                     }
                     Step::Extend(len) => {
@@ -337,7 +331,7 @@ mod tests {
             let mut buffer = Buffer::default();
             buffer.borrow_from(Box::new(Once(lent)));
             for at in 0..len {
-                buffer.push(at.to_le_bytes()[0]);
+                buffer.extend_from_slice(&at.to_le_bytes()[..1]);
             }
             assert_eq!(buffer.owner().is_some(), stays, "{lent} {len}");
             assert!(
@@ -353,7 +347,7 @@ mod tests {
     #[should_panic(expected = "range.end <= self.len")]
     fn what_is_not_written_is_not_copied() {
         let mut buffer = Buffer::default();
-        buffer.push(1);
+        buffer.extend_from_slice(&[1]);
         buffer.extend_from_within(0..2);
     }
 }

@@ -12,19 +12,11 @@ use crate::{Error, Result};
 
 /// Where headers are appended.
 pub trait Out {
-    /// Appends one byte.
-    fn push(&mut self, byte: u8);
-
     /// Appends bytes.
     fn extend_from_slice(&mut self, bytes: &[u8]);
 }
 
 impl Out for Vec<u8> {
-    #[inline]
-    fn push(&mut self, byte: u8) {
-        self.push(byte);
-    }
-
     #[inline]
     fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.extend_from_slice(bytes);
@@ -32,11 +24,6 @@ impl Out for Vec<u8> {
 }
 
 impl Out for Buffer {
-    #[inline]
-    fn push(&mut self, byte: u8) {
-        self.push(byte);
-    }
-
     #[inline]
     fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.extend_from_slice(bytes);
@@ -309,7 +296,7 @@ impl Head {
             };
         }
         match form.field {
-            0 => out.push(first + value as u8),
+            0 => out.extend_from_slice(&[first + value as u8]),
             1 => out.extend_from_slice(&[first, be[7]]),
             2 => out.extend_from_slice(&[first, be[6], be[7]]),
             4 => out.extend_from_slice(&[first, be[4], be[5], be[6], be[7]]),

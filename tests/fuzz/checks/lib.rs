@@ -20,6 +20,7 @@ use std::mem::MaybeUninit;
 use std::num::NonZero;
 
 use treepack::Result;
+use treepack::raw::RawBytes;
 use treepack::source::Source;
 
 /// Between the parts of an input that has several.
@@ -49,7 +50,7 @@ impl Source for Windowed<'_> {
         offset: usize,
         target: &'t mut [MaybeUninit<u8>],
     ) -> Result<&'t mut [u8]> {
-        Ok(target.write_copy_of_slice(&self.0[offset..offset + target.len()]))
+        RawBytes::from(self.0).read_at(offset, target)
     }
 
     fn near(&self) -> usize {
