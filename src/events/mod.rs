@@ -261,9 +261,21 @@ impl Events {
             Event::Bool(false) => "False".into(),
             Event::Int(value) => value.to_string().into(),
             Event::Uint(value) => value.to_string().into(),
-            Event::Float(value) => value.to_string().into(),
+            Event::Float(value) => float_text(value).into(),
             Event::Str(text) => self.text(text).into(),
             _ => "?".into(),
         }
+    }
+}
+
+/// A number as Python writes it: `2.0`, `nan`, `1e-07`. Rust writes others as `NaN` and `1e-7`.
+fn float_text(value: f64) -> String {
+    let text = format!("{value:?}").to_lowercase();
+    match text.split_once('e') {
+        Some((digits, exponent)) => {
+            let exponent: i32 = exponent.parse().expect("Rust writes exponents in digits");
+            format!("{digits}e{exponent:+03}")
+        }
+        None => text,
     }
 }

@@ -425,6 +425,14 @@ def test_the_keys_of_a_list_are_text() -> None:
     assert "an element of a list" in str(treepack.verify(changed).damage)
 
 
+@pytest.mark.parametrize(
+    "key", [2.0, -0.0, 1e-4, 1.5e-5, 1e-7, 123456789.25, 1e15, 1e16, 1.5e300, np.inf, np.nan]
+)
+def test_keys_that_are_numbers_read_as_python_writes_them(key: float) -> None:
+    with treepack.open(msgpack.packb({key: 1})) as file:
+        assert list(file) == [str(key)]
+
+
 def test_an_array_of_other_bytes_than_its_shape_tells_is_corrupt() -> None:
     data = flax.serialization.to_bytes({"a": np.zeros((2, 3), np.int8), "b": np.int16(1), "c": 1})
     assert treepack.verify(data).ok
@@ -535,8 +543,12 @@ def test_dtypes_inside_of_leaves_are_those_of_arrays(tmp_path: Path) -> None:
     assert treepack.verify(file_of(state, record)).ok
     listed = flax.serialization.msgpack_serialize({"a": [np.ones(2)]})
     assert treepack.verify(listed).ok
+    index = msgpack.unpackb(record["index"])
+    later = {**record, "index": msgpack.packb({**index, "kinds": [{"of a later version": 1}]})}
+    assert treepack.verify(file_of(state, later)).ok
     for wrong, name in (
         (file_of(state.replace(b"uint32", b"vint32"), record), "vint32"),
+        (file_of(state.replace(b"uint32", b"vint32"), later), "vint32"),
         (listed.replace(b"float64", b"gloat64"), "gloat64"),
     ):
         assert f"{name!r} is no dtype" in str(treepack.verify(wrong).damage)

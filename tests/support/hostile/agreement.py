@@ -35,6 +35,10 @@ Use = Callable[[str, Callable[[], Any]], Outcome]
 """Runs a use of a name."""
 
 
+_WITH_TEXT = (str, int, float, bool, type(None))
+"""Keys of these types have a text in paths."""
+
+
 def content(value: Any) -> Any:
     """Returns a value that is equal for trees of equal types and bits."""
     if isinstance(value, (np.ndarray, np.generic)):
@@ -45,8 +49,7 @@ def content(value: Any) -> Any:
         return content(np.asarray(value))
     if isinstance(value, dict):
         # Where no record tells of other keys, `open` has them as text; of equal ones the last.
-        # Those that are extension values have no text.
-        names = ("?" if isinstance(key, tuple) else str(key) for key in value)
+        names = (str(key) if type(key) in _WITH_TEXT else "?" for key in value)
         items = dict(zip(names, map(content, value.values()), strict=True))
         return type(value).__name__, [*items.items()]
     if isinstance(value, (list, tuple)):

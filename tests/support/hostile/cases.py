@@ -33,6 +33,11 @@ class Case(NamedTuple):
     data: bytes | dict[str, bytes]
     max_size: int
 
+    @property
+    def size(self) -> int:
+        """How many bytes there are."""
+        return sum(map(len, [self.data] if isinstance(self.data, bytes) else self.data.values()))
+
 
 # Which containers, and of a hundred cases how many are in each.
 CONTAINERS = {

@@ -33,7 +33,7 @@ class Limits:
 
     Attributes:
       slowest: The most seconds of CPU of a use, and its name.
-      largest: The most bytes of memory of a case, and its seed.
+      largest: The most bytes of memory of a use, its seed and its name.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Limits:
 
     @contextlib.contextmanager
     def memory(self, name: str, nbytes: int, max_size: int) -> Iterator[list[str]]:
-        """Measures the memory of some uses, at its peak."""
+        """Measures the memory that a use takes, at its peak."""
         found: list[str] = []
         os.pwrite(self._clear, b"5", 0)  # the peak begins here
         before = _peak()

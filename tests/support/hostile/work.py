@@ -72,13 +72,7 @@ class Work:
         """Runs a case."""
         limits.allow_time()
         case = self._case = self.cases.case(seed, only)
-        data = case.data
-        size = len(data) if isinstance(data, bytes) else sum(map(len, data.values()))
-        path = self._written(case)
-        with self.limits.memory(f"seed {seed}", size, case.max_size) as exceeded:
-            self._use(case, path, every=every)
-        for told in exceeded:
-            self._found("memory", told)
+        self._use(case, self._written(case), every=every)
         self._check_files(case)
 
     def _use(self, case: Case, path: str, *, every: bool) -> None:
@@ -116,7 +110,12 @@ class Work:
         """Does something with a case, within the limits; all that is wrong becomes a finding."""
         case = self._case
         outcome = Outcome()
-        with self.audit.watching(name) as events, self.limits.time(name, case.max_size) as late:
+        where = f"seed {case.seed}, {name}"
+        with (
+            self.audit.watching(name) as events,
+            self.limits.time(name, case.max_size) as late,
+            self.limits.memory(where, case.size, case.max_size) as exceeded,
+        ):
             try:
                 outcome = Outcome(call())
             except KeyboardInterrupt:
@@ -125,7 +124,7 @@ class Work:
                 outcome = Outcome(None, error)
         told = "a result" if outcome.is_ok else type(outcome.error).__name__
         self.counts[case.container][f"{name}: {told}"] += 1
-        wrong = [*late, *events]
+        wrong = [*late, *exceeded, *events]
         if outcome.error is not None:
             wrong += _wrong_in(outcome.error, case)
         for it in wrong:
