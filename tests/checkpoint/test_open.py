@@ -379,6 +379,26 @@ def test_a_path_that_there_is_not() -> None:
         assert str(caught.value) == f"there is nothing at {path}{hint}"
 
 
+def test_paths_are_asked_for_without_a_search_for_similar_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = treepack.open(treepack.dumps({"enc": {"kernel": 1}}))
+    searched = []
+
+    def search(text: str, names: list[str], n: int) -> list[str]:
+        searched.append((text, names))
+        return []
+
+    monkeypatch.setattr("difflib.get_close_matches", search)
+    assert file.get("enc/krnel", 5) == 5
+    assert "enc/krnel" not in file
+    assert searched == []
+    with pytest.raises(KeyError):
+        file["enc/krnel"]
+    # Of names, not of whole paths: the time for texts is as the square of their length.
+    assert searched == [("krnel", ["kernel"])]
+
+
 def test_keys_with_slashes_are_found_as_they_are() -> None:
     tree = {"mlp/~/linear_0": {"w": 1, "b/c": [2, {"d": 3}]}, "a~1b": 4, "x": {"y/z": 5}}
     file = treepack.open(treepack.dumps(tree))

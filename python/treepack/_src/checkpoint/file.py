@@ -107,25 +107,27 @@ class Tree(Mapping[str, Any]):
         self, path: Any, parts: list[str], names: dict[str, list[str]]
     ) -> MissingPathError:
         """Returns the error for a path where nothing is, with a similar one."""
-        text = _paths.text(parts)
         hint = ""
-        for similar in difflib.get_close_matches(text, self._paths_near(parts), n=1):
+        if (similar := self._similar(parts)) is not None:
             hint = f"is it {similar!r}?"
-        for similar in difflib.get_close_matches(path, names, n=1) if names else ():
-            hint = f"is it {similar!r}, written {_paths.text(names[similar])!r}?"
-        asked = path if isinstance(path, str) else text
+        for near in difflib.get_close_matches(path, names, n=1) if names else ():
+            hint = f"is it {near!r}, written {_paths.text(names[near])!r}?"
+        asked = path if isinstance(path, str) else _paths.text(parts)
         return MissingPathError(asked, self._place.reader.filename, hint)
 
-    def _paths_near(self, parts: list[str]) -> list[str]:
-        """Returns the existing paths that differ from a missing one in one part only."""
+    def _similar(self, parts: list[str]) -> str | None:
+        """Returns a missing path with a similar name for the first that is missing."""
         catalog = self._catalog
-        for count in range(len(parts)):
+        for count, part in enumerate(parts):
             value = catalog.find(parts[:count], self._place.value)
             names = [] if value is None else [name for name, _ in catalog.children(value) or ()]
-            if parts[count] not in names:
-                rest = parts[count + 1 :]
-                return [_paths.text([*parts[:count], name, *rest]) for name in names[:_MOST_NAMES]]
-        return []
+            if part in names:
+                continue
+            # Of names alone: the time for texts is as the square of their length.
+            for name in difflib.get_close_matches(part, names[:_MOST_NAMES], n=1):
+                return _paths.text([*parts[:count], name, *parts[count + 1 :]])
+            break
+        return None
 
     def __contains__(self, path: object) -> bool:
         try:
@@ -136,10 +138,9 @@ class Tree(Mapping[str, Any]):
 
     def get(self, path: Any, default: Any = None) -> Any:
         """Returns the leaf or container at a path, or the default if nothing is there."""
-        try:
+        if path in self:
             return self[path]
-        except (KeyError, TypeError):
-            return default
+        return default
 
     def __eq__(self, other: object) -> bool:
         return self is other
