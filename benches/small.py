@@ -169,7 +169,7 @@ def files(folder: Path, nbytes: int, rounds: int) -> None:
     side = nbytes // len(parts) // layers // 4096
     values = np.random.default_rng(0).standard_normal((side, 1024), np.float32)
     tree = {part: {f"layer_{at}": values + at for at in range(layers)} for part in parts}
-    path, plain = folder / "state.treepack", folder / "plain"
+    path, plain, new = folder / "state.treepack", folder / "plain", folder / "plain.new"
     treepack.save(path, tree)
     size = path.stat().st_size
     third = size // len(parts)
@@ -180,17 +180,19 @@ def files(folder: Path, nbytes: int, rounds: int) -> None:
     leaves = [leaf for part in tree.values() for leaf in part.values()]
 
     def write() -> None:
-        """Writes the same bytes with early write-back, and syncs."""
-        with plain.open("wb", buffering=0) as file:
+        """Writes the same bytes to a new file with early write-back, syncs, and renames it."""
+        with new.open("wb", buffering=0) as file:
             done = 0
             for leaf in leaves:
                 file.write(leaf.data)
                 start, done = done, done + leaf.nbytes
                 write_back(file.fileno(), start, done - start)
             os.fsync(file.fileno())
+        new.replace(plain)
 
+    write()  # what is renamed replaces a file in every round
     save = lambda: treepack.save(path, tree)  # noqa: E731
-    row("durable save", save, "write, fsync", write, 1, rounds)
+    row("durable save", save, "write, fsync, rename", write, 1, rounds)
 
 
 def write_back(file: int, start: int, nbytes: int) -> None:

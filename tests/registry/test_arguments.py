@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import gc
 from typing import Any
 
 import jax
@@ -119,3 +120,21 @@ def test_what_a_class_raises_names_the_type_and_the_path() -> None:
     with pytest.raises(treepack.DecodeError, match=r"test\.arguments\.Frozen") as caught:
         treepack.loads(data.replace(b"\xa1a\x01", b"\xa1a\xc0"))
     assert caught.value.path == "x/0"
+
+
+def test_the_states_of_nodes_are_freed_while_nodes_are_made() -> None:
+    """Or Python's garbage collector would run again and again, over more and more objects."""
+    seen = []
+
+    @treepack.register_dataclass(serialized_name="test.Counted")
+    @dataclasses.dataclass
+    class Counted:
+        value: int
+
+        def __post_init__(self) -> None:
+            seen.append(gc.get_stats()[0]["collections"])
+
+    data = treepack.dumps([Counted(at) for at in range(10_000)])
+    seen.clear()
+    assert len(treepack.loads(data)) == len(seen) == 10_000
+    assert seen[-1] - seen[0] <= 1

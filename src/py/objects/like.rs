@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use super::super::failure::Walked;
 use super::super::memory::{dict_next, new_dict, new_list, new_tuple_of};
-use super::super::restore::{Matching, has_older_types};
+use super::super::restore::{Matching, has_older_types, is_decimal};
 use super::values::Objects;
 use crate::events::{Closed, Event};
 use crate::grow;
@@ -256,34 +256,4 @@ fn has_record(template: &Bound<'_, PyAny>) -> PyResult<bool> {
     template
         .cast_exact::<PyDict>()
         .map_or(Ok(false), |dict| dict.contains(RECORD_KEY))
-}
-
-/// Whether a text is a number as `to_string` writes it.
-fn is_decimal(text: &[u8], number: usize) -> bool {
-    let mut left = number;
-    for (position, digit) in text.iter().enumerate().rev() {
-        #[allow(clippy::cast_possible_truncation)] // a digit
-        if *digit != b'0' + (left % 10) as u8 || (left == 0 && position + 1 < text.len()) {
-            return false;
-        }
-        left /= 10;
-    }
-    left == 0 && !text.is_empty()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_decimal;
-
-    #[test]
-    fn numbers_are_as_they_are_written() {
-        for number in [0, 1, 9, 10, 11, 99, 100, 101, 1000, usize::MAX] {
-            let text = number.to_string();
-            assert!(is_decimal(text.as_bytes(), number));
-            assert!(!is_decimal(text.as_bytes(), number ^ 1));
-            assert!(!is_decimal(format!("0{text}").as_bytes(), number));
-            assert!(!is_decimal(format!("{text}0").as_bytes(), number));
-            assert!(!is_decimal(&text.as_bytes()[1..], number));
-        }
-    }
 }

@@ -1,26 +1,22 @@
 //! What is known of a type of nodes, and the making of nodes by its class itself.
 
-use std::rc::Rc;
-
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::super::memory::{dict_next, new_tuple_of};
-use crate::grow;
 
 /// What of a type makes nodes, unless they are abstract.
 pub(super) const UNFLATTEN: &str = "unflatten";
 
 /// What is known of a type; see `NodeType` in `registry/types.py`.
-#[derive(Clone)]
 pub(super) struct Known<'py> {
     pub(super) class: Bound<'py, PyAny>,
     pub(super) decode: Bound<'py, PyAny>,
     /// What makes nodes of it.
     pub(super) make: Bound<'py, PyAny>,
     /// How the class itself makes nodes, if it does.
-    arguments: Option<Rc<Arguments<'py>>>,
+    arguments: Option<Arguments<'py>>,
 }
 
 /// The arguments of a class that makes nodes of them; see `NodeType` in `registry/types.py`.
@@ -42,12 +38,15 @@ impl<'py> Known<'py> {
             None
         } else {
             let fields = found.getattr(intern!(py, "fields"))?;
-            let (children, fields): (_, Vec<Bound<'_, PyAny>>) = fields.extract()?;
-            Some(Rc::new(Arguments {
+            let (children, fields): (Vec<_>, Vec<Bound<'_, PyAny>>) = fields.extract()?;
+            let order: Vec<usize> = order.extract()?;
+            let count = children.len() + fields.len();
+            let is_there = order.iter().all(|number| *number < count);
+            is_there.then(|| Arguments {
                 children,
                 fields: fields.len(),
-                order: order.extract()?,
-            }))
+                order,
+            })
         };
         Ok(Self {
             class: found.getattr(intern!(py, "ty"))?,
@@ -74,14 +73,12 @@ impl<'py> Known<'py> {
         if data.len() != arguments.fields || !has_keys(dict, &arguments.children)? {
             return Ok(None);
         }
-        let mut given = grow::with_room(arguments.order.len())?;
-        for &number in &arguments.order {
-            let argument = match built.get(number) {
-                Some(child) => child.clone(),
-                None => data.get_item(number - built.len())?,
-            };
-            grow::push(&mut given, argument)?;
-        }
+        // `Known::of` has looked at the numbers, and both lengths are as they were then.
+        let given = arguments.order.iter().map(|&number| {
+            let in_data = |at| data.get_item(at).expect("a field of static data");
+            let child = built.get(number).cloned();
+            child.unwrap_or_else(|| in_data(number - built.len()))
+        });
         self.class.call1(new_tuple_of(dict.py(), given)?).map(Some)
     }
 }

@@ -13,7 +13,7 @@
 //! | `record.rs` | by a record: `assemble`, and what else a record tells |
 //! | `known.rs` | what is known of a type, and nodes that its class makes |
 //! | `nodes.rs` | the nodes of a record, and what of a state is theirs |
-//! | `keys.rs` | dicts of keys, and paths of them |
+//! | `keys.rs` | keys: dicts of them, paths of them, and those of elements |
 //! | `older.rs` | nodes whose types were defined otherwise when they were saved |
 //! | `kinds.rs` | what containers were saved as, and whether a template has the same |
 
@@ -27,6 +27,7 @@ mod partial;
 mod record;
 mod template;
 
+pub use self::keys::is_decimal;
 pub use self::kinds::other_kinds;
 pub use self::matching::Matching;
 pub use self::older::{has_older_types, mark_older};

@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::mem;
+use std::rc::Rc;
 
 use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError};
 use pyo3::intern;
@@ -18,7 +19,7 @@ use super::super::memory::{
 };
 use super::super::watch::Signals;
 use super::super::{errors, value};
-use super::keys::{dict_of, path_text};
+use super::keys::{dict_of, is_decimal, path_text};
 use super::known::{Known, UNFLATTEN};
 use super::nodes::{children, damaged, node_at};
 use crate::structure::{Kind, Node, NodeType, Record, Repeat};
@@ -142,7 +143,7 @@ pub(super) struct Assembly<'a, 'py> {
 #[derive(Clone)]
 enum Asked<'py> {
     NotYet,
-    Known(Known<'py>),
+    Known(Rc<Known<'py>>),
     /// There is none, and dicts take the place of its nodes.
     Unknown,
 }
@@ -192,10 +193,19 @@ impl<'py> Assembly<'_, 'py> {
                     grow::push(&mut built, state)?;
                     continue;
                 }
+                let before = state.as_ptr();
                 self.path.push(key);
                 let value = self.node(state, *child as usize);
                 let key = self.path.pop();
-                let value = value.map_err(|failure| failure.below(text(key)))?;
+                let value = match (value, key) {
+                    (Ok(value), Some(key)) if value.as_ptr() != before => {
+                        // Frees the state, so that what Python's garbage collector goes through
+                        // does not grow.
+                        dict.set_item(key, &value)?;
+                        value
+                    }
+                    (value, key) => value.map_err(|failure| failure.below(text(key)))?,
+                };
                 grow::push(&mut built, value)?;
             }
         }
@@ -359,7 +369,7 @@ impl<'py> Assembly<'_, 'py> {
 
     /// Asks for a type.
     #[inline(never)]
-    fn find(&mut self, class: usize) -> Walked<Known<'py>> {
+    fn find(&mut self, class: usize) -> Walked<Rc<Known<'py>>> {
         let py = self.py;
         let NodeType {
             name,
@@ -373,7 +383,7 @@ impl<'py> Assembly<'_, 'py> {
             self.types[class] = Asked::Unknown;
             return Err(self.no_type());
         }
-        let known = Known::of(&found, self.make)?;
+        let known = Rc::new(Known::of(&found, self.make)?);
         self.types[class] = Asked::Known(known.clone());
         Ok(known)
     }
@@ -555,11 +565,9 @@ fn indexed(dict: &Bound<'_, PyDict>) -> Walked {
     let mut position = 0;
     let mut index = 0;
     while let Some((key, _)) = dict_next(dict, &mut position) {
-        let text = key
-            .cast::<PyString>()
-            .ok()
-            .and_then(|key| key.to_str().ok());
-        if text != Some(index.to_string().as_str()) {
+        let text = key.cast::<PyString>().ok();
+        let text = text.and_then(|key| key.to_str().ok());
+        if !text.is_some_and(|text| is_decimal(text.as_bytes(), index)) {
             return damaged(format!("an element of a list has the key {key}"));
         }
         index += 1;
