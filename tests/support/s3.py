@@ -90,6 +90,7 @@ class Proxy(http.server.ThreadingHTTPServer):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or bodies wait for the client to acknowledge headers
     server: Proxy
 
     def _forward(self) -> None:
