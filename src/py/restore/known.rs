@@ -1,8 +1,10 @@
 //! What is known of a type of nodes, and the making of nodes by its class itself.
 
+use std::cell::RefCell;
+
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 
 use super::super::memory::{dict_next, new_tuple_of};
 
@@ -21,8 +23,9 @@ pub(super) struct Known<'py> {
 
 /// The arguments of a class that makes nodes of them; see `NodeType` in `registry/types.py`.
 struct Arguments<'py> {
-    /// The names of the children.
-    children: Vec<Bound<'py, PyString>>,
+    /// The names of the children, as the objects that were met last: the keys of most nodes of a
+    /// type are the same objects.
+    children: RefCell<Vec<Bound<'py, PyAny>>>,
     /// How much static data there is.
     fields: usize,
     /// The numbers of these, children first, in the order of the arguments.
@@ -43,7 +46,7 @@ impl<'py> Known<'py> {
             let count = children.len() + fields.len();
             let is_there = order.iter().all(|number| *number < count);
             is_there.then(|| Arguments {
-                children,
+                children: RefCell::new(children),
                 fields: fields.len(),
                 order,
             })
@@ -70,7 +73,8 @@ impl<'py> Known<'py> {
         let Ok(data) = data.cast_exact::<PyTuple>() else {
             return Ok(None);
         };
-        if data.len() != arguments.fields || !has_keys(dict, &arguments.children)? {
+        if data.len() != arguments.fields || !has_keys(dict, &mut arguments.children.borrow_mut())?
+        {
             return Ok(None);
         }
         // `Known::of` has looked at the numbers, and both lengths are as they were then.
@@ -83,15 +87,16 @@ impl<'py> Known<'py> {
     }
 }
 
-/// Whether a dict has these keys, in order.
-fn has_keys(dict: &Bound<'_, PyDict>, keys: &[Bound<'_, PyString>]) -> PyResult<bool> {
+/// Whether a dict has these keys, in order; those that it has take their places.
+fn has_keys<'py>(dict: &Bound<'py, PyDict>, keys: &mut [Bound<'py, PyAny>]) -> PyResult<bool> {
     if dict.len() != keys.len() {
         return Ok(false);
     }
     let mut position = 0;
     for key in keys {
         match dict_next(dict, &mut position) {
-            Some((found, _)) if found.is(key) || found.eq(key)? => {}
+            Some((found, _)) if found.is(&*key) => {}
+            Some((found, _)) if found.eq(&*key)? => *key = found,
             _ => return Ok(false),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! It is one recursion, and long because each kind of node can be damaged in its own way.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::mem;
 use std::rc::Rc;
 
@@ -49,7 +49,7 @@ pub fn assemble<'py>(
         signals: Signals::new(),
         record: &record,
         types: grow::filled(Asked::NotYet, record.types.len())?,
-        decoded: HashMap::new(),
+        decoded: grow::filled(None, record.nodes.len())?,
         unknown: HashSet::new(),
         with_holes: HashSet::new(),
         unfilled: Vec::new(),
@@ -116,8 +116,8 @@ pub(super) struct Assembly<'a, 'py> {
     pub(super) record: &'a Record,
     /// What is known of each type, once it has been asked for.
     types: Vec<Asked<'py>>,
-    /// What has been decoded for a node, by its number: many children may be the same node.
-    decoded: HashMap<usize, Bound<'py, PyAny>>,
+    /// What has been decoded for each node: many children may be the same node.
+    decoded: Vec<Option<Bound<'py, PyAny>>>,
     /// The nodes that cannot be what they were, wherever they are: dicts take their places.
     unknown: HashSet<usize>,
     /// The nodes of these whose static data have holes.
@@ -283,21 +283,14 @@ impl<'py> Assembly<'_, 'py> {
 
     /// The keys of a dict. They do not change, so equal dicts can have the same.
     fn keys(&mut self, node: usize, keys: &[u8]) -> Assembled<'py> {
-        if let Some(known) = self.decoded.get(&node) {
+        if let Some(known) = &self.decoded[node] {
             return Ok(known.clone());
         }
         let keys = value::decode(self.py, keys);
         let keys = keys.map_err(|error| self.remembered(node, error.into()))?;
         check_hashes(&keys).map_err(|error| unhashable(self.py, error))?;
-        self.remember(node, &keys)?;
+        self.decoded[node] = Some(keys.clone());
         Ok(keys)
-    }
-
-    /// Notes what is decoded for all nodes like this one.
-    fn remember(&mut self, node: usize, decoded: &Bound<'py, PyAny>) -> Walked {
-        self.decoded.try_reserve(1).map_err(Error::from)?;
-        self.decoded.insert(node, decoded.clone());
-        Ok(())
     }
 
     /// An object of a registered type.
@@ -326,7 +319,7 @@ impl<'py> Assembly<'_, 'py> {
                 Failure::node(&found.name, error)
             }
         };
-        let data = if let Some(known) = self.decoded.get(&node) {
+        let data = if let Some(known) = &self.decoded[node] {
             known.clone()
         } else {
             if contains(data, HOLE) {
@@ -338,7 +331,7 @@ impl<'py> Assembly<'_, 'py> {
             let data = data.map_err(|failure| self.remembered(node, failure))?;
             match data.hash() {
                 // It is not meant to change, either.
-                Ok(_) => self.remember(node, &data)?,
+                Ok(_) => self.decoded[node] = Some(data.clone()),
                 Err(error) if error.is_instance_of::<PyException>(py) => {}
                 Err(error) => return Err(error.into()),
             }
