@@ -5,6 +5,7 @@
 //! gives up, errors included: all is read once more, and `restore/template.rs` finds out what is the
 //! matter.
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
@@ -253,7 +254,7 @@ impl<'py> Objects<'_, 'py> {
 
 /// Whether a template has the key of the record itself.
 fn has_record(template: &Bound<'_, PyAny>) -> PyResult<bool> {
-    template
-        .cast_exact::<PyDict>()
-        .map_or(Ok(false), |dict| dict.contains(RECORD_KEY))
+    template.cast_exact::<PyDict>().map_or(Ok(false), |dict| {
+        dict.contains(intern!(dict.py(), RECORD_KEY))
+    })
 }

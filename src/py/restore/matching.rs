@@ -131,6 +131,13 @@ impl<'py> Matching<'py> {
 
     /// Whether `value` is a jax array, or stands for one.
     fn is_abstract_array(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
+        // Most containers; to ask Python costs as much as two arrays.
+        if value.is_exact_instance_of::<PyDict>()
+            || value.is_exact_instance_of::<PyList>()
+            || value.is_exact_instance_of::<PyTuple>()
+        {
+            return Ok(false);
+        }
         let class = value.get_type();
         let mut known = self.abstract_arrays.borrow_mut();
         if let Some((_, answer)) = known.iter().find(|(known, _)| known.is(&class)) {
