@@ -226,8 +226,12 @@ class Content:
     def read_range(self, start: int, stop: int) -> bytes:
         """Returns a copy of a range of bytes."""
 
-    def is_compressed(self) -> bool:
-        """Returns whether the content starts like gzip, or is compressed as numbers."""
+    def is_compressed(self, *, by_start: bool = False) -> bool:
+        """Returns whether the content starts like gzip, or is compressed as numbers.
+
+        Args:
+          by_start: Whether the start is read of remote files, too, that end like one of treepack.
+        """
 
     def has_traces_of_index(self) -> bool:
         """Returns whether the content ends like gzip or numbers with an index.

@@ -253,12 +253,14 @@ impl Content {
     }
 
     /// Whether the content starts as gzip does, or as numbers do.
-    fn is_compressed(&self) -> PyResult<bool> {
+    #[pyo3(signature = (*, by_start=false))]
+    fn is_compressed(&self, by_start: bool) -> PyResult<bool> {
         // Not by the mapping, whose first page would bring many others from the disk.
         let mut start = Vec::new();
         let source = self.source();
         if let (Storage::Elsewhere(_), Some(before)) =
             (&self.0, source.len().checked_sub(MARK.len()))
+            && !by_start
         {
             // The end will be needed anyway, and the start only if this is not there.
             read_to(source, before..source.len(), &mut start)?;

@@ -194,6 +194,22 @@ def test_a_failed_save_leaves_what_was_there() -> None:
     assert threading.main_thread() in threads
 
 
+def test_the_same_is_salvaged_of_a_remote_file_with_the_marks_of_two_forms(tmp_path: Path) -> None:
+    data = b"\x1f\x8b" + treepack.dumps({"w": np.arange(30), "n": 1})[2:]
+    local = tmp_path / "file"
+    local.write_bytes(data)
+    with fsspec.open("memory://marks/file", "wb") as target:
+        target.write(data)
+    found = []
+    for source in (local, "memory://marks/file"):
+        with treepack.open(source, salvage=True) as file:
+            found.append((dict(file.leaves()), file.damage))
+        found.append(treepack.verify(source))
+        with pytest.raises(treepack.TreepackError):
+            treepack.open(source)["n"]
+    assert found[:2] == found[2:]
+
+
 def test_local_files_by_url(tmp_path: Path) -> None:
     url = (tmp_path / "new" / "a b").as_uri()
     treepack.save(url, {"a": 1})

@@ -158,7 +158,8 @@ def open_parts(
     content, blocks = _raw(source, mmap, regular)
     if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
         raise _empty()
-    if not content.is_compressed():
+    # Of a damaged file, the same is salvaged here and elsewhere.
+    if not content.is_compressed(by_start=salvage):
         return Opened(content, blocks=blocks, nbytes=content.nbytes)
     found = content.indexed(max_size=max_size)
     if found is not None:
