@@ -173,11 +173,11 @@ types: $(VENV)/.test
 	$(BIN)/stubtest treepack._core --ignore-disjoint-bases
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	@mkdir -p $(TYPED) && ln -sfn $(CURDIR)/python/treepack $(TYPED)/treepack
-	PYTHONPATH=$(TYPED) $(BIN)/basedpyright --pythonpath $(BIN)/python --verifytypes treepack --ignoreexternal \
+	PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=$(TYPED) $(BIN)/basedpyright --pythonpath $(BIN)/python --verifytypes treepack --ignoreexternal \
 	  > $(VENV)/typed/found || { cat $(VENV)/typed/found; exit 1; }
 	@grep completeness $(VENV)/typed/found
 
-# Where the checker finds an installed package: it does not look at editable ones.
+# Where the checker finds an installed package: it does not look at editable ones. For others it asks the Python of PATH.
 TYPED := $(CURDIR)/$(VENV)/typed/site-packages
 
 ## make bench         the comparison with other libraries, in time and memory: a short run

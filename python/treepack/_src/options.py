@@ -8,14 +8,13 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, get_args
 
 import numpy as np
 
 from treepack._src.dtypes import is_float, resolve
 
 if TYPE_CHECKING:
-    import jax
     import typing_extensions
 
     Buffer = typing_extensions.Buffer
@@ -33,6 +32,9 @@ StorageOptions = Mapping[str, Any] | None
 
 Compress = bool | Literal["gzip", "numbers"]
 """How files are compressed: with gzip (`True`), by the exponents of floats, or not."""
+
+# A `jax.Device`, for which jaxlib has no types.
+Device: TypeAlias = Any
 
 Arrays = Literal["saved", "numpy"]
 """The types of arrays: as they were saved, or all as NumPy's."""
@@ -270,7 +272,7 @@ class ReadOptions(TypedDict, total=False):
     cast: bool
     dtype: Any
     arrays: Arrays
-    device: jax.Device | None
+    device: Device | None
     sharding: Any
     copy: bool | None
     unknown: Unknown

@@ -9,7 +9,15 @@ from treepack._src import paths as _paths
 from treepack._src.api.files import save
 from treepack._src.checkpoint.load import restore_described
 from treepack._src.interop.modules import OnUse
-from treepack._src.options import Arrays, Compress, Progress, Reading, Static, StorageOptions
+from treepack._src.options import (
+    Arrays,
+    Compress,
+    Device,
+    Progress,
+    Reading,
+    Static,
+    StorageOptions,
+)
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.storage.content import Openable, content_of
 from treepack._src.storage.naming import naming
@@ -96,7 +104,7 @@ def load_exported(
     path: Openable,
     *,
     arrays: Arrays = "saved",
-    device: jax.Device | None = None,
+    device: Device | None = None,
     sharding: Any = None,
     static: Any = None,
     copy: bool | None = None,
