@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, ForwardRef, Literal, Self, TypeAlias, TypedDict, get_args
 
 import numpy as np
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import typing_extensions
 
     Buffer = typing_extensions.Buffer
+    Device: TypeAlias = Any  # jaxlib has no types for it
 else:
+    Device = ForwardRef("jax.Device")
     Buffer = getattr(collections.abc, "Buffer", Any)  # Python 3.11 has no name for it
 
 Strict = bool | Literal["exact"]
@@ -32,9 +34,6 @@ StorageOptions = Mapping[str, Any] | None
 
 Compress = bool | Literal["gzip", "numbers"]
 """How files are compressed: with gzip (`True`), by the exponents of floats, or not."""
-
-# A `jax.Device`, for which jaxlib has no types.
-Device: TypeAlias = Any
 
 Arrays = Literal["saved", "numpy"]
 """The types of arrays: as they were saved, or all as NumPy's."""
