@@ -190,7 +190,6 @@ def files(folder: Path, nbytes: int, rounds: int) -> None:
             os.fsync(file.fileno())
         new.replace(plain)
 
-    write()  # what is renamed replaces a file in every round
     save = lambda: treepack.save(path, tree)  # noqa: E731
     row("durable save", save, "write, fsync, rename", write, 1, rounds)
 

@@ -207,8 +207,7 @@ impl Catalog {
     }
 
     /// The names of the dtypes of arrays inside of leaves: of typed keys, lists, maps with any keys, and
-    /// kinds that are not known.
-    /// Leaves that cannot be read are left out.
+    /// kinds that are not known. Leaves that cannot be read are left out.
     pub fn inner_dtypes(&self, source: &dyn Source, watch: &dyn Watch) -> Result<BTreeSet<String>> {
         let mut found = BTreeSet::new();
         for (number, leaf) in self.leaves.iter().enumerate() {

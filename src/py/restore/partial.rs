@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::super::memory::{dict_next, new_dict};
-use super::record::{Assembled, Assembly, replaced};
+use super::record::{Assembled, Assembly};
 use crate::grow;
 
 impl<'py> Assembly<'_, 'py> {
@@ -51,4 +51,18 @@ impl<'py> Assembly<'_, 'py> {
             _ => found.into_any(),
         })
     }
+}
+
+/// A dict of the state, with its children in their places.
+fn replaced<'py>(dict: &Bound<'py, PyDict>, built: Vec<Bound<'py, PyAny>>) -> Assembled<'py> {
+    let mut position = 0;
+    for new in built {
+        // The dict is fresh, and stays as large.
+        if let Some((key, old)) = dict_next(dict, &mut position)
+            && !new.is(&old)
+        {
+            dict.set_item(key, new)?;
+        }
+    }
+    Ok(dict.clone().into_any())
 }

@@ -174,7 +174,7 @@ impl<'py> Assembly<'_, 'py> {
         }
     }
 
-    /// The children of a container.
+    /// The children of a container, which take the places of their states in the dict, too.
     fn built(
         &mut self,
         dict: &Bound<'py, PyDict>,
@@ -197,15 +197,14 @@ impl<'py> Assembly<'_, 'py> {
                 self.path.push(key);
                 let value = self.node(state, *child as usize);
                 let key = self.path.pop();
-                let value = match (value, key) {
-                    (Ok(value), Some(key)) if value.as_ptr() != before => {
-                        // Frees the state, so that what Python's garbage collector goes through
-                        // does not grow.
-                        dict.set_item(key, &value)?;
-                        value
-                    }
-                    (value, key) => value.map_err(|failure| failure.below(text(key)))?,
-                };
+                let value = value.map_err(|failure| failure.below(text(key.clone())))?;
+                if let Some(key) = key
+                    && value.as_ptr() != before
+                {
+                    // Frees the state, so that what Python's garbage collector goes through does
+                    // not grow.
+                    dict.set_item(key, &value)?;
+                }
                 grow::push(&mut built, value)?;
             }
         }
@@ -240,7 +239,7 @@ impl<'py> Assembly<'_, 'py> {
         })
     }
 
-    /// A container with these children.
+    /// A container with these children, which the dict has, too.
     #[inline(never)] // see `node`
     fn container(
         &mut self,
@@ -257,17 +256,17 @@ impl<'py> Assembly<'_, 'py> {
                 indexed(dict)?;
                 new_tuple_of(self.py, built)?.into_any()
             }
-            _ if self.unknown.contains(&node) => replaced(dict, built)?,
+            _ if self.unknown.contains(&node) => dict.clone().into_any(),
             Kind::Typed(class, data) => match self.typed(node, *class as usize, data, dict, &built)
             {
-                Err(failure) if self.is_unknown(&failure) => replaced(dict, built)?,
+                Err(failure) if self.is_unknown(&failure) => dict.clone().into_any(),
                 done => done?,
             },
             Kind::DictWithKeys(keys) => match self.keys(node, keys) {
-                Err(failure) if self.is_unknown(&failure) => replaced(dict, built)?,
+                Err(failure) if self.is_unknown(&failure) => dict.clone().into_any(),
                 keys => with_keys(&keys?, built)?,
             },
-            _ => replaced(dict, built)?,
+            _ => dict.clone().into_any(),
         })
     }
 
@@ -345,7 +344,7 @@ impl<'py> Assembly<'_, 'py> {
             if let Some(unfilled) = unfilled {
                 // All of them are told at once; until then this is a dict.
                 grow::push(&mut self.unfilled, unfilled)?;
-                return replaced(dict, built.to_vec());
+                return Ok(dict.clone().into_any());
             }
             data
         } else {
@@ -506,23 +505,6 @@ const HOLE: &[u8] = b"treepack.hole";
 
 fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
-}
-
-/// A dict of the state, with its children in their places.
-pub(super) fn replaced<'py>(
-    dict: &Bound<'py, PyDict>,
-    built: Vec<Bound<'py, PyAny>>,
-) -> Assembled<'py> {
-    let mut position = 0;
-    for new in built {
-        // The dict is fresh, and stays as large.
-        if let Some((key, old)) = dict_next(dict, &mut position)
-            && !new.is(&old)
-        {
-            dict.set_item(key, new)?;
-        }
-    }
-    Ok(dict.clone().into_any())
 }
 
 /// A dict of children with other keys.

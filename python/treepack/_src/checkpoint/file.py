@@ -121,12 +121,10 @@ class Tree(Mapping[str, Any]):
         for count, part in enumerate(parts):
             value = catalog.find(parts[:count], self._place.value)
             names = [] if value is None else [name for name, _ in catalog.children(value) or ()]
-            if part in names:
-                continue
-            # Of names alone: the time for texts is as the square of their length.
-            for name in difflib.get_close_matches(part, names[:_MOST_NAMES], n=1):
-                return _paths.text([*parts[:count], name, *parts[count + 1 :]])
-            break
+            if part not in names:
+                # Of names alone: the time for texts is as the square of their length.
+                near = difflib.get_close_matches(part, names[:_MOST_NAMES], n=1)
+                return _paths.text([*parts[:count], *near, *parts[count + 1 :]]) if near else None
         return None
 
     def __contains__(self, path: object) -> bool:

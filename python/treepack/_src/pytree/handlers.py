@@ -109,11 +109,10 @@ def overridden() -> list[type]:
     """Returns the natively walked types that have handlers."""
     found = _walked_natively(_handlers) if _handlers else set()
     # This runs in every call, nearly always with the same result.
-    modules = sys.modules
     for module in _FOREIGN:
-        registry = getattr(modules.get(module), "_STATE_DICT_REGISTRY", None)
-        if registry is None:
+        if module not in sys.modules:
             continue
+        registry = _registry_of(module)
         get = registry.get
         containers = get(dict), get(list), get(tuple), len(registry)
         if containers != _default.get(module):
@@ -121,7 +120,7 @@ def overridden() -> list[type]:
             found |= others
             if not others:
                 _default[module] = containers
-    return list(found) if found else []
+    return list(found)
 
 
 def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
