@@ -29,6 +29,7 @@ pub fn targets(golden: &Path) -> Vec<Target> {
         .partition(|file| file.starts_with(b"\x1f\x8b") || file.starts_with(b"\xc1treepack"));
     let blocks = small_blocks(&plain[0], Method::Numbers, 301);
     let opened = files.iter().cloned().chain([blocks]);
+    let read = plain.iter().cloned().chain([arrays_alike()]).collect();
     vec![
         ("compress", super::compressing::gzip, contents()),
         ("compress_numbers", super::compressing::numbers, contents()),
@@ -40,7 +41,7 @@ pub fn targets(golden: &Path) -> Vec<Target> {
         ),
         ("manifest", super::shards::manifest, manifests(golden)),
         ("open", super::files::open, opened.collect()),
-        ("read", super::records::read, plain.clone()),
+        ("read", super::records::read, read),
         ("structure", super::records::structure, records(&plain)),
     ]
 }
@@ -58,6 +59,12 @@ fn collect(folder: &Path, found: &mut Vec<Vec<u8>>) {
             found.push(content);
         }
     }
+}
+
+/// A list of arrays of one element each, more than a window has: their headers are the same.
+fn arrays_alike() -> Vec<u8> {
+    let array = b"\xc7\x15\x01\x93\x91\x01\xa7float64\xc4\x08\0\0\0\0\0\0\xf0\x3f";
+    [&b"\xdc\x01\0"[..], &array.repeat(256)].concat()
 }
 
 /// Elements of each width, text, one byte, and noise.
