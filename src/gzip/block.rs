@@ -296,6 +296,7 @@ pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
 /// and so do masks, indices and quantised weights.
 pub fn has_repeats(data: &[u8]) -> bool {
     const TABLE_BITS: u32 = 12;
+    const SAMPLE_BYTES: usize = 1 << 10;
     // Where one byte fills rows (of an optimizer's state, say), the samples may miss it.
     const ROW_BYTES: usize = 256;
     let is_constant = |row: &&[u8]| row.len() > 16 && row[..16] == [row[0]; 16];
@@ -307,9 +308,17 @@ pub fn has_repeats(data: &[u8]) -> bool {
     let mut looked_at = 0;
     // Four bytes, and the place where others with their hash were seen last.
     let mut seen = [0_u32; 1 << TABLE_BITS];
-    for sample in samples(data, 1 << 10) {
-        for window in sample.windows(4) {
-            let word = u32::from_le_bytes([window[0], window[1], window[2], window[3]]);
+    for sample in samples(data, SAMPLE_BYTES) {
+        // From each byte on three bytes, and the next one above them but for the last three.
+        let mut words = [0; SAMPLE_BYTES];
+        for (word, bytes) in words.iter_mut().zip(sample.windows(3)) {
+            *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]);
+        }
+        let words = &mut words[..sample.len().saturating_sub(2)];
+        for (word, next) in words.iter_mut().zip(sample.iter().skip(3)) {
+            *word |= u32::from(*next) << 24;
+        }
+        for &word in &words[..words.len().saturating_sub(1)] {
             let place = &mut seen[(word.wrapping_mul(0x9e37_79b1) >> (32 - TABLE_BITS)) as usize];
             repeats += usize::from(*place == word);
             *place = word;
@@ -317,8 +326,8 @@ pub fn has_repeats(data: &[u8]) -> bool {
         }
         // Integers of one size repeat but for their lowest byte.
         for size in [4, 8] {
-            let (before, after) = (sample.windows(3), sample.windows(3).skip(size));
-            repeats += before.zip(after).filter(|(a, b)| a == b).count();
+            let pairs = words.iter().zip(words.iter().skip(size));
+            repeats += pairs.filter(|(a, b)| (**a ^ **b) << 8 == 0).count();
         }
     }
     // A match of four bytes counts once for each of its places.

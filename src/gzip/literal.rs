@@ -33,20 +33,20 @@ pub struct Code {
 ///
 /// The bytes of weights are so many that a quarter tells as well as all.
 pub fn estimate(data: &[u8]) -> Option<[u32; 256]> {
-    let counts = count_quarter(data);
+    let counts = count_some::<4>(data);
     counts.iter().all(|&count| count > 0).then_some(counts)
 }
 
-/// About how often each byte occurs, as a quarter of the data tells.
-pub fn count_quarter(data: &[u8]) -> [u32; 256] {
+/// About how often each byte occurs, as one part in `N` of the data tells.
+pub fn count_some<const N: usize>(data: &[u8]) -> [u32; 256] {
     const PART: usize = 64;
     let mut tables = Tables::default();
-    for (group, parts) in data.chunks(4 * PART).enumerate() {
-        // One of four parts, and not always the same, since data may be in rows.
-        let part = parts.chunks(PART).nth((group + group / 4) % 4);
+    for (group, parts) in data.chunks(N * PART).enumerate() {
+        // Not always the same one, since data may be in rows.
+        let part = parts.chunks(PART).nth((group + group / N) % N);
         tables.count(part.unwrap_or_default());
     }
-    tables.sum().map(|count| 4 * count)
+    tables.sum().map(|count| N as u32 * count)
 }
 
 /// How often each byte occurs.

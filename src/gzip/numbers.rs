@@ -24,7 +24,7 @@
 use super::block::{self, Encoded, Method, has_repeats, samples};
 use super::decoders::Decoders;
 use super::index::BLOCK_BYTES;
-use super::literal::{self, Code};
+use super::literal::{self, Code, Tables};
 use super::planes::{self, MAX_WIDTH, TILE};
 use super::streams;
 use crate::mapping::Pages;
@@ -122,10 +122,9 @@ fn encode_plane(
     streams: &mut streams::Encoder,
     out: &mut Vec<u8>,
 ) -> Result<Option<Encoded>> {
-    let mut counts = [0; 256];
-    for sample in samples(plane, 1 << 10) {
-        tally(sample, &mut counts);
-    }
+    let mut tables = Tables::default();
+    samples(plane, 1 << 10).for_each(|sample| tables.count(sample));
+    let counts = tables.sum();
     if !pays(entropy(&counts), counts.iter().sum()) {
         return Ok(None);
     }
@@ -141,12 +140,12 @@ fn encode_plane(
 
 /// About how often each byte occurs: none that does is left out, and few that do not are not.
 fn counts_of(plane: &[u8]) -> [u32; 256] {
-    /// From how many bytes on a quarter tells as well as all.
+    /// From how many bytes on an eighth tells as well as all.
     const MANY: usize = 1 << 14;
     /// How many bytes may have codes without need.
     const FEW: usize = 24;
     if plane.len() >= MANY {
-        let mut counts = literal::count_quarter(plane);
+        let mut counts = literal::count_some::<8>(plane);
         let least = plane.iter().fold(u8::MAX, |least, &byte| least.min(byte));
         let most = plane.iter().fold(0, |most, &byte| most.max(byte));
         let range = &mut counts[least.into()..=most.into()];
@@ -158,12 +157,6 @@ fn counts_of(plane: &[u8]) -> [u32; 256] {
         }
     }
     literal::count(plane)
-}
-
-fn tally(bytes: &[u8], counts: &mut [u32; 256]) {
-    for &byte in bytes {
-        counts[usize::from(byte)] += 1;
-    }
 }
 
 /// Whether so many bytes of such an entropy are worth coding.
@@ -203,8 +196,7 @@ fn outlook(data: &[u8]) -> Result<(usize, usize)> {
     let sizes = [1, 2, 4, 8].map(|width| {
         planes::split(&sample, width, &mut apart);
         let planes = apart.chunks(sample.len() / width).map(|plane| {
-            let mut counts = [0; 256];
-            tally(plane, &mut counts);
+            let counts = literal::count(plane);
             let (entropy, bytes) = (entropy(&counts), plane.len());
             let stored = bytes as u64 * 8 * ONE;
             if pays(entropy, u32::try_from(bytes).expect("a sample")) {

@@ -11,6 +11,9 @@ use multiversion::multiversion;
 /// How many elements are handled at a time.
 pub const TILE: usize = 64;
 
+/// How many elements are read once for each plane: they stay in the first cache.
+const PART: usize = 1024;
+
 /// The widest element.
 pub const MAX_WIDTH: usize = 8;
 
@@ -24,25 +27,13 @@ macro_rules! width {
             };
             let count = elements.len();
             assert_eq!(planes.len(), data.len());
-            let (tiles, rest) = elements.as_chunks::<TILE>();
-            for (number, tile) in tiles.iter().enumerate() {
-                let mut all = [0; TILE];
-                for (element, bytes) in all.iter_mut().zip(tile) {
-                    *element = <$element>::from_le_bytes(*bytes).rotate_left(1);
-                }
+            for (number, part) in elements.chunks(PART).enumerate() {
                 for plane in 0..WIDTH {
-                    let bytes = &mut planes[plane * count + number * TILE..][..TILE];
-                    for (byte, element) in bytes.iter_mut().zip(&all) {
+                    let bytes = &mut planes[plane * count + number * PART..][..part.len()];
+                    for (byte, element) in bytes.iter_mut().zip(part) {
+                        let element = <$element>::from_le_bytes(*element).rotate_left(1);
                         *byte = (element >> (8 * plane)) as u8;
                     }
-                }
-            }
-            for (number, bytes) in rest.iter().enumerate() {
-                let bytes = <$element>::from_le_bytes(*bytes)
-                    .rotate_left(1)
-                    .to_le_bytes();
-                for (plane, byte) in bytes.into_iter().enumerate() {
-                    planes[plane * count + tiles.len() * TILE + number] = byte;
                 }
             }
         }
