@@ -37,11 +37,12 @@ _WALKED_NATIVELY: frozenset[type] = frozenset(
 
 # Modules with registries like ours, in order of precedence.
 _FOREIGN = ("flax.serialization", "eformer.pytree._serialization", "eformer.pytree._xtree")
+_REGISTRY = "_STATE_DICT_REGISTRY"
 
 _handlers: dict[type, Handlers] = {}
 
-# Per module: its handlers for builtin containers, and the number of its types, when it last
-# overrode no type that is walked natively.
+# Per module: how many types have handlers, and those of builtin containers, when it last overrode
+# no type that is walked natively.
 _default: dict[str, tuple[Any, ...]] = {}
 
 
@@ -107,20 +108,28 @@ def find(ty: type) -> Handlers | None:
 
 def overridden() -> list[type]:
     """Returns the natively walked types that have handlers."""
-    found = _walked_natively(_handlers) if _handlers else set()
+    found = _walked_natively(_handlers) if _handlers else None
     # This runs in every call, nearly always with the same result.
+    modules = sys.modules
     for module in _FOREIGN:
-        if module not in sys.modules:
+        registry = getattr(modules[module], _REGISTRY, None) if module in modules else None
+        if not registry:
             continue
-        registry = _registry_of(module)
-        get = registry.get
-        containers = get(dict), get(list), get(tuple), len(registry)
-        if containers != _default.get(module):
+        seen = _default.get(module)
+        if (
+            seen is None
+            or seen[0] != len(registry)
+            or seen[1] is not registry.get(dict)
+            or seen[2] is not registry.get(list)
+            or seen[3] is not registry.get(tuple)
+        ):
+            seen = len(registry), registry.get(dict), registry.get(list), registry.get(tuple)
             others = _overridden_in(module, registry)
-            found |= others
-            if not others:
-                _default[module] = containers
-    return list(found)
+            if others:
+                found = others | (found or set())
+            else:
+                _default[module] = seen
+    return list(found) if found else []
 
 
 def _overridden_in(module: str, registry: dict[Any, Any]) -> set[type]:
@@ -172,5 +181,5 @@ def _foreign() -> Iterator[tuple[str, dict[Any, Any]]]:
 
 def _registry_of(module: str) -> dict[Any, Any]:
     """Returns the registry of a module; an empty one if it has none or is not imported."""
-    registry: dict[Any, Any] = getattr(sys.modules.get(module), "_STATE_DICT_REGISTRY", {})
+    registry: dict[Any, Any] = getattr(sys.modules.get(module), _REGISTRY, {})
     return registry
