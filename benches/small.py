@@ -1,12 +1,13 @@
-"""Trees of many small leaves, beside what is the least for each: `make bench NAME=small`.
+"""Small leaves, cold files and numbers, beside what is the least: `make bench NAME=small`.
 
     python benches/small.py
     python benches/small.py --rounds 21 --folder /somewhere/on/a/disk
 
 A C program that knows such dicts alone (`small.c`, built here by the compiler `CC`) tells what an
 encoder cannot do without. Decoders stand beside flax, `pickle` and the plain restore; parts of
-cold files beside a plain read of as many bytes. Whoever is compared takes turns at going first;
-times are medians of rounds, ratios medians of the ratios of each round.
+cold files beside a plain read of as many bytes; weights coded as numbers beside a copy. Whoever is
+compared takes turns at going first; times are medians of rounds, ratios medians of the ratios of
+each round.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         encoding(compiled(Path(folder)), options.rounds)
     decoding(options.rounds)
+    numbers(options.rounds)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         files(Path(folder), options.mib << 20, options.rounds)
 
@@ -157,6 +159,20 @@ def decoding(rounds: int) -> None:
         count,
         rounds,
     )
+
+
+def numbers(rounds: int) -> None:
+    """Compares `compress="numbers"` both ways with a copy of the weights to fresh memory."""
+    mib = 128
+    values = np.random.default_rng(0).standard_normal(mib << 19, np.float32)
+    weights = (0.02 * values).astype(jnp.bfloat16)
+    coded = treepack.dumps(weights, compress="numbers")
+    assert treepack.loads(coded).tobytes() == weights.tobytes()
+    name = f"{mib} MiB of bfloat16 as numbers"
+    copy = lambda: weights.copy()  # noqa: E731
+    encode = lambda: treepack.dumps(weights, compress="numbers")  # noqa: E731
+    row(f"{name}, {weights.nbytes / len(coded):.2f}: dumps", encode, "a copy", copy, 1, rounds)
+    row(f"{name}: loads", lambda: treepack.loads(coded), "a copy", copy, 1, rounds)
 
 
 # How much is summed at a time: what a core's cache holds.
