@@ -66,8 +66,19 @@ def main() -> None:
         files(Path(folder), options.mib << 20, options.rounds)
 
 
-def row(name: str, ours: Call, peer: str, theirs: Call, count: int, rounds: int) -> None:
-    """Prints what a call takes for each of so many leaves, and what its peer does."""
+def row(
+    name: str,
+    ours: Call,
+    peer: str,
+    theirs: Call,
+    count: int,
+    rounds: int,
+    memory: int = 256 << 20,
+) -> None:
+    """Prints what a call takes for each of so many leaves, and what its peer does.
+
+    Either needs up to so many bytes of fresh memory, or pages of the cache, if it takes long.
+    """
     calls = (ours, theirs)
     # What takes less than 50 ms is measured in a row of calls, which is how such calls occur.
     rows = [max(1, int(0.05 / seconds(call, 1))) for call in calls]
@@ -75,7 +86,7 @@ def row(name: str, ours: Call, peer: str, theirs: Call, count: int, rounds: int)
     for turn in range(rounds):
         for at in (0, 1) if turn % 2 else (1, 0):
             if rows[at] == 1:
-                touch(256 << 20)
+                touch(memory)
             times[at].append(seconds(calls[at], rows[at]) / count)
     ratio = statistics.median(a / b for a, b in zip(*times, strict=True))
     told = [told_time(statistics.median(found)) for found in times]
@@ -207,7 +218,7 @@ def files(folder: Path, nbytes: int, rounds: int) -> None:
         new.replace(plain)
 
     save = lambda: treepack.save(path, tree)  # noqa: E731
-    row("durable save", save, "write, fsync, rename", write, 1, rounds)
+    row("durable save", save, "write, fsync, rename", write, 1, rounds, 2 * size)
 
 
 def write_back(file: int, start: int, nbytes: int) -> None:

@@ -41,6 +41,8 @@ def test_what_is_left_out_is_there() -> None:
         ("echo '5 passed, 2 skipped in 3s'", 0, "5 tests, 2 left out; 0 reports"),
         ("echo 'test result: ok. 0 passed; 0 failed; 0 ignored;'", 1, "0 tests, 0 reports"),
         ("echo '5 passed'; exit 3", 1, "status 3, 5 tests"),
+        ("echo '2 failed, 5 passed, 1 skipped in 3s'; exit 1", 1, "status 1, 5 tests"),
+        ("echo 'test result: FAILED. 3 passed; 1 failed; 0 ignored;'; exit 101", 1, "3 tests"),
         ("echo '5 passed'; echo 'SUMMARY: ThreadSanitizer: data race' > reports/1", 1, "1 reports"),
         ("echo '5 passed'; echo 'error: Undefined Behavior: reading'", 1, "1 reports"),
         ("echo '5 passed'; echo 'WARNING: AddressSanitizer failed to allocate' > reports/1", 0, ""),

@@ -17,8 +17,8 @@ from pathlib import Path
 
 # What is said at the end of a report, of Miri and of other sanitizers; valgrind has no end.
 REPORT = re.compile(r"Undefined Behavior:|SUMMARY: \w+Sanitizer:")
-CARGO = re.compile(r"^test result: ok\. (\d+) passed; 0 failed; (\d+) ignored", re.MULTILINE)
-PYTEST = re.compile(r"^(?:=+ )?(\d+) passed(?:, (\d+) skipped)?", re.MULTILINE)
+CARGO = re.compile(r"^test result: \w+\. (\d+) passed; \d+ failed; (\d+) ignored", re.MULTILINE)
+PYTEST = re.compile(r"^(?:=+ )?(?:\d+ failed, )?(\d+) passed(?:, (\d+) skipped)?", re.MULTILINE)
 
 
 def reports(folder: Path, about: str | None) -> list[str]:
