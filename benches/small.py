@@ -5,9 +5,9 @@
 
 A C program that knows such dicts alone (`small.c`, built here by the compiler `CC`) tells what an
 encoder cannot do without. Decoders stand beside flax, `pickle` and the plain restore; parts of
-cold files beside a plain read of as many bytes; weights coded as numbers beside a copy. Whoever is
-compared takes turns at going first; times are medians of rounds, ratios medians of the ratios of
-each round.
+cold files beside a plain read of as many bytes; weights coded as numbers beside a copy, and beside
+ZipNN if it is installed (`pip install zipnn torch`). Whoever is compared takes turns at going
+first; times are medians of rounds, ratios medians of the ratios of each round.
 """
 
 from __future__ import annotations
@@ -183,7 +183,17 @@ def numbers(rounds: int) -> None:
     copy = lambda: weights.copy()  # noqa: E731
     encode = lambda: treepack.dumps(weights, compress="numbers")  # noqa: E731
     row(f"{name}, {weights.nbytes / len(coded):.2f}: dumps", encode, "a copy", copy, 1, rounds)
-    row(f"{name}: loads", lambda: treepack.loads(coded), "a copy", copy, 1, rounds)
+    decode = lambda: treepack.loads(coded)  # noqa: E731
+    row(f"{name}: loads", decode, "a copy", copy, 1, rounds)
+    if importlib.util.find_spec("zipnn") is None:
+        return
+    zipnn = importlib.import_module("zipnn").ZipNN(bytearray_dtype="bfloat16", threads=2)
+    given = weights.tobytes()  # whose bytes it turns where they are
+    theirs = bytes(zipnn.compress(given))
+    assert bytes(zipnn.decompress(theirs)) == weights.tobytes()
+    their_name = f"ZipNN, {weights.nbytes / len(theirs):.2f}"
+    row(f"{name}: dumps", encode, their_name, lambda: zipnn.compress(given), 1, rounds)
+    row(f"{name}: loads", decode, their_name, lambda: zipnn.decompress(theirs), 1, rounds)
 
 
 # How much is summed at a time: what a core's cache holds.

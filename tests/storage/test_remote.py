@@ -10,12 +10,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import fsspec
 import fsspec.spec
 import jax
 import numpy as np
+import obstore
 import pytest
 
 import treepack
@@ -491,6 +493,22 @@ def test_a_short_answer_is_told_with_its_url(store: Store) -> None:
     last = 160 << 10
     with pytest.raises(OSError, match=told.format(size - last, last - 1, last)):
         treepack.open(url)
+
+
+@pytest.mark.parametrize("size", [0, 7])
+def test_more_bytes_than_there_are_is_told(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    def get(_store: Any, _path: str, *, options: Any) -> Any:
+        if options:
+            raise obstore.exceptions.GenericError("416 Range Not Satisfiable")
+        meta = {"size": size, "e_tag": None}
+        return SimpleNamespace(meta=meta, range=(0, size), bytes=lambda: bytes(size + 2))
+
+    monkeypatch.setattr(obstore, "get", get)
+    monkeypatch.setattr(obstore, "head", lambda _store, _path: {"size": size})
+    told = f"all {size} bytes were asked for, and {size + 2} came"
+    for read in (treepack.load, treepack.verify):
+        with pytest.raises(OSError, match=told):
+            read("s3://bucket/model", storage_options={"skip_signature": True, "region": "r"})
 
 
 def test_a_server_that_does_not_answer_is_not_taken_for_a_missing_file() -> None:

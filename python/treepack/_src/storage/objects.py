@@ -154,7 +154,13 @@ class ObjectStore(Store):
 
     def get(self, path: str) -> Stored:
         with self._told(path):
-            return self._read(path, {})[1]
+            _, found = self._read(path, {})
+            came = memoryview(found.data).nbytes
+            if came != found.nbytes:
+                raise OSError(
+                    f"{self._shown(path)}: all {found.nbytes} bytes were asked for, and {came} came"
+                )
+            return found
 
     def _end(self, path: str, part: Any, count: int) -> Stored:
         """Reads the end of a file."""
@@ -184,7 +190,7 @@ class ObjectStore(Store):
             meta = found.meta
             data = found.bytes()
             version = {key: meta[key] for key in _VERSION if meta.get(key) is not None}
-            return found.range[0], Stored(max(meta["size"], len(data)), version or None, data)
+            return found.range[0], Stored(meta["size"], version or None, data)
 
         return self._again(read)
 
