@@ -18,6 +18,7 @@ import pytest
 
 import treepack
 from treepack import checkpoints
+from treepack._src.storage.hiding import hiding
 from treepack._src.storage.place import shown, without_secrets
 
 pytest.importorskip("obstore")
@@ -221,6 +222,28 @@ def test_errors_of_other_stores() -> None:
         for work in (treepack.load, treepack.save, treepack.is_checkpoint):
             args = ({"a": 1},) if work is treepack.save else ()
             assert failure_of(lambda url: work(url, *args), url) is not None  # noqa: B023
+
+
+def test_errors_in_groups() -> None:
+    url = f"https://user:{PASSWORD}@host/x"
+
+    def fail(url: str) -> None:
+        """Raises a group with a group in it, as the cause of an error."""
+        refused = UnicodeDecodeError("utf-8", b"x", 0, 1, url)  # whose message is none of its args
+        inner = ExceptionGroup(f"of {url}", [OSError(f"no {url}"), refused, KeyError("a")])
+        with hiding(url):
+            raise OSError("failed") from BaseExceptionGroup("two", [ValueError(url), inner])
+
+    error = failure_of(fail, url)
+    assert isinstance(error, OSError)
+    group = error.__cause__
+    assert isinstance(group, ExceptionGroup)
+    assert [str(it) for it in group.exceptions] == [
+        "https://***@host/x",
+        "of https://***@host/x (3 sub-exceptions)",
+    ]
+    assert isinstance(group.exceptions[1], ExceptionGroup)
+    assert isinstance(group.exceptions[1].exceptions[1], ValueError)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,13 @@ def _cleaned(
         notes[:] = map(hide, notes)
     text = "".join(traceback.format_exception_only(error))
     found = error
-    if hide(text) != text:  # its class makes the message of something else
+    if isinstance(error, BaseExceptionGroup):
+        inner = [_cleaned(it, hide, known) for it in error.exceptions]
+        is_same = all(a is b for a, b in zip(inner, error.exceptions, strict=True))
+        if not is_same or hide(error.message) != error.message:
+            group = BaseExceptionGroup(hide(error.message), inner)  # or one of Exceptions
+            found = known[id(error)] = group.with_traceback(error.__traceback__)
+    elif hide(text) != text:  # its class makes the message of something else
         found = known[id(error)] = _substitute(error, hide)
     cause, context = error.__cause__, error.__context__
     if cause is not None:
