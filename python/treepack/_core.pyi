@@ -43,6 +43,7 @@ __all__ = [
     "record_metadata",
     "restore",
     "restore_like",
+    "restore_recorded",
     "restore_selected",
     "set_hooks",
     "stream_items",
@@ -808,6 +809,16 @@ def restore_like(
     `None` where the tree is not just like the template: other keys or another order, leaves that do
     not match exactly, containers that only Python knows, errors. With `converts`, any array that
     differs from the template is such a leaf.
+    """
+
+def restore_recorded(
+    data: Buffer | Content, copy: bool | None, threads: int | None
+) -> tuple[Any] | None:
+    """Decodes a tree with the containers of the record of its structure, in one step.
+
+    `None` where the record has more than dicts of strings, lists, tuples, and types that are called
+    to make nodes (`NodeType.order`); where the data are not in memory, or all arrays are to be
+    copied; and for all errors.
     """
 
 def restore_selected(

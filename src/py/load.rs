@@ -6,7 +6,7 @@ use pyo3::types::PyList;
 
 use super::content::Content;
 use super::memory::{Borrowed, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
-use super::objects::{build, build_like};
+use super::objects::{build, build_like, build_recorded};
 use super::options::integer_or_none;
 use super::restore::Matching;
 use super::watch::{Signals, Watcher};
@@ -63,6 +63,29 @@ pub fn restore_like<'py>(
     let borrowed = Borrowed::buffer(data)?;
     let memory = Some(borrowed.owned(data.py()));
     build_like(template, &matching, &borrowed, memory, copy.into(), threads)
+}
+
+/// The same of data with a record of their structure, with its containers; see `_core.pyi`.
+#[pyfunction]
+pub fn restore_recorded<'py>(
+    data: &Bound<'py, PyAny>,
+    copy: Option<bool>,
+    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
+    let py = data.py();
+    if let Ok(content) = data.cast_exact::<Content>() {
+        let source = content.get().source();
+        let memory = Content::owned(content);
+        let tree = build_recorded(py, source, memory, copy.into(), threads)?;
+        if tree.is_some() {
+            content.get().release();
+        }
+        return Ok(tree.map(|tree| (tree,)));
+    }
+    let borrowed = Borrowed::buffer(data)?;
+    let memory = Some(borrowed.owned(py));
+    let tree = build_recorded(py, &borrowed, memory, copy.into(), threads)?;
+    Ok(tree.map(|tree| (tree,)))
 }
 
 /// Which format data have that is no msgpack of one tree; see `_core.pyi`.

@@ -13,7 +13,7 @@
 //! | `boxes.rs` | boxes of such arrays, found in files and read |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
-//! | `objects/` | Python objects of events; by a template (`like.rs`) |
+//! | `objects/` | Python objects of events; by a template (`like.rs`), by a record (`recorded.rs`) |
 //! | `restore/` | the putting together of containers: as a template, or as a record of the structure says |
 //! | `value.rs` | typed values (static data, keys, metadata) as Python objects |
 //! | `classes.rs` | what values are, as Python tells by their types |
@@ -86,7 +86,7 @@ mod _core {
     #[pymodule_export]
     use super::hooks::set_hooks;
     #[pymodule_export]
-    use super::load::{convertible, restore, restore_like, stream_items};
+    use super::load::{convertible, restore, restore_like, restore_recorded, stream_items};
     #[pymodule_export]
     use super::manifest::Manifest;
     #[pymodule_export]

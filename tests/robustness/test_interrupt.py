@@ -48,9 +48,9 @@ def pack_into(size: int) -> Callable[[], Any]:
     return lambda: treepack.pack_into(tree, buffer, threads=1)
 
 
-def loads(size: int) -> Callable[[], Any]:
+def loads(size: int, copy: bool | None = None) -> Callable[[], Any]:
     pairs = treepack.dumps([(1, 2)] * (size * 50_000))
-    return lambda: treepack.loads(pairs)
+    return lambda: treepack.loads(pairs, copy=copy)
 
 
 def from_state_dict(size: int) -> Callable[[], Any]:
@@ -115,8 +115,9 @@ def cases(path: Path) -> dict[str, tuple[str, Callable[[int], Callable[[], Any]]
                 lambda: treepack.serialization.validate_serializable([[[0.5] * 1000] * 100] * size)
             ),
         ),
-        "loads": ("restore", loads),
-        "the tree of loads": ("assemble", loads),
+        "loads": ("restore_recorded", loads),
+        "the state of loads": ("restore", functools.partial(loads, copy=True)),
+        "the tree of that": ("assemble", functools.partial(loads, copy=True)),
         "from_state_dict": ("rebuild", from_state_dict),
         "metadata": (
             "encode_value",

@@ -16,13 +16,26 @@ pub(super) struct KeyCache<'py> {
 }
 
 impl<'py> KeyCache<'py> {
-    /// A map of more keys does not use it.
-    pub(super) const SLOTS: u32 = 256;
+    const SLOTS: u32 = 256;
     const MAX_LEN: usize = 64;
 
-    /// The string of a key.
+    /// The string of a key of a map that has so many.
     #[inline]
-    pub(super) fn get(&mut self, py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyString>> {
+    pub(super) fn get_of(
+        &mut self,
+        py: Python<'py>,
+        text: &[u8],
+        keys: u64,
+    ) -> PyResult<Bound<'py, PyString>> {
+        // Keys of one map differ: a large one would only drive out all others.
+        if keys > u64::from(Self::SLOTS) {
+            return new_string(py, text);
+        }
+        self.get(py, text)
+    }
+
+    #[inline]
+    fn get(&mut self, py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyString>> {
         let new = || new_string(py, text);
         if text.len() > Self::MAX_LEN {
             return new();

@@ -48,7 +48,7 @@ impl<'py> Objects<'_, 'py> {
     }
 
     /// Whether the source begins with a map of two pairs, of which the first is the tree.
-    fn is_rooted(&self) -> Walked<bool> {
+    pub(super) fn is_rooted(&self) -> Walked<bool> {
         let mut expected = Vec::new();
         Head::Map(2).write(&mut expected);
         #[allow(clippy::cast_possible_truncation)] // a short constant

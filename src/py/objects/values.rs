@@ -219,12 +219,7 @@ impl<'py> Objects<'_, 'py> {
             let object = if let Event::Str(text) = key {
                 let text = self.reader.events().text_bytes(text);
                 self.at_once |= index == 0 && text == wire::PRNG_MARKER.as_bytes();
-                // Keys of one map differ: a large one would only drive out all others.
-                if pairs > KeyCache::SLOTS {
-                    new_string(self.py, text)?.into_any()
-                } else {
-                    self.keys.get(self.py, text)?.into_any()
-                }
+                self.keys.get_of(self.py, text, pairs.into())?.into_any()
             } else {
                 let object = self.object(key)?;
                 if let Event::Ext(_, span) = key {

@@ -1,18 +1,22 @@
 //! What is known of a type of nodes, and the making of nodes by its class itself.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
+use super::super::failure::Walked;
+use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, new_tuple_of};
+use crate::structure::NodeType;
 
 /// What of a type makes nodes, unless they are abstract.
 pub(super) const UNFLATTEN: &str = "unflatten";
 
 /// What is known of a type; see `NodeType` in `registry/types.py`.
-pub(super) struct Known<'py> {
+pub struct Known<'py> {
     pub(super) class: Bound<'py, PyAny>,
     pub(super) decode: Bound<'py, PyAny>,
     /// What makes nodes of it.
@@ -26,6 +30,8 @@ struct Arguments<'py> {
     /// The names of the children, as the objects that were met last: the keys of most nodes of a
     /// type are the same objects.
     children: RefCell<Vec<Bound<'py, PyAny>>>,
+    /// The same, as they were at first.
+    names: Vec<String>,
     /// How much static data there is.
     fields: usize,
     /// The numbers of these, children first, in the order of the arguments.
@@ -45,8 +51,11 @@ impl<'py> Known<'py> {
             let order: Vec<usize> = order.extract()?;
             let count = children.len() + fields.len();
             let is_there = order.iter().all(|number| *number < count);
+            let names = children.iter().map(PyAnyMethods::extract);
+            let names = names.collect::<PyResult<_>>()?;
             is_there.then(|| Arguments {
                 children: RefCell::new(children),
+                names,
                 fields: fields.len(),
                 order,
             })
@@ -57,6 +66,54 @@ impl<'py> Known<'py> {
             make: found.getattr(make)?,
             arguments,
         })
+    }
+
+    /// A type that is called to make nodes; nothing if the program knows none, or it is not.
+    pub fn called(py: Python<'py>, class: &NodeType) -> Walked<Option<Rc<Self>>> {
+        let find = Hooks::get(py)?.find_node_type.bind(py);
+        let no_fillings = py.None();
+        let found = find.call1((&class.name, &class.fields, class.version, true, no_fillings))?;
+        if found.is_none() {
+            return Ok(None);
+        }
+        let known = Self::of(&found, UNFLATTEN)?;
+        Ok(known.arguments.is_some().then(|| Rc::new(known)))
+    }
+
+    /// Static data that all nodes with the same bytes can have; nothing for others, and for those
+    /// with holes.
+    pub fn decoded(&self, data: &Bound<'py, PyBytes>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        if has_holes(data.as_bytes()) {
+            return Ok(None);
+        }
+        let data = self.decode.call1((data,))?;
+        let fields = self.arguments.as_ref().map(|arguments| arguments.fields);
+        match data.cast_into_exact::<PyTuple>() {
+            Ok(data) if Some(data.len()) == fields && data.hash().is_ok() => Ok(Some(data)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The names of the children.
+    pub fn names(&self) -> &[String] {
+        let arguments = self.arguments.as_ref();
+        arguments.map_or(&[], |arguments| &arguments.names)
+    }
+
+    /// A node of these children, as many as there are names, and static data.
+    pub fn call(
+        &self,
+        children: &[Bound<'py, PyAny>],
+        data: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let arguments = self.arguments.as_ref();
+        let order: &[usize] = arguments.map_or(&[], |arguments| &arguments.order);
+        let given = order.iter().map(|&number| {
+            let in_data = |at| data.get_item(at).expect("a field of static data");
+            let child = children.get(number).cloned();
+            child.unwrap_or_else(|| in_data(number - children.len()))
+        });
+        self.class.call1(new_tuple_of(data.py(), given)?)
     }
 
     /// A node of these children, whose names are in the dict, and static data, if the class itself
@@ -78,13 +135,16 @@ impl<'py> Known<'py> {
             return Ok(None);
         }
         // `Known::of` has looked at the numbers, and both lengths are as they were then.
-        let given = arguments.order.iter().map(|&number| {
-            let in_data = |at| data.get_item(at).expect("a field of static data");
-            let child = built.get(number).cloned();
-            child.unwrap_or_else(|| in_data(number - built.len()))
-        });
-        self.class.call1(new_tuple_of(dict.py(), given)?).map(Some)
+        self.call(built, data).map(Some)
     }
+}
+
+/// What encoded static data with a hole contain; see `registry/holes.py`.
+const HOLE: &[u8] = b"treepack.hole";
+
+/// Whether encoded static data may have holes.
+pub(super) fn has_holes(data: &[u8]) -> bool {
+    data.windows(HOLE.len()).any(|window| window == HOLE)
 }
 
 /// Whether a dict has these keys, in order; those that it has take their places.

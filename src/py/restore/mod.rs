@@ -10,7 +10,7 @@
 //! | `template.rs` | by a template: `rebuild` (and, while bytes are read, `../objects/like.rs`) |
 //! | `matching.rs` | what of a template plainly matches |
 //! | `partial.rs` | by a record, where not all was read |
-//! | `record.rs` | by a record: `assemble`, and what else a record tells |
+//! | `record.rs` | by a record: `assemble` (and, while bytes are read, `../objects/recorded.rs`), and what else it tells |
 //! | `known.rs` | what is known of a type, and nodes that its class makes |
 //! | `nodes.rs` | the nodes of a record, and what of a state is theirs |
 //! | `keys.rs` | keys: dicts of them, paths of them, and those of elements |
@@ -29,6 +29,7 @@ mod template;
 
 pub use self::keys::is_decimal;
 pub use self::kinds::other_kinds;
+pub use self::known::Known;
 pub use self::matching::Matching;
 pub use self::older::{has_older_types, mark_older};
 pub use self::record::{assemble, record_metadata};

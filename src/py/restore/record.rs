@@ -20,7 +20,7 @@ use super::super::memory::{
 use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::keys::{dict_of, is_decimal, path_text};
-use super::known::{Known, UNFLATTEN};
+use super::known::{Known, UNFLATTEN, has_holes};
 use super::nodes::{children, damaged, node_at};
 use crate::structure::{Kind, Node, NodeType, Record, Repeat};
 use crate::{Error, grow};
@@ -321,7 +321,7 @@ impl<'py> Assembly<'_, 'py> {
         let data = if let Some(known) = &self.decoded[node] {
             known.clone()
         } else {
-            if contains(data, HOLE) {
+            if has_holes(data) {
                 self.with_holes.try_reserve(1).map_err(Error::from)?;
                 self.with_holes.insert(node);
             }
@@ -498,13 +498,6 @@ fn keys<'py>(dict: &Bound<'py, PyDict>) -> Vec<Bound<'py, PyAny>> {
 /// A key, for a path.
 fn text(key: Option<Bound<'_, PyAny>>) -> String {
     key.map_or_else(String::new, |key| key.to_string())
-}
-
-/// What encoded static data with a hole contain; see `registry/holes.py`.
-const HOLE: &[u8] = b"treepack.hole";
-
-fn contains(bytes: &[u8], part: &[u8]) -> bool {
-    bytes.windows(part.len()).any(|window| window == part)
 }
 
 /// A dict of children with other keys.

@@ -283,6 +283,11 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
     convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
     if target is not None:
         return restore_encoded(target, data, how, convert=convert, in_words=False)
+    if how.dtype is None and how.static is None and how.unknown == "error":
+        # Most trees need nothing of their state.
+        found = core.restore_recorded(data, how.copy, how.threads)
+        if found is not None:
+            return found[0]
     state = core.restore(data, how.copy, how.threads)
     state = cast_floats(state, how.dtype, how.threads, lambda _: None)
     return assembled(state, convert=convert, unknown=how.unknown, static=how.static)
