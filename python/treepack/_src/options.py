@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     Buffer = typing_extensions.Buffer
     Device: TypeAlias = Any  # jaxlib has no types for it
 else:
-    Device = ForwardRef(
-        "jax.Device"
-    )  # looked up where it is used, so that jax is not imported here
+    # Looked up where it is used, so that jax is not imported here.
+    Device = ForwardRef("jax.Device")
     Buffer = getattr(collections.abc, "Buffer", Any)  # Python 3.11 has no name for it
 
 Strict = bool | Literal["exact"]

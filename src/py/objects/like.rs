@@ -235,7 +235,7 @@ impl<'py> Objects<'_, 'py> {
 
     /// Whether the next key is this one.
     #[inline]
-    fn key_is(&mut self, expected: &[u8]) -> Walked<bool> {
+    pub(super) fn key_is(&mut self, expected: &[u8]) -> Walked<bool> {
         let Event::Str(text) = self.reader.next()? else {
             return Ok(false);
         };
@@ -244,7 +244,7 @@ impl<'py> Objects<'_, 'py> {
 
     /// Whether the next key is this number.
     #[inline]
-    fn key_is_index(&mut self, expected: usize) -> Walked<bool> {
+    pub(super) fn key_is_index(&mut self, expected: usize) -> Walked<bool> {
         let Event::Str(text) = self.reader.next()? else {
             return Ok(false);
         };

@@ -13,7 +13,7 @@ use pyo3::types::PyTuple;
 
 use super::super::failure::Walked;
 use super::super::memory::{copied, new_dict, new_list_of, new_tuple_of};
-use super::super::restore::{Known, is_decimal};
+use super::super::restore::Known;
 use super::values::Objects;
 use crate::events::{Closed, Event, Span};
 use crate::grow;
@@ -124,19 +124,14 @@ impl<'py> Objects<'_, 'py> {
             return Ok(None);
         }
         match kind {
-            Kind::List => {
-                let found = self.elements_recorded(plan, node, is_root)?;
-                Ok(match found {
-                    Some(found) => Some(new_list_of(self.py, found)?.into_any()),
-                    None => None,
-                })
-            }
-            Kind::Tuple => {
-                let found = self.elements_recorded(plan, node, is_root)?;
-                Ok(match found {
-                    Some(found) => Some(new_tuple_of(self.py, found)?.into_any()),
-                    None => None,
-                })
+            Kind::List | Kind::Tuple => {
+                let Some(found) = self.elements_recorded(plan, node, is_root)? else {
+                    return Ok(None);
+                };
+                Ok(Some(match kind {
+                    Kind::List => new_list_of(self.py, found)?.into_any(),
+                    _ => new_tuple_of(self.py, found)?.into_any(),
+                }))
             }
             Kind::Dict => self.items_recorded(plan, node, is_root),
             _ => self.fields_recorded(plan, node, is_root),
@@ -154,11 +149,7 @@ impl<'py> Objects<'_, 'py> {
         let mut elements = Vec::new();
         for repeat in &plan.record.nodes[node].1 {
             for _ in 0..repeat.0 {
-                let index = elements.len();
-                let Event::Str(text) = self.reader.next()? else {
-                    return Ok(None);
-                };
-                if !is_decimal(self.reader.events().text_bytes(text), index) {
+                if !self.key_is_index(elements.len())? {
                     return Ok(None);
                 }
                 match self.recorded(plan, repeat.1 as usize)? {
@@ -204,11 +195,10 @@ impl<'py> Objects<'_, 'py> {
         let mut children = grow::with_room(names.len())?;
         for repeat in &node.1 {
             for _ in 0..repeat.0 {
-                let Event::Str(text) = self.reader.next()? else {
+                let Some(name) = names.next() else {
                     return Ok(None);
                 };
-                if names.next().map(String::as_bytes) != Some(self.reader.events().text_bytes(text))
-                {
+                if !self.key_is(name.as_bytes())? {
                     return Ok(None);
                 }
                 match self.recorded(plan, repeat.1 as usize)? {
@@ -228,11 +218,7 @@ impl<'py> Objects<'_, 'py> {
     /// Whether a map ends here; at the root after the record that is known.
     fn ends_recorded(&mut self, plan: &Plan<'py>, is_root: bool) -> Walked<bool> {
         if is_root {
-            let is_key = match self.reader.next()? {
-                Event::Str(text) => self.reader.events().text_bytes(text) == RECORD_KEY.as_bytes(),
-                _ => false,
-            };
-            if !is_key {
+            if !self.key_is(RECORD_KEY.as_bytes())? {
                 return Ok(false);
             }
             match self.reader.next()? {
