@@ -260,7 +260,7 @@ impl<'a> File<'a> {
         if let Some(damage) = self.content.stream_damage() {
             return Err(Error::Gzip(damage.into()));
         }
-        self.catalog.check_record(&())?;
+        self.catalog.check_record(source, &())?;
         let inner = self.catalog.inner_dtypes(source, &())?;
         let mut dtypes = self
             .catalog

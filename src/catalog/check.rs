@@ -154,7 +154,7 @@ impl Catalog {
         expect(cursor.offset() + payload as usize == end)
     }
 
-    fn read_leaf(&self, source: &dyn Source, leaf: usize) -> Result<Events> {
+    pub(super) fn read_leaf(&self, source: &dyn Source, leaf: usize) -> Result<Events> {
         let Place { start, end, .. } = self.leaves[leaf];
         let events = Events::read_part(source, start..end)?;
         let kind = self.kind(leaf);

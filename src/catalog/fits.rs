@@ -7,6 +7,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::Catalog;
+use crate::events::Event;
+use crate::source::Source;
 use crate::structure::{Kind, LeafKind, Node, Record, Value};
 use crate::watch::Watch;
 use crate::{Error, Result, grow};
@@ -17,7 +19,7 @@ const CHECK_VALUES: usize = 1 << 14;
 impl Catalog {
     /// Errors if the record of the structure cannot be that of the tree, or if the values in it
     /// cannot be read. What types make of their static data is up to the program.
-    pub fn check_record(&self, watch: &dyn Watch) -> Result<()> {
+    pub fn check_record(&self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {
         let Some(bytes) = &self.record else {
             return Ok(());
         };
@@ -47,7 +49,7 @@ impl Catalog {
                 value = self.entries[value].end; // as all below it
                 continue;
             }
-            let done = self.check_node(value, node, &mut values, &mut nodes);
+            let done = self.check_node(source, value, node, &mut values, &mut nodes);
             done.map_err(|error| match error {
                 error if error.is_no_damage() => error,
                 error => Error::At {
@@ -63,6 +65,7 @@ impl Catalog {
     /// Compares a value with its node, and notes the nodes of its children.
     fn check_node(
         &self,
+        source: &dyn Source,
         value: usize,
         number: usize,
         values: &mut Values<'_>,
@@ -72,13 +75,15 @@ impl Catalog {
         let entry = &self.entries[value];
         match kind {
             Kind::Plain => return Ok(()),
-            Kind::Jax | Kind::WeakJax if entry.is_leaf => return Ok(()),
             Kind::Jax | Kind::WeakJax => {
-                return other("there is a container where an array was saved");
+                return if entry.is_leaf && self.is_array(source, entry.head)? {
+                    Ok(())
+                } else {
+                    other("there is something else where an array was saved")
+                };
             }
             Kind::Bytearray | Kind::Memoryview => {
-                let is_bytes = entry.is_leaf && *self.kind(entry.head) == LeafKind::Bytes;
-                return if is_bytes {
+                return if entry.is_leaf && self.is_bytes(source, entry.head)? {
                     Ok(())
                 } else {
                     other("there is something else where bytes were saved")
@@ -116,6 +121,28 @@ impl Catalog {
             Some(keys) if keys != count => other("there is another number of keys"),
             _ => Ok(()),
         }
+    }
+
+    /// Whether a leaf is one that arrays of jax are saved as.
+    fn is_array(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
+        Ok(match self.kind(leaf) {
+            LeafKind::Array(..) | LeafKind::PrngKey(..) => true,
+            LeafKind::Other => matches!(
+                self.read_leaf(source, leaf)?.as_slice(),
+                [Event::Array(_) | Event::PrngKey(_), ..]
+            ),
+            _ => false,
+        })
+    }
+
+    fn is_bytes(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
+        Ok(match self.kind(leaf) {
+            LeafKind::Bytes => true,
+            LeafKind::Other => {
+                matches!(self.read_leaf(source, leaf)?.as_slice(), [Event::Bin(_)])
+            }
+            _ => false,
+        })
     }
 }
 
@@ -165,7 +192,7 @@ mod tests {
     use crate::structure::{Recorder, Regions, Seal};
 
     /// Data of `{"0": 1, "1": {"2": b""}}` with the record of a container of two children.
-    fn catalog(kind: Kind, leaf: Kind, container: Kind, metadata: &[u8]) -> Catalog {
+    fn check(kind: Kind, leaf: Kind, container: Kind, metadata: &[u8]) -> Result<()> {
         let mut recorder = Recorder::default();
         recorder.open().unwrap();
         recorder.leaf(leaf).unwrap();
@@ -180,7 +207,7 @@ mod tests {
         let mut data = b"\x83\xa10\x01\xa11\x81\xa12\xc4\x00\xac__treepack__\xc5".to_vec();
         data.extend(u16::try_from(sealed.len()).unwrap().to_be_bytes());
         data.extend(sealed);
-        Catalog::open(&data, false, &()).unwrap()
+        Catalog::open(&data, false, &())?.check_record(&data, &())
     }
 
     fn keys(text: &str) -> Kind {
@@ -190,21 +217,22 @@ mod tests {
     #[test]
     fn a_record_is_that_of_the_tree_or_an_error() {
         let none = Value::None.encode().unwrap();
-        let right = catalog(Kind::List, Kind::Plain, keys("a"), &none);
-        right.check_record(&()).unwrap();
+        check(Kind::List, Kind::Plain, keys("a"), &none).unwrap();
         for wrong in [
-            catalog(keys("a"), Kind::Plain, Kind::Dict, &none),
-            catalog(Kind::List, Kind::Bytearray, Kind::Dict, &none),
-            catalog(Kind::List, Kind::Plain, Kind::Tuple, &none),
-            catalog(
+            check(keys("a"), Kind::Plain, Kind::Dict, &none),
+            check(Kind::List, Kind::Bytearray, Kind::Dict, &none),
+            check(Kind::List, Kind::Jax, Kind::Dict, &none),
+            check(Kind::List, Kind::WeakJax, Kind::Dict, &none),
+            check(Kind::List, Kind::Plain, Kind::Tuple, &none),
+            check(
                 Kind::List,
                 Kind::Plain,
                 Kind::dict_with_keys(none.clone()),
                 &none,
             ),
-            catalog(Kind::Dict, Kind::Plain, Kind::Dict, b"\xc1"),
+            check(Kind::Dict, Kind::Plain, Kind::Dict, b"\xc1"),
         ] {
-            assert!(wrong.check_record(&()).is_err());
+            assert!(wrong.is_err());
         }
     }
 }

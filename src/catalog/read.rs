@@ -206,6 +206,9 @@ impl Catalog {
         reader.finish()?;
         match places.next() {
             None if index.rest < least => Err(damaged("it has longer keys than the data")),
+            None if least == 0 && index.rest > 0 => Err(damaged(
+                "it has something between the leaves and the record",
+            )),
             None => Ok(()),
             Some(_) => Err(damaged("it has another number of leaves or kinds")),
         }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import flax.serialization
+import jax.numpy as jnp
 import msgpack
 import numpy as np
 import pytest
@@ -298,3 +299,45 @@ def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
         os.truncate(path, 100_000)
         with pytest.raises(treepack.DecodeError, match=r"ends inside a value.*at w"):
             array[100:900]
+
+
+def test_an_index_has_nothing_between_leaves_and_record_but_containers(tmp_path: Path) -> None:
+    """Where the key of the record is another one, part of it is not before the record."""
+    treepack.save(tmp_path / "saved", {"a": 1, "b": 2})
+    data = (tmp_path / "saved").read_bytes()
+    record = msgpack.unpackb(record_of(data))
+    index = msgpack.unpackb(record["index"])
+    assert index["rest"] == 0
+    packed = msgpack.packb({**record, "index": msgpack.packb({**index, "rest": 2})})
+    key = b"\xac__treepack__"
+    damaged = data[: data.index(key)] + b"\xae\xdf" + key + msgpack.packb(sealed(packed))
+    assert not treepack.verify(damaged).ok
+    with pytest.raises(treepack.DecodeError, match="no record"):
+        treepack.loads(damaged)
+    with pytest.raises(treepack.DecodeError, match="between the leaves and the record"):
+        treepack.open(damaged)
+    with treepack.open(damaged, salvage=True) as file:
+        assert (file["a"], file["b"]) == (1, 2)
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("was", ["jax", "weak_jax", "bytearray"])
+def test_another_leaf_than_was_saved_is_damage(tmp_path: Path, was: str, later: bool) -> None:
+    """The record has an array of jax or bytes, the data a scalar of NumPy."""
+    path = tmp_path / "saved"
+    treepack.save(path, [np.int8(3), jnp.zeros(2)])
+    data = path.read_bytes()
+    record = msgpack.unpackb(record_of(data))
+    if later:
+        index = msgpack.unpackb(record["index"])
+        kinds = ["quark" if it == {"scalar": "int8"} else it for it in index["kinds"]]
+        record["index"] = msgpack.packb({**index, "kinds": kinds})
+    plain = data[: data.index(b"__treepack__")] + b"__treepack__"
+    whole = plain + msgpack.packb(sealed(msgpack.packb(record)))
+    assert treepack.verify(whole).ok
+    nodes = [[was, []] if node == ["plain", []] else node for node in record["nodes"]]
+    assert nodes != record["nodes"]
+    other = plain + msgpack.packb(sealed(msgpack.packb({**record, "nodes": nodes})))
+    assert "something else where" in str(treepack.verify(other).damage)
+    with pytest.raises(treepack.DecodeError):
+        treepack.loads(other)

@@ -173,7 +173,8 @@ impl Catalog {
     /// Errors if the record of the structure is not that of the tree.
     fn check_record(&self, py: Python<'_>) -> PyResult<()> {
         let watcher = Watcher::signals();
-        let done = py.detach(|| self.catalog.check_record(&watcher));
+        let source = self.content.get().source();
+        let done = py.detach(|| self.catalog.check_record(source, &watcher));
         done.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
