@@ -18,6 +18,7 @@ import dataclasses
 import importlib.util
 import os
 import pickle
+import random
 import shlex
 import statistics
 import subprocess
@@ -74,16 +75,19 @@ def row(
     count: int,
     rounds: int,
     memory: int = 256 << 20,
+    before: Call = lambda: None,
 ) -> None:
     """Prints what a call takes for each of so many leaves, and what its peer does.
 
     Either needs up to so many bytes of fresh memory, or pages of the cache, if it takes long.
+    `before` is called before each round.
     """
     calls = (ours, theirs)
     # What takes less than 50 ms is measured in a row of calls, which is how such calls occur.
     rows = [max(1, int(0.05 / seconds(call, 1))) for call in calls]
     times: list[list[float]] = [[], []]
     for turn in range(rounds):
+        before()
         for at in (0, 1) if turn % 2 else (1, 0):
             if rows[at] == 1:
                 touch(memory)
@@ -119,6 +123,13 @@ def arrays(count: int, nbytes: int) -> dict[str, np.ndarray]:
     return {f"layer_{at}": value.copy() for at, value in enumerate(values)}
 
 
+def move(tree: dict[str, np.ndarray]) -> None:
+    """Puts arrays elsewhere in memory: where they lie matters as much as how they are copied."""
+    space = bytearray(random.randrange(1 << 16))
+    tree.update({name: value.copy() for name, value in tree.items()})
+    del space
+
+
 def encoding(small: Any, rounds: int) -> None:
     """Compares `to_bytes` with the C program, and with views that jaxlib makes of its arrays."""
     for count, nbytes in ((20_000, 256), (20_000, 1020), (20_000, 1028), (60_000, 512)):
@@ -126,7 +137,9 @@ def encoding(small: Any, rounds: int) -> None:
         encode = lambda tree=tree: small.encode(tree, "float32")  # noqa: E731
         assert encode() == serialization.to_bytes(tree, align=1)
         ours = lambda tree=tree: serialization.to_bytes(tree)  # noqa: E731
-        row(f"encode {count:,} arrays of {nbytes:,} B", ours, "C", encode, count, rounds)
+        moved = lambda tree=tree: move(tree)  # noqa: E731
+        name = f"encode {count:,} arrays of {nbytes:,} B"
+        row(name, ours, "C", encode, count, rounds, before=moved)
     count = 5000
     tree = {name: jnp.asarray(value) for name, value in arrays(count, 256).items()}
     jax.block_until_ready(tree)
