@@ -114,6 +114,13 @@ def check(data: bytes, path: str, max_size: int, use: Use, *, compare: bool) -> 
         found.append(f"loads: {whole}; load: {file}")
     if type(whole.error) is not type(file.error):
         found.append(f"loads: {whole}; load: {file}")
+    # Where all types are known, most trees are built by their record, and not of a state.
+    known = use("loads, known", lambda: treepack.loads(data, max_size=max_size, arrays="numpy"))
+    if known.is_ok and whole.is_ok:
+        if same(known.value) != same(whole.value):
+            found.append("loads makes different trees by a record and of a state")
+    elif known.is_ok or not isinstance(known.error, (type(whole.error), *_OF_PROGRAM)):
+        found.append(f"loads: {whole}; where all types are known: {known}")
     if NO_RECORD in str(whole.error):
         whole = use("msgpack_restore", lambda: _state(data, max_size))
     is_damaged = not verified.is_ok or not verified.value.ok
