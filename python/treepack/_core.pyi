@@ -623,9 +623,8 @@ class Catalog:
     def inner_dtypes(self) -> set[str]:
         """Returns those of arrays inside of leaves that can be read: typed keys, lists and maps."""
 
-    @property
-    def other_dtypes(self) -> list[str]:
-        """Those of leaves whose names do not tell the core how many bytes an element has."""
+    def other_dtypes(self, inner: set[str]) -> set[str]:
+        """Returns those of leaves, and of these, that do not tell the core an element's size."""
 
     def leaf_values(self, value: int) -> list[int]:
         """Returns the leaves below a value."""

@@ -341,3 +341,19 @@ def test_another_leaf_than_was_saved_is_damage(tmp_path: Path, was: str, later: 
     assert "something else where" in str(treepack.verify(other).damage)
     with pytest.raises(treepack.DecodeError):
         treepack.loads(other)
+
+
+@pytest.mark.parametrize("dtype", ["uint", "<u8"])
+def test_aliases_of_dtypes_inside_of_leaves_have_bytes_that_fit(dtype: str) -> None:
+    """Only NumPy knows how large an element of `uint` is."""
+
+    def data(dtype: str) -> Any:
+        array = msgpack.ExtType(1, msgpack.packb(([2], dtype, bytes(8))))
+        key = {"__prng_key__": "threefry2x32", "data": array}
+        return msgpack.packb({"key": key, "list": [{1: array}], "b": 1})
+
+    assert treepack.verify(data("<u4")).ok
+    assert serialization.msgpack_restore(data("<u4"))["b"] == 1
+    assert len(treepack.verify(data(dtype)).corrupt) == 2
+    with pytest.raises(treepack.DecodeError, match="does not fit its 8 bytes"):
+        serialization.msgpack_restore(data(dtype))

@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 import msgpack
 import numpy as np
+import pytest
+from flax import nnx
 
 import treepack.__main__
 from commands import TREE, call, refused, run
@@ -157,3 +159,12 @@ def test_keys_of_other_implementations_differ(folder: Path) -> None:
         treepack.save(name, {"key": jax.random.key(3, impl=name)})
     assert call("diff", "rbg", "rbg") == "0 of 1 leaves differ\n"
     assert "1 of 1 leaves differ" in call("diff", "rbg", "unsafe_rbg", status=1)
+
+
+def test_values_without_a_repr_are_named_by_their_type(folder: Path) -> None:
+    axes = nnx.StateAxes([({"no": "hash"}, 0)])
+    with pytest.raises(TypeError, match="unhashable"):
+        repr(axes)
+    treepack.save("odd", {"a": 1}, metadata=axes)
+    assert "metadata: <StateAxes>" in call("ls", "odd").splitlines()
+    assert json.loads(call("ls", "odd", "--json"))["metadata"] == "<StateAxes>"

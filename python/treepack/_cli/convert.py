@@ -24,7 +24,7 @@ from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, Tree, place_of
 from treepack._src.options import Progress, Writing
-from treepack._src.printable import printable
+from treepack._src.printable import printable, safe_repr
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.saving.layout import file_layout
 from treepack._src.storage.deferred import Deferred, InContent, rows_cast
@@ -442,12 +442,13 @@ def jsonable(value: Any) -> Any:
     """Returns a value in the types of JSON; others become text."""
     if isinstance(value, dict):
         return {
-            key if isinstance(key, str) else repr(key): jsonable(it) for key, it in value.items()
+            key if isinstance(key, str) else safe_repr(key): jsonable(it)
+            for key, it in value.items()
         }
     if isinstance(value, (list, tuple)):
         return [jsonable(it) for it in value]
     is_plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if is_plain else repr(value)
+    return value if is_plain else safe_repr(value)
 
 
 _MAX_ZIP_NAME = (1 << 16) - 1 - len(".npy")

@@ -24,7 +24,7 @@ from treepack._src.checkpoint.file import (
 )
 from treepack._src.checkpoint.reader import LazyArray
 from treepack._src.dtypes import is_complex
-from treepack._src.printable import printable
+from treepack._src.printable import printable, safe_repr
 from treepack._src.pytree.prng import is_key, unwrap
 from treepack._src.storage.place import shown
 from treepack.errors import MissingPathError
@@ -195,7 +195,7 @@ def _list(
         count, nbytes = entries.totals(node)
         output.line(f"{shown(file)}: {count_text(count)}, {size_text(nbytes)}", "bold")
         if metadata is not None and path == _paths.ROOT:
-            text = printable(repr(metadata))
+            text = printable(safe_repr(metadata))
             output.line(f"metadata: {text[:_TEXT]}{'…' if len(text) > _TEXT else ''}", "dim")
         output.rows(_tree(entries, node, 0, depth), _SIZES)
 
@@ -247,7 +247,7 @@ def show(file: FILE, path: PATH, max_size: MAX_SIZE = None) -> None:
             raise ValueError(f"{path} has {len(found)} parts: treepack ls {shown(file)} {path}")
         if not isinstance(found, LazyArray):
             output.line(f"{path}: {type(found).__name__}", "bold")
-            output.block(repr(found))
+            output.block(safe_repr(found))
             return
         kind = kind_text(("array", found.dtype.name, found.shape))
         output.line(f"{path}: {kind}, {size_text(found.nbytes)}", "bold")

@@ -23,12 +23,17 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def short_repr(value: object) -> str:
-    """Returns the beginning of a value's repr, which code of the program may refuse."""
+def safe_repr(value: object) -> str:
+    """Returns a value's repr, or its type where code of the program refuses one."""
     try:
-        return f"{value!r:.100}"
+        return repr(value)
     except Exception:
         return f"<{type(value).__name__}>"
+
+
+def short_repr(value: object) -> str:
+    """Returns the beginning of a value's `safe_repr`."""
+    return safe_repr(value)[:100]
 
 
 def cells(text: str) -> int:

@@ -192,10 +192,9 @@ impl Catalog {
         found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// Those of leaves whose names do not tell the core how many bytes an element has.
-    #[getter]
-    fn other_dtypes(&self) -> Vec<&str> {
-        let names = self.catalog.dtypes();
+    /// Those of leaves, and of such names, that do not tell the core how many bytes an element has.
+    fn other_dtypes(&self, inner: BTreeSet<String>) -> BTreeSet<String> {
+        let names = self.catalog.dtypes().map(str::to_owned).chain(inner);
         names.filter(|name| itemsize(name).is_none()).collect()
     }
 

@@ -217,16 +217,22 @@ class Reader:
                 damage = f"{name!r} is no dtype that an array can have"
         damage = damage or self.damaged_record()
         found = dict(zip(catalog.leaf_values(0), told, strict=True))
-        found.update(dict.fromkeys(self._other_bytes(), "corrupt"))
+        found.update(dict.fromkeys(self._other_bytes(inner), "corrupt"))
         return found, damage
 
-    def _other_bytes(self) -> Iterator[int]:
-        """Yields the leaves with other bytes than dtypes have that only NumPy knows."""
+    def _other_bytes(self, inner: set[str]) -> Iterator[int]:
+        """Yields the leaves with other bytes than dtypes have that only NumPy knows.
+
+        `inner` has the dtypes of arrays inside of leaves.
+        """
         catalog = self.catalog
-        others = {*catalog.other_dtypes}
-        for value in catalog.leaf_values(0) if others else ():
+        others = catalog.other_dtypes(inner)
+        if not others:
+            return
+        with_others = () if inner.isdisjoint(others) else ("prng_key", "container", "other")
+        for value in catalog.leaf_values(0):
             kind = catalog.leaf(value)[1]
-            if kind[0] in ("array", "scalar") and kind[1] in others:
+            if kind[0] in with_others or (kind[0] in ("array", "scalar") and kind[1] in others):
                 try:
                     catalog.read(value, copy=None, threads=None)
                 except DecodeError:
