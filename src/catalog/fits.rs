@@ -125,24 +125,35 @@ impl Catalog {
 
     /// Whether a leaf is one that arrays of jax are saved as.
     fn is_array(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
-        Ok(match self.kind(leaf) {
-            LeafKind::Array(..) | LeafKind::PrngKey(..) => true,
-            LeafKind::Other => matches!(
-                self.read_leaf(source, leaf)?.as_slice(),
-                [Event::Array(_) | Event::PrngKey(_), ..]
-            ),
-            _ => false,
-        })
+        match self.kind(leaf) {
+            LeafKind::Array(..) | LeafKind::PrngKey(..) => Ok(true),
+            LeafKind::Other => self.begins(source, leaf, |event| {
+                matches!(event, Event::Array(_) | Event::PrngKey(_))
+            }),
+            _ => Ok(false),
+        }
     }
 
     fn is_bytes(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
-        Ok(match self.kind(leaf) {
-            LeafKind::Bytes => true,
-            LeafKind::Other => {
-                matches!(self.read_leaf(source, leaf)?.as_slice(), [Event::Bin(_)])
-            }
-            _ => false,
-        })
+        match self.kind(leaf) {
+            LeafKind::Bytes => Ok(true),
+            LeafKind::Other => self.begins(source, leaf, |event| matches!(event, Event::Bin(_))),
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether a leaf can be read, and begins as it should.
+    fn begins(
+        &self,
+        source: &dyn Source,
+        leaf: usize,
+        is_right: impl Fn(&Event) -> bool,
+    ) -> Result<bool> {
+        match self.read_leaf(source, leaf) {
+            Ok(events) => Ok(events.as_slice().first().is_some_and(is_right)),
+            Err(error) if error.is_no_damage() => Err(error),
+            Err(_) => Ok(false),
+        }
     }
 }
 
