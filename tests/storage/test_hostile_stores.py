@@ -1,0 +1,144 @@
+"""Hostile files in stores and on web servers: they are what they are on a disk, or the same error."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import treepack
+from hostile import agreement
+from hostile.cases import Case, Cases
+from support import s3
+
+pytest.importorskip("obstore")
+
+LISTING = b"<ListBucketResult><Name>bucket</Name><KeyCount>0</KeyCount></ListBucketResult>"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers with the file, or ranges of it, as S3 and web servers do."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    file: bytes = b""
+
+    def do_GET(self) -> None:
+        """Sends a range of the file, or an empty list."""
+        asked = self.headers.get("Range")
+        if "list-type" in self.path:
+            status, headers, data = 200, [], LISTING
+        elif asked and not self.file:
+            status, headers, data = 416, [("Content-Range", "bytes */0")], b""
+        else:
+            status, headers, data = s3.part_of(self.file, asked)
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("ETag", '"the same"')
+        self.send_header("Last-Modified", "Tue, 24 Nov 2026 00:00:00 GMT")
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+class Store(NamedTuple):
+    """A way to reach the file: its URL, and `storage_options`."""
+
+    url: str
+    options: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def stores() -> Iterator[dict[str, Store]]:
+    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    found.daemon_threads = True
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{found.server_port}"
+    keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
+    yield {
+        "s3": Store("s3://bucket/file", {"endpoint": endpoint, **keys}),
+        "http": Store(f"{endpoint}/file", {}),
+    }
+    found.shutdown()
+    found.server_close()
+
+
+def _leaves(source: Any, *, salvage: bool, **options: Any) -> Any:
+    with treepack.open(source, salvage=salvage, unknown="dict", **options) as file:
+        return [(path, agreement.content(_whole(leaf))) for path, leaf in file.leaves()]
+
+
+def _whole(leaf: Any) -> Any:
+    return leaf[...] if isinstance(leaf, treepack.LazyArray) else leaf
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "load": lambda source, **options: agreement.content(
+        treepack.load(source, **agreement.HOW, **options)
+    ),
+    "open": lambda source, **options: _leaves(source, salvage=False, **options),
+    "salvage": lambda source, **options: _leaves(source, salvage=True, **options),
+    "verify": lambda source, **options: (
+        dict((found := treepack.verify(source, **options)).leaves), found.damage, found.newer,
+    ),
+    "read_metadata": lambda source, **options: repr(treepack.read_metadata(source, **options)),
+    "is_checkpoint": treepack.is_checkpoint,
+}  # fmt: skip
+
+
+def outcome(use: Callable[[], Any]) -> Any:
+    """Returns a result, or the type of an error and the byte where it is."""
+    try:
+        return use()
+    except (treepack.TreepackError, OSError) as error:
+        return type(error).__name__, getattr(error, "offset", None), getattr(error, "path", None)
+
+
+def differences(case: Case, path: Path, stores: dict[str, Store]) -> Iterator[str]:
+    """Yields where a file in a store is another one than on the disk."""
+    assert isinstance(case.data, bytes)
+    path.write_bytes(case.data)
+    Handler.file = case.data
+    for name, verb in VERBS.items():
+        limit = {} if name == "is_checkpoint" else {"max_size": case.max_size}
+        local = outcome(lambda verb=verb, limit=limit: verb(path, **limit))
+        for kind, (url, options) in stores.items():
+            remote = outcome(
+                lambda verb=verb, limit=limit, url=url, options=options: verb(
+                    url, storage_options=options, **limit
+                )
+            )
+            if remote != local:
+                yield f"seed {case.seed}, {case.container}, {name} over {kind}: {remote} != {local}"
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        (0, int(os.environ.get("TREEPACK_HOSTILE", "60"))),
+        pytest.param(10_000, 1000, marks=pytest.mark.campaign),
+    ],
+)
+def test_hostile_files_in_stores_are_those_on_the_disk(
+    tmp_path: Path, stores: dict[str, Store], first: int, count: int
+) -> None:
+    """Set TREEPACK_HOSTILE to the number of cases to try more of them."""
+    cases = Cases()
+    only = ("file", "bytes", "flax", "gzip", "numbers", "stream")
+    found: list[str] = []
+    for seed in range(first, first + count):
+        found.extend(differences(cases.case(seed, only), tmp_path / "file", stores))
+    assert not found, f"{len(found)} differences:\n" + "\n".join(found[:20])
