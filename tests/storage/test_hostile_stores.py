@@ -1,4 +1,4 @@
-"""Hostile files in stores and on web servers: they are what they are on a disk, or the same error."""
+"""Hostile files in stores and on web servers: the same as on a disk, or the same error."""
 
 from __future__ import annotations
 
