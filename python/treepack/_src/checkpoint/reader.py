@@ -442,7 +442,10 @@ class LazyArray(ArrayLike, Deferred):
         near = self.reader.near
         _, _, start, stop, _ = self.reader.catalog.leaf(self.value)
         data = max(start, stop - self.nbytes)
-        found = core.ranges_of_box(self.shape, self.dtype.itemsize, bounds, near)
+        # An index that tells of more bytes than the leaf has is refused once they are read.
+        is_there = self.nbytes <= stop - start
+        size = self.dtype.itemsize
+        found = core.ranges_of_box(self.shape, size, bounds, near) if is_there else []
         inside = [(data + first, min(stop, data + last)) for first, last in found]
         yield from self.reader.stored(joined([(start, max(data, start + 1)), *inside], near))
 
