@@ -3,6 +3,7 @@
 use super::{Event, Events};
 use crate::Error;
 use crate::error::Path;
+use crate::wire::{CHUNKED_MARKER, PRNG_MARKER};
 
 /// A container that is being read.
 #[derive(Debug)]
@@ -31,6 +32,27 @@ pub(super) struct Open {
     pub(super) prng: u8,
     /// How many keys were of types with foreseeable hashes.
     pub(super) ext_keys: u32,
+}
+
+impl Open {
+    /// Takes note of what a key that is a string may mean.
+    #[inline]
+    pub(super) fn note_key(&mut self, text: &[u8]) {
+        self.key = match text {
+            b"shape" => Key::Shape,
+            b"chunks" => Key::Chunks,
+            _ => Key::Other,
+        };
+        if text == b"data" && self.prng == 2 {
+            self.prng = 3;
+        } else if text.starts_with(b"__") {
+            self.is_chunked |= text == CHUNKED_MARKER.as_bytes();
+            // The first of two pairs, of which three values are still to come.
+            if text == PRNG_MARKER.as_bytes() && self.left == 3 {
+                self.prng = 1;
+            }
+        }
+    }
 }
 
 /// Keys that may have a meaning.

@@ -11,7 +11,7 @@ use super::open::{Kept, Key, Open, path, unhashable};
 use super::recent::RecentHeaders;
 use super::{Container, Event, Events, Span, Text};
 use crate::source::Source;
-use crate::wire::{self, CHUNKED_MARKER, Cursor, Head, PRNG_MARKER};
+use crate::wire::{self, Cursor, Head};
 use crate::{Error, Result};
 
 /// After so many values the caller is asked whether to go on.
@@ -173,6 +173,28 @@ impl<'a> Reader<'a> {
         self.value(false)
     }
 
+    /// Whether the next value, which this goes past, is the expected string.
+    #[inline]
+    pub fn next_is(&mut self, expected: &str) -> Result<bool> {
+        if !self.keep_all
+            && self.needing == 0
+            && let Some(open) = self.open.last_mut()
+            && open.is_map
+            && open.left > 0
+            && open.left.is_multiple_of(2)
+            && self.cursor.skip_text(expected)
+        {
+            open.left -= 1;
+            open.last = self.found.list.len();
+            open.note_key(expected.as_bytes());
+            return Ok(true);
+        }
+        let Event::Str(text) = self.next()? else {
+            return Ok(false);
+        };
+        Ok(self.found.text_bytes(text) == expected.as_bytes())
+    }
+
     /// Takes note of what a key may mean.
     #[inline]
     fn note_key(&mut self, key: Event) {
@@ -181,19 +203,7 @@ impl<'a> Reader<'a> {
         };
         open.key = Key::Other;
         match key {
-            Event::Str(text) => match self.found.text_bytes(text) {
-                b"shape" => open.key = Key::Shape,
-                b"chunks" => open.key = Key::Chunks,
-                b"data" if open.prng == 2 => open.prng = 3,
-                text if text.starts_with(b"__") => {
-                    open.is_chunked |= text == CHUNKED_MARKER.as_bytes();
-                    // The first of two pairs, of which three values are still to come.
-                    if text == PRNG_MARKER.as_bytes() && open.left == 3 {
-                        open.prng = 1;
-                    }
-                }
-                _ => {}
-            },
+            Event::Str(text) => open.note_key(self.found.text_bytes(text)),
             Event::Bin(_) => {}
             _ => open.has_other_keys = true,
         }

@@ -190,6 +190,25 @@ impl<'a> Cursor<'a> {
         window.and_then(<[u8]>::first_chunk).copied()
     }
 
+    /// Goes past a string if it is this one, short and not near the end: much less than to read it.
+    #[inline]
+    pub fn skip_text(&mut self, text: &str) -> bool {
+        let Some(ahead) = self.ahead() else {
+            return false;
+        };
+        let head = match ahead {
+            [0xd9, len, ..] if usize::from(len) == text.len() => 2,
+            [fixed @ 0xa0..=0xbf, ..] if usize::from(fixed & 0x1f) == text.len() => 1,
+            _ => return false,
+        };
+        let end = head + text.len();
+        let is_same = ahead.get(head..end) == Some(text.as_bytes()) && end <= self.left();
+        if is_same {
+            self.position += end;
+        }
+        is_same
+    }
+
     /// Lets the input end `len` bytes after this position, and returns where it ended before.
     pub fn limit(&mut self, len: usize) -> usize {
         debug_assert!(len <= self.left());

@@ -63,7 +63,7 @@ impl<'py> Objects<'_, 'py> {
     /// Whether a map ends here, but for the record of a structure if there has to be one.
     fn end(&mut self, record: bool) -> Walked<bool> {
         if record {
-            if !self.key_is(RECORD_KEY.as_bytes())? {
+            if !self.reader.next_is(RECORD_KEY)? {
                 return Ok(false);
             }
             let record = self.value()?;
@@ -226,20 +226,11 @@ impl<'py> Objects<'_, 'py> {
         let Ok(text) = key.to_str() else {
             return Ok(None);
         };
-        if !self.key_is(text.as_bytes())? {
+        if !self.reader.next_is(text)? {
             return Ok(None);
         }
         self.value_like(template, matching)
             .map_err(|failure| failure.below(text))
-    }
-
-    /// Whether the next key is this one.
-    #[inline]
-    pub(super) fn key_is(&mut self, expected: &[u8]) -> Walked<bool> {
-        let Event::Str(text) = self.reader.next()? else {
-            return Ok(false);
-        };
-        Ok(self.reader.events().text_bytes(text) == expected)
     }
 
     /// Whether the next key is this number.

@@ -198,7 +198,7 @@ impl<'py> Objects<'_, 'py> {
                 let Some(name) = names.next() else {
                     return Ok(None);
                 };
-                if !self.key_is(name.as_bytes())? {
+                if !self.reader.next_is(name)? {
                     return Ok(None);
                 }
                 match self.recorded(plan, repeat.1 as usize)? {
@@ -218,7 +218,7 @@ impl<'py> Objects<'_, 'py> {
     /// Whether a map ends here; at the root after the record that is known.
     fn ends_recorded(&mut self, plan: &Plan<'py>, is_root: bool) -> Walked<bool> {
         if is_root {
-            if !self.key_is(RECORD_KEY.as_bytes())? {
+            if !self.reader.next_is(RECORD_KEY)? {
                 return Ok(false);
             }
             match self.reader.next()? {
