@@ -443,4 +443,48 @@ mod tests {
         });
         assert!(matches!(stopped.unwrap_err().split().0, Error::Stopped));
     }
+
+    #[test]
+    fn expected_keys_mean_the_same() {
+        // {"a": a typed key, "b": "c", "shape": {}}, where "b" and "c" have wider headers.
+        let data =
+            b"\x83\xa1a\x82\xac__prng_key__\xa1x\xa4data\xc7\x0c\x01\x93\x91\x01\xa5uint8\xc4\x01z\
+            \xd9\x01b\xd9\x01c\xa5shape\x80";
+        let padded = [&data[..], &[0xc0; 40]].concat(); // so that the end is not near
+        for source in [data.to_vec(), padded] {
+            let read = |by_key: bool| {
+                let mut reader = Reader::within(&source, 0..data.len());
+                let mut found = Vec::new();
+                let mut next = |reader: &mut Reader<'_>, text: &str| {
+                    let is_same = if by_key {
+                        reader.next_is(text).unwrap()
+                    } else {
+                        let Event::Str(key) = reader.next().unwrap() else {
+                            panic!("no string")
+                        };
+                        reader.events().text(key) == text
+                    };
+                    found.push((is_same, reader.offset()));
+                };
+                reader.next().unwrap();
+                next(&mut reader, "a");
+                reader.next().unwrap();
+                next(&mut reader, "__prng_key__");
+                next(&mut reader, "y"); // a value, and another one
+                next(&mut reader, "data");
+                reader.next().unwrap();
+                let key = reader.close().unwrap();
+                next(&mut reader, "b");
+                next(&mut reader, "c");
+                next(&mut reader, "shape");
+                reader.next().unwrap();
+                let closed = (reader.close().unwrap(), reader.close().unwrap());
+                reader.finish().unwrap();
+                (found, key, closed)
+            };
+            assert_eq!(read(true), read(false));
+            assert_eq!(read(true).1, Closed::PrngKey);
+            assert!(read(true).0.iter().filter(|(is_same, _)| !is_same).count() == 1);
+        }
+    }
 }
