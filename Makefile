@@ -184,7 +184,7 @@ TYPED := $(CURDIR)/$(VENV)/typed/site-packages
 ## make bench NAME=   another one of benches/ (compare_gzip, startup, open, small, sharded,
 ##                    replicas, scale, stores), or core (parts of the Rust core), full (all that benches/results has), or
 ##                    libraries (the table of docs/types.md: whose states are saved and loaded)
-BENCH_full = $(BIN)/python benches/compare.py --full && \
+BENCH_full = $(BIN)/python benches/compare.py --full --rounds 5 && \
   $(BIN)/python benches/compare_gzip.py --size 128 --write && $(BIN)/python benches/chart.py
 BENCH_core = cargo bench --quiet
 # Not a benchmark: the states of some sixty libraries, in an environment of their own.
