@@ -34,6 +34,8 @@ NEW: Any = {"w": np.arange(3000.0) + 1, "n": 4}
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
+# Beside calls that fail once: a disk that is full from then on.
+FULL = "FULL"
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EACCES", "EMFILE", "ENOMEM", "EINTR", "EROFS", "ESTALE")
 
 is_traced = pytest.mark.skipif(
@@ -121,7 +123,8 @@ def fail_each(kind: str, folder: Path, errors: list[str]) -> None:
         chosen = errors if "all" in sys.argv else [errors[number % len(errors)]]
         for name in chosen:
             problem = f"{kind}: call {number}, {name}"
-            ask(f"fail/{number}/{getattr(errno, name)}{inside}")
+            fault = f"full/{number}" if name == FULL else f"fail/{number}/{getattr(errno, name)}"
+            ask(f"{fault}{inside}")
             error: Exception | None = None
             try:
                 save(path, NEW)
@@ -129,7 +132,7 @@ def fail_each(kind: str, folder: Path, errors: list[str]) -> None:
                 error = caught
             if not ask("failed"):
                 assert error is None, problem
-                assert count >= 10, problem
+                assert count >= (2 if name == FULL else 10), problem
                 print(kind, "calls that failed:", count)
                 return
             count += 1
@@ -361,6 +364,13 @@ def test_a_call_that_fails_leaves_the_old_or_the_new(
     kind: str, tracer: Path, tmp_path: Path
 ) -> None:
     call = f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), list(it.ERRORS))"
+    print(*run(tracer, tmp_path, call)[0].splitlines()[-1:])
+
+
+@is_traced
+@pytest.mark.parametrize("kind", SAVES)
+def test_a_full_disk_leaves_the_old_or_the_new(kind: str, tracer: Path, tmp_path: Path) -> None:
+    call = f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), [it.FULL])"
     print(*run(tracer, tmp_path, call)[0].splitlines()[-1:])
 
 

@@ -5,6 +5,8 @@
  * The program asks by access(2) of paths that there are not:
  *
  *     /@fail/N/ERRNO/FOLDER   the Nth call from now on that has to do with FOLDER fails
+ *     /@full/N/FOLDER         at the Nth call that needs room in FOLDER the disk is full: a write is cut
+ *                             short, and it and all that come after fail with ENOSPC
  *     /@failed                0 if one has; nothing fails any more
  *     /@log/FOLDER            what changes FOLDER is logged from now on
  *     /@say/TEXT              a line of the log
@@ -42,6 +44,7 @@ static struct thread {
 static FILE *out;
 static char folder[TEXT], logged[TEXT];
 static long countdown, error_number, has_failed;
+static int fills; /* the disk becomes full, rather than that one call fails */
 
 static struct thread *of(pid_t tid) {
     struct thread *free_one = NULL;
@@ -117,17 +120,29 @@ enum kind { NONE, OF_FD, OF_PATH, OF_PATH_AT, TWO_PATHS, TWO_PATHS_AT };
 static enum kind kind_of(long call) {
     switch (call) {
     case SYS_write: case SYS_pwrite64: case SYS_writev: case SYS_pwritev: case SYS_read: case SYS_pread64:
-    case SYS_fsync: case SYS_fdatasync: case SYS_ftruncate: case SYS_fallocate: case SYS_close:
+    case SYS_preadv: case SYS_preadv2: case SYS_fadvise64: case SYS_fsync: case SYS_fdatasync: case SYS_ftruncate: case SYS_fallocate: case SYS_close:
     case SYS_fchmod: case SYS_fchown: case SYS_flock: case SYS_fstat: case SYS_getdents64:
     case SYS_sync_file_range: case SYS_copy_file_range: case SYS_fcntl: return OF_FD;
     case SYS_open: case SYS_creat: case SYS_unlink: case SYS_mkdir: case SYS_rmdir: case SYS_stat:
     case SYS_lstat: case SYS_readlink: case SYS_truncate: case SYS_chmod: return OF_PATH;
     case SYS_openat: case SYS_unlinkat: case SYS_mkdirat: case SYS_newfstatat: case SYS_statx:
-    case SYS_readlinkat: case SYS_fchmodat: return OF_PATH_AT;
+    case SYS_readlinkat: case SYS_fchmodat: case SYS_utimensat: return OF_PATH_AT;
     case SYS_rename: case SYS_link: case SYS_symlink: return TWO_PATHS;
     case SYS_renameat: case SYS_renameat2: case SYS_linkat: return TWO_PATHS_AT;
     case SYS_mmap: return OF_FD;
     default: return NONE;
+    }
+}
+
+/* Whether a call needs room on the disk. */
+static int takes_room(long call, struct user_regs_struct *regs) {
+    switch (call) {
+    case SYS_write: case SYS_pwrite64: case SYS_writev: case SYS_pwritev: case SYS_fallocate: case SYS_ftruncate:
+    case SYS_truncate: case SYS_copy_file_range: case SYS_mkdir: case SYS_mkdirat: case SYS_creat: case SYS_link:
+    case SYS_linkat: case SYS_symlink: return 1;
+    case SYS_open: return (regs->rsi & O_CREAT) != 0;
+    case SYS_openat: return (regs->rdx & O_CREAT) != 0;
+    default: return 0;
     }
 }
 
@@ -141,7 +156,10 @@ static void asked(struct thread *it, const char *text, struct user_regs_struct *
     int used = 0;
     long result = -ENOENT;
     if (sscanf(text, "/@fail/%ld/%ld%n", &number, &error, &used) == 2) {
-        countdown = number, error_number = error, has_failed = 0;
+        countdown = number, error_number = error, has_failed = fills = 0;
+        strcpy(folder, text + used);
+    } else if (sscanf(text, "/@full/%ld%n", &number, &used) == 1) {
+        countdown = number, error_number = ENOSPC, has_failed = 0, fills = 1;
         strcpy(folder, text + used);
     } else if (!strcmp(text, "/@failed")) {
         result = has_failed ? 0 : -ENOENT;
@@ -192,8 +210,17 @@ static void enter(struct thread *it) {
         whole_path(it->tid, regs.rdx, regs.r10, it->second);
         break;
     }
-    if (countdown && is_in(it->first, folder) && --countdown == 0) {
+    if (!countdown || !is_in(it->first, folder)) return;
+    if (fills && !takes_room(call, &regs)) return;
+    if (--countdown == 0) {
+        if (fills) countdown = 1; /* the next one, too */
+        int is_cut = fills && !has_failed && (call == SYS_write || call == SYS_pwrite64) && regs.rdx > 1;
         has_failed = 1;
+        if (is_cut) {
+            regs.rdx /= 2;
+            ptrace(PTRACE_SETREGS, it->tid, 0, &regs);
+            return;
+        }
         it->fails = error_number;
         fprintf(out, "fails %ld %ld %s\n", call, error_number, it->first);
         fflush(out);
@@ -243,7 +270,7 @@ static void leave(struct thread *it) {
         break;
     case SYS_ftruncate: fprintf(out, "truncate %lu %lld\n", it->inode, (long long)it->entry.rsi); break;
     case SYS_fallocate: fprintf(out, "extend %lu %lld\n", it->inode, (long long)(it->entry.rdx + it->entry.r10)); break;
-    case SYS_fsync: case SYS_fdatasync: fprintf(out, "sync %lu %s\n", it->inode, it->first); break;
+    case SYS_preadv: case SYS_preadv2: case SYS_fadvise64: case SYS_fsync: case SYS_fdatasync: fprintf(out, "sync %lu %s\n", it->inode, it->first); break;
     case SYS_rename: case SYS_renameat: case SYS_renameat2:
         fprintf(out, "rename %s\t%s\n", it->first, it->second);
         break;
