@@ -88,6 +88,15 @@ def _whole(leaf: Any) -> Any:
     return leaf[...] if isinstance(leaf, treepack.LazyArray) else leaf
 
 
+def _slices(source: Any, **options: Any) -> Any:
+    with treepack.open(source, unknown="dict", **options) as file:
+        arrays = [leaf for _, leaf in file.leaves() if isinstance(leaf, treepack.LazyArray)]
+        parts = (
+            outcome(lambda array=array: array[array.shape and slice(1, 3)]) for array in arrays
+        )
+        return [agreement.content(part) for part in parts]
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "load": lambda source, **options: agreement.content(
         treepack.load(source, **agreement.HOW, **options)
@@ -98,6 +107,16 @@ VERBS: dict[str, Callable[..., Any]] = {
         dict((found := treepack.verify(source, **options)).leaves), found.damage, found.newer,
     ),
     "read_metadata": lambda source, **options: repr(treepack.read_metadata(source, **options)),
+    "abstract": lambda source, **options: repr(
+        treepack.abstract(source, unknown="dict", **options)
+    ),
+    "select": lambda source, **options: agreement.content(
+        treepack.load(source, select="**/w", **agreement.HOW, **options)
+    ),
+    "slices": _slices,
+    "read_stream": lambda source, **options: [
+        (path, agreement.content(leaf)) for path, leaf in treepack.read_stream(source, **options)
+    ],
     "is_checkpoint": treepack.is_checkpoint,
 }  # fmt: skip
 
