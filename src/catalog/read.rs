@@ -86,8 +86,10 @@ impl Catalog {
         tail.clear();
         read_to(source, before..len, &mut tail)?;
         let record = start - before;
-        let Ok(footer) = Footer::read(&tail[record..]) else {
-            return Ok(None); // the headers may tell more
+        let footer = match Footer::read(&tail[record..]) {
+            Ok(footer) => footer,
+            Err(damage) if salvage => return Err(damage),
+            Err(_) => return Ok(None), // the headers may tell more
         };
         let Some(index) = Record::decode(footer.record(&tail[record..]))?.index else {
             return Ok(None);
@@ -103,15 +105,19 @@ impl Catalog {
         else {
             return Ok(None); // the data are part of others, as their last leaf
         };
-        if !salvage && !is_record(&tail, ends, record) {
+        let is_record = is_record(&tail, ends, record);
+        if !salvage && !is_record {
             return Err(damaged("the record does not stand under its key"));
         }
+        let what = "the bytes between the leaves and the record of the structure are damaged";
+        let damage = (!is_record).then(|| Error::Structure(what.into()));
         #[allow(clippy::cast_possible_truncation)] // which lie before an offset
         let rest = leaves.unwrap_or(0) as usize..start;
         let mut catalog = Self {
             checksums: footer.checksums(&tail[record..])?,
             rest,
             record_key: before + ends,
+            damage,
             ..Self::default()
         };
         catalog.read_index(index, watch)?;

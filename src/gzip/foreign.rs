@@ -81,7 +81,7 @@ pub fn inflate_in_steps(
     watch: &dyn Watch,
 ) -> Result<Pages> {
     let mut out = Pages::with_room(expected.min(max_size.unwrap_or(usize::MAX)))?;
-    inflate_to(&mut out, stream, max_size, watch)?;
+    inflate_to(&mut out, stream, max_size, false, watch)?;
     Ok(out)
 }
 
@@ -92,25 +92,47 @@ pub fn salvage(
     watch: &dyn Watch,
 ) -> Result<(Pages, Option<Error>)> {
     let mut out = Pages::with_room(0)?;
-    match inflate_to(&mut out, stream, max_size, watch) {
+    match inflate_to(&mut out, stream, max_size, true, watch) {
         Ok(()) => Ok((out, None)),
         Err(damage @ (Error::Gzip(_) | Error::GzipTruncated)) => Ok((out, Some(damage))),
         Err(error) => Err(error),
     }
 }
 
+/// Numbers without the end of their index are whole unless the index is `needed`.
 fn inflate_to(
     out: &mut Pages,
     stream: &dyn Source,
+    max_size: Option<usize>,
+    needed: bool,
+    watch: &dyn Watch,
+) -> Result<()> {
+    let mut input = Input::new(stream);
+    if !input.fill()?.starts_with(&numbers::HEADER) {
+        return inflate_members(out, input, max_size, watch);
+    }
+    let end = numbers::inflate(stream, out, max_size, watch)?;
+    let len = out.len();
+    // The index is of empty members.
+    match inflate_members(out, Input::within(stream, end), max_size, watch) {
+        Ok(()) if out.len() > len => {
+            Err(Error::Gzip("there are other data after the numbers".into()))
+        }
+        Err(Error::GzipTruncated) if !needed => Ok(()),
+        done => done,
+    }
+}
+
+/// Members of gzip, up to the end of the input.
+fn inflate_members(
+    out: &mut Pages,
+    mut input: Input<'_>,
     max_size: Option<usize>,
     watch: &dyn Watch,
 ) -> Result<()> {
     /// The least that is asked for at a time.
     const STEP_BYTES: usize = 1 << 20;
-    let mut input = Input::new(stream);
-    if input.fill()?.starts_with(&numbers::HEADER) {
-        return numbers::inflate(stream, out, max_size, watch);
-    }
+    let stream = input.source;
     while !input.fill()?.is_empty() {
         skip_header(&mut input)?;
         let mut member = zlib::state(|| DeflateDecoder::new(&mut input))?;
@@ -218,11 +240,16 @@ impl<'a> Input<'a> {
     const BYTES: usize = 256 << 10;
 
     fn new(source: &'a dyn Source) -> Self {
+        Self::within(source, 0)
+    }
+
+    /// Begins there.
+    fn within(source: &'a dyn Source, start: usize) -> Self {
         Self {
             source,
             copy: Vec::new(),
             used: 0,
-            end: 0,
+            end: start,
         }
     }
 

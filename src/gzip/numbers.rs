@@ -342,13 +342,14 @@ pub fn decode(
     Ok(true)
 }
 
-/// Decodes a stream in order, up to its first damage, whether it has an index or not.
+/// Decodes a stream in order, up to its first damage, whether it has an index or not. Returns where that
+/// would be.
 pub fn inflate(
     stream: &dyn Source,
     out: &mut Pages,
     max_size: Option<usize>,
     watch: &dyn Watch,
-) -> Result<()> {
+) -> Result<usize> {
     let mut decoders = Decoders::default();
     let mut whole = crc32fast::Hasher::new();
     let (mut at, mut block) = (HEADER.len(), Vec::new());
@@ -396,7 +397,7 @@ pub fn inflate(
         watch.done(done.min(stream.len() - 1))?;
     }
     block.clear();
-    next(8, &mut block)?;
+    let end = next(8, &mut block)?;
     #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in gzip
     let expected = [
         whole.finalize().to_le_bytes(),
@@ -407,5 +408,5 @@ pub fn inflate(
             "the checksum of the data does not match".into(),
         ));
     }
-    watch.done(stream.len())
+    Ok(end)
 }

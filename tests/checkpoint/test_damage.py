@@ -361,3 +361,37 @@ def test_aliases_of_dtypes_inside_of_leaves_have_bytes_that_fit(dtype: str) -> N
     assert len(treepack.verify(data(dtype)).corrupt) == 2
     with pytest.raises(treepack.DecodeError, match="does not fit its 8 bytes"):
         serialization.msgpack_restore(data(dtype))
+
+
+@pytest.mark.parametrize("size", [5, 70_000])
+def test_nothing_stands_after_numbers(size: int) -> None:
+    """Data of one block have no index after them, others one of empty members of gzip."""
+    tree = {"x": np.random.default_rng(0).normal(size=size)}
+    data = treepack.dumps(tree, compress="numbers")
+    assert treepack.verify(data).ok
+    assert not treepack.verify(data + b"\x1f").ok
+    for tail in (b"garbage", data, gzip.compress(b"more")):
+        longer = data + tail
+        assert not treepack.verify(longer).ok
+        for read in (treepack.loads, serialization.decompress_bytes):
+            with pytest.raises(treepack.errors.GzipError):
+                read(longer)
+    if size > 5:
+        cuts = range(len(data) - 140, len(data))
+        assert sum(treepack.verify(data[:cut]).ok for cut in cuts) <= 1  # where the index begins
+
+
+def test_a_mark_without_its_record_is_damage(tmp_path: Path) -> None:
+    """Neither the key of the record nor the record is right, but the data end as with one."""
+    treepack.save(tmp_path / "saved", {"w": np.arange(6.0), "s": 3})
+    data = bytearray((tmp_path / "saved").read_bytes())
+    key = data.index(b"__treepack__")
+    data[key + 3] ^= 1
+    assert treepack.verify(bytes(data)).damage is not None
+    with treepack.open(bytes(data), salvage=True) as file:
+        assert "between the leaves and the record" in str(file.damage)
+        assert file["s"] == 3
+    data[-30] ^= 1
+    assert "damaged" in str(treepack.verify(bytes(data)).damage)
+    inside = serialization.to_bytes({"a": 1, "b": treepack.dumps({"w": 1})})
+    assert treepack.verify(inside).ok  # a file in a file of flax
