@@ -213,3 +213,13 @@ def test_large_strings_and_bytes_are_not_changed():
     tree = {"s": "ü" * 100_000, "b": b"\0\1" * 100_000}
     assert treepack.serialization.to_bytes(tree) == flax.to_bytes(tree)
     assert treepack.serialization.msgpack_restore(treepack.serialization.to_bytes(tree)) == tree
+
+
+@pytest.mark.parametrize("value", [7, "text", {"a": 1}, None])
+def test_a_key_named_like_the_record_is_kept(value: object) -> None:
+    """The record is bytes; what a program has under its key is its own."""
+    tree, ours = {"__treepack__": value, "a": 1}, treepack.serialization
+    data = ours.to_bytes(tree)
+    assert data == flax.to_bytes(tree)
+    assert ours.msgpack_restore(data) == flax.msgpack_restore(data) == tree
+    assert ours.from_bytes(None, data) == ours.from_bytes(tree, data) == tree

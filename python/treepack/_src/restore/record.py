@@ -17,8 +17,8 @@ def split(state: Any) -> tuple[Any, Any]:
 
 
 def without_structure(state: Any) -> Any:
-    """Returns the state of a tree without the record of its structure."""
-    if type(state) is not dict or core.RECORD_KEY not in state:
+    """Returns the state of a tree without the record of its structure, which is bytes."""
+    if type(state) is not dict or type(state.get(core.RECORD_KEY)) is not bytes:
         return state
     if state.keys() == {core.ROOT_KEY, core.RECORD_KEY}:
         return state[core.ROOT_KEY]
