@@ -120,7 +120,8 @@ enum kind { NONE, OF_FD, OF_PATH, OF_PATH_AT, TWO_PATHS, TWO_PATHS_AT };
 static enum kind kind_of(long call) {
     switch (call) {
     case SYS_write: case SYS_pwrite64: case SYS_writev: case SYS_pwritev: case SYS_read: case SYS_pread64:
-    case SYS_preadv: case SYS_preadv2: case SYS_fadvise64: case SYS_fsync: case SYS_fdatasync: case SYS_ftruncate: case SYS_fallocate: case SYS_close:
+    case SYS_preadv: case SYS_preadv2: case SYS_fadvise64: case SYS_fsync: case SYS_fdatasync:
+    case SYS_ftruncate: case SYS_fallocate: case SYS_close:
     case SYS_fchmod: case SYS_fchown: case SYS_flock: case SYS_fstat: case SYS_getdents64:
     case SYS_sync_file_range: case SYS_copy_file_range: case SYS_fcntl: return OF_FD;
     case SYS_open: case SYS_creat: case SYS_unlink: case SYS_mkdir: case SYS_rmdir: case SYS_stat:
@@ -270,7 +271,7 @@ static void leave(struct thread *it) {
         break;
     case SYS_ftruncate: fprintf(out, "truncate %lu %lld\n", it->inode, (long long)it->entry.rsi); break;
     case SYS_fallocate: fprintf(out, "extend %lu %lld\n", it->inode, (long long)(it->entry.rdx + it->entry.r10)); break;
-    case SYS_preadv: case SYS_preadv2: case SYS_fadvise64: case SYS_fsync: case SYS_fdatasync: fprintf(out, "sync %lu %s\n", it->inode, it->first); break;
+    case SYS_fsync: case SYS_fdatasync: fprintf(out, "sync %lu %s\n", it->inode, it->first); break;
     case SYS_rename: case SYS_renameat: case SYS_renameat2:
         fprintf(out, "rename %s\t%s\n", it->first, it->second);
         break;
