@@ -77,6 +77,18 @@ def test_the_last_checkpoint_is_whole_whatever_is_killed(tmp_path: Path) -> None
     assert len(list(path.iterdir())) == 3
 
 
+def test_a_program_may_be_killed_before_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    (running,) = processes.start("", 1)
+    running.communicate()
+
+    def not_yet(timeout: float | None = None) -> int:
+        raise subprocess.TimeoutExpired("", timeout or 0)
+
+    monkeypatch.setattr(running, "returncode", None)
+    monkeypatch.setattr(running, "wait", not_yet)
+    running.kill()
+
+
 @pytest.mark.campaign
 def test_training_goes_on_after_kills_with_equal_losses() -> None:
     example = Path(__file__).parents[2] / "examples" / "train_multihost.py"

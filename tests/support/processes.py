@@ -161,7 +161,8 @@ class Forked:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and soon tells how
+                os.kill(self.pid, signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """Returns the rest of what the program prints; kills it when the time is over."""
