@@ -35,13 +35,17 @@ fn check(stream: &[u8], frame: Option<&Frame>) {
         (Err(whole), Err(windowed)) => assert_eq!(whole.to_string(), windowed.to_string()),
         _ => panic!("whole and in windows alike"),
     }
+    let is_numbers = stream.starts_with(&NUMBERS);
     match (salvage(&stream, Some(MAX_SIZE), &()), &whole) {
         (Ok((found, None)), Ok(whole)) => assert!(found.as_slice() == whole.as_slice()),
+        // Numbers are whole without the end of their index, of which only this tells.
+        (Ok((found, Some(Error::GzipTruncated))), Ok(whole)) if is_numbers => {
+            assert!(found.as_slice() == whole.as_slice());
+        }
         (Ok((_, Some(damage))), Err(error)) => assert_eq!(damage.to_string(), error.to_string()),
         (Err(Error::OutputLimit { .. }), Err(Error::OutputLimit { .. })) => {}
         (found, _) => panic!("{:?}", found.map(|(_, damage)| damage)),
     }
-    let is_numbers = stream.starts_with(&NUMBERS);
     if let Ok(whole) = &whole
         && !is_numbers
     {
