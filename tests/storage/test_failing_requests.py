@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import treepack
 from support import s3
-from treepack import checkpoints
+from treepack import checkpoints, serialization
 from treepack._src.storage import objects
 from treepack._src.storage.entries import entries
 from treepack._src.storage.place import resolved
@@ -32,6 +34,12 @@ SECRETS = {"access_key_id": "s3cr3t-key", "secret_access_key": "s3cr3t-value"}
 
 def tree(step: int, nbytes: int = 4000) -> dict[str, Any]:
     return {"w": np.full(nbytes, step, np.uint8), "n": {"step": step}}
+
+
+@functools.cache
+def doubling() -> Any:
+    """Returns a function that jax has exported."""
+    return jax.export.export(jax.jit(lambda x: 2 * x))(np.float32(1))
 
 
 def step_of(found: Any) -> int:
@@ -56,6 +64,18 @@ def _series(url: str, step: int, options: dict[str, Any]) -> None:
 
 WRITERS: dict[str, Write] = {
     "file": lambda url, step, options: treepack.save(url, tree(step), storage_options=options),
+    "gzip": lambda url, step, options: treepack.save(
+        url, tree(step), compress=True, storage_options=options
+    ),
+    "numbers": lambda url, step, options: treepack.save(
+        url, tree(step), compress="numbers", storage_options=options
+    ),
+    "state": lambda url, step, options: serialization.save_to_file(
+        tree(step), url, storage_options=options
+    ),
+    "exported": lambda url, step, options: treepack.save_exported(
+        url, doubling(), tree(step), storage_options=options
+    ),
     "file in parts": lambda url, step, options: treepack.save(
         url, tree(step, 6 << 20), storage_options=options
     ),
@@ -85,6 +105,18 @@ def _verified(url: str, options: dict[str, Any]) -> Any:
     return tree(1)
 
 
+def _salvaged(url: str, options: dict[str, Any]) -> Any:
+    with treepack.open(url, salvage=True, storage_options=options) as file:
+        assert not file.damage
+        return {"w": np.asarray(file["w"]), "n": file["n"].load()}
+
+
+def _is_checkpoint(url: str, options: dict[str, Any]) -> Any:
+    if not treepack.is_checkpoint(url, storage_options=options):
+        raise FileNotFoundError(url)  # which a server may say
+    return tree(1)
+
+
 READERS: dict[str, Callable[[str, dict[str, Any]], Any]] = {
     "load": lambda url, options: treepack.load(url, storage_options=options),
     "load into": lambda url, options: treepack.load(url, tree(0), storage_options=options),
@@ -102,6 +134,8 @@ READERS: dict[str, Callable[[str, dict[str, Any]], Any]] = {
         **tree(1),
         "n": treepack.abstract(url, storage_options=options)["n"],
     },
+    "salvage": _salvaged,
+    "is_checkpoint": _is_checkpoint,
 }
 
 
@@ -202,6 +236,10 @@ def written(
 def read(name: str, url: str, options: dict[str, Any]) -> Any:
     if name == "series":
         return checkpoints.restore_checkpoint(url, None, storage_options=options)
+    if name == "state":
+        return serialization.load_from_file(None, url, storage_options=options)
+    if name == "exported":
+        return treepack.load_exported(url, storage_options=options).params
     return treepack.load(url, storage_options=options)
 
 
@@ -276,16 +314,27 @@ def test_the_files_of_a_commit_without_an_answer_stay(server: s3.Server, stays: 
 
 
 @pytest.mark.parametrize("every", EVERY, ids=["some", "every"])
-@pytest.mark.parametrize("kind", ["file", "gzip", "directory"])
+@pytest.mark.parametrize("kind", ["file", "gzip", "numbers", "directory"])
 @pytest.mark.parametrize("name", READERS)
 def test_a_read_that_fails_tells_where(
     server: s3.Server, name: str, kind: str, every: bool
 ) -> None:
     url, options = server.url(f"read/{kind}"), options_of(server, 2)
-    how: dict[str, Any] = {"sharded": kind == "directory", "compress": kind == "gzip"}
+    how: dict[str, Any] = {"directory": {"sharded": True}, "file": {}}.get(kind, {"compress": kind})
     treepack.save(url, tree(1), metadata={"step": 1}, **how, storage_options=options)
     first = [*READERS].index(name) + len(kind)
     try_all(lambda plan, retries: loaded(server, name, url, plan, retries), first, every=every)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_is_replaced_while_it_is_looked_at_is_not_taken_for_nothing(
+    server: s3.Server, sharded: bool
+) -> None:
+    url, options = server.url(f"replaced/{sharded}"), options_of(server, 0)
+    treepack.save(url, tree(1), sharded=sharded, storage_options=options)
+    with Failing(server, (0, 412, False)), pytest.raises(treepack.TreepackError, match="meanwhile"):
+        treepack.is_checkpoint(url, storage_options=options)
+    assert treepack.is_checkpoint(url, storage_options=options)
 
 
 @pytest.mark.parametrize("every", EVERY, ids=["some", "every"])

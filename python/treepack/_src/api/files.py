@@ -46,6 +46,7 @@ from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, inflated_head
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, absolute, has_gzip_suffix, located, resolved
+from treepack._src.storage.store import ConditionError
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
     GzipError,
@@ -476,6 +477,7 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
 
     Raises:
       OSError: If the file cannot be read for another reason, such as its permissions.
+      TreepackError: If a file in a store is replaced meanwhile.
 
     Examples:
       >>> import tempfile, treepack
@@ -501,6 +503,8 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
     except NoIndexError:
         head = inflated_head(source, 1)
         return head != b"" and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF))  # a map
+    except ConditionError:
+        raise
     except (TreepackError, EOFError):
         return False
 
