@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import itertools
 import os
@@ -22,8 +23,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import treepack
 from treepack import _cli, checkpoints, serialization
@@ -62,6 +65,12 @@ def convert(path: Path, tree: Any) -> None:
                 raise OSError(errors.getvalue()) from None
 
 
+@functools.cache
+def doubling() -> Any:
+    """Returns a function that jax has exported."""
+    return jax.export.export(jax.jit(lambda x: 2 * x))(np.float32(1))
+
+
 Write = Callable[[Path, Any], object]
 SAVES: dict[str, Write] = {
     "file": lambda path, tree: treepack.save(path, tree),
@@ -76,14 +85,35 @@ SAVES: dict[str, Write] = {
     "state": lambda path, tree: serialization.save_to_file(tree, path),
     "stream": lambda path, tree: treepack.write_stream(path, leaves(tree)),
     "convert": convert,
+    "convert to npz": convert,
+    "convert to safetensors": convert,
+    "exported": lambda path, tree: treepack.save_exported(path, doubling(), tree),
     "series": lambda path, tree: checkpoints.save_checkpoint(
         path, tree, tree["n"], keep=1, overwrite=True
     ),
 }
 
 
+# The names of files that tell their format.
+NAMES = {"convert to npz": "model.npz", "convert to safetensors": "model.safetensors"}
+
+
+def name_of(kind: str) -> str:
+    """Returns the name of the file or directory that a save makes."""
+    return NAMES.get(kind, "model")
+
+
 def found_at(kind: str, path: Path) -> Any:
     """Returns the tree at a path."""
+    if kind == "convert to npz":
+        with np.load(path) as arrays:
+            return dict(arrays)
+    if kind == "convert to safetensors":
+        return safetensors.numpy.load_file(path)
+    if kind == "exported":
+        exported, found = treepack.load_exported(path, copy=True, mmap=False)
+        assert exported.in_avals == doubling().in_avals
+        return found
     if kind == "stream":
         return {keys[-1]: leaf for keys, leaf in treepack.read_stream(path)}
     if kind in ("state", "convert"):
@@ -116,7 +146,7 @@ def fail_each(kind: str, folder: Path, errors: list[str]) -> None:
     save = SAVES[kind]
     inside = folder / "inside"
     inside.mkdir()
-    path = inside / "model"
+    path = inside / name_of(kind)
     save(path, OLD)
     count = 0
     for number in itertools.count(1):
@@ -154,7 +184,7 @@ def kill_often(kind: str, folder: Path, instants: int) -> None:
     """Kills processes that save both trees in turn, while they do."""
     inside = folder / "inside"
     inside.mkdir()
-    path = inside / "model"
+    path = inside / name_of(kind)
     SAVES[kind](path, OLD)
     rng = random.Random(kind)
     left = 0
@@ -319,8 +349,8 @@ def log_one(kind: str, folder: Path, where: str) -> None:
     """Saves over an old tree, or to new directories, while what happens is logged."""
     inside = folder / "inside"
     inside.mkdir()
-    path = inside / where
-    if where == "model":
+    path = inside / where / name_of(kind)
+    if not where:
         SAVES[kind](path, OLD)
     shutil.copytree(inside, folder / "before")
     ask(f"log{inside}")
@@ -392,7 +422,7 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new(kind: str, tmp_path:
 
 
 @is_traced
-@pytest.mark.parametrize("where", ["model", "new/and/newer/model"])
+@pytest.mark.parametrize("where", ["", "new/and/newer"], ids=["over", "new"])
 @pytest.mark.parametrize("kind", SAVES)
 def test_power_is_lost(kind: str, where: str, tracer: Path, tmp_path: Path) -> None:
     _, log = run(tracer, tmp_path, f"log_one({kind!r}, pathlib.Path(sys.argv[1]), {where!r})")
@@ -409,14 +439,14 @@ def test_power_is_lost(kind: str, where: str, tracer: Path, tmp_path: Path) -> N
                 continue
             tried.add(found)
             write_state(state, disk, crashed)
-            path = crashed / where
-            if not is_saved and where != "model" and not path.exists():
+            path = crashed / where / name_of(kind)
+            if not is_saved and where and not path.exists():
                 continue
             try:
                 now = which(kind, path)
             except Exception as error:
                 # Of new directories, some may be there without what commits them.
-                if is_saved or where == "model":
+                if is_saved or not where:
                     raise AssertionError(f"after {line[:200]}: {sorted(state)}") from error
                 continue
             assert now == "new" or not is_saved, line[:200]
