@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,18 @@ class Pair(NamedTuple):
     b: Any
 
 
-treepack.register_namedtuple(Pair, serialized_name="Pair")  # as the target does
+@dataclasses.dataclass
+class Point:
+    x: Any
+    y: Any
+    unit: Any = None
+
+
+# As the target does.
+treepack.register_namedtuple(Pair, serialized_name="Pair")
+treepack.register_dataclass(
+    Point, serialized_name="Point", data_fields=("x", "y"), meta_fields=("unit",)
+)
 
 TREES: list[Any] = [
     {"a": np.arange(6.0).reshape(2, 3), "b": [1, 2.5, None, True, "text", b"bytes", 1j]},
@@ -31,6 +43,8 @@ TREES: list[Any] = [
     {"params": {"dense": {"kernel": np.zeros((4, 4), np.int8), "bias": np.zeros(4)}}},
     [[[np.zeros(0)]], jax.tree_util.Partial(jax.nn.relu, 1), np.datetime64(1, "s")],
     np.zeros((20, 20)),
+    [Point(np.ones(2), Point(1, [2], "m"), {"s": (1,)}), *(Point(i, 0.5, "m") for i in range(20))],
+    {"a": {"w": 1, "b": np.ones(3)}, 3: Point(1, None, frozenset({1, "x"}))},
     5,
 ]
 

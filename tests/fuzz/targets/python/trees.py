@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 from typing import Any, NamedTuple
@@ -25,6 +26,16 @@ treepack.register_namedtuple(
     version=2,
     upgrade=lambda static, fields, _version: (static, fields),
 )
+
+
+@treepack.register_dataclass(serialized_name="Point", data_fields=("x", "y"), meta_fields=("unit",))
+@dataclasses.dataclass
+class Point:
+    """Another one, which is made by its class."""
+
+    x: object
+    y: object
+    unit: object = None
 
 
 def by_template(template: Any, data: bytes) -> None:
@@ -78,6 +89,23 @@ def selected(tree: Any, state: Any, data: bytes) -> None:
         load(tree, lambda given: given != path, strict=False)  # noqa: B023
 
 
+def exactly(tree: Any, data: bytes) -> None:
+    """Restores to a template whose containers have to be what they were saved as."""
+    read = functools.partial(treepack.loads, data, tree, unknown="dict", arrays="numpy")
+    plain = outcome(lambda: read(strict=True), (ValueError,))
+    exact = outcome(lambda: read(strict="exact"), (ValueError,))
+    assert is_error(exact) or text(exact) == text(plain), (exact, plain)
+    file = functools.partial(treepack.load, io.BytesIO(data), tree, strict="exact", select="**")
+    outcome(lambda: file(unknown="dict", arrays="numpy"), (ValueError, OSError))
+
+
+def renamed(data: bytes) -> None:
+    """Gives leaves other names."""
+    for names in ({"*": "x/*"}, {"a/*": "*", "*/b": "b/*"}):
+        read = functools.partial(treepack.load, io.BytesIO(data), select="**", rename=names)
+        outcome(lambda: read(unknown="dict", arrays="numpy"), (ValueError, OSError))  # noqa: B023
+
+
 def check(data: bytes) -> None:
     """Reads all that can be read."""
     state = outcome(lambda: serialization.msgpack_restore(data))
@@ -86,9 +114,11 @@ def check(data: bytes) -> None:
     for unknown in ("error", "dict"):
         tree = outcome(lambda: treepack.loads(data, unknown=unknown, arrays="numpy"))  # noqa: B023
         by_template(tree, data)
-    for target in (tree, [tree, state], Pair(tree, 1)):
+    for target in (tree, [tree, state], Pair(tree, 1), Point(tree, 1)):
+        exactly(target, data)
         outcome(lambda: treepack.loads(data, target, unknown="dict"), (ValueError,))  # noqa: B023
         outcome(lambda: treepack.loads(data, target, strict=False), (ValueError,))  # noqa: B023
     selected(tree, state, data)
+    renamed(data)
     by_template(state, data)
     by_template([state, Pair(1, {})], data)
