@@ -384,7 +384,7 @@ def run(tracer: Path | None, folder: Path, call: str, *arguments: str) -> tuple[
         pytest.skip("processes cannot be traced here")
     log = log_path.read_text().splitlines()
     # The number of a call is that of asm/unistd_64.h.
-    assert done.returncode == 0, f"{done.stderr}\n{log[-1][:200]}"
+    assert done.returncode == 0, f"{done.stderr}\n{log[-1:]}"
     return done.stdout, log
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import io
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import treepack._core as core
 from treepack._src.options import Progress, Writing, progress_bar
@@ -110,7 +111,7 @@ def spool(path: Path, *, private: bool = True) -> Iterator[IO[bytes]]:
     while True:
         name = path.parent / f"{prefix}{os.getpid():x}-{secrets.token_hex(8)}.tmp"
         try:
-            file = open(name, "x+b", opener=lambda path, how: os.open(path, how, mode))  # noqa: SIM115
+            file = io.BufferedRandom(_Written(name, path, mode))
             try:
                 with naming(path):
                     is_locked = _is_locked(file)
@@ -122,6 +123,18 @@ def spool(path: Path, *, private: bool = True) -> Iterator[IO[bytes]]:
                     file.close()
         finally:
             name.unlink(missing_ok=True)
+
+
+class _Written(io.FileIO):
+    """A new file whose errors in writing name the file that it is for."""
+
+    def __init__(self, name: Path, path: Path, mode: int):
+        super().__init__(name, "x+", opener=lambda name, how: os.open(name, how, mode))
+        self._path = path
+
+    def write(self, data: Any, /) -> int:
+        with naming(self._path):
+            return super().write(data)
 
 
 # Names of files have 255 bytes on most systems; so many are left of that of the target.
