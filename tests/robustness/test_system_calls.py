@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import io
 import itertools
 import os
@@ -23,12 +22,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
 import treepack
+from exported import doubling
 from treepack import _cli, checkpoints, serialization
 from waiting import HANG_S
 
@@ -63,12 +62,6 @@ def convert(path: Path, tree: Any) -> None:
         except SystemExit as ended:
             if ended.code:
                 raise OSError(errors.getvalue()) from None
-
-
-@functools.cache
-def doubling() -> Any:
-    """Returns a function that jax has exported."""
-    return jax.export.export(jax.jit(lambda x: 2 * x))(np.float32(1))
 
 
 Write = Callable[[Path, Any], object]
@@ -384,7 +377,7 @@ def run(tracer: Path | None, folder: Path, call: str, *arguments: str) -> tuple[
         pytest.skip("processes cannot be traced here")
     log = log_path.read_text().splitlines()
     # The number of a call is that of asm/unistd_64.h.
-    assert done.returncode == 0, f"{done.stderr}\n{log[-1:]}"
+    assert done.returncode == 0, f"{done.stderr}\n{str(log[-1:])[:200]}"
     return done.stdout, log
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 import treepack
 from support import s3
+from support.exported import doubling
 from treepack import checkpoints, serialization
 from treepack._src.storage import objects
 from treepack._src.storage.entries import entries
@@ -34,12 +33,6 @@ SECRETS = {"access_key_id": "s3cr3t-key", "secret_access_key": "s3cr3t-value"}
 
 def tree(step: int, nbytes: int = 4000) -> dict[str, Any]:
     return {"w": np.full(nbytes, step, np.uint8), "n": {"step": step}}
-
-
-@functools.cache
-def doubling() -> Any:
-    """Returns a function that jax has exported."""
-    return jax.export.export(jax.jit(lambda x: 2 * x))(np.float32(1))
 
 
 def step_of(found: Any) -> int:

@@ -503,7 +503,7 @@ def is_checkpoint(path_or_data: Openable, *, storage_options: StorageOptions = N
     except NoIndexError:
         head = inflated_head(source, 1)
         return head != b"" and (0x80 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF))  # a map
-    except ConditionError:
+    except ConditionError:  # another file is there by now
         raise
     except (TreepackError, EOFError):
         return False

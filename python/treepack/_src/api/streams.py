@@ -84,9 +84,7 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
     with replacing(located(path)) as file:
         for key, leaf in leaves:
             value = serialization.to_bytes(leaf)
-            data = serialization.msgpack_serialize([_paths.parts(key), value])
-            with naming(path):
-                file.write(data)
+            file.write(serialization.msgpack_serialize([_paths.parts(key), value]))
 
 
 @contextlib.contextmanager
@@ -95,7 +93,7 @@ def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> 
     # For URLs, the file is where all temporary files are.
     place = Path(local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack")
     make_directories(place.parent)
-    with spool(place) as file:
+    with spool(place, name=path) as file:
         yield _collected(leaves, file, path)
 
 
@@ -108,8 +106,7 @@ def _collected(leaves: Iterable[tuple[Any, Any]], file: Any, path: Any) -> Any:
         array = np.ascontiguousarray(leaf)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         found.append((_paths.parts(key), _Place(array.shape, array.dtype), file.tell()))
-        with naming(path):
-            file.write(array.reshape(-1).view(np.uint8).data)
+        file.write(array.reshape(-1).view(np.uint8).data)
     with naming(path):
         file.flush()
         content = core.Content.map(file.name) if file.tell() else None

@@ -95,10 +95,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def spool(path: Path, *, private: bool = True) -> Iterator[IO[bytes]]:
+def spool(path: Path, *, name: Any = None, private: bool = True) -> Iterator[IO[bytes]]:
     """Yields a temporary file in the directory of a path, and removes it at the end.
 
-    Nobody else can open it if it is `private`; otherwise its mode is that of any new file.
+    Errors in writing name the path, or what is given as `name` (see `naming`). Nobody else can open
+    the file if it is `private`; otherwise its mode is that of any new file.
 
     It is named and locked as those of the core (`src/sink/temporary.rs`), so that the next save to
     the path removes it if this process is killed.
@@ -109,9 +110,9 @@ def spool(path: Path, *, private: bool = True) -> Iterator[IO[bytes]]:
             remove_if_dead(leftover)
     mode = 0o600 if private else 0o666
     while True:
-        name = path.parent / f"{prefix}{os.getpid():x}-{secrets.token_hex(8)}.tmp"
+        temporary = path.parent / f"{prefix}{os.getpid():x}-{secrets.token_hex(8)}.tmp"
         try:
-            file = io.BufferedRandom(_Written(name, path, mode))
+            file = io.BufferedRandom(_Written(temporary, mode, path if name is None else name))
             try:
                 with naming(path):
                     is_locked = _is_locked(file)
@@ -122,18 +123,18 @@ def spool(path: Path, *, private: bool = True) -> Iterator[IO[bytes]]:
                 with naming(path):
                     file.close()
         finally:
-            name.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 class _Written(io.FileIO):
-    """A new file whose errors in writing name the file that it is for."""
+    """A new file whose errors in writing name what it is for."""
 
-    def __init__(self, name: Path, path: Path, mode: int):
-        super().__init__(name, "x+", opener=lambda name, how: os.open(name, how, mode))
-        self._path = path
+    def __init__(self, path: Path, mode: int, source: Any):
+        super().__init__(path, "x+", opener=lambda path, how: os.open(path, how, mode))
+        self._source = source
 
     def write(self, data: Any, /) -> int:
-        with naming(self._path):
+        with naming(self._source):
             return super().write(data)
 
 

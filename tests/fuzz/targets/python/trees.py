@@ -67,14 +67,16 @@ def by_text(tree: Any) -> Any:
     return tree
 
 
+def loaded(data: bytes, target: Any, select: Any, **options: Any) -> Any:
+    """Loads what is selected, as arrays of NumPy."""
+    file = io.BytesIO(data)
+    read = functools.partial(treepack.load, file, target, select=select, arrays="numpy")
+    return outcome(lambda: read(unknown="dict", **options), (ValueError, OSError))
+
+
 def selected(tree: Any, state: Any, data: bytes) -> None:
     """Reads parts: all of them together are the whole, and none is the template."""
-
-    def load(target: Any, select: Any, **options: Any) -> Any:
-        file = io.BytesIO(data)
-        read = functools.partial(treepack.load, file, target, select=select, arrays="numpy")
-        return outcome(lambda: read(unknown="dict", **options), (ValueError, OSError))
-
+    load = functools.partial(loaded, data)
     whole = load(None, None)
     everything = load(None, "**")
     if not is_error(everything) and not is_error(whole):
@@ -96,15 +98,13 @@ def exactly(tree: Any, data: bytes) -> None:
     plain = outcome(lambda: read(strict=True), (ValueError,))
     exact = outcome(lambda: read(strict="exact"), (ValueError,))
     assert is_error(exact) or text(exact) == text(plain), (exact, plain)
-    file = functools.partial(treepack.load, io.BytesIO(data), tree, strict="exact", select="**")
-    outcome(lambda: file(unknown="dict", arrays="numpy"), (ValueError, OSError))
+    loaded(data, tree, "**", strict="exact")
 
 
 def renamed(data: bytes) -> None:
     """Gives leaves other names."""
     for names in ({"*": "x/*"}, {"a/*": "*", "*/b": "b/*"}):
-        read = functools.partial(treepack.load, io.BytesIO(data), select="**", rename=names)
-        outcome(lambda: read(unknown="dict", arrays="numpy"), (ValueError, OSError))  # noqa: B023
+        loaded(data, None, "**", rename=names)
 
 
 def opened(data: bytes) -> None:
