@@ -330,6 +330,18 @@ def test_what_is_replaced_while_it_is_looked_at_is_not_taken_for_nothing(
     assert treepack.is_checkpoint(url, storage_options=options)
 
 
+def test_a_shard_that_is_replaced_meanwhile_is_not_too_large(server: s3.Server) -> None:
+    url, options = server.url("replaced/shard"), options_of(server, 0)
+    treepack.save(url, tree(1), sharded=True, storage_options=options)
+
+    def replaced(request: s3.Request) -> Fault:
+        return 412 if "-00000" in request.path else None
+
+    server.proxy.fault = replaced
+    with pytest.raises(treepack.TreepackError, match="meanwhile"):
+        treepack.load(url, max_size=1 << 30, storage_options=options)
+
+
 @pytest.mark.parametrize("every", EVERY, ids=["some", "every"])
 def test_a_deletion_that_fails_keeps_what_is_newer(server: s3.Server, every: bool) -> None:
     """Of a series, the steps that are not kept go after the new one is there."""

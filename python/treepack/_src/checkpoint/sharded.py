@@ -39,6 +39,7 @@ from treepack._src.storage.foreign import directory_text
 from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import absolute, joined, url_of
 from treepack._src.storage.remote import at_once
+from treepack._src.storage.store import ConditionError
 from treepack._src.tasks import Task, run
 from treepack.errors import (
     CorruptionError,
@@ -185,6 +186,8 @@ class ShardedReader(Reader):
             raise self.gone(name) from None
         except DAMAGE as error:
             raise CorruptionError(f"{name} is damaged: {error.reason}") from error
+        except ConditionError:  # another file is there by now
+            raise
         except TreepackError as error:
             if self._max_size is None:
                 raise
