@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::headers::{Array, write_ext};
 use crate::raw::Buffer;
+use crate::wire::Head;
 use crate::{Result, grow};
 
 /// Headers of small arrays that stand in a layout: a tree has many arrays of few shapes,
@@ -87,6 +88,26 @@ impl RecentHeaders {
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn last(&self) -> Option<Like> {
         self.last.clone()
+    }
+
+    /// Those of an array that is like one before, at an offset in the output where a key of so many
+    /// bytes begins, and the width of the header of the key; if they are known.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    #[inline]
+    pub(crate) fn after_key(
+        &self,
+        like: &Like,
+        offset: usize,
+        key: u32,
+        may_box: bool,
+    ) -> Option<(usize, Range<usize>)> {
+        match like {
+            Like::Same(range) => Some((Head::Str(key).width(), range.clone())),
+            Like::Aligned(number) => {
+                let place = RecentPlace::of(offset, Some(key as usize), may_box);
+                self.aligned_like(*number, place)
+            }
+        }
     }
 
     /// Another array comes.

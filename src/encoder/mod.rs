@@ -385,6 +385,43 @@ impl<P: Payload> Encoder<P> {
         Ok(true)
     }
 
+    /// Writes pairs of a key and an array of the dtype and shape of the last one, which had these
+    /// headers. Ends where `next` gives none, and before one for which there is no room, or that has
+    /// to be written in another way; returns how many are written. It allocates nothing, and uses what
+    /// `next` gave no more once it is asked again.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    #[inline]
+    pub(crate) fn pairs_like<'a>(
+        &mut self,
+        headers: &Like,
+        mut next: impl FnMut() -> Option<(&'a str, RawBytes<'a>)>,
+    ) -> usize {
+        let is_off = self.recording.is_off() && self.key.is_none();
+        let Some(open) = self.open.last_mut().filter(|open| is_off && !open.is_list) else {
+            return 0;
+        };
+        let may_box = self.framing.may_box && self.lists == 0;
+        let payloads = self.layout.len() - self.layout.headers().len();
+        let mut out = self.layout.headers().tail();
+        let mut count = 0;
+        while open.left >= 2
+            && let Some((text, bytes)) = next()
+            && let Ok(len) = u32::try_from(text.len())
+            && let offset = payloads + out.len()
+            && let Some((width, headers)) = self.recent.after_key(headers, offset, len, may_box)
+            && text.len() + headers.len() + bytes.len() + Head::MAX_BYTES <= out.room()
+            && !text.starts_with("__")
+        {
+            Head::Str(len).write_wide(width, &mut out);
+            out.append(text.as_bytes().into());
+            out.extend_from_within(headers);
+            out.append(bytes);
+            open.left -= 2;
+            count += 1;
+        }
+        count
+    }
+
     /// Whether what comes now is part of what an index has as one leaf, and not of its data: a list
     /// or a map that is no state.
     #[must_use]

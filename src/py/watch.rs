@@ -133,12 +133,12 @@ fn look_at_signals(py: Python<'_>) -> PyResult<()> {
 
 /// Hears Ctrl-C in a walk that holds on to Python all the time.
 pub struct Signals {
-    left: Cell<u32>,
+    left: Cell<usize>,
 }
 
 impl Signals {
     /// After so many values signals are looked at.
-    const VALUES: u32 = 1 << 12;
+    pub const VALUES: usize = 1 << 12;
 
     /// Nothing has been looked at so far.
     pub fn new() -> Self {
@@ -150,8 +150,14 @@ impl Signals {
     /// Counts a value, and looks at signals now and then; for each, whether memory is left.
     #[inline]
     pub fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.check_many(py, 1)
+    }
+
+    /// The same for so many values at once, for which no memory was needed.
+    #[inline]
+    pub fn check_many(&self, py: Python<'_>, values: usize) -> PyResult<()> {
         keep_reserve()?;
-        let left = self.left.get() - 1;
+        let left = self.left.get().saturating_sub(values);
         self.left.set(left);
         if left > 0 {
             return Ok(());

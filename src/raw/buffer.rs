@@ -181,6 +181,18 @@ impl Buffer {
         }
     }
 
+    /// The room after all that is written.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
+    #[inline]
+    pub(crate) fn tail(&mut self) -> Tail<'_> {
+        Tail {
+            start: self.start,
+            len: self.len,
+            room: self.room,
+            buffer: self,
+        }
+    }
+
     /// Memory for the next bytes, for which there is room.
     #[inline]
     fn spare(&mut self, len: usize) -> &mut [MaybeUninit<u8>] {
@@ -239,6 +251,69 @@ impl Buffer {
     }
 }
 
+/// The room at the end of a buffer, for many small things in a row.
+///
+/// It knows in registers what a buffer has in memory. A load behind many stores waits for those whose
+/// addresses end in the same twelve bits, which is nearly always one where arrays are copied: a third
+/// of the time of arrays of 1,020 bytes was that.
+pub(crate) struct Tail<'b> {
+    start: NonNull<u8>,
+    len: usize,
+    room: usize,
+    buffer: &'b mut Buffer,
+}
+
+impl Drop for Tail<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.buffer.len = self.len;
+    }
+}
+
+#[cfg_attr(not(feature = "python"), allow(dead_code))]
+impl Tail<'_> {
+    /// How many bytes the buffer has.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// For how many more there is room.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.room - self.len
+    }
+
+    /// Appends a copy of memory.
+    ///
+    /// # Panics
+    /// If there is no room for it.
+    #[inline]
+    pub fn append(&mut self, bytes: RawBytes<'_>) {
+        assert!(bytes.len() <= self.room());
+        // SAFETY: there is so much room after all that is written, and it belongs to the buffer, which
+        // is borrowed, alone.
+        let target = unsafe {
+            let start = self.start.add(self.len).cast();
+            slice::from_raw_parts_mut(start.as_ptr(), bytes.len())
+        };
+        bytes.copy_to(target);
+        self.len += bytes.len();
+    }
+
+    /// Appends bytes that are here already.
+    ///
+    /// # Panics
+    /// If they are not, or if there is no room for them.
+    #[inline]
+    pub fn extend_from_within(&mut self, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: the range is written, and what is appended is written after it.
+        let bytes = unsafe { RawBytes::new(self.start.as_ptr().add(range.start), range.len()) };
+        self.append(bytes);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,6 +340,7 @@ mod tests {
         Extend(usize),
         Within(usize, usize),
         Append(usize),
+        Tail(usize, usize),
         Truncate(usize),
     }
 
@@ -275,6 +351,7 @@ mod tests {
             (0..large).prop_map(Step::Extend),
             (0..large, 0..large).prop_map(|(a, b)| Step::Within(a, b)),
             (0..large).prop_map(Step::Append),
+            (0..large, 0..large).prop_map(|(a, b)| Step::Tail(a, b)),
             (0..2 * large).prop_map(Step::Truncate),
         ]
     }
@@ -309,6 +386,18 @@ mod tests {
                     Step::Append(len) => {
                         buffer.append(vec![byte; len].as_slice().into()).unwrap();
                         vector.extend_from_slice(&vec![byte; len]);
+                    }
+                    Step::Tail(a, b) => {
+                        let (a, b) = (a.min(vector.len()), b.min(vector.len()));
+                        let range = a.min(b)..a.max(b);
+                        let mut tail = buffer.tail();
+                        prop_assert_eq!(tail.len(), vector.len());
+                        if range.len() < tail.room() {
+                            tail.extend_from_within(range.clone());
+                            tail.append([byte].as_slice().into());
+                            vector.extend_from_within(range);
+                            vector.push(byte);
+                        }
                     }
                     Step::Truncate(len) => {
                         buffer.truncate(len);

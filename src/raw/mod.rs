@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::ptr;
 
 pub use self::buffer::Buffer;
+pub(crate) use self::buffer::Tail;
 #[cfg_attr(not(feature = "python"), allow(unused_imports))]
 pub(crate) use self::buffer::{Lender, Loan};
 pub(crate) use self::filling::append_with;

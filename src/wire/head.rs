@@ -7,7 +7,7 @@
 // Most callers know the kind of header, so that little of these functions is left there.
 #![allow(clippy::inline_always)]
 
-use crate::raw::Buffer;
+use crate::raw::{Buffer, Tail};
 use crate::{Error, Result};
 
 /// Where headers are appended.
@@ -27,6 +27,13 @@ impl Out for Buffer {
     #[inline]
     fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.extend_from_slice(bytes);
+    }
+}
+
+impl Out for Tail<'_> {
+    #[inline]
+    fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.append(bytes.into());
     }
 }
 
@@ -269,6 +276,7 @@ impl Head {
     }
 
     /// Appends this header at `width`, one of [`Head::widths`].
+    #[inline]
     pub fn write_wide(self, width: usize, out: &mut impl Out) {
         debug_assert!(self.widths().any(|w| w == width), "{self:?} at {width}");
         let (forms, value) = self.forms();

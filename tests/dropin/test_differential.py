@@ -68,6 +68,46 @@ def test_arrays_like_the_one_before(numbers: list[int], chunk: int):
         assert treepack.serialization.to_bytes(tree(ALIKE), align=1) == expected
 
 
+KEYS = ["{}", "key of thirty-one characters {:02}", "\u00e9{}", "__{}", "x" * 300 + "{}"]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*KEYS, int]),
+            st.sampled_from(range(len(ALIKE))),
+            st.sampled_from([1, 2, 40]),
+        ),
+        max_size=12,
+    ),
+    st.sampled_from(ALIGNMENTS),
+)
+def test_runs_of_arrays_that_are_alike(runs: list[tuple[Any, int, int]], align: int):
+    def tree(leaves: list[Any]) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        for key, leaf, count in runs:
+            for at in range(len(made), len(made) + count):
+                made[at if key is int else key.format(at)] = leaves[leaf]
+        return made
+
+    usual = [it.astype("f4") if it is ALIKE[3] else it for it in ALIKE]
+    expected = flax.to_bytes(tree(usual))
+    assert treepack.serialization.to_bytes(tree(ALIKE), align=1) == expected
+    aligned = treepack.serialization.to_bytes(tree(ALIKE), align=align)
+    assert_same_values(flax.msgpack_restore(aligned), flax.msgpack_restore(expected))
+
+
+@pytest.mark.parametrize("key", ["\ud800", 1, "__msgpack_chunked_array__"])
+def test_a_key_amid_arrays_is_refused_as_elsewhere(key: Any):
+    arrays = {str(at): np.arange(100) for at in range(2000)}
+    errors = []
+    for tree in ({**arrays, key: np.arange(100), "1": 0}, {"0": 1, key: 1.5, "1": 0}):
+        with pytest.raises((TypeError, ValueError, treepack.TreepackError)) as caught:
+            treepack.serialization.to_bytes(tree)
+        errors.append((caught.type, str(caught.value)[:40]))
+    assert errors[0] == errors[1]
+
+
 @given(raw_trees(), st.booleans())
 def test_msgpack_serialize_without_alignment_is_what_flax_writes(tree: Any, in_place: bool):
     expected = flax.msgpack_serialize(tree, in_place=in_place)

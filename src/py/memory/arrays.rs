@@ -213,6 +213,48 @@ fn nbytes(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
     nbytes.ok_or_else(|| PyMemoryError::new_err("an array larger than any memory"))
 }
 
+/// What arrays have in common if what is written before their elements is the same.
+pub struct Alike {
+    pub dtype: Py<PyArrayDescr>,
+    pub shape: SmallVec<[usize; 4]>,
+    /// What such an array has in C order.
+    pub nbytes: usize,
+}
+
+impl Alike {
+    /// The elements of an array, if it is like that, and they lie together in C order.
+    #[inline]
+    pub fn memory<'a>(&self, array: &'a Bound<'_, PyUntypedArray>) -> Option<RawBytes<'a>> {
+        // SAFETY: the array is alive as long as it is borrowed.
+        with_critical_section(array, || unsafe { self.memory_of(array.as_array_ptr()) })
+    }
+
+    /// The same for an array that is borrowed in another way.
+    ///
+    /// # Safety
+    /// The array is alive, and no code of Python runs as long as its memory is used, or something
+    /// holds a reference to it.
+    #[inline]
+    pub(super) unsafe fn memory_of<'a>(
+        &self,
+        array: *mut npyffi::PyArrayObject,
+    ) -> Option<RawBytes<'a>> {
+        // SAFETY: a live array object has valid fields, and as many dimensions as it says; nothing
+        // else runs while they are looked at. For its memory see `ArrayParts::memory`.
+        unsafe {
+            let fields = npyffi::_PyArray_GET_ITEM_DATA(array);
+            let shape = &self.shape[..];
+            let is_like = (*fields).descr.cast() == self.dtype.as_ptr()
+                && (*fields).flags & npyffi::NPY_ARRAY_C_CONTIGUOUS != 0
+                && usize::try_from((*fields).nd) == Ok(shape.len())
+                && (shape.is_empty()
+                    || slice::from_raw_parts((*fields).dimensions.cast::<usize>(), shape.len())
+                        == shape);
+            is_like.then(|| RawBytes::new((*fields).data.cast_const().cast(), self.nbytes))
+        }
+    }
+}
+
 /// What NumPy knows of an array at one moment, read from it without a call of Python. Code that runs later
 /// may give the array another shape or dtype; this stays what it was.
 ///
@@ -265,29 +307,6 @@ impl<'a> ArrayParts<'a> {
                 .descr
                 .cast()
         }
-    }
-
-    /// The elements of an array, if they lie together in C order and it has this dtype, of whose
-    /// arrays of this shape all have so many bytes.
-    #[inline]
-    pub fn memory_like(
-        array: &'a Bound<'_, PyUntypedArray>,
-        dtype: &Py<PyArrayDescr>,
-        shape: &[usize],
-        nbytes: usize,
-    ) -> Option<RawBytes<'a>> {
-        // SAFETY: a live array object has valid fields, and as many dimensions as it says; nothing
-        // else runs while they are looked at. For its memory see `memory`.
-        with_critical_section(array, || unsafe {
-            let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr());
-            let is_like = (*fields).descr.cast() == dtype.as_ptr()
-                && (*fields).flags & npyffi::NPY_ARRAY_C_CONTIGUOUS != 0
-                && usize::try_from((*fields).nd) == Ok(shape.len())
-                && (shape.is_empty()
-                    || slice::from_raw_parts((*fields).dimensions.cast::<usize>(), shape.len())
-                        == shape);
-            is_like.then(|| RawBytes::new((*fields).data.cast_const().cast(), nbytes))
-        })
     }
 
     /// Its dimensions.

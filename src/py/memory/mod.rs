@@ -28,8 +28,10 @@
 //! | `arrays.rs` | arrays of NumPy: over memory that is there, and fresh ones |
 //! | `detached.rs` | working while other threads run Python |
 //! | `dict.rs` | going through a dict |
+//! | `alike.rs` | writing arrays of a dict that are like one another |
 #![allow(unsafe_code)]
 
+mod alike;
 mod arrays;
 mod borrowed;
 mod bytes;
@@ -40,7 +42,8 @@ mod pages;
 mod reserve;
 mod writable;
 
-pub use arrays::{ArrayParts, FreshArray, Owned, SmallCopies, view};
+pub use alike::write_alike;
+pub use arrays::{Alike, ArrayParts, FreshArray, Owned, SmallCopies, view};
 pub use borrowed::{Borrowed, exported};
 pub use bytes::{
     BytesLender, copied, lent_bytes, new_bytes, new_bytes_at_most, new_bytes_elsewhere,

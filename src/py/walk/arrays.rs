@@ -8,12 +8,11 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use smallvec::SmallVec;
 
 use super::super::content::Content;
 use super::super::dtypes::Dtype;
 use super::super::failure::{Failure, Walked};
-use super::super::memory::{ArrayParts, Borrowed, exported};
+use super::super::memory::{Alike, ArrayParts, Borrowed, exported};
 use super::devices::DeviceArray;
 use super::payload::{InSource, LeafPayload, OnDevice};
 use super::state::{Met, Walk};
@@ -43,12 +42,10 @@ const MAX_FAILURES: u8 = 8;
 
 /// The small array that was written last: the next one is often like it.
 pub(super) struct LastSmall {
-    code: i8,
-    dtype: Py<PyArrayDescr>,
-    shape: SmallVec<[usize; 4]>,
-    nbytes: usize,
+    pub code: i8,
+    pub alike: Alike,
     /// See [`crate::encoder::Encoder::last_headers`].
-    headers: Like,
+    pub headers: Like,
 }
 
 impl<'py> Walk<'py> {
@@ -56,8 +53,7 @@ impl<'py> Walk<'py> {
     pub fn array(&mut self, array: &Bound<'py, PyUntypedArray>, code: i8) -> Walked {
         if let Some(last) = &self.last_small
             && last.code == code
-            && let Some(memory) =
-                ArrayParts::memory_like(array, &last.dtype, &last.shape, last.nbytes)
+            && let Some(memory) = last.alike.memory(array)
             && self.out.array_like(&last.headers, memory)?
         {
             return Ok(());
@@ -126,9 +122,11 @@ impl<'py> Walk<'py> {
             self.out.array(&header, kind, put)?;
             self.last_small = self.out.last_headers().map(|headers| LastSmall {
                 code,
-                dtype: self.dtypes[dtype].dtype.object.clone_ref(py),
-                shape: parts.shape().into(),
-                nbytes: memory.len(),
+                alike: Alike {
+                    dtype: self.dtypes[dtype].dtype.object.clone_ref(py),
+                    shape: parts.shape().into(),
+                    nbytes: memory.len(),
+                },
                 headers,
             });
             return Ok(());

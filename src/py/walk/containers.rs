@@ -14,8 +14,9 @@ use super::super::classes::Class;
 use super::super::errors;
 use super::super::failure::{Failure, Walked};
 use super::super::fields::{Attributes, Fields};
-use super::super::memory::{dict_next, has_string_keys};
+use super::super::memory::{dict_next, has_string_keys, write_alike};
 use super::super::value;
+use super::super::watch::Signals;
 use super::state::{Position, Walk};
 use crate::structure::{Kind, NodeType};
 use crate::{grow, wire};
@@ -307,7 +308,11 @@ impl<'py> Walk<'py> {
         let mut position = 0;
         let mut seen = 0;
         let mut all_strings = true;
-        while let Some((key, value)) = dict_next(dict, &mut position) {
+        loop {
+            seen += self.alike(dict, &mut position, count - seen)?;
+            let Some((key, value)) = dict_next(dict, &mut position) else {
+                break;
+            };
             if below.state && all_strings && key.get_type_ptr() != self.types.string {
                 all_strings = false;
                 self.hooks.check_unique_keys.bind(self.py).call1((dict,))?;
@@ -322,6 +327,34 @@ impl<'py> Walk<'py> {
             return Err(changed("dictionary").into());
         }
         Ok(all_strings)
+    }
+
+    /// Writes what comes next of a dict as long as it is arrays like the last one; returns how many.
+    #[inline(never)] // see `value`
+    fn alike(
+        &mut self,
+        dict: &Bound<'py, PyDict>,
+        position: &mut isize,
+        most: usize,
+    ) -> Walked<usize> {
+        let mut written = 0;
+        if let Some(last) = &self.last_small
+            && last.code == wire::EXT_NDARRAY
+            && self.problems.is_none()
+            && self.options.overridden.is_empty()
+        {
+            while written < most {
+                let some = (most - written).min(Signals::VALUES);
+                let (out, headers) = (&mut self.out, &last.headers);
+                let count = write_alike(out, headers, &last.alike, dict, position, some);
+                self.signals.check_many(self.py, count)?;
+                written += count;
+                if count < some {
+                    break;
+                }
+            }
+        }
+        Ok(written)
     }
 
     /// The items of a dict in the order of their keys; never with a structure.

@@ -1,0 +1,86 @@
+//! Writing arrays of a dict that are like one another.
+
+use std::ptr;
+use std::slice;
+
+use numpy::PyUntypedArray;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+use pyo3::{PyTypeInfo, ffi};
+
+use super::arrays::Alike;
+use crate::array::Like;
+use crate::encoder::Encoder;
+use crate::layout::Payload;
+
+/// Writes pairs of a `str` and an array like the last one, which had these headers, from `position` on,
+/// which is moved to the first item that has to be written in another way; returns how many, at most
+/// `most`.
+///
+/// A reference of our own to each would cost a tenth: it is a write to two lines of memory that are
+/// only read otherwise.
+pub fn write_alike<P: Payload>(
+    out: &mut Encoder<P>,
+    headers: &Like,
+    alike: &Alike,
+    dict: &Bound<'_, PyDict>,
+    position: &mut ffi::Py_ssize_t,
+    most: usize,
+) -> usize {
+    if cfg!(feature = "free-threaded") {
+        return 0; // code that changes the dict runs meanwhile
+    }
+    let py = dict.py();
+    let (string, array) = (
+        PyString::type_object_raw(py),
+        PyUntypedArray::type_object_raw(py),
+    );
+    // After the last pair that was given, and before it.
+    let (mut reached, mut before) = (*position, *position);
+    let mut given = 0;
+    let count = out.pairs_like(headers, || {
+        if given == most {
+            return None;
+        }
+        let mut at = reached;
+        let (mut key, mut value) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the call checks the position against the dict as it is, and lends references. Until
+        // the next one no code of Python runs that could take them from the dict: `pairs_like` only
+        // writes to memory that it has. Types are compared before they are relied on. The text belongs
+        // to the string, and is UTF-8.
+        let (text, memory) = unsafe {
+            if ffi::PyDict_Next(dict.as_ptr(), &raw mut at, &raw mut key, &raw mut value) == 0
+                || ffi::Py_TYPE(key) != string
+                || ffi::Py_TYPE(value) != array
+            {
+                return None;
+            }
+            let memory = alike.memory_of(value.cast())?;
+            (text_of(key)?, memory)
+        };
+        (before, reached) = (reached, at);
+        given += 1;
+        Some((text, memory))
+    });
+    *position = if count == given { reached } else { before };
+    count
+}
+
+/// The text of a `str`, unless it has none in UTF-8.
+///
+/// # Safety
+/// It is one, and is alive as long as its text is used.
+#[inline]
+unsafe fn text_of<'a>(string: *mut ffi::PyObject) -> Option<&'a str> {
+    let mut len = 0;
+    // SAFETY: the call returns that many bytes of UTF-8, which the string keeps, or null with an error.
+    unsafe {
+        let start = ffi::PyUnicode_AsUTF8AndSize(string, &raw mut len);
+        if start.is_null() {
+            ffi::PyErr_Clear();
+            return None;
+        }
+        let bytes = slice::from_raw_parts(start.cast(), usize::try_from(len).unwrap_or(0));
+        Some(std::str::from_utf8_unchecked(bytes))
+    }
+}
