@@ -178,6 +178,28 @@ def test_everything_is_told_at_once() -> None:
     assert str(native.value) == note
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        np.zeros(6, np.int32),
+        np.zeros((6, 1), np.float32),
+        np.zeros((2, 3), np.float32),
+        np.zeros(7, np.float32),
+        np.zeros((), np.float32),
+        F64,
+    ],
+)
+def test_one_array_among_many_that_are_alike(other: Any) -> None:
+    usual = {str(at): np.full(6, at, np.float32) for at in range(150)}
+    for at in (0, 1, 2, 64, 65, 66, 130, 149):
+        odd = {**usual, str(at): other}
+        assert [found.path for found in mismatches(usual, odd)] == [str(at)]
+        assert [found.path for found in mismatches(odd, usual)] == [str(at)]
+        assert mismatches(odd, odd) == []
+        loaded = serialization.from_bytes(odd, serialization.to_bytes(odd))
+        jax.tree.map(np.testing.assert_array_equal, loaded, odd)
+
+
 def test_long_lists_of_differences_are_cut() -> None:
     template = {str(index): F32 for index in range(200)}
     state = dict.fromkeys(template, F64)

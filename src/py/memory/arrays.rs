@@ -229,7 +229,36 @@ impl Alike {
         with_critical_section(array, || unsafe { self.memory_of(array.as_array_ptr()) })
     }
 
-    /// The same for an array that is borrowed in another way.
+    /// What arrays like this one have in common.
+    pub fn of(array: &Bound<'_, PyUntypedArray>) -> Self {
+        let parts = ArrayParts::of(array);
+        Self {
+            dtype: array.dtype().unbind(),
+            shape: parts.shape,
+            nbytes: parts.nbytes,
+        }
+    }
+
+    /// Whether an array has this dtype and shape.
+    ///
+    /// # Safety
+    /// The array is alive.
+    #[inline]
+    pub(super) unsafe fn is_of(&self, array: *mut npyffi::PyArrayObject) -> bool {
+        // SAFETY: a live array object has valid fields, and as many dimensions as it says; nothing
+        // else runs while they are looked at.
+        unsafe {
+            let fields = npyffi::_PyArray_GET_ITEM_DATA(array);
+            let shape = &self.shape[..];
+            (*fields).descr.cast() == self.dtype.as_ptr()
+                && usize::try_from((*fields).nd) == Ok(shape.len())
+                && (shape.is_empty()
+                    || slice::from_raw_parts((*fields).dimensions.cast::<usize>(), shape.len())
+                        == shape)
+        }
+    }
+
+    /// As `memory`, of an array that is borrowed in another way.
     ///
     /// # Safety
     /// The array is alive, and no code of Python runs as long as its memory is used, or something
@@ -239,17 +268,11 @@ impl Alike {
         &self,
         array: *mut npyffi::PyArrayObject,
     ) -> Option<RawBytes<'a>> {
-        // SAFETY: a live array object has valid fields, and as many dimensions as it says; nothing
-        // else runs while they are looked at. For its memory see `ArrayParts::memory`.
+        // SAFETY: a live array object has valid fields. For its memory see `ArrayParts::memory`.
         unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array);
-            let shape = &self.shape[..];
-            let is_like = (*fields).descr.cast() == self.dtype.as_ptr()
-                && (*fields).flags & npyffi::NPY_ARRAY_C_CONTIGUOUS != 0
-                && usize::try_from((*fields).nd) == Ok(shape.len())
-                && (shape.is_empty()
-                    || slice::from_raw_parts((*fields).dimensions.cast::<usize>(), shape.len())
-                        == shape);
+            let is_like =
+                self.is_of(array) && (*fields).flags & npyffi::NPY_ARRAY_C_CONTIGUOUS != 0;
             is_like.then(|| RawBytes::new((*fields).data.cast_const().cast(), self.nbytes))
         }
     }

@@ -28,7 +28,7 @@
 //! | `arrays.rs` | arrays of NumPy: over memory that is there, and fresh ones |
 //! | `detached.rs` | working while other threads run Python |
 //! | `dict.rs` | going through a dict |
-//! | `alike.rs` | writing arrays of a dict that are like one another |
+//! | `alike.rs` | arrays of a dict that are like one another |
 #![allow(unsafe_code)]
 
 mod alike;
@@ -42,7 +42,7 @@ mod pages;
 mod reserve;
 mod writable;
 
-pub use alike::write_alike;
+pub use alike::{count_alike, write_alike};
 pub use arrays::{Alike, ArrayParts, FreshArray, Owned, SmallCopies, view};
 pub use borrowed::{Borrowed, exported};
 pub use bytes::{

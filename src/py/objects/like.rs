@@ -5,12 +5,13 @@
 //! gives up, errors included: all is read once more, and `restore/template.rs` finds out what is the
 //! matter.
 
+use numpy::PyUntypedArray;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use super::super::failure::Walked;
-use super::super::memory::{dict_next, new_dict, new_list, new_tuple_of};
+use super::super::memory::{count_alike, dict_next, new_dict, new_list, new_tuple_of};
 use super::super::restore::{Matching, has_older_types, is_decimal};
 use super::values::Objects;
 use crate::events::{Closed, Event};
@@ -18,6 +19,12 @@ use crate::grow;
 use crate::source::read_to;
 use crate::structure::{RECORD_KEY, ROOT_KEY};
 use crate::wire::Head;
+
+/// In dicts with fewer items nothing is gained by looking ahead.
+const MANY: usize = 8;
+
+/// How many arrays of a template are looked at before the first of them is built.
+const ALIKE_AT_ONCE: usize = 64;
 
 /// A part of the tree; nothing if it is not just like the template.
 type Like<'py> = Walked<Option<Bound<'py, PyAny>>>;
@@ -136,11 +143,29 @@ impl<'py> Objects<'_, 'py> {
         }
         let made = new_dict(self.py)?;
         let mut position = 0;
+        // An array, and how many of the next ones are known to be like it.
+        let mut alike: Option<(Bound<'py, PyUntypedArray>, usize)> = None;
         while let Some((key, child)) = dict_next(template, &mut position) {
             let Ok(key) = key.cast_exact::<PyString>() else {
                 return Ok(None);
             };
-            let Some(found) = self.pair_like(key, &child, matching)? else {
+            let expected = match &mut alike {
+                Some((array, left)) if *left > 0 => {
+                    *left -= 1;
+                    array.as_any()
+                }
+                _ => {
+                    alike = None;
+                    if count >= MANY
+                        && let Ok(array) = child.cast_exact::<PyUntypedArray>()
+                    {
+                        let next = count_alike(template, position, array, ALIKE_AT_ONCE);
+                        alike = Some((array.clone(), next));
+                    }
+                    &child
+                }
+            };
+            let Some(found) = self.pair_like(key, expected, matching)? else {
                 return Ok(None);
             };
             made.set_item(key, found)?;

@@ -44,6 +44,8 @@ const MAX_FAILURES: u8 = 8;
 pub(super) struct LastSmall {
     pub code: i8,
     pub alike: Alike,
+    /// Whether the array before was like it.
+    pub is_repeated: bool,
     /// See [`crate::encoder::Encoder::last_headers`].
     pub headers: Like,
 }
@@ -51,11 +53,12 @@ pub(super) struct LastSmall {
 impl<'py> Walk<'py> {
     /// An array of NumPy, or a scalar in one.
     pub fn array(&mut self, array: &Bound<'py, PyUntypedArray>, code: i8) -> Walked {
-        if let Some(last) = &self.last_small
+        if let Some(last) = &mut self.last_small
             && last.code == code
             && let Some(memory) = last.alike.memory(array)
             && self.out.array_like(&last.headers, memory)?
         {
+            last.is_repeated = true;
             return Ok(());
         }
         self.host_array(array, code, Kind::Plain)
@@ -127,6 +130,7 @@ impl<'py> Walk<'py> {
                     shape: parts.shape().into(),
                     nbytes: memory.len(),
                 },
+                is_repeated: false,
                 headers,
             });
             return Ok(());

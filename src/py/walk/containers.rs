@@ -339,6 +339,7 @@ impl<'py> Walk<'py> {
     ) -> Walked<usize> {
         let mut written = 0;
         if let Some(last) = &self.last_small
+            && last.is_repeated
             && last.code == wire::EXT_NDARRAY
             && self.problems.is_none()
             && self.options.overridden.is_empty()
