@@ -9,7 +9,7 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
   test-rust test-python test-oldest lint-rust lint-python lint-packages types \
   fuzz-core fuzz-python fuzz-coverage fuzz-minimize audit audit-offline sanitize-miri sanitize-address \
   sanitize-thread sanitize-extension sanitize-written \
-  wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate \
+  breaches wheels wheel wheels-linux sdist check-packages try-wheels try-sdist crate \
   check-targets test-aarch64 test-aarch64-wheel test-windows
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -380,6 +380,10 @@ sanitize-written: $(VENV)/.test
 	PYTHONMALLOC=malloc PYTHONPATH=python $(call sanitized,valgrind over what is \
 	  written,written,--about '_core\.abi3|points to uninitialised') valgrind --quiet --log-file=target/reports/written/%p \
 	  $(BIN)/python -u tests/support/written.py
+
+## make breaches      takes arguments of docs/unsafe.md away, one at a time, and sees the tests named there fail
+breaches: $(VENV)/.test
+	$(BIN)/python -u tools/breaches.py $(ARGS)
 
 ## make soak          CYCLES= (100000) trees are saved, loaded, opened, selected and verified; then THREADS= (24)
 ##                    do so for MINUTES= (20): memory, handles and threads stay as they are

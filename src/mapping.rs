@@ -460,6 +460,24 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
+    fn what_is_mapped_is_the_file_and_may_change() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model");
+        std::fs::write(&path, b"content").unwrap();
+        let mapping = Mapping::open(&path).unwrap();
+        assert_eq!(mapping.as_raw().len(), 7);
+        assert!(mapping.stable().is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "what was to be filled")]
+    fn pages_have_what_was_filled() {
+        let mut pages = Pages::with_room(9).unwrap();
+        let _ = pages.fill(3, |part| Ok(part[..2].write_copy_of_slice(b"ab")));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn threads_read_one_file_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +64,12 @@ def test_the_table_names_tests_that_are_there() -> None:
         assert names
         for name in names:
             assert re.search(rf"\b(?:fn|def) {name}\(", text), name
+
+
+def test_what_is_taken_away_is_there() -> None:
+    """`make breaches`, which builds each."""
+    command = [sys.executable, ROOT / "tools" / "breaches.py", "--check"]
+    assert "arguments" in subprocess.check_output(command, text=True)
 
 
 def test_each_block_says_why_it_is_sound() -> None:

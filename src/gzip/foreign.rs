@@ -332,6 +332,8 @@ mod tests {
         );
         let (stream, other) = (gzip(&data), gzip(&other[..data.len().min(other.len())]));
         assert_eq!(at_once(&stream).unwrap(), data);
+        let mut larger = vec![MaybeUninit::uninit(); data.len() + 1];
+        assert!(inflate_at_once(&stream, &mut larger).is_none());
         // Others of the same size, and even of the same checksum, must not get lost.
         let same_size = gzip(&data.iter().rev().copied().collect::<Vec<_>>());
         for after in [&stream, &other, &same_size] {

@@ -216,6 +216,12 @@ mod tests {
     }
 
     #[test]
+    fn what_is_zeroed_is_zero() {
+        let mut memory = [MaybeUninit::new(7_u8); 9];
+        assert_eq!(zeroed(&mut memory), [0; 9]);
+    }
+
+    #[test]
     #[should_panic(expected = "what was to be filled")]
     fn who_fills_less_is_found_out() {
         let mut out = Vec::new();

@@ -232,6 +232,22 @@ mod tests {
     }
 
     #[test]
+    fn a_part_is_inside() {
+        let bytes = RawBytes::from(&[1, 2, 3][..]);
+        assert_eq!(bytes.slice(1..3).len(), 2);
+        #[allow(clippy::reversed_empty_ranges)]
+        for outside in [0..4, 4..4, 2..1] {
+            assert!(std::panic::catch_unwind(|| bytes.slice(outside).len()).is_err());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "left == right")]
+    fn what_is_copied_has_the_length_of_its_target() {
+        RawBytes::from(&[1, 2, 3][..]).copy_to(&mut [MaybeUninit::uninit(); 2]);
+    }
+
+    #[test]
     fn memory_overlaps_where_it_does() {
         let bytes = RawBytes::from(&b"abcdef"[..]);
         assert!(bytes.slice(0..3).overlaps(bytes.slice(2..4)));

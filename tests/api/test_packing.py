@@ -215,6 +215,12 @@ def test_small_restored_arrays_hold_on_to_little():
     assert base is None or isinstance(base, bytes) or base.nbytes <= 256
 
 
+def test_small_restored_arrays_are_apart():
+    tree = {"x" * at: np.full(5, at, np.float64) for at in range(100)}
+    restored = treepack.serialization.msgpack_restore(flax.msgpack_serialize(tree))
+    assert_same(restored, tree)
+
+
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "float32", "bfloat16", "float8_e4m3fn", "bool"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (300, 500)])
 def test_arrays_of_jax_of_any_kind(dtype: str, shape: tuple[int, ...]):

@@ -76,7 +76,7 @@ def test_large_arrays_among_them() -> None:
 
 
 LIKE_ANY = """
-import gc, hashlib, pickle, sys
+import ctypes, gc, hashlib, pickle, sys
 import numpy as np
 from treepack import serialization
 
@@ -93,6 +93,8 @@ for count in (1, 400, 405, 395, 440, 3000, 400, 20000, 20001):
         assert hashlib.sha256(found).digest() == hashlib.sha256(copy).digest()
         assert found.find(b"not there, certainly") == -1
         assert sys.getsizeof(found) == sys.getsizeof(copy)
+        end = id(found) + bytes.__basicsize__ - 1 + len(found)  # in C, it ends with a zero
+        assert ctypes.string_at(end, 1) == bytes(1)
         assert sys.getrefcount(found) == 2 and gc.collect() >= 0
         del found, other, copy
 """

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treepack
+from treepack import serialization
 from trees import DTYPES, SCALAR_DTYPES, arrays, assert_same, example_array, raw_trees, state_trees
 
 ALIGNMENTS = [1, 2, 4, 8, 16, 32, 64]
@@ -95,6 +96,35 @@ def test_runs_of_arrays_that_are_alike(runs: list[tuple[Any, int, int]], align: 
     assert treepack.serialization.to_bytes(tree(ALIKE), align=1) == expected
     aligned = treepack.serialization.to_bytes(tree(ALIKE), align=align)
     assert_same_values(flax.msgpack_restore(aligned), flax.msgpack_restore(expected))
+
+
+class Marked(np.ndarray):
+    """An array with a handler."""
+
+
+def marked(_: Marked, state: Any) -> Marked:
+    array: np.ndarray = state["marked"] if isinstance(state, dict) else state
+    return array.view(Marked)
+
+
+serialization.register_serialization_state(Marked, lambda it: {"marked": np.asarray(it)}, marked)
+
+
+def test_arrays_with_handlers_amid_arrays_without():
+    tree: dict[str, Any] = {str(at): np.arange(6) for at in range(40)}
+    tree["20"] = np.arange(6).view(Marked)
+    encoded = serialization.to_bytes(tree)
+    found = flax.msgpack_restore(encoded)
+    assert list(found["20"]) == ["marked"]
+    for state in (tree, {**tree, "20": np.arange(6)}):
+        restored = serialization.from_bytes(tree, serialization.to_bytes(state))
+        is_marked = [type(leaf) is Marked for leaf in restored.values()]
+        assert is_marked == [at == 20 for at in range(40)]
+
+
+def test_arrays_that_are_copied_first_stay_what_they_are():
+    columns = {str(at): np.asfortranarray(np.full((200, 300), at)) for at in range(20)}
+    assert serialization.to_bytes(columns, align=1) == flax.to_bytes(columns)
 
 
 @pytest.mark.parametrize("key", ["\ud800", 1, "__msgpack_chunked_array__"])

@@ -1,6 +1,8 @@
 """Copies of the arrays of a large tree, which share one mapping."""
 
+import mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +54,8 @@ def test_whether_they_may_be_written_can_be_changed(encoded: bytes) -> None:
     array.flags.writeable = True
     array[0] = 1
     assert array[0] == 1
+    pages: Any = array.base
+    assert memoryview(pages).nbytes == -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def test_a_view_keeps_the_memory(tree: dict[str, np.ndarray], encoded: bytes) -> None:

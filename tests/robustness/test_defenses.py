@@ -108,6 +108,31 @@ def test_memory_that_changes_while_it_is_parsed_is_read_or_refused():
     subprocess.run([sys.executable, "-c", CHANGING], check=True, timeout=1800)
 
 
+def test_each_reference_is_given_back_once():
+    tree = {f"key {at}": np.full(at, at, np.float32) for at in range(200)}
+    tree["large"] = np.asfortranarray(np.ones((300, 300), np.float32))
+    objects = [*tree, *tree.values(), np.dtype(np.float32), tree]
+
+    def use() -> None:
+        for write in (treepack.dumps, serialization.to_bytes):
+            data = write(tree)
+            serialization.from_bytes(tree, data)
+            serialization.msgpack_restore(data, copy=True)
+
+    use()
+    before = [sys.getrefcount(it) for it in objects]
+    for _ in range(10):
+        use()
+    assert [sys.getrefcount(it) for it in objects] == before
+
+
+def test_a_buffer_with_gaps_is_refused():
+    data = memoryview(bytes(2 * len(treepack.dumps(1))))[::2]
+    for read in (treepack.loads, serialization.msgpack_restore, serialization.decompress_bytes):
+        with pytest.raises((TypeError, BufferError), match="contiguous"):
+            read(data)
+
+
 @pytest.mark.parametrize("dtype", ["<f4", ">f4"])
 @pytest.mark.parametrize(
     ("attribute", "value"), [("shape", (2, 300)), ("dtype", np.uint8), ("strides", (0,))]
