@@ -253,9 +253,9 @@ impl Buffer {
 
 /// The room at the end of a buffer, for many small things in a row.
 ///
-/// It knows in registers what a buffer has in memory. A load behind many stores waits for those whose
-/// addresses end in the same twelve bits, which is nearly always one where arrays are copied: a third
-/// of the time of arrays of 1,020 bytes was that.
+/// It knows in registers what a buffer has in memory, which makes arrays of 1,020 bytes take a third less
+/// time. The likely reason: a load waits for older stores whose addresses end in the same twelve bits, and
+/// behind the copy of an array there nearly always is one.
 pub(crate) struct Tail<'b> {
     start: NonNull<u8>,
     len: usize,
