@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::ops::{Deref, Range};
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -138,8 +138,7 @@ impl Buffer {
     #[inline]
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
-        self.spare(bytes.len()).write_copy_of_slice(bytes);
-        self.len += bytes.len();
+        self.tail().append(bytes.into());
     }
 
     /// Appends bytes that are here already.
@@ -148,23 +147,15 @@ impl Buffer {
     /// If they are not.
     #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
-        assert!(range.start <= range.end && range.end <= self.len);
         self.reserve(range.len());
-        // SAFETY: the range is written, and there is room for as many bytes after all that is written.
-        unsafe {
-            let from = self.start.as_ptr().add(range.start);
-            let to = self.start.as_ptr().add(self.len);
-            ptr::copy_nonoverlapping(from, to, range.len());
-        }
-        self.len += range.len();
+        self.tail().extend_from_within(range);
     }
 
     /// Appends a copy of memory.
     #[inline]
     pub fn append(&mut self, bytes: RawBytes<'_>) -> Result<()> {
         self.try_reserve(bytes.len())?;
-        bytes.copy_to(self.spare(bytes.len()));
-        self.len += bytes.len();
+        self.tail().append(bytes);
         Ok(())
     }
 
@@ -182,7 +173,6 @@ impl Buffer {
     }
 
     /// The room after all that is written.
-    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn tail(&mut self) -> Tail<'_> {
         Tail {
@@ -190,17 +180,6 @@ impl Buffer {
             len: self.len,
             room: self.room,
             buffer: self,
-        }
-    }
-
-    /// Memory for the next bytes, for which there is room.
-    #[inline]
-    fn spare(&mut self, len: usize) -> &mut [MaybeUninit<u8>] {
-        assert!(len <= self.room - self.len);
-        // SAFETY: the memory has so much room after all that is written, and belongs to `self` alone.
-        unsafe {
-            let start = self.start.add(self.len).cast();
-            slice::from_raw_parts_mut(start.as_ptr(), len)
         }
     }
 
@@ -270,9 +249,9 @@ impl Drop for Tail<'_> {
     }
 }
 
-#[cfg_attr(not(feature = "python"), allow(dead_code))]
 impl Tail<'_> {
     /// How many bytes the buffer has.
+    #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub fn len(&self) -> usize {
         self.len
