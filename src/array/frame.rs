@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use super::align::widen;
 use super::headers::{Array, write_ext, write_str};
-use super::recent::{RecentHeaders, RecentPlace};
+use super::recent::{Like, RecentHeaders, RecentPlace};
 use crate::layout::{LayoutBuilder, Payload};
 use crate::raw::Buffer;
 use crate::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
@@ -200,20 +200,19 @@ pub fn frame<P: Payload>(
     Ok(start)
 }
 
-/// Appends the headers of an array like the one before, if those that align it are known. Nothing has
-/// been done if not.
+/// Appends the headers of an array like one before, if they are known for this place. Nothing has been
+/// done if not.
 #[inline]
 pub fn frame_like<P: Payload>(
     layout: &mut LayoutBuilder<P>,
     recent: &RecentHeaders,
     key: Option<KeyPlace>,
-    like: usize,
+    like: &Like,
     may_box: bool,
 ) -> Result<bool> {
     let offset = key.map_or(layout.len(), |key| key.start);
     let key_len = key.map(|key| layout.len() - key.start - key.head);
-    let place = RecentPlace::of(offset, key_len, may_box);
-    let Some((width, headers)) = recent.aligned_like(like, place) else {
+    let Some((width, headers)) = recent.like(like, offset, key_len, may_box) else {
         return Ok(false);
     };
     let out = layout.headers();

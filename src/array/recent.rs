@@ -90,21 +90,24 @@ impl RecentHeaders {
         self.last.clone()
     }
 
-    /// Those of an array that is like one before, at an offset in the output where a key of so many
-    /// bytes begins, and the width of the header of the key; if they are known.
+    /// Those of an array that is like one before, at an offset in the output where its key, if any, of
+    /// so many bytes begins, and the width of the header of the key; if they are known.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
-    pub(crate) fn after_key(
+    pub(crate) fn like(
         &self,
         like: &Like,
         offset: usize,
-        key: u32,
+        key: Option<usize>,
         may_box: bool,
     ) -> Option<(usize, Range<usize>)> {
         match like {
-            Like::Same(range) => Some((Head::Str(key).width(), range.clone())),
+            Like::Same(range) => {
+                let key = u32::try_from(key.unwrap_or(0)).ok()?;
+                Some((Head::Str(key).width(), range.clone()))
+            }
             Like::Aligned(number) => {
-                let place = RecentPlace::of(offset, Some(key as usize), may_box);
+                let place = RecentPlace::of(offset, key, may_box);
                 self.aligned_like(*number, place)
             }
         }
@@ -128,11 +131,7 @@ impl RecentHeaders {
 
     /// The same for the array with this number.
     #[inline]
-    pub(super) fn aligned_like(
-        &self,
-        number: usize,
-        place: RecentPlace,
-    ) -> Option<(usize, Range<usize>)> {
+    fn aligned_like(&self, number: usize, place: RecentPlace) -> Option<(usize, Range<usize>)> {
         let known = &self.known[number % Self::COUNT];
         if known.number != number {
             return None; // others have taken its place

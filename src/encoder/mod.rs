@@ -365,22 +365,12 @@ impl<P: Payload> Encoder<P> {
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn array_like(&mut self, headers: &Like, bytes: RawBytes<'_>) -> Result<bool> {
-        match headers {
-            Like::Same(range) => {
-                self.begin(false)?;
-                let out = self.layout.headers();
-                out.try_reserve(range.len() + bytes.len())?;
-                out.extend_from_within(range.clone());
-            }
-            Like::Aligned(number) => {
-                let may_box = self.framing.may_box && self.lists == 0;
-                let (layout, recent) = (&mut self.layout, &self.recent);
-                if !array::frame_like(layout, recent, self.key, *number, may_box)? {
-                    return Ok(false);
-                }
-                self.begin(false)?;
-            }
+        let may_box = self.framing.may_box && self.lists == 0;
+        let (layout, recent) = (&mut self.layout, &self.recent);
+        if !array::frame_like(layout, recent, self.key, headers, may_box)? {
+            return Ok(false);
         }
+        self.begin(false)?;
         self.layout.headers().append(bytes)?;
         Ok(true)
     }
@@ -407,8 +397,8 @@ impl<P: Payload> Encoder<P> {
         while open.left >= 2
             && let Some((text, bytes)) = next()
             && let Ok(len) = u32::try_from(text.len())
-            && let offset = payloads + out.len()
-            && let Some((width, headers)) = self.recent.after_key(headers, offset, len, may_box)
+            && let (offset, key) = (payloads + out.len(), Some(text.len()))
+            && let Some((width, headers)) = self.recent.like(headers, offset, key, may_box)
             && text.len() + headers.len() + bytes.len() + Head::MAX_BYTES <= out.room()
             && !text.starts_with("__")
         {

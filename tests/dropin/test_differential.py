@@ -52,6 +52,8 @@ ALIKE = [
     jnp.arange(6, dtype=jnp.float32),
     1.5,
 ]
+# flax writes the bytes of another byte order as they are, under the name of the usual one.
+USUAL = [it.astype("f4") if it is ALIKE[3] else it for it in ALIKE]
 
 
 @given(st.lists(st.sampled_from(range(len(ALIKE))), max_size=20), st.sampled_from([2**30, 500, 20]))
@@ -60,12 +62,10 @@ def test_arrays_like_the_one_before(numbers: list[int], chunk: int):
         found = [leaves[number] for number in numbers]
         return {**{f"{at}": leaf for at, leaf in enumerate(found)}, "list": found}
 
-    # flax writes the bytes of another byte order as they are, under the name of the usual one.
-    usual = [it.astype("f4") if it is ALIKE[3] else it for it in ALIKE]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flax, "MAX_CHUNK_SIZE", chunk)
         patch.setattr(treepack.serialization, "MAX_CHUNK_SIZE", chunk)
-        expected = flax.to_bytes(tree(usual))
+        expected = flax.to_bytes(tree(USUAL))
         assert treepack.serialization.to_bytes(tree(ALIKE), align=1) == expected
 
 
@@ -91,8 +91,7 @@ def test_runs_of_arrays_that_are_alike(runs: list[tuple[Any, int, int]], align: 
                 made[at if key is int else key.format(at)] = leaves[leaf]
         return made
 
-    usual = [it.astype("f4") if it is ALIKE[3] else it for it in ALIKE]
-    expected = flax.to_bytes(tree(usual))
+    expected = flax.to_bytes(tree(USUAL))
     assert treepack.serialization.to_bytes(tree(ALIKE), align=1) == expected
     aligned = treepack.serialization.to_bytes(tree(ALIKE), align=align)
     assert_same_values(flax.msgpack_restore(aligned), flax.msgpack_restore(expected))
