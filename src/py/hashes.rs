@@ -1,11 +1,13 @@
-//! Keys that have the same hash: a dict or set compares each with all that it has of them.
+//! Keys of files: Python hashes and compares them, which must neither take long nor run code that a
+//! file has chosen.
 
 use std::collections::HashMap;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString};
+use pyo3::types::{PyBytes, PyInt, PyList, PyString};
 
 use super::errors;
+use super::hooks::Hooks;
 use crate::{Error, Result};
 
 /// How often each hash has come by.
@@ -19,8 +21,8 @@ impl Hashes {
 
     /// Takes a key that a dict or set gets.
     pub fn add(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {
-        if key.is_exact_instance_of::<PyString>() || key.is_exact_instance_of::<PyBytes>() {
-            return Ok(()); // nobody can foresee theirs
+        if is_unpredictable(key) {
+            return Ok(());
         }
         let hash = key.hash()?;
         self.count(hash)
@@ -51,4 +53,31 @@ pub fn check_hashes(keys: &Bound<'_, PyAny>) -> PyResult<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// An error unless a value of a file may be a key.
+pub fn check_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
+    if may_be_key(key)? {
+        return Ok(());
+    }
+    let kind = key.get_type().qualname()?;
+    let reason = format!("a damaged value: code of {kind} would hash a key of the file");
+    Err(errors::to_py(key.py(), Error::Structure(reason), None))
+}
+
+/// Whether hashing and comparing a value runs no code that a file can choose.
+pub fn may_be_key(key: &Bound<'_, PyAny>) -> PyResult<bool> {
+    if is_unpredictable(key) || key.is_none() || key.is_exact_instance_of::<PyInt>() {
+        return Ok(true);
+    }
+    Hooks::get(key.py())?
+        .is_key
+        .bind(key.py())
+        .call1((key,))?
+        .is_truthy()
+}
+
+/// Whether a file cannot foresee the hash of a key.
+fn is_unpredictable(key: &Bound<'_, PyAny>) -> bool {
+    key.is_exact_instance_of::<PyString>() || key.is_exact_instance_of::<PyBytes>()
 }

@@ -59,6 +59,10 @@ pub struct Hooks {
     pub reduce_value: Py<PyAny>,
     /// `rebuild_value(name, value) -> value`: the reverse.
     pub rebuild_value: Py<PyAny>,
+    /// `is_key(value) -> bool`: may a value of a file be hashed and compared?
+    pub is_key: Py<PyAny>,
+    /// `holds_code(data) -> bool`: do encoded static data have parts that could be called?
+    pub holds_code: Py<PyAny>,
     /// `make_ext(code, data)`: the object for an extension that is not ours.
     pub make_ext: Py<PyAny>,
     /// `printable(text) -> str`: text as it is shown to people.
@@ -128,6 +132,8 @@ impl Hooks {
             hole_error: hook("hole_error")?,
             reduce_value: hook("reduce_value")?,
             rebuild_value: hook("rebuild_value")?,
+            is_key: hook("is_key")?,
+            holds_code: hook("holds_code")?,
             make_ext: hook("make_ext")?,
             printable: hook("printable")?,
             errors: errors.unbind(),

@@ -9,7 +9,7 @@ use pyo3::types::{
 
 use super::errors;
 use super::failure::Walked;
-use super::hashes::{Hashes, check_hashes};
+use super::hashes::{Hashes, check_hashes, check_key};
 use super::hooks::Hooks;
 use super::memory::{
     copied, list_of_results, new_complex, new_dict, new_float, new_int, new_list_of, new_string,
@@ -147,7 +147,7 @@ impl<'py> Values<'py> {
             Value::Frozenset(values) => {
                 let mut items = self.each(values)?;
                 for item in &mut items {
-                    *item = self.hashable(item.clone())?;
+                    *item = self.key(item.clone())?;
                 }
                 let items = new_list_of(py, items)?;
                 let set = check_hashes(items.as_any()).and_then(|()| PyFrozenSet::new(py, items));
@@ -172,7 +172,7 @@ impl<'py> Values<'py> {
         let dict = new_dict(py)?;
         let mut hashes = Hashes::default();
         for (key, value) in pairs {
-            let key = self.hashable(self.of(key)?)?;
+            let key = self.key(self.of(key)?)?;
             let value = self.of(value);
             let value = value.map_err(|failure| failure.below(key.to_string()))?;
             let known = pairs.len() <= Hashes::MOST;
@@ -202,7 +202,8 @@ impl<'py> Values<'py> {
     }
 
     /// A key or an element of a set: text, where a dict has taken its place.
-    fn hashable(&self, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    fn key(&self, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        check_key(&key)?;
         if self.unknown_as_dict
             && key
                 .hash()

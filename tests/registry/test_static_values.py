@@ -73,9 +73,7 @@ items = st.dictionaries(hashable, hashable, max_size=4)
 
 unhashable = st.one_of(
     st.builds(collections.OrderedDict, items),
-    st.builds(
-        collections.defaultdict, st.sampled_from([None, list, int, nnx.Param, jax.nn.relu]), items
-    ),
+    st.builds(collections.defaultdict, st.sampled_from([None, list, int, dict]), items),
     st.dictionaries(hashable, st.integers(), max_size=4).map(collections.Counter),
     st.builds(collections.deque, st.lists(hashable, max_size=4), st.none() | st.integers(4, 9)),
     st.dictionaries(st.text(max_size=3), hashable, max_size=3).map(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import random
 import sys
+import types as types_of_python
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ import flax.training.train_state
 import jax
 import jax.experimental.sparse
 import jax.numpy as jnp
+import msgpack
 import numpy as np
 import optax
 import pytest
@@ -147,3 +150,78 @@ def serialized(text: str) -> bytes:
 @pytest.mark.parametrize("name", ["optax:EmptyState" * 5_000, "jax:" + "." * 10_000, "flax:\0"])
 def test_names_of_any_length(name: str) -> None:
     assert libraries.find(name) is None
+
+
+called: list[Any] = []
+
+
+@treepack.register_function(serialized_name="tests.hostile.canary")
+def canary(*args: Any, **keywords: Any) -> list[Any]:
+    called.append((args, keywords))
+    return []
+
+
+def gadgets() -> list[bytes]:
+    """Encoded static data with a function where code of a library might call it."""
+    part = functools.partial(canary, "/home")
+    names = ("keys", "items", "unflatten", "pop", "get", "shape", "__iter__")
+    space = types_of_python.SimpleNamespace(**dict.fromkeys(names, part))
+    values = [space, (space, space), [space], {"a": part}, canary, part, (part,), ((part,), part)]
+    return [core.encode_value(value) for value in values]
+
+
+def test_no_type_of_the_libraries_calls_functions_of_a_file() -> None:
+    assert USED
+    for name, ty in sorted(types().items()):
+        for children in (field_names(ty), ["0"], []):
+            for static_data in gadgets():
+                record = {
+                    "version": 1,
+                    "types": [{"name": name, "fields": None}],
+                    "nodes": [
+                        ["plain", []],
+                        [{"typed": [0, static_data]}, [[len(children), 0]] if children else []],
+                        ["dict", [[1, 1]]],
+                    ],
+                    "metadata": None,
+                }
+                state = {"n": dict.fromkeys(children, 1)}
+                for placeholders in (False, True):
+                    with contextlib.suppress(treepack.TreepackError):
+                        core.assemble(
+                            state, sealed(msgpack.packb(record)),
+                            convert=None, unknown_as_dict=False, placeholders=placeholders,
+                            static=None,
+                        )  # fmt: skip
+                assert not called, (name, children, static_data)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"named": ["collections.defaultdict", {"tuple": [{"named": ["function",
+            {"str": "tests.hostile.canary"}]}, {"dict": []}]}]},
+        {"named": ["jax.nn", {"str": "__getattr__"}]},
+    ],
+)  # fmt: skip
+def test_values_that_a_file_may_not_name(value: Any) -> None:
+    with pytest.raises(treepack.DecodeError):
+        core.decode_value(msgpack.packb(value))
+
+
+def test_code_of_the_program_gets_no_objects_with_functions() -> None:
+    @jax.tree_util.register_pytree_node_class
+    class Box:
+        def tree_flatten(self) -> Any:
+            return (), types_of_python.SimpleNamespace(keys=functools.partial(canary, 1))
+
+        @classmethod
+        def tree_unflatten(cls, aux: Any, children: Any) -> Any:
+            dict(aux)
+            return cls()
+
+    treepack.register_node(Box, serialized_name="tests.hostile.Box")
+    data = treepack.dumps([Box()])
+    with pytest.raises(treepack.UnregisteredTypeError, match="pass a template as target"):
+        treepack.loads(data)
+    assert not called

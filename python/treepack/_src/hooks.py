@@ -24,6 +24,8 @@ from treepack._src.pytree.prng import wrap as wrap_key
 from treepack._src.pytree.state_dict import expand
 from treepack._src.registry.fixed_fields import fixed_fields
 from treepack._src.registry.holes import hole_error
+from treepack._src.registry.inert import is_key
+from treepack._src.registry.jax_nodes import holds_code
 from treepack._src.registry.nodes import (
     fill_holes,
     find_node_type,
@@ -47,9 +49,11 @@ __all__ = [
     "finish_transfer",
     "fixed_fields",
     "flatten_node",
+    "holds_code",
     "hole_error",
     "host_view",
     "is_abstract_array",
+    "is_key",
     "is_named",
     "make_ext",
     "printable",

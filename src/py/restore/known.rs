@@ -3,11 +3,13 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use super::super::failure::Walked;
+use super::super::hashes::may_be_key;
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, new_tuple_of};
 use crate::structure::NodeType;
@@ -21,6 +23,8 @@ pub struct Known<'py> {
     pub(super) decode: Bound<'py, PyAny>,
     /// What makes nodes of it.
     pub(super) make: Bound<'py, PyAny>,
+    /// Whether that is unknown code of a library.
+    pub(super) foreign: bool,
     /// How the class itself makes nodes, if it does.
     arguments: Option<Arguments<'py>>,
 }
@@ -64,6 +68,7 @@ impl<'py> Known<'py> {
             class: found.getattr(intern!(py, "ty"))?,
             decode: found.getattr(intern!(py, "decode"))?,
             make: found.getattr(make)?,
+            foreign: found.getattr(intern!(py, "foreign"))?.is_truthy()?,
             arguments,
         })
     }
@@ -89,7 +94,7 @@ impl<'py> Known<'py> {
         let data = self.decode.call1((data,))?;
         let fields = self.arguments.as_ref().map(|arguments| arguments.fields);
         match data.cast_into_exact::<PyTuple>() {
-            Ok(data) if Some(data.len()) == fields && data.hash().is_ok() => Ok(Some(data)),
+            Ok(data) if Some(data.len()) == fields && is_constant(data.as_any())? => Ok(Some(data)),
             _ => Ok(None),
         }
     }
@@ -136,6 +141,17 @@ impl<'py> Known<'py> {
         }
         // `Known::of` has looked at the numbers, and both lengths are as they were then.
         self.call(built, data).map(Some)
+    }
+}
+
+/// Whether all nodes with the same static data can share them, since they cannot change.
+pub(super) fn is_constant(data: &Bound<'_, PyAny>) -> PyResult<bool> {
+    if !may_be_key(data)? {
+        return Ok(false);
+    }
+    match data.hash() {
+        Err(error) if !error.is_instance_of::<PyException>(data.py()) => Err(error),
+        hashed => Ok(hashed.is_ok()),
     }
 }
 

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
 
 use super::super::failure::{Failure, Walked};
-use super::super::hashes::check_hashes;
+use super::super::hashes::{check_hashes, check_key};
 use super::super::hooks::Hooks;
 use super::super::memory::{
     copied, dict_next, list_of_results, new_list_of, new_string, new_tuple_of,
@@ -20,7 +20,7 @@ use super::super::memory::{
 use super::super::watch::Signals;
 use super::super::{errors, value};
 use super::keys::{dict_of, is_decimal, path_text};
-use super::known::{Known, UNFLATTEN, has_holes};
+use super::known::{Known, UNFLATTEN, has_holes, is_constant};
 use super::nodes::{children, damaged, node_at};
 use crate::structure::{Kind, Node, NodeType, Record, Repeat};
 use crate::{Error, grow};
@@ -50,6 +50,7 @@ pub fn assemble<'py>(
         record: &record,
         types: grow::filled(Asked::NotYet, record.types.len())?,
         decoded: grow::filled(None, record.nodes.len())?,
+        code: Vec::new(),
         unknown: HashSet::new(),
         with_holes: HashSet::new(),
         unfilled: Vec::new(),
@@ -118,6 +119,8 @@ pub(super) struct Assembly<'a, 'py> {
     types: Vec<Asked<'py>>,
     /// What has been decoded for each node: many children may be the same node.
     decoded: Vec<Option<Bound<'py, PyAny>>>,
+    /// Whether something in or below each node could be called; empty until it is needed.
+    code: Vec<bool>,
     /// The nodes that cannot be what they were, wherever they are: dicts take their places.
     unknown: HashSet<usize>,
     /// The nodes of these whose static data have holes.
@@ -287,6 +290,9 @@ impl<'py> Assembly<'_, 'py> {
         }
         let keys = value::decode(self.py, keys);
         let keys = keys.map_err(|error| self.remembered(node, error.into()))?;
+        if let Ok(keys) = keys.cast_exact::<PyList>() {
+            keys.iter().try_for_each(|key| check_key(&key))?;
+        }
         check_hashes(&keys).map_err(|error| unhashable(self.py, error))?;
         self.decoded[node] = Some(keys.clone());
         Ok(keys)
@@ -328,11 +334,8 @@ impl<'py> Assembly<'_, 'py> {
             let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
             let data = class.decode.call1(data).map_err(of_type);
             let data = data.map_err(|failure| self.remembered(node, failure))?;
-            match data.hash() {
-                // It is not meant to change, either.
-                Ok(_) => self.decoded[node] = Some(data.clone()),
-                Err(error) if error.is_instance_of::<PyException>(py) => {}
-                Err(error) => return Err(error.into()),
+            if is_constant(&data)? {
+                self.decoded[node] = Some(data.clone());
             }
             data
         };
@@ -350,6 +353,16 @@ impl<'py> Assembly<'_, 'py> {
         } else {
             data
         };
+        if class.foreign && self.code_below(node)? {
+            let reason = format!(
+                "code of a library makes nodes of the type '{}', and receives no functions from \
+                 files, such as those in the nodes below; pass a template as target, or \
+                 unknown=\"dict\" to get dicts in their place",
+                found.name
+            );
+            let error = errors::make(py, "UnregisteredTypeError", (reason,)).into();
+            return Err(self.remembered(node, error));
+        }
         if let Some(made) = class.made(dict, built, &data).map_err(of_type)? {
             return Ok(made);
         }
@@ -357,6 +370,31 @@ impl<'py> Assembly<'_, 'py> {
         let children = new_list_of(py, built.iter().cloned())?;
         let parts = new_tuple_of(py, [data, names.into_any(), children.into_any()])?;
         class.make.call1(parts).map_err(of_type)
+    }
+
+    /// Whether static data or keys of the nodes below one could be called.
+    #[inline(never)] // see `node`
+    fn code_below(&mut self, node: usize) -> Walked<bool> {
+        let below = |node: &Node, code: &[bool]| {
+            let mut children = node.1.iter();
+            children.any(|Repeat(_, child)| code[*child as usize])
+        };
+        if self.code.is_empty() {
+            let holds_code = Hooks::get(self.py)?.holds_code.bind(self.py);
+            let mut code = grow::with_room(self.record.nodes.len())?;
+            for node in &self.record.nodes {
+                self.signals.check(self.py)?;
+                let own = match &node.0 {
+                    Kind::Typed(_, data) | Kind::DictWithKeys(data) => {
+                        holds_code.call1((copied(self.py, data)?,))?.is_truthy()?
+                    }
+                    _ => false,
+                };
+                code.push(own || below(node, &code)); // children come first
+            }
+            self.code = code;
+        }
+        Ok(below(&self.record.nodes[node], &self.code))
     }
 
     /// Asks for a type.

@@ -74,6 +74,12 @@ def hashable_mapping() -> Any:
     return None
 
 
+def is_mapping_type(ty: type) -> bool:
+    """Returns whether a type is one of flax's mappings that do not change."""
+    frozen = getattr(imported("flax.core"), "FrozenDict", None)
+    return ty is not type(None) and ty in (frozen, hashable_mapping())
+
+
 class Patch:
     """Replaces functions of `flax.serialization`, at once.
 

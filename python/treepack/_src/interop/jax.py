@@ -140,6 +140,13 @@ def partial_function(partial: Any) -> Any:
     return function.fun if type(function).__name__ == "_HashableCallableShim" else function
 
 
+def is_of_nn(value: object) -> bool:
+    """Returns whether a value is a function of `jax.nn`."""
+    name = getattr(value, "__name__", None) if callable(value) else None
+    found = vars(imported("jax.nn") or object)
+    return isinstance(name, str) and found.get(name) is value
+
+
 is_treedef = instance_of("jax.tree_util", "PyTreeDef")
 """Returns whether a value is a `PyTreeDef`."""
 

@@ -7,8 +7,10 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
+from treepack._src.interop.libraries import library_of_type
 from treepack._src.pytree.handlers import is_from
 
 
@@ -78,13 +80,13 @@ def namedtuple_of(ty: Any, values: Iterable[Any]) -> Any:
     """Makes a namedtuple of these elements.
 
     It calls `_make` only if the program has written one: that of `collections` calls `len`, which
-    the type may have overridden.
+    the type may have overridden, and files name types of libraries.
 
     Raises:
       TypeError: If the number of elements is not that of the fields.
     """
     make = getattr(ty, "_make", None)
-    if make is not None and not is_from(make, "collections"):
+    if make is not None and not is_from(make, "collections") and library_of_type(ty) is None:
         return make(values)
     made = tuple.__new__(ty, values)
     if tuple.__len__(made) != len(ty._fields):
@@ -296,19 +298,46 @@ def from_fields(ty: Any, fields: dict[str, Any]) -> Any:
     return namedtuple_of(ty, found.values()) if is_tuple else with_attributes(ty, found)
 
 
+# The factories that a file may have called by naming a type: they take no time and no memory.
+_FACTORIES: tuple[Any, ...] = (
+    *(None, bool, int, float, complex, str, bytes),
+    *(tuple, list, dict, set, frozenset),
+)
+
+
+def is_inert_factory(factory: Any) -> bool:
+    """Returns whether a file may have a default factory called."""
+    return any(factory is known for known in _FACTORIES)
+
+
 def default_of(ty: Any, name: str) -> list[Callable[[], Any]]:
-    """Returns a list of the factory of a field's default, empty if it has none."""
+    """Returns a list of the factory of a field's default, empty if it has none.
+
+    A factory that a library has written counts as none: a file without the field would call it.
+    """
     named: dict[str, Any] = getattr(ty, "_field_defaults", {})
     if name in named:
         return [lambda: named[name]]
     for field in dataclasses.fields(ty) if dataclasses.is_dataclass(ty) else ():
         if field.name != name:
             continue
-        if field.default_factory is not dataclasses.MISSING:
-            return [field.default_factory]
+        factory = field.default_factory
+        if factory is not dataclasses.MISSING:
+            return [factory] if library_of_type(ty) is None or is_inert_factory(factory) else []
         if field.default is not dataclasses.MISSING:
             return [functools.partial(getattr, field, "default")]
     return []
+
+
+def is_generated(function: Any) -> bool:
+    """Returns whether `dataclasses` has written a function: it stores or compares fields."""
+    return getattr(getattr(function, "__code__", None), "co_filename", "") == "<string>"
+
+
+def has_setter(ty: type, name: str) -> bool:
+    """Returns whether code of a type runs when an attribute is set; slots are none."""
+    found = next((vars(base)[name] for base in ty.__mro__ if name in vars(base)), None)
+    return hasattr(type(found), "__set__") and not isinstance(found, MemberDescriptorType)
 
 
 def with_attributes(ty: type, attributes: dict[str, Any]) -> Any:

@@ -71,7 +71,7 @@ def found_in(module: str, name: str) -> Any:
     Raises:
       UnregisteredTypeError: If it has not, or the module has no such attribute.
     """
-    found = getattr(imported(module), name, None)
+    found = vars(imported(module) or object).get(name)  # without code of the module
     if found is None:
         raise UnregisteredTypeError(
             f"{module}.{name} is not known here; import {module}, or another version of it", name

@@ -20,9 +20,9 @@ from treepack._src.interop import equinox, flax
 from treepack._src.interop.jax import (
     is_array,
     is_extended,
+    is_of_nn,
     is_partial_type,
     is_treedef,
-    needed,
     partial_function,
     treedef_with,
 )
@@ -33,6 +33,7 @@ from treepack._src.pytree.kinds import is_plain_namedtuple
 from treepack._src.registry import types as _types
 from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found_in, instance, one
 from treepack._src.registry.holes import Hole
+from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import find, library_name, library_of
 from treepack._src.registry.names import default_name
 from treepack._src.registry.python_codecs import CODECS
@@ -77,10 +78,9 @@ def _treedef_parts(treedef: Any) -> Any:
 
 
 def _treedef(parts: Any) -> Any:
-    import jax
-
+    structure = found_in("jax.tree_util", "tree_structure")
     if parts is None:
-        return jax.tree_util.tree_structure(0)
+        return structure(0)
     name, auxdata, children = as_parts((str, object, list), parts)
     # JAX reads beyond the end of too few children or auxdata.
     found = _types.TYPES.by_name(name) or of_library(name)
@@ -104,12 +104,14 @@ def _treedef(parts: Any) -> Any:
     if not fits:
         raise ValueError(f"a node of the type {name} has other children or static data")
     if ty is type(None):
-        return jax.tree_util.tree_structure(None)
+        return structure(None)
+    if found is not None:
+        found.check(auxdata)  # whoever unflattens the treedef makes nodes of it
     return treedef_with(ty, auxdata, [_treedef(child) for child in children])
 
 
 def _set(keys: list[Any]) -> set[Any]:
-    core.check_hashes(keys)
+    core.check_hashes(checked_keys(keys))
     return set(keys)
 
 
@@ -198,9 +200,7 @@ def _type(parts: tuple[str, str]) -> Any:
     if module == "numpy":
         return _dtype(name).type
     if module == "jax.numpy" and not name.startswith("_"):
-        import jax.numpy as jnp
-
-        found = getattr(jnp, name)
+        found = found_in("jax.numpy", name)
         if isinstance(found, type):
             return found
     if module == "library":
@@ -225,14 +225,12 @@ def _spec_parts(spec: Any) -> tuple[Any, ...]:
 
 
 def _spec(parts: tuple[Any, ...]) -> Any:
-    from jax.sharding import PartitionSpec
-
     axes, unreduced, reduced = as_parts((tuple, frozenset, frozenset), parts)
     for axis in axes:
         _check_axes(axis if type(axis) is tuple else () if axis is None else (axis,))
     more = {"unreduced": _check_axes(unreduced), "reduced": _check_axes(reduced)}
     more = {kind: names for kind, names in more.items() if names}
-    return PartitionSpec(*axes, **more)  # type: ignore[no-untyped-call]
+    return found_in("jax.sharding", "PartitionSpec")(*axes, **more)
 
 
 def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
@@ -245,10 +243,9 @@ def _named_sharding_parts(sharding: Any) -> tuple[Any, ...]:
 
 def _named_sharding(parts: tuple[Any, ...]) -> Any:
     """Makes a mesh with these axes: of the devices there are, or abstract if they are too few."""
-    import jax
-    from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
-
-    types = (tuple, tuple, PartitionSpec, (str, type(None)), tuple)
+    spec_type = found_in("jax.sharding", "PartitionSpec")
+    jax: Any = imported("jax")
+    types = (tuple, tuple, spec_type, (str, type(None)), tuple)
     names, sizes, spec, memory_kind, *more = as_parts(types[: 5 if len(parts) > 4 else 4], parts)
     _check_axes(names)
     # JAX ends the program for a mesh without devices, or with more than it can count.
@@ -260,25 +257,21 @@ def _named_sharding(parts: tuple[Any, ...]) -> Any:
     if len(axis_types) not in (0, len(names)):
         raise ValueError(f"a mesh needs one type for each axis, not {axis_types} for {names}")
     options = {"axis_types": axis_types} if axis_types else {}
-    mesh: Any = AbstractMesh(sizes, names, **options)
+    mesh: Any = jax.sharding.AbstractMesh(sizes, names, **options)
     if math.prod(sizes) <= jax.device_count():
         devices = np.asarray(jax.devices()[: math.prod(sizes)]).reshape(sizes)
         mesh = jax.sharding.Mesh(devices, names, **options)
-    return NamedSharding(mesh, spec, memory_kind=memory_kind)
+    return jax.sharding.NamedSharding(mesh, spec, memory_kind=memory_kind)
 
 
 def _jax_partial(parts: tuple[Any, ...]) -> Any:
-    from jax.tree_util import Partial
-
     function, args, keywords = as_parts((object, tuple, dict), parts)
-    return Partial(function, *args, **keywords)  # type: ignore[no-untyped-call]
+    return found_in("jax.tree_util", "Partial")(function, *args, **keywords)
 
 
 def _jax_array(parts: tuple[str, tuple[int, ...], bytes]) -> Any:
-    import jax.numpy as jnp
-
     saved = _array(parts)
-    made = jnp.asarray(saved)
+    made = found_in("jax.numpy", "asarray")(saved)
     if made.dtype != saved.dtype:
         raise ValueError(f"jax makes {made.dtype} of {saved.dtype} here; set jax_enable_x64")
     return made
@@ -295,56 +288,42 @@ def _struct_parts(struct: Any) -> tuple[Any, ...]:
 
 
 def _struct(parts: Any) -> Any:
-    import jax
-
     shape, name, weak, sharding = as_parts((tuple, str, bool, _shardings()), parts)
     if len(counts(shape)) > _MOST_DIMENSIONS:
         raise ValueError(f"an array cannot have {len(shape)} dimensions")
     more = {"sharding": sharding, "weak_type": True} if weak else {"sharding": sharding}
-    return jax.ShapeDtypeStruct(shape, _dtype(name), **more)  # type: ignore[no-untyped-call]
+    return found_in("jax", "ShapeDtypeStruct")(shape, _dtype(name), **more)
 
 
 def _shardings() -> tuple[type, ...]:
-    return type(None), needed("a sharding is data of jax").sharding.NamedSharding
+    return type(None), found_in("jax.sharding", "NamedSharding")
 
 
 def _dot_algorithm(parts: Any) -> Any:
-    from jax.lax import DotAlgorithm
-
     types = (object, object, object, int, int, int, bool)
     dtypes = as_parts(types, parts)[:3]
     if not all(isinstance(dtype, (np.dtype, type)) for dtype in dtypes):
         raise ValueError("its types are no dtypes")
-    return DotAlgorithm(*parts)
+    return found_in("jax.lax", "DotAlgorithm")(*parts)
 
 
 def _dimension_numbers(parts: Any) -> Any:
-    from jax.lax import ConvDimensionNumbers
-
-    return ConvDimensionNumbers(*map(counts, as_parts((tuple, tuple, tuple), parts)))
+    numbers = map(counts, as_parts((tuple, tuple, tuple), parts))
+    return found_in("jax.lax", "ConvDimensionNumbers")(*numbers)
 
 
 def _lax_enum(name: str) -> Codec:
     """Returns the codec of an enum of `jax.lax`, whose members are written by name."""
 
     def decode(member: str) -> Any:
-        import jax
-
-        return getattr(jax.lax, name)[one(str, member)]
+        return found_in("jax.lax", name)[one(str, member)]
 
     return Codec(f"jax.lax.{name}", instance_of("jax.lax", name), lambda it: it.name, decode)
 
 
-def _is_of_jax_nn(value: Any) -> bool:
-    name = getattr(value, "__name__", None) if callable(value) else None
-    return isinstance(name, str) and getattr(imported("jax.nn"), name, None) is value
-
-
 def _jax_nn(name: str) -> Any:
-    import jax
-
-    function = None if one(str, name).startswith("_") else getattr(jax.nn, name, None)
-    if not callable(function):
+    function = found_in("jax.nn", one(str, name))
+    if name.startswith("_") or not callable(function):
         raise ValueError(f"jax.nn has no function {name!r}")
     return function
 
@@ -484,7 +463,7 @@ _CODECS = [
         lambda it: _array_parts(np.asarray(it)),
         _jax_array,
     ),
-    Codec("jax.nn", _is_of_jax_nn, lambda it: it.__name__, _jax_nn),
+    Codec("jax.nn", is_of_nn, lambda it: it.__name__, _jax_nn),
     Codec(
         "flax.typing.HashableMapping",
         lambda value: value.__class__ is flax.hashable_mapping(),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from treepack._src.interop import flax
-from treepack._src.pytree.containers import fields_of, from_fields, is_namedtuple
+from treepack._src.pytree.containers import fields_of, from_fields, has_setter, is_namedtuple
 from treepack._src.registry.libraries import library_name
 from treepack._src.registry.names import Names, default_name
 
@@ -25,14 +26,18 @@ class Auxdata(NamedTuple):
       encode: Takes a value, returns its parts.
       decode: Takes the parts, returns the value.
       by_program: Whether the program has registered it as static data.
+      by_code: Whether `decode` is a function of the program.
     """
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
     by_program: bool = True
+    by_code: bool = False
 
 
 AUXDATA: Names[Auxdata] = Names("auxdata")
+
+FUNCTIONS: Names[Any] = Names("function")
 
 # Their values have data besides attributes.
 _BUILTIN = (tuple, list, dict, set, frozenset, str, bytes, bytearray, int, float, complex)
@@ -45,8 +50,10 @@ def is_definition(ty: type) -> bool:
     return (
         dataclasses.is_dataclass(ty)
         and not issubclass(ty, _BUILTIN)
-        # Callables are code, and `__del__` would run on values that nobody has made.
+        # Callables are code. `__del__` would run on values that are made without `__init__`, and
+        # so would the setters of fields.
         and not any({"__call__", "__del__"} & vars(base).keys() for base in ty.__mro__)
+        and not any(has_setter(ty, field.name) for field in dataclasses.fields(ty))
         and not flax.is_graph_definition_type(ty)
         and not flax.is_linen_module_type(ty)
     )
@@ -111,14 +118,24 @@ def member_name(member: enum.Enum) -> str | int:
     # Combinations of flags have no name.
     value = member.value
     if isinstance(member, enum.Flag) and isinstance(value, int):
+        if value & ~_bits(type(member)):
+            raise TypeError(
+                f"{member!r:.100} has bits that no member of its enum has; call "
+                "treepack.register_auxdata on the enum, with encode and decode"
+            )
         return value
     return member.name
 
 
 def member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
     """Returns the member of an enum that `member_name` is of."""
-    if type(name) is str:
-        return ty[name]
-    if type(name) is not int or not issubclass(ty, enum.Flag):
-        raise ValueError(f"a {type(name).__name__} does not name a member of {ty.__qualname__}")
-    return ty(name)
+    if type(name) is str and name in ty.__members__:
+        return ty.__members__[name]
+    if type(name) is int and issubclass(ty, enum.Flag) and not name & ~_bits(ty):
+        return ty(name)
+    raise ValueError(f"{name!r:.100} is not a member of {ty.__qualname__}")
+
+
+def _bits(ty: type[enum.Flag]) -> int:
+    """Returns all bits that members have; enums keep each value with others for good."""
+    return functools.reduce(operator.or_, (it.value for it in ty.__members__.values()), 0)

@@ -116,6 +116,18 @@ def with_holes(values: dict[str, Any], where: str = "") -> dict[str, Any]:
     return {field: _with_holes(value, [field], where) for field, value in values.items()}
 
 
+def in_place_of(field: str, code: Any) -> Hole:
+    """Returns the hole in the place of code in a field.
+
+    Raises:
+      TypeError: If code is not left out, or holds arrays.
+    """
+    if left_out() == "error":
+        raise TypeError(f"the field {field!r}: {_described(code)} cannot be saved{OR_SKIP}")
+    check_has_no_arrays(code)
+    return _hole(code, [field])
+
+
 def auxdata_with_holes(
     auxdata: Any, fields: Sequence[str] | None, nodetype: type | None, where: str
 ) -> Any:
@@ -292,8 +304,9 @@ class Fillings:
         return (node,)
 
 
-# Makes a value of the name of its type and of its parts, in a tuple; `None` for unknown names.
-Known = Callable[[str, Any], tuple[Any] | None]
+# Makes a value of the name of its type and of its parts, as saved and with their holes filled, in a
+# tuple; `None` for unknown names.
+Known = Callable[[str, Any, Any], tuple[Any] | None]
 
 
 def fill(
@@ -378,7 +391,7 @@ class _Filling:
         if type(value) is Hole:
             inside = _paths.parts(value.field) if value.field else []
             parts = self.fill(value.parts)
-            if value.name is not None and (known := self.known(value.name, parts)):
+            if value.name is not None and (known := self.known(value.name, value.parts, parts)):
                 return known[0]
             found = self._by_path(value, inside)
             found = found or self._in_template(value, inside, self.fillings.static, 0)
@@ -485,6 +498,8 @@ def _inside(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
             value = {str(key): item for key, item in value.items()}.get(part, Code)
         elif isinstance(value, (list, tuple)) and not is_namedtuple(type(value)):
             value = dict(zip(map(str, range(len(value))), value, strict=True)).get(part, Code)
+        elif part.startswith("__"):  # a file has chosen the name
+            return None
         else:
             value = getattr(value, part, Code)
         if value is Code:

@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.interop.jax import argument_order, registered_unflatten, unflattener
+from treepack._src.interop.libraries import library_of_type
 from treepack._src.pytree import kinds as code
 from treepack._src.pytree.containers import namedtuple_of
 from treepack._src.pytree.kinds import flatten
 from treepack._src.registry import holes as _holes
 from treepack._src.registry.fields import Fields, dataclass_fields
+from treepack._src.registry.inert import is_given, is_inert, storing
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import FieldNames, NodeType, Upgrade, check_children
+from treepack.errors import TreepackError, UnregisteredTypeError
 
 
 def jax_node_type(
@@ -23,13 +26,15 @@ def jax_node_type(
     name: str,
     fields: Fields | None,
     encode: Callable[[Any], bytes] | None = None,
-    decode: Callable[[bytes], Any] = core.decode_value,
+    decode: Callable[[bytes], Any] | None = None,
     *,
     version: int = 0,
     upgrade: Upgrade | None = None,
 ) -> NodeType:
     """Describes a type that JAX knows."""
     meta = None if fields is None else fields.meta
+    stores = storing(nodetype, fields)
+    library = library_of_type(nodetype)
     writes_auxdata = encode is None
     encode = encode or functools.partial(encode_auxdata, nodetype=nodetype, meta=meta)
 
@@ -49,9 +54,29 @@ def jax_node_type(
         fields = _holes.by_field(auxdata, meta, nodetype)
         return {**code.split(node, children)[1], **fields, "": auxdata}
 
+    def check(static: Any) -> None:
+        if stores is not None and upgrade is None and stores(static):
+            return
+        if not (is_given(static) if library is None else is_inert(static)):
+            raise UnregisteredTypeError(
+                f"nodes of the type {name!r} are made by code of {library or 'the program'}, which "
+                "receives no functions from files, nor objects that could hold some; pass a "
+                'template as target, or unknown="dict" to get dicts in their place',
+                name,
+            )
+
+    def decode_checked(data: bytes) -> Any:
+        if decode is not None:
+            return decode(data)
+        static = core.decode_value(data)
+        check(static)
+        return static
+
     def decode_all(data: bytes) -> Any:
         found = _extended(data)
-        return decode(data) if found is None else found._replace(static=decode(found.static))
+        if found is None:
+            return decode_checked(data)
+        return found._replace(static=decode_checked(found.static))
 
     def completed(static: Any, names: list[str], children: list[Any]) -> tuple[Any, list[Any]]:
         """Returns auxdata and children in the form of JAX, which does not check them."""
@@ -60,7 +85,8 @@ def jax_node_type(
         if fields is not None:
             check_children(fields.data, names)
             if type(static) is not tuple or len(static) != len(fields.meta):
-                raise ValueError(f"its static data should be {fields.meta}, not {static!r:.100}")
+                found = type(static).__name__
+                raise ValueError(f"its static data should be {fields.meta}, not this {found}")
         return static, children
 
     def made_by(make: Callable[[Any, list[Any]], Any]) -> Callable[..., Any]:
@@ -78,6 +104,7 @@ def jax_node_type(
 
         return unflatten
 
+    foreign = stores is None and library is not None
     all_fields = None if fields is None else [*fields.data, *fields.meta]
     unflatten = made_by(unflattener(nodetype, all_fields))
     unflatten_abstract = unflatten if fields is None else made_by(fields.unflatten_abstract)
@@ -98,9 +125,11 @@ def jax_node_type(
         checked=fields is not None,
         version=version,
         upgrade=upgrade,
-        order=None if all_fields is None else argument_order(nodetype, all_fields),
+        order=None if all_fields is None or foreign else argument_order(nodetype, all_fields),
         writes_auxdata=writes_auxdata,
         static_of=static_of,
+        check=check,
+        foreign=foreign,
     )
 
 
@@ -185,6 +214,16 @@ def _extended(data: bytes) -> _Variable | _WithFunctions | None:
         case (mark, bytes(static), list(names), dict(functions)) if mark == _FUNCTIONS:
             return _WithFunctions(static, names, functions)
     return None
+
+
+def holds_code(data: bytes) -> bool:
+    """Returns whether encoded static data have parts that code of a library must not receive."""
+    try:
+        found = _extended(data)
+        static = core.decode_value(data if found is None else found.static)
+    except TreepackError:
+        return True
+    return isinstance(found, _WithFunctions) or not is_inert(static)
 
 
 def encode_auxdata(auxdata: Any, nodetype: type | None = None, meta: Any = None) -> bytes:

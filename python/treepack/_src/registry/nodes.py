@@ -12,12 +12,14 @@ from treepack._src.interop import jax as _jax
 from treepack._src.interop.modules import imported
 from treepack._src.options import left_out
 from treepack._src.pytree import handlers
-from treepack._src.pytree.containers import NodeKind, check_unique_keys
+from treepack._src.pytree.containers import NodeKind, check_unique_keys, is_inert_factory
 from treepack._src.pytree.kinds import PYTREE, Pruned, joined, kind_of
 from treepack._src.pytree.leaves import explain
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
+from treepack._src.registry.codec import as_parts, one
+from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import library_name, library_of
 from treepack._src.registry.names import OlderDefinitionError, default_name
 from treepack._src.registry.static import remark_on_main
@@ -263,8 +265,17 @@ def _mapping(
         check_unique_keys(mapping)
         keys = None if all(type(key) is str for key in mapping) else list(mapping)
         children = {str(key): value for key, value in mapping.items()}
-        parts = _holes.with_holes({"keys": keys, "default_factory": extra(mapping)})
-        return core.encode_value(tuple(parts.values())), children
+        factory = extra(mapping)
+        if not is_inert_factory(factory):
+            factory = _holes.in_place_of("default_factory", factory)
+        keys = _holes.with_holes({"keys": keys})["keys"]
+        return core.encode_value((keys, factory)), children
+
+    def decode(data: bytes) -> Any:
+        keys, factory = as_parts(((list, type(None)), object), core.decode_value(data))
+        if type(factory) is not _holes.Hole and not is_inert_factory(factory):
+            raise ValueError(f"{factory!r:.100} is not a default factory that a file may name")
+        return None if keys is None else checked_keys(keys), factory
 
     def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
         keys, more = static
@@ -278,13 +289,18 @@ def _mapping(
     def static_of(mapping: Any) -> dict[str, Any]:
         return {"keys": list(mapping), "default_factory": extra(mapping)}
 
-    return _own_type(ty, name, flatten, unflatten, static_of)
+    return _own_type(ty, name, flatten, unflatten, static_of, decode)
 
 
 def _own_type(
-    ty: type, name: str, flatten: Any, unflatten: Any, static_of: _holes.StaticOf = lambda _: {}
+    ty: type,
+    name: str,
+    flatten: Any,
+    unflatten: Any,
+    static_of: _holes.StaticOf = lambda _: {},
+    decode: Callable[[bytes], Any] = core.decode_value,
 ) -> NodeType:
-    return NodeType(ty, name, flatten, unflatten, unflatten_abstract=unflatten, static_of=static_of)
+    return NodeType(ty, name, flatten, unflatten, unflatten, decode, static_of=static_of)
 
 
 def _flatten_partial(partial: Any) -> tuple[bytes, dict[str, Any]]:
@@ -299,6 +315,11 @@ def _flatten_pruned(pruned: Pruned) -> tuple[bytes, dict[str, Any]]:
         _holes.check_field(name, function)
     kind = type(pruned.container).__name__
     return core.encode_value((kind, pruned.keys(), functions)), pruned.children()
+
+
+def _decode_pruned(data: bytes) -> Any:
+    kind, keys, functions = as_parts((str, list, dict), core.decode_value(data))
+    return kind, checked_keys(keys), functions
 
 
 def _unflatten_pruned(static: Any, names: list[str], children: list[Any]) -> Any:
@@ -323,6 +344,14 @@ def _flatten_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
     if type(children) is not dict:
         raise TypeError(f"the handler of {default_name(type(node))} returns no dict")
     return core.encode_value(_holes.Hole(None, default_name(type(node)))), children
+
+
+def _decode_hole(data: bytes) -> Any:
+    """Decodes the static data of a node that only the program can make."""
+    hole = one(_holes.Hole, core.decode_value(data))
+    if hole.name is not None:
+        raise ValueError("it has parts of its own")
+    return hole
 
 
 def _unflatten_unnamed(template: Any, names: list[str], children: list[Any]) -> Any:
@@ -358,11 +387,16 @@ _CODE = "treepack.code"
 
 _own: dict[type, NodeType] = {
     Pruned: _own_type(
-        Pruned, "treepack.pruned", _flatten_pruned, _unflatten_pruned, Pruned.functions
+        Pruned,
+        "treepack.pruned",
+        _flatten_pruned,
+        _unflatten_pruned,
+        Pruned.functions,
+        _decode_pruned,
     ),
     # No node has one of these types.
-    NodeKind: _own_type(NodeKind, _UNNAMED, None, _unflatten_unnamed),
-    _holes.Code: _own_type(_holes.Code, _CODE, None, _unflatten_code),
+    NodeKind: _own_type(NodeKind, _UNNAMED, None, _unflatten_unnamed, decode=_decode_hole),
+    _holes.Code: _own_type(_holes.Code, _CODE, None, _unflatten_code, decode=_decode_hole),
     collections.OrderedDict: _mapping(
         collections.OrderedDict,
         "collections.OrderedDict",
@@ -384,11 +418,7 @@ def _own_by_name(name: str) -> type | None:
         if found.name == name:
             return ty
     if name == "jax.tree_util.Partial":
-        try:
-            from jax.tree_util import Partial
-        except ImportError:
-            return None
-        return Partial
+        return getattr(imported("jax.tree_util"), "Partial", None)
     core_of_flax = imported("flax.core")
     if core_of_flax is not None and name == "flax.core.FrozenDict":
         return core_of_flax.FrozenDict  # type: ignore[no-any-return]

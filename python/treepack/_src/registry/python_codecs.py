@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import collections
 import datetime
+import decimal
+import fractions
 import functools
 import pathlib
 import types
+import uuid
+import zoneinfo
 from collections.abc import Callable
 from typing import Any
 
-from treepack._src.registry.codec import Codec, as_parts, exactly, instance, one
+from treepack._src.pytree.containers import is_inert_factory
+from treepack._src.registry.codec import Codec, as_parts, instance, one
 
 
 def _callable(function: Any) -> Any:
@@ -31,35 +36,25 @@ def _path(ty: type[pathlib.PurePath]) -> Codec:
 # Collections
 
 
+def _defaultdict_parts(it: collections.defaultdict[Any, Any]) -> tuple[Any, dict[Any, Any]]:
+    if not is_inert_factory(it.default_factory):
+        raise TypeError(
+            f"the default factory {it.default_factory!r:.100} of static data cannot be saved: "
+            "those of files are builtin types, such as list"
+        )
+    return it.default_factory, dict(it)
+
+
 def _defaultdict(made_of: Any) -> Any:
     factory, items = as_parts((object, dict), made_of)
-    return collections.defaultdict(None if factory is None else _callable(factory), items)
+    if not is_inert_factory(factory):
+        raise ValueError(f"{factory!r:.100} is not a default factory that a file may name")
+    return collections.defaultdict(factory, items)
 
 
 def _deque(made_of: Any) -> Any:
     items, most = as_parts((tuple, (int, type(None))), made_of)
     return collections.deque(items, most)
-
-
-# Numbers, whose modules are not imported before somebody needs them.
-
-
-def _fraction(made_of: Any) -> Any:
-    import fractions
-
-    return fractions.Fraction(*as_parts((int, int), made_of))
-
-
-def _decimal(text: Any) -> Any:
-    import decimal
-
-    return decimal.Decimal(one(str, text))
-
-
-def _uuid(content: Any) -> Any:
-    import uuid
-
-    return uuid.UUID(bytes=one(bytes, content))
 
 
 # Dates and times
@@ -73,14 +68,10 @@ def _zone_name(zone: Any) -> str:
 
 @functools.cache
 def _zones() -> set[str]:
-    import zoneinfo
-
     return zoneinfo.available_timezones()
 
 
 def _zone(name: Any) -> Any:
-    import zoneinfo
-
     if one(str, name) not in _zones():  # which keeps to the data of time zones
         raise ValueError(f"there is no time zone {name!r:.100} here")
     return zoneinfo.ZoneInfo(name)
@@ -89,12 +80,12 @@ def _zone(name: Any) -> Any:
 def _zone_of(time: Any) -> Any:
     """Returns the time zone of a time, if it is of Python's library."""
     zone = time.tzinfo
-    if zone is None or type(zone) is datetime.timezone or _is_zone(zone):
+    if zone is None or type(zone) in _ZONES:
         return zone
     raise TypeError(f"the time zone {zone!r:.100} cannot be saved as static data")
 
 
-_is_zone = exactly("zoneinfo", "ZoneInfo")
+_ZONES = (datetime.timezone, zoneinfo.ZoneInfo)
 
 
 def _time_parts(time: Any) -> tuple[str, int, Any]:
@@ -104,7 +95,7 @@ def _time_parts(time: Any) -> tuple[str, int, Any]:
 def _time_of(ty: Any) -> Callable[[Any], Any]:
     def decode(made_of: Any) -> Any:
         text, fold, zone = as_parts((str, int, object), made_of)
-        if zone is not None and type(zone) is not datetime.timezone and not _is_zone(zone):
+        if zone is not None and type(zone) not in _ZONES:
             raise ValueError(f"a {type(zone).__name__} is not a time zone")
         time = ty.fromisoformat(text)
         if time.tzinfo is not None:
@@ -179,7 +170,7 @@ CODECS = [
     Codec(
         "collections.defaultdict",
         collections.defaultdict,
-        lambda it: (it.default_factory, dict(it)),
+        _defaultdict_parts,
         _defaultdict,
     ),
     Codec(
@@ -197,12 +188,17 @@ CODECS = [
     ),
     Codec(
         "fractions.Fraction",
-        exactly("fractions", "Fraction"),
+        fractions.Fraction,
         lambda it: (it.numerator, it.denominator),
-        _fraction,
+        lambda parts: fractions.Fraction(*as_parts((int, int), parts)),
     ),
-    Codec("decimal.Decimal", exactly("decimal", "Decimal"), str, _decimal),
-    Codec("uuid.UUID", exactly("uuid", "UUID"), lambda it: it.bytes, _uuid),
+    Codec("decimal.Decimal", decimal.Decimal, str, lambda text: decimal.Decimal(one(str, text))),
+    Codec(
+        "uuid.UUID",
+        uuid.UUID,
+        lambda it: it.bytes,
+        lambda content: uuid.UUID(bytes=one(bytes, content)),
+    ),
     Codec(
         "datetime.date",
         datetime.date,
@@ -218,5 +214,5 @@ CODECS = [
         lambda made_of: datetime.timedelta(*as_parts((int, int, int), made_of)),
     ),
     Codec("datetime.timezone", datetime.timezone, _timezone_parts, _timezone),
-    Codec("zoneinfo.ZoneInfo", _is_zone, _zone_name, _zone),
+    Codec("zoneinfo.ZoneInfo", zoneinfo.ZoneInfo, _zone_name, _zone),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
@@ -14,7 +15,9 @@ from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static
 from treepack._src.registry import types as _types
+from treepack._src.registry.codec import one
 from treepack._src.registry.fields import Fields
+from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, namedtuple_type
 from treepack._src.registry.names import decorator, default_name, registering
 from treepack._src.registry.types import Upgrade, fields_text
@@ -127,8 +130,8 @@ def register_dataclass(
             register_with_jax(nodetype, data, meta, drop_fields=[*map(_Whole, drop_fields)])
             fields = given
         build = None if fields is None else fields.unflatten_abstract
-        _jax_export.register(nodetype, name, encode_auxdata, core.decode_value, build)
         added = jax_node_type(nodetype, name, fields, version=version, upgrade=upgrade)
+        _jax_export.register(nodetype, name, encode_auxdata, added.decode, build)
         _types.add(added, aliases)
         if dataclasses.is_dataclass(nodetype):
             _static.register_fields(nodetype, name, aliases)
@@ -217,25 +220,24 @@ def register_node(
                 "jax.tree_util.register_pytree_node before, or treepack.register_dataclass"
             )
         fields = Fields.of(nodetype)
-        encode = serialize_auxdata or encode_auxdata
-        decode = deserialize_auxdata or core.decode_value
+        encode: Callable[[Any], bytes] = serialize_auxdata or encode_auxdata
+        decode: Callable[[bytes], Any] | None = deserialize_auxdata
+        added = jax_node_type(
+            nodetype,
+            serialized_name,
+            fields,
+            None if decode is None else lambda aux: core.encode_value(encode(aux)),
+            None if decode is None else functools.partial(_decode_bytes, decode),
+            version=version,
+            upgrade=upgrade,
+        )
         if from_children is None and fields is not None:
             from_children = fields.unflatten_abstract
+        own = _nodes.own(nodetype)
+        decode = decode or (added.decode if own is None else decode_given)
         _jax_export.register(nodetype, serialized_name, encode, decode, from_children)
-        if _nodes.own(nodetype) is not None:
-            return nodetype  # needs no registration
-        by_program = (
-            ()
-            if serialize_auxdata is None
-            else (
-                lambda aux: core.encode_value(encode(aux)),
-                lambda data: decode(core.decode_value(data)),
-            )
-        )
-        added = jax_node_type(
-            nodetype, serialized_name, fields, *by_program, version=version, upgrade=upgrade
-        )
-        _types.add(added, aliases)
+        if own is None:  # others need no registration
+            _types.add(added, aliases)
     return nodetype
 
 
@@ -302,12 +304,17 @@ def register_namedtuple(
             nodetype,
             name,
             encode_auxdata,
-            core.decode_value,
+            decode_given,
             lambda _, children: namedtuple_of(nodetype, children),
         )
         _types.add(namedtuple_type(nodetype, name, version=version, upgrade=upgrade), aliases)
         _static.register_fields(nodetype, name, aliases)
     return nodetype
+
+
+def _decode_bytes(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    """Decodes auxdata that a function of the program has written as bytes."""
+    return decode(one(bytes, core.decode_value(data)))
 
 
 def _check_is_type(nodetype: Any) -> None:

@@ -20,6 +20,7 @@ from treepack._src.registry import jax_export as _jax_export
 from treepack._src.registry import nodes as _nodes
 from treepack._src.registry import static as _static
 from treepack._src.registry import types as _types
+from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata
 from treepack._src.registry.names import default_name, is_unstable, registering
 from treepack._src.registry.register import register_namedtuple, register_node
@@ -76,7 +77,7 @@ def register_tree(tree: Any, *, prefix: str | None = None) -> dict[str, type]:
         elif is_node(node):
             own = _nodes.own(ty)
             if own is not None:
-                _jax_export.register(ty, own.name, encode_auxdata, core.decode_value, None)
+                _jax_export.register(ty, own.name, encode_auxdata, decode_given, None)
             elif _types.registered(ty) is None and ty not in _nodes.BY_JAX:
                 register(ty)
             if ty in _nodes.BY_JAX:

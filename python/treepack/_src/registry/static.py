@@ -23,6 +23,7 @@ from treepack._src.pytree.containers import fields_of, from_fields
 from treepack._src.registry import codecs as _codecs
 from treepack._src.registry.definitions import (
     AUXDATA,
+    FUNCTIONS,
     Auxdata,
     is_definition,
     made_of,
@@ -30,9 +31,9 @@ from treepack._src.registry.definitions import (
     member_name,
     parts_of,
 )
+from treepack._src.registry.inert import is_given
 from treepack._src.registry.libraries import find, library_name, library_of
 from treepack._src.registry.names import (
-    Names,
     OlderDefinitionError,
     decorator,
     default_name,
@@ -43,9 +44,6 @@ from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
 T = TypeVar("T", bound=type)
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-_functions: Names[Any] = Names("function")
 
 
 @overload
@@ -115,14 +113,16 @@ def register_auxdata(
         raise TypeError(f"expected a class, got {ty!r:.100}")
     if (encode is None) != (decode is None):
         raise TypeError("encode and decode must both be given, or none of them")
+    by_code = True
     if encode is None or decode is None:
         encode, decode = _by_definition(ty)
+        by_code = False
     name = AUXDATA.chosen(ty, serialized_name)
     if is_own_name(name):
         raise ValueError(f"the auxdata name {name!r} is reserved for treepack")
     with registering:
         AUXDATA.check(ty, name, aliases)
-        AUXDATA.add(ty, name, Auxdata(encode, decode), aliases)
+        AUXDATA.add(ty, name, Auxdata(encode, decode, by_code=by_code), aliases)
     return ty
 
 
@@ -199,10 +199,10 @@ def register_function(
         return decorator(register_function, locals())
     if serialized_name is None and function_name(function) is None:
         raise TypeError(f"serialized_name is needed for {function!r}, which has no name of its own")
-    name = _functions.chosen(function, serialized_name)
+    name = FUNCTIONS.chosen(function, serialized_name)
     with registering:
-        _functions.check(function, name, aliases)
-        _functions.add(function, name, function, aliases)
+        FUNCTIONS.check(function, name, aliases)
+        FUNCTIONS.add(function, name, function, aliases)
     return function
 
 
@@ -233,7 +233,7 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     named = AUXDATA.named(type(value))
     if named is not None:
         return named[0], named[1].encode(value)
-    name = _functions.name_of(value)
+    name = FUNCTIONS.name_of(value)
     if name is not None:
         return "function", name
     parts = _codecs.encode(value) or _of_library(value)
@@ -245,7 +245,7 @@ def reduce_value(value: Any) -> tuple[str, Any]:
 
 def _check_definition(value: Any) -> None:
     """Raises an OlderDefinitionError if a value, or its type, has lost its name."""
-    newer = _functions.newer(value) if callable(value) and function_name(value) else None
+    newer = FUNCTIONS.newer(value) if callable(value) and function_name(value) else None
     if newer is not None:
         raise OlderDefinitionError(
             f"{short_repr(value)} is an older definition of {newer!r}, which was defined again "
@@ -266,9 +266,24 @@ def rebuild_value(name: str, parts: Any) -> Any:
       UnregisteredTypeError: A DecodeError. If nothing has this name.
       DecodeError: If no value can be made from the parts.
     """
+    return _rebuilt(name, parts, parts)
+
+
+def _rebuilt(name: str, saved: Any, parts: Any) -> Any:
+    """Makes a value from a name and parts; those that were saved may have had holes.
+
+    Raises:
+      UnregisteredTypeError: A DecodeError. If nothing has this name.
+      DecodeError: If no value can be made from the parts.
+    """
     auxdata = AUXDATA.by_name(name)
     if auxdata is not None:
         decode: Callable[[Any], Any] | None = auxdata.decode
+        if auxdata.by_code and not is_given(saved):
+            raise DecodeError(
+                f"static data of type {name} hold objects with functions, which decode= must not "
+                "receive from a file"
+            )
     else:
         decode = (
             _function if name == "function" else _codecs.decoder(name) or _library_decoder(name)
@@ -324,11 +339,11 @@ _library_types: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictio
 _MOST_NAMES = 1000
 
 
-def known_type(name: str, parts: Any) -> tuple[Any] | None:
+def known_type(name: str, saved: Any, parts: Any) -> tuple[Any] | None:
     """Makes a value of a type that the program knows, in a tuple; `None` for other names."""
     if AUXDATA.by_name(name) is None and _library_decoder(name) is None:
         return None
-    return (rebuild_value(name, parts),)
+    return (_rebuilt(name, saved, parts),)
 
 
 def remark_on_main(name: str) -> str:
@@ -342,7 +357,7 @@ def remark_on_main(name: str) -> str:
 
 
 def _function(name: str) -> Any:
-    function = _functions.by_name(name) if type(name) is str else None
+    function = FUNCTIONS.by_name(name) if type(name) is str else None
     if function is None:
         raise UnregisteredTypeError(
             f"no function is registered with the name {name!r}; call treepack.register_function "

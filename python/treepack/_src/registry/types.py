@@ -21,8 +21,8 @@ Upgrade = Callable[[dict[str, Any], dict[str, Any], int], tuple[dict[str, Any], 
 class NodeType(NamedTuple):
     """One type of nodes.
 
-    The core asks for `ty`, `decode`, `unflatten`, `unflatten_abstract`, `fields` and `order` by
-    name.
+    The core asks for `ty`, `decode`, `unflatten`, `unflatten_abstract`, `fields`, `order` and
+    `foreign` by name.
 
     Attributes:
       ty: The type.
@@ -43,6 +43,9 @@ class NodeType(NamedTuple):
         as arguments: calling it so is the same as `unflatten`, and faster. `None` if it is not.
       writes_auxdata: Whether JAX's auxdata are written unchanged.
       static_of: Takes a node, returns the static data that fill holes in nodes like it.
+      check: Takes static data of a file; raises if code that makes nodes must not receive them.
+      foreign: Whether unknown code of a library makes nodes: it receives no functions, neither
+        in static data nor below its children.
     """
 
     ty: type
@@ -58,6 +61,8 @@ class NodeType(NamedTuple):
     order: list[int] | None = None
     writes_auxdata: bool = False
     static_of: _holes.StaticOf = lambda _: {}
+    check: Callable[[Any], None] = lambda _: None
+    foreign: bool = False
 
 
 TYPES: Names[NodeType] = Names("node type")

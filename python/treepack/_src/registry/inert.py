@@ -1,0 +1,250 @@
+"""Which data of a file may reach code that treepack did not write.
+
+A file chooses the type of a node and its static data. Where treepack makes the node, it only
+stores them. Where a function of a library or of the program does, that function may evaluate
+`data[0]`, `data.keys()` or `data(...)`, and a hostile file could have put a function there. So such
+code receives only values from the lists here, whose methods call nothing that a file can choose.
+docs/design.md has the rule and its reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import pathlib
+import types
+import uuid
+import zoneinfo
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import treepack._core as core
+from treepack._src.interop import equinox, flax
+from treepack._src.interop import jax as _jax
+from treepack._src.interop.modules import imported
+from treepack._src.pytree.containers import fields_of, has_setter, is_generated
+from treepack._src.registry.definitions import AUXDATA, FUNCTIONS, is_definition
+from treepack._src.registry.fields import Fields
+from treepack._src.registry.holes import Hole
+from treepack.errors import DecodeError
+
+_ATOMS = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, bytes, bytearray, range, slice),
+        *(type(...), type(NotImplemented), decimal.Decimal, fractions.Fraction, uuid.UUID),
+        *(datetime.date, datetime.time, datetime.datetime, datetime.timedelta),
+        *(datetime.timezone, zoneinfo.ZoneInfo, np.ndarray),
+        *(type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath),
+    }
+)
+
+_SEQUENCES = frozenset({tuple, list, set, frozenset, deque})
+
+_MAPPINGS = frozenset({dict, types.MappingProxyType, OrderedDict, defaultdict, Counter})
+
+# Types of jax whose values the codecs make from checked parts.
+_OF_JAX = {
+    "jax": ("ShapeDtypeStruct",),
+    "jax.lax": ("ConvDimensionNumbers", "DotAlgorithm"),
+    "jax.sharding": ("NamedSharding", "PartitionSpec"),
+}
+
+
+def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
+    """Returns whether code of a library may receive a value of a file.
+
+    Args:
+      value: The value.
+      more: Accepts further values, which may be parts of containers as well.
+    """
+    ty = type(value)
+    if ty in _ATOMS or isinstance(value, (np.generic, np.dtype)) or _jax.is_array(value):
+        return True
+    if ty in _SEQUENCES:
+        return all(is_inert(part, more) for part in value)
+    if ty in _MAPPINGS or flax.is_mapping_type(ty):
+        return all(is_inert(part, more) for part in (*value.keys(), *value.values()))
+    if ty is types.SimpleNamespace:  # its attributes could take the places of methods
+        return all(map(is_inert, vars(value).values()))
+    if ty is Hole:
+        # The program fills it; parts with the name of a type become a value of that type.
+        return value.name is None or (more is not None and is_inert(value.parts, more))
+    if _jax.is_treedef(value):
+        node = value.node_data()
+        return node is None or all(map(is_inert, (node[1], *value.children())))
+    if _is_member(value) or _is_of_jax(ty) or _is_missing(value):
+        return True
+    return more is not None and more(value)
+
+
+def is_given(value: Any) -> bool:
+    """Returns whether code of the program may receive a value of a file.
+
+    These are inert values and, in plain containers, functions, classes, and values of types that
+    the program has registered as static data: the program has named them, and expects them.
+    """
+    return is_inert(value, _is_named)
+
+
+def decode_given(data: bytes) -> Any:
+    """Decodes static data for code of the program, or of jax."""
+    value = core.decode_value(data)
+    if not is_given(value):
+        raise DecodeError("static data hold functions that code of the program must not receive")
+    return value
+
+
+def _is_named(value: Any) -> bool:
+    ty = type(value)
+    if isinstance(value, type) or is_function(value) or AUXDATA.named(ty) is not None:
+        return True
+    if isinstance(value, functools.partial):
+        return all(map(is_given, (value.func, value.args, value.keywords)))
+    if not is_definition(ty):
+        return _jax.is_treedef(value)  # its codec checks each node
+    if isinstance(value, tuple):
+        return all(map(is_inert, tuple.__iter__(value)))
+    return all(map(is_inert, fields_of(value).values()))
+
+
+def is_function(value: Any) -> bool:
+    """Returns whether a value is a function that the program has registered, or one of jax.nn."""
+    return FUNCTIONS.name_of(value) is not None or _jax.is_of_nn(value)
+
+
+def _is_member(value: Any) -> bool:
+    """Returns whether a value is a member of an enum without code that the interpreter calls."""
+    ty = type(value)
+    return isinstance(ty, enum.EnumMeta) and not callable(value) and _hashes_like(ty, enum.Enum)
+
+
+def _is_of_jax(ty: type) -> bool:
+    return any(
+        ty is getattr(imported(module), name, None)
+        for module, names in _OF_JAX.items()
+        for name in names
+    ) or (isinstance(ty, enum.EnumMeta) and ty.__module__.startswith("jax"))
+
+
+def _is_missing(value: Any) -> bool:
+    return value is equinox.missing() and value is not None
+
+
+def _hashes_like(ty: type, *bases: type) -> bool:
+    """Returns whether a type hashes and compares its values as one of the others does."""
+    bases = (*bases, object, int, str, tuple)
+    return any(ty.__hash__ is base.__hash__ for base in bases) and any(
+        ty.__eq__ is base.__eq__ for base in bases
+    )
+
+
+def is_key(value: Any) -> bool:
+    """Returns whether a value of a file may be the key of a dict or an element of a set.
+
+    Python hashes and compares those, which must not run code that the file has chosen.
+    """
+    ty = type(value)
+    if ty in (tuple, frozenset) or (isinstance(value, tuple) and _hashes_like(ty)):
+        return all(map(is_key, tuple.__iter__(value) if isinstance(value, tuple) else value))
+    if isinstance(value, type):
+        scalars = vars(imported("jax.numpy") or object)  # have a metaclass with an own hash
+        return _hashes_like(type(value), type) or scalars.get(value.__name__) is value
+    if isinstance(value, functools.partial) or is_function(value):
+        return True
+    if AUXDATA.named(ty) is not None or ty in _SEQUENCES | _MAPPINGS:  # the latter have no hash
+        return True
+    if flax.is_mapping_type(ty):
+        return all(map(is_key, (*value.keys(), *value.values())))
+    if dataclasses.is_dataclass(ty) and is_definition(ty):
+        generated = _hashes_like(ty) or (is_generated(ty.__hash__) and is_generated(ty.__eq__))
+        return generated and all(map(is_key, fields_of(value).values()))
+    return is_inert(value)
+
+
+def checked_keys(keys: list[Any]) -> list[Any]:
+    """Returns keys of a file; raises if code that the file has chosen would hash one."""
+    for key in keys:
+        if not is_key(key):
+            raise ValueError(f"a {type(key).__name__} of a file cannot be a key")
+    return keys
+
+
+# Tells whether functions that make nodes only store static data.
+Stores = Callable[[Any], bool]
+
+
+def storing(ty: Any, fields: Fields | None) -> Stores | None:
+    """Returns a check of static data with which making a node of a type only stores them.
+
+    Returns:
+      The check; `None` if unknown code makes the nodes.
+    """
+    functions = _jax.node_functions(ty)
+    if functions is None:
+        return None
+    flatten, make = functions
+    if fields is not None and _jax.is_by_dataclass(flatten):
+        return (lambda _: True) if _init_stores(ty) else None
+    made_by = getattr(make, "func", make)
+    names = equinox.static_names(ty)
+    if names is not None and made_by.__code__.co_filename.startswith("<"):
+        return _is_module
+    check = _STORING.get((made_by.__module__, made_by.__qualname__))
+    return None if check is None else functools.partial(check, ty)
+
+
+def _init_stores(ty: Any) -> bool:
+    """Returns whether calling a dataclass with its fields stores them, and does nothing else."""
+    return (
+        is_generated(ty.__init__)
+        and not hasattr(ty, "__post_init__")
+        and ty.__new__ is object.__new__
+        and type(ty).__call__ is type.__call__
+        and (ty.__setattr__ is object.__setattr__ or is_generated(ty.__setattr__))
+        and not any(has_setter(ty, field.name) for field in dataclasses.fields(ty))
+    )
+
+
+def _is_module(static: Any) -> bool:
+    return (
+        type(static) is tuple
+        and bool(static)
+        and (static[0] is equinox.missing() or type(static[0]) is tuple)
+    )
+
+
+def _is_variable(_: type, static: Any) -> bool:
+    return type(static) is tuple and all(
+        type(item) is tuple and len(item) == 2 and type(item[0]) is str for item in static
+    )
+
+
+def _is_state(_: type, static: Any) -> bool:
+    return type(static) is tuple and all(type(key) in (str, int) for key in static)
+
+
+def _is_object(ty: type, static: Any) -> bool:
+    if type(static) is not tuple or [type(part) for part in static] != [tuple] * 3:
+        return False
+    names = [*static[0], *static[1]]
+    return all(
+        type(name) is int
+        or (type(name) is str and not name.startswith("__") and not has_setter(ty, name))
+        for name in names
+    )
+
+
+# The functions of libraries that make nodes and only store static data of this form.
+_STORING: dict[tuple[str, str], Callable[[type, Any], bool]] = {
+    ("flax.nnx.variablelib", "_variable_unflatten"): _is_variable,
+    ("flax.nnx.statelib", "_state_unflatten"): _is_state,
+    ("flax.nnx.pytreelib", "Pytree._pytree__unflatten"): _is_object,
+    ("jax._src.tree_util", "register_static.<locals>.<lambda>"): lambda ty, it: type(it) is ty,
+}
