@@ -353,6 +353,18 @@ def test_errors_can_be_pickled(ours: type[Exception]) -> None:
     assert str(copied) == "text"
 
 
+def test_errors_are_made_by_a_text_where_no_builtin_class_has_a_constructor() -> None:
+    class Ours(Exception):
+        """In the order of its bases like a ValueError of Python 3.14: without `__init__`."""
+
+    import flax.errors
+
+    assert "__init__" in vars(flax.errors.InvalidCheckpointError)  # of a path and a step
+    error = error_class(Ours, "InvalidCheckpointError")("text")
+    assert isinstance(error, flax.errors.InvalidCheckpointError)
+    assert str(error) == "text"
+
+
 def test_files_and_what_is_absent(tmp_path: Path) -> None:
     path = checkpoints.save_checkpoint(tmp_path / "series", {"a": 1}, 1)
     assert checkpoints.restore_checkpoint(path, None) == {"a": 1}

@@ -62,7 +62,9 @@ def error_class(ours: type[E], name: str) -> type[E]:
 
 @functools.cache
 def _both(ours: Any, theirs: Any) -> Any:
-    return type(ours.__name__, (ours, theirs), {"__module__": ours.__module__})
+    # From Python 3.14 on, ValueError has no `__init__` of its own, so flax's would be next.
+    own = {"__module__": ours.__module__, "__init__": ours.__init__}
+    return type(ours.__name__, (ours, theirs), own)
 
 
 def hashable_mapping() -> Any:
