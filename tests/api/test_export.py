@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import equinox as eqx
+import flax.struct
 import jax
 import numpy as np
 import pytest
@@ -97,6 +99,49 @@ def test_parameters_with_holes(tmp_path: Path) -> None:
         treepack.load_exported(path)
     for static in ({"f/func": double.func}, {"f": double}):
         assert treepack.load_exported(path, static=static).params["f"](3) == 6
+
+
+def unregistered_types() -> list[Any]:
+    """Returns nodes of types that were made just now, as other libraries make theirs."""
+
+    class State(NamedTuple):
+        mu: Any
+
+    @flax.struct.dataclass
+    class Struct:
+        w: Any
+
+    class Module(eqx.Module):
+        w: Any
+
+    class Frozen(dict[str, Any]):
+        pass
+
+    jax.tree_util.register_pytree_node(
+        Frozen, lambda it: ([*it.values()], ()), lambda _, it: Frozen(w=it[0])
+    )
+    return [(State(1.0), 2.0), {"a": Struct(1.0)}, Module(1.0), Frozen(w=1.0)]
+
+
+@pytest.mark.filterwarnings("ignore:.*is not a lasting name")
+def test_unknown_types_of_a_function_are_registered_as_the_error_says(tmp_path: Path) -> None:
+    path = tmp_path / "model.treepack"
+    for number, tree in enumerate(unregistered_types()):
+        exported = jax.export.export(jax.jit(double))(tree)
+        with pytest.raises(treepack.TreepackError, match=r"call treepack\.register_tree on a tree"):
+            treepack.save_exported(path, exported, tree)
+        assert not path.exists()
+        names = treepack.register_tree(tree, prefix=f"exported_{number}")
+        treepack.save_exported(path, exported, tree)
+        loaded = treepack.load_exported(path)
+        assert type(loaded.exported.call(loaded.params)) is type(tree)
+        path.unlink()
+        # As in a program that has not registered the type.
+        (name,) = (name.encode() for name in names)
+        renamed = bytes(exported.serialize()).replace(name, b"X" * len(name))
+        data = treepack.dumps({"exported": renamed, "params": None})
+        with pytest.raises(treepack.DecodeError, match=r"treepack\.register_tree .*XXX"):
+            treepack.load_exported(data)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from treepack._src.pytree.kinds import kind_of
 from treepack._src.storage.content import Openable, content_of
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, resolved
-from treepack.errors import DecodeError
+from treepack.errors import DecodeError, TreepackError
 
 if TYPE_CHECKING:
     import jax
@@ -66,7 +66,7 @@ def save_exported(
     Args:
       path: The file. Missing directories are made.
       exported: The result of `jax.export.export`. The types of nodes among its arguments and
-        results must be registered, here and where it is loaded.
+        results must be registered, here and where it is loaded: `register_tree` does so.
       params: Any tree.
       metadata: Any value to be kept with the tree.
       static: Static data without a form; see `save`.
@@ -81,7 +81,8 @@ def save_exported(
 
     Raises:
       OSError: If the file cannot be written.
-      ValueError: If a type of nodes is not registered.
+      TreepackError: A ValueError. If `jax.export` does not know a type of nodes, which
+        `register_tree` registers, or cannot save the function for another reason.
       UnserializableLeafError: See `save`, as for other errors.
 
     Examples:
@@ -97,7 +98,22 @@ def save_exported(
     options: Any = {**locals()}
     for name in ("path", "exported", "params"):
         del options[name]
-    save(path, {"exported": bytes(exported.serialize()), "params": params}, **options)
+    try:
+        function = exported.serialize()
+    except ValueError as error:
+        raise TreepackError(f"the function cannot be saved: {_explained(error)}") from error
+    save(path, {"exported": bytes(function), "params": params}, **options)
+
+
+def _explained(error: Exception) -> str:
+    """Returns the message of an error of `jax.export`, and which function of ours helps."""
+    if "unregistered type" not in str(error):
+        return str(error)
+    return (
+        "jax.export does not know a type among its arguments or results: call "
+        "treepack.register_tree on a tree of them, both where it is saved and where it is loaded "
+        f"({error})"
+    )
 
 
 def load_exported(
@@ -136,7 +152,7 @@ def load_exported(
     Raises:
       OSError: If the file cannot be read.
       DecodeError: A ValueError. If the file has another format, or if a type among the arguments or
-        results of the function is not registered.
+        results of the function is not registered; see `register_tree`.
       UnregisteredTypeError: A DecodeError, with the name. If a type of the parameters is not
         registered.
       ImportError: If `flatbuffers` is not installed.
@@ -170,7 +186,8 @@ def load_exported(
         except ImportError:
             raise
         except Exception as error:  # jax raises any type here
-            raise DecodeError(f"the function in the file cannot be read: {error}") from error
+            message = f"the function in the file cannot be read: {_explained(error)}"
+            raise DecodeError(message) from error
         return LoadedExported(exported, tree["params"])
 
 
