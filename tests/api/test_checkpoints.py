@@ -354,13 +354,13 @@ def test_errors_can_be_pickled(ours: type[Exception]) -> None:
 
 
 def test_errors_are_made_by_a_text_where_no_builtin_class_has_a_constructor() -> None:
-    class Ours(Exception):
+    class OursError(Exception):
         """In the order of its bases like a ValueError of Python 3.14: without `__init__`."""
 
     import flax.errors
 
     assert "__init__" in vars(flax.errors.InvalidCheckpointError)  # of a path and a step
-    error = error_class(Ours, "InvalidCheckpointError")("text")
+    error = error_class(OursError, "InvalidCheckpointError")("text")
     assert isinstance(error, flax.errors.InvalidCheckpointError)
     assert str(error) == "text"
 
