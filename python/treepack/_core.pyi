@@ -888,8 +888,8 @@ def assemble(
     Args:
       state: The state. Its dicts may become part of the tree.
       record: The record of the structure.
-      convert: Takes all leaves that were arrays of jax, each as its path, `None`, the leaf, and
-        whether its dtype was weak; returns their replacements.
+      convert: Takes all leaves that were arrays of jax, each as its path, `None`, the leaf, whether
+        its dtype was weak, and its sharding or `None`; returns their replacements.
       unknown_as_dict: Whether nodes of unknown types become dicts.
       placeholders: Whether the leaves are placeholders, which the code of types cannot use.
       static: Fills the holes of static data; see `registry/holes.py`.

@@ -13,7 +13,7 @@ use self::recording::{Recording, with_record};
 use crate::array::{self, Array, Framing, KeyPlace, Like, RecentHeaders};
 use crate::layout::{Layout, LayoutBuilder, Payload};
 use crate::raw::{Lender, RawBytes};
-use crate::structure::{Kind, LeafKind, NodeType, RECORD_KEY, ROOT_KEY, Record};
+use crate::structure::{Kind, LeafKind, NodeType, RECORD_KEY, ROOT_KEY, Record, Sharding};
 use crate::watch::Watch;
 use crate::wire::{self, Complex, Head, length};
 use crate::{Error, Result, grow};
@@ -209,6 +209,16 @@ impl<P: Payload> Encoder<P> {
     /// The number by which [`Kind::Typed`] refers to a type of nodes.
     pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
         self.recording.node_type(class)
+    }
+
+    /// The number of a sharding, for [`Encoder::split`], if it is recorded.
+    pub fn sharding(&mut self, sharding: Sharding) -> Result<Option<u32>> {
+        self.recording.sharding(sharding)
+    }
+
+    /// Records that the array or PRNG key that comes next was split so, or was not.
+    pub fn split(&mut self, sharding: Option<u32>) {
+        self.recording.split(sharding);
     }
 
     /// Writes a string that is the key of the next value.

@@ -2,7 +2,9 @@
 
 use crate::array::Array;
 use crate::layout::{Layout, LayoutBuilder, Payload};
-use crate::structure::{Kind, LeafKind, Listing, NodeType, Record, Recorder, Regions, Seal};
+use crate::structure::{
+    Kind, LeafKind, Listing, NodeType, Record, Recorder, Regions, Seal, Sharding,
+};
 use crate::watch::Watch;
 use crate::wire::{self, Head, length};
 use crate::{Result, grow};
@@ -114,6 +116,19 @@ impl Recording {
     pub(super) fn node_type(&mut self, class: NodeType) -> Result<u32> {
         let recorder = self.recorder.as_mut();
         recorder.map_or(Ok(0), |recorder| recorder.node_type(class))
+    }
+
+    /// The number of a sharding, for `split`.
+    pub(super) fn sharding(&mut self, sharding: Sharding) -> Result<Option<u32>> {
+        let recorder = self.recorder.as_mut();
+        recorder.map_or(Ok(None), |recorder| recorder.sharding(sharding))
+    }
+
+    /// The next leaf is an array that is split so, or is not split.
+    pub(super) fn split(&mut self, sharding: Option<u32>) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.split(sharding);
+        }
     }
 
     /// A leaf, whose value begins there; `kind` is what it is recorded as.

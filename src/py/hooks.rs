@@ -24,7 +24,12 @@ pub struct Hooks {
     pub describe_dtype: Py<PyAny>,
     /// `resolve_dtype(name) -> dtype`: which dtype has this name?
     pub resolve_dtype: Py<PyAny>,
-    /// `abstract_array(shape, dtype, weak_type) -> jax.ShapeDtypeStruct`: an array without its bytes.
+    /// `describe_sharding(sharding) -> (mesh, spec, memory) | None`: how are arrays split over devices?
+    pub describe_sharding: Py<PyAny>,
+    /// `resolve_sharding(mesh, spec, memory) -> NamedSharding | None`: how are they split here?
+    pub resolve_sharding: Py<PyAny>,
+    /// `abstract_array(shape, dtype, weak_type, sharding) -> jax.ShapeDtypeStruct`: an array without its
+    /// bytes.
     pub abstract_array: Py<PyAny>,
     /// `unwrap_key(key) -> (impl, data)`: what is inside a typed PRNG key?
     pub unwrap_key: Py<PyAny>,
@@ -115,6 +120,8 @@ impl Hooks {
             to_contiguous: hook("to_contiguous")?,
             describe_dtype: hook("describe_dtype")?,
             resolve_dtype: hook("resolve_dtype")?,
+            describe_sharding: hook("describe_sharding")?,
+            resolve_sharding: hook("resolve_sharding")?,
             abstract_array: hook("abstract_array")?,
             unwrap_key: hook("unwrap_key")?,
             wrap_key: hook("wrap_key")?,

@@ -11,18 +11,21 @@
 //! | `footer.rs` | what stands after it: checksums, its length, a mark |
 //! | `index.rs` | where the leaves are |
 //! | `recorder.rs` | making it during the walk over a tree |
+//! | `sharding.rs` | how arrays were split over devices |
 //! | `value.rs` | typed values in it: static data of nodes, keys, metadata |
 
 mod footer;
 mod index;
 mod record;
 mod recorder;
+mod sharding;
 mod value;
 
 pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums};
 pub use index::{Index, LeafKind, Listing};
 pub use record::{Kind, Node, NodeType, Record, Repeat};
 pub use recorder::Recorder;
+pub use sharding::{Axes, Axis, Sharding, Split};
 pub use value::Value;
 
 /// The key of the record, last in the map at the top.

@@ -8,6 +8,7 @@ use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
+use super::sharding::{MAX_SHARDINGS, Sharding, Split};
 use crate::grow::{self, decode};
 use crate::watch::Watch;
 use crate::{Error, Result};
@@ -39,6 +40,14 @@ pub struct Record {
         deserialize_with = "decode::bytes_or_none"
     )]
     pub index: Option<ByteBuf>,
+    /// How arrays were split over devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "decode::list")]
+    pub shardings: Vec<Sharding>,
+    /// The arrays that were split, in the order of their numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "decode::list")]
+    pub split: Vec<Split>,
 }
 
 /// A type that nodes have.
@@ -129,7 +138,16 @@ impl Record {
             nodes,
             metadata: metadata.map(ByteBuf::from),
             index: None,
+            shardings: Vec::new(),
+            split: Vec::new(),
         }
+    }
+
+    /// The number of the sharding of a node, if it was split.
+    #[must_use]
+    pub fn sharding_of(&self, node: usize) -> Option<usize> {
+        let found = self.split.binary_search_by_key(&node, |it| it.0 as usize);
+        found.ok().map(|at| self.split[at].1 as usize)
     }
 
     /// Reads the bytes that stand in a file: a record, checksums and a footer.
@@ -202,6 +220,19 @@ impl Record {
         }
         if self.nodes.is_empty() {
             return Err("there is no node".into());
+        }
+        if self.shardings.len() > MAX_SHARDINGS {
+            return Err(format!("there are {} shardings", self.shardings.len()));
+        }
+        for (index, Split(node, sharding)) in self.split.iter().enumerate() {
+            let is_array = |Node(kind, _): &Node| matches!(kind, Kind::Jax | Kind::WeakJax);
+            let is_ordered = index == 0 || self.split[index - 1].0 < *node;
+            if !is_ordered || !self.nodes.get(*node as usize).is_some_and(is_array) {
+                return Err(format!("node {node} cannot be split"));
+            }
+            if *sharding as usize >= self.shardings.len() {
+                return Err(format!("node {node} has the unknown sharding {sharding}"));
+            }
         }
         Ok(())
     }

@@ -4,28 +4,35 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use super::footer::count_of;
-use super::{Kind, Node, NodeType, Record, Repeat};
+use super::sharding::MAX_SHARDINGS;
+use super::{Kind, Node, NodeType, Record, Repeat, Sharding, Split};
 use crate::{Result, grow};
 
 /// Takes down the structure of a tree from the inside out.
 #[derive(Debug)]
 pub struct Recorder {
-    nodes: Numbered<Node>,
+    /// Nodes with the numbers of their shardings.
+    nodes: Numbered<(Node, Option<u32>)>,
     types: Numbered<NodeType>,
+    shardings: Numbered<Sharding>,
+    /// The sharding of the next leaf.
+    next_sharding: Option<u32>,
     /// The children so far of each container that is open; the first is around the root.
     open: Vec<Vec<Repeat>>,
     /// What was not plain last, and its number: most leaves are like the one before.
-    last_leaf: Option<(Kind, u32)>,
+    last_leaf: Option<(Kind, Option<u32>, u32)>,
 }
 
 impl Default for Recorder {
     fn default() -> Self {
         Self {
             nodes: Numbered(HashMap::from([(
-                Node(Kind::Plain, Vec::new()),
+                (Node(Kind::Plain, Vec::new()), None),
                 Self::PLAIN,
             )])),
             types: Numbered::default(),
+            shardings: Numbered::default(),
+            next_sharding: None,
             open: vec![Vec::new()],
             last_leaf: None,
         }
@@ -44,15 +51,31 @@ impl Recorder {
 
     /// A child without children.
     pub fn leaf(&mut self, kind: Kind) -> Result<()> {
+        let sharding = self.next_sharding.take();
         let node = match &self.last_leaf {
-            Some((last, node)) if *last == kind => *node,
+            Some((last, split, node)) if *last == kind && *split == sharding => *node,
             _ => {
-                let node = self.nodes.number(Node(kind.clone(), Vec::new()))?;
-                self.last_leaf = Some((kind, node));
+                let node = (Node(kind.clone(), Vec::new()), sharding);
+                let node = self.nodes.number(node)?;
+                self.last_leaf = Some((kind, sharding, node));
                 node
             }
         };
         self.child(node)
+    }
+
+    /// The number of a sharding, for [`Recorder::split`], if it is recorded.
+    pub fn sharding(&mut self, sharding: Sharding) -> Result<Option<u32>> {
+        let is_full = self.shardings.0.len() == MAX_SHARDINGS;
+        if is_full && !self.shardings.0.contains_key(&sharding) {
+            return Ok(None);
+        }
+        self.shardings.number(sharding).map(Some)
+    }
+
+    /// The next leaf is an array that is split so, or is not split.
+    pub fn split(&mut self, sharding: Option<u32>) {
+        self.next_sharding = sharding;
     }
 
     /// A container begins.
@@ -71,7 +94,7 @@ impl Recorder {
         let node = if plain {
             Self::PLAIN
         } else {
-            self.nodes.number(Node(kind, repeats))?
+            self.nodes.number((Node(kind, repeats), None))?
         };
         self.child(node)
     }
@@ -92,8 +115,18 @@ impl Recorder {
         debug_assert!(
             matches!(root[..], [Repeat(1, root)] if root as usize + 1 == self.nodes.0.len())
         );
-        let (types, nodes) = (self.types.in_order()?, self.nodes.in_order()?);
-        Ok(Record::new(types, nodes, metadata))
+        let found = self.nodes.in_order()?;
+        let (mut nodes, mut split) = (Vec::new(), Vec::new());
+        for (number, (node, sharding)) in (0..).zip(found) {
+            if let Some(sharding) = sharding {
+                grow::push(&mut split, Split(number, sharding))?;
+            }
+            grow::push(&mut nodes, node)?;
+        }
+        let mut record = Record::new(self.types.in_order()?, nodes, metadata);
+        record.shardings = self.shardings.in_order()?;
+        record.split = split;
+        Ok(record)
     }
 
     #[inline]

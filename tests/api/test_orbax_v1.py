@@ -97,6 +97,19 @@ def test_trees_with_an_abstract_one(tmp_path: Path) -> None:
         assert ocp.load(tmp_path / "a")["w"].shape == (3,)
 
 
+def test_saved_shardings_come_back(tmp_path: Path) -> None:
+    sharding = NamedSharding(jax.make_mesh((2, 2), ("x", "y")), PartitionSpec("x", "y"))
+    tree = {"w": jax.device_put(jnp.arange(32.0).reshape(8, 4), sharding)}
+    with using():
+        ocp.save(tmp_path / "a", tree)
+        for found in (
+            ocp.load(tmp_path / "a"),
+            ocp.load(tmp_path / "a", ocp.metadata(tmp_path / "a")),
+        ):
+            assert found["w"].sharding == sharding
+            np.testing.assert_array_equal(found["w"], tree["w"])
+
+
 def test_the_background_sees_the_tree_as_it_was(tmp_path: Path) -> None:
     tree = state(2)
     with using():

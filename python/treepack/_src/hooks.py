@@ -8,6 +8,8 @@ from __future__ import annotations
 from treepack._src.dtypes import describe as describe_dtype
 from treepack._src.dtypes import resolve as resolve_dtype
 from treepack._src.interop.msgpack import make as make_ext
+from treepack._src.interop.shardings import describe as describe_sharding
+from treepack._src.interop.shardings import resolve as resolve_sharding
 from treepack._src.printable import printable
 from treepack._src.pytree.containers import check_unique_keys
 from treepack._src.pytree.leaves import abstract as abstract_array
@@ -42,6 +44,7 @@ __all__ = [
     "check_unique_keys",
     "classify",
     "describe_dtype",
+    "describe_sharding",
     "expand",
     "explain",
     "fill_holes",
@@ -60,6 +63,7 @@ __all__ = [
     "rebuild_value",
     "reduce_value",
     "resolve_dtype",
+    "resolve_sharding",
     "restore_child",
     "start_transfer",
     "to_contiguous",

@@ -22,7 +22,7 @@ use super::super::{errors, value};
 use super::keys::{dict_of, is_decimal, path_text};
 use super::known::{Known, UNFLATTEN, has_holes, is_constant};
 use super::nodes::{children, damaged, node_at};
-use crate::structure::{Kind, Node, NodeType, Record, Repeat};
+use crate::structure::{Axis, Kind, Node, NodeType, Record, Repeat, Sharding};
 use crate::{Error, grow};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
@@ -44,6 +44,12 @@ pub fn assemble<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
     let record = Record::read(record)?;
+    let is_placed = placeholders || convert.is_some();
+    let shardings = if is_placed {
+        &record.shardings[..]
+    } else {
+        &[]
+    };
     let mut assembly = Assembly {
         py,
         signals: Signals::new(),
@@ -63,6 +69,7 @@ pub fn assemble<'py>(
         unknown_as_dict,
         fillings: r#static.unwrap_or_else(|| py.None().into_bound(py)),
         path: Vec::new(),
+        shardings: resolved(py, shardings)?,
         leaves: None,
         absent,
     };
@@ -136,6 +143,8 @@ pub(super) struct Assembly<'a, 'py> {
     fillings: Bound<'py, PyAny>,
     /// The keys that lead to the node that is being put together.
     path: Vec<Bound<'py, PyAny>>,
+    /// How arrays are split over devices, by number; empty if they do not go to devices.
+    shardings: Bound<'py, PyList>,
     /// What takes the place of the arrays of jax, in order, and how many are used.
     leaves: Option<(Bound<'py, PyList>, usize)>,
     /// What stands where nothing is to be loaded.
@@ -164,7 +173,7 @@ impl<'py> Assembly<'_, 'py> {
             Kind::Plain if self.absent.is_some() => self.pruned(state),
             Kind::Plain => Ok(state),
             Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => {
-                self.leaf(kind, state)
+                self.leaf(node, state)
             }
             Kind::Dict | Kind::DictWithKeys(_) | Kind::List | Kind::Tuple | Kind::Typed(..) => {
                 let dict = children(&state, &self.record.nodes[node])?;
@@ -215,8 +224,10 @@ impl<'py> Assembly<'_, 'py> {
     }
 
     #[inline(never)] // see `node`
-    fn leaf(&mut self, kind: &Kind, state: Bound<'py, PyAny>) -> Assembled<'py> {
+    fn leaf(&mut self, node: usize, state: Bound<'py, PyAny>) -> Assembled<'py> {
         let py = self.py;
+        let kind = &self.record.nodes[node].0;
+        let split = self.split(node)?;
         Ok(match (kind, &mut self.leaves) {
             (Kind::Jax | Kind::WeakJax, Some((leaves, used))) => {
                 *used += 1;
@@ -228,13 +239,15 @@ impl<'py> Assembly<'_, 'py> {
                      implementation that is not known here, or any where jax is not installed",
                 );
             }
-            (Kind::WeakJax, None)
-                if self.placeholders && state.hasattr(intern!(py, "shape"))? =>
+            (Kind::Jax | Kind::WeakJax, None)
+                if self.placeholders
+                    && (*kind == Kind::WeakJax || !split.is_none())
+                    && state.hasattr(intern!(py, "shape"))? =>
             {
                 let shape = state.getattr(intern!(py, "shape"))?;
                 let dtype = state.getattr(intern!(py, "dtype"))?;
                 let abstract_array = Hooks::get(py)?.abstract_array.bind(py);
-                abstract_array.call1((shape, dtype, true))?
+                abstract_array.call1((shape, dtype, *kind == Kind::WeakJax, split))?
             }
             (Kind::Bytearray, _) => PyByteArray::from(bytes(&state)?)?.into_any(),
             (Kind::Memoryview, _) => PyMemoryView::from(bytes(&state)?)?.into_any(),
@@ -484,8 +497,17 @@ impl<'py> Assembly<'_, 'py> {
         }
     }
 
+    /// The sharding for a node, or `None`.
+    fn split(&self, node: usize) -> PyResult<Bound<'py, PyAny>> {
+        match self.record.sharding_of(node) {
+            Some(number) if number < self.shardings.len() => self.shardings.get_item(number),
+            _ => Ok(self.py.None().into_bound(self.py)),
+        }
+    }
+
     /// Collects all arrays of jax in the order in which `node` comes by them: their paths,
-    /// nothing for the template that there is not, their states, and whether they are weak.
+    /// nothing for the template that there is not, their states, whether they are weak, and
+    /// their shardings.
     fn collect(
         &mut self,
         state: &Bound<'py, PyAny>,
@@ -493,6 +515,7 @@ impl<'py> Assembly<'_, 'py> {
         found: &mut Vec<Bound<'py, PyAny>>,
     ) -> Walked {
         self.signals.check(self.py)?;
+        let number = node;
         let node = &self.record.nodes[node];
         if self.is_absent(state) {
             return Ok(());
@@ -502,7 +525,8 @@ impl<'py> Assembly<'_, 'py> {
             let no_template = self.py.None().into_bound(self.py);
             let weak = PyBool::new(self.py, node.0 == Kind::WeakJax);
             let weak = weak.to_owned().into_any();
-            let leaf = new_tuple_of(self.py, [path, no_template, state.clone(), weak])?;
+            let split = self.split(number)?;
+            let leaf = new_tuple_of(self.py, [path, no_template, state.clone(), weak, split])?;
             grow::push(found, leaf.into_any())?;
         } else if !node.1.is_empty() {
             let dict = children(state, node)?;
@@ -521,6 +545,28 @@ impl<'py> Assembly<'_, 'py> {
         }
         Ok(())
     }
+}
+
+/// The shardings of a record, each as an object of jax, or `None` where the devices for it are not
+/// there.
+fn resolved<'py>(py: Python<'py>, shardings: &[Sharding]) -> PyResult<Bound<'py, PyList>> {
+    let texts = |texts: &[String]| {
+        let texts = texts
+            .iter()
+            .map(|it| Ok(new_string(py, it.as_bytes())?.into_any()));
+        Ok(list_of_results(py, texts)?.into_any())
+    };
+    let axis = |Axis(name, size, is_explicit): &Axis| {
+        let parts = (new_string(py, name.as_bytes())?, *size, *is_explicit);
+        Ok(parts.into_pyobject(py)?.into_any())
+    };
+    let resolve = Hooks::get(py)?.resolve_sharding.bind(py);
+    let found = shardings.iter().map(|Sharding { mesh, spec, memory }| {
+        let mesh = list_of_results(py, mesh.iter().map(axis))?;
+        let spec = list_of_results(py, spec.iter().map(|axes| texts(&axes.0)))?;
+        resolve.call1((mesh, spec, texts(memory)?))
+    });
+    list_of_results(py, found)
 }
 
 /// The keys of a dict, in order.

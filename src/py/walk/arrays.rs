@@ -20,11 +20,14 @@ use crate::array::{ALIGN_MIN_BYTES, Like};
 use crate::grow;
 use crate::layout::LayoutBuilder;
 use crate::source::{Pieces, Source};
-use crate::structure::Kind;
+use crate::structure::{Axes, Axis, Kind, Sharding};
 use crate::wire;
 
 /// How many dtypes are remembered; a tree has a handful, but objects of one may differ.
 const MAX_DTYPES: usize = 64;
+
+/// How many shardings are remembered.
+const MAX_SHARDINGS: usize = 64;
 
 /// Arrays of up to so many bytes are copied among the headers: to hold on to them costs more
 /// than the copy.
@@ -178,6 +181,7 @@ impl<'py> Walk<'py> {
     pub fn jax_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let kind = self.jax_kind(array)?;
         if self.options.hollow && !self.out.is_inside_leaf() {
+            self.split(array)?;
             // However small: all processes must come to the same answer.
             return self.hollow_jax_array(array, kind);
         }
@@ -195,6 +199,7 @@ impl<'py> Walk<'py> {
             }
             self.dtypes[dtype].lent -= 1;
         }
+        self.split(array)?; // no array that was split has lent its memory
         match self.hooks.host_view.bind(self.py).call1((array,)) {
             Ok(host) => {
                 if let Ok(host) = host.cast::<PyUntypedArray>() {
@@ -229,6 +234,40 @@ impl<'py> Walk<'py> {
         };
         self.aval = Some((aval, kind.clone()));
         Ok(kind)
+    }
+
+    /// Records how an array of jax, which comes next, was split over devices.
+    #[inline(never)] // see `value` in `containers.rs`
+    pub fn split(&mut self, array: &Bound<'py, PyAny>) -> Walked {
+        let py = self.py;
+        if !self.out.is_described() {
+            return Ok(());
+        }
+        let Some(sharding) = array.getattr_opt(intern!(py, "sharding"))? else {
+            return Ok(());
+        };
+        if let Some((_, number)) = self.shardings.iter().find(|(it, _)| it.is(&sharding)) {
+            self.out.split(*number);
+            return Ok(());
+        }
+        let found = self.hooks.describe_sharding.bind(py).call1((&sharding,))?;
+        let number = if found.is_none() {
+            None
+        } else {
+            type Parts = (Vec<(String, u64, bool)>, Vec<Vec<String>>, Vec<String>);
+            let (mesh, spec, memory): Parts = found.extract()?;
+            self.out.sharding(Sharding {
+                mesh: grow::collect(mesh.into_iter().map(|it| Axis(it.0, it.1, it.2)))?,
+                spec: grow::collect(spec.into_iter().map(Axes))?,
+                memory,
+            })?
+        };
+        if self.shardings.len() == MAX_SHARDINGS {
+            self.shardings.clear();
+        }
+        self.shardings.push((sharding, number));
+        self.out.split(number);
+        Ok(())
     }
 
     /// Keeps the place of an array of jax.

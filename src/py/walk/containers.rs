@@ -481,6 +481,7 @@ impl<'py> Walk<'py> {
     fn prng_key(&mut self, value: &Bound<'py, PyAny>) -> Walked {
         let answer = self.hooks.unwrap_key.bind(self.py).call1((value,))?;
         let (name, data): (Bound<'py, PyString>, Bound<'py, PyAny>) = answer.extract()?;
+        self.split(value)?;
         self.out.prng_key(name.to_str()?)?;
         self.jax_array(&data)?;
         Ok(self.out.end_prng_key()?)

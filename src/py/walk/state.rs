@@ -149,6 +149,8 @@ pub struct Walk<'py> {
     pub formats: Vec<(Vec<u8>, usize)>,
     /// What jax calls the type of the last array, and what it is recorded as.
     pub aval: Option<(Bound<'py, PyAny>, Kind)>,
+    /// The shardings of arrays of jax, and the numbers that they are recorded by, if they are.
+    pub shardings: Vec<(Bound<'py, PyAny>, Option<u32>)>,
     pub classes: Classes<'py>,
     pub fields: FieldsByType<'py>,
     pub devices: Arc<Devices>,
@@ -194,6 +196,7 @@ impl<'py> Walk<'py> {
             all_lent: true,
             formats: Vec::new(),
             aval: None,
+            shardings: Vec::new(),
             classes: Classes::default(),
             fields: FieldsByType::default(),
             devices: Arc::new(Devices::new(WINDOW_BYTES)),

@@ -299,8 +299,9 @@ def load(
         has them (`"skip"`). Damage outside of leaves is a warning then.
       return_report: Whether to return a `Report` as well.
       arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
-      device: The device for all arrays of jax; by default that of the target's arrays, or else the
-        default device.
+      device: The device for all arrays of jax; by default that of the target's arrays. Without a
+        target, arrays get the `NamedSharding` again that they were saved with, where there are as
+        many devices (see docs/sharded.md), or else the default device.
       sharding: The sharding for all arrays of jax: a `jax.sharding.Sharding`; a pytree of them,
         each for all below its place; or a callable of the path and a `ShapeDtypeStruct`, which
         returns one. Each device reads its part of the file.
@@ -402,7 +403,9 @@ def abstract(
     """Returns a saved tree with only the shapes and dtypes of its arrays.
 
     No array is read, however large. The result is a template for `load`, as `jax.eval_shape`
-    returns it for a function that makes such a tree.
+    returns it for a function that makes such a tree. Arrays that were split over several devices
+    have their `sharding`, where there are as many; see docs/sharded.md. That starts jax, so call
+    `jax.distributed.initialize` before.
 
     Args:
       path_or_data: A file of `save`, the result of `dumps`, or all else that `open` takes.

@@ -30,6 +30,7 @@ from treepack._src.checkpoint.replicas import (
 )
 from treepack._src.checkpoint.sharded import ShardedArray
 from treepack._src.interop import jax as _jax
+from treepack._src.interop.shardings import fitting
 from treepack._src.options import Reading, Sharing
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
@@ -61,7 +62,7 @@ class _Item:
       target: The leaf of the template; `None` if there is no template.
       leaf: The leaf: first as it was found, at last as it is returned.
       weak: Whether its dtype was weak, where there is no template to tell.
-      place: The device or sharding for it.
+      place: The device or sharding for it; before that, the one that was recorded.
       shared: How it is shared out to several processes, of which one reads each shard.
       boxes: The boxes that devices of this process need, by `_key`, of an array in several files.
     """
@@ -87,7 +88,7 @@ def _processes(target: Any, sharding: Any, count: int) -> Sequence[int]:
     """Returns the processes that load a tree, as far as shardings tell; or else all."""
     import jax
 
-    if _is_function(sharding):
+    if _is_function(sharding) or (target is None and sharding is None):
         return range(count)
     if sharding is None:
         places = (getattr(leaf, "sharding", None) for _, leaf in leaves_of(target, ()))
@@ -303,7 +304,8 @@ def _place(
             _check_array(item.path, array)
         elif not (_jax.is_abstract(target) and _is_array(array) and _can_be(target, array)):
             continue
-        item.place = _place_of(item.path, target, array, where)
+        recorded = fitting(item.place, array.shape)
+        item.place = _place_of(item.path, target, array, where, recorded)
         placed.append(item)
     if together is not None:
         _share(placed, together)
@@ -446,7 +448,7 @@ def _jax_has(dtype: np.dtype) -> bool:
     return dtype.isnative
 
 
-def _place_of(path: str, target: Any, array: Any, where: Where | None) -> Any:
+def _place_of(path: str, target: Any, array: Any, where: Where | None, recorded: Any) -> Any:
     """Returns the device or sharding for a leaf; `None` is the default device."""
     import jax
 
@@ -455,6 +457,8 @@ def _place_of(path: str, target: Any, array: Any, where: Where | None) -> Any:
         if place is None or isinstance(place, (jax.sharding.Sharding, jax.Device)):
             return place
         raise ValueError(f"at {path}: a sharding or device is needed, not {place!r:.100}")
+    if target is None:
+        return recorded
     if _jax.is_tracer(target):
         return None
     if _jax.is_array(target) and not getattr(target, "committed", True):

@@ -16,6 +16,7 @@ import numpy as np
 from treepack._src.interop import flax, msgpack
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import is_marker
+from treepack._src.interop.shardings import fitting
 from treepack._src.options import left_out
 from treepack._src.pytree import prng as _prng
 from treepack._src.pytree.kinds import is_function, kind_of
@@ -144,13 +145,12 @@ def host_view(array: jax.Array) -> np.ndarray | None:
 
 
 def abstract(
-    shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False
+    shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False, sharding: Any = None
 ) -> jax.ShapeDtypeStruct:
     """Returns the `ShapeDtypeStruct` of an array that is not read."""
     struct = _jax.needed("arrays that are not read are jax.ShapeDtypeStructs").ShapeDtypeStruct
-    if not weak_type:
-        return struct(shape, dtype)  # type: ignore[no-any-return]
-    return struct(shape, dtype, weak_type=True)  # type: ignore[no-any-return]
+    sharding = fitting(sharding, shape)
+    return struct(shape, dtype, weak_type=weak_type, sharding=sharding)  # type: ignore[no-any-return]
 
 
 def start_transfer(array: jax.Array) -> list[tuple[list[int], jax.Array]]:

@@ -9,7 +9,7 @@ from treepack._src.pytree.state_dict import leaf_paths, state_leaves
 from treepack._src.restore.compare import signature
 
 # Converts leaves: takes (path, the template's leaf, the leaf found) of each. Without a template,
-# the second is `None`, and a fourth says whether the dtype of the array was weak.
+# the second is `None`, and two more say whether the dtype of the array was weak, and its sharding.
 Convert = Callable[[list[Any]], list[Any]]
 
 

@@ -76,10 +76,11 @@ def mark_older(state: Any, record: RecordAt) -> Any:
     return core.mark_older(state, whole, mark, at=at) if core.has_older_types(whole) else state
 
 
-def _as_saved(leaves: list[tuple[str, None, Any, bool]]) -> list[Any]:
+def _as_saved(leaves: list[tuple[str, None, Any, bool, Any]]) -> list[Any]:
     """Returns leaves as jax arrays, if JAX has their dtype; keys already are."""
     return [
-        found if _jax.is_array(found) else _jax.like(np.asarray(found)) for _, _, found, _ in leaves
+        found if _jax.is_array(found) else _jax.like(np.asarray(found))
+        for _, _, found, *_ in leaves
     ]
 
 

@@ -1,0 +1,94 @@
+"""Shardings of jax in files: names and sizes of axes, without devices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from treepack._src.interop.modules import imported
+
+Parts = tuple[list[tuple[str, int, bool]], list[list[str]], list[str]]
+"""The axes of a mesh (name, size, whether explicit), those of each dimension, a kind of memory."""
+
+_MOST_AXES = 32  # of an array of NumPy, which older versions of it had
+
+
+def describe(sharding: Any) -> Parts | None:
+    """Returns how a sharding is recorded; `None` unless it is of a mesh of several devices."""
+    jax: Any = imported("jax")
+    if type(sharding) is not jax.sharding.NamedSharding or sharding.mesh.size < 2:
+        return None
+    mesh, spec = sharding.mesh, sharding.spec
+    if isinstance(mesh, jax.sharding.AbstractMesh) or any(
+        getattr(spec, kind, None) for kind in ("unreduced", "reduced")
+    ):
+        return None
+    kinds = [ty.name for ty in mesh.axis_types]
+    axes = [[] if it is None else [*it] if isinstance(it, tuple) else [it] for it in spec]
+    is_named = all(isinstance(name, str) for names in (mesh.axis_names, *axes) for name in names)
+    if not is_named or not {*kinds} <= {"Auto", "Explicit"}:
+        return None
+    # All processes have to come to the same answer, also those without devices in the mesh.
+    default = _device(mesh).default_memory().kind
+    memory = [kind for kind in [sharding.memory_kind] if kind not in (None, default)]
+    explicit = [kind == "Explicit" for kind in kinds]
+    return [*zip(mesh.axis_names, mesh.axis_sizes, explicit, strict=True)], axes, memory
+
+
+def resolve(mesh: list[tuple[str, int, bool]], spec: list[list[str]], memory: list[str]) -> Any:
+    """Returns the sharding that was recorded; `None` if there are not the devices for it."""
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    names = [name for name, _, _ in mesh]
+    used = [name for axes in spec for name in axes]
+    # JAX says so of these in many ways.
+    if not len({*names}) == len(names) <= _MOST_AXES or len({*used}) != len(used):
+        return None
+    if not {*used} <= {*names}:
+        return None
+    found = _mesh(mesh)
+    if found is None:
+        return None
+    entries = [axes[0] if len(axes) == 1 else tuple(axes) or None for axes in spec]
+    kinds = {kind.kind for kind in _device(found).addressable_memories()}
+    kind = next((kind for kind in memory if kind in kinds), None)
+    return NamedSharding(found, PartitionSpec(*entries), memory_kind=kind)  # type: ignore[no-untyped-call]
+
+
+def _device(mesh: Any) -> Any:
+    """Returns a device of this process, like those of a mesh."""
+    import jax
+
+    return jax.local_devices(backend=mesh.devices.flat[0].platform)[0]
+
+
+def _mesh(axes: list[tuple[str, int, bool]]) -> Any:
+    """Returns the current mesh if it has these axes, or one of devices that are here.
+
+    It has all devices of all processes, or else those of this process. `None` if they are fewer, or
+    just one is needed.
+    """
+    import jax
+
+    names, sizes, explicit = zip(*axes, strict=True) if axes else ((), (), ())
+    get_mesh: Any = getattr(jax.sharding, "get_mesh", None)
+    current = None if get_mesh is None else get_mesh()
+    if current is not None and (current.axis_names, current.axis_sizes) == (names, sizes):
+        return None if current.empty else current
+    count = math.prod(sizes)
+    devices = jax.devices() if count == jax.device_count() else jax.local_devices()[:count]
+    if not 1 < count == len(devices):
+        return None
+    types = tuple(jax.sharding.AxisType["Explicit" if it else "Auto"] for it in explicit)
+    return jax.make_mesh(sizes, names, axis_types=types, devices=devices)
+
+
+def fitting(sharding: Any, shape: tuple[int, ...]) -> Any:
+    """Returns a sharding that splits this shape evenly; otherwise `None`."""
+    if sharding is None or len(sharding.spec) > len(shape):
+        return None
+    try:
+        sharding.shard_shape(shape)
+    except ValueError:
+        return None
+    return sharding

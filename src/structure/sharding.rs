@@ -1,0 +1,40 @@
+//! How an array was split over devices, in names and numbers.
+
+use serde::{Deserialize, Serialize};
+
+use crate::grow::decode;
+
+/// The most shardings that are recorded: programs keep each mesh that is made of one for good.
+pub const MAX_SHARDINGS: usize = 256;
+
+/// How an array was split over the devices of a mesh.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Sharding {
+    /// The axes of the mesh.
+    #[serde(deserialize_with = "decode::list")]
+    pub mesh: Vec<Axis>,
+    /// The axes that split each dimension.
+    #[serde(deserialize_with = "decode::list")]
+    pub spec: Vec<Axes>,
+    /// The kind of memory, unless it is the default of the devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(deserialize_with = "decode::texts")]
+    pub memory: Vec<String>,
+}
+
+/// An axis of a mesh: its name, how many devices are along it, and whether its type is `Explicit`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Axis(
+    #[serde(deserialize_with = "decode::text")] pub String,
+    pub u64,
+    pub bool,
+);
+
+/// The names of axes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Axes(#[serde(deserialize_with = "decode::texts")] pub Vec<String>);
+
+/// The number of a node, and that of its sharding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Split(pub u32, pub u32);
