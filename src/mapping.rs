@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use memmap2::{Mmap, MmapMut};
+use memmap2::{Mmap, MmapMut, MmapOptions};
 
 pub use crate::handle::open;
 use crate::handle::{Handle, open_regular};
@@ -196,7 +196,8 @@ impl Source for Pages {
     }
 }
 
-/// The pages of a whole file, read-only.
+/// An open file, and its pages where the system maps files: not on every file system (FUSE with direct
+/// I/O), nor beyond a limit of addresses.
 ///
 /// As a [`Source`] it reads the file, so that looking at headers makes no pages resident.
 ///
@@ -208,21 +209,32 @@ impl Source for Pages {
 #[derive(Debug)]
 pub struct Mapping {
     file: Handle,
-    pages: Mmap,
+    len: usize,
+    pages: Option<Mmap>,
     #[cfg(target_os = "linux")]
     last_cold: LastCold,
 }
 
 impl Mapping {
-    /// Maps the file at `path`.
+    /// Opens the file at `path`, and maps it if that is possible.
     pub fn open(path: &Path) -> Result<Self> {
         let file = open_regular(path)?;
+        let len = usize::try_from(file.metadata()?.len()).map_err(|_| Error::OutOfMemory)?;
+        let mut options = MmapOptions::new();
+        options.len(len);
+        // Some file systems map privately alone. On Windows, that would take memory for all pages.
         // SAFETY: the pages are only lent as `RawBytes`, whose content may change.
-        let pages = unsafe { Mmap::map(&file)? };
-        let file = Handle::new(file, path)?;
+        let pages = unsafe {
+            if cfg!(unix) {
+                options.map_copy_read_only(&file)
+            } else {
+                options.map(&file)
+            }
+        };
         Ok(Self {
-            file,
-            pages,
+            file: Handle::new(file, path)?,
+            len,
+            pages: pages.ok(),
             #[cfg(target_os = "linux")]
             last_cold: LastCold(AtomicUsize::new(usize::MAX)),
         })
@@ -239,9 +251,9 @@ impl Mapping {
             if let Some(file) = self.file.kept() {
                 let advice = rustix::fs::Advice::WillNeed;
                 let _ = rustix::fs::fadvise(file, range.start as u64, Some(len), advice);
-            } else {
+            } else if let Some(pages) = &self.pages {
                 let advice = memmap2::Advice::WillNeed;
-                let _ = self.pages.advise_range(advice, range.start, range.len());
+                let _ = pages.advise_range(advice, range.start, range.len());
             }
         }
         #[cfg(not(target_os = "linux"))]
@@ -252,7 +264,7 @@ impl Mapping {
     /// nothing around them.
     pub fn prefetch_only(self: &Arc<Self>, ranges: Vec<Range<usize>>) {
         #[cfg(target_os = "linux")]
-        let _ = self.pages.advise(memmap2::Advice::Random);
+        let _ = (self.pages.as_ref()).map(|pages| pages.advise(memmap2::Advice::Random));
         let mapping = self.clone();
         // Where no thread can be had, pages are read when they are used.
         let _ = thread::Builder::new().spawn(move || mapping.prefetch(ranges));
@@ -290,12 +302,19 @@ impl Mapping {
     /// Takes pages that have been read off this process's account until they are read again.
     pub fn release(&self) {
         #[cfg(target_os = "linux")]
-        // SAFETY: the mapping is read-only and backed by a file, so the pages come back with
-        // the same content at the next access. Advice that is refused has no effect.
-        let _ = unsafe {
-            self.pages
-                .unchecked_advise(memmap2::UncheckedAdvice::DontNeed)
-        };
+        if let Some(pages) = &self.pages {
+            // SAFETY: the mapping is read-only and backed by a file, so the pages come back with
+            // the same content at the next access. Advice that is refused has no effect.
+            let _ = unsafe { pages.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        }
+    }
+
+    /// All bytes, if they are mapped.
+    #[must_use]
+    pub fn pages(&self) -> Option<RawBytes<'_>> {
+        // SAFETY: the pages stay mapped as long as `self`. Other processes may write to them.
+        let raw = |pages: &Mmap| unsafe { RawBytes::new(pages.as_ptr(), pages.len()) };
+        self.pages.as_ref().map(raw)
     }
 }
 
@@ -332,16 +351,9 @@ impl LastCold {
     }
 }
 
-impl AsRaw for Mapping {
-    fn as_raw(&self) -> RawBytes<'_> {
-        // SAFETY: the pages stay mapped as long as `self`. Other processes may write to them.
-        unsafe { RawBytes::new(self.pages.as_ptr(), self.pages.len()) }
-    }
-}
-
 impl Source for Mapping {
     fn len(&self) -> usize {
-        self.pages.len()
+        self.len
     }
 
     fn read_at<'t>(
@@ -355,7 +367,14 @@ impl Source for Mapping {
                 self.read_headers(&file, offset, target)
             }
             Some(file) => read_at(&file, offset, target),
-            None => self.as_raw().read_at(offset, target),
+            None => match self.pages() {
+                Some(pages) => pages.read_at(offset, target),
+                None => Err(io::Error::other(
+                    "the file has been replaced, and was closed as too many are open: open it \
+                     again, or raise `ulimit -n`",
+                )
+                .into()),
+            },
         }
     }
 
@@ -465,7 +484,7 @@ mod tests {
         let path = directory.path().join("model");
         std::fs::write(&path, b"content").unwrap();
         let mapping = Mapping::open(&path).unwrap();
-        assert_eq!(mapping.as_raw().len(), 7);
+        assert_eq!(mapping.pages().unwrap().len(), 7);
         assert!(mapping.stable().is_none());
     }
 

@@ -184,7 +184,7 @@ class Content:
 
     @staticmethod
     def map(path: str | PathLike[str]) -> Content:
-        """Maps a regular file into memory."""
+        """Opens a regular file, and maps it into memory if the system can do that."""
 
     @staticmethod
     def read(
@@ -219,6 +219,10 @@ class Content:
         Raises:
           TreepackError: If it has more than `max_size` bytes.
         """
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the bytes lie in memory or are mapped, so that arrays can view them."""
 
     @property
     def nbytes(self) -> int:

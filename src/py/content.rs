@@ -53,7 +53,7 @@ pub struct Content(Storage);
 
 /// Where the bytes are.
 enum Storage {
-    Mapped(Arc<Mapping>),
+    File(Arc<Mapping>),
     Read(Arc<Pages>),
     /// What has come out of a gzip stream, whose checksum was compared.
     Inflated(Arc<Pages>),
@@ -119,13 +119,13 @@ impl Source for Elsewhere {
 
 #[pymethods]
 impl Content {
-    /// Maps a file.
+    /// Opens a file, which is mapped if that is possible.
     #[staticmethod]
     fn map(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let mapping = py
             .detach(|| Mapping::open(&path))
             .map_err(|error| errors::file_error(error, &path))?;
-        Ok(Self(Storage::Mapped(Arc::new(mapping))))
+        Ok(Self(Storage::File(Arc::new(mapping))))
     }
 
     /// Reads a file, or what else can be read unless that is excluded.
@@ -229,6 +229,12 @@ impl Content {
         }
     }
 
+    /// Whether the bytes lie in memory or are mapped, so that arrays can view them.
+    #[getter]
+    fn has_memory(&self) -> bool {
+        self.memory().is_some()
+    }
+
     /// How many bytes there are.
     #[getter]
     fn nbytes(&self) -> usize {
@@ -310,28 +316,22 @@ impl Content {
 
     /// The memory that the bytes lie in, and this as its owner.
     pub fn owned<'a, 'py>(slf: &'a Bound<'py, Self>) -> Option<Owned<'a, 'py>> {
-        let has_memory = !matches!(
-            slf.get().0,
-            Storage::Gzip(..) | Storage::Elsewhere(_) | Storage::Sparse(_)
-        );
-        has_memory.then(|| Owned::of(slf, Self::memory))
+        Owned::of(slf, Self::memory)
     }
 
-    fn memory(&self) -> RawBytes<'_> {
+    fn memory(&self) -> Option<RawBytes<'_>> {
         match &self.0 {
-            Storage::Mapped(mapping) => mapping.as_raw(),
-            Storage::Read(pages) | Storage::Inflated(pages) => pages.as_raw(),
-            Storage::Lent(borrowed) => borrowed.as_raw(),
-            Storage::Gzip(..) | Storage::Elsewhere(_) | Storage::Sparse(_) => {
-                RawBytes::from(&[][..])
-            }
+            Storage::File(mapping) => mapping.pages(),
+            Storage::Read(pages) | Storage::Inflated(pages) => Some(pages.as_raw()),
+            Storage::Lent(borrowed) => Some(borrowed.as_raw()),
+            Storage::Gzip(..) | Storage::Elsewhere(_) | Storage::Sparse(_) => None,
         }
     }
 
     /// The bytes.
     pub fn source(&self) -> &(dyn Source + Send + Sync) {
         match &self.0 {
-            Storage::Mapped(mapping) => mapping,
+            Storage::File(mapping) => mapping,
             Storage::Read(pages) | Storage::Inflated(pages) => pages,
             Storage::Lent(borrowed) => borrowed,
             Storage::Gzip(indexed, _) => indexed,
@@ -343,7 +343,7 @@ impl Content {
     /// The same, for as long as somebody needs them.
     pub fn shared(&self) -> Arc<dyn Source + Send + Sync> {
         match &self.0 {
-            Storage::Mapped(mapping) => mapping.clone(),
+            Storage::File(mapping) => mapping.clone(),
             Storage::Read(pages) | Storage::Inflated(pages) => pages.clone(),
             Storage::Lent(borrowed) => borrowed.clone(),
             Storage::Elsewhere(elsewhere) => elsewhere.clone(),
@@ -352,10 +352,10 @@ impl Content {
         }
     }
 
-    /// The file, if it is mapped.
+    /// The open file, if it is one.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         match &self.0 {
-            Storage::Mapped(mapping) => Some(mapping),
+            Storage::File(mapping) => Some(mapping),
             _ => None,
         }
     }

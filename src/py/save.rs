@@ -18,7 +18,6 @@ use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
 use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
-use crate::raw::RawBytes;
 use crate::sink::{Durability, Output, Target, pour, replace_file};
 use crate::structure::Record;
 use crate::{Result, parallel};
@@ -218,7 +217,8 @@ impl Layout {
         let pieces = py.detach(|| layout.pieces(JOIN_MAX_BYTES))?;
         let views = pieces.into_iter().map(|piece| match piece {
             OutputPiece::Payload(number) => {
-                let owned = Owned::of(slf, |it| it.memory(number));
+                let owned = Owned::of(slf, |it| it.output.payload(number).memory());
+                let owned = owned.expect("a payload is a piece where it has memory");
                 let array = view(&byte, &[owned.memory().len()], owned, 0)?;
                 PyMemoryView::from(&array).map(Bound::into_any)
             }
@@ -290,12 +290,6 @@ impl Layout {
 }
 
 impl Layout {
-    /// The memory of a payload that has some.
-    fn memory(&self, number: usize) -> RawBytes<'_> {
-        let memory = self.output.payload(number).memory();
-        memory.unwrap_or(RawBytes::from(&[][..]))
-    }
-
     /// The manifest of a checkpoint whose arrays are in files.
     pub fn manifest(
         &self,

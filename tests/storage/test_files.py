@@ -73,6 +73,38 @@ def test_large_arrays_of_a_mapped_file_are_aligned_and_aliased_by_jax(tmp_path: 
             assert on_device.unsafe_buffer_pointer() == array.ctypes.data
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc/self/maps")
+def test_files_are_mapped_privately(tmp_path: Path):
+    """FUSE with direct I/O maps no other way."""
+    path = tmp_path / "model"
+    treepack.save(path, TREE)
+    found = treepack.load(path)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert [line.split()[1] for line in maps if line.endswith(str(path))] == ["r--p"]
+    assert found["large"][99, 999] == 99_999
+
+
+LIMITED = """
+import resource, sys
+import numpy as np, treepack
+path = sys.argv[1]
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (96 << 20), -1))
+assert treepack.open(path)["w"][3].tolist() == [0] * 1024
+assert treepack.load(path, select="b") == {"b": 3}
+assert treepack.verify(path).ok
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc/self/statm")
+@pytest.mark.parametrize("sharded", [False, True])
+def test_parts_of_files_are_read_below_a_limit_of_addresses(tmp_path: Path, sharded: bool):
+    path = tmp_path / "model"
+    tree = {"w": np.zeros((1 << 17, 1024), np.uint8), "b": 3}
+    treepack.save(path, tree, sharded=sharded, durable=False)
+    subprocess.run([sys.executable, "-c", LIMITED, path], check=True, timeout=600)
+
+
 def test_a_loaded_tree_survives_the_replacement_of_its_file(tmp_path: Path):
     path = tmp_path / "model"
     treepack.serialization.save_to_file(TREE, path)

@@ -50,7 +50,7 @@ impl Catalog {
         }
     }
 
-    /// The file, if it is mapped.
+    /// The open file, if it is one.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.content.get().mapping()
     }

@@ -160,15 +160,13 @@ impl<'a, 'py> Owned<'a, 'py> {
         Self { memory, owner }
     }
 
-    /// Memory of an object, which lies there as long as the object lives.
+    /// Memory of an object, if it has any, which lies there as long as the object lives.
     pub fn of<T: PyClass<Frozen = True> + Sync>(
         owner: &'a Bound<'py, T>,
-        memory: impl for<'b> FnOnce(&'b T) -> RawBytes<'b>,
-    ) -> Self {
-        Self {
-            memory: memory(owner.get()),
-            owner: owner.as_any(),
-        }
+        memory: impl for<'b> FnOnce(&'b T) -> Option<RawBytes<'b>>,
+    ) -> Option<Self> {
+        let memory = memory(owner.get())?;
+        Some(Self::new(memory, owner.as_any()))
     }
 
     /// All of it.

@@ -78,7 +78,7 @@ impl<'py> Objects<'_, 'py> {
             return Err(Error::malformed(
                 found.offset,
                 "copy=False, but this array can only be had by a copy: its bytes are in \
-                 several chunks, or not aligned for its dtype; pass copy=None",
+                 several chunks, not aligned for its dtype, or not mapped; pass copy=None",
             )
             .into());
         }

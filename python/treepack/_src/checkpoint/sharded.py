@@ -505,7 +505,8 @@ class ShardedArray(LazyArray):
                 raise ValueError("another dtype needs a copy")
             return found.astype(dtype)
         if copy is False and found.flags.writeable:  # views of files are not
-            raise ValueError(f"{self.path} lies in several shards, and has to be copied")
+            why = "it lies in several shards, or its file is not mapped"
+            raise ValueError(f"{self.path} has to be copied: {why}; pass copy=None")
         return np.array(found) if copy and not found.flags.writeable else found
 
     def flat_range(self, start: int, stop: int) -> np.ndarray:

@@ -60,7 +60,7 @@ def read_whole(
     url = url_of(path)
     with progress_bar(progress, "load") as tell:
         if url is None:
-            content = _local_content(path, mmap, tell)
+            content = _local_content(path, mmap, tell, whole=True)
         else:
             content = core.Content.lent(_remote.downloaded(url, tell))
         if content.nbytes == 0 and not may_be_empty:
@@ -193,7 +193,7 @@ def _raw(
         url = url_of(source)
         if url is not None:
             return _remote.remote(url)
-        return _local_content(source, mmap, None, regular), None
+        return _local_content(source, mmap, regular=regular), None
     if isinstance(source, core.Content):
         return source, None
     if _is_file_object(source):
@@ -324,10 +324,20 @@ def read_all(path: str | os.PathLike[str]) -> bytes:
 def _local_content(
     path: str | os.PathLike[str],
     mmap: bool,
-    tell: Callable[[int, int], object] | None,
+    tell: Callable[[int, int], object] | None = None,
+    *,
     regular: bool = False,
+    whole: bool = False,
 ) -> core.Content:
-    """Maps or reads a local file, which must be a regular one with `regular`."""
+    """Maps or reads a local file.
+
+    Args:
+      path: The file.
+      mmap: Whether it is mapped if that is possible, and otherwise read in parts.
+      tell: The function that is called with the progress of reading.
+      regular: Whether it must be a regular file.
+      whole: Whether it has to be in memory, mapped or read.
+    """
     path = local(path)
     try:
         found = Path(path).stat()
@@ -337,5 +347,7 @@ def _local_content(
         check_name(path)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if mmap and stat.S_ISREG(found.st_mode) and found.st_size > 0:  # not so in /proc
-        return core.Content.map(path)
+        content = core.Content.map(path)
+        if content.has_memory or not whole:
+            return content
     return core.Content.read(path, progress=tell, regular=regular)
