@@ -32,7 +32,8 @@ pub enum Durability {
 /// device) is written to directly, since it cannot be replaced.
 ///
 /// The new file has the permissions of the old one, which nobody gets around meanwhile, and its
-/// group where that is allowed; its owner is who saves. Other hard links keep the old content.
+/// group, where the file system allows that; its owner is who saves. Other hard links keep the old
+/// content.
 pub fn replace_file(
     path: &Path,
     durability: Durability,
@@ -122,7 +123,25 @@ fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
             mode = mode & !0o070 | (mode & 0o007) << 3;
         }
     }
-    file.set_permissions(fs::Permissions::from_mode(mode))
+    unless_refused(file.set_permissions(fs::Permissions::from_mode(mode)))
+}
+
+/// Takes no harm from a call that a file system may lack or forbid, and that nothing depends on.
+#[cfg(unix)]
+fn unless_refused(done: io::Result<()>) -> io::Result<()> {
+    use rustix::io::Errno;
+    const REFUSALS: [Errno; 6] = [
+        Errno::PERM,
+        Errno::ACCESS,
+        Errno::INVAL,
+        Errno::NOTSUP,
+        Errno::NOSYS,
+        Errno::ROFS,
+    ];
+    match done.as_ref().map_err(Errno::from_io_error) {
+        Err(Some(error)) if REFUSALS.contains(&error) => Ok(()),
+        _ => done,
+    }
 }
 
 #[cfg(not(unix))]
@@ -214,21 +233,9 @@ fn preallocate(_: &File, _: usize, _: &dyn Watch) -> Result<()> {
 /// Puts new names in a directory on the disk.
 #[cfg(unix)]
 fn sync_directory(directory: &Path) -> io::Result<()> {
-    use rustix::io::Errno;
-    let synced = File::open(directory).and_then(|directory| system::sync(&directory));
-    match synced {
-        // One may be allowed to write to a directory and not to open it, and some file
-        // systems cannot sync one. Nothing more can be done.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
-        Err(error)
-            if [Errno::INVAL, Errno::NOTSUP, Errno::NOSYS, Errno::ROFS]
-                .iter()
-                .any(|refused| error.raw_os_error() == Some(refused.raw_os_error())) =>
-        {
-            Ok(())
-        }
-        other => other,
-    }
+    // One may be allowed to write to a directory and not to open it, and some file systems cannot
+    // sync one. Nothing more can be done.
+    unless_refused(File::open(directory).and_then(|directory| system::sync(&directory)))
 }
 
 #[cfg(not(unix))]

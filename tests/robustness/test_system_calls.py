@@ -1,6 +1,7 @@
 """Every call of the system that a save makes, failed in turn; and power lost after each of them.
 
-A tracer (`tests/support/tracer.c`) sees the calls as the kernel does, whoever makes them.
+Calls that file systems may lack are refused, too. A tracer (`tests/support/tracer.c`) sees calls as
+the kernel does, whoever makes them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ OLD: Any = {"w": np.arange(3000.0), "n": 3}
 NEW: Any = {"w": np.arange(3000.0) + 1, "n": 4}
 
 SUPPORT = Path(__file__).parents[1] / "support"
+
+# Kinds of saves whose files can be opened.
+LOADED = ("file", "gzip", "numbers", "background", "directory", "iterator")
 
 # Beside calls that fail once: a disk that is full from then on.
 FULL = "FULL"
@@ -102,7 +106,7 @@ def found_at(kind: str, path: Path) -> Any:
         with np.load(path) as arrays:
             return dict(arrays)
     if kind == "convert to safetensors":
-        return safetensors.numpy.load_file(path)
+        return safetensors.numpy.load(path.read_bytes())
     if kind == "exported":
         exported, found = treepack.load_exported(path, copy=True, mmap=False)
         assert exported.in_avals == doubling().in_avals
@@ -171,6 +175,47 @@ def fail_each(kind: str, folder: Path, errors: list[str]) -> None:
             save(path, OLD)
             assert which(kind, path) == "old", problem
             assert names(inside) == [], problem
+
+
+# Calls that some file systems or kernels lack or forbid (CIFS, FUSE, NFS, drvfs), by their numbers
+# in asm/unistd_64.h, and the error with which they refuse them.
+REFUSALS = {
+    "mapping": ([9], "ENODEV"),
+    "advice": ([28, 221], "EINVAL"),  # madvise, fadvise64
+    "locks": ([73], "ENOLCK"),
+    "syncing directories": ([74], "EINVAL"),
+    "modes": ([90, 91, 268, 452], "EPERM"),  # chmod, fchmod, fchmodat, fchmodat2
+    "owners": ([92, 93, 260], "EPERM"),  # chown, fchown, fchownat
+    "links": ([86, 265], "EPERM"),  # link, linkat
+    "times": ([280], "EPERM"),  # utimensat
+    "reserving": ([277, 285], "EOPNOTSUPP"),  # sync_file_range, fallocate
+    "new calls": ([326, 327, 332], "ENOSYS"),  # copy_file_range, preadv2, statx
+}
+
+
+def refuse_some(folder: Path) -> None:
+    """Saves in all ways and loads where calls are refused, each kind of them and all together."""
+    for kind in SAVES:
+        inside = folder / kind
+        inside.mkdir()
+        path = inside / name_of(kind)
+        SAVES[kind](path, OLD)
+        for refused in [*([name] for name in REFUSALS), list(REFUSALS)]:
+            problem = f"{kind} without {refused}"
+            for calls, name in map(REFUSALS.__getitem__, refused):
+                for call in calls:
+                    ask(f"refuse/{call}/{getattr(errno, name)}{inside}")
+            tree = OLD if which(kind, path) == "new" else NEW
+            SAVES[kind](path, tree)
+            assert which(kind, path) == ("old" if tree is OLD else "new"), problem
+            assert names(inside) == [], problem
+            if kind in LOADED:
+                assert treepack.verify(path).ok, problem
+                with treepack.open(path) as file:
+                    assert np.array_equal(file["w"][5:7], tree["w"][5:7]), problem
+                for found in (treepack.load(path), treepack.load(path, OLD)):
+                    assert np.array_equal(found["w"], tree["w"]), problem
+            ask("refuse/0/0")
 
 
 def kill_often(kind: str, folder: Path, instants: int) -> None:
@@ -395,6 +440,11 @@ def test_a_call_that_fails_leaves_the_old_or_the_new(
 def test_a_full_disk_leaves_the_old_or_the_new(kind: str, tracer: Path, tmp_path: Path) -> None:
     call = f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), [it.FULL])"
     print(*run(tracer, tmp_path, call)[0].splitlines()[-1:])
+
+
+@is_traced
+def test_file_systems_may_lack_calls(tracer: Path, tmp_path: Path) -> None:
+    run(tracer, tmp_path, "refuse_some(pathlib.Path(sys.argv[1]))")
 
 
 @is_traced

@@ -8,6 +8,8 @@
  *     /@full/N/FOLDER         at the Nth call that needs room in FOLDER the disk is full: a write is cut
  *                             short, and it and all that come after fail with ENOSPC
  *     /@failed                0 if one has; nothing fails any more
+ *     /@refuse/CALL/ERRNO/FOLDER   each call with this number in FOLDER fails, as where a file system
+ *                             lacks it: fsync of directories only, madvise everywhere; 0: none any more
  *     /@log/FOLDER            what changes FOLDER is logged from now on
  *     /@say/TEXT              a line of the log
  *
@@ -44,6 +46,7 @@ static struct thread {
 static FILE *out;
 static char folder[TEXT], logged[TEXT];
 static long countdown, error_number, has_failed;
+static short refused[512]; /* with this errno, by the number of the call; of 0: whether any is */
 static int fills; /* the disk becomes full, rather than that one call fails */
 
 static struct thread *of(pid_t tid) {
@@ -125,9 +128,9 @@ static enum kind kind_of(long call) {
     case SYS_fchmod: case SYS_fchown: case SYS_flock: case SYS_fstat: case SYS_getdents64:
     case SYS_sync_file_range: case SYS_copy_file_range: case SYS_fcntl: return OF_FD;
     case SYS_open: case SYS_creat: case SYS_unlink: case SYS_mkdir: case SYS_rmdir: case SYS_stat:
-    case SYS_lstat: case SYS_readlink: case SYS_truncate: case SYS_chmod: return OF_PATH;
+    case SYS_lstat: case SYS_readlink: case SYS_truncate: case SYS_chmod: case SYS_chown: return OF_PATH;
     case SYS_openat: case SYS_unlinkat: case SYS_mkdirat: case SYS_newfstatat: case SYS_statx:
-    case SYS_readlinkat: case SYS_fchmodat: case SYS_utimensat: return OF_PATH_AT;
+    case SYS_readlinkat: case SYS_fchmodat: case SYS_fchownat: case SYS_utimensat: return OF_PATH_AT;
     case SYS_rename: case SYS_link: case SYS_symlink: return TWO_PATHS;
     case SYS_renameat: case SYS_renameat2: case SYS_linkat: return TWO_PATHS_AT;
     case SYS_mmap: return OF_FD;
@@ -162,6 +165,10 @@ static void asked(struct thread *it, const char *text, struct user_regs_struct *
     } else if (sscanf(text, "/@full/%ld%n", &number, &used) == 1) {
         countdown = number, error_number = ENOSPC, has_failed = 0, fills = 1;
         strcpy(folder, text + used);
+    } else if (sscanf(text, "/@refuse/%ld/%ld%n", &number, &error, &used) == 2 && number >= 0 && number < 512) {
+        if (!number) memset(refused, 0, sizeof refused);
+        refused[number] = error, refused[0] = number != 0;
+        strcpy(folder, text + used);
     } else if (!strcmp(text, "/@failed")) {
         result = has_failed ? 0 : -ENOENT;
         countdown = 0;
@@ -172,6 +179,23 @@ static void asked(struct thread *it, const char *text, struct user_regs_struct *
     regs->orig_rax = -1; /* no call: its result is set at its end */
     ptrace(PTRACE_SETREGS, it->tid, 0, regs);
     it->fails = -result ? -result : -1;
+}
+
+static int is_directory(const char *path) {
+    struct stat found;
+    return !stat(path, &found) && S_ISDIR(found.st_mode);
+}
+
+static int is_refused(long call, struct thread *it) {
+    if (call <= 0 || call >= 512 || !refused[call]) return 0;
+    if (call == SYS_madvise) return 1;
+    return is_in(it->first, folder) && (call != SYS_fsync || is_directory(it->first));
+}
+
+static void fail(struct thread *it, struct user_regs_struct *regs, long error) {
+    it->fails = error;
+    regs->orig_rax = -1;
+    ptrace(PTRACE_SETREGS, it->tid, 0, regs);
 }
 
 static void enter(struct thread *it) {
@@ -187,9 +211,9 @@ static void enter(struct thread *it) {
         if (text[0] == '/' && text[1] == '@') asked(it, text, &regs);
         return;
     }
-    if (!countdown && !logged[0]) return;
+    if (!countdown && !logged[0] && !refused[0]) return;
     switch (kind_of(call)) {
-    case NONE: return;
+    case NONE: break;
     case OF_FD: {
         long fd = call == SYS_mmap ? (long)(int)regs.r8 : (long)(int)regs.rdi;
         if (fd < 0) return;
@@ -211,6 +235,7 @@ static void enter(struct thread *it) {
         whole_path(it->tid, regs.rdx, regs.r10, it->second);
         break;
     }
+    if (is_refused(call, it)) fail(it, &regs, refused[call]);
     if (!countdown || !is_in(it->first, folder)) return;
     if (fills && !takes_room(call, &regs)) return;
     if (--countdown == 0) {
@@ -222,14 +247,11 @@ static void enter(struct thread *it) {
             ptrace(PTRACE_SETREGS, it->tid, 0, &regs);
             return;
         }
-        it->fails = error_number;
         fprintf(out, "fails %ld %ld %s\n", call, error_number, it->first);
         fflush(out);
         /* A file that could not be closed is closed all the same. */
-        if (call != SYS_close) {
-            regs.orig_rax = -1;
-            ptrace(PTRACE_SETREGS, it->tid, 0, &regs);
-        }
+        if (call == SYS_close) it->fails = error_number;
+        else fail(it, &regs, error_number);
     }
 }
 

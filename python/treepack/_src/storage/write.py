@@ -86,7 +86,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with naming(target):
             file.flush()
             _sync(file.fileno())
-        with contextlib.suppress(FileNotFoundError):  # then its mode is that of any new file
+        with contextlib.suppress(OSError):  # there is no old mode, or the file system keeps none
             Path(file.name).chmod(target.stat().st_mode & 0o777)
         if fcntl is None:
             file.close()  # Windows renames no file that Python has open
