@@ -237,13 +237,14 @@ impl<'a> Writer<'a> {
         let method = self.compress.method();
         // What comes of compressing is not known before; zero reserves nothing.
         let size = method.map_or(layout.len(), |_| 0);
-        replace_file(path, self.durability, size, &(), |file| {
+        let written = replace_file(path, self.durability, size, &(), |file| {
             if let Some(method) = method {
                 gzip::compress(&layout, method, threads, file, &())
             } else {
                 file.layout(&layout, threads)
             }
-        })
+        });
+        written.map(drop)
     }
 
     /// Writes the bytes of a file to a stream, such as a socket or a `Vec`.

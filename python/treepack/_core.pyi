@@ -102,28 +102,42 @@ class Layout:
 
     def save(
         self,
-        path: str | PathLike[str],
+        place: str | PathLike[str] | Pipe,
         *,
         durable: bool,
         threads: int | None,
         progress: _Progress | None,
-    ) -> None:
-        """Writes the encoding to a file, which is replaced whole or not at all.
+    ) -> int:
+        """Writes the encoding to a file, which is replaced whole or not at all, or to a pipe.
 
-        At most so many threads compute the checksums, if there are any.
+        At most so many threads compute the checksums, if there are any. Returns the number of bytes.
         """
 
     def save_gzip(
         self,
-        path: str | PathLike[str],
+        place: str | PathLike[str] | Pipe,
         level: int | None,
         *,
         numbers: bool = False,
         durable: bool,
         threads: int | None,
         progress: _Progress | None,
-    ) -> None:
-        """Writes the encoding to a compressed file, which is replaced whole or not at all."""
+    ) -> int:
+        """Writes the encoding compressed, as `save` does."""
+
+@final
+class Pipe:
+    """An end of a pipe: `Layout.save` writes to one end, and the other is read."""
+
+    @staticmethod
+    def pair() -> tuple[Pipe, Pipe]:
+        """Returns the end to read from and the end to write to of a new pipe."""
+
+    def read(self, most: int) -> bytes:
+        """Returns the next bytes: fewer than `most` only at the end."""
+
+    def close(self) -> None:
+        """Closes this end, once its file is not in use."""
 
 def walk(
     tree: Any,

@@ -5,6 +5,7 @@
 //! | `save.rs` | the verbs that save: a tree in, bytes or a file out |
 //! | `load.rs` | the verbs that load: bytes in, a tree out |
 //! | `content.rs` | what is in a file or a buffer |
+//! | `pipe.rs` | a pipe that a save writes to and Python reads |
 //! | `catalog/` | leaves by their paths, read one by one |
 //! | `select.rs` | which leaves are meant |
 //! | `selected.rs` | some leaves of a file in the place of those of a template |
@@ -50,6 +51,7 @@ mod manifest;
 mod memory;
 mod objects;
 mod options;
+mod pipe;
 mod plan;
 mod restore;
 mod save;
@@ -93,6 +95,8 @@ mod _core {
     use super::memory::fresh_memory;
     #[pymodule_export]
     use super::options::thread_count;
+    #[pymodule_export]
+    use super::pipe::Pipe;
     #[pymodule_export]
     use super::plan::{ShardHolders, ShardPlan};
     #[pymodule_export]

@@ -1,7 +1,7 @@
 //! The verbs that save: a tree in, bytes or a file out.
 
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -12,13 +12,14 @@ use super::memory::{
     remember_size, view,
 };
 use super::options::{integer, integer_or_none};
+use super::pipe::Place;
 use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip};
 use crate::array::{Alignment, ChunkLimit, Framing};
 use crate::layout::{self, Caching, LayoutBuilder, OutputPiece, Payload};
 use crate::manifest::{Grid, Manifest, ShardFile};
-use crate::sink::{Durability, Output, Target, pour, replace_file};
+use crate::sink::{Durability, Output, Target, pour, replace_file, write_pipe};
 use crate::structure::Record;
 use crate::{Result, parallel};
 
@@ -251,39 +252,39 @@ impl Layout {
         )
     }
 
-    #[pyo3(signature = (path, *, durable, threads, progress))]
+    #[pyo3(signature = (place, *, durable, threads, progress))]
     fn save(
         &self,
         py: Python<'_>,
-        path: PathBuf,
+        place: Place,
         durable: bool,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<()> {
+    ) -> PyResult<u64> {
         let threads = self.threads(threads)?;
         let watcher = Watcher::new(progress, self.output.len());
-        save(py, &path, durable, self.output.len(), watcher, |file, _| {
+        save(py, &place, durable, self.output.len(), watcher, |file, _| {
             file.layout(&self.output, threads)
         })
     }
 
-    #[pyo3(signature = (path, level, *, numbers=false, durable, threads, progress))]
+    #[pyo3(signature = (place, level, *, numbers=false, durable, threads, progress))]
     #[allow(clippy::too_many_arguments)] // they have names in Python
     fn save_gzip(
         &self,
         py: Python<'_>,
-        path: PathBuf,
+        place: Place,
         level: Option<i64>,
         numbers: bool,
         durable: bool,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
-    ) -> PyResult<()> {
+    ) -> PyResult<u64> {
         let method = gzip::method(level, numbers)?;
         let threads = gzip::threads(threads, self.output.len())?;
         let watcher = Watcher::new(progress, self.output.len());
         // The size is not known before; zero reserves nothing.
-        save(py, &path, durable, 0, watcher, |file, watcher| {
+        save(py, &place, durable, 0, watcher, |file, watcher| {
             crate::gzip::compress(&self.output, method, threads, file, watcher)
         })
     }
@@ -319,29 +320,41 @@ pub fn write_file(py: Python<'_>, path: PathBuf, data: &[u8], durable: bool) -> 
     builder.extend(data)?;
     let layout = builder.finish();
     let watcher = Watcher::signals();
-    save(py, &path, durable, layout.len(), watcher, |file, _| {
+    let place = Place::Path(path);
+    let written = save(py, &place, durable, layout.len(), watcher, |file, _| {
         file.layout(&layout, NonZero::<usize>::MIN)
-    })
+    });
+    written.map(drop)
 }
 
-/// Writes a file whole or not at all, detached.
+/// Writes a file whole or not at all, detached; or to a pipe. Returns how many bytes.
 fn save(
     py: Python<'_>,
-    path: &Path,
+    place: &Place,
     durable: bool,
     size: usize,
     watcher: Watcher,
     write: impl FnOnce(&mut Output<'_>, &Watcher) -> Result<()> + Send,
-) -> PyResult<()> {
+) -> PyResult<u64> {
     let durability = if durable {
         Durability::Synced
     } else {
         Durability::Cached
     };
-    let saved = py.detach(|| {
-        replace_file(path, durability, size, &watcher, |file| {
-            write(file, &watcher)
+    let write = |file: &mut Output<'_>| write(file, &watcher);
+    let saved = match place {
+        Place::Path(path) => {
+            py.detach(|| replace_file(path, durability, size, &watcher, write))
+        }
+        Place::Pipe(pipe) => {
+            let file = pipe.get().file()?;
+            py.detach(|| write_pipe(&file, &watcher, write))
+        }
+    };
+    saved.map_err(|error| {
+        watcher.explain(error, |error| match place {
+            Place::Path(path) => errors::file_error(error, path),
+            Place::Pipe(_) => error.into(),
         })
-    });
-    saved.map_err(|error| watcher.explain(error, |error| errors::file_error(error, path)))
+    })
 }

@@ -14,4 +14,4 @@ mod temporary;
 
 pub use buffer::{Target, pour};
 pub use output::Output;
-pub use replace::{Durability, replace_file};
+pub use replace::{Durability, replace_file, write_pipe};

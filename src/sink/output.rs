@@ -150,12 +150,18 @@ impl<'a> Output<'a> {
     }
 
     /// Writes what has been joined.
-    pub fn flush(&mut self) -> Result<()> {
+    fn flush(&mut self) -> Result<()> {
         let joined = std::mem::take(&mut self.joined);
         self.write(joined.as_slice().into())?;
         self.joined = joined;
         self.joined.clear();
         Ok(())
+    }
+
+    /// Writes the rest, and returns how many bytes there were.
+    pub fn finish(mut self) -> Result<u64> {
+        self.flush()?;
+        Ok(self.written)
     }
 
     fn write(&mut self, mut bytes: RawBytes<'_>) -> Result<()> {

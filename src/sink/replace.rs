@@ -25,7 +25,7 @@ pub enum Durability {
     Cached,
 }
 
-/// Writes all that `write` writes to `path`, or leaves `path` as it was.
+/// Writes all that `write` writes to `path`, or leaves `path` as it was. Returns how many bytes.
 ///
 /// `size` is how many bytes are expected, to reserve room for; 0 if unknown. Missing
 /// directories are made. A symbolic link is followed. A path that is no regular file (a pipe, a
@@ -40,12 +40,9 @@ pub fn replace_file(
     size: usize,
     watch: &dyn Watch,
     write: impl FnOnce(&mut Output<'_>) -> Result<()>,
-) -> Result<()> {
+) -> Result<u64> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        let file = open_pipe(path, watch)?;
-        let mut output = Output::new(&file, true, false, watch);
-        write(&mut output)?;
-        return output.flush();
+        return write_pipe(&open_pipe(path, watch)?, watch, write);
     }
     let synced = durability == Durability::Synced;
     let made = make_directories(directory_of(path))?;
@@ -60,7 +57,7 @@ pub fn replace_file(
         preallocate(file, size, watch)?;
         let mut output = Output::new(file, false, synced, watch);
         write(&mut output)?;
-        output.flush()?;
+        let written = output.finish()?;
         if let Some(old) = old {
             keep_permissions(file, &old)?;
         }
@@ -69,12 +66,16 @@ pub fn replace_file(
             parallel::elsewhere(move || system::sync(&file), watch)??;
         }
         // Some file systems tell only then that there was no room.
-        Ok(system::close(file.try_clone()?)?)
+        system::close(file.try_clone()?)?;
+        Ok(written)
     };
-    if let Err(error) = complete() {
-        temporary::discard(temporary);
-        return Err(error);
-    }
+    let written = match complete() {
+        Ok(written) => written,
+        Err(error) => {
+            temporary::discard(temporary);
+            return Err(error);
+        }
+    };
     temporary::persist(temporary, &path)?;
     if synced {
         sync_directory(directory).map_err(Error::NotDurable)?;
@@ -82,7 +83,18 @@ pub fn replace_file(
             sync_directory(&made).map_err(Error::NotDurable)?;
         }
     }
-    Ok(())
+    Ok(written)
+}
+
+/// Writes all that `write` writes to a pipe or device, and returns how many bytes.
+pub fn write_pipe(
+    file: &File,
+    watch: &dyn Watch,
+    write: impl FnOnce(&mut Output<'_>) -> Result<()>,
+) -> Result<u64> {
+    let mut output = Output::new(file, true, false, watch);
+    write(&mut output)?;
+    output.finish()
 }
 
 fn directory_of(path: &Path) -> &Path {

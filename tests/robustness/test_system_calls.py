@@ -218,6 +218,17 @@ def refuse_some(folder: Path) -> None:
             ask("refuse/0/0")
 
 
+def save_without_dev_fd() -> None:
+    """Saves to a store where `/dev/fd` is missing, as in small containers and on Windows."""
+    for call in (4, 6, 257, 262, 332):  # stat, lstat, openat, newfstatat, statx
+        ask(f"refuse/{call}/{errno.ENOENT}/dev/fd")
+    assert not Path("/dev/fd").exists()
+    for number, how in enumerate(({}, {"compress": True}, {"sharded": True})):
+        url = f"memory://without/{number}"
+        treepack.save(url, OLD, **how)
+        assert np.array_equal(treepack.load(url)["w"], OLD["w"]), how
+
+
 def kill_often(kind: str, folder: Path, instants: int) -> None:
     """Kills processes that save both trees in turn, while they do."""
     inside = folder / "inside"
@@ -445,6 +456,11 @@ def test_a_full_disk_leaves_the_old_or_the_new(kind: str, tracer: Path, tmp_path
 @is_traced
 def test_file_systems_may_lack_calls(tracer: Path, tmp_path: Path) -> None:
     run(tracer, tmp_path, "refuse_some(pathlib.Path(sys.argv[1]))")
+
+
+@is_traced
+def test_stores_need_no_dev_fd(tracer: Path, tmp_path: Path) -> None:
+    run(tracer, tmp_path, "save_without_dev_fd()")
 
 
 @is_traced

@@ -22,6 +22,7 @@ import pytest
 
 import treepack
 from treepack import serialization
+from treepack._src.storage import remote
 
 TREE: dict[str, Any] = {
     f"layer_{index}": {"kernel": np.full((64, 1024), index, np.float32), "bias": np.zeros(3)}
@@ -194,6 +195,12 @@ def test_a_failed_save_leaves_what_was_there() -> None:
     assert treepack.load(url) == {"a": 1}
     threads = [thread for thread in threading.enumerate() if not thread.daemon]
     assert threading.main_thread() in threads
+
+
+def test_an_upload_that_lost_bytes_is_an_error() -> None:
+    with pytest.raises(OSError, match=r"memory://lost/w: 0 of 7 bytes"):
+        remote.write("memory://lost/w", lambda pipe: 7)
+    assert not fsspec.filesystem("memory").exists("/lost/w")
 
 
 def test_the_same_is_salvaged_of_a_remote_file_with_the_marks_of_two_forms(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import treepack._core as core
 from treepack._src.options import Buffer, Progress, progress_bar
@@ -164,53 +163,50 @@ def read_small(url: str) -> bytes:
         return bytes(store.get(path).data)
 
 
-def write(url: str, save: Callable[[str], None], nbytes: int | None = None) -> None:
-    """Calls `save` with the path of a pipe, and uploads its output to a URL.
+def write(url: str, save: Callable[[core.Pipe], int], nbytes: int | None = None) -> None:
+    """Calls `save` with a pipe, and uploads its output to a URL.
 
     Args:
       url: The URL.
-      save: Writes to a path.
+      save: Writes to a pipe, and returns the number of bytes.
       nbytes: The most bytes that it writes, if that is known.
+
+    Raises:
+      OSError: If the file cannot be written, or fewer bytes come than were written.
     """
     store, path = file_at(url)
-    reader, writer = os.pipe()
+    reader, writer = core.Pipe.pair()
 
-    def run() -> None:
+    def run() -> int:
         try:
-            save(f"/dev/fd/{writer}")
+            return save(writer)
         finally:
-            os.close(writer)
+            writer.close()
 
     saving = Task(run)
     stopped = threading.Event()
 
     def parts() -> Iterator[bytes]:
         Thread(saving.attempt)
-        while part := _read(pipe, _PIECE_BYTES):
+        count = 0
+        while part := reader.read(_PIECE_BYTES):
             if stopped.is_set():
                 raise InterruptedError("the upload was stopped")
+            count += len(part)
             yield part
-        saving.result()  # its error ends the upload
+        written = saving.result()  # its error ends the upload
+        if count != written:
+            raise OSError(f"{shown(url)}: {count} of {written} bytes came through the pipe")
 
     try:
-        with os.fdopen(reader, "rb", buffering=0) as pipe:
-            uploading = Task(lambda: store.upload(path, parts(), nbytes))
-            try:
-                with contextlib.suppress(RuntimeError, MemoryError):
-                    Thread(uploading.attempt)  # so that this one can be interrupted
-                uploading.result()
-            finally:
-                stopped.set()
-                uploading.end()
+        uploading = Task(lambda: store.upload(path, parts(), nbytes))
+        try:
+            with contextlib.suppress(RuntimeError, MemoryError):
+                Thread(uploading.attempt)  # so that this one can be interrupted
+            uploading.result()
+        finally:
+            stopped.set()
+            uploading.end()
     finally:
-        if not saving.end():  # it ends, since nobody reads the pipe any more
-            os.close(writer)
-
-
-def _read(pipe: Any, most: int) -> bytes:
-    """Reads from a pipe until its end, at most so many bytes."""
-    parts = []
-    while most > 0 and (part := pipe.read(most)):
-        parts.append(part)
-        most -= len(part)
-    return b"".join(parts)
+        reader.close()
+        saving.end()  # it ends, since nobody reads the pipe any more

@@ -36,19 +36,18 @@ def save_layout(
     del layout
     with progress_bar(progress, "save") as tell:
 
-        def save(path: str | os.PathLike[str]) -> None:
+        def save(place: str | os.PathLike[str] | core.Pipe) -> int:
             layout = layouts.pop()
             if how.compress:
-                layout.save_gzip(
-                    path,
+                return layout.save_gzip(
+                    place,
                     how.level,
                     numbers=how.compress == "numbers",
                     durable=how.durable,
                     threads=how.threads,
                     progress=tell,
                 )
-            else:
-                layout.save(path, durable=how.durable, threads=how.threads, progress=tell)
+            return layout.save(place, durable=how.durable, threads=how.threads, progress=tell)
 
         url = url_of(path)
         if url is None:

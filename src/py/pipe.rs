@@ -1,0 +1,88 @@
+//! A pipe that a save writes to and Python reads, without a path: not every system has `/dev/fd`.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::memory::new_bytes_at_most;
+use super::watch::Watcher;
+use crate::mapping::wait_for_input;
+use crate::raw::{Filling, zeroed};
+use crate::{Error, Result};
+
+/// Where a save writes to.
+#[derive(FromPyObject)]
+pub enum Place {
+    Pipe(Py<Pipe>),
+    Path(PathBuf),
+}
+
+/// An end of a pipe; see `_core.pyi`.
+#[pyclass(frozen, module = "treepack._core")]
+pub struct Pipe(Mutex<Option<Arc<File>>>);
+
+impl Pipe {
+    #[cfg(unix)]
+    fn new(end: impl Into<std::os::fd::OwnedFd>) -> Self {
+        Self(Mutex::new(Some(Arc::new(File::from(end.into())))))
+    }
+
+    #[cfg(windows)]
+    fn new(end: impl Into<std::os::windows::io::OwnedHandle>) -> Self {
+        Self(Mutex::new(Some(Arc::new(File::from(end.into())))))
+    }
+
+    /// The file of this end, unless it is closed.
+    pub fn file(&self) -> Result<Arc<File>> {
+        let file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let closed = || Error::Io(io::ErrorKind::BrokenPipe.into());
+        file.clone().ok_or_else(closed)
+    }
+}
+
+#[pymethods]
+impl Pipe {
+    /// Both ends of a new one.
+    #[staticmethod]
+    fn pair() -> PyResult<(Self, Self)> {
+        let (reader, writer) = io::pipe()?;
+        Ok((Self::new(reader), Self::new(writer)))
+    }
+
+    /// The next bytes, fewer than `most` at the end alone.
+    fn read<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyBytes>> {
+        /// As many as a pipe has room for.
+        const PART: usize = 64 << 10;
+        let file = self.file()?;
+        let watcher = Watcher::signals();
+        let read = new_bytes_at_most(py, most, true, |target| {
+            let mut filling = Filling::new(target);
+            while filling.left() > 0 {
+                wait_for_input(&file, &watcher)?;
+                let read = filling.fill_some(|target| {
+                    let part = PART.min(target.len());
+                    let target = zeroed(&mut target[..part]);
+                    let read = (&*file).read(target)?;
+                    Ok(&mut target[..read])
+                });
+                match read {
+                    Ok(0) => break,
+                    Err(Error::Io(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                    read => drop(read?),
+                }
+            }
+            Ok(filling.finish())
+        })?;
+        read.map_err(|error| watcher.explain(error, PyErr::from))
+    }
+
+    /// Closes this end, once nobody uses it.
+    fn close(&self) {
+        let file = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(file);
+    }
+}
