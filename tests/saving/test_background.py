@@ -23,6 +23,7 @@ import treepack
 from treepack import Saving
 from treepack._src.api import files
 from treepack._src.saving import background as _background
+from treepack._src.tasks import Milestone
 from waiting import HANG_S
 
 
@@ -102,13 +103,8 @@ def test_arrays_on_several_devices_may_be_donated(tmp_path: Path) -> None:
 
 def waits_for_another(thread: threading.Thread) -> bool:
     """Tells whether a thread is blocked because another save to a path is under way."""
-    innermost = frame = sys._current_frames().get(thread.ident or 0)
-    names = set()
-    while frame is not None:
-        names.add(frame.f_code.co_name)
-        frame = frame.f_back
-    is_blocked = innermost is not None and innermost.f_code is threading.Condition.wait.__code__
-    return is_blocked and _background.wait_for.__name__ in names
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code is Milestone.wait.__code__
 
 
 def test_the_next_save_to_a_path_waits(tmp_path: Path) -> None:
@@ -273,7 +269,6 @@ FORKED = """
 import os, signal, sys, threading
 import numpy as np, treepack
 from treepack._src.registry import names as _names
-from treepack._src.saving import background as _background
 
 def in_child(work):
     child = os.fork()
@@ -323,7 +318,7 @@ def register():
 held, done = threading.Event(), threading.Event()
 
 def hold():
-    with _background._lock, _names.registering, saving._condition:
+    with _names.registering, saving._condition:
         held.set()
         assert done.wait(60)
 
@@ -339,6 +334,82 @@ saving.result(60)
 assert told == [saving]
 assert treepack.load(path).shape == (1 << 20,)
 """
+
+
+HANDLED = """
+import faulthandler, threading, time
+faulthandler.dump_traceback_later(300, exit=True)
+kind, path, support, every = args
+sys.path.insert(0, support)
+from signals import at_each_step
+from treepack import checkpoints
+from treepack._src.saving import background as _background
+
+manager = checkpoints.AsyncManager()
+main_thread, handled = threading.get_ident(), []
+
+def is_blocked():
+    frame = sys._current_frames()[main_thread]
+    while frame is not None and frame.f_code.co_name != "wait":
+        frame = frame.f_back
+    return frame is not None
+
+def tell(*_):
+    while not handled and not is_blocked():
+        time.sleep(0)
+
+def save(value, **options):
+    treepack.save(path, {"w": np.full(2000, value)}, durable=False, **options)
+
+def value():
+    return treepack.load(path)["w"][0]
+
+def work(step):
+    handled.clear()
+    if kind == "file":
+        save(step, background=True, progress=tell)
+        save(step, background=True)
+        _background.wait_for(path)
+        assert value() in (step, -1)
+    elif kind == "manager":
+        manager.save_async(tell)
+        manager.save_async(lambda: None)
+    else:
+        save(step, sharded=True)
+        assert value() in (step, -1)
+        assert treepack.verify(path).ok and len(os.listdir(path)) == 2, os.listdir(path)
+
+def handler():
+    handled.append(1)
+    if kind == "manager":
+        done = []
+        manager.save_async(lambda: done.append(1))
+        manager.wait_previous_save()
+        assert done
+        return
+    for background in (False, True):
+        saving = treepack.save(path, {"w": np.full(2000, -1)}, sharded=kind == "sharded",
+                               background=background, durable=False)
+        if background:
+            saving.result()
+        assert value() == -1
+
+saving = ("saving/directory.py", "saving/lease.py", "saving/sharded.py")
+waiting = ("saving/background.py", "_src/tasks.py", "series/manager.py", "threading.py",
+           "futures/_base.py", "futures/thread.py")
+at_each_step(saving if kind == "sharded" else waiting, work, handler, every=int(every))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "every"),
+    [
+        *(("file", 11), ("manager", 7), ("sharded", 97)),
+        *(pytest.param(it, 1, marks=pytest.mark.campaign) for it in ("file", "manager", "sharded")),
+    ],
+)
+def test_a_signal_handler_may_save_at_any_time(tmp_path: Path, kind: str, every: int) -> None:
+    processes.run(HANDLED, 1, kind, tmp_path / "x", Path(__file__).parents[1] / "support", every)
 
 
 @pytest.mark.parametrize("sharded", [False, True])

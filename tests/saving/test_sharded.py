@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +44,7 @@ from treepack._src.pytree import prng as _prng
 from treepack._src.saving import directory, lease
 from treepack._src.saving import sharded as writing
 from treepack._src.saving.layout import described_layout
+from treepack._src.storage.entries import entries
 from trees import DTYPES, example_array, record_of, sealed
 from waiting import HANG_S
 
@@ -1066,8 +1069,9 @@ def test_a_step_is_an_integer(tmp_path: Path) -> None:
 # Two jobs with one directory.
 
 
-def save_to(path: Path | str, value: float, **options: Any) -> None:
-    treepack.save(path, {"w": jnp.full(5000, value)}, sharded=True, durable=False, **options)
+def save_to(path: Path | str, value: float, **options: Any) -> Any:
+    tree = {"w": jnp.full(5000, value)}
+    return treepack.save(path, tree, sharded=True, durable=False, **options)
 
 
 def value_in(path: Path | str) -> float:
@@ -1077,12 +1081,13 @@ def value_in(path: Path | str) -> float:
 
 
 def during(path: Path | str, action: Any) -> None:
-    """Saves a 1, and does something meanwhile."""
+    """Saves a 1, and does something meanwhile in another thread."""
     actions = [action]
 
     def tell(_: int, __: int) -> None:
         while actions:
-            actions.pop()()
+            with ThreadPoolExecutor() as threads:
+                threads.submit(actions.pop()).result()
 
     save_to(path, 1, progress=tell)
     assert not actions
@@ -1113,6 +1118,35 @@ def test_a_directory_that_another_job_saves_to(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
     save_to(tmp_path, 2)
     assert value_in(tmp_path) == 2
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_signal_handler_saves_to_the_directory_that_is_saved_to(
+    tmp_path: Path, background: bool
+) -> None:
+    for place in (tmp_path, f"memory://sharded/handled-{background}"):
+        handled = threading.Event()
+
+        def handle(*_: Any) -> None:
+            saving = save_to(place, 2, background=background)  # noqa: B023
+            if saving is not None:
+                saving.result()
+            assert value_in(place) == 2  # noqa: B023
+            handled.set()  # noqa: B023
+
+        def interrupt(*_: Any) -> None:
+            if not handled.is_set():  # noqa: B023
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                assert handled.wait(HANG_S)  # noqa: B023
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        try:
+            save_to(place, 1, progress=interrupt)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert value_in(place) == 1
+        assert treepack.verify(place).ok
+        assert len(entries(place)) == 2
 
 
 DIES = """

@@ -11,6 +11,7 @@ Work that ends before its first answer, because the machine is fast, is done aga
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import types
@@ -86,3 +87,43 @@ def soon(attempt: Callable[[int], bool], largest: int = 32) -> bool:
             return True
         size *= 2
     return False
+
+
+def at_each_step(
+    files: tuple[str, ...],
+    work: Callable[[int], Any],
+    handler: Callable[[], Any],
+    *,
+    every: int,
+) -> None:
+    """Does work again and again, and calls a handler at one of its bytecodes after another.
+
+    So may a signal handler be called: between any two bytecodes of its thread.
+
+    Args:
+      files: The ends of the names of the files whose bytecodes count.
+      work: Called with the number of the bytecode.
+      handler: Called once each time.
+      every: The distance between the bytecodes.
+    """
+    for step in itertools.count(0, every):
+        left = step
+
+        def trace(frame: types.FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            if not frame.f_code.co_filename.endswith(files):
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                left -= 1
+                if left == -1:
+                    handler()
+            return trace
+
+        sys.settrace(trace)
+        try:
+            work(step)
+        finally:
+            sys.settrace(None)
+        if left >= 0:
+            return

@@ -8,15 +8,13 @@ import weakref
 
 
 class Locked:
-    """An object with a lock, `lock`, which is free in a forked process.
+    """An object with a lock, `lock`, which is free in a forked process and in a signal handler.
 
     So the data that it guards must be valid after each single step.
     """
 
-    lock: threading.Lock
-
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         _known.add(self)
 
 
@@ -25,7 +23,7 @@ _known: weakref.WeakSet[Locked] = weakref.WeakSet()
 
 def _free() -> None:
     for thing in [*_known]:
-        thing.lock = threading.Lock()
+        thing.lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -12,11 +12,36 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class Milestone:
+    """An event that a signal handler may wait for, whatever call it interrupts.
+
+    `threading.Event` and futures have a lock that the interrupted call may hold, and a wait that is
+    interrupted at its start misses a wake-up that the handler waits for as well.
+    """
+
+    def __init__(self) -> None:
+        self.is_reached = False
+        self._tokens: SimpleQueue[None] = SimpleQueue()
+
+    def reach(self) -> None:
+        """Ends all waits."""
+        self.is_reached = True
+        self._tokens.put(None)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is reached, or for this many seconds; returns whether it is reached."""
+        if not self.is_reached:
+            with contextlib.suppress(Empty):
+                self._tokens.get(timeout=None if timeout is None else max(timeout, 0))
+                self._tokens.put(None)  # for the next wait
+        return self.is_reached
 
 
 class Task(Generic[T]):

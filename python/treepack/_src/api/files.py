@@ -41,6 +41,7 @@ from treepack._src.options import (
 from treepack._src.restore.record import present
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
+from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, inflated_head
@@ -194,7 +195,14 @@ def save(
         together = ShardedWrite(
             place, tree, metadata, static, how, snapshot=background, step=step, timeout=timeout
         )
-        return run(place, together, progress, background=background, abandon=together.abandon)
+        return run(
+            place,
+            together,
+            progress,
+            background=background,
+            at_once=bool(interrupted(place)),  # which ends only after this
+            abandon=together.abandon,
+        )
     layout = file_layout(tree, metadata, how, static=static, snapshot=background)
     # Meanwhile the program may change its directory.
     where = absolute(place) if background else place

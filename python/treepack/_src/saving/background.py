@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from treepack._src.options import Progress, progress_bar
-from treepack._src.storage.place import local, shown, url_of
-from treepack._src.tasks import Thread
+from treepack._src.storage.place import real, shown
+from treepack._src.tasks import Milestone, Thread
 from treepack.errors import TreepackError
 
 # Takes a progress callable; returns when all is written.
@@ -31,37 +32,109 @@ T = TypeVar("T")
 
 
 class AskedFuture(Future[T]):
-    """A future that knows whether somebody has asked for its error, which is logged otherwise."""
+    """The result of work that is done once, in a thread; an error that is not asked for is logged.
 
-    _unasked: Any = None
+    A signal handler may wait for it, whatever call it interrupts: its end is known apart from the
+    lock of futures, which the interrupted call may hold.
+    """
+
+    _value: T
+
+    def __init__(self, what: str, work: Callable[[], T]):
+        """Takes what is saved, in words, and the work."""
+        super().__init__()
+        self.set_running_or_notify_cancel()  # it cannot be cancelled
+        self._what = what
+        self._works = [work]  # popped, so that it is done once and not held afterwards
+        self._end = Milestone()
+        self._error: BaseException | None = None
+        self._unasked: Any = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a thread has begun the work, or it was given up."""
+        return not self._works
 
     @property
     def has_unasked_error(self) -> bool:
         """Whether it has failed, and nobody knows."""
         return self._unasked is not None and bool(self._unasked.alive)
 
-    def fail(self, what: str, error: BaseException) -> None:
-        """Ends it with the error of `what`."""
-        self._unasked = weakref.finalize(self, _log, what, repr(error))
+    def attempt(self) -> None:
+        """Does the work, unless another thread has begun it."""
+        try:
+            work = self._works.pop()
+        except IndexError:
+            return
+        try:
+            self._value = work()
+        except BaseException as error:  # which `result` raises
+            del work
+            traceback.clear_frames(error.__traceback__)  # they hold the arrays
+            self._unasked = weakref.finalize(self, _log, self._what, repr(error))
+            self._fail(error)
+        else:
+            del work  # and the arrays with it, before any wait ends
+            self._end.reach()
+            self.set_result(self._value)
+        finally:
+            _under_way.pop(self, None)
+
+    def give_up(self, error: BaseException) -> bool:
+        """Ends it with an error, unless the work has begun; returns whether it has not."""
+        try:
+            self._works.pop()
+        except IndexError:
+            return False
+        _under_way.pop(self, None)
+        self._fail(error)
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._end.reach()
         self.set_exception(error)
+
+    def wait(self) -> None:
+        """Waits for the end, which does not count as asking for the error.
+
+        Begins the work if no thread has: the thread that is about to may be the one that a signal
+        handler has interrupted to wait here.
+        """
+        if not self.has_begun:
+            _start(self)
+        self._end.wait()
+
+    def done(self) -> bool:
+        """Returns whether it has ended."""
+        return self._end.is_reached
 
     def result(self, timeout: float | None = None) -> T:
         """Waits for the result."""
+        error = self.exception(timeout)
+        if error is None:
+            return self._value
         try:
-            return super().result(timeout)
+            raise error
         finally:
-            self._asked()
+            del self, error  # whose traceback holds this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end, and returns the error, or `None`."""
-        try:
-            return super().exception(timeout)
-        finally:
-            self._asked()
-
-    def _asked(self) -> None:
-        if self.done() and self._unasked is not None:
+        if not self._end.wait(timeout):
+            raise TimeoutError
+        if self._unasked is not None:
             self._unasked.detach()
+        return self._error
+
+    def _leave(self) -> None:
+        """Ends it in a forked process, where its thread does not run."""
+        future: Any = self
+        future._condition = threading.Condition()  # the other one may be held
+        future._waiters, future._done_callbacks = [], []  # those of the parent
+        self._works.clear()
+        if not self.done():
+            self._fail(TreepackError(f"the parent process goes on to save {self._what}: ask it"))
 
 
 def _log(what: str, error: str) -> None:
@@ -88,11 +161,10 @@ class Saving(AskedFuture[None]):
       {'w': Array([1., 1., 1.], dtype=float32)}
     """
 
-    def __init__(self, path: str):
-        super().__init__()
+    def __init__(self, path: str, write: Write, progress: Progress):
+        super().__init__(shown(path), functools.partial(self._write, write, progress))
         self.path = path
         self.progress: tuple[int, int] = (0, 0)
-        self.set_running_or_notify_cancel()  # nobody can stop it any more
 
     def result(self, timeout: float | None = None) -> None:
         """Waits until all is written.
@@ -113,58 +185,36 @@ class Saving(AskedFuture[None]):
     def __repr__(self) -> str:
         if not self.done():
             done, total = self.progress
-            return f"<treepack.Saving {shown(self.path)!r}: {done} of {total} bytes>"
-        error = Future.exception(self)  # not asking
-        return (
-            f"<treepack.Saving {shown(self.path)!r}: {'saved' if error is None else repr(error)}>"
-        )
+            return f"<treepack.Saving {self._what!r}: {done} of {total} bytes>"
+        told = "saved" if self._error is None else repr(self._error)
+        return f"<treepack.Saving {self._what!r}: {told}>"
 
-    def _leave(self) -> None:
-        """Ends it in a forked process, where the writing thread does not run."""
-        future: Any = self
-        future._condition = threading.Condition()  # the other one may be held
-        future._waiters, future._done_callbacks = [], []  # those of the parent
-        if not self.done():
-            self.set_exception(
-                TreepackError(f"the parent process goes on to save {shown(self.path)}: ask it")
-            )
+    def _write(self, write: Write, progress: Progress) -> None:
+        with progress_bar(progress, "save") as tell:
 
-    def _run(self, write: Write, progress: Progress) -> None:
-        try:
-            with progress_bar(progress, "save") as tell:
+            def told(done: int, total: int) -> None:
+                self.progress = (done, total)
+                if tell is not None:
+                    tell(done, total)
 
-                def told(done: int, total: int) -> None:
-                    self.progress = (done, total)
-                    if tell is not None:
-                        tell(done, total)
-
-                write(told)
-            total = self.progress[1]
-            self.progress = (total, total)
-        except BaseException as error:  # which `result` raises
-            del write
-            traceback.clear_frames(error.__traceback__)  # they hold the arrays
-            self.fail(shown(self.path), error)
-        else:
-            del write  # and the arrays with it, before anybody is told
-            self.set_result(None)
+            write(told)
+        total = self.progress[1]
+        self.progress = (total, total)
 
 
-_lock = threading.Lock()
-
-_under_way: dict[str, Saving] = {}
+# The work that has not ended, in order, and its place: each change is one step, as signal handlers
+# need it.
+_under_way: dict[AskedFuture[Any], Hashable] = {}
 
 _threads: list[Thread] = []
 
 
 def _forget() -> None:
     """Forgets the saves of the parent in a forked process."""
-    global _lock
-    _lock = threading.Lock()
-    savings = [*_under_way.values()]
+    futures = [*_under_way]
     _under_way.clear()
-    for saving in savings:
-        saving._leave()
+    for future in futures:
+        future._leave()
 
 
 if hasattr(os, "register_at_fork"):
@@ -177,47 +227,69 @@ def run(
     progress: Progress,
     *,
     background: bool,
+    at_once: bool = False,
     abandon: Callable[[BaseException], object] | None = None,
 ) -> Saving | None:
     """Calls `write` now, or in a thread.
 
-    If no thread can be started, `write` is never called, and `abandon` gets the error.
+    Args:
+      path: The path that is saved to.
+      write: Writes all.
+      progress: See `save`.
+      background: Whether to call it in a thread, and to return a `Saving`.
+      at_once: Whether it is called before this returns all the same.
+      abandon: Called with the error if no thread can be started; `write` is never called then.
     """
     if not background:
+        wait_for(path)  # for what a signal handler has begun since the call of `save`
         write(progress)
         return None
-    place = _place(path)
-    saving = Saving(os.fspath(path))
-
-    def work() -> None:
-        try:
-            with contextlib.suppress(IndexError):  # given up before it began
-                saving._run(write_once.pop(), progress)
-        finally:
-            _ended(place, saving)
-
-    write_once = [write]  # so that nothing holds it after the call
-    try:
-        _enter(place, saving)
-        thread = Thread(work)
-        with _lock:
-            _threads[:] = [*(it for it in _threads if not it.has_ended), thread]
-    except BaseException as error:
-        with contextlib.suppress(IndexError):  # an interrupt may come when it has begun
-            write_once.pop()
-            _ended(place, saving)
-            saving.set_exception(error)  # for those who wait
-            if abandon is not None:
-                abandon(error)
-        raise
+    saving = Saving(os.fspath(path), write, progress)
+    del write  # so that nothing holds it after the call
+    begin(real(path), saving, at_once=at_once, abandon=abandon)
     return saving
+
+
+def begin(
+    place: Hashable,
+    future: AskedFuture[Any],
+    *,
+    at_once: bool = False,
+    abandon: Callable[[BaseException], object] | None = None,
+) -> None:
+    """Begins the work of a future in a thread, after all earlier work at the same place.
+
+    See `run` for `at_once` and `abandon`.
+    """
+    try:
+        _under_way[future] = place
+        wait_at(place, future)
+        if at_once:
+            future.attempt()
+        else:
+            _start(future)
+    except BaseException as error:
+        # An interrupt may come when it has begun.
+        if future.give_up(error) and abandon is not None:
+            abandon(error)
+        raise
+
+
+def _start(future: AskedFuture[Any]) -> None:
+    thread = Thread(future.attempt)
+    for other in [*_threads]:
+        if other.has_ended:
+            with contextlib.suppress(ValueError):  # it is gone by now
+                _threads.remove(other)
+    _threads.append(thread)
 
 
 def _finish() -> None:
     """Waits at the end of the program for all saves."""
     while _under_way:
-        for place, saving in [*_under_way.items()]:
-            _wait_for(saving, place)
+        for future in [*_under_way]:
+            future.wait()
+            _under_way.pop(future, None)
     while _threads:
         _threads.pop().join()
 
@@ -229,34 +301,15 @@ with contextlib.suppress(AttributeError, RuntimeError):  # it is private; the pr
 atexit.register(_finish)
 
 
-def _ended(place: str, saving: Saving) -> None:
-    with _lock:
-        if _under_way.get(place) is saving:
-            del _under_way[place]
-
-
-def _enter(place: str, saving: Saving) -> None:
-    """Registers a save as soon as no other one to its place is under way."""
-    while True:
-        with _lock:
-            other = _under_way.setdefault(place, saving)
-        if other is saving:
-            return
-        _wait_for(other, place)
-
-
 def wait_for(path: str | os.PathLike[str]) -> None:
-    """Waits until no save to a path is under way."""
-    place = _place(path)
-    while (saving := _under_way.get(place)) is not None:
-        _wait_for(saving, place)
+    """Waits until the saves to a path that are under way have ended."""
+    wait_at(real(path))
 
 
-def _wait_for(saving: Saving, place: str) -> None:
-    Future.exception(saving)  # not that of `Saving`, which counts as asking
-    _ended(place, saving)
-
-
-def _place(path: str | os.PathLike[str]) -> str:
-    url = url_of(path)
-    return os.path.realpath(os.fspath(local(path))) if url is None else url
+def wait_at(place: Hashable, until: AskedFuture[Any] | None = None) -> None:
+    """Waits for all work at a place, or for what began before some other work."""
+    for future, its_place in _under_way.copy().items():
+        if future is until:
+            break
+        if its_place == place:
+            future.wait()

@@ -16,7 +16,9 @@ import os
 import re
 import secrets
 import socket
+import threading
 import time
+import weakref
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,7 +32,7 @@ from treepack._src.saving.lease import BusyError, Lease, utc
 from treepack._src.storage.content import open_parts, read_all
 from treepack._src.storage.entries import entries
 from treepack._src.storage.naming import name_file, naming
-from treepack._src.storage.place import joined, local, shown, url_of
+from treepack._src.storage.place import joined, local, real, shown, url_of
 from treepack._src.storage.remote import store_of
 from treepack._src.storage.store import ABSENT, ConditionError
 from treepack._src.storage.write import make_directories, remove_if_dead
@@ -68,11 +70,34 @@ class Written(NamedTuple):
     plan: Any
 
 
+# The directories that are claimed.
+_claimed: weakref.WeakSet[Directory] = weakref.WeakSet()
+
+
+def interrupted(path: str | os.PathLike[str]) -> list[Directory]:
+    """Returns the claims of a directory by saves that a signal handler in this thread interrupts.
+
+    They go on after the save of the handler, which therefore spares their files, and replace its
+    checkpoint.
+    """
+    mine = real(path), threading.get_ident()
+    return [it for it in [*_claimed] if it.claimed == mine]
+
+
 class Directory(abc.ABC):
-    """The directory of a checkpoint."""
+    """The directory of a checkpoint.
+
+    Attributes:
+      claimed: The place, and the thread that has claimed it; `None` if none has.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = path
+        self.claimed: tuple[str, int] | None = None
+        self._name = ""  # of a save that is not committed
+        self._before: Any = None  # what a commit replaces, unless
+        self._overtaken: Any = None  # a signal handler has replaced it
+        self._interrupted: list[Directory] = []
 
     def __str__(self) -> str:
         return shown(self._path)
@@ -81,13 +106,33 @@ class Directory(abc.ABC):
         """Returns the path or URL of a file in it."""
         return joined(self._path, name)
 
-    @abc.abstractmethod
     def claim(self, name: str) -> None:
         """Begins a save with this name; `release` ends it.
 
         Raises:
           BusyError: If it is known that another job saves to it now.
         """
+        self._interrupted = interrupted(self._path)
+        self._name, self.claimed = name, (real(self._path), threading.get_ident())
+        _claimed.add(self)
+        try:
+            self._claim(name)
+        except BaseException:
+            self.release()
+            raise
+
+    @abc.abstractmethod
+    def _claim(self, name: str) -> None: ...
+
+    def _spares(self, name: str) -> bool:
+        """Returns whether a file is of a save that this one has interrupted."""
+        return any(name.lstrip(".").startswith(f"{it._name}-") for it in self._interrupted)
+
+    def _has_committed(self, now: Any) -> None:
+        """Lets the saves that this one has interrupted replace its checkpoint."""
+        self._name = ""
+        for directory in self._interrupted:
+            directory._overtaken = now
 
     @abc.abstractmethod
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
@@ -109,9 +154,10 @@ class Directory(abc.ABC):
         It is best effort. The files of a job that may be alive stay.
         """
 
-    @abc.abstractmethod
     def release(self) -> None:
         """Ends the claim: other jobs may save to it."""
+        self.claimed = None
+        _claimed.discard(self)
 
     def names(self) -> set[str]:
         """Returns the names of all files."""
@@ -151,28 +197,28 @@ class LocalDirectory(Directory):
     def __init__(self, path: str | os.PathLike[str]):
         super().__init__(local(path))
         self._lease = Lease(Path(self._path))
-        self._before: bytes | None = None
 
-    def claim(self, name: str) -> None:
+    def _claim(self, name: str) -> None:
         path = Path(self._path)
         if not path.is_dir():
             make_directories(path)
         try:
-            self._lease.take(name)
+            held = [it._lease for it in self._interrupted if isinstance(it, LocalDirectory)]
+            self._lease.take(name, held)
             self._before = self._manifest()
-        except BaseException as error:
-            self.release()
-            if isinstance(error, OSError):
-                name_file(error, self._path)
+        except OSError as error:
+            name_file(error, self._path)
             raise
         self.clean()
 
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del names
         self._lease.check()
-        if self._manifest() != self._before:
+        now = self._manifest()
+        if now not in (self._before, self._overtaken):
             raise BusyError(f"another job has saved to {self} meanwhile")
         core.write_file(self.file(MANIFEST), manifest, durable=durable)
+        self._has_committed(_hash_of(manifest))
 
     def _manifest(self) -> bytes | None:
         """Returns a hash of the manifest, if there is one."""
@@ -192,11 +238,13 @@ class LocalDirectory(Directory):
             return
         spared = self._lease.spared
         with contextlib.suppress(Exception):
+            names = self.names()  # before the manifest, which a signal handler may replace
             used = self._used()
             if used is None:
                 return
-            for name in self.names():
+            for name in names:
                 is_spared = spared is not None and name.lstrip(".").startswith(f"{spared}-")
+                is_spared = is_spared or self._spares(name)
                 if _SHARD_FILE.fullmatch(name) and name not in used and not is_spared:
                     with contextlib.suppress(Exception):  # of one file; the others go on
                         self._remove(name)
@@ -210,6 +258,7 @@ class LocalDirectory(Directory):
 
     def release(self) -> None:
         self._lease.release()
+        super().release()
 
 
 class RemoteDirectory(Directory):
@@ -218,15 +267,12 @@ class RemoteDirectory(Directory):
     def __init__(self, url: str):
         super().__init__(url)
         self._store, self._place = store_of(url)
-        self._before: Any = ABSENT
-        self._hash: bytes | None = None
         self._leftovers: set[str] = set()
-        self._name = ""  # of a save that is not committed
 
-    def claim(self, name: str) -> None:
-        self._name = name
-        self._before, data = self._manifest()
-        self._hash = _hash_of(data)
+    def _claim(self, name: str) -> None:
+        del name
+        version, data = self._manifest()
+        self._before = version, _hash_of(data)
         if data is None and self._is_file():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
 
@@ -251,13 +297,16 @@ class RemoteDirectory(Directory):
     def commit(self, manifest: bytes, names: set[str], *, durable: bool) -> None:
         del durable  # stores always are
         # Files of a job that begins after the commit are not among them.
-        listed = {name for name in names if _SHARD_FILE.fullmatch(name)}
-        if not self._store.has_conditions and _hash_of(self._manifest()[1]) != self._hash:
-            raise self._busy()
+        listed = {it for it in names if _SHARD_FILE.fullmatch(it) and not self._spares(it)}
+        if not self._store.has_conditions:
+            now = _hash_of(self._manifest()[1])
+            if all(now != before for _, before in (self._before, self._overtaken or self._before)):
+                raise self._busy()
+        replaced = self._overtaken or self._before
         # From now on the manifest may be there, whatever the answer: its files have to stay.
         name, self._name = self._name, ""
         try:
-            self._store.put(self._at(MANIFEST), manifest, self._before)
+            self._store.put(self._at(MANIFEST), manifest, replaced[0])
         except Exception as error:
             # An answer that was lost on its way may have been asked for again, and finds its own
             # manifest.
@@ -265,10 +314,16 @@ class RemoteDirectory(Directory):
                 pass
             elif isinstance(error, ConditionError):
                 self._name = name
+                if replaced is not (self._overtaken or self._before):
+                    return self.commit(manifest, names, durable=True)
                 raise self._busy() from error
             else:
                 raise
         self._leftovers = listed - (_files_of(manifest) or listed)
+        if self._interrupted:
+            version, now = self._manifest()
+            if now == manifest:  # else another job has committed meanwhile
+                self._has_committed((version, _hash_of(now)))
 
     def _is_there(self, manifest: bytes) -> bool:
         """Returns whether a manifest is the one that is there now, as far as that can be told."""
@@ -291,9 +346,6 @@ class RemoteDirectory(Directory):
                 self._leftovers |= {name for name in mine if _SHARD_FILE.fullmatch(name)}
             self._store.delete([self._at(name) for name in sorted(self._leftovers)])
         self._leftovers = set()
-
-    def release(self) -> None:
-        pass
 
 
 def directory_at(path: str | os.PathLike[str]) -> Directory:

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,19 @@ class Lease:
         self._stopped = threading.Event()
         self._renewer: Thread | None = None
         self._data = b""
+        self._is_shared = False
         # The file, while it is open: apart, so that the lock ends with this object, whatever has
         # interrupted `release`.
         self._files: list[int] = []
         weakref.finalize(self, _end, self._files, self._stopped).atexit = False
 
-    def take(self, name: str) -> None:
+    def take(self, name: str, shared: Sequence[Lease] = ()) -> None:
         """Takes it for a save with this name; the caller has to `release` it.
+
+        Args:
+          name: The name.
+          shared: Leases of saves that go on only after this one has ended: if one of them has
+            been taken, both have it.
 
         Raises:
           BusyError: If somebody else holds it.
@@ -88,9 +95,11 @@ class Lease:
             }
             data = json.dumps(about).encode()
             self._write(data)
-            self._take_name(made, data)
             self._data = data
             _held.add(self)
+            self._take_name(made, data, shared)
+            if self._is_shared:
+                return
             with contextlib.suppress(RuntimeError, MemoryError):  # then the lock has to do
                 target = self._files[0] if os.utime in os.supports_fd else self._path
                 self._renewer = Thread(functools.partial(_renew, target, self._stopped))
@@ -105,8 +114,8 @@ class Lease:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         os.close(os.dup(self._files[0]))  # which is when NFS shows it to other hosts
 
-    def _take_name(self, made: Path, data: bytes) -> None:
-        """Gives the file the name that only one job can take."""
+    def _take_name(self, made: Path, data: bytes, shared: Sequence[Lease]) -> None:
+        """Gives the file the name that only one job can take, or takes part in a lease."""
         busy = BusyError(f"{self._path.parent} is being saved to by several other jobs")
         for _ in range(_ATTEMPTS):
             try:
@@ -119,10 +128,13 @@ class Lease:
                     os.close(self._files[0])
                     self._files[0] = file
                     _lock(file, wait=True)
-                    self._data = data  # from now on it has to be removed
                     self._write(data)
                 return
             except FileExistsError:
+                for lease in shared:
+                    if lease.is_held:
+                        self._data, self._is_shared = lease._data, True
+                        return
                 try:
                     self._remove_dead()
                 except _UnknownError as error:
@@ -222,14 +234,14 @@ class Lease:
         self._stopped.set()
         if self._renewer is not None:
             self._renewer.join()
-        _held.discard(self)
-        is_held = self.is_held
+        is_held = self.is_held and not self._is_shared
         if os.name == "nt":
             self._leave()  # Windows removes no open file
         if is_held:
             with contextlib.suppress(OSError):  # it is unlocked all the same
                 self._path.unlink()
         self._leave()
+        _held.discard(self)
 
     def _leave(self) -> None:
         """Closes the file, which ends the lock if no other process has the same."""

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-import traceback
+import functools
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
 
-from treepack._src.saving.background import AskedFuture
+from treepack._src.saving.background import AskedFuture, begin, wait_at
+
+T = TypeVar("T")
+
+
+class _OneByOne(Executor):
+    """Does one task after another, each in a thread; a signal handler may submit one as well."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> AskedFuture[T]:
+        """Begins a task as soon as the one before has ended."""
+        work = functools.partial(fn, *args, **kwargs)
+        future = AskedFuture("a checkpoint in the background", work)
+        begin(self, future)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Waits for all tasks."""
+        del cancel_futures  # all have begun
+        if wait:
+            wait_at(self)
 
 
 class AsyncManager:
@@ -17,7 +36,7 @@ class AsyncManager:
     that nobody asks for is raised by the next save, or else logged.
 
     Attributes:
-      executor: The thread that saves.
+      executor: A `concurrent.futures.Executor`, which does one save after another.
       save_future: The last save: `result()` waits for its end and raises its error.
 
     Examples:
@@ -33,9 +52,10 @@ class AsyncManager:
     """
 
     def __init__(self, max_workers: int = 1):
-        self.executor: ThreadPoolExecutor = ThreadPoolExecutor(max_workers)
+        self.executor = _OneByOne()
         self.save_future: Future[Any] | None = None
         self._last: AskedFuture[Any] | None = None
+        del max_workers  # a save waits for the one before, as with flax
 
     def wait_previous_save(self) -> None:
         """Waits until the last save has ended.
@@ -45,7 +65,7 @@ class AsyncManager:
         """
         last = self._last
         if last is not None:
-            Future.exception(last)  # this waits, and does not count as asking
+            last.wait()
             if last.has_unasked_error:
                 last.result()
 
@@ -56,18 +76,4 @@ class AsyncManager:
           task: What saves.
         """
         self.wait_previous_save()
-        future: AskedFuture[Any] = AskedFuture()
-        self.executor.submit(_run, future, task)
-        self.save_future = self._last = future
-
-
-def _run(future: AskedFuture[Any], task: Callable[[], Any]) -> None:
-    try:
-        result = task()
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # they hold the arrays
-        future.fail("a checkpoint in the background", error)
-    else:
-        future.set_result(result)
-    finally:
-        del future, task  # which the traceback would hold as well
+        self.save_future = self._last = self.executor.submit(task)

@@ -238,6 +238,12 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return os.path.join(os.getcwd(), local(path))  # noqa: PTH109, PTH118
 
 
+def real(path: str | os.PathLike[str]) -> str:
+    """Returns the URL, or the path of a local file without links: the same for all its paths."""
+    url = url_of(path)
+    return os.path.realpath(os.fspath(local(path))) if url is None else url.rstrip("/")
+
+
 def local(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Returns the path of a local file, which may be given as a `file://` URL."""
     text = os.fspath(path)
