@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from treepack import TreepackError
 from treepack._src.interop import group as groups
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message
@@ -28,6 +30,8 @@ class Store:
 
     def key_value_delete(self, key: str) -> None:
         """Deletes a folder."""
+        for name in [it for it in self.values if it.startswith(key)]:
+            del self.values[name]
 
     def blocking_key_value_get(self, key: str, patience_ms: int) -> str:
         """Returns a value; nobody will set a missing one."""
@@ -42,8 +46,7 @@ def members(store: Store, count: int, monkeypatch: pytest.MonkeyPatch) -> list[G
     found = []
     for index in range(count):
         monkeypatch.setattr(_jax, "processes", lambda index=index: (index, count, store))
-        monkeypatch.setattr(groups, "_rounds", iter([7]))
-        found.append(Group(timeout=1e-3))
+        found.append(Group(timeout=1e-3, folder="7"))
     return found
 
 
@@ -84,3 +87,55 @@ def test_who_does_not_come_is_named(missing: list[int], monkeypatch: pytest.Monk
     assert {at for at, message in found.items() if "has not called save" in message.error} == {
         *missing
     }
+
+
+@pytest.mark.parametrize("is_at_once", [False, True])
+@pytest.mark.parametrize(
+    ("of_first", "of_second", "met"),
+    [  # steps of process 0, of which all but the last three have ended, and of the other one
+        ([1, 2, 3], [1, 2, 3], [0, 1, 2]),
+        ([1, 2, 3], [2, 3], [1, 2]),
+        ([1, 2, 3], [3], [2]),
+        ([2, 3], [1, 2, 3], ["missed", 0, 1]),
+        ([1, 3, 4], [2, 4], ["missed", 2]),
+        ([1, 2, 2, 3], [2, 2, 3], [1, 2, 3]),
+        ([None, None], [None, None], [0, 1]),
+        ([1, None, 3], [1, 2, 3], [0, 1, 2]),
+        ([*range(300)], [0, 299], [0, 299]),
+        ([7, 8, 9, 2, 3, 4], [2, 3, 4], [3, 4, 5]),  # both have gone back
+    ],
+)
+def test_processes_that_miss_saves_meet_at_the_next_step(
+    of_first: list[int | None],
+    of_second: list[int | None],
+    met: list[int | str],
+    is_at_once: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    monkeypatch.setattr(groups, "_rounds", itertools.count())
+    monkeypatch.setattr(groups, "_others_rounds", groups._Rounds())
+    monkeypatch.setattr(_jax, "processes", lambda: (0, 2, store))
+    for number, step in enumerate(of_first):
+        first = Group(timeout=1e-6, step=step)
+        first.announce(str(number))
+        first.gather()
+        if number < len(of_first) - 3:
+            first.end(ValueError())
+
+    def outcome(group: Group) -> int | str:
+        try:
+            return int(group.announced())
+        except TreepackError as error:
+            return "missed" if "process 0 has missed it" in str(error) else str(error)
+
+    monkeypatch.setattr(_jax, "processes", lambda: (1, 2, store))
+    if is_at_once:
+        second = [Group(timeout=1e-6, step=step) for step in of_second]
+        found = [outcome(group) for group in reversed(second)][::-1]
+    else:
+        found = [outcome(Group(timeout=1e-6, step=step)) for step in of_second]
+    assert found == met
+    for number in {*range(len(of_first))} - {*met}:
+        message = store.values.get(f"treepack/{number}/done/1", "it has missed step")
+        assert "it has missed step" in message

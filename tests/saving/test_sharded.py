@@ -995,7 +995,6 @@ OTHERS = (
     + """
 treepack.save(path, tree(0), step=0)
 one, two = 1, 1 + index
-fails("process 1 saves step 2, process 0 step 1", tree(two), step=two)
 fails("process 1 saves no step, process 0 step 1", tree(two), step=None if index else 1)
 fails("process 1 saves other metadata than process 0", tree(two), metadata={"step": two})
 fails("process 1 saves with compress=True, process 0 with compress=False", tree(1),
@@ -1037,17 +1036,45 @@ MISSED = (
     TREE
     + SAVED
     + """
-treepack.save(path, tree(0), step=0)
-# Process 1 misses step 1, and goes on with the next ones.
-for step in (1, 2, 3):
+def misses(step, what):
+    for background in (False, True):
+        try:
+            saving = treepack.save(path, tree(step), step=step, background=background)
+            if background:
+                saving.result()
+        except treepack.TreepackError as error:
+            assert what in str(error), error
+        else:
+            raise AssertionError("no error")
+
+def saves(step):
+    treepack.save(path, tree(step), step=step)
+    assert (treepack.load(path, arrays="numpy")["w"] == step).all()
+
+saves(0)
+for step in (1, 11):  # process 1 misses one
     if index == 0:
-        fails(f"process 1 saves step {2 * step}, process 0 step {2 * step - 1}",
-              tree(2 * step - 1), step=2 * step - 1)
+        misses(step, f"process 1: it has missed step {step}, and saves step {step + 1} already")
+    saves(step + 1)
+for step in (21, 31):  # process 0 misses one
+    if index == 1:
+        misses(step, f"process 0 has missed it, and saves step {step + 1} already")
+    saves(step + 1)
+# Several at once, one of which process 1 misses.
+savings = {step: treepack.save(f"{path}-{step}", tree(step), step=step, background=True)
+           for step in (41, 42, 43)[index:]}
+for step, saving in savings.items():
+    error = saving.exception()
+    assert ("it has missed step 41" in str(error)) if step == 41 else error is None, (step, error)
+    assert error is not None or treepack.verify(f"{path}-{step}").ok
+bad = {"bad": object()}
+for step in (51, 52):  # a process fails before it knows what process 0 saves
+    try:
+        treepack.save(path, tree(step) | (bad if step == 51 and index else {}), step=step)
+    except (treepack.TreepackError, TypeError) as error:
+        assert step == 51 and "object" in str(error), error
     else:
-        fails(f"process 1 saves step {2 * step}, process 0 step {2 * step - 1}",
-              tree(2 * step), step=2 * step)
-treepack.save(path, tree(7), step=7)  # what both do again
-assert (treepack.load(path, arrays="numpy")["w"] == 7).all()
+        assert step == 52
 """
 )
 

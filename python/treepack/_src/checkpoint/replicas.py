@@ -26,7 +26,7 @@ import treepack._core as core
 from treepack._src.checkpoint.sharded import ReplacedError, ShardedArray
 from treepack._src.checkpoint.shards import readers_of, start_of
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.group import Group, Message, OthersError, check_not_forked, text_of
+from treepack._src.interop.group import Group, Message, OthersError, check_not_forked
 
 if TYPE_CHECKING:
     import jax
@@ -77,12 +77,7 @@ class Together:
         if self._is_over:
             return
         self._is_over = True
-        group = self._group()
-        if group.index == 0:
-            group.announce("")
-            group.end(error)
-        else:
-            group.tell(Message(error=text_of(error)), waits=False)
+        self._group().abandon(error)
 
     def _group(self) -> Group:
         # Who is here has left what was before.

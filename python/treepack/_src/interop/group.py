@@ -16,7 +16,9 @@ import itertools
 import json
 import math
 import os
+import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ _PATIENCE_S = 10.0
 # Nobody waits any more for the end of a save this many saves ago.
 _OLD = 100
 
+# The rounds of process 0, which are its saves.
 _rounds = itertools.count()
 
 # The client of the parent, whose threads do not run in a forked process.
@@ -76,6 +79,74 @@ class Message(NamedTuple):
 Messages = dict[int, Message]
 
 
+class _Rounds:
+    """Finds the rounds of process 0 for the saves of another process; either may miss some.
+
+    Saves that are under way at once take rounds in the order of their calls, whichever of their
+    threads hears an announcement.
+    """
+
+    def __init__(self) -> None:
+        self.next = 0  # the first round that this process has not taken
+        self._lock = threading.RLock()
+        self._calls = itertools.count()
+        self._groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
+        self._taken: set[int] = set()  # later ones
+
+    def join(self, group: Group) -> None:
+        """Adds the save that was called last."""
+        self._groups[next(self._calls)] = group
+
+    def leave(self, group: Group) -> int:
+        """Removes a save that has met no round; returns the one that it should meet."""
+        with self._lock:
+            free = (it for it in itertools.count(self.next) if it not in self._taken)
+            for call, other in sorted(self._groups.items()):
+                number = next(free)
+                if other is group:
+                    del self._groups[call]
+                    return number
+            return next(free)
+
+    def take(self, number: int) -> None:
+        """Ends a round for this process."""
+        with self._lock:
+            self._taken.add(number)
+            while self.next in self._taken:
+                self._taken.remove(self.next)
+                self.next += 1
+
+    def announced(self, number: int, step: int | None, text: str, *, has_ended: bool) -> None:
+        """Gives a round to the save of its step, or to the first one if either has no step.
+
+        Process 0 has missed saves of lower steps, unless the round `has_ended`, so that process 0
+        has gone back. If only saves of higher steps are left, the next round is heard. If none is
+        left, the round stays for a later call.
+        """
+        with self._lock:
+            if number != self.next:
+                return  # another thread has heard it as well
+            if has_ended:
+                return self.take(number)
+            for call, group in sorted(self._groups.items()):
+                is_lower = step is not None and group.step is not None and group.step < step
+                if is_lower:
+                    group.passed = step
+                elif None in (step, group.step) or group.step == step:
+                    group.meet(number, text)
+                else:
+                    continue
+                del self._groups[call]
+                if not is_lower:
+                    return self.take(number)
+            for group in self._groups.values():
+                group.skip(number, step)
+                return self.take(number)
+
+
+_others_rounds = _Rounds()
+
+
 class Group:
     """The processes that write a checkpoint, or read one together.
 
@@ -85,12 +156,15 @@ class Group:
     Attributes:
       index: The number of this process among the members.
       count: The number of members.
+      step: The step that is saved, if it has a number.
+      passed: The later step that process 0 saves already, if any.
     """
 
     def __init__(
         self,
         timeout: float = TIMEOUT_S,
         *,
+        step: int | None = None,
         members: Sequence[int] | None = None,
         folder: str | None = None,
         old: str | None = None,
@@ -100,8 +174,10 @@ class Group:
 
         Args:
           timeout: The longest that process 0 waits for the others, in seconds.
+          step: The step of a save: processes that have missed some meet at the next one.
           members: The processes, in order; `None` for all.
-          folder: Where their messages of this round are in the store. `None` counts rounds.
+          folder: Where their messages of this round are in the store. `None` counts rounds in
+            process 0, and finds them in the others.
           old: Where messages are that nobody reads any more once all are in this round.
           call: What they have called.
         """
@@ -114,20 +190,81 @@ class Group:
         self._timeout = timeout
         self._size = group_size(self.count)
         self._call = call
-        if folder is None:
-            # All processes save in the same order.
-            number = next(_rounds) if self.count > 1 else -1
-            folder, old = str(number), str(number - _OLD)
+        self.step = step
+        self.passed: int | None = None
+        self._announced: str | None = None
         self._folder, self._old = folder, old
         self._has_ended = False
+        if folder is None and self.index == 0 and self.count > 1:
+            number = next(_rounds)
+            self._folder, self._old = str(number), str(number - _OLD)
+        elif folder is None and self.count > 1:
+            _others_rounds.join(self)
 
     def announce(self, text: str) -> None:
         """Tells all others the name and identity of the save, or `""` for none; for process 0."""
-        self._tell("name", text)
+        self._tell("name", json.dumps([self.step, text]))
 
     def announced(self) -> str:
-        """Waits for the announcement of process 0."""
-        return self._hear("name", 0, self._timeout)
+        """Waits for the announcement of process 0.
+
+        Raises:
+          TreepackError: If process 0 saves a later step already.
+        """
+        try:
+            while self._announced is None and self.passed is None:
+                number = _others_rounds.next
+                folder = self._folder or str(number)
+                step, text = json.loads(self._hear("name", 0, self._timeout, folder))
+                if self._folder is None:
+                    is_lower = step is not None and self.step is not None and self.step < step
+                    has_ended = is_lower and self._has_ended_already(folder)
+                    _others_rounds.announced(number, step, text, has_ended=has_ended)
+                else:
+                    self._announced = text
+        except BaseException:
+            if self._folder is None:
+                number = _others_rounds.leave(self)
+                if self.step is None:  # then the order of calls is all that there is
+                    _others_rounds.take(number)
+            raise
+        if self._announced is None:
+            raise TreepackError(
+                f"step {self.step} was not saved: process 0 has missed it, and saves step "
+                f"{self.passed} already; save that step next"
+            )
+        return self._announced
+
+    def _has_ended_already(self, folder: str) -> bool:
+        try:
+            self._hear("end", 0, _LEAST_S, folder)
+        except TimedOutError:
+            return False
+        return True
+
+    def meet(self, number: int, text: str) -> None:
+        """Takes part in a round of process 0 with this announcement."""
+        self._folder, self._announced = str(number), text
+
+    def skip(self, number: int, step: int | None) -> None:
+        """Tells process 0 that this process does not take part in a round."""
+        error = (
+            f"it has missed step {step}, and saves step {self.step} already; save that step next"
+        )
+        message = {self.index: Message(error=error)}
+        self._tell(f"done/{self.index}", _encoded(message, is_all=False), str(number))
+
+    def abandon(self, error: BaseException) -> None:
+        """Tells all others that this process has failed, so that none waits for it."""
+        if self.index == 0:
+            self.announce("")
+            self.end(error)
+            return
+        if self._folder is None:
+            number = _others_rounds.leave(self)
+            _others_rounds.take(number)
+            self._folder = str(number)
+        self.tell(Message(error=text_of(error)), waits=False)
 
     def tell(self, message: Message, *, waits: bool = True) -> None:
         """Tells process 0 about this process; for others.
@@ -155,7 +292,7 @@ class Group:
                 found |= self._hear_group(first, until)
         if self.count > 1:  # the store keeps all in memory, and nobody will read this any more
             self._client.key_value_delete(f"treepack/{self._folder}/done/")
-            if self._old is not None:
+            if self._old is not None and not any(it.error for it in found.values()):
                 self._client.key_value_delete(f"treepack/{self._old}/")
         return found
 
@@ -202,18 +339,19 @@ class Group:
         if error:
             raise OthersError(error)
 
-    def _tell(self, key: str, value: str) -> None:
+    def _tell(self, key: str, value: str, folder: str | None = None) -> None:
         if self.count > 1:
-            self._client.key_value_set(f"treepack/{self._folder}/{key}", value or "-")
+            place = f"treepack/{folder or self._folder}/{key}"
+            self._client.key_value_set(place, value or "-")
 
-    def _hear(self, key: str, index: int, timeout: float) -> str:
+    def _hear(self, key: str, index: int, timeout: float, folder: str | None = None) -> str:
         """Waits for a message of another process."""
         until = time.monotonic() + timeout
         while True:
             patience = min(_PATIENCE_S, max(until - time.monotonic(), _LEAST_S))
             try:
                 value: str = self._client.blocking_key_value_get(
-                    f"treepack/{self._folder}/{key}", int(patience * 1000)
+                    f"treepack/{folder or self._folder}/{key}", int(patience * 1000)
                 )
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):

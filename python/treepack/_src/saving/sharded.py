@@ -58,7 +58,7 @@ class ShardedWrite:
         step: int | None = None,
         timeout: float = TIMEOUT_S,
     ):
-        self._group = Group(timeout)
+        self._group = Group(timeout, step=step)
         self._path = absolute(path)  # the program may go to another directory
         try:
             identify = functools.partial(identity_of, path, step, metadata, static, how)
@@ -70,12 +70,8 @@ class ShardedWrite:
             raise
 
     def abandon(self, error: BaseException) -> None:
-        """Tells all others that this process will not write, so that nobody waits for it."""
-        if self._group.index == 0:
-            self._group.announce("")
-            self._group.end(error)
-        else:
-            self._group.tell(Message(error=text_of(error)), waits=False)
+        """Tells all others that this process will not write, so that none waits for it."""
+        self._group.abandon(error)
 
     def __call__(self, progress: Progress) -> None:
         """Writes it, once.
