@@ -227,6 +227,13 @@ class Content:
     def stored(self, start: int, stop: int) -> tuple[int, int]:
         """Returns the range of the file that a range of the content is decompressed from."""
 
+    def mended(self, *, max_size: int | None = None) -> Content | None:
+        """Returns the content of a stream of treepack whose header is damaged; `None` otherwise.
+
+        Raises:
+          TreepackError: If it has more than `max_size` bytes.
+        """
+
     def indexed(self, *, max_size: int | None = None) -> Content | None:
         """Returns the content of indexed blocks, decompressed on access; `None` without an index.
 
@@ -578,6 +585,9 @@ class Catalog:
         Raises:
           DecodeError: A ValueError. If the data do not encode a tree.
         """
+
+    def salvaging(self) -> Catalog:
+        """Finds all leaves of the same data as with `salvage`."""
 
     def __len__(self) -> int: ...
     def totals(self, value: int) -> tuple[int, int]:

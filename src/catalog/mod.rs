@@ -96,6 +96,8 @@ pub struct Catalog {
     window: Mutex<Window>,
     /// What ended the reading of damaged data.
     damage: Option<Error>,
+    /// Whether leaves are read although the headers of the containers around them are damaged.
+    is_salvage: bool,
     /// Of large containers, what is in them by their keys.
     tables: Tables,
 }

@@ -7,7 +7,7 @@ use super::{Catalog, Entry, Key, Place};
 use crate::error::Path;
 use crate::events::{Closed, Event, Reader};
 use crate::source::{Source, read_to};
-use crate::structure::{Footer, Index, LeafKind, RECORD_KEY, ROOT_KEY, Record};
+use crate::structure::{Footer, Index, LeafKind, RECORD_KEY, ROOT_KEY, Record, checksums_of};
 use crate::watch::Watch;
 use crate::wire::{CHUNKED_MARKER, Cursor, PRNG_MARKER};
 use crate::{Error, Result, grow};
@@ -52,21 +52,66 @@ impl Catalog {
             };
             Record::read(record).map(drop)
         });
+        let mut record = None;
         match done {
             Err(error) if !salvage || error.is_no_damage() => return Err(error),
             Err(error) => {
                 found.damage = Some(error);
-                found.record = None;
+                record = found.record.take();
             }
             Ok(()) => {}
         }
-        if found.entries.is_empty() {
-            // Nothing could be read, not even what the root is.
+        if found.damage.is_some() && found.entries.first().is_none_or(|root| root.is_leaf) {
+            // Nothing could be read, not even what the root is: any byte below 128 is a number.
+            found = Self {
+                damage: found.damage,
+                ..Self::default()
+            };
             found.begin(&mut Vec::new(), (0, 0), 0, true, 0)?;
             found.entries[0].end = 1;
         }
+        if found.damage.is_some() {
+            match found.keep_checksums(source, record.as_deref()) {
+                Err(error) if error.is_no_damage() => return Err(error),
+                _ => {}
+            }
+        }
         found.unwrap_root();
         Ok(found)
+    }
+
+    /// Keeps the checksums after a damaged record for the leaves that were found; of the record all
+    /// may be there.
+    fn keep_checksums(&mut self, source: &dyn Source, record: Option<&[u8]>) -> Result<()> {
+        let end = source.len() - source.len().min(Footer::BYTES);
+        let mut tail = Vec::new();
+        read_to(source, end..source.len(), &mut tail)?;
+        let Some(footer @ Footer { checksums, .. }) = Footer::find(&tail) else {
+            return Ok(());
+        };
+        if record.is_some_and(|record| footer.whole() != Some(record.len())) {
+            return Ok(());
+        }
+        // Beside a record are strings. What else is there is read of the damage.
+        let is_damage = |it: &Entry| it.parent == 0 && !it.is_text;
+        if let Some(first) = self.entries.iter().position(is_damage) {
+            self.leaves.truncate(self.entries[first].head);
+            self.entries.truncate(first);
+            self.entries[0].end = first;
+        }
+        // An index has lists, and maps with other keys, as single leaves with one checksum.
+        let is_other = |it: &Entry| it.is_list || !it.is_text;
+        let known = self.entries.iter().find(|it| is_other(it));
+        let known = known.map_or(self.leaves.len(), |it| it.head);
+        let start = checksums
+            .checked_mul(4)
+            .and_then(|len| end.checked_sub(len));
+        if let Some(start) = start.filter(|_| known < checksums) {
+            tail.clear();
+            read_to(source, start..start + 4 * known, &mut tail)?;
+            self.checksums = checksums_of(&tail)?;
+        }
+        Ok(())
     }
 
     /// What the index at the end of a source tells, if it is there and is that of this source.
@@ -118,6 +163,7 @@ impl Catalog {
             rest,
             record_key: before + ends,
             damage,
+            is_salvage: salvage,
             ..Self::default()
         };
         catalog.read_index(index, watch)?;
@@ -500,7 +546,7 @@ impl Catalog {
     /// A tree that is a leaf stands in a map of its own.
     fn unwrap_root(&mut self) {
         let is_root = |it: &Entry| self.text[it.key.0..it.key.1] == *ROOT_KEY;
-        if self.record.is_some()
+        if (self.record.is_some() || self.damage.is_some())
             && self.entries.get(1).is_some_and(is_root)
             && self.entries[1].end == self.entries.len()
         {

@@ -10,6 +10,7 @@ use crc32fast::Hasher;
 use super::decoders::Decoders;
 use super::index::{Block, BlockIndex};
 use super::interleaved::LANES;
+use super::mended::undamaged;
 use super::numbers::{self, Parts};
 use crate::raw::Room;
 use crate::source::{Source, read_to};
@@ -206,6 +207,17 @@ impl<S: Source> Indexed<S> {
             first = next;
         }
         Ok(out)
+    }
+
+    /// Whether one of the last blocks is whole.
+    pub(super) fn has_whole_block(&self, tried: usize) -> Result<bool> {
+        for number in (0..self.index.blocks.len()).rev().take(tried) {
+            let start = number * self.index.block_bytes;
+            if undamaged(self.read(start..start + self.block_len(number)))?.is_ok() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Decodes up to `LANES` blocks, and gives what comes out to `take` piece by piece, with

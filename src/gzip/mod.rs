@@ -26,6 +26,7 @@ mod index;
 mod indexed;
 mod interleaved;
 mod literal;
+mod mended;
 mod numbers;
 mod planes;
 mod runs;
@@ -36,6 +37,8 @@ pub use compress::{Append, bound, compress, method};
 pub use foreign::{claimed_size, inflate_at_once, inflate_in_steps, salvage};
 pub(crate) use index::has_traces;
 pub use indexed::Indexed;
+#[cfg(feature = "python")]
+pub(crate) use mended::{Contained, mended};
 pub(crate) use numbers::HEADER as NUMBERS_MAGIC;
 
 /// From how many bytes on several threads pay.

@@ -15,7 +15,7 @@ use super::memory::{Borrowed, Owned, new_bytes};
 use super::options::integer_or_none;
 use super::watch::Watcher;
 use super::{errors, gzip};
-use crate::gzip::{Indexed, MAGIC_BYTES, has_traces, is_compressed};
+use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, is_compressed, mended};
 use crate::handle;
 use crate::manifest::Sparse;
 use crate::mapping::{self, Mapping, Pages};
@@ -188,12 +188,29 @@ impl Content {
         if let Some(indexed) = &indexed {
             gzip::check_size(indexed.len(), gzip::limit(max_size))?;
         }
-        let origin = match &self.0 {
-            Storage::Lent(borrowed) => Origin::Lent(Arc::downgrade(borrowed)),
-            Storage::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
-            _ => Origin::Nobody,
-        };
-        Ok(indexed.map(|indexed| Self(Storage::Gzip(Arc::new(indexed), origin))))
+        Ok(indexed.map(|indexed| Self(Storage::Gzip(Arc::new(indexed), self.origin()))))
+    }
+
+    /// What the content is when it is decompressed, if it is compressed by treepack and its header is
+    /// damaged; nothing otherwise.
+    #[pyo3(signature = (*, max_size=None))]
+    fn mended(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = integer_or_none)] max_size: Option<i64>,
+    ) -> PyResult<Option<Self>> {
+        let source = self.shared();
+        let watcher = Watcher::signals();
+        let mended = py.detach(|| mended(&source, &watcher));
+        let mended = mended.map_err(|error| watcher.explain(error, PyErr::from))?;
+        let content = mended.map(|contained| match contained {
+            Contained::Indexed(indexed) => Self(Storage::Gzip(Arc::new(indexed), self.origin())),
+            Contained::Whole(pages) => Self(Storage::Inflated(Arc::new(pages))),
+        });
+        if let Some(content) = &content {
+            gzip::check_size(content.nbytes(), gzip::limit(max_size))?;
+        }
+        Ok(content)
     }
 
     /// Whether the content ends as gzip with an index does, which is damaged if `indexed` finds
@@ -309,6 +326,15 @@ impl Content {
 }
 
 impl Content {
+    /// The object of Python that has the bytes.
+    fn origin(&self) -> Origin {
+        match &self.0 {
+            Storage::Lent(borrowed) => Origin::Lent(Arc::downgrade(borrowed)),
+            Storage::Elsewhere(elsewhere) => Origin::Elsewhere(Arc::downgrade(elsewhere)),
+            _ => Origin::Nobody,
+        }
+    }
+
     /// Bytes of which some are not there.
     pub fn sparse(sparse: Arc<Sparse>) -> Self {
         Self(Storage::Sparse(sparse))

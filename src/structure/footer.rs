@@ -91,9 +91,14 @@ impl Footer {
     /// # Panics
     /// If it was read of others.
     pub fn checksums(&self, bytes: &[u8]) -> Result<Vec<u32>> {
-        let (checksums, _) = bytes[self.record..][..4 * self.checksums].as_chunks();
-        grow::collect(checksums.iter().map(|it| u32::from_le_bytes(*it)))
+        checksums_of(&bytes[self.record..][..4 * self.checksums])
     }
+}
+
+/// The checksums that bytes are, four of them each.
+pub fn checksums_of(bytes: &[u8]) -> Result<Vec<u32>> {
+    let (checksums, _) = bytes.as_chunks();
+    grow::collect(checksums.iter().map(|it| u32::from_le_bytes(*it)))
 }
 
 /// Parts of the data that are summed, one after the other from the start, and where they end.

@@ -21,7 +21,7 @@ mod recorder;
 mod sharding;
 mod value;
 
-pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums};
+pub use footer::{Footer, MARK, PartialSums, Regions, Seal, Sums, checksums_of};
 pub use index::{Index, LeafKind, Listing};
 pub use record::{Kind, Node, NodeType, Record, Repeat};
 pub use recorder::Recorder;

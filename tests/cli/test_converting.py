@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,19 @@ def test_salvage(folder: Path) -> None:
     assert found["step"] == 7
     call("salvage", "model", "new")
     assert Path("new").read_bytes() == data
+
+
+def test_nothing_is_salvaged_of_other_files(folder: Path) -> None:
+    Path("empty").write_bytes(b"")
+    with zipfile.ZipFile("weights.pt", "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
+    for name, message in (("empty", "is empty (0 bytes)"), ("weights.pt", "looks like a")):
+        text = call("salvage", name, "new", status=1)
+        assert message in text
+        assert "nothing was written" in text
+        with treepack.open(name, salvage=True) as file:
+            assert len(file) == 0
+        assert not Path("new").exists()
 
 
 LARGE = """

@@ -26,6 +26,7 @@ from treepack._src.checkpoint.file import File, Tree, place_of
 from treepack._src.options import Progress, Writing
 from treepack._src.printable import printable, safe_repr
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
+from treepack._src.restore.report import ABSENT
 from treepack._src.saving.layout import file_layout
 from treepack._src.storage.deferred import Deferred, InContent, rows_cast
 from treepack._src.storage.write import replacing, save_layout
@@ -78,12 +79,15 @@ def format_of(path: str | os.PathLike[str]) -> Format:
 # Reading
 
 
-def state_of(tree: Tree) -> State:
-    """Returns the state of an open file; that of a part has no record."""
+def state_of(tree: Tree, marks: core.Marks | None = None) -> State:
+    """Returns the state of an open file, perhaps of marked leaves; that of a part has no record."""
     place = place_of(tree)
-    record = None if place.parts else place.catalog.record
+    record = None if place.parts or marks is not None else place.catalog.record
     metadata = tree.metadata if isinstance(tree, File) else None
-    return State(place.state(place.reader.leaf), record, metadata)
+    state = place.state(place.reader.leaf, marks)
+    if marks is not None:
+        state = map_leaves(lambda leaf: leaf, state, ABSENT)
+    return State({} if state is ABSENT else state, record, metadata)
 
 
 # The limits of a header, as https://huggingface.co/docs/safetensors says and its reader checks.

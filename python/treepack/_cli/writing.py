@@ -11,9 +11,7 @@ from treepack import serialization
 from treepack._cli import convert as _convert
 from treepack._cli import output, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
-from treepack._src.checkpoint.file import Tree, open, size_text
-from treepack._src.checkpoint.select import chosen
-from treepack._src.checkpoint.verify import verify
+from treepack._src.checkpoint.file import Tree, count_text, open, place_of, size_text
 from treepack._src.options import float_dtype
 from treepack._src.storage.content import size_of
 from treepack._src.storage.naming import naming
@@ -90,22 +88,32 @@ def get(
 
 def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = None) -> None:
     """Copies the undamaged leaves of a file to a new one. Status 1: it is damaged."""
-    found = verify(source, max_size=max_size)
-    corrupt = set(found.corrupt)
-    if found.newer is not None:
-        raise NewerVersionError(found.newer)
-    with open(source, salvage=True, max_size=max_size, unknown="dict") as file:
-        state = _convert.state_of(file)
-        tree = chosen(state.tree, lambda path: path not in corrupt)
-        is_whole = not corrupt and found.damage is None
-        record = state.record if is_whole else None
-        _Target(target, sep=sep).write(state._replace(tree=tree, record=record))
-        for path in found.corrupt:
-            output.line(f"left out, because it is damaged: {path}", "yellow")
-        if found.damage is not None:
-            output.line(f"damaged: {found.damage}", "yellow")
-        output.line(f"saved {len(found.leaves) - len(corrupt)} leaves", "green")
-    raise typer.Exit(int(not is_whole))
+    with open(source, salvage=True, max_size=max_size, unknown="dict") as file, naming(source):
+        reader = place_of(file).reader
+        catalog = reader.catalog
+        if catalog.is_newer:
+            raise NewerVersionError(str(catalog.damage))
+        with output.bar("verify") as progress:
+            statuses, damage = reader.verify(threads=None, progress=progress)
+        corrupt = [value for value, status in statuses.items() if status == "corrupt"]
+        count = len(statuses) - len(corrupt)
+        is_damaged = bool(corrupt) or damage is not None
+        for value in corrupt:
+            output.line(f"left out, because it is damaged: {catalog.path_of(value, 0)}", "yellow")
+        if damage is not None:
+            output.line(f"damaged: {damage}", "yellow")
+        if is_damaged and count == 0:
+            output.line("no leaf is left, and nothing was written", "yellow")
+            raise typer.Exit(1)
+        marks = catalog.mark(set(range(catalog.values)).difference(corrupt)) if corrupt else None
+        state = _convert.state_of(file, marks)
+        if reader.damaged_record() is not None:
+            state = state._replace(record=None)
+        _Target(target, sep=sep).write(state)
+        unchecked = sum(status == "unchecked" for status in statuses.values())
+        more = f", {unchecked} of them without checksums" if is_damaged and unchecked else ""
+        output.line(f"saved {count_text(count)}{more}", "green")
+    raise typer.Exit(int(is_damaged))
 
 
 @dataclasses.dataclass(frozen=True)

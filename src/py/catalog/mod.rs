@@ -63,6 +63,11 @@ impl Catalog {
         Ok(Self::new(content.unbind(), Arc::new(catalog)))
     }
 
+    /// The same data, opened with `salvage`.
+    fn salvaging(&self, py: Python<'_>) -> PyResult<Self> {
+        Self::open(self.content.bind(py).clone(), true)
+    }
+
     /// The same without the data: only what is where is known.
     fn without_content(&self, py: Python<'_>) -> PyResult<Self> {
         let nothing = Content::lent(PyBytes::new(py, b"").as_any())?;

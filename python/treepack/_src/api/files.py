@@ -304,7 +304,8 @@ def load(
       unexpected: Whether leaves of the file that a dict of the target lacks are an error.
       verify: Whether to compare the file with its checksums first; see `treepack.verify`.
       on_corrupt: Whether damaged leaves are an error, or count as missing and stay as the target
-        has them (`"skip"`). Damage outside of leaves is a warning then.
+        has them (`"skip"`). Damage outside of leaves is a warning then; if checksums are lost by
+        it, leaves that cannot be verified are loaded, and the warning says so.
       return_report: Whether to return a `Report` as well.
       arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
       device: The device for all arrays of jax; by default that of the target's arrays. Without a
@@ -392,7 +393,13 @@ def load(
                     is_directory = True  # a sharded checkpoint, or nothing
                 else:
                     return restore_described(content, target, how)
-            reader = open_reader(path, is_directory=is_directory, mmap=mmap, max_size=max_size)
+            reader = open_reader(
+                path,
+                is_directory=is_directory,
+                salvage=on_corrupt == "skip",
+                mmap=mmap,
+                max_size=max_size,
+            )
             with contextlib.closing(reader):
                 return load_part(Place(reader, 0, []), target, selection, how, group)
 

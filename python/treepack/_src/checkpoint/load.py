@@ -19,7 +19,7 @@ from treepack._src.registry.holes import Fillings
 from treepack._src.restore.record import assembled
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
-from treepack.errors import CorruptionError, TreepackError
+from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
 
 
 def load_part(
@@ -28,10 +28,12 @@ def load_part(
     """Loads a part of a file, alone or into a target; `group` is of `sharing`."""
     how.check(target)
     selection.check(target)
+    if selection.on_corrupt == "skip":
+        place = place._replace(reader=place.reader.salvaging())
     found = _choose(place, target, selection, how)
     partial = Coverage(
         found.selector.means,
-        selection.missing == "target",
+        selection.missing == "target" or found.is_cut,
         selection.unexpected == "error",
         notes=selection.return_report,
     )
@@ -102,12 +104,14 @@ class _Choice(NamedTuple):
       marks: The leaves and empty containers that are loaded; `None` for all.
       renamed: The new paths of all leaves and empty containers, if they are renamed.
       corrupt: The new paths of damaged leaves, which are left out.
+      is_cut: Whether others may be missing because of damage.
     """
 
     selector: Selector
     marks: core.Marks | None
     renamed: dict[str, str] | None
     corrupt: list[str]
+    is_cut: bool
 
 
 def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _Choice:
@@ -136,7 +140,8 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
     if corrupt:
         values = range(catalog.values) if marks is None else marks.values
         marks = catalog.mark(set(values) - corrupt.keys())
-    return _Choice(selector, marks, renamed, [*corrupt.values()])
+    is_cut = selection.on_corrupt == "skip" and catalog.damage is not None
+    return _Choice(selector, marks, renamed, [*corrupt.values()], is_cut)
 
 
 def _renamed(place: Place, selection: Selection) -> dict[str, str]:
@@ -180,8 +185,14 @@ def _corrupt(
 
     Raises:
       CorruptionError: If there are any, and they must not be left out.
+      DecodeError: If damage has left no leaf.
     """
-    if not place.reader.is_summed:
+    catalog = place.catalog
+    if catalog.is_newer:
+        raise NewerVersionError(str(catalog.damage))
+    if place.reader.damage is not None and not len(catalog):
+        raise DecodeError(place.reader.damage)
+    if not place.reader.is_summed and place.reader.damage is None:
         raise TreepackError(
             "there are no checksums to verify: the file is not from treepack.save, or was made by "
             "dumps"
@@ -192,12 +203,14 @@ def _corrupt(
         if selection.on_corrupt == "error":
             raise CorruptionError(f"the file is damaged: {damage}")
         told = f"{place.reader.name} is damaged: {damage}; undamaged leaves are loaded"
+        if unchecked := sum(status == "unchecked" for status in statuses.values()):
+            told += f", and {unchecked} that cannot be verified, as their checksums are damaged"
         warnings.warn(told, UserWarning, stacklevel=2)
-    catalog = place.catalog
+    bad = ("corrupt",) if damage is not None else ("corrupt", "unchecked")
     inside = set(catalog.leaf_values(place.value))
     found = {}
     for value, status in statuses.items():
-        if status != "ok" and value in inside and (marks is None or value in marks):
+        if status in bad and value in inside and (marks is None or value in marks):
             path = catalog.path_of(value, place.value)
             found[value] = path if renamed is None else renamed[path]
     if found and selection.on_corrupt == "error":

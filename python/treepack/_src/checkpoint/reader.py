@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,6 +114,15 @@ class Reader:
     def is_summed(self) -> bool:
         """Whether there are checksums to verify."""
         return self.catalog.is_summed
+
+    def salvaging(self) -> Reader:
+        """Returns the same file with all leaves that damage has left, as with `salvage=True`."""
+        if self._options["salvage"]:
+            return self
+        made = copy.copy(self)
+        made._options = {**self._options, "salvage": True}
+        made._catalog = self.catalog.salvaging()
+        return made
 
     def close(self) -> None:
         """Closes the file. Arrays that view it stay valid."""

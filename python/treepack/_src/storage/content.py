@@ -158,6 +158,8 @@ def open_parts(
     content, blocks = _raw(source, mmap, regular)
     if content.nbytes == 0 and not salvage and isinstance(source, (str, os.PathLike)):
         raise _empty()
+    if salvage and (found := content.mended(max_size=max_size)) is not None:
+        return Opened(found, _DAMAGED_HEADER, found.nbytes, blocks, content.nbytes)
     # Of a damaged file, the same is salvaged here and elsewhere.
     if not content.is_compressed(by_start=salvage):
         return Opened(content, blocks=blocks, nbytes=content.nbytes)
@@ -267,6 +269,8 @@ def _check_whole(content: core.Content) -> None:
 def _is_gzip(content: core.Content) -> bool:
     return content.read_range(0, min(2, content.nbytes)) == b"\x1f\x8b"
 
+
+_DAMAGED_HEADER = "the header of the compressed stream is damaged"
 
 _DAMAGED_INDEX = "the index of the compressed blocks is damaged"
 

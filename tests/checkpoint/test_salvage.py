@@ -1,0 +1,198 @@
+"""All leaves of damaged files whose bytes are whole are had, whatever else is damaged.
+
+Bytes are flipped and sectors zeroed, and the index of the undamaged file tells which leaves are
+expected: those whose checksums cover no byte that has changed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import treepack
+import treepack._core as core
+from commands import call
+from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.pytree.state_dict import leaves_of
+
+SECTOR = 512
+
+
+class Form(NamedTuple):
+    """A form of files: how they are saved, and the size of the arrays in them.
+
+    With `is_exact`, all leaves have checksums.
+    """
+
+    options: dict[str, Any]
+    size: int
+    is_exact: bool
+
+
+FORMS = {
+    "plain": Form({}, 70, True),
+    "sharded": Form({"sharded": True}, 700, True),
+    "gzip": Form({"compress": True}, 70, False),
+    "numbers": Form({"compress": "numbers"}, 70, False),
+    "gzip, blocks": Form({"compress": True}, 100_000, True),
+    "numbers, blocks": Form({"compress": "numbers"}, 100_000, True),
+}
+
+
+def _tree(size: int) -> Any:
+    noise = np.random.default_rng(0).integers(0, 256, (6, size), np.uint8)
+    layers = {f"l{at}": {"w": row, "b": np.arange(3.0) + at} for at, row in enumerate(noise)}
+    return {"layers": layers, "step": 7, "list": [1, (2.5, None, "x")], "end": np.arange(90)}
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    return {"/".join(parts): leaf for parts, leaf in leaves_of(tree, ())}
+
+
+def _places(data: bytes) -> dict[str, list[tuple[int, int]]]:
+    """Returns the ranges of a file that each leaf and its checksum have."""
+    content = core.Content.lent(data)
+    indexed = content.indexed()
+    with treepack.open(data) as file:
+        catalog = file._catalog
+        leaves = {path: catalog.leaf(value) for path, value in catalog.leaves(0)}
+    places = {}
+    for path, (number, _, _, end, begin) in leaves.items():
+        if content.is_compressed():
+            places[path] = [(10, len(data)) if indexed is None else indexed.stored(begin, end)]
+        else:
+            checksum = len(data) - 24 - 4 * (len(leaves) + 1) + 4 * number
+            places[path] = [(begin, end), (checksum, checksum + 4)]
+    return places
+
+
+def _changed(data: bytes, start: int, stop: int, how: str) -> bytes:
+    damaged = bytearray(data)
+    for at in range(start, min(stop, len(data))):
+        damaged[at] = 0 if how == "zero" else damaged[at] ^ (1 << at % 8)
+    return bytes(damaged)
+
+
+def _damages(data: bytes, flips: Iterable[int], zeros: Iterable[int]) -> Iterator[bytes]:
+    for at in flips:
+        yield _changed(data, at, at + 1, "flip")
+    for at in zeros:
+        yield _changed(data, at, at + SECTOR, "zero")
+    yield _changed(data, 0, 8 * SECTOR if len(data) > 9 * SECTOR else 10, "zero")
+
+
+def _opened(path: Path, names: Iterable[str]) -> dict[str, Any]:
+    found = {}
+    with treepack.open(path, salvage=True) as file:
+        assert file.damage or not treepack.verify(path).ok
+        for name in names:
+            try:
+                leaf = file[name]
+                found[name] = leaf if leaf is None else np.asarray(leaf)
+            except (KeyError, ValueError):
+                continue
+    return found
+
+
+def _skipped(path: Path, _: Iterable[str]) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _flat(treepack.load(path, on_corrupt="skip"))
+
+
+def _by_command(path: Path, _: Iterable[str]) -> dict[str, Any]:
+    new = path.with_name("salvaged.treepack")
+    call("salvage", str(path), str(new), status=1)
+    assert treepack.verify(new).ok
+    return _flat(treepack.load(new))
+
+
+WAYS: list[Callable[[Path, Iterable[str]], dict[str, Any]]] = [_opened, _skipped, _by_command]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return np.asarray(one).dtype == np.asarray(other).dtype and np.array_equal(one, other)
+
+
+def _check(path: Path, damaged: Path, data: bytes, form: Form, leaves: dict[str, Any]) -> None:
+    """Compares the leaves that are had of a damaged file with the ones that are expected."""
+    old = damaged.read_bytes()
+    if old == data:
+        return
+    changed = np.flatnonzero(np.frombuffer(old, np.uint8) != np.frombuffer(data, np.uint8))
+    places = _places(old)
+    hit = {
+        name
+        for name, ranges in places.items()
+        if any(np.any((changed >= first) & (changed < last)) for first, last in ranges)
+    }
+    expected = leaves.keys() - hit
+    # Without the end of its footer, or its index of blocks, the checksums of a file are lost.
+    summed = max(stop for ranges in places.values() for _, stop in ranges)
+    is_exact = form.is_exact and changed[-1] < summed
+    damaged.write_bytes(data)
+    for way in WAYS if expected else []:
+        found = way(path, leaves)
+        wrong = {name for name, leaf in found.items() if not _is_same(leaf, leaves.get(name))}
+        assert expected <= found.keys() - wrong, (way, changed, expected - found.keys(), wrong)
+        assert way is _opened or not is_exact or not wrong, (way, changed, wrong)
+    damaged.write_bytes(old)
+
+
+def _saved(folder: Path, name: str) -> tuple[Path, list[Path], dict[str, Any]]:
+    """Saves a tree; returns its path, the files that are damaged, and its leaves."""
+    tree = _tree(FORMS[name].size)
+    path = folder / "saved"
+    treepack.save(path, tree, **FORMS[name].options)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return path, [file for file in files if file.name != MANIFEST], _flat(tree)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_leaves_without_damage_are_salvaged(tmp_path: Path, name: str) -> None:
+    path, files, leaves = _saved(tmp_path, name)
+    for file in files:
+        data = file.read_bytes()
+        size = len(data)
+        flips = [0, 2, 3, 20, size // 3, *range(size - 100, size, 17), size - 13, size - 1]
+        zeros = [0, size // 2, (size - 20) // SECTOR * SECTOR, max(0, size - SECTOR - 100)]
+        for damaged in _damages(data, flips, zeros):
+            _check(path, file, damaged, FORMS[name], leaves)
+
+
+@pytest.mark.parametrize("name", ["plain", "sharded"])
+def test_an_open_file_loads_what_is_whole_into_a_template(tmp_path: Path, name: str) -> None:
+    path, [file], leaves = _saved(tmp_path, name)
+    data = file.read_bytes()
+    key = data.index(b"l0")
+    file.write_bytes(_changed(data, key, key + 1, "flip"))
+    zeros = _tree(FORMS[name].size)
+    zeros["layers"] = {
+        key: {"w": it["w"] * 0, "b": it["b"] * 0} for key, it in zeros["layers"].items()
+    }
+    with treepack.open(path) as opened:
+        found, report = opened.load(zeros, on_corrupt="skip", return_report=True)
+        assert report.corrupt == treepack.verify(path).corrupt == ["layers/l0/w"]
+        for path, leaf in _flat(found).items():
+            assert _is_same(leaf, 0 * leaves[path] if path in report.corrupt else leaves[path])
+        with pytest.raises(treepack.TreepackError):
+            opened["layers"].load()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", FORMS)
+def test_leaves_without_damage_are_salvaged_wherever_it_is(tmp_path: Path, name: str) -> None:
+    path, files, leaves = _saved(tmp_path, name)
+    for file in files:
+        data = file.read_bytes()
+        size = len(data)
+        few = range(0, size, 1 if size < 1 << 14 else 4001)
+        flips = sorted({*few, *range(20), *range(size - 200, size)})
+        zeros = range(0, size, SECTOR if size < 1 << 14 else 21 * SECTOR)
+        for damaged in _damages(data, flips, zeros):
+            _check(path, file, damaged, FORMS[name], leaves)
