@@ -71,6 +71,18 @@ def test_other_formats(folder: Path) -> None:
     assert treepack.open("back3")["a/b"][2] == 2
 
 
+def test_safetensors_are_written_as_by_its_writer(folder: Path) -> None:
+    names = [*_convert._SAFETENSORS]
+    flat = {f"ä{at % 2}.{name}": np.ones(3, name) for at, name in enumerate(reversed(names))}
+    flat |= {"b": np.ones((), np.float32), "a": np.ones((2, 0), np.float32)}
+    metadata = {"z": "ö\n"}  # of several keys its writer has no order
+    expected = safetensors.numpy.save(flat, metadata)
+    for at, tree in enumerate([flat, dict(sorted(flat.items()))]):
+        treepack.save(f"{at}", tree, metadata=metadata)
+        call("convert", f"{at}", "new.safetensors", "--sep", "/")
+        assert Path("new.safetensors").read_bytes() == expected
+
+
 def test_parts(folder: Path) -> None:
     call("get", "model", "params/dense", "dense")
     found = flax.serialization.msgpack_restore(Path("dense").read_bytes())

@@ -36,23 +36,31 @@ Format = Literal["msgpack", "safetensors", "npz"]
 
 _SUFFIXES: dict[str, Format] = {".safetensors": "safetensors", ".npz": "npz"}
 
-# The dtypes of safetensors by those of NumPy.
+# The dtypes of safetensors by those of NumPy, in the order in which its writer puts arrays: the
+# largest elements first, so that all are aligned.
 _SAFETENSORS = {
-    "bool": "BOOL",
-    **{
-        f"{sign}int{bits}": f"{sign.upper()}{bits}" if sign else f"I{bits}"
-        for sign in ("", "u")
-        for bits in (8, 16, 32, 64)
-    },
-    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex64": "C64",
+    "float32": "F32",
+    "uint32": "U32",
+    "int32": "I32",
     "bfloat16": "BF16",
+    "float16": "F16",
+    "uint16": "U16",
+    "int16": "I16",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "complex64": "C64",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
 }
+
+_ORDER = {dtype: place for place, dtype in enumerate(_SAFETENSORS)}
 
 _NUMPY = {name: dtype for dtype, name in _SAFETENSORS.items()}
 
@@ -401,24 +409,29 @@ def _at(name: str) -> str:
 
 
 def write_safetensors(state: State, path: str | os.PathLike[str], separator: str) -> None:
-    """Writes the arrays of a state to a file of safetensors."""
+    """Writes the arrays of a state to a file of safetensors, as its own writer would."""
     leaves = list(_named(state.tree, separator))
     header: dict[str, Any] = {}
     if state.metadata is not None:
-        header["__metadata__"] = _text_map(state.metadata)
-    offset = 0
+        header["__metadata__"] = dict(sorted(_text_map(state.metadata).items()))
     for name, array in leaves:
         if name == "__metadata__":
             raise TreepackError(f"{_at(name)}: safetensors keeps this name for other things")
-        known = _SAFETENSORS.get(array.dtype.name)
-        if known is None:
+        if array.dtype.name not in _SAFETENSORS:
             raise TreepackError(
                 f"{_at(name)}: safetensors has no dtype {array.dtype.name}; convert it with --dtype"
             )
+    leaves.sort(key=lambda leaf: (_ORDER[leaf[1].dtype.name], leaf[0]))
+    offset = 0
+    for name, array in leaves:
         end = offset + array.nbytes
-        header[name] = {"dtype": known, "shape": list(array.shape), "data_offsets": [offset, end]}
+        header[name] = {
+            "dtype": _SAFETENSORS[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > _MAX_HEADER_BYTES:
         raise TreepackError(
