@@ -115,3 +115,29 @@ def test_columns_count_cells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     lines = shown.getvalue().splitlines()
     assert [cell_len(line) for line in lines] == [40] * 4
     assert lines[3].startswith("\u2026\u5c42")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_encodings_without_some_characters(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """Of a terminal in the C locale, and of pipes on Windows."""
+    noise = np.random.default_rng(0).normal(size=3000)
+    treepack.save("wide", {"\u5c42": noise, "text": "\u5c42"}, metadata="\u5c42" * 3000)
+
+    def printed(*args: str) -> str:
+        out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "argv", ["treepack", *args])
+        with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+            treepack.__main__.main()
+        assert ended.value.code == 0
+        out.flush()
+        return out.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+
+    shown = printed("show", "wide", "\u5c42")
+    assert ("+/-" if encoding == "ascii" else "\xb1") in shown
+    assert "345567888788775544" in shown  # the histogram
+    listed = printed("ls", "wide")
+    assert r"\u5c42" in listed
+    assert listed.splitlines()[1].endswith("..." if encoding == "ascii" else "\u2026")
+    assert "\\u5c42" in printed("show", "wide", "text")

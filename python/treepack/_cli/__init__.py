@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 import treepack
-from treepack._cli import checking, listing, writing
+from treepack._cli import checking, listing, output, writing
 from treepack._src.printable import printable_lines
 from treepack.errors import MissingPathError, UnserializableLeafError
 
@@ -75,6 +75,7 @@ for command in (
 
 def run() -> None:
     """Runs a command; prints errors that users can fix as one line, without a traceback."""
+    output.print_anywhere()
     try:
         app()
     except BrokenPipeError:

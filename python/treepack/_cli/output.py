@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +25,30 @@ from treepack._src.printable import printable, printable_lines
 
 # The cells of a row, and their styles.
 Row = tuple[Sequence[str], Sequence[str]]
+
+# The bars of a histogram, by height.
+BARS = " ▁▂▃▄▅▆▇█"
+
+# Characters of the command line, for encodings without them; others become escapes.
+_SPELLED = {
+    "±": "+/-",
+    "…": "...",
+    **{bar: str(height) for height, bar in enumerate(BARS) if height},
+}
+
+
+def _spell(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    found = error.object[error.start : error.end]
+    return "".join(_SPELLED.get(it) or ascii(it)[1:-1] for it in found), error.end
+
+
+def print_anywhere() -> None:
+    """Lets standard output print any character, whatever its encoding has."""
+    codecs.register_error("treepack", _spell)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="treepack")
 
 
 def rows(lines: Iterable[Row], right: frozenset[int] = frozenset()) -> None:

@@ -7,14 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from treepack._cli.output import BARS
 from treepack._src import dtypes as _dtypes
 from treepack._src.checkpoint.reader import LazyArray
 
 # The elements of a block.
 _BLOCK = 4 << 20
-
-# The bars of a histogram.
-_BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Statistics(NamedTuple):
@@ -75,7 +73,7 @@ def statistics(array: LazyArray, bins: int) -> Statistics | None:
 def histogram(counts: list[int]) -> str:
     """Draws counts as a row of bars."""
     most = max(counts)
-    return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in counts)
+    return "".join(BARS[-(-count * (len(BARS) - 1) // most)] for count in counts)
 
 
 class Difference(NamedTuple):
