@@ -45,6 +45,7 @@ from treepack._src.options import (
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.content import read_all
 from treepack._src.storage.entries import exists, is_directory
+from treepack._src.storage.foreign import ORBAX_REFERENCES
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, beside, joined, located
 from treepack.errors import TreepackError
@@ -227,9 +228,6 @@ def step_of(directory: Any) -> int | None:
 
 # Files of older versions of Orbax
 
-# The prefixes of strings that stand for values elsewhere.
-_ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
-
 # Values without leaves, which newer versions write to the metadata alone.
 _EMPTY: dict[str, Any] = {"None": lambda: None, "Dict": dict, "List": list}
 
@@ -304,7 +302,7 @@ class _Aggregate:
             if self._lists_as_dicts:
                 return {str(at): child for at, child in enumerate(children)}
             return children
-        if not isinstance(value, str) or not value.startswith(_ELSEWHERE):
+        if not isinstance(value, str) or not value.startswith(ORBAX_REFERENCES):
             return value
         empty = _EMPTY.get(self._types.get(parts, ""))
         if empty is not None:

@@ -119,6 +119,31 @@ def test_what_cannot_be_converted(folder: Path) -> None:
     assert sorted(os.listdir()) == ["bad.safetensors", "flax", "keys", "model"]  # noqa: PTH208
 
 
+REFERENCES = [
+    ("PLACEHOLDER://a.w", "of Orbax or T5X"),
+    ("AGGREGATED://a.w", "of Orbax or T5X"),
+    ("//GDAPlaceholder:a/w", "of flax"),
+    (
+        {"driver": "zarr", "kvstore": {"driver": "file", "path": "a.w"}, "dtype": "float32"},
+        "of T5X",
+    ),
+]
+
+
+@pytest.mark.parametrize(("leaf", "kind"), REFERENCES)
+def test_references_to_other_files_are_no_values(folder: Path, leaf: Any, kind: str) -> None:
+    """Those of older versions of Orbax and flax, and of T5X."""
+    Path("checkpoint").write_bytes(serialization.to_bytes({"a": {"w": leaf}, "b": [leaf, 1]}))
+    for args in (("convert", "checkpoint", "new"), ("get", "checkpoint", "a", "new")):
+        text = refused(*args)
+        assert f"{kind} " in text
+        assert "'checkpoint': not all values are in the file" in text
+        assert "are references" in text or "are specifications" in text
+        assert not Path("new").exists()
+    call("convert", "checkpoint", "new", "--skip", "a", "--skip", "b/0*")
+    assert serialization.msgpack_restore(Path("new").read_bytes())["b"] == {"1": 1}
+
+
 NAMES = [name for name in ("bcomplex32", "complex32") if hasattr(ml_dtypes, name)]
 
 

@@ -29,6 +29,7 @@ from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.restore.report import ABSENT
 from treepack._src.saving.layout import file_layout
 from treepack._src.storage.deferred import Deferred, InContent, rows_cast
+from treepack._src.storage.foreign import reference_text
 from treepack._src.storage.write import replacing, save_layout
 from treepack.errors import DecodeError, TreepackError
 
@@ -97,6 +98,36 @@ def state_of(tree: Tree, marks: core.Marks | None = None) -> State:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)
     return State({} if state is ABSENT else state, record, metadata)
 
+
+def check_whole(state: State) -> State:
+    """Returns a state that has all its arrays.
+
+    Raises:
+      TreepackError: If leaves are references to other files.
+    """
+    found: dict[str, list[str]] = {}
+
+    def look(node: Any, parts: tuple[str, ...]) -> None:
+        text = reference_text(node)
+        if text is not None:
+            found.setdefault(text, []).append(_paths.text(parts))
+        elif isinstance(node, (dict, list)):
+            for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+                look(child, (*parts, str(key)))
+
+    look(state.tree, ())
+    for text, paths in found.items():
+        more = ", ..." if len(paths) > _MOST_PATHS else ""
+        listed = ", ".join(map(printable, paths[:_MOST_PATHS]))
+        raise TreepackError(
+            f"not all values are in the file: {listed}{more} are {text}. convert --skip leaves "
+            "them out"
+        )
+    return state
+
+
+# The most paths in an error.
+_MOST_PATHS = 5
 
 # The limits of a header, as https://huggingface.co/docs/safetensors says and its reader checks.
 _MAX_HEADER_BYTES = 100_000_000

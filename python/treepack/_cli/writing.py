@@ -64,6 +64,7 @@ def convert(
     with sources.states(source, sep, max_size) as state:
         with naming(source):
             state = sources.selected(state, select or [], skip or [])
+            state = _convert.check_whole(state)
         made.write(state)
 
 
@@ -83,6 +84,8 @@ def get(
     with sources.opened(source, max_size) as file:
         found = file if path == "." else file[path]
         state = _convert.state_of(found) if isinstance(found, Tree) else _convert.State(found, None)
+        with naming(source):
+            state = _convert.check_whole(state)
         _Target(target, gzip, numbers, level, align, dtype, sep).write(state)
 
 

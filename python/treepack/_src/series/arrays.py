@@ -18,11 +18,12 @@ from treepack._src.interop.flax import error_class
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.series.names import MP_ARRAY_POSTFIX, TEMPORARY, Series
 from treepack._src.storage.entries import exists, remove
+from treepack._src.storage.foreign import FLAX_REFERENCE
 from treepack._src.storage.place import joined, local, shown, url_of
 from treepack._src.storage.write import sync_directory
 from treepack.errors import MultiprocessArrayError
 
-MP_ARRAY_PH = "//GDAPlaceholder:"
+MP_ARRAY_PH = FLAX_REFERENCE
 """What stands for an array in the file, before its path."""
 
 COMMIT_SUCCESS_FILE = "commit_success.txt"

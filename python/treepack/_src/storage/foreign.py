@@ -1,4 +1,7 @@
-"""Recognises directories of other programs; the core does so for files."""
+"""Recognises directories of other programs, and references to their files in leaves.
+
+The core recognises files.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +59,34 @@ def orbax_items(path: str | os.PathLike[str], look: _Look = names_in) -> list[st
         return items
     # The directory of a manager, with steps in it.
     return [] if any(not _ORBAX_STEP.isdisjoint(found) for found in inside.values()) else None
+
+
+# What Orbax and T5X write in the place of a value in another file, before its path; and flax.
+ORBAX_REFERENCES = ("PLACEHOLDER://", "AGGREGATED://")
+FLAX_REFERENCE = "//GDAPlaceholder:"
+
+
+def reference_text(leaf: object) -> str | None:
+    """Describes a leaf that is a reference to another file, and what reads it; else `None`.
+
+    The leaf may be a dict: T5X keeps the specification of an array for TensorStore.
+    """
+    if isinstance(leaf, str) and leaf.startswith(ORBAX_REFERENCES):
+        return (
+            "references of Orbax or T5X to files beside it: restore it with that library, or with "
+            "treepack.orbax.load_aggregate if it has all arrays, and save what it returns"
+        )
+    if isinstance(leaf, str) and leaf.startswith(FLAX_REFERENCE):
+        return (
+            "references of flax to arrays in the directory *_gda beside it: restore it with "
+            "treepack.checkpoints.restore_checkpoint(..., gda_manager=...), and save what it returns"
+        )
+    if isinstance(leaf, dict) and "driver" in leaf and "kvstore" in leaf:
+        return (
+            "specifications of T5X for arrays of TensorStore beside it: restore it with T5X, or "
+            "read each with tensorstore.open, and save the arrays"
+        )
+    return None
 
 
 # In large directories only so many are looked for a checkpoint of ours.
