@@ -10,6 +10,7 @@ use crc32fast::Hasher;
 use super::decoders::Decoders;
 use super::index::{Block, BlockIndex};
 use super::interleaved::LANES;
+#[cfg(feature = "python")]
 use super::mended::undamaged;
 use super::numbers::{self, Parts};
 use crate::raw::Room;
@@ -210,6 +211,7 @@ impl<S: Source> Indexed<S> {
     }
 
     /// Whether one of the last blocks is whole.
+    #[cfg(feature = "python")]
     pub(super) fn has_whole_block(&self, tried: usize) -> Result<bool> {
         for number in (0..self.index.blocks.len()).rev().take(tried) {
             let start = number * self.index.block_bytes;

@@ -26,6 +26,7 @@ mod index;
 mod indexed;
 mod interleaved;
 mod literal;
+#[cfg(feature = "python")]
 mod mended;
 mod numbers;
 mod planes;
