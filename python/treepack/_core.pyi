@@ -859,7 +859,7 @@ def restore_selected(
     strict: bool,
     converts: bool,
     keeps_missing: bool,
-    refuses_more: bool,
+    takes_more: bool | None,
     note: bool,
     copy: bool | None,
     threads: int | None,
@@ -877,7 +877,8 @@ def restore_selected(
       strict: Whether to compare leaves.
       converts: Whether to settle arrays that are to become those of jax.
       keeps_missing: Whether to keep leaves of the template that the file lacks.
-      refuses_more: Whether to refuse leaves of the file that a dict of the template lacks.
+      takes_more: Whether the file may have leaves that the template lacks; `None` if only where
+        that has a dict.
       note: Whether to note paths.
       copy: See `restore`.
       threads: See `restore`.

@@ -181,7 +181,8 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
       select: The leaves to load.
       rename: The new names of leaves.
       missing: Whether leaves that the file lacks are an error, or stay as they are.
-      unexpected: Whether leaves that the template lacks are an error.
+      unexpected: Whether leaves that the template lacks are an error, or ignored; by default,
+        those in dicts are ignored.
       verify: Whether to compare checksums first.
       arrays: Whether arrays of jax come back as such.
       sharding: The sharding of arrays.
@@ -206,7 +207,7 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     select: Any = None
     rename: Any = None
     missing: Literal["error", "target"] = "error"
-    unexpected: Literal["ignore", "error"] = "ignore"
+    unexpected: Literal["ignore", "error"] | None = None
     verify: bool = False
     arrays: Arrays = "saved"
     sharding: Any = None

@@ -36,7 +36,7 @@ use crate::{Error, grow};
 #[pyfunction]
 #[pyo3(signature = (
     file, value, template, settle, *, marks, selector, strict, converts, keeps_missing,
-    refuses_more, note, copy, threads,
+    takes_more, note, copy, threads,
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // as in Python
 pub fn restore_selected<'py>(
@@ -49,7 +49,7 @@ pub fn restore_selected<'py>(
     strict: bool,
     converts: bool,
     keeps_missing: bool,
-    refuses_more: bool,
+    takes_more: Option<bool>,
     note: bool,
     copy: Option<bool>,
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
@@ -68,7 +68,7 @@ pub fn restore_selected<'py>(
         matching: Matching::new(py, strict, converts),
         parts: file.get().parts(py, value, copy.into(), threads)?,
         keeps_missing,
-        refuses_more,
+        takes_more,
         note,
         signals: Signals::new(),
         path: Vec::new(),
@@ -194,7 +194,8 @@ struct Walk<'a, 'py> {
     matching: Matching<'py>,
     parts: Parts<'a, 'py>,
     keeps_missing: bool,
-    refuses_more: bool,
+    /// Whether the file may have more than the template; if nothing tells, where that has a dict.
+    takes_more: Option<bool>,
     /// Whether paths are noted.
     note: bool,
     signals: Signals,
@@ -408,7 +409,7 @@ impl<'py> Walk<'_, 'py> {
             }
             let inside = child..self.catalog.after(child);
             let meant = self.marks.is_none_or(|marks| marks.count(inside) > 0);
-            !meant || (is_dict && !self.refuses_more && !self.note)
+            !meant || (self.takes_more.unwrap_or(is_dict) && !self.note)
         }))
     }
 

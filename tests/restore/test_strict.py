@@ -175,7 +175,19 @@ def test_everything_is_told_at_once() -> None:
     assert "kernel: missing (expected float32[2]); is it kernle?" in note
     with pytest.raises(MismatchError, match="13 places") as native:
         treepack.loads(serialization.msgpack_serialize(state, in_place=True), template)
-    assert str(native.value) == note
+    told, _, hints = str(native.value).partition("\nPass ")
+    assert told == note
+    # Doing as they say leaves the leaves that differ.
+    assert 'missing="target"' in hints
+    assert 'unexpected="ignore"' in hints
+    with pytest.raises(MismatchError, match="6 places") as left:
+        treepack.load(
+            serialization.msgpack_serialize(state, in_place=True),
+            template,
+            missing="target",
+            unexpected="ignore",
+        )
+    assert {"leaf", "node"} < {it.path for it in left.value.mismatches}
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ Missing = Literal["error", "target"]
 """Leaves of a template that the file lacks: an error, or kept from the template."""
 
 Unexpected = Literal["ignore", "error"]
-"""Leaves of a file that the template lacks: ignored, or an error."""
+"""Leaves of a file that the template lacks: ignored, or an error; by default, those in dicts are
+ignored."""
 
 Static = Literal["skip-code", "skip", "error"]
 """Static data that have no form in files: code is left out, all of it is, or it is an error."""
@@ -218,14 +219,15 @@ class Selection(_Options):
     select: Any = None
     rename: Any = None
     missing: Missing = "error"
-    unexpected: Unexpected = "ignore"
+    unexpected: Unexpected | None = None
     verify: bool = False
     on_corrupt: OnCorrupt = "error"
     return_report: bool = False
 
     def __post_init__(self) -> None:
         check("missing", self.missing)
-        check("unexpected", self.unexpected)
+        if self.unexpected is not None:
+            check("unexpected", self.unexpected)
         check("on_corrupt", self.on_corrupt)
 
     def check(self, target: Any) -> None:
@@ -315,7 +317,7 @@ class PartOptions(ReadOptions, total=False):
     select: Any
     rename: Any
     missing: Missing
-    unexpected: Unexpected
+    unexpected: Unexpected | None
     verify: bool
     on_corrupt: OnCorrupt
     replicas: Replicas

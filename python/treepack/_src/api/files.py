@@ -254,7 +254,7 @@ def load(
     select: Any = None,
     rename: Any = None,
     missing: Missing = "error",
-    unexpected: Unexpected = "ignore",
+    unexpected: Unexpected | None = None,
     verify: bool = False,
     on_corrupt: OnCorrupt = "error",
     return_report: bool = False,
@@ -286,7 +286,7 @@ def load(
       strict: How the leaves are compared with the template's. `True`: equal shapes, and dtypes
         that are equal to JAX, so that 64 bits count as 32 unless `jax_enable_x64` is set.
         `"exact"`: equal dtypes, no keys that a dict of the template lacks, and containers of equal
-        types, where these were saved. `False`: not at all.
+        types, where these were saved; `unexpected="ignore"` allows more keys. `False`: not at all.
       cast: Whether to cast floats to the dtypes of the template.
       dtype: Without a target, the dtype that all arrays of floats get, such as `jnp.bfloat16`, each
         as it is loaded. Integers, bools, complex numbers, keys and numbers of Python stay.
@@ -301,7 +301,9 @@ def load(
         or a function of paths. Paths in `select` and in errors are the new ones.
       missing: Whether leaves of the target that the file lacks are an error, or stay as they are
         (`"target"`).
-      unexpected: Whether leaves of the file that a dict of the target lacks are an error.
+      unexpected: Whether leaves of the file that the target lacks are an error, or ignored. By
+        default they are ignored where the target has a dict or another mapping, and an error where
+        it has a node of another type, such as a dataclass that has lost a field.
       verify: Whether to compare the file with its checksums first; see `treepack.verify`.
       on_corrupt: Whether damaged leaves are an error, or count as missing and stay as the target
         has them (`"skip"`). Damage outside of leaves is a warning then; if checksums are lost by

@@ -34,7 +34,7 @@ def load_part(
     partial = Coverage(
         found.selector.means,
         selection.missing == "target" or found.is_cut,
-        selection.unexpected == "error",
+        {None: None, "ignore": True, "error": False}[selection.unexpected],
         notes=selection.return_report,
     )
     partial.skipped.update(found.corrupt)

@@ -3,8 +3,10 @@
 | `strict=` | names of children | shapes | dtypes |
 |---|---|---|---|
 | `"exact"` | equal; containers of equal types, where these were saved | equal | equal |
-| `True` | the template's; a dict of the state may have more | equal | equal as JAX sees them |
-| `False` | the template's; a dict of the state may have more | any | any |
+| `True` | the template's; a mapping of the state may have more | equal | equal as JAX sees them |
+| `False` | the template's; a mapping of the state may have more | any | any |
+
+Where a caller says what becomes of names that the template lacks (`unexpected=`), that decides.
 
 As JAX sees them: against a jax array, 64 bits count as 32, unless `jax_enable_x64` is set.
 """

@@ -29,7 +29,8 @@ class Coverage:
     Attributes:
       is_wanted: Returns whether the leaf at a path is to be loaded.
       keeps_missing: Whether wanted leaves that the state lacks stay as well.
-      refuses_more: Whether the state may have no leaves that the template lacks.
+      takes_more: Whether the state may have leaves that the template lacks; `None` if only where
+        the template has a mapping.
       skipped: Paths that stay in any case.
       notes: Whether a report will be asked for.
     """
@@ -38,13 +39,13 @@ class Coverage:
         self,
         is_wanted: Callable[[str], bool],
         keeps_missing: bool,
-        refuses_more: bool,
+        takes_more: bool | None,
         *,
         notes: bool = True,
     ) -> None:
         self.is_wanted = is_wanted
         self.keeps_missing = keeps_missing
-        self.refuses_more = refuses_more
+        self.takes_more = takes_more
         self.skipped: set[str] = set()
         self.notes = notes
         # Dicts, since some restores walk the tree twice.

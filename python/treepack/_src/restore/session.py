@@ -94,7 +94,7 @@ class Restore:
         lines = [f"\n  {printable(_line(mismatch))}" for mismatch in found[:_MOST_LINES]]
         if len(found) > _MOST_LINES:
             lines.append(f"\n  and {len(found) - _MOST_LINES} more, in the error's mismatches")
-        text = f"{count} not match the template:{''.join(lines)}"
+        text = f"{count} not match the template:{''.join(lines)}{self._about_names(found)}"
         if self.sentence is None:
             of_names = any(NOTHING in (it.expected, it.found) for it in found)
             hint = "" if of_names else "\nPass strict=False to restore the state regardless."
@@ -104,6 +104,30 @@ class Restore:
         error = MismatchError(self.sentence, found)
         error.add_note(text)
         return error
+
+    def takes_more(self, in_mapping: bool) -> bool:
+        """Returns whether a state may have children that a node of the template lacks."""
+        if self.partial is not None and self.partial.takes_more is not None:
+            return self.partial.takes_more
+        return in_mapping and self.strict != "exact"
+
+    @property
+    def refuses_more(self) -> bool:
+        """Whether the caller has asked for an error about what the template lacks."""
+        return self.partial is not None and self.partial.takes_more is False
+
+    def _about_names(self, found: list[Mismatch]) -> str:
+        """Returns hints about names that only the file or only the template has."""
+        hints = ""
+        if not self.in_words:  # its functions have no such options
+            if any(it.found == NOTHING for it in found):
+                hints = '\nPass missing="target" to treepack.load to keep what the file lacks.'
+            if any(it.expected == NOTHING for it in found) and not self.refuses_more:
+                hints += (
+                    '\nPass unexpected="ignore" to treepack.load to ignore what the template '
+                    "lacks, or select= to load less."
+                )
+        return hints
 
     def _about_cast(self, found: list[Mismatch]) -> str:
         """Returns a hint if floats of another dtype are among the mismatches."""

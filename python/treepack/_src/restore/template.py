@@ -11,6 +11,7 @@ The core restores plain containers by itself, and asks here about the rest. Both
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 from collections.abc import Mapping
 from typing import Any, TypeVar, overload
@@ -173,7 +174,7 @@ def restore_selected(
         strict=bool(how.strict),
         converts=convert is not None,
         keeps_missing=partial is not None and partial.keeps_missing,
-        refuses_more=partial is not None and partial.refuses_more,
+        takes_more=None if partial is None else partial.takes_more,
         note=partial is not None and partial.notes,
         copy=how.copy,
         threads=how.threads,
@@ -285,13 +286,17 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
     children, make = kind.opened(target)
     missing = [name for name in children if name not in state]
     more = [] if len(state) == len(children) - len(missing) else state.keys() - children.keys()
-    more_allowed = kind.more_allowed and restore.strict != "exact"
-    partial = restore.partial
-    if partial is not None:
+    is_mapping = kind.more_allowed or (
+        isinstance(target, Mapping) and not dataclasses.is_dataclass(target)  # has fixed names
+    )
+    if restore.partial is not None:
         state, missing, more = _partial_names(children, state, missing, restore)
-        more_allowed = more_allowed and not partial.refuses_more
-    if missing or (more and not more_allowed):
-        _note_names(kind, target, state, children, missing, restore)
+    if missing or (more and not restore.takes_more(is_mapping)):
+        if missing or not is_mapping:
+            restore.say(
+                kind.in_words(Difference(target, state, list(children), "/".join(restore.path)))
+            )
+        _note_names(target, state, children, missing, restore)
     found = {
         name: restore.below(child, state[name], name)
         for name, child in children.items()
@@ -340,18 +345,10 @@ def _partial_names(
 
 
 def _note_names(
-    kind: NodeKind,
-    target: Any,
-    state: Any,
-    children: dict[str, Any],
-    missing: list[str],
-    restore: Restore,
+    target: Any, state: Any, children: dict[str, Any], missing: list[str], restore: Restore
 ) -> None:
     """Notes missing and unexpected children."""
     more = [name for name in state if name not in children]
-    if missing or not kind.more_allowed:
-        found = Difference(target, state, list(children), "/".join(restore.path))
-        restore.say(kind.in_words(found))
     if isinstance(target, (list, tuple)) and not hasattr(target, "_fields"):
         counts = f"{len(children)} elements", f"{len(state)} elements"
         if counts[0] != counts[1]:
@@ -365,7 +362,7 @@ def _note_names(
         expected = described(child) if kind_of(child) is None else subtree
         near = difflib.get_close_matches(name, names, n=1) if len(names) <= _MOST_NAMES else []
         restore.note(name, expected, NOTHING, restore.path_of(near[0]) if near else "")
-    for name in more:
+    for name in more if not restore.takes_more(False) else ():
         restore.note(str(name), NOTHING, described(state[name]))
 
 
@@ -484,9 +481,16 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
         state = {keys.get(key, key): value for key, value in state.items()} if keys else state
     restore.path.append(name)
     try:
-        if restore.strict == "exact":
-            for key in state.keys() - template.keys():
+        more = [key for key in state if key not in template]
+        if restore.partial is not None:
+            unexpected = restore.partial.unexpected
+            more = [key for key in more if unexpected(state[key], restore.path_of(str(key)))]
+        if not restore.takes_more(True):
+            for key in more:
                 restore.note(str(key), NOTHING, described(state[key]))
+        elif restore.takes_more(False):
+            state = {key: value for key, value in state.items() if key in template}
+        if restore.strict == "exact":
             for key in template.keys() - state.keys():
                 restore.note(str(key), described(template[key]), NOTHING)
         compared = {
