@@ -332,11 +332,53 @@ def test_aliases() -> None:
     assert treepack.loads(data) == {Color.RED: 0}
 
 
-def test_an_older_instance_says_so() -> None:
-    old = define("a")(1)
-    define("a")
-    with pytest.raises(TypeError, match=r"older definition of 'tests\.Evolving'.*create it again"):
-        treepack.dumps([old])
+def test_instances_of_a_class_that_was_defined_again_are_saved_under_its_name() -> None:
+    """As they were before it was: loading them converts them."""
+    old = define("a", static("c"))(1, "c")
+    new = define("a", static("c"), ("b", Any, dataclasses.field(default=2)))
+    found = treepack.loads(treepack.dumps([old, new(3, "d", 4)]))
+    assert found == [new(1, "c", 2), new(3, "d", 4)]
+
+    def define_tuple(*fields: str) -> Any:
+        made = collections.namedtuple("Again", fields, module="evolving")
+        return treepack.register_namedtuple(made, serialized_name="tests.Again")
+
+    data = [define_tuple("a")(1), define_tuple("a", "b")(2, 3)]
+    newest = define_tuple("b", "a")
+    assert treepack.loads(treepack.dumps(data[1])) == newest(3, 2)
+    with pytest.raises(treepack.UnregisteredTypeError, match="'b', which has no default"):
+        treepack.loads(treepack.dumps(data))
+    template = [newest(5, 6), newest(5, 6)]
+    found = treepack.load(treepack.dumps(data), template, missing="target")
+    assert found == [newest(5, 1), newest(3, 2)]
+
+
+def test_static_data_of_a_class_that_was_defined_again_are_saved_under_its_name() -> None:
+    def define_mode() -> Any:
+        made = enum.Enum("Again", {"ONE": 1}, module="evolving", qualname="Again")  # type: ignore[misc]
+        return treepack.register_auxdata(made, "tests.evolution.Again")
+
+    old, new = define_mode().ONE, define_mode().ONE
+    assert treepack.loads(treepack.dumps({old: 0})) == {new: 0}
+
+
+@pytest.mark.parametrize("define_again", [dataclasses.dataclass, flax.struct.dataclass, NamedTuple])
+def test_the_newest_definition_is_saved_though_only_an_older_one_is_registered(
+    define_again: Any,
+) -> None:
+    def make() -> Any:
+        return type("Layer", (), {"__module__": "again", "__annotations__": {"w": Any}})
+
+    treepack.register_dataclass(dataclasses.dataclass(make()), serialized_name="again.Layer")
+    if define_again is NamedTuple:
+        newest: Any = collections.namedtuple("Layer", ["w"], module="again")
+    else:
+        newest = define_again(make())
+    data = treepack.dumps([newest(w=1)])
+    # The name belongs to the older one, so only a template can tell that the newest is meant.
+    assert treepack.loads(data, [newest(w=0)]) == [newest(w=1)]
+    with pytest.raises(treepack.HoleError, match=r"again\.Layer"):
+        treepack.loads(data)
 
 
 def test_redefinition_replaces_both_ways_in_jax_export_too() -> None:

@@ -35,9 +35,14 @@ class Auxdata(NamedTuple):
     by_code: bool = False
 
 
-AUXDATA: Names[Auxdata] = Names("auxdata")
+AUXDATA: Names[Auxdata] = Names("auxdata", lambda found: found._replace(decode=_reads_nothing))
 
-FUNCTIONS: Names[Any] = Names("function")
+
+def _reads_nothing(_: Any) -> Any:
+    raise TypeError("an older definition of a type makes no values")
+
+
+FUNCTIONS: Names[Any] = Names("function", lambda _: None)
 
 # Their values have data besides attributes.
 _BUILTIN = (tuple, list, dict, set, frozenset, str, bytes, bytearray, int, float, complex)

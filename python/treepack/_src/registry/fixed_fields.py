@@ -27,7 +27,6 @@ from treepack._src.pytree.containers import (
 )
 from treepack._src.pytree.kinds import PYTREE, kind_of
 from treepack._src.registry.fields import Fields
-from treepack._src.registry.names import OlderDefinitionError
 from treepack._src.registry.types import registered
 from treepack._src.registry.unregistered import unregistered
 
@@ -204,10 +203,7 @@ def _of_module(module: Any, flatten: Any, unflatten: Any) -> _Attributes | None:
 
 def _record(node: Any, kind: NodeKind, found: _Attributes) -> TypeRecord | None:
     ty = type(node)
-    try:
-        known = registered(ty) or unregistered(ty, kind)
-    except OlderDefinitionError:  # raised again for the node itself
-        return None
+    known = registered(ty) or unregistered(ty, kind)
     if known is None or not known.writes_auxdata or found.static is None:
         return None
     if known.checked and known.fields != (found.names, found.static):

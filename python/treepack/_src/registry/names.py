@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -63,7 +65,7 @@ def decorator(register: Callable[..., Any], arguments: dict[str, Any]) -> Callab
 
 
 class OlderDefinitionError(TypeError):
-    """A thing has lost its name to another one that was defined in its place."""
+    """A function has lost its name to another one that was defined in its place."""
 
 
 class _Named(NamedTuple):
@@ -80,14 +82,22 @@ class Names(Generic[T]):
     never written. Things are compared by identity, since not all are hashable.
     """
 
-    def __init__(self, sort: str):
-        """Takes the word for such a thing in messages, such as `node type`."""
+    def __init__(self, sort: str, writing: Callable[[T], T] = lambda entry: entry):
+        """Creates an empty table.
+
+        Args:
+          sort: The word for such a thing in messages, such as `node type`.
+          writing: Takes an entry, returns one that can only write, without a reference to its
+            thing: the entry of a thing that has lost its name.
+        """
         # Counts them once they are done, for whoever keeps what it looks up after reading this.
         self.changes = 0
         self._sort = sort
         self._by_name: dict[str, _Named] = {}
         self._aliases: dict[str, str] = {}
         self._names: dict[int, str] = {}
+        self._writing = writing
+        self._older: dict[int, tuple[weakref.ref[Any], str, T]] = {}
         registering.watch(self)
 
     def copy(self) -> tuple[dict[Any, Any], ...]:
@@ -134,6 +144,10 @@ class Names(Generic[T]):
             self._aliases[alias] = name
         if older is not None and older.thing is not thing:
             self._names.pop(id(older.thing), None)
+            number, kept = id(older.thing), self._older
+            with contextlib.suppress(TypeError):  # no weak references to it: it is forgotten
+                ref = weakref.ref(older.thing, lambda _: kept.pop(number, None))
+                kept[number] = ref, name, self._writing(older.entry)
         self.changes += 1
 
     def chosen(self, thing: Any, given: str | None) -> str:
@@ -174,13 +188,13 @@ class Names(Generic[T]):
         found = self._by_name.get(self._aliases.get(name, name))
         return None if found is None else found.entry
 
-    def newer(self, thing: Any) -> str | None:
-        """Returns the name that a thing has lost because it was defined again."""
-        place = _place(thing)
-        for name, found in self._by_name.copy().items():
-            if found.thing is not thing and place is not None and _place(found.thing) == place:
-                return name
-        return None
+    def older(self, thing: Any) -> tuple[str, T] | None:
+        """Returns the name that a thing has lost to a newer definition, and an entry to write it.
+
+        What is written so is what was written before: it is read as the newer definition.
+        """
+        found = self._older.get(id(thing))
+        return None if found is None or found[0]() is not thing else found[1:]
 
     def things(self) -> dict[str, Any]:
         """Returns all things by name."""

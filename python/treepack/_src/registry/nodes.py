@@ -21,7 +21,7 @@ from treepack._src.registry import static as _static
 from treepack._src.registry.codec import as_parts, one
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import library_name, library_of
-from treepack._src.registry.names import OlderDefinitionError, default_name
+from treepack._src.registry.names import default_name
 from treepack._src.registry.static import remark_on_main
 from treepack._src.registry.types import (
     TYPES,
@@ -183,10 +183,7 @@ def _collect_types(
         kind = seen[ty] = kind_of(tree)
         if kind is not None and ty not in BY_JAX and own(ty) is None:
             named = registered(ty)
-            try:
-                found = named or unregistered(ty, kind)
-            except OlderDefinitionError:  # the new one has the name
-                found = None
+            found = named or unregistered(ty, kind)
             if found is not None:
                 name = found.name if named is None else library_name(ty) or default_name(ty)
                 types.setdefault(name, []).append(found)

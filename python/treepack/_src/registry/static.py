@@ -230,7 +230,7 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     Raises:
       TypeError: If it has no name.
     """
-    named = AUXDATA.named(type(value))
+    named = AUXDATA.named(type(value)) or AUXDATA.older(type(value))
     if named is not None:
         return named[0], named[1].encode(value)
     name = FUNCTIONS.name_of(value)
@@ -244,18 +244,12 @@ def reduce_value(value: Any) -> tuple[str, Any]:
 
 
 def _check_definition(value: Any) -> None:
-    """Raises an OlderDefinitionError if a value, or its type, has lost its name."""
-    newer = FUNCTIONS.newer(value) if callable(value) and function_name(value) else None
-    if newer is not None:
+    """Raises an OlderDefinitionError if a function has lost its name: the newer one differs."""
+    older = FUNCTIONS.older(value)
+    if older is not None:
         raise OlderDefinitionError(
-            f"{short_repr(value)} is an older definition of {newer!r}, which was defined again "
+            f"{short_repr(value)} is an older definition of {older[0]!r}, which was defined again "
             "since; use the new one"
-        )
-    newer = AUXDATA.newer(type(value))
-    if newer is not None:
-        raise OlderDefinitionError(
-            f"{short_repr(value)} is of an older definition of {newer!r}: its class was defined "
-            "again since; create it again"
         )
 
 

@@ -65,7 +65,15 @@ class NodeType(NamedTuple):
     foreign: bool = False
 
 
-TYPES: Names[NodeType] = Names("node type")
+def _writing(found: NodeType) -> NodeType:
+    return found._replace(ty=object, unflatten=_reads_nothing, unflatten_abstract=_reads_nothing)
+
+
+def _reads_nothing(*_: Any) -> Any:
+    raise TypeError("an older definition of a type makes no nodes")
+
+
+TYPES: Names[NodeType] = Names("node type", _writing)
 
 
 def registered_types() -> dict[str, type]:

@@ -23,7 +23,7 @@ from treepack._src.pytree.kinds import PYTREE, is_plain_namedtuple
 from treepack._src.registry.fields import Fields
 from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, namedtuple_type
 from treepack._src.registry.libraries import find, library_name
-from treepack._src.registry.names import OlderDefinitionError, default_name
+from treepack._src.registry.names import default_name
 from treepack._src.registry.types import TYPES, NodeType, check_children
 
 # Types by their registration with JAX, which cannot change. Threads may find the same at once, here
@@ -48,22 +48,14 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
     Returns:
       The description; `None` if only a template can make such nodes, or the name is that of
       another type, which would take them.
-
-    Raises:
-      OlderDefinitionError: A TypeError. If the type was defined again and is registered now.
     """
     found = _found.get(ty)
     if found is not None and found.kind is kind and found.changes == TYPES.changes:
         return found.node_type
     changes = TYPES.changes  # before anything is looked up: others may register meanwhile
-    newer = TYPES.newer(ty)
-    if newer is not None:
-        raise OlderDefinitionError(
-            f"it is of an older definition of {newer!r}: its class was defined again since; "
-            "create it again"
-        )
-    node_type = _describe(ty, kind)
-    if node_type is not None and TYPES.by_name(node_type.name) is not None:
+    older = TYPES.older(ty)
+    node_type = _describe(ty, kind) if older is None else older[1]
+    if older is None and node_type is not None and TYPES.by_name(node_type.name) is not None:
         node_type = None
     _found[ty] = _Found(kind, changes, node_type)
     return node_type
