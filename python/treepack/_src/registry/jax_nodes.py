@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import treepack._core as core
+from treepack._src.interop import equinox
 from treepack._src.interop.jax import argument_order, registered_unflatten, unflattener
 from treepack._src.interop.libraries import library_of_type
 from treepack._src.pytree import kinds as code
@@ -17,7 +18,14 @@ from treepack._src.registry import holes as _holes
 from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.inert import is_given, is_inert, storing
 from treepack._src.registry.names import default_name
-from treepack._src.registry.types import FieldNames, NodeType, Upgrade, check_children
+from treepack._src.registry.types import (
+    FieldNames,
+    NodeType,
+    Parts,
+    Split,
+    Upgrade,
+    check_children,
+)
 from treepack.errors import TreepackError, UnregisteredTypeError
 
 
@@ -123,6 +131,7 @@ def jax_node_type(
         decode=decode_all,
         fields=field_names,
         checked=fields is not None,
+        split=_module_split(nodetype),
         version=version,
         upgrade=upgrade,
         order=None if all_fields is None or foreign else argument_order(nodetype, all_fields),
@@ -158,6 +167,23 @@ def namedtuple_type(
         upgrade=upgrade,
         writes_auxdata=True,
     )
+
+
+def _module_split(nodetype: type) -> Callable[[FieldNames, Parts], Split] | None:
+    """Returns the `split` of an equinox module, which is recorded with all fields as children."""
+    meta = equinox.static_names(nodetype)
+    if meta is None:
+        return None
+    data = [field.name for field in dataclass_fields(nodetype) if field.name not in meta]
+
+    def split(saved: FieldNames, parts: Parts) -> Split:
+        static, names, children = parts
+        if isinstance(static, _WithFunctions):
+            static, names, children = static.merge(names, children)
+        was = names, ["", *(name for name in saved[0] if name not in names)]
+        return Split(was, (data, meta), (static, names, children))
+
+    return split
 
 
 # Marks static data of a node that has other children than most of its type.

@@ -147,7 +147,9 @@ def find_node_type(
     """
     found = _by_name(name) or (None if fillings is None else _type_in(fillings, name))
     if found is not None and found.fields == fields and found.version == version:
-        return found
+        by_program = TYPES.by_name(name) is found
+        if found.checked or not (found.split or by_program):
+            return found
     try:
         if found is None:
             raise _unknown([name])
@@ -239,8 +241,10 @@ def is_named(ty: type, name: str) -> bool:
     """Returns whether a name in a file stands for a type."""
     if name == _CODE:
         return flax.is_graph_definition_type(ty)  # other code is no container
+    if name == _UNNAMED:
+        return ty not in BY_JAX  # nothing tells which type it was
     found = _by_name(name)
-    return found.ty is ty if found is not None else name in (default_name(ty), _UNNAMED)
+    return found.ty is ty if found is not None else name == default_name(ty)
 
 
 def _by_name(name: str) -> NodeType | None:

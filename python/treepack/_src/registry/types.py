@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import treepack._core as core
+from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import default_of
+from treepack._src.pytree.kinds import flatten
 from treepack._src.registry import holes as _holes
 from treepack._src.registry.names import Names
 from treepack.errors import UnregisteredTypeError
@@ -14,8 +16,27 @@ from treepack.errors import UnregisteredTypeError
 # The names of children and of static data.
 FieldNames = tuple[list[str], list[str]]
 
+# The static data, names and children of a node.
+Parts = tuple[Any, list[str], list[Any]]
+
 # Takes static data and children by name, and their version; returns both in the current version.
 Upgrade = Callable[[dict[str, Any], dict[str, Any], int], tuple[dict[str, Any], dict[str, Any]]]
+
+
+class Split(NamedTuple):
+    """Fields split into children and static data, and the parts of a node by them.
+
+    A static field named "" is a mark of the type's library, of which programs know nothing.
+
+    Attributes:
+      saved: The fields as saved.
+      now: The fields of the type.
+      parts: The parts of the node.
+    """
+
+    saved: FieldNames
+    now: FieldNames
+    parts: Parts
 
 
 class NodeType(NamedTuple):
@@ -36,6 +57,8 @@ class NodeType(NamedTuple):
         nodes saved with other fields cannot be made.
       checked: Whether nodes have exactly these children and static data; otherwise `fields` are
         just those of a dataclass.
+      split: For a type whose `fields` do not say which of them are static: takes fields, and the
+        parts of a node that was saved with them; see `Split`.
       version: The version of the type's definition, as the program counts it.
       upgrade: Takes static data and children by name, and the version they were saved in;
         returns both in this version. `None` if there is nothing to do.
@@ -56,6 +79,7 @@ class NodeType(NamedTuple):
     decode: Callable[[bytes], Any] = core.decode_value
     fields: FieldNames | None = None
     checked: bool = False
+    split: Callable[[FieldNames, Parts], Split] | None = None
     version: int = 0
     upgrade: Upgrade | None = None
     order: list[int] | None = None
@@ -63,6 +87,11 @@ class NodeType(NamedTuple):
     static_of: _holes.StaticOf = lambda _: {}
     check: Callable[[Any], None] = lambda _: None
     foreign: bool = False
+
+    @property
+    def by_field(self) -> bool:
+        """Whether static data are values of fields, rather than of a form of the type's own."""
+        return self.checked or self.split is not None
 
 
 def _writing(found: NodeType) -> NodeType:
@@ -136,22 +165,44 @@ def evolved(found: NodeType, saved: FieldNames | None, version: int) -> NodeType
                 f"was saved in version {version}, and is registered in version {found.version} "
                 "now" + ("" if found.upgrade else ", without upgrade="),
             )
-    elif saved is None or found.fields is None:
+    elif saved is not None and found.fields is not None:
+        _check_fields(found, saved, found.fields)
+    elif saved != found.fields:
         raise _refusal(
             found, f"was saved with {fields_text(saved)}, and has {fields_text(found.fields)} now"
         )
-    else:
-        _check_fields(found, saved)
     convert = _converter(found, saved, version)
+
+    def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:
+        node = found.unflatten(*convert(static, names, children))
+        if version == found.version and not found.by_field and handlers.find(found.ty) is None:
+            _check_made(node, found, names, None if saved == found.fields else children)
+        return node
+
     return found._replace(
-        unflatten=lambda *parts: found.unflatten(*convert(*parts)),
+        unflatten=unflatten,
         unflatten_abstract=lambda *parts: found.unflatten_abstract(*convert(*parts)),
         order=None,
     )
 
 
+def _check_made(node: Any, found: NodeType, names: list[str], children: list[Any] | None) -> None:
+    """Raises unless code of the type has made a node with these children, by their order alone.
+
+    It may have converted children of nodes whose type has not changed: only names are given then.
+    """
+    made, _ = flatten(node)
+    if children is None:
+        same = list(made) == names
+    else:
+        same = all(made.get(name) is child for name, child in zip(names, children, strict=True))
+    if not same:
+        reason = f"was saved with the children {names}, and takes {list(made)} in their places now"
+        raise _refusal(found, reason)
+
+
 # Takes static data, names and children as saved; returns them in the current version.
-Converter = Callable[[Any, list[str], list[Any]], tuple[Any, list[str], list[Any]]]
+Converter = Callable[[Any, list[str], list[Any]], Parts]
 
 
 def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Converter:
@@ -168,18 +219,26 @@ def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Conve
             reason = f"upgrade= must return static data and children, not {made!r:.100}"
             raise TypeError(reason) from None
 
-    def convert(static: Any, names: list[str], children: list[Any]) -> tuple[Any, ...]:
-        values = dict(zip(names, children, strict=True))
-        if saved is None or found.fields is None:
-            # Only the program knows the form of these static data.
-            static, values = upgraded(static, values)
+    def convert(static: Any, names: list[str], children: list[Any]) -> Parts:
+        if saved is None or found.fields is None or not found.by_field:
+            # Only the type knows the form of these static data.
+            static, values = upgraded(static, dict(zip(names, children, strict=True)))
             return static, list(values), list(values.values())
-        if type(static) is not tuple or len(static) != len(saved[1]):
-            raise ValueError(f"its static data should be {saved[1]}, not {static!r:.100}")
-        data, values = upgraded(dict(zip(saved[1], static, strict=True)), values)
-        _check_upgraded(found.fields, data, values)
-        values = {name: _value(found, name, values) for name in found.fields[0]}
-        data = {name: _value(found, name, data) for name in found.fields[1]}
+        was, now = saved, found.fields
+        if found.split is not None:
+            was, now, (static, names, children) = found.split(was, (static, names, children))
+        if type(static) is not tuple or len(static) != len(was[1]):
+            raise ValueError(f"its static data should be {was[1]}, not {static!r:.100}")
+        if version == found.version:
+            if was == now:
+                return static, names, children
+            _check_fields(found, was, now)
+        data = dict(zip(was[1], static, strict=True))
+        head = {name: data.pop(name) for name in was[1] if name == ""}
+        data, values = upgraded(data, dict(zip(names, children, strict=True)))
+        _check_upgraded(now, data, values)
+        values = {name: _value(found, name, values) for name in now[0]}
+        data = {name: _value(found, name, data | head) for name in now[1]}
         return tuple(data.values()), list(values), list(values.values())
 
     return convert
@@ -195,9 +254,8 @@ def _check_upgraded(fields: FieldNames, data: Any, values: dict[str, Any]) -> No
             raise ValueError(f"there are no fields for {sorted(map(str, more))}")
 
 
-def _check_fields(found: NodeType, saved: FieldNames) -> None:
+def _check_fields(found: NodeType, saved: FieldNames, now: FieldNames) -> None:
     """Raises unless nodes with the saved fields can become nodes with the current ones."""
-    now: Any = found.fields
     for index, other in ((0, 1), (1, 0)):
         for name in saved[index]:
             if name in now[other]:
@@ -233,7 +291,8 @@ def _value(found: NodeType, name: str, values: dict[str, Any]) -> Any:
 def _refusal(found: NodeType, reason: str) -> UnregisteredTypeError:
     return UnregisteredTypeError(
         f"the type {found.name!r} {reason}; register it with version= and upgrade=, restore it "
-        'into a template with loads(data, target), or pass unknown="dict"',
+        'into a template with load(..., target, missing="target", unexpected="ignore"), or pass '
+        'unknown="dict"',
         found.name,
     )
 
