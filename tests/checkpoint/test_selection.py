@@ -243,3 +243,47 @@ def test_tuples_are_paths_in_rename() -> None:
     assert found["a*"] == 3
     with pytest.raises(ValueError, match="rename matches nothing"):
         file.load(template, rename={("a", "?"): "x"})
+
+
+RENAMES: dict[str, Any] = {
+    "paths": {"params/B/k": "B/kernel", "params/B/b": "B/bias", "params/head/k": "head/kernel"},
+    "patterns": {"params/*/k": "*/kernel", "params/*/b": "*/bias"},
+    "tuples": {("params", "B", "k"): ("B", "kernel"), ("params", "head", "k"): ("head", "kernel")},
+    "a function": lambda path: (
+        path.removeprefix("params/").replace("/k", "/kernel").replace("/b", "/bias")
+    ),
+}
+RENAMED = {"B": {"kernel": np.zeros(2), "bias": np.zeros(1)}, "head": {"kernel": ARRAY * 0}}
+
+
+@pytest.mark.parametrize("rename", RENAMES)
+@pytest.mark.parametrize("form", ["file", "flax", "gzip", "numbers", "directory"])
+def test_new_last_names_where_a_whole_dict_is_left_out(
+    form: str, rename: str, tmp_path: Path
+) -> None:
+    """No list is there that a new name could split."""
+    params = {"B": {"k": np.ones(2), "b": np.ones(1)}, "head": {"k": jnp.full(3, 5.0)}}
+    tree, path = {"params": params, "list": [1, 2], "step": 1}, tmp_path / "saved"
+    if form == "flax":
+        path.write_bytes(serialization.msgpack_serialize(tree))
+    else:
+        compress: Any = form if form in ("gzip", "numbers") else False
+        treepack.save(path, tree, compress=compress, sharded=form == "directory")
+    for select in ("head", ["head/kernel"], lambda path: path.startswith("head"), ("head",)):
+        found = treepack.load(path, RENAMED, rename=RENAMES[rename], select=select)
+        assert found["head"]["kernel"].tolist() == [5, 5, 5]
+        assert found["B"] is RENAMED["B"]
+    if form not in ("file", "directory"):
+        return
+    # A dict whose leaves are all damaged is left out as well.
+    file = next(path.glob("*-00000.treepack")) if form == "directory" else path
+    damaged = bytearray(file.read_bytes())
+    at = damaged.index(np.full(3, 5, np.float32).tobytes())
+    damaged[at] ^= 1
+    file.write_bytes(damaged)
+    skipping: dict[str, Any] = {"on_corrupt": "skip", "missing": "target", "verify": True}
+    found, report = treepack.load(
+        path, RENAMED, rename=RENAMES[rename], return_report=True, **skipping
+    )
+    assert (found["head"]["kernel"].tolist(), report.corrupt) == ([0, 0, 0], ["head/kernel"])
+    assert found["B"]["kernel"].tolist() == [1, 1]

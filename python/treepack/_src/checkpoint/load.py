@@ -268,11 +268,11 @@ def _renamed_state(
     root: list[Any] = []
     found = place.reader.read(place, how, marks, goes)
     for path, leaf in state_leaves(found, _paths.ROOT, ends=True):
+        if leaf is ABSENT:  # a leaf, or a container of which nothing is loaded
+            continue
         new = renamed.get(path)
         if new is None:  # a list, which moves as a whole
             new = _list_path(path, renamed)
-        if leaf is ABSENT:
-            continue
         if new == _paths.ROOT:
             root.append(leaf)
         else:
