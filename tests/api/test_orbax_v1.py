@@ -12,6 +12,7 @@ import orbax.checkpoint as v0
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
+from orbax.checkpoint.experimental.v1._src.serialization.numpy_leaf_handler import NumpyShapeDtype
 
 import processes
 import treepack
@@ -90,6 +91,10 @@ def test_trees_with_an_abstract_one(tmp_path: Path) -> None:
         like = {"w": jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding), "n": 0}
         found = ocp.load(tmp_path / "a", like)
         assert found["w"].sharding == sharding
+        np.testing.assert_array_equal(found["w"], tree["w"])
+        for_numpy = NumpyShapeDtype((8, 4), np.dtype("float32"))
+        found = ocp.load(tmp_path / "a", like | {"w": for_numpy})
+        assert type(found["w"]) is np.ndarray
         np.testing.assert_array_equal(found["w"], tree["w"])
         with pytest.raises(ValueError, match="exists"):
             ocp.save(tmp_path / "a", tree)

@@ -190,6 +190,56 @@ def test_everything_is_told_at_once() -> None:
     assert {"leaf", "node"} < {it.path for it in left.value.mismatches}
 
 
+@dataclasses.dataclass
+class Spec:
+    """Describes an array, as the abstract leaves of Orbax do."""
+
+    shape: Any
+    dtype: Any
+    place: Any = None
+
+
+@dataclasses.dataclass
+class Settings:
+    """Describes no array."""
+
+    shape: Any
+    dtype: str
+    rate: Any = None
+
+
+def test_dataclasses_that_describe_arrays_are_leaves() -> None:
+    tree = {"w": np.ones(3, np.float32), "n": [np.arange(2), 1]}
+    data, state = treepack.dumps(tree), serialization.to_bytes(tree)
+    for dtype in (np.dtype("float32"), np.float32, jnp.float32):
+        template = {"w": Spec((3,), dtype, {"some": "where"}), "n": [np.zeros(2, int), 0]}
+        found, report = treepack.load(data, template, missing="target", return_report=True)
+        assert report.loaded == ["w", "n/0", "n/1"]
+        for strict in (True, False, "exact"):
+            for found in (
+                treepack.loads(data, template, strict=strict),
+                treepack.load(data, template, select="**", strict=strict),
+                treepack.load(state, template, rename={"w": "w"}, strict=strict),
+                serialization.from_bytes(template, state, strict=strict),
+            ):
+                assert type(found["w"]) is np.ndarray
+                assert found["w"].dtype == np.float32
+        other = template | {"w": Spec((4,), dtype)}
+        assert mismatches(other, tree) == [Mismatch("w", "float32[4]", "float32[3]")]
+        assert treepack.loads(data, other, strict=False)["w"].shape == (3,)
+    half = {"w": Spec((3,), ml_dtypes.bfloat16), "n": [np.zeros(2, int), 0]}
+    assert treepack.loads(data, half, cast=True)["w"].dtype == ml_dtypes.bfloat16
+    assert treepack.load(data, half, select="n")["w"] is half["w"]
+    lacking = half | {"v": Spec((2,), np.float32)}
+    found, report = treepack.load(data, lacking, cast=True, missing="target", return_report=True)
+    assert (found["v"], report.kept) == (lacking["v"], ["v"])
+    with pytest.raises(treepack.UnserializableLeafError, match="save the array"):
+        treepack.dumps(half)
+    saved = {"m": Settings((2, 3), "float32", np.ones(2))}
+    found = treepack.loads(treepack.dumps(saved), saved)["m"]
+    assert (found.shape, found.dtype, found.rate.tolist()) == ((2, 3), "float32", [1, 1])
+
+
 @pytest.mark.parametrize(
     "other",
     [

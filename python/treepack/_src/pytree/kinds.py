@@ -7,7 +7,7 @@
 3. namedtuples, unless JAX knows them as nodes of its registry
 4. nodes of JAX's pytree registry
 5. subclasses of dict and list
-6. dataclasses
+6. dataclasses, except those that describe an array
 
 The handlers of flax for structs and FrozenDicts convert their children with flax. They are
 bypassed here, so that the children may be anything.
@@ -24,6 +24,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from treepack._src import paths as _paths
 from treepack._src.interop import equinox
 from treepack._src.interop import jax as _jax
@@ -38,6 +40,7 @@ from treepack._src.pytree.containers import (
     STRUCT,
     NodeKind,
     children_in_words,
+    data_fields,
     dict_children,
     dict_in_words,
     is_namedtuple,
@@ -206,8 +209,19 @@ def _without_handlers(value: Any) -> NodeKind | None:
     if isinstance(value, list):
         return LIST
     if dataclasses.is_dataclass(value) and not is_linen_module(value):
-        return DATACLASS
+        return None if describes_array(value) else DATACLASS
     return None
+
+
+def describes_array(value: Any) -> bool:
+    """Returns whether a dataclass stands for an array: its fields include a shape and a dtype.
+
+    Templates have such leaves, as those of Orbax. A dtype that is a string may be a setting.
+    """
+    if not dataclasses.is_dataclass(value) or not {"shape", "dtype"} <= {*data_fields(value)}:
+        return False
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return isinstance(shape, (tuple, list)) and isinstance(dtype, (np.dtype, type))
 
 
 def is_plain_namedtuple(ty: type) -> bool:

@@ -19,7 +19,7 @@ from treepack._src.interop.libraries import is_marker
 from treepack._src.interop.shardings import fitting
 from treepack._src.options import left_out
 from treepack._src.pytree import prng as _prng
-from treepack._src.pytree.kinds import is_function, kind_of
+from treepack._src.pytree.kinds import describes_array, is_function, kind_of
 from treepack._src.storage.deferred import Deferred
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def _hint(value: Any) -> str | None:
         return "save str(path)"
     if _jax.is_abstract(value):
         return "it has no values, as jax.eval_shape leaves it: make arrays"
+    if describes_array(value):
+        return "it describes an array and has no values: save the array"
     if isinstance(getattr(type(value), "value", None), property):
         return "its data are in .value, where JAX does not see them; save that"
     if _jax.is_treedef(value):
