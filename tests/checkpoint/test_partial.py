@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from flax.training.train_state import TrainState
 
 import treepack
@@ -462,3 +463,25 @@ def test_rename_and_the_root(tmp_path: Path) -> None:
 def test_key_paths_are_no_patterns() -> None:
     file = treepack.open(treepack.dumps({"*": 1, "b": 2}))
     assert file.load(select=(jax.tree_util.DictKey("*"),)) == {"*": 1}
+
+
+@pytest.mark.parametrize("deeper", ["template", "file"])
+def test_values_that_lie_deeper_on_one_side(deeper: str) -> None:
+    """As between a state of nnx and its pure dict: the error says how to rename them."""
+    state = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    saved, like = nnx.to_pure_dict(state), jax.tree.map(jnp.zeros_like, state)
+    if deeper == "file":
+        saved, like = state, nnx.to_pure_dict(like)
+    data, template = treepack.dumps({"m": saved, "step": 1}), {"m": like, "step": 0}
+    with pytest.raises(treepack.MismatchError, match="a level deeper") as caught:
+        treepack.load(data, template)
+    short, long = "m/bias", "m/bias/value"
+    first = {short: long} if deeper == "template" else {long: short}
+    assert f"Pass rename={first} and so on to treepack.load" in str(caught.value)
+    paths = [it.path for it in caught.value.mismatches]
+    assert paths == ["m/bias", "m/kernel"]
+    rename = {it: f"{it}/value" for it in paths}
+    rename = rename if deeper == "template" else {new: old for old, new in rename.items()}
+    found = treepack.load(data, template, rename=rename)
+    leaves = zip(jax.tree.leaves(found["m"]), jax.tree.leaves(state), strict=True)
+    assert all(jnp.array_equal(one, other) for one, other in leaves)

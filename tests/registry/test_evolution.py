@@ -92,8 +92,12 @@ def test_upgrades() -> None:
     with pytest.raises(treepack.UnregisteredTypeError, match=r"in version 2, and is .* version 1"):
         treepack.loads(data)
     define("kernel", static("activation"), version=3)
-    with pytest.raises(treepack.UnregisteredTypeError, match="without upgrade="):
+    with pytest.raises(treepack.UnregisteredTypeError, match="without upgrade=") as caught:
         treepack.loads(data)
+    assert 'load(..., target, missing="target", unexpected="ignore")' in str(caught.value)
+    template = define("kernel", static("activation"), version=3)(np.zeros(2), "none")
+    options: Any = {"missing": "target", "unexpected": "ignore"}
+    assert treepack.load(data, template, **options).kernel.sum() == 2
 
 
 def test_upgrades_of_namedtuples_and_other_nodes() -> None:
@@ -314,6 +318,8 @@ def test_aliases() -> None:
             Renamed, serialized_name="tests.evolution.Renamed", aliases=["tests.Evolving"]
         )
     older = altered(data, b"tests.Evolving", b"tests.Ancestry")
+    with pytest.raises(treepack.UnregisteredTypeError, match="aliases= takes the name"):
+        treepack.loads(older)
     treepack.register_dataclass(
         Renamed, serialized_name="tests.evolution.Renamed", aliases=["tests.Ancestry"]
     )
@@ -330,6 +336,9 @@ def test_aliases() -> None:
         treepack.dumps({Color.RED: 0}), b"tests.evolution.Color", b"tests.evolution.Shade"
     )
     assert treepack.loads(data) == {Color.RED: 0}
+    unknown = altered(data, b"tests.evolution.Shade", b"tests.evolution.Light")
+    with pytest.raises(treepack.UnregisteredTypeError, match="aliases= takes the name"):
+        treepack.loads(unknown)
 
 
 def test_instances_of_a_class_that_was_defined_again_are_saved_under_its_name() -> None:

@@ -213,7 +213,10 @@ def _unknown(names: list[str]) -> UnregisteredTypeError:
     missing = {name: it for name, it in libraries.items() if it is not None and not imported(it)}
     remedies = [f"import {library}" for library in sorted({*missing.values()})]
     if len(missing) < len(libraries):
-        remedies.append("register them (see treepack.register_dataclass)")
+        remedies.append(
+            "register them (see treepack.register_dataclass; aliases= takes the name that a class "
+            "had before it was moved)"
+        )
     quoted = ", ".join(map(repr, names))
     return UnregisteredTypeError(
         f"the program knows no type named {quoted}: {' and '.join(remedies)}"

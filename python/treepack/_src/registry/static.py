@@ -284,7 +284,10 @@ def _rebuilt(name: str, saved: Any, parts: Any) -> Any:
         )
     if decode is None:
         library = library_of(name) if ":" in name else None
-        remedy = f"call treepack.register_auxdata on their type{remark_on_main(name)}"
+        remedy = (
+            f"call treepack.register_auxdata on their type (aliases= takes the name that it had "
+            f"before it was moved){remark_on_main(name)}"
+        )
         if library is not None and imported(library) is None:
             remedy = f"import {library}"
         raise UnregisteredTypeError(
@@ -355,7 +358,8 @@ def _function(name: str) -> Any:
     if function is None:
         raise UnregisteredTypeError(
             f"no function is registered with the name {name!r}; call treepack.register_function "
-            f'on it{remark_on_main(str(name))}, or pass unknown="dict" to get dicts in place of '
+            f"on it (aliases= takes the name that it had before it was moved)"
+            f'{remark_on_main(str(name))}, or pass unknown="dict" to get dicts in place of '
             "nodes with it",
             str(name),
         )

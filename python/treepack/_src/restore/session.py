@@ -49,6 +49,7 @@ class Restore:
       found: The leaves to convert, while it collects them.
       converted: By path, leaves and their conversions, once they are converted.
       handled: By path, the state that a handler makes of its template, if it makes one.
+      deeper: New names for leaves of the state that lie a level deeper in it, or in the template.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Restore:
         self.found: list[tuple[str, Any, Any]] | None = None
         self.converted: dict[str, list[tuple[Any, Any]]] | None = None
         self.handled: dict[str, tuple[Any, ...]] = {}
+        self.deeper: dict[str, str] = {}
         self._outer: Restore | None = None
 
     def __enter__(self) -> Restore:
@@ -117,11 +119,16 @@ class Restore:
         return self.partial is not None and self.partial.takes_more is False
 
     def _about_names(self, found: list[Mismatch]) -> str:
-        """Returns hints about names that only the file or only the template has."""
+        """Returns hints about names that differ."""
         hints = ""
         if not self.in_words:  # its functions have no such options
+            for old, new in [*self.deeper.items()][:1]:
+                hints += (
+                    f"\nPass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to "
+                    "treepack.load, or a function of paths: one side has values a level deeper."
+                )
             if any(it.found == NOTHING for it in found):
-                hints = '\nPass missing="target" to treepack.load to keep what the file lacks.'
+                hints += '\nPass missing="target" to treepack.load to keep what the file lacks.'
             if any(it.expected == NOTHING for it in found) and not self.refuses_more:
                 hints += (
                     '\nPass unexpected="ignore" to treepack.load to ignore what the template '

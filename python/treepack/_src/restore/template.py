@@ -265,6 +265,9 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if kind.final:
         return _restore_by_handler(kind, target, state, name, restore)
     if not isinstance(state, Mapping):
+        if len(children := kind.children(target)) == 1:  # as in a variable of nnx
+            path = restore.path_of(name)
+            restore.deeper[path] = _paths.join(path, *children)
         restore.note(name, f"a subtree ({type(target).__name__})", described(state))
         restore.say(
             f"The target has a subtree ({type(target).__name__}) where the state has a leaf "
@@ -450,6 +453,9 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
     found = difference(target, state, restore.strict, cast=restore.cast)
     if found is not None:
         restore.note(name, *found)
+        if isinstance(state, Mapping) and len(state) == 1:
+            path = restore.path_of(name)
+            restore.deeper[_paths.join(path, str(*state))] = path
     if restore.partial is not None:
         restore.partial.loaded(restore.path_of(name))
     if restore.converts and signature(target) is not None:
