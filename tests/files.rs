@@ -11,9 +11,11 @@ use treepack::watch::Watch;
 use treepack::{Error, Result};
 
 fn save(path: &Path, content: &[u8]) -> Result<()> {
-    replace_file(path, Durability::Synced, content.len(), &(), |file| {
+    let written = replace_file(path, Durability::Synced, content.len(), &(), |file| {
         file.bytes(content)
-    })
+    })?;
+    assert_eq!(written, content.len() as u64);
+    Ok(())
 }
 
 fn names(directory: &Path) -> Vec<String> {

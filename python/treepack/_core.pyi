@@ -110,7 +110,7 @@ class Layout:
     ) -> int:
         """Writes the encoding to a file, which is replaced whole or not at all, or to a pipe.
 
-        At most so many threads compute the checksums, if there are any. Returns the number of bytes.
+        At most `threads` threads compute the checksums. Returns the number of bytes.
         """
 
     def save_gzip(

@@ -263,9 +263,14 @@ impl Layout {
     ) -> PyResult<u64> {
         let threads = self.threads(threads)?;
         let watcher = Watcher::new(progress, self.output.len());
-        save(py, &place, durable, self.output.len(), watcher, |file, _| {
-            file.layout(&self.output, threads)
-        })
+        save(
+            py,
+            &place,
+            durable,
+            self.output.len(),
+            watcher,
+            |file, _| file.layout(&self.output, threads),
+        )
     }
 
     #[pyo3(signature = (place, level, *, numbers=false, durable, threads, progress))]
@@ -343,9 +348,7 @@ fn save(
     };
     let write = |file: &mut Output<'_>| write(file, &watcher);
     let saved = match place {
-        Place::Path(path) => {
-            py.detach(|| replace_file(path, durability, size, &watcher, write))
-        }
+        Place::Path(path) => py.detach(|| replace_file(path, durability, size, &watcher, write)),
         Place::Pipe(pipe) => {
             let file = pipe.get().file()?;
             py.detach(|| write_pipe(&file, &watcher, write))

@@ -150,7 +150,7 @@ impl<'a> Output<'a> {
     }
 
     /// Writes what has been joined.
-    fn flush(&mut self) -> Result<()> {
+    pub fn flush(&mut self) -> Result<()> {
         let joined = std::mem::take(&mut self.joined);
         self.write(joined.as_slice().into())?;
         self.joined = joined;
