@@ -148,13 +148,13 @@ def test_two_saves_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             reached.append(number)
         assert go_on.wait(HANG_S)
 
-    enter_again = _background._wait_for
+    wait = _background.AskedFuture.wait
 
-    def waiting(saving: Any, place: str) -> None:
+    def waiting(saving: Any) -> None:
         waits.set()
-        enter_again(saving, place)
+        wait(saving)
 
-    monkeypatch.setattr(_background, "_wait_for", waiting)
+    monkeypatch.setattr(_background.AskedFuture, "wait", waiting)
     savings = []
 
     def save(number: int) -> None:
