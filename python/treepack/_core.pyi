@@ -18,6 +18,7 @@ __all__ = [
     "Layout",
     "Manifest",
     "Marks",
+    "Pipe",
     "Selector",
     "ShardBox",
     "ShardGrid",

@@ -13,6 +13,8 @@ class Locked:
     So the data that it guards must be valid after each single step.
     """
 
+    lock: threading.RLock
+
     def __init__(self) -> None:
         self.lock = threading.RLock()
         _known.add(self)

@@ -52,7 +52,7 @@ class AsyncManager:
     """
 
     def __init__(self, max_workers: int = 1):
-        self.executor = _OneByOne()
+        self.executor: _OneByOne = _OneByOne()
         self.save_future: Future[Any] | None = None
         self._last: AskedFuture[Any] | None = None
         del max_workers  # a save waits for the one before, as with flax
