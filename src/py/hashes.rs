@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList, PyString};
+use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use super::errors;
 use super::hooks::Hooks;
@@ -67,7 +67,18 @@ pub fn check_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
 
 /// Whether hashing and comparing a value runs no code that a file can choose.
 pub fn may_be_key(key: &Bound<'_, PyAny>) -> PyResult<bool> {
-    if is_unpredictable(key) || key.is_none() || key.is_exact_instance_of::<PyInt>() {
+    let is_number = key.is_exact_instance_of::<PyInt>()
+        || key.is_exact_instance_of::<PyFloat>()
+        || key.is_exact_instance_of::<PyBool>();
+    if is_unpredictable(key) || is_number || key.is_none() {
+        return Ok(true); // as nearly always, without a call of Python
+    }
+    if let Ok(parts) = key.cast_exact::<PyTuple>() {
+        for part in parts {
+            if !may_be_key(&part)? {
+                return Ok(false);
+            }
+        }
         return Ok(true);
     }
     Hooks::get(key.py())?

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from treepack._src.interop.modules import imported, instance_of
@@ -26,8 +27,11 @@ def static_names(nodetype: type) -> list[str] | None:
 def missing() -> Any:
     """Returns the object that marks missing fields in the static data of modules, or `None`."""
     equinox = imported("equinox")
-    if equinox is None:
-        return None
+    return None if equinox is None else _missing(equinox)
+
+
+@functools.cache
+def _missing(equinox: Any) -> Any:
     import jax
 
     treedef: Any = jax.tree_util.tree_structure(equinox.nn.Identity())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from treepack._src.interop.modules import imported, instance_of
+from treepack._src.interop.modules import found_at, imported, instance_of
 
 if TYPE_CHECKING:
     import jax
@@ -143,8 +143,7 @@ def partial_function(partial: Any) -> Any:
 def is_of_nn(value: object) -> bool:
     """Returns whether a value is a function of `jax.nn`."""
     name = getattr(value, "__name__", None) if callable(value) else None
-    found = vars(imported("jax.nn") or object)
-    return isinstance(name, str) and found.get(name) is value
+    return isinstance(name, str) and found_at("jax.nn", name) is value
 
 
 is_treedef = instance_of("jax.tree_util", "PyTreeDef")

@@ -23,6 +23,14 @@ def imported(name: str) -> ModuleType | None:
     return None if getattr(spec, "_initializing", False) else module
 
 
+def found_at(module: str, name: str) -> Any:
+    """Returns what a module that the program has imported defines under a name, or `None`.
+
+    Modules that make attributes when asked are not asked.
+    """
+    return vars(imported(module) or object).get(name)
+
+
 def instance_of(module: str, name: str) -> Callable[[object], bool]:
     """Returns an `isinstance` check for a class of a module that may not be imported."""
 

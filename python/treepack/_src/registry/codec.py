@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from treepack._src.interop.modules import imported
+from treepack._src.interop.modules import found_at, imported
+from treepack._src.pytree.containers import is_inert_factory
 from treepack.errors import UnregisteredTypeError
 
 
@@ -55,9 +56,19 @@ def counts(parts: Any) -> tuple[int, ...]:
     """Returns a tuple of counts."""
     for part in one(tuple, parts):
         if type(part) is not int or not 0 <= part < 2**63:
-            raise ValueError(f"{part!r:.100} is not a count")
+            raise ValueError(f"a {type(part).__name__} is not a count, or too large for one")
     found: tuple[int, ...] = parts
     return found
+
+
+def checked_factory(factory: Any) -> Any:
+    """Returns a default factory of a file, which must be a builtin type."""
+    if not is_inert_factory(factory):
+        raise ValueError(
+            f"a file may name only builtin types as default factories, not a "
+            f"{type(factory).__name__}"
+        )
+    return factory
 
 
 def exactly(module: str, name: str) -> Callable[[object], bool]:
@@ -71,7 +82,7 @@ def found_in(module: str, name: str) -> Any:
     Raises:
       UnregisteredTypeError: If it has not, or the module has no such attribute.
     """
-    found = vars(imported(module) or object).get(name)  # without code of the module
+    found = found_at(module, name)
     if found is None:
         raise UnregisteredTypeError(
             f"{module}.{name} is not known here; import {module}, or another version of it", name

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from treepack._src.interop import flax
 from treepack._src.pytree.containers import fields_of, from_fields, has_setter, is_namedtuple
 from treepack._src.registry.libraries import library_name
-from treepack._src.registry.names import Names, default_name
+from treepack._src.registry.names import Names, default_name, reads_nothing
 
 
 class Auxdata(NamedTuple):
@@ -35,12 +35,7 @@ class Auxdata(NamedTuple):
     by_code: bool = False
 
 
-AUXDATA: Names[Auxdata] = Names("auxdata", lambda found: found._replace(decode=_reads_nothing))
-
-
-def _reads_nothing(_: Any) -> Any:
-    raise TypeError("an older definition of a type makes no values")
-
+AUXDATA: Names[Auxdata] = Names("auxdata", lambda found: found._replace(decode=reads_nothing))
 
 FUNCTIONS: Names[Any] = Names("function", lambda _: None)
 
@@ -138,7 +133,8 @@ def member(ty: type[enum.Enum], name: str | int) -> enum.Enum:
         return ty.__members__[name]
     if type(name) is int and issubclass(ty, enum.Flag) and not name & ~_bits(ty):
         return ty(name)
-    raise ValueError(f"{name!r:.100} is not a member of {ty.__qualname__}")
+    text = repr(name)[:100] if type(name) in (str, int) else f"a {type(name).__name__}"
+    raise ValueError(f"{text} is not a member of {ty.__qualname__}")
 
 
 def _bits(ty: type[enum.Flag]) -> int:

@@ -28,7 +28,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src.interop import equinox, flax
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.modules import imported
+from treepack._src.interop.modules import found_at
 from treepack._src.pytree.containers import fields_of, has_setter, is_generated
 from treepack._src.registry.definitions import AUXDATA, FUNCTIONS, is_definition
 from treepack._src.registry.fields import Fields
@@ -79,7 +79,7 @@ def is_inert(value: Any, more: Callable[[Any], bool] | None = None) -> bool:
     if _jax.is_treedef(value):
         node = value.node_data()
         return node is None or all(map(is_inert, (node[1], *value.children())))
-    if _is_member(value) or _is_of_jax(ty) or _is_missing(value):
+    if _is_member(value) or _is_of_jax(ty) or value is equinox.missing():
         return True
     return more is not None and more(value)
 
@@ -126,15 +126,7 @@ def _is_member(value: Any) -> bool:
 
 
 def _is_of_jax(ty: type) -> bool:
-    return any(
-        ty is getattr(imported(module), name, None)
-        for module, names in _OF_JAX.items()
-        for name in names
-    ) or (isinstance(ty, enum.EnumMeta) and ty.__module__.startswith("jax"))
-
-
-def _is_missing(value: Any) -> bool:
-    return value is equinox.missing() and value is not None
+    return any(ty is found_at(module, name) for module, names in _OF_JAX.items() for name in names)
 
 
 def _hashes_like(ty: type, *bases: type) -> bool:
@@ -154,12 +146,12 @@ def is_key(value: Any) -> bool:
     if ty in (tuple, frozenset) or (isinstance(value, tuple) and _hashes_like(ty)):
         return all(map(is_key, tuple.__iter__(value) if isinstance(value, tuple) else value))
     if isinstance(value, type):
-        scalars = vars(imported("jax.numpy") or object)  # have a metaclass with an own hash
-        return _hashes_like(type(value), type) or scalars.get(value.__name__) is value
+        # The scalars of jax have a metaclass with a hash of its own.
+        return _hashes_like(type(value), type) or found_at("jax.numpy", value.__name__) is value
     if isinstance(value, functools.partial) or is_function(value):
         return True
-    if AUXDATA.named(ty) is not None or ty in _SEQUENCES | _MAPPINGS:  # the latter have no hash
-        return True
+    if AUXDATA.named(ty) is not None or ty in _SEQUENCES or ty in _MAPPINGS:
+        return True  # builtin containers refuse to be hashed
     if flax.is_mapping_type(ty):
         return all(map(is_key, (*value.keys(), *value.values())))
     if dataclasses.is_dataclass(ty) and is_definition(ty):

@@ -68,6 +68,11 @@ class OlderDefinitionError(TypeError):
     """A function has lost its name to another one that was defined in its place."""
 
 
+def reads_nothing(*_: Any) -> Any:
+    """Takes the place of functions that read, in the entry of an older definition."""
+    raise TypeError("an older definition of a type makes no values")
+
+
 class _Named(NamedTuple):
     """A thing with a name, and its entry."""
 

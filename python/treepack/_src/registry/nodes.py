@@ -18,7 +18,7 @@ from treepack._src.pytree.leaves import explain
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
-from treepack._src.registry.codec import as_parts, one
+from treepack._src.registry.codec import as_parts, checked_factory, one
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import library_name, library_of
 from treepack._src.registry.names import default_name
@@ -277,8 +277,8 @@ def _mapping(
 
     def decode(data: bytes) -> Any:
         keys, factory = as_parts(((list, type(None)), object), core.decode_value(data))
-        if type(factory) is not _holes.Hole and not is_inert_factory(factory):
-            raise ValueError(f"{factory!r:.100} is not a default factory that a file may name")
+        if type(factory) is not _holes.Hole:
+            checked_factory(factory)
         return None if keys is None else checked_keys(keys), factory
 
     def unflatten(static: Any, names: list[str], children: list[Any]) -> Any:

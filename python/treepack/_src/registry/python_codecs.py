@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treepack._src.pytree.containers import is_inert_factory
-from treepack._src.registry.codec import Codec, as_parts, instance, one
+from treepack._src.registry.codec import Codec, as_parts, checked_factory, instance, one
 
 
 def _callable(function: Any) -> Any:
@@ -47,9 +47,7 @@ def _defaultdict_parts(it: collections.defaultdict[Any, Any]) -> tuple[Any, dict
 
 def _defaultdict(made_of: Any) -> Any:
     factory, items = as_parts((object, dict), made_of)
-    if not is_inert_factory(factory):
-        raise ValueError(f"{factory!r:.100} is not a default factory that a file may name")
-    return collections.defaultdict(factory, items)
+    return collections.defaultdict(checked_factory(factory), items)
 
 
 def _deque(made_of: Any) -> Any:

@@ -10,7 +10,7 @@ from treepack._src.pytree import handlers
 from treepack._src.pytree.containers import default_of
 from treepack._src.pytree.kinds import flatten
 from treepack._src.registry import holes as _holes
-from treepack._src.registry.names import Names
+from treepack._src.registry.names import Names, reads_nothing
 from treepack.errors import UnregisteredTypeError
 
 # The names of children and of static data.
@@ -95,11 +95,7 @@ class NodeType(NamedTuple):
 
 
 def _writing(found: NodeType) -> NodeType:
-    return found._replace(ty=object, unflatten=_reads_nothing, unflatten_abstract=_reads_nothing)
-
-
-def _reads_nothing(*_: Any) -> Any:
-    raise TypeError("an older definition of a type makes no nodes")
+    return found._replace(ty=object, unflatten=reads_nothing, unflatten_abstract=reads_nothing)
 
 
 TYPES: Names[NodeType] = Names("node type", _writing)
@@ -228,7 +224,9 @@ def _converter(found: NodeType, saved: FieldNames | None, version: int) -> Conve
         if found.split is not None:
             was, now, (static, names, children) = found.split(was, (static, names, children))
         if type(static) is not tuple or len(static) != len(was[1]):
-            raise ValueError(f"its static data should be {was[1]}, not {static!r:.100}")
+            raise ValueError(
+                f"its static data should be {was[1]}, not this {type(static).__name__}"
+            )
         if version == found.version:
             if was == now:
                 return static, names, children

@@ -84,6 +84,11 @@ def interrupted(path: str | os.PathLike[str]) -> list[Directory]:
     return [it for it in [*_claimed] if it.claimed == mine]
 
 
+def _is_of(name: str, save: str) -> bool:
+    """Returns whether a file, which may be a temporary one, is of the save with this name."""
+    return name.lstrip(".").startswith(f"{save}-")
+
+
 class Directory(abc.ABC):
     """The directory of a checkpoint.
 
@@ -126,7 +131,7 @@ class Directory(abc.ABC):
 
     def _spares(self, name: str) -> bool:
         """Returns whether a file is of a save that this one has interrupted."""
-        return any(name.lstrip(".").startswith(f"{it._name}-") for it in self._interrupted)
+        return any(_is_of(name, it._name) for it in self._interrupted)
 
     def _has_committed(self, now: Any) -> None:
         """Lets the saves that this one has interrupted replace its checkpoint."""
@@ -243,7 +248,7 @@ class LocalDirectory(Directory):
             if used is None:
                 return
             for name in names:
-                is_spared = spared is not None and name.lstrip(".").startswith(f"{spared}-")
+                is_spared = spared is not None and _is_of(name, spared)
                 is_spared = is_spared or self._spares(name)
                 if _SHARD_FILE.fullmatch(name) and name not in used and not is_spared:
                     with contextlib.suppress(Exception):  # of one file; the others go on
