@@ -42,13 +42,13 @@ pub fn mended(stream: &Shared, watch: &dyn Watch) -> Result<Option<Contained>> {
     if end == MARK {
         return Ok(None);
     }
+    if only_block(stream, watch)?.is_some() {
+        return Ok(None); // another writer has another header, such as one with a time stamp
+    }
     for header in [HEADER, numbers::HEADER] {
         let stream = stream.clone();
         let stream: Shared = Arc::new(Mended { stream, header });
-        // A single block has no index, and takes little more than what comes out.
-        if len < 2 * BLOCK_BYTES
-            && let Ok((pages, None)) = undamaged(salvage(&stream, Some(BLOCK_BYTES), watch))?
-        {
+        if let Some(pages) = only_block(&stream, watch)? {
             return Ok(Some(Contained::Whole(pages)));
         }
         if let Some(indexed) = Indexed::open(stream)?
@@ -58,6 +58,18 @@ pub fn mended(stream: &Shared, watch: &dyn Watch) -> Result<Option<Contained>> {
         }
     }
     Ok(None)
+}
+
+/// The content of a stream that is a single block without damage. It has no index, and takes little
+/// more than its content.
+fn only_block(stream: &Shared, watch: &dyn Watch) -> Result<Option<Pages>> {
+    if stream.len() >= 2 * BLOCK_BYTES {
+        return Ok(None);
+    }
+    let found = undamaged(salvage(stream, Some(BLOCK_BYTES), watch))?;
+    Ok(found
+        .ok()
+        .and_then(|(pages, damage)| damage.is_none().then_some(pages)))
 }
 
 /// Errors of reading stay errors; those of the data are a result.

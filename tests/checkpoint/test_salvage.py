@@ -6,6 +6,7 @@ expected: those whose checksums cover no byte that has changed.
 
 from __future__ import annotations
 
+import gzip
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import treepack
 import treepack._core as core
 from commands import call
+from treepack import serialization
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.pytree.state_dict import leaves_of
 
@@ -196,3 +198,21 @@ def test_leaves_without_damage_are_salvaged_wherever_it_is(tmp_path: Path, name:
         zeros = range(0, size, SECTOR if size < 1 << 14 else 21 * SECTOR)
         for damaged in _damages(data, flips, zeros):
             _check(path, file, damaged, FORMS[name], leaves)
+
+
+@pytest.mark.parametrize("nbytes", [8, 1 << 18, 1 << 20])
+@pytest.mark.parametrize("name", ["", "model.msgpack"])
+def test_headers_of_other_writers_are_no_damage(tmp_path: Path, nbytes: int, name: str) -> None:
+    """A time stamp and a name are in most streams; the content may be of more than a block."""
+    tree = {"w": np.zeros(nbytes, np.uint8)}
+    path = tmp_path / "model.gz"
+    data = serialization.to_bytes(tree)
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile(name, "wb", fileobj=raw, mtime=1_700_000_000) as file,
+    ):
+        file.write(data)
+    found = treepack.verify(path)
+    assert found.ok, found.damage
+    with treepack.open(path, salvage=True) as opened:
+        np.testing.assert_array_equal(opened["w"][...], tree["w"])
