@@ -1,4 +1,4 @@
-"""What all tests share: four CPU devices, and a profile of hypothesis without clocks."""
+"""What all tests share: four CPU devices, a tier of examples, folders."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from pathlib import Path
 
 # Before jax is imported anywhere.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=4 "
+    # Functions run once: a seventh of all time went into making them fast.
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
-import hypothesis
 import pytest
+from hypothesis import settings
 
+import tiers  # noqa: F401  (registers profiles)
 from treepack import serialization
 
-# No test depends on how fast the machine is, nor on how fast examples are made.
-hypothesis.settings.register_profile(
-    "default",
-    deadline=None,
-    derandomize=True,
-    max_examples=150,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile("default")
+settings.load_profile("quick")
 
 
 # Programs that make files, which register types under the names of the files; what fuzzers embed.

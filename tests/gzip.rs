@@ -248,7 +248,7 @@ fn what_cannot_be_compressed_takes_no_more_than_the_bound() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(150))]
+    #![proptest_config(ProptestConfig::with_cases(150 * ProptestConfig::default().cases / 256))]
 
     #[test]
     fn damage_is_noticed_and_harmless(at in any::<prop::sample::Index>(), flip in 1..=255_u8, cut in any::<bool>()) {

@@ -7,6 +7,8 @@
     clippy::cast_sign_loss
 )]
 
+use std::sync::LazyLock;
+
 use std::mem::MaybeUninit;
 use std::num::NonZero;
 
@@ -84,7 +86,7 @@ fn float32(count: usize) -> Vec<u8> {
 }
 
 /// Elements of all widths, which compress or not, and what gzip is good at.
-fn mixed() -> Vec<u8> {
+static MIXED: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut uniform = uniform();
     let wide = weights(BLOCK / 8).into_iter().flat_map(f64::to_le_bytes);
     let padded = bfloat16(BLOCK / 2);
@@ -101,11 +103,11 @@ fn mixed() -> Vec<u8> {
         bfloat16(7777),
     ]
     .concat()
-}
+});
 
 #[test]
 fn all_kinds_and_lengths_are_read_back() {
-    let data = mixed();
+    let data = &MIXED[..];
     for len in [
         0,
         1,
@@ -135,7 +137,7 @@ fn all_kinds_and_lengths_are_read_back() {
 
 #[test]
 fn any_range_is_decoded_by_itself() {
-    let data = mixed();
+    let data = &MIXED[..];
     let mut stream = numbers(&data, 5, 2);
     let indexed = Indexed::open(&stream).unwrap().unwrap();
     let edges = [
@@ -188,7 +190,7 @@ fn what_cannot_be_compressed_takes_hardly_more() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig::with_cases(40 * ProptestConfig::default().cases / 256))]
 
     #[test]
     fn elements_of_any_kind_come_back_and_take_hardly_more(
@@ -219,7 +221,7 @@ proptest! {
 
 #[test]
 fn what_is_before_the_damage_is_salvaged() {
-    let data = mixed();
+    let data = &MIXED[..];
     let stream = numbers(&data, 0, 1);
     for cut in [10, 11, 5000, stream.len() / 2] {
         let (found, damage) = salvage(&stream[..cut].to_vec(), None, &()).unwrap();
@@ -236,7 +238,7 @@ fn what_is_before_the_damage_is_salvaged() {
 
 #[test]
 fn no_more_comes_out_than_is_allowed() {
-    let data = mixed();
+    let data = &MIXED[..];
     let stream = numbers(&data, 0, 1);
     let limited = |most| inflate_in_steps(&stream, 0, Some(most), &());
     assert!(limited(data.len()).is_ok());
@@ -263,11 +265,11 @@ fn files_are_opened_as_others_are() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(60 * ProptestConfig::default().cases / 256))]
 
     #[test]
     fn damage_is_noticed_and_harmless(at in any::<prop::sample::Index>(), flip in 1..=255_u8, cut in any::<bool>()) {
-        let data = mixed()[2 * BLOCK + 100_000..6 * BLOCK].to_vec();
+        let data = MIXED[2 * BLOCK + 100_000..6 * BLOCK].to_vec();
         let mut stream = numbers(&data, 0, 1);
         let at = at.index(stream.len());
         if cut {

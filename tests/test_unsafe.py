@@ -52,6 +52,7 @@ def test_the_table_has_each_block() -> None:
     assert {(path, item): int(count) for path, item, count, _, _ in rows} == in_the_code()
 
 
+@pytest.mark.campaign
 def test_the_table_names_tests_that_are_there() -> None:
     files = [
         path

@@ -252,6 +252,7 @@ for manager in (None, checkpoints.AsyncManager()):
 """
 
 
+@pytest.mark.campaign
 def test_several_processes_write_directories(tmp_path: Path) -> None:
     processes.run("import jax.experimental.multihost_utils\n" + SEVERAL, 2, tmp_path, devices=2)
 

@@ -49,6 +49,7 @@ def double(tree: Any) -> Any:
     return jax.tree_util.tree_map(lambda x: 2 * x, tree)
 
 
+@pytest.mark.campaign
 def test_every_kind_is_called_in_another_process(tmp_path: Path) -> None:
     for name, node in NODES.items():
         exported = jax.export.export(jax.jit(double))(node)

@@ -187,6 +187,7 @@ with ocp.CheckpointManager(args[0]) as manager:
 """
 
 
+@pytest.mark.campaign
 def test_a_manager_of_several_processes(tmp_path: Path) -> None:
     processes.run(SEVERAL, 2, tmp_path, devices=2)
     names = sorted(path.name for path in (tmp_path / "2" / "a").glob("*.treepack"))

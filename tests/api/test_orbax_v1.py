@@ -244,6 +244,7 @@ with context:
 """
 
 
+@pytest.mark.campaign
 def test_several_processes(tmp_path: Path) -> None:
     processes.run("import os\n" + SEVERAL, 2, tmp_path, devices=2)
     assert len([*(tmp_path / "a" / "state").glob("*.treepack")]) == 3
@@ -268,5 +269,6 @@ with ocp.Context(checkpointables_options=options, async_options=at_once):
 """
 
 
+@pytest.mark.campaign
 def test_what_one_process_gives_up_is_told_to_others(tmp_path: Path) -> None:
     processes.run(GIVEN_UP, 2, tmp_path)

@@ -23,6 +23,7 @@ from flax import serialization as flax
 from hypothesis import given
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import tiers
 import treepack
 from trees import assert_same, state_trees
 from waiting import in_time
@@ -59,6 +60,7 @@ def test_all_ways_to_encode_agree(tree: Any):
         assert b"".join(treepack.buffers(tree, align=align)) == expected
 
 
+@pytest.mark.campaign
 def test_all_ways_to_encode_agree_on_large_trees():
     tree = large()
     del tree["e"]  # small arrays are aligned in buffers alone
@@ -332,7 +334,7 @@ print(*more)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
-@pytest.mark.parametrize(
+@tiers.parametrize(
     ("argument", "variable", "started"),
     [("None", "3", 2), ("None", "1", 0), ("4", "1", 3), ("1", None, 0)],
 )
@@ -385,6 +387,7 @@ def _operations(path: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
+@pytest.mark.campaign
 def test_other_threads_go_on_meanwhile(tmp_path: Path):
     """The main thread is never made to hand over Python, so only a release lets others run."""
     interval = sys.getswitchinterval()
@@ -456,6 +459,7 @@ def test_sharded_arrays_are_gathered_from_their_shards(
     assert array._npy_value is None, "jax has cached the whole array"
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory by /proc")
 def test_a_sharded_array_is_not_assembled(tmp_path: Path):
     """The shards lie in host memory already, so that saving needs none."""

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import orbax.checkpoint as orbax_checkpoint
 import pytest
+import safetensors.numpy as safetensors
 from eformer.pytree import serialization as eformer
 from flax import serialization as flax
 from typer.testing import CliRunner
@@ -76,13 +78,56 @@ def test_output_of_commands(page: str, tmp_path: Path, monkeypatch: pytest.Monke
         assert done.output == output
 
 
+# What the table of README says of the other libraries.
+def test_other_libraries_return_other_trees(tmp_path: Path):
+    tree = {"a": (np.ones(3), [np.zeros(2)])}
+    assert treepack.loads(treepack.dumps(tree))["a"].__class__ is tuple
+    assert flax.msgpack_restore(flax.to_bytes(tree))["a"].keys() == {"0", "1"}
+    saver = orbax_checkpoint.StandardCheckpointer()
+    saver.save(tmp_path / "orbax", tree)
+    saver.wait_until_finished()
+    assert saver.restore(tmp_path / "orbax")["a"].__class__ is list
+    assert safetensors.load(safetensors.save({"a": np.ones(3)})).__class__ is dict
+
+
+def test_other_libraries_do_not_notice_other_shapes_and_flipped_bits(tmp_path: Path):
+    old = {"w": np.random.default_rng(0).random((64, 64))}
+    other = {"w": np.zeros((3, 3))}
+
+    def flipped(data: bytes) -> bytes:
+        middle = len(data) // 2
+        return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+    def is_wrong(tree: dict[str, np.ndarray]) -> bool:
+        return tree["w"].shape == (64, 64) and int((tree["w"] != old["w"]).sum()) == 1
+
+    assert flax.from_bytes(other, flax.to_bytes(old))["w"].shape == (64, 64)
+    assert is_wrong(flax.msgpack_restore(flipped(flax.to_bytes(old))))
+    assert is_wrong(safetensors.load(flipped(safetensors.save(old))))
+    saver = orbax_checkpoint.StandardCheckpointer()
+    saver.save(tmp_path / "orbax", old)
+    saver.wait_until_finished()
+    assert saver.restore(tmp_path / "orbax", other)["w"].shape == (64, 64)
+    largest = max((tmp_path / "orbax").rglob("d/*"), key=lambda path: path.stat().st_size)
+    largest.write_bytes(flipped(largest.read_bytes()))
+    assert is_wrong(saver.restore(tmp_path / "orbax"))
+    with pytest.raises(treepack.TreepackError, match="w"):
+        treepack.loads(treepack.dumps(old), other)
+    path = tmp_path / "treepack"
+    treepack.save(path, old)
+    path.write_bytes(flipped(path.read_bytes()))
+    assert treepack.verify(path).corrupt == ["w"]
+
+
 def test_every_make_target_that_is_named_exists():
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", "")
+    targets = re.search(r"^\.PHONY: (.*)", makefile, re.M)[1].split()  # type: ignore[index]
+    others = re.findall(r"^  (\w+)\)", (ROOT / "tools/bench.sh").read_text(), re.M)
     named = re.findall(r"`make ([a-z-]+)(?: NAME=(\w+))?`", "".join(TEXTS.values()))
     assert len(set(named)) > 10
     for target, name in set(named):
-        assert re.search(rf"^{target}:", makefile, re.M), target
-        if name and f"BENCH_{name} =" not in makefile:
+        assert target in targets
+        if name and name not in others:
             folder = {"bench": "benches", "example": "examples"}[target]
             assert (ROOT / folder / f"{name}.py").exists(), (target, name)
 

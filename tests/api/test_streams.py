@@ -109,6 +109,7 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path: Path, write: str) -
     assert [*tmp_path.iterdir()] == [path]
 
 
+@pytest.mark.campaign
 def test_only_some_of_it_is_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "large"
     command = [sys.executable, "-c", LARGE, str(path)]

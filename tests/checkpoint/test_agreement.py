@@ -22,6 +22,7 @@ import msgpack
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 from treepack import errors
 from trees import record_of, sealed
@@ -334,7 +335,7 @@ class Weak(io.BytesIO):
     """A file object that can have attributes."""
 
 
-@pytest.mark.parametrize("form", ["file", "bytearray", "packed file", "packed bytearray"])
+@tiers.parametrize("form", ["file", "bytearray", "packed file", "packed bytearray"])
 def test_a_file_in_a_cycle_goes(form: str) -> None:
     class Data(bytearray):
         pass

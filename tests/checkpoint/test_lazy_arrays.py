@@ -16,6 +16,7 @@ import pytest
 
 import treepack
 import treepack._core as core
+from tiers import examples
 from treepack import serialization
 from trees import DTYPES, example_array
 
@@ -51,7 +52,7 @@ def arrays(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @hypothesis.given(data=st.data(), index=INDICES | st.lists(INDICES, max_size=4).map(tuple))
-@hypothesis.settings(max_examples=300)
+@examples(300)
 def test_indices_are_those_of_numpy(arrays: Any, data: Any, index: Any) -> None:
     values, files = arrays
     name = data.draw(st.sampled_from(sorted(values)))

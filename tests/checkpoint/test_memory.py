@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import treepack._core as core
+from tiers import examples
 
 MIB = 1 << 20
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.integers(0, 3 * MIB), max_size=40))
 def test_arrays_have_their_size_and_nothing_in_common(sizes: list[int]) -> None:
     arrays = core.fresh_memory(sizes)

@@ -108,6 +108,7 @@ DTYPES = ["bool", "int8", "uint16", "int32", "uint64", "float16", "bfloat16", "f
 DTYPES += ["complex64", "complex128", "int4", "uint2", "float8_e4m3fn", "float4_e2m1fn"]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
 def test_every_bit_arrives_on_any_mesh(tmp_path: Path, count: int, devices: int) -> None:
     names = json.dumps(DTYPES if count == 2 else ["float32", "bfloat16", "int4"])
@@ -190,6 +191,7 @@ if index == 0:
 )
 
 
+@pytest.mark.campaign
 def test_a_store_serves_each_shard_once(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     pytest.importorskip("moto")
@@ -299,6 +301,7 @@ assert len(keys) < 20, keys
 )
 
 
+@pytest.mark.campaign
 def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
     program = "import jax.experimental.multihost_utils, shutil\n" + FAILURES
     processes.run(program, 2, tmp_path / "checkpoint")
@@ -358,6 +361,7 @@ check(load(path, tree)["a"], np.arange(8, dtype=np.float32), where)
 )
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_process_that_does_not_come_is_named(tmp_path: Path, late: int) -> None:
     processes.run(MISSING, 3, tmp_path / "checkpoint", late)
@@ -381,6 +385,7 @@ os._exit(0)  # jax would wait for the other one
 )
 
 
+@pytest.mark.campaign
 def test_a_process_that_is_killed_is_named(tmp_path: Path) -> None:
     first, second = processes.start(KILLED, 2, tmp_path / "checkpoint")
     try:
@@ -428,6 +433,7 @@ check(load(file, {"a": tree["a"]})["a"], value, everywhere)
 )
 
 
+@pytest.mark.campaign
 def test_processes_that_need_nothing_of_others(tmp_path: Path) -> None:
     processes.run(SOME.replace("mesh(4)", "mesh(8)"), 4, tmp_path / "checkpoint", devices=2)
 
@@ -457,6 +463,7 @@ assert len(reads) == 2, reads
 )
 
 
+@pytest.mark.campaign
 def test_series_and_orbax_take_the_options(tmp_path: Path) -> None:
     pytest.importorskip("orbax.checkpoint")
     processes.run(FACES, 2, tmp_path / "checkpoint", fresh=True)

@@ -193,6 +193,7 @@ def test_patterns_and_masks_take_linear_time() -> None:
     assert len(file.load(select=names)) == 50_000
 
 
+@pytest.mark.campaign
 def test_paths_are_not_made_for_patterns() -> None:
     """A long key above many leaves is in each of their paths."""
     code = (

@@ -208,6 +208,7 @@ print("MEMORY", memory("VmHWM") - before)
 """
 
 
+@pytest.mark.campaign
 def test_files_may_be_larger_than_memory(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", LARGE], check=True)
     for args in (

@@ -24,6 +24,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
+import tiers
 import treepack
 from commands import call, refused, run
 from treepack import serialization
@@ -141,6 +142,7 @@ def test_each_format_is_listed_and_converted(write: Callable[[str], str]) -> Non
     assert "step" not in loaded
 
 
+@pytest.mark.campaign
 def test_what_a_directory_of_orbax_has() -> None:
     write_orbax_step("source")
     message = refused("ls", "source")
@@ -203,6 +205,7 @@ class Config:
     act: Act
 
 
+@pytest.mark.campaign
 def test_metadata_of_types_that_are_not_registered() -> None:
     treepack.save("one", TREE, metadata={"c": Config(Act.GELU)})
     assert "metadata: {'c': {'act': {'tests.sources.Act': 'GELU'}}}" in run("ls", "one")
@@ -303,9 +306,10 @@ def test_the_largest_size() -> None:
     assert not Path("y").exists()
 
 
-@pytest.mark.parametrize(
+@tiers.parametrize(
     "args",
     [["ls"], ["ls", "--nothing", "x"], ["nothing"], ["ls", "x", "--depth", "-1"], ["convert", "x"]],
+    quick=2,
 )
 def test_wrong_usage(args: list[str]) -> None:
     run(*args, status=2)

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import processes
+import tiers
 from treepack import checkpoints
 from treepack.errors import InvalidCheckpointError, MultiprocessArrayError
 
@@ -96,6 +97,7 @@ def attempted(module: Any, directory: Path, options: dict[str, Any]) -> str | No
     return Path(path).name
 
 
+@pytest.mark.campaign
 @given(saves=st.lists(SAVES, max_size=12))
 def test_saves_leave_the_same_files(saves: list[dict[str, Any]]) -> None:
     with tempfile.TemporaryDirectory() as root:
@@ -213,7 +215,7 @@ def test_errors_are_of_both_classes(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")  # of Orbax
 @pytest.mark.parametrize("saver", BOTH)
 @pytest.mark.parametrize("loader", BOTH)
-@pytest.mark.parametrize("multiprocess", [False, True])
+@tiers.parametrize("multiprocess", [False, True])
 def test_checkpoints_of_orbax_go_both_ways(
     tmp_path: Path, saver: Any, loader: Any, multiprocess: bool
 ) -> None:
@@ -289,6 +291,7 @@ assert names[0] == names[1], names
 """
 
 
+@pytest.mark.campaign
 def test_arrays_of_several_processes_beside_flax(tmp_path: Path) -> None:
     processes.run(SEVERAL, 2, tmp_path, devices=2)
 

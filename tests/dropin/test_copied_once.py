@@ -8,12 +8,13 @@ import sys
 from typing import Any
 
 import numpy as np
-import pytest
 from flax import serialization as flax
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+import tiers
 import treepack
+from tiers import examples
 from treepack import serialization
 
 # Around what is copied at once, of more shapes and dtypes than headers are remembered of.
@@ -32,7 +33,7 @@ def tree_of(numbers: list[int], more: str, count: int) -> dict[str, Any]:
     return {f"{more}{at}": array for at, array in enumerate(chosen)}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(
         st.tuples(
@@ -100,7 +101,7 @@ for count in (1, 400, 405, 395, 440, 3000, 400, 20000, 20001):
 """
 
 
-@pytest.mark.parametrize("allocator", ["pymalloc", "debug", "malloc_debug"])
+@tiers.parametrize("allocator", ["pymalloc", "debug", "malloc_debug"])
 def test_what_is_returned_is_like_any_bytes(allocator: str) -> None:
     environment = {**os.environ, "PYTHONMALLOC": allocator}
     subprocess.run([sys.executable, "-X", "dev", "-c", LIKE_ANY], env=environment, check=True)

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import tiers
 import treepack
 from treepack import serialization
 from trees import DTYPES, SCALAR_DTYPES, arrays, assert_same, example_array, raw_trees, state_trees
@@ -320,7 +321,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@tiers.parametrize("name", OPTIMIZERS, quick=4)
 def test_optimizer_states(name: str):
     params = Model().init(jax.random.PRNGKey(0), jnp.ones((2, 30)))["params"]
     optimizer = OPTIMIZERS[name]

@@ -26,6 +26,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 from jax.example_libraries import optimizers
 
+import tiers
 import treepack
 import treepack._core as core
 from treepack import serialization
@@ -506,7 +507,7 @@ def test_functions_anywhere_in_a_module_are_code() -> None:
     assert treepack.loads(data, static={"layers/0": abs}).layers == [abs]
 
 
-@pytest.mark.parametrize(
+@tiers.parametrize(
     "make",
     [
         lambda key: eqx.nn.MLP(2, 2, 4, 2, key=key),
@@ -661,6 +662,7 @@ def test_the_package_can_be_pickled_by_value() -> None:
         assert cloudpickle.loads(cloudpickle.dumps(thing)) is thing
 
 
+@pytest.mark.campaign
 def test_joblib_and_dask_can_send_it() -> None:
     joblib = pytest.importorskip("joblib")
     tree = {"a": np.arange(3)}
@@ -809,6 +811,7 @@ def test_errors_of_templates_can_be_pickled() -> None:
     assert again.mismatches == caught.value.mismatches
 
 
+@pytest.mark.campaign
 def test_private_names_of_others_may_go() -> None:
     """Each is looked up in one place, and where it is missing, what needs it is left out."""
     code = (

@@ -183,6 +183,7 @@ def test_registered_ones_may_hold_code() -> None:
     assert "register_auxdata" not in str(caught.value)
 
 
+@pytest.mark.campaign
 def test_what_is_saved_is_the_same_in_each_process() -> None:
     code = """if True:
         import dataclasses, sys, treepack

@@ -21,13 +21,13 @@ import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from jax.tree_util import Partial
 
 import node_types
 import treepack
 import treepack._core as core
 from node_types import NODES, Config, Frozen, Mode, Module, Pair, Plain, Point, Struct, scale
+from tiers import examples
 from treepack import serialization
 from trees import KEYS, altered, arrays, assert_same, record_of, scalars, sealed
 
@@ -107,7 +107,7 @@ def test_any_tree_comes_back(tree: Any) -> None:
 
 
 @given(trees())
-@hypothesis_settings(max_examples=50)
+@examples(50)
 def test_the_structure_is_known_without_the_arrays(tree: Any) -> None:
     def is_array(leaf: Any) -> bool:
         return isinstance(leaf, (jax.Array, np.ndarray))
@@ -123,7 +123,7 @@ def test_the_structure_is_known_without_the_arrays(tree: Any) -> None:
 
 
 @given(trees())
-@hypothesis_settings(max_examples=50)
+@examples(50)
 def test_it_is_the_encoding_of_to_bytes_with_one_more_key(tree: Any) -> None:
     state = raw_state(treepack.dumps(tree))
     assert list(state)[-1] == "__treepack__"
@@ -164,6 +164,7 @@ print(*tree)
 """
 
 
+@pytest.mark.campaign
 def test_another_process_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "tree"
     path.write_bytes(treepack.dumps(NODES))

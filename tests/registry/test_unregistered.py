@@ -147,6 +147,7 @@ def test_trees_of_libraries_load_without_a_template() -> None:
         assert_same(treepack.loads(treepack.dumps(tree)), tree)
 
 
+@pytest.mark.campaign
 def test_a_process_that_has_imported_the_library(tmp_path: Path) -> None:
     save = (
         "import optax, sys, treepack\n"
@@ -378,6 +379,7 @@ def test_the_template_keeps_its_code() -> None:
         treepack.loads(arrays, {"f": custom, "x": jnp.zeros(2)})
 
 
+@pytest.mark.campaign
 def test_a_program_that_registers_the_name_reads_them() -> None:
     data = treepack.dumps([Plain(np.arange(3), "m"), Layer(2)])
     code = """if True:

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import treepack
 import treepack._core as core
+from tiers import examples
 from treepack._src.restore import template as _template
 from treepack._src.restore.session import Restore
 from treepack.errors import MismatchError
@@ -97,7 +98,7 @@ def assert_same_tree(a: Any, b: Any, same: Any = operator.is_) -> None:
         assert same(a, b)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(st.data(), st.sampled_from([True, False, "exact"]))
 def test_both_give_the_same_tree_or_the_same_error(data: Any, strict: Any):
     template = data.draw(templates())
@@ -111,7 +112,7 @@ def test_both_give_the_same_tree_or_the_same_error(data: Any, strict: Any):
 NODES = st.sampled_from([np.zeros(3), np.float32(1), 1, None, np.zeros((2, 3), np.float32)])
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data(), st.sampled_from([True, False, "exact"]), st.booleans(), st.booleans())
 def test_what_is_built_while_it_is_read_is_the_same(
     data: Any, strict: Any, described: bool, copy: bool

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import treepack
+from tiers import examples
 from treepack import serialization
 from treepack.errors import Mismatch, MismatchError
 
@@ -378,7 +379,7 @@ def oracle(target: Any, state: Any, path: str, exact: bool) -> set[str]:
     return set() if same else {path or "."}
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(st.data(), st.sampled_from([True, "exact"]))
 def test_differences_are_those_of_an_oracle(data: Any, strict: Any) -> None:
     template = data.draw(trees())

@@ -15,10 +15,11 @@ import msgpack
 import numpy as np
 import pytest
 from flax import serialization as flax
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import treepack
+from tiers import examples
 from treepack import serialization
 from trees import assert_same
 
@@ -59,7 +60,7 @@ def test_flipped_bytes():
                 assert error.offset is not None  # noqa: PT017
 
 
-@settings(max_examples=1000)
+@examples(1000)
 @given(st.binary(max_size=200), st.sampled_from([None, True, False]))
 def test_any_bytes(data: bytes, copy: bool | None):
     try:
@@ -68,7 +69,7 @@ def test_any_bytes(data: bytes, copy: bool | None):
         assert 0 <= error.offset <= len(data)  # noqa: PT017
 
 
-@settings(max_examples=1000)
+@examples(1000)
 @given(st.integers(0, len(ENCODED) - 1), st.binary(min_size=1, max_size=9), st.booleans())
 def test_overwritten_bytes(start: int, new: bytes, shift: bool):
     damaged = ENCODED[:start] + new + ENCODED[start + (0 if shift else len(new)) :]

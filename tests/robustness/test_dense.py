@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 from hostile import limits
 from treepack import serialization
@@ -86,13 +87,13 @@ def check(measured: limits.Limits, verb: str, data: bytes, values: int) -> None:
     assert not found + late
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@tiers.parametrize("verb", VERBS, quick=2)
 @pytest.mark.parametrize("name", ITEMS)
 def test_memory_follows_the_number_of_values(measured: limits.Limits, name: str, verb: str) -> None:
     check(measured, verb, *dense(name))
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@tiers.parametrize("verb", VERBS, quick=2)
 @pytest.mark.parametrize("part", ["nodes", "types", "metadata", "tuples"])
 def test_memory_follows_what_is_in_a_record(measured: limits.Limits, part: str, verb: str) -> None:
     count = NBYTES // 8

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 
 HELD = """
@@ -68,7 +69,7 @@ read()
 """
 
 
-@pytest.mark.parametrize("leaf", ["small", "large"])
+@tiers.parametrize("leaf", ["small", "large"])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_fork_reads_what_another_thread_reads(tmp_path: Path, sharded: bool, leaf: str) -> None:
     path = tmp_path / "model"
@@ -123,7 +124,8 @@ assert status == 0, status
 """
 
 
-@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.campaign
+@tiers.parametrize("compress", [False, True])
 def test_a_fork_waits_for_no_lock_of_the_core(
     tmp_path: Path, compress: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tiers
 from hostile import limits
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -25,9 +26,10 @@ def campaign(first: int, count: int, *options: str) -> None:
     assert f"\n{count} cases, " in done.stdout
 
 
-def test_hostile_files_are_documented_errors() -> None:
+@tiers.parametrize("count", [50, 1000])
+def test_hostile_files_are_documented_errors(count: int) -> None:
     """Set TREEPACK_HOSTILE to the number of cases to try more of them."""
-    campaign(0, int(os.environ.get("TREEPACK_HOSTILE", "1000")))
+    campaign(0, int(os.environ.get("TREEPACK_HOSTILE", count)))
 
 
 @pytest.mark.campaign

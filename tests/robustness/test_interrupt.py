@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 from signals import answered, interrupted, soon
 from trees import assert_same
@@ -145,7 +146,7 @@ def cases(path: Path) -> dict[str, tuple[str, Callable[[int], Callable[[], Any]]
     }
 
 
-@pytest.mark.parametrize("name", cases(Path()))
+@tiers.parametrize("name", cases(Path()), quick=5)
 def test_every_long_call_is_interrupted(name: str, tmp_path: Path):
     function, make = cases(tmp_path / "model")[name]
     assert soon(lambda size: interrupted(function, make(size)))

@@ -77,6 +77,7 @@ def test_the_last_checkpoint_is_whole_whatever_is_killed(tmp_path: Path) -> None
     assert len(list(path.iterdir())) == 3
 
 
+@pytest.mark.campaign
 def test_a_program_may_be_killed_before_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     (running,) = processes.start("", 1)
     running.communicate()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import soak
+import tiers
 
 PROGRAM = Path(soak.__file__)
 
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    """Runs the same 44 cycles twelve times, in a process whose memory is all malloc's."""
+def run(seeds: int, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs the same cycles twelve times, in a process whose memory is all malloc's."""
     package = Path(soak.treepack.__file__).parents[1]
     environment = {
         **os.environ,
@@ -30,24 +31,26 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         str(PROGRAM),
-        "--cycles=528",
+        f"--cycles={12 * seeds}",
         "--measures=12",
-        "--seeds=44",
+        f"--seeds={seeds}",
         *options,
     ]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.campaign
 def test_nothing_is_left_behind() -> None:
-    ended = run()
+    ended = run(44)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.endswith("528 cycles in 1 threads: 0 figures grow\n")
 
 
-def test_what_is_left_behind_is_found() -> None:
+@tiers.parametrize("seeds", [11, 44])
+def test_what_is_left_behind_is_found(seeds: int) -> None:
     """100 bytes in each cycle, and one of each other thing in each tenth."""
     kinds = ["bytes in use", "mappings", "handles", "threads", "files", "objects", "types"]
-    ended = run(*(f"--leak={kind}" for kind in kinds))
+    ended = run(seeds, *(f"--leak={kind}" for kind in kinds))
     assert ended.returncode == 1, ended.stderr
     for kind in kinds:
         assert f"\n{kind} grow by " in ended.stdout, ended.stdout

@@ -27,6 +27,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import tiers
 import treepack
 from exported import doubling
 from treepack import _cli, checkpoints, serialization
@@ -438,7 +439,7 @@ def run(tracer: Path | None, folder: Path, call: str, *arguments: str) -> tuple[
 
 
 @is_traced
-@pytest.mark.parametrize("kind", SAVES)
+@tiers.parametrize("kind", SAVES, quick={"file"})
 def test_a_call_that_fails_leaves_the_old_or_the_new(
     kind: str, tracer: Path, tmp_path: Path
 ) -> None:
@@ -447,12 +448,13 @@ def test_a_call_that_fails_leaves_the_old_or_the_new(
 
 
 @is_traced
-@pytest.mark.parametrize("kind", SAVES)
+@tiers.parametrize("kind", SAVES, quick={"file"})
 def test_a_full_disk_leaves_the_old_or_the_new(kind: str, tracer: Path, tmp_path: Path) -> None:
     call = f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), [it.FULL])"
     print(*run(tracer, tmp_path, call)[0].splitlines()[-1:])
 
 
+@pytest.mark.campaign
 @is_traced
 def test_file_systems_may_lack_calls(tracer: Path, tmp_path: Path) -> None:
     run(tracer, tmp_path, "refuse_some(pathlib.Path(sys.argv[1]))")
@@ -481,8 +483,8 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new(kind: str, tmp_path:
 
 
 @is_traced
-@pytest.mark.parametrize("where", ["", "new/and/newer"], ids=["over", "new"])
-@pytest.mark.parametrize("kind", SAVES)
+@tiers.parametrize("where", ["", "new/and/newer"], ids=["over", "new"])
+@tiers.parametrize("kind", SAVES, quick={"file", "directory"})
 def test_power_is_lost(kind: str, where: str, tracer: Path, tmp_path: Path) -> None:
     _, log = run(tracer, tmp_path, f"log_one({kind!r}, pathlib.Path(sys.argv[1]), {where!r})")
     disk = Disk(str(tmp_path / "inside"), tmp_path / "before")

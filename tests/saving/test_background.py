@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import processes
+import tiers
 import treepack
 from treepack import Saving
 from treepack._src.api import files
@@ -401,12 +402,9 @@ at_each_step(saving if kind == "sharded" else waiting, work, handler, every=int(
 """
 
 
-@pytest.mark.parametrize(
+@tiers.parametrize(
     ("kind", "every"),
-    [
-        *(("file", 11), ("manager", 7), ("sharded", 97)),
-        *(pytest.param(it, 1, marks=pytest.mark.campaign) for it in ("file", "manager", "sharded")),
-    ],
+    [*(("file", 11), ("manager", 7), ("sharded", 97)), ("file", 1), ("manager", 1), ("sharded", 1)],
 )
 def test_a_signal_handler_may_save_at_any_time(tmp_path: Path, kind: str, every: int) -> None:
     processes.run(HANDLED, 1, kind, tmp_path / "x", Path(__file__).parents[1] / "support", every)
@@ -460,6 +458,7 @@ treepack.save(args[0], {"w": np.ones(3)}, sharded=True)
 """
 
 
+@pytest.mark.campaign
 def test_a_fork_is_not_one_of_the_processes_that_save_together(tmp_path: Path) -> None:
     processes.run(FORKED_GROUP, 2, tmp_path / "model")
     assert treepack.load(tmp_path / "model")["w"].sum() == 3

@@ -137,6 +137,7 @@ assert treepack.load(args[0], about)["w"].sharding == tree["w"].sharding
 """
 
 
+@pytest.mark.campaign
 def test_several_processes(tmp_path: Path) -> None:
     processes.run(SEVERAL, 2, tmp_path / "a", devices=2)
     processes.run(

@@ -28,15 +28,17 @@ import msgpack
 import numpy as np
 import pytest
 from flax import serialization as flax
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import processes
+import tiers
 import treepack
 import treepack._core as core
 from programs import SAVE, TREE
+from tiers import examples
 from treepack._src.checkpoint import boxes as reading
 from treepack._src.checkpoint import placement as _placement
 from treepack._src.checkpoint import sharded, shards
@@ -70,7 +72,7 @@ print("loaded")
 )
 
 
-@pytest.mark.parametrize(
+@tiers.parametrize(
     ("saved", "loaded", "background"),
     [
         ((2, 2, [2, 2]), (1, 1, [1, 1]), False),
@@ -139,6 +141,7 @@ if index == 0:  # it removes old files while the others go on
 )
 
 
+@pytest.mark.campaign
 def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
     processes.run(FAILURES, 2, tmp_path / "checkpoint")
 
@@ -192,6 +195,7 @@ assert treepack.verify(path).ok
 )
 
 
+@pytest.mark.campaign
 def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
     processes.run("import time\n" + LATE, 2, tmp_path / "checkpoint")
 
@@ -236,7 +240,7 @@ def test_it_is_opened_as_a_file_is(saved: Path) -> None:
     assert treepack.open(saved).abstract()["layers"][0].dtype == np.float32
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(index=st.data())
 def test_indices_are_those_of_numpy(saved: Path, index: st.DataObject) -> None:
     with treepack.open(saved) as file:
@@ -732,6 +736,7 @@ def many_files(path: Path, rows: np.ndarray) -> None:
     (path / shards.MANIFEST).write_bytes(data)
 
 
+@pytest.mark.campaign
 def test_many_files_need_few_handles(tmp_path: Path) -> None:
     many_files(tmp_path / "checkpoint", np.arange(2000.0 * 30).reshape(2000, 30))
     program = [sys.executable, "-c", MANY_FILES, tmp_path / "checkpoint"]
@@ -1028,6 +1033,7 @@ assert (treepack.load(path, arrays="numpy")["w"] == 3).all()
 )
 
 
+@pytest.mark.campaign
 def test_processes_that_save_something_else_are_told(tmp_path: Path) -> None:
     processes.run(OTHERS, 2, tmp_path / "checkpoint")
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 from support import s3
 from support.exported import doubling
@@ -273,7 +274,7 @@ def try_all(use: Callable[[Any, int], int], first: int, *, every: bool) -> None:
 EVERY = [False, pytest.param(True, marks=pytest.mark.campaign)]
 
 
-@pytest.mark.parametrize("every", EVERY, ids=["some", "every"])
+@tiers.parametrize("every", EVERY, ids=["some", "every"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_save_that_fails_leaves_the_old_or_the_new(
     server: s3.Server, name: str, every: bool

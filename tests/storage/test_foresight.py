@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tiers
 import treepack._core as core
 from treepack import serialization
 from treepack._src.storage import fetch
@@ -98,7 +99,7 @@ def test_listing_takes_few_rounds_and_bytes(
     assert sum(fetched) <= most_bytes
 
 
-@pytest.mark.parametrize("at_once", [1, 4, 32])
+@tiers.parametrize("at_once", [1, 4, 32])
 def test_wrong_or_failed_foresight_changes_nothing(at_once: int) -> None:
     random_ = random.Random(at_once)
     data = memoryview(random_.randbytes(20 << 20))

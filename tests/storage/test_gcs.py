@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 from support import gcs
 from treepack._src.storage.entries import entries, exists, remove
@@ -33,7 +34,7 @@ def same(found: Any, expected: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@tiers.parametrize("sharded", [False, True], quick=2)
 @pytest.mark.parametrize("scheme", ["gs", "gcs"])
 def test_all_verbs(server: gcs.Server, sharded: bool, scheme: str) -> None:
     url, options = f"{scheme}://bucket/run 1/model", server.options

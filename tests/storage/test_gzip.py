@@ -25,6 +25,7 @@ from eformer.pytree import serialization as eformer
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tiers
 import treepack
 from trees import assert_same
 from waiting import in_time
@@ -96,7 +97,7 @@ READERS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@tiers.parametrize("level", LEVELS, quick=2)
 @pytest.mark.parametrize("name", CORPORA)
 def test_everybody_reads_it(name: str, level: int | None):
     data = CORPORA[name]
@@ -163,7 +164,7 @@ for scale in (1, 20, 60, 255):  # from a copy of what is left to hardly any room
 """
 
 
-@pytest.mark.parametrize("allocator", ["pymalloc", "debug", "malloc_debug"])
+@tiers.parametrize("allocator", ["pymalloc", "debug", "malloc_debug"])
 def test_a_stream_is_like_any_bytes(allocator: str):
     environment = {**os.environ, "PYTHONMALLOC": allocator}
     subprocess.run([sys.executable, "-X", "dev", "-c", SHRUNK], env=environment, check=True)
@@ -225,6 +226,7 @@ def test_compressing_into_a_pipe(tmp_path: Path):
     assert gzip.decompress(copy.read_bytes()) == treepack.serialization.to_bytes(tree, align=64)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["mixed", "short"])
 def test_every_damage_is_an_error(name: str):
     check_damages(treepack.serialization.compress_bytes(CORPORA[name]))
@@ -313,6 +315,7 @@ print(peak(lambda: refuse(stream[:16 << 20] + claim)))
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="measures memory by /proc")
 def test_memory_is_that_of_the_output(tmp_path: Path):
     command = [sys.executable, "-c", MEMORY, str(tmp_path / "tree")]

@@ -20,6 +20,7 @@ import numpy as np
 import obstore
 import pytest
 
+import tiers
 import treepack
 from treepack import serialization
 from treepack._src.storage import remote
@@ -85,7 +86,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     found.server_close()
 
 
-@pytest.mark.parametrize(
+@tiers.parametrize(
     ("name", "to_open", "to_take"), [("saved", 2, 3), ("packed", 4, 4), ("flax", 70, 3)]
 )
 def test_few_requests(server: str, name: str, to_open: int, to_take: int) -> None:
@@ -518,6 +519,7 @@ def test_more_bytes_than_there_are_is_told(monkeypatch: pytest.MonkeyPatch, size
             read("s3://bucket/model", storage_options={"skip_signature": True, "region": "r"})
 
 
+@pytest.mark.campaign
 def test_a_server_that_does_not_answer_is_not_taken_for_a_missing_file() -> None:
     with socket.socket() as bound:  # nobody listens
         bound.bind(("127.0.0.1", 0))

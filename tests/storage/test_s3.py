@@ -226,6 +226,7 @@ def test_faults_that_pass(server: s3.Server, fault: Any) -> None:
     assert treepack.verify(f"{url}-directory", storage_options=options).ok
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_that_stay(server: s3.Server, fault: Any) -> None:
     url, options = server.url(f"lasting/{fault}"), server.options
@@ -415,9 +416,8 @@ print("ended", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    ("sharded", "mib"), [(False, 3), (False, 13), pytest.param(True, 3, marks=pytest.mark.campaign)]
-)
+@pytest.mark.campaign
+@pytest.mark.parametrize(("sharded", "mib"), [(False, 3), (False, 13), (True, 3)])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_kills_leave_the_old_or_the_new(
     server: s3.Server, sharded: bool, mib: int, after: bool
@@ -463,6 +463,7 @@ def test_kills_leave_the_old_or_the_new(
         assert len(left) == 2, "the next save removes what killed ones have left"
 
 
+@pytest.mark.campaign
 def test_a_program_that_is_preempted_goes_on_on_another_mesh(server: s3.Server) -> None:
     """`examples/pod.py`: what it saves last is what it would have been without the pause."""
     pytest.importorskip("optax")

@@ -124,6 +124,7 @@ def failure_of(work: Callable[[str], object], url: str) -> BaseException | None:
     return None
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 418])
 def test_errors_of_web_servers(
     server: int, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -137,6 +138,7 @@ def test_errors_of_web_servers(
     assert_clean(caplog.text)
 
 
+@pytest.mark.campaign
 def test_errors_of_servers_that_do_not_answer() -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as taken:
         port = taken.server_port

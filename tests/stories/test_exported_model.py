@@ -6,10 +6,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import treepack
 
 
+@pytest.mark.campaign
 def test_a_model_of_flax(tmp_path: Path) -> None:
     model = nn.Sequential([nn.Dense(4), nn.relu, nn.Dense(2)])
     params = model.init(jax.random.key(0), jnp.ones((1, 3)))

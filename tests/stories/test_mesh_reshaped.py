@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 import jax, jax.numpy as jnp, numpy as np, treepack
@@ -46,6 +48,7 @@ for path in (f"{folder}/file.treepack", f"{folder}/directory"):
 """
 
 
+@pytest.mark.campaign
 def test_other_meshes(tmp_path: Path) -> None:
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]

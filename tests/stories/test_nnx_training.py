@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 import treepack
@@ -37,6 +38,7 @@ def same(found: Any, expected: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.campaign
 def test_the_state_of_a_model(tmp_path: Path) -> None:
     model, _ = trained()
     graph, state = nnx.split(model)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
+import tiers
 import treepack
 
 params = {"dense": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}, "head": jnp.ones(2)}
@@ -24,7 +24,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@tiers.parametrize("name", OPTIMIZERS)
 def test_state_of_an_optimizer(name: str, tmp_path: Path) -> None:
     optimizer = OPTIMIZERS[name]()
     gradients = jax.tree.map(lambda x: x + 0.5, params)

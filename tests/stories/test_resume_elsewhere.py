@@ -30,6 +30,7 @@ except treepack.TreepackError as error:
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore")
 def test_it_loads_without_a_registration_on_either_side(tmp_path: Path) -> None:
     state = TrainState.create(apply_fn=None, params={"w": jnp.ones(3)}, tx=optax.adam(0.5))

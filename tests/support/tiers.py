@@ -1,0 +1,44 @@
+"""Two tiers of tests: `make test` has every behaviour once, `make test-all` everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+EXAMPLES = {"quick": 25, "all": 150}
+
+# No test depends on how fast the machine is, nor on how fast examples are made.
+for _name, _count in EXAMPLES.items():
+    settings.register_profile(
+        _name,
+        deadline=None,
+        derandomize=True,
+        max_examples=_count,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+def examples(count: int) -> settings:
+    """Settings of hypothesis with `count` examples in `make test-all`, fewer in `make test`."""
+    return settings(max_examples=max(1, count * settings().max_examples // EXAMPLES["all"]))
+
+
+def parametrize(
+    names: str | tuple[str, ...],
+    values: Iterable[Any],
+    *,
+    quick: int | set[Any] = 1,
+    ids: list[str] | None = None,
+) -> pytest.MarkDecorator:
+    """As pytest's; `make test` runs the first `quick` values only, or those in the set `quick`."""
+    by_tier = []
+    for at, value in enumerate(values):
+        if at < quick if isinstance(quick, int) else value in quick:
+            by_tier.append(value)
+        else:
+            several = value if isinstance(names, tuple) else (value,)
+            by_tier.append(pytest.param(*several, marks=pytest.mark.campaign))
+    return pytest.mark.parametrize(names, by_tier, ids=ids)
