@@ -623,6 +623,21 @@ def test_patching_flax() -> None:
     assert flax.serialization.to_bytes is theirs
 
 
+def test_patching_flax_without_a_comparison_of_leaves() -> None:
+    template = {"w": np.zeros((16, 3), np.float32), "n": 1}
+    encoded = serialization.to_bytes({"w": np.ones((4, 3), jnp.bfloat16), "n": np.ones(2)})
+    expected = flax.serialization.from_bytes(template, encoded)
+    with serialization.patch(strict=False):
+        found = flax.serialization.from_bytes(template, encoded)
+        with pytest.raises(treepack.MismatchError):
+            flax.serialization.from_bytes(template, encoded, strict=True)
+    same_leaves(found, expected)
+    with serialization.patch(), pytest.raises(treepack.MismatchError, match="strict=False"):
+        flax.serialization.from_bytes(template, encoded)
+    with pytest.raises(ValueError, match="strict must be one of"):
+        serialization.patch(strict="no")  # type: ignore[arg-type]
+
+
 def test_the_ext_type_of_orbax_is_a_tuple() -> None:
     encoded = msgpack.packb({"a": msgpack.ExtType(4, msgpack.packb([1, [2, b"x"]]))})
     assert serialization.msgpack_restore(encoded) == {"a": (1, [2, b"x"])}
