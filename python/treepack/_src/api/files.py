@@ -287,7 +287,8 @@ def load(
         that are equal to JAX, so that 64 bits count as 32 unless `jax_enable_x64` is set.
         `"exact"`: equal dtypes, no keys that a dict of the template lacks, and containers of equal
         types, where these were saved; `unexpected="ignore"` allows more keys. `False`: not at all.
-      cast: Whether to cast floats to the dtypes of the template.
+      cast: Whether to cast floats to the dtypes of the template, and integers where no value
+        changes.
       dtype: Without a target, the dtype that all arrays of floats get, such as `jnp.bfloat16`, each
         as it is loaded. Integers, bools, complex numbers, keys and numbers of Python stay.
       select: The leaves to load; nothing else is read. A path, which selects all below it and may
