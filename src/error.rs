@@ -42,6 +42,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// More bytes follow a value that should be all of the input.
+    #[error("{reason} (byte {offset})")]
+    Trailing {
+        /// Where they begin.
+        offset: usize,
+        /// How many they are, and what the input seems to be.
+        reason: String,
+    },
     /// Containers of the input are nested too deep.
     #[error("{} (byte {offset})", too_deep(*limit))]
     TooDeep {
@@ -155,7 +163,7 @@ impl Error {
     pub fn reason(&self) -> String {
         match self {
             Self::Truncated { missing, .. } => truncated(*missing),
-            Self::Malformed { reason, .. } => reason.clone(),
+            Self::Malformed { reason, .. } | Self::Trailing { reason, .. } => reason.clone(),
             Self::TooDeep { limit, .. } => too_deep(*limit),
             Self::At { error, .. } => error.reason(),
             other => other.to_string(),
@@ -168,6 +176,7 @@ impl Error {
         match self {
             Self::Truncated { offset, .. }
             | Self::Malformed { offset, .. }
+            | Self::Trailing { offset, .. }
             | Self::TooDeep { offset, .. } => Some(*offset),
             Self::At { error, .. } => error.offset(),
             _ => None,

@@ -32,10 +32,13 @@ fn explain_here(error: Error, source: &dyn Source) -> Error {
         return Error::malformed(offset, "the data is empty (0 bytes)");
     }
     match Sample::of(source).as_ref().map(Sample::describe) {
-        Ok(Some(what)) => Error::malformed(
-            offset,
-            format!("the data looks like {what}; {}", error.reason()),
-        ),
+        Ok(Some(what)) => {
+            let reason = format!("the data looks like {what}; {}", error.reason());
+            match error {
+                Error::Trailing { .. } => Error::Trailing { offset, reason },
+                _ => Error::malformed(offset, reason),
+            }
+        }
         _ => error,
     }
 }

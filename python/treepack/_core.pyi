@@ -904,7 +904,7 @@ def rebuild(target: Any, state: Any, name: str, restore: Any) -> Any:
 
 def assemble(
     state: Any,
-    record: bytes,
+    record: bytes | None,
     *,
     convert: Callable[[list[Any]], list[Any]] | None = None,
     unknown_as_dict: bool = False,
@@ -917,7 +917,7 @@ def assemble(
 
     Args:
       state: The state. Its dicts may become part of the tree.
-      record: The record of the structure.
+      record: The record of the structure; `None` if the tree is the state.
       convert: Takes all leaves that were arrays of jax, each as its path, `None`, the leaf, whether
         its dtype was weak, and its sharding or `None`; returns their replacements.
       unknown_as_dict: Whether nodes of unknown types become dicts.

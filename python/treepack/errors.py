@@ -25,7 +25,8 @@ class TreepackError(ValueError):
     @property
     def reason(self) -> str:
         """The message without the name of the file."""
-        return printable_lines(super().__str__())  # keys of files may have anything in them
+        # Classes of errors may have another library's class next. Keys may have anything in them.
+        return printable_lines(ValueError.__str__(self))
 
     def __str__(self) -> str:
         return self.reason if self.filename is None else f"{self.filename!r}: {self.reason}"
@@ -33,6 +34,9 @@ class TreepackError(ValueError):
 
 class DecodeError(TreepackError):
     """Bytes do not encode a pytree.
+
+    Once the program has imported msgpack, it is the error of msgpack for the same bytes as well:
+    `ExtraData`, `FormatError` or `StackError`.
 
     Attributes:
       offset: Where the offending value begins, in bytes from the start.
@@ -48,7 +52,7 @@ class DecodeError(TreepackError):
             "" if path is None else f"at {printable(path)}",
         ]
         where = ", ".join(filter(None, places))
-        super().__init__(f"{message} ({where})" if where else message)
+        ValueError.__init__(self, f"{message} ({where})" if where else message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.offset, self.path), vars(self)
@@ -198,9 +202,6 @@ class InvalidCheckpointError(TreepackError):
     Once the program has imported flax, it is a `flax.errors.InvalidCheckpointError` as well.
     """
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return InvalidCheckpointError, self.args, vars(self)
-
 
 class MultiprocessArrayError(TreepackError):
     """Arrays of several processes cannot be restored in flax's form.
@@ -209,6 +210,3 @@ class MultiprocessArrayError(TreepackError):
     `MPACheckpointingRequiredError`, `MPARestoreTargetRequiredError` or
     `MPARestoreDataCorruptedError`.
     """
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MultiprocessArrayError, self.args, vars(self)

@@ -177,7 +177,8 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
       item: A template, whose leaves may be `jax.ShapeDtypeStruct`s with shardings; or `None` for
         the tree as it was saved.
       strict: How the leaves are compared with the template's.
-      cast: Whether to cast floats to the dtypes of the template.
+      cast: Whether to cast floats to the dtypes of the template, and integers where no value
+        changes.
       select: The leaves to load.
       rename: The new names of leaves.
       missing: Whether leaves that the file lacks are an error, or stay as they are.

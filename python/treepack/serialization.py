@@ -11,6 +11,7 @@ which arrays are split into chunks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, TypeVar, Unpack, overload
 
@@ -469,13 +470,18 @@ def from_compressed_bytes(
     return restore_encoded(target, content, how)
 
 
-def patch() -> Patch:
+def patch(*, strict: Strict = True) -> Patch:
     """Replaces the byte functions of flax by those here, for code of others that calls them.
 
     `to_bytes`, `from_bytes`, `msgpack_serialize` and `msgpack_restore` of
     `flax.serialization` are replaced, for good unless the result is used as a context manager.
     Call it before the import of modules that import the functions by name. `to_state_dict` and
     `from_state_dict` stay flax's: its own modules call them for their own purposes.
+
+    Args:
+      strict: How `flax.serialization.from_bytes` compares leaves with the template's; see
+        `from_state_dict`. `False` compares neither shapes nor dtypes, as flax does, for programs
+        that restore into templates of other shapes or dtypes.
 
     Returns:
       A context manager that restores the functions of flax; its method `undo` does so, too.
@@ -489,10 +495,12 @@ def patch() -> Patch:
       ...     flax.serialization.to_bytes is treepack.serialization.to_bytes
       True
     """
+    check("strict", strict)
+    as_strict = functools.wraps(from_bytes)(functools.partial(from_bytes, strict=strict))
     return Patch(
         {
             "to_bytes": to_bytes,
-            "from_bytes": from_bytes,
+            "from_bytes": from_bytes if strict is True else as_strict,
             "msgpack_serialize": msgpack_serialize,
             "msgpack_restore": msgpack_restore,
         }

@@ -407,6 +407,7 @@ fn is_of_format(error: &Error) -> bool {
         Error::At { error, .. } => is_of_format(error),
         Error::Truncated { .. }
         | Error::Malformed { .. }
+        | Error::Trailing { .. }
         | Error::TooDeep { .. }
         | Error::Structure(_) => true,
         _ => false,

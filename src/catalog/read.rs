@@ -323,6 +323,9 @@ impl Catalog {
                 }
                 Event::Map(map) => self.begin(open, key, start, true, map.len)?,
                 Event::List(list) => self.begin(open, key, start, false, list.len)?,
+                Event::Bin(span) if open.len() == 1 && is_bare_record(source, span.range())? => {
+                    return Err(damaged("the record does not stand under its key"));
+                }
                 event => {
                     if let (Event::Str(name), Some(map)) = (event, open.last_mut())
                         && self.text[key.0..] == *PRNG_MARKER
@@ -570,6 +573,17 @@ fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
         let begins = cursor.offset();
         begins == record && begins + len as usize == bytes.len()
     })
+}
+
+/// Whether the last bytes of a source are a record and all that stands after it.
+fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
+    if bytes.end != source.len() || bytes.len() < Footer::BYTES {
+        return Ok(false);
+    }
+    let mut footer = Vec::new();
+    read_to(source, bytes.end - Footer::BYTES..bytes.end, &mut footer)?;
+    let whole = Footer::find(&footer).and_then(|footer| footer.whole());
+    Ok(whole == Some(bytes.len()))
 }
 
 fn damaged(what: &str) -> Error {

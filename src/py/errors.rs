@@ -21,6 +21,36 @@ where
     }
 }
 
+/// A `DecodeError`, which is an error of this class of msgpack, too.
+fn decode_error(
+    py: Python<'_>,
+    class: &str,
+    message: String,
+    offset: usize,
+    path: Option<&str>,
+) -> PyErr {
+    let made = Hooks::get(py)
+        .and_then(|hooks| hooks.decode_error.call1(py, (class, message, offset, path)));
+    match made {
+        Ok(exception) => PyErr::from_value(exception.into_bound(py)),
+        Err(error) => error,
+    }
+}
+
+/// The same exception at a place in the tree, or `None` unless it is a `DecodeError`.
+pub fn placed(py: Python<'_>, error: &PyErr, path: &str) -> PyResult<Option<PyErr>> {
+    if !is(py, error, "DecodeError") {
+        return Ok(None);
+    }
+    let value = error.value(py);
+    let is_unregistered = is(py, error, "UnregisteredTypeError");
+    let second = if is_unregistered { "name" } else { "offset" };
+    let arguments = (value.getattr("message")?, value.getattr(second)?, path);
+    let placed = PyErr::from_value(error.get_type(py).call1(arguments)?);
+    placed.set_cause(py, error.cause(py));
+    Ok(Some(placed))
+}
+
 /// Whether an exception is one of a class of `treepack.errors`.
 pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
     // Where there is no memory, the class might not be found.
@@ -40,9 +70,10 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     let path = known.as_deref().or(path);
     let message = error.reason();
     match error {
-        Error::Truncated { offset, .. }
-        | Error::Malformed { offset, .. }
-        | Error::TooDeep { offset, .. } => make(py, "DecodeError", (message, offset, path)),
+        Error::Truncated { offset, .. } => make(py, "DecodeError", (message, offset, path)),
+        Error::Malformed { offset, .. } => decode_error(py, "FormatError", message, offset, path),
+        Error::Trailing { offset, .. } => decode_error(py, "ExtraData", message, offset, path),
+        Error::TooDeep { offset, .. } => decode_error(py, "StackError", message, offset, path),
         Error::Structure(_) => make(py, "DecodeError", (message, None::<usize>, path)),
         Error::Newer { .. } => make(py, "NewerVersionError", (message, None::<usize>, path)),
         Error::TooLarge { .. } | Error::OutputLimit { .. } | Error::ReservedKey { .. } => {

@@ -88,22 +88,15 @@ impl Failure {
         let Cause::Raised(error) = &self.cause else {
             return self.into_py(py, doing);
         };
-        let told = || {
-            let value = error.value(py);
-            if !errors::is(py, error, "DecodeError") || !value.getattr("path")?.is_none() {
-                return Ok(None);
-            }
-            let is_unregistered = errors::is(py, error, "UnregisteredTypeError");
-            let second = if is_unregistered { "name" } else { "offset" };
-            let arguments = (value.getattr("message")?, value.getattr(second)?, path);
-            let told = error.get_type(py).call1(arguments)?;
-            Ok::<_, PyErr>(Some(PyErr::from_value(told)))
-        };
-        match told() {
-            Ok(Some(told)) => {
-                told.set_cause(py, error.cause(py));
-                told
-            }
+        let has_path = error
+            .value(py)
+            .getattr("path")
+            .is_ok_and(|it| !it.is_none());
+        if has_path {
+            return self.into_py(py, doing);
+        }
+        match errors::placed(py, error, &path) {
+            Ok(Some(placed)) => placed,
             Ok(None) => self.into_py(py, doing),
             Err(error) => error,
         }

@@ -70,6 +70,8 @@ pub struct Hooks {
     pub holds_code: Py<PyAny>,
     /// `make_ext(code, data)`: the object for an extension that is not ours.
     pub make_ext: Py<PyAny>,
+    /// `decode_error(class, message, offset, path) -> error`: an error of ours and of msgpack's class.
+    pub decode_error: Py<PyAny>,
     /// `printable(text) -> str`: text as it is shown to people.
     pub printable: Py<PyAny>,
     /// The module of the exceptions.
@@ -142,6 +144,7 @@ impl Hooks {
             is_key: hook("is_key")?,
             holds_code: hook("holds_code")?,
             make_ext: hook("make_ext")?,
+            decode_error: hook("decode_error")?,
             printable: hook("printable")?,
             errors: errors.unbind(),
         })

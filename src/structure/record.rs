@@ -143,6 +143,12 @@ impl Record {
         }
     }
 
+    /// The record of a tree that equals its state.
+    #[must_use]
+    pub fn plain() -> Self {
+        Self::new(Vec::new(), vec![Node(Kind::Plain, Vec::new())], None)
+    }
+
     /// The number of the sharding of a node, if it was split.
     #[must_use]
     pub fn sharding_of(&self, node: usize) -> Option<usize> {

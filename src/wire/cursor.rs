@@ -87,10 +87,10 @@ impl<'a> Cursor<'a> {
     pub fn finish(&self) -> Result<()> {
         match self.left() {
             0 => Ok(()),
-            left => Err(Error::malformed(
-                self.position,
-                format!("{left} trailing bytes after the end of the value"),
-            )),
+            left => Err(Error::Trailing {
+                offset: self.position,
+                reason: format!("{left} trailing bytes after the end of the value"),
+            }),
         }
     }
 

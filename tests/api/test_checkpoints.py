@@ -18,7 +18,7 @@ import pytest
 import processes
 import treepack
 from treepack import checkpoints
-from treepack._src.interop.flax import error_class
+from treepack._src.interop.modules import error_class
 from treepack.errors import InvalidCheckpointError, MismatchError, MultiprocessArrayError
 
 
@@ -347,7 +347,7 @@ def test_the_steps_that_are_there_are_told(tmp_path: Path) -> None:
 def test_errors_can_be_pickled(ours: type[Exception]) -> None:
     import flax.errors
 
-    both = error_class(ours, "InvalidCheckpointError")
+    both = error_class(ours, "flax.errors", "InvalidCheckpointError")
     assert issubclass(both, flax.errors.InvalidCheckpointError)
     copied = pickle.loads(pickle.dumps(both("text")))
     assert type(copied) is ours
@@ -361,7 +361,7 @@ def test_errors_are_made_by_a_text_where_no_builtin_class_has_a_constructor() ->
     import flax.errors
 
     assert "__init__" in vars(flax.errors.InvalidCheckpointError)  # of a path and a step
-    error = error_class(OursError, "InvalidCheckpointError")("text")
+    error = error_class(OursError, "flax.errors", "InvalidCheckpointError")("text")
     assert isinstance(error, flax.errors.InvalidCheckpointError)
     assert str(error) == "text"
 

@@ -128,3 +128,44 @@ def test_a_mismatch_of_floats_names_cast() -> None:
     with pytest.raises(treepack.MismatchError) as error:
         treepack.serialization.from_bytes(template, data, strict=True)
     assert "cast=True" not in str(error.value)
+
+
+def test_integers_are_cast_where_no_value_changes(tmp_path: Path) -> None:
+    tree = {"j": jnp.arange(3), "n": np.arange(3), "s": np.int64(7), "e": np.zeros(0, np.int8)}
+    template = {
+        "j": jax.ShapeDtypeStruct((3,), jnp.uint32),
+        "n": np.zeros(3, ml_dtypes.uint4),
+        "s": np.uint8(0),
+        "e": np.zeros(0, np.uint64),
+    }
+    treepack.save(tmp_path / "file", tree)
+    treepack.save(tmp_path / "directory", tree, sharded=True)
+    for name in ("file", "directory"):
+        path = tmp_path / name
+        with pytest.raises(treepack.MismatchError, match="Pass cast=True to cast integers to"):
+            treepack.load(path, template)
+        found, report = treepack.load(path, template, cast=True, return_report=True)
+        assert set(report.cast) == set(tree)
+        for key, leaf in template.items():
+            assert found[key].dtype == leaf.dtype
+            np.testing.assert_array_equal(np.asarray(found[key], int), np.asarray(tree[key], int))
+    assert isinstance(found["j"], jax.Array)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(-1, np.uint64), (256, np.uint8), (2**31, np.int32), (-(2**40), np.int32), (16, "uint4")],
+)
+def test_integers_that_do_not_fit_are_errors_with_the_path(
+    tmp_path: Path, value: int, dtype: Any
+) -> None:
+    for leaf, template in (
+        (np.array([1, value]), np.zeros(2, dtype)),
+        (np.int64(value), np.zeros((), dtype)[()]),
+    ):
+        for name, sharded in (("file", False), ("directory", True)):
+            treepack.save(tmp_path / name, {"a": {"b": leaf}}, sharded=sharded)
+            with pytest.raises(treepack.TreepackError, match=r"at a/b: integers of int64 do not"):
+                treepack.load(tmp_path / name, {"a": {"b": template}}, cast=True)
+    with pytest.raises(treepack.TreepackError, match=r"at \.: integers of uint64 do not fit int64"):
+        treepack.loads(treepack.dumps(np.uint64(2**63)), np.int64(0), cast=True)

@@ -624,6 +624,33 @@ def test_patching_flax() -> None:
     assert flax.serialization.to_bytes is theirs
 
 
+def test_patching_flax_without_a_comparison_of_leaves() -> None:
+    template = {"w": np.zeros((16, 3), np.float32), "n": 1}
+    encoded = serialization.to_bytes({"w": np.ones((4, 3), jnp.bfloat16), "n": np.ones(2)})
+    expected = flax.serialization.from_bytes(template, encoded)
+    with serialization.patch(strict=False):
+        found = flax.serialization.from_bytes(template, encoded)
+        with pytest.raises(treepack.MismatchError):
+            flax.serialization.from_bytes(template, encoded, strict=True)
+    same_leaves(found, expected)
+    with serialization.patch(), pytest.raises(treepack.MismatchError, match="strict=False"):
+        flax.serialization.from_bytes(template, encoded)
+    with pytest.raises(ValueError, match="strict must be one of"):
+        serialization.patch(strict="no")  # type: ignore[arg-type]
+
+
+def test_norms_of_equinox_before_and_after_their_state_is_made() -> None:
+    norm = eqx.nn.BatchNorm(3, "batch", mode="ema")
+    for tree in (norm, eqx.nn.State(norm), eqx.nn.make_with_state(lambda: norm)()):
+        same_leaves(treepack.loads(treepack.dumps(tree), tree), tree)
+    with pytest.raises(treepack.HoleError, match="ema_state_index/marker") as caught:
+        treepack.loads(treepack.dumps(norm))
+    assert "static=" in str(caught.value)
+    same_leaves(treepack.loads(treepack.dumps(norm), static=norm), norm)
+    with pytest.raises(treepack.UnserializableLeafError, match="'marker'"):
+        treepack.dumps(norm, static="error")
+
+
 def test_the_ext_type_of_orbax_is_a_tuple() -> None:
     encoded = msgpack.packb({"a": msgpack.ExtType(4, msgpack.packb([1, [2, b"x"]]))})
     assert serialization.msgpack_restore(encoded) == {"a": (1, [2, b"x"])}

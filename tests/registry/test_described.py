@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import gzip
+import io
 import itertools
 import subprocess
 import sys
@@ -570,10 +572,29 @@ def test_unhashable_keys_in_values() -> None:
             core.decode_value(msgpack.packb(value))
 
 
-def test_plain_encodings_say_what_they_lack() -> None:
-    for verb in (treepack.loads, treepack.abstract, treepack.read_metadata):
-        with pytest.raises(treepack.DecodeError, match="no record of the tree's structure"):
-            verb(treepack.serialization.to_bytes({"a": 1}))
+@pytest.mark.parametrize("tree", [{"a": [np.ones(3), {}], "b": (1, None)}, [1, {"c": {}}], 2.5])
+def test_encodings_of_flax_are_dicts_and_lists_for_all_verbs(tree: Any, tmp_path: Path) -> None:
+    data = flax.serialization.to_bytes(tree)
+    path = tmp_path / "model.msgpack"
+    path.write_bytes(data)
+    expected = treepack.serialization.load_from_file(None, path)
+    for source in (data, path, io.BytesIO(data), gzip.compress(data)):
+        for options in ({}, {"arrays": "numpy"}, {"unknown": "dict"}, {"select": "**"}):
+            assert_same(treepack.load(source, **options), expected)
+    for found in (treepack.loads(data), treepack.open(path).load()):
+        assert_same(found, expected)
+    halved = treepack.loads(data, dtype=np.float16)
+    assert_same(halved, treepack.load(data, dtype=np.float16, select="**"))
+    shapes = treepack.abstract(path)
+    assert jax.tree.structure(shapes) == jax.tree.structure(expected)
+    assert treepack.read_metadata(path) is None
+
+
+def test_a_record_under_a_damaged_key_is_no_tree_without_a_record() -> None:
+    data = treepack.dumps({"a": [1, 2]}).replace(b"__treepack__", b"__treepacj__")
+    for verb in (treepack.loads, treepack.load, treepack.abstract, treepack.read_metadata):
+        with pytest.raises(treepack.DecodeError, match="does not stand under its key"):
+            verb(data)
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,29 @@ def test_alignments_that_there_are_not(align: int):
             save({}, align=align)
 
 
+@pytest.mark.parametrize(
+    ("data", "theirs"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", msgpack.ExtraData),
+        (b"PK\x03\x04 and so on", msgpack.ExtraData),
+        (b"\x01\x01", msgpack.ExtraData),
+        (b"\xc1", msgpack.FormatError),
+        (b"\x91" * 2000, msgpack.StackError),
+    ],
+)
+def test_errors_are_those_of_msgpack_as_well(data, theirs):
+    """Such as for transformers, which catches `ExtraData` to tell its users to install git-lfs."""
+    with pytest.raises(theirs):
+        msgpack.unpackb(data)
+    for call in (treepack.serialization.msgpack_restore, treepack.loads, treepack.open):
+        with pytest.raises(theirs) as caught:
+            call(data)
+        assert isinstance(caught.value, treepack.DecodeError)
+        assert f"(byte {caught.value.offset}" in str(caught.value)
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (type(again), str(again)) == (treepack.DecodeError, str(caught.value))
+
+
 def test_errors_can_be_pickled():
     raised = []
     for call in (
@@ -218,7 +241,7 @@ def test_errors_can_be_pickled():
             raised.append(error)
     for error in raised:
         again = pickle.loads(pickle.dumps(error))
-        assert type(again) is type(error)
+        assert isinstance(error, type(again))
         assert str(again) == str(error)
         assert again.__dict__ == error.__dict__
     assert len(raised) == 3

@@ -12,6 +12,8 @@ import re
 import ml_dtypes  # noqa: F401  (registers its dtypes with NumPy)
 import numpy as np
 
+from treepack.errors import TreepackError
+
 # Objects and strings.
 _NOT_NUMBERS = "OSUT"
 
@@ -46,12 +48,28 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.name.startswith(("float", "bfloat"))
 
 
-def cast(source: np.ndarray | np.generic, target: np.ndarray) -> None:
-    """Casts floats to an array; too large a number becomes infinite, as in JAX."""
+def cast(source: np.ndarray | np.generic, target: np.ndarray, path: str) -> None:
+    """Casts floats or integers to an array of their kind.
+
+    Too large a float becomes infinite, as in JAX.
+
+    Raises:
+      TreepackError: With the path. If an integer does not fit.
+    """
+    are_floats = is_float(source.dtype)
     with np.errstate(over="ignore"):
-        if not np.can_cast(source.dtype, target.dtype, "unsafe"):
-            source = source.astype(np.float32)  # small floats, which ml_dtypes has no cast between
-        np.copyto(target, source, casting="unsafe")
+        given = source
+        if are_floats and not np.can_cast(source.dtype, target.dtype, "unsafe"):
+            given = source.astype(np.float32)  # small floats, which ml_dtypes has no cast between
+        np.copyto(target, given, casting="unsafe")
+    if are_floats:
+        return
+    again = target.astype(source.dtype)
+    if np.any(again != source) or np.any((target < 0) != (source < 0)):
+        raise TreepackError(
+            f"at {path}: integers of {source.dtype.name} do not fit {target.dtype.name}: give a "
+            f"template of {source.dtype.name} there"
+        )
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from treepack._src.dtypes import describe as describe_dtype
 from treepack._src.dtypes import resolve as resolve_dtype
+from treepack._src.interop.msgpack import decode_error
 from treepack._src.interop.msgpack import make as make_ext
 from treepack._src.interop.shardings import describe as describe_sharding
 from treepack._src.interop.shardings import resolve as resolve_sharding
@@ -43,6 +44,7 @@ __all__ = [
     "abstract_array",
     "check_unique_keys",
     "classify",
+    "decode_error",
     "describe_dtype",
     "describe_sharding",
     "expand",

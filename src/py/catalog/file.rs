@@ -62,17 +62,9 @@ impl Catalog {
 
     /// What is wrong with a value, with its path.
     pub fn at(&self, py: Python<'_>, error: PyErr, value: usize) -> PyErr {
-        if !errors::is(py, &error, "DecodeError") {
-            return error;
-        }
-        let raised = error.value(py);
-        let again = || -> PyResult<PyErr> {
-            let message: String = raised.getattr("message")?.extract()?;
-            let offset: Option<usize> = raised.getattr("offset")?.extract()?;
-            let path = self.catalog.path_of(value).to_string();
-            Ok(errors::make(py, "DecodeError", (message, offset, path)))
-        };
-        again().unwrap_or(error.clone_ref(py))
+        let path = self.catalog.path_of(value).to_string();
+        let placed = errors::placed(py, &error, &path);
+        placed.ok().flatten().unwrap_or(error)
     }
 
     /// Errors if there is no such value.

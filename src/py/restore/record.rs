@@ -34,7 +34,7 @@ use crate::{Error, grow};
 #[allow(clippy::too_many_arguments)] // they have names in Python
 pub fn assemble<'py>(
     state: Bound<'py, PyAny>,
-    record: &[u8],
+    record: Option<&[u8]>,
     convert: Option<Bound<'py, PyAny>>,
     unknown_as_dict: bool,
     placeholders: bool,
@@ -43,7 +43,7 @@ pub fn assemble<'py>(
     at: Vec<(u64, u64)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
-    let record = Record::read(record)?;
+    let record = record.map_or_else(|| Ok(Record::plain()), Record::read)?;
     let is_placed = placeholders || convert.is_some();
     let shardings = if is_placed {
         &record.shardings[..]

@@ -9,11 +9,9 @@ import jax
 import numpy as np
 
 import treepack
-from treepack import errors, serialization
+from treepack import errors
 
 HOW: dict[str, Any] = {"arrays": "numpy", "unknown": "dict"}
-
-NO_RECORD = "no record of the tree's structure"
 
 
 class Outcome(NamedTuple):
@@ -74,15 +72,6 @@ def _whole(leaf: Any) -> Any:
     return np.asarray(leaf) if isinstance(leaf, treepack.LazyArray) else leaf
 
 
-def _state(data: bytes, max_size: int) -> Any:
-    """Returns what `load` returns of files of flax, with no record."""
-    return serialization.msgpack_restore(
-        serialization.decompress_bytes(data, max_size=max_size)
-        if data[:2] in (b"\x1f\x8b", b"\xc1t")
-        else data
-    )
-
-
 # What types, functions, implementations of PRNG keys and extensions of MessagePack make of data,
 # `verify` knows nothing of.
 _OF_PROGRAM = (errors.UnregisteredTypeError, errors.HoleError)
@@ -121,8 +110,6 @@ def check(data: bytes, path: str, max_size: int, use: Use, *, compare: bool) -> 
             found.append("loads makes different trees by a record and of a state")
     elif known.is_ok or not isinstance(known.error, (type(whole.error), *_OF_PROGRAM)):
         found.append(f"loads: {whole}; where all types are known: {known}")
-    if NO_RECORD in str(whole.error):
-        whole = use("msgpack_restore", lambda: _state(data, max_size))
     is_damaged = not verified.is_ok or not verified.value.ok
     if whole.is_ok and opened.is_ok:
         if same(whole.value) != same(opened.value):

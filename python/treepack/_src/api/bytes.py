@@ -115,11 +115,12 @@ def loads(
     Takes the options of `load`, with the same errors. Views are of the bytes.
 
     Args:
-      data: The result of `dumps`, or the content of a file of `save`; any bytes-like object. With a
-        target also an encoding of flax, or of `treepack.serialization`.
+      data: The result of `dumps`, or the content of a file of `save`; any bytes-like object.
+        Encodings of flax and of `treepack.serialization` are dicts and lists without a target.
       target: A template.
       strict: How the leaves are compared with the template's: `True`, `"exact"` or `False`.
-      cast: Whether to cast floats to the dtypes of the template.
+      cast: Whether to cast floats to the dtypes of the template, and integers where no value
+        changes.
       dtype: Without a target, the dtype that all arrays of floats get.
       arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
       device: The device for arrays of jax.

@@ -38,7 +38,6 @@ from treepack._src.options import (
     check_iterator,
     part_options,
 )
-from treepack._src.restore.record import present
 from treepack._src.restore.report import Report
 from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.directory import interrupted
@@ -276,8 +275,9 @@ def load(
 
     Args:
       path: A file of `save`, or its URL; or the directory of a sharded one; or all else that
-        `open` takes: a `UPath`, bytes, a file object. With a target also a file of flax, or of
-        `treepack.serialization`. Gzip is recognised by its first bytes.
+        `open` takes: a `UPath`, bytes, a file object. Files of flax and of
+        `treepack.serialization` are dicts and lists without a target. Gzip is recognised by its
+        first bytes.
       target: A template. The result has its containers; of its leaves only shape, dtype and
         sharding matter, so `jax.ShapeDtypeStruct`s will do (from `jax.eval_shape` or `abstract`).
         Where it has arrays of jax or `ShapeDtypeStruct`s (of a dtype that jax has here: without
@@ -287,7 +287,8 @@ def load(
         that are equal to JAX, so that 64 bits count as 32 unless `jax_enable_x64` is set.
         `"exact"`: equal dtypes, no keys that a dict of the template lacks, and containers of equal
         types, where these were saved; `unexpected="ignore"` allows more keys. `False`: not at all.
-      cast: Whether to cast floats to the dtypes of the template.
+      cast: Whether to cast floats to the dtypes of the template, and integers where no value
+        changes.
       dtype: Without a target, the dtype that all arrays of floats get, such as `jnp.bfloat16`, each
         as it is loaded. Integers, bools, complex numbers, keys and numbers of Python stay.
       select: The leaves to load; nothing else is read. A path, which selects all below it and may
@@ -445,7 +446,6 @@ def abstract(
     check("unknown", unknown)
     source = resolved(path_or_data, storage_options)
     with naming(source), _opened(source, max_size) as file:
-        present(place_of(file).catalog.record)
         return file.abstract(unknown=unknown, static=static)
 
 
@@ -477,7 +477,6 @@ def read_metadata(
     """
     source = resolved(path_or_data, storage_options)
     with naming(source), _opened(source, max_size, unknown) as file:
-        present(place_of(file).catalog.record)
         return file.metadata
 
 

@@ -181,7 +181,7 @@ class Box:
                 return
             made = np.empty(target.shape, stored)
             self._read_to(shards, made, threads, check)
-            _dtypes.cast(made, target)
+            _dtypes.cast(made, target, self.array.path)
             return
         if target.size:
             files = self.array.checkpoint

@@ -14,9 +14,9 @@ from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Renaming, Selector, meant_of
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
-from treepack._src.pytree.state_dict import leaf_paths, leaves_of, map_leaves, state_leaves
+from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.holes import Fillings
-from treepack._src.restore.record import assembled
+from treepack._src.restore.record import split
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
 from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
@@ -237,18 +237,15 @@ def _assembled(
     """Builds a tree of the marked leaves, with its structure where containers are complete."""
     catalog = place.catalog
     state = cast_floats(place.reader.read(place, how, marks), how.dtype, how.threads, note)
-    if catalog.record is None:
-        found = map_leaves(lambda leaf: leaf, state, ABSENT)
-    else:
-        found = core.assemble(
-            state,
-            catalog.record,
-            convert=convert,
-            unknown_as_dict=how.unknown == "dict",
-            static=Fillings.of(how.static),
-            absent=ABSENT,
-            at=place.positions(),
-        )
+    found = core.assemble(
+        state,
+        catalog.record,
+        convert=convert,
+        unknown_as_dict=how.unknown == "dict",
+        static=Fillings.of(how.static),
+        absent=ABSENT,
+        at=place.positions(),
+    )
     return {} if found is ABSENT else found
 
 
@@ -301,6 +298,17 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
         found = core.restore_recorded(data, how.copy, how.threads)
         if found is not None:
             return found[0]
-    state = core.restore(data, how.copy, how.threads)
+    state, record = split(core.restore(data, how.copy, how.threads))
+    if record is None:  # or its key is damaged, which this finds
+        content = data if isinstance(data, core.Content) else core.Content.lent(data)
+        core.Catalog.open(content, salvage=False)
+    elif type(record) is not bytes:
+        raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
     state = cast_floats(state, how.dtype, how.threads, lambda _: None)
-    return assembled(state, convert=convert, unknown=how.unknown, static=how.static)
+    return core.assemble(
+        state,
+        record,
+        convert=convert,
+        unknown_as_dict=how.unknown == "dict",
+        static=Fillings.of(how.static),
+    )

@@ -161,7 +161,7 @@ def _number_to_array(target: Any, found: Any) -> Any:
 
 
 def _cast(items: Iterable[_Item], threads: int | None) -> None:
-    """Casts floats to the dtypes of the template."""
+    """Casts floats and integers to the dtypes of the template."""
     work: list[Callable[[], None]] = []
     for item in items:
         expected, actual = signature(item.target), signature(item.leaf)
@@ -169,16 +169,17 @@ def _cast(items: Iterable[_Item], threads: int | None) -> None:
             expected is None
             or actual is None
             or expected.dtype == actual.dtype
-            or not expected.kind == actual.kind == "float"
+            or not expected.kind == actual.kind
+            or expected.kind not in ("float", "int")
         ):
             continue
         if isinstance(item.leaf, ShardedArray):
             item.leaf = item.leaf.cast(expected.dtype)  # as each device reads its part
             continue
         if isinstance(item.leaf, np.generic):
-            item.leaf = item.leaf.astype(expected.dtype)
+            item.leaf = _cast_scalar(item.leaf, expected.dtype, item.path)
             continue
-        item.leaf = _casting(np.asarray(item.leaf), expected.dtype, work)
+        item.leaf = _casting(np.asarray(item.leaf), expected.dtype, work, item.path)
     run(work, core.thread_count(threads))
 
 
@@ -221,12 +222,10 @@ def cast_floats(
         if isinstance(found, ShardedArray):
             container[key] = found.cast(dtype)  # as each device reads its part
         elif isinstance(found, np.generic):
-            made = np.empty((), dtype)
-            _dtypes.cast(found, made)
-            container[key] = made[()]
+            container[key] = _cast_scalar(found, dtype, path)
         else:
             # In a pair with what it was, so that a list of arrays holds none.
-            container[key] = found, _casting(found, dtype, work)
+            container[key] = found, _casting(found, dtype, work, path)
             places.append((container, key))
             nbytes += found.nbytes
             if nbytes >= _CAST_BYTES:
@@ -248,15 +247,21 @@ def cast_floats(
     return root[0]
 
 
+def _cast_scalar(source: np.generic, dtype: np.dtype[Any], path: str) -> Any:
+    made = np.empty((), dtype)
+    _dtypes.cast(source, made, path)
+    return made[()]
+
+
 def _casting(
-    source: np.ndarray, dtype: np.dtype[Any], work: list[Callable[[], None]]
+    source: np.ndarray, dtype: np.dtype[Any], work: list[Callable[[], None]], path: str
 ) -> np.ndarray:
     """Returns an array that the work, once it is done, fills with another one, cast."""
     made = aligned(source.shape, dtype)
     starts = range(0, source.size, _CAST_ELEMENTS)
     parts = [slice(start, start + _CAST_ELEMENTS) for start in starts]
     flat = source.reshape(-1), made.reshape(-1)
-    work += [functools.partial(_dtypes.cast, flat[0][part], flat[1][part]) for part in parts]
+    work += [functools.partial(_dtypes.cast, flat[0][part], flat[1][part], path) for part in parts]
     return made
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from treepack._src.interop.modules import imported, instance_of
 
@@ -45,26 +44,6 @@ def static_names(nodetype: type, auxdata: tuple[Any, ...]) -> tuple[str, ...] | 
 
 is_frozen_dict = instance_of("flax.core", "FrozenDict")
 """Returns whether a value is a FrozenDict."""
-
-
-E = TypeVar("E", bound=Exception)
-
-
-def error_class(ours: type[E], name: str) -> type[E]:
-    """Returns a class of errors that are both ours and flax's, if flax is imported."""
-    theirs = getattr(imported("flax.errors"), name, None)
-    if theirs is None:
-        return ours
-    own: Any = ours
-    both: type[E] = _both(own, theirs)
-    return both
-
-
-@functools.cache
-def _both(ours: Any, theirs: Any) -> Any:
-    # From Python 3.14 on, ValueError has no `__init__` of its own, so flax's would be next.
-    own = {"__module__": ours.__module__, "__init__": ours.__init__}
-    return type(ours.__name__, (ours, theirs), own)
 
 
 def hashable_mapping() -> Any:

@@ -7,11 +7,12 @@ missing, the features that need it are off.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 
 def imported(name: str) -> ModuleType | None:
@@ -39,6 +40,29 @@ def instance_of(module: str, name: str) -> Callable[[object], bool]:
         return found is not None and isinstance(value, found)
 
     return is_instance
+
+
+E = TypeVar("E", bound=Exception)
+
+
+def error_class(ours: type[E], module: str, name: str) -> type[E]:
+    """Returns a class of errors that are both ours and a module's, if that is imported."""
+    theirs = getattr(imported(module), name, None)
+    if theirs is None:
+        return ours
+    own: Any = ours
+    both: type[E] = _both(own, theirs)
+    return both
+
+
+@functools.cache
+def _both(ours: Any, theirs: Any) -> Any:
+    def reduce(self: Any) -> tuple[Any, ...]:
+        return ours, *ours.__reduce__(self)[1:]
+
+    # From Python 3.14 on, ValueError has no `__init__` of its own, so theirs would be next.
+    own = {"__module__": ours.__module__, "__init__": ours.__init__, "__reduce__": reduce}
+    return type(ours.__name__, (ours, theirs), own)
 
 
 class OnUse:

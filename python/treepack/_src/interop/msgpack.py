@@ -12,8 +12,8 @@ import threading
 from typing import Any, NamedTuple
 
 import treepack._core as core
-from treepack._src.interop.modules import instance_of
-from treepack.errors import TreepackError
+from treepack._src.interop.modules import error_class, instance_of
+from treepack.errors import DecodeError, TreepackError
 
 TIMESTAMP_CODE = -1
 
@@ -53,6 +53,11 @@ def make(code: int, data: bytes) -> Any:
     if code == TIMESTAMP_CODE:
         return msgpack.Timestamp.from_bytes(data)
     return msgpack.ExtType(code, data)
+
+
+def decode_error(theirs: str, *arguments: Any) -> DecodeError:
+    """Returns an error that is one of msgpack's, too, where the program has imported msgpack."""
+    return error_class(DecodeError, "msgpack.exceptions", theirs)(*arguments)
 
 
 def _tuple(data: bytes) -> tuple[Any, ...] | None:

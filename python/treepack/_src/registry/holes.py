@@ -21,7 +21,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import equinox, flax
 from treepack._src.interop.jax import is_array
-from treepack._src.interop.libraries import is_marker
+from treepack._src.interop.libraries import LIBRARIES, is_marker
 from treepack._src.options import left_out
 from treepack._src.pytree.containers import fields_of, is_namedtuple
 from treepack._src.pytree.kinds import kind_of
@@ -171,7 +171,9 @@ def _with_holes(value: Any, path: list[str], where: str) -> Any:
         # No repr: that of a set differs from process to process, which might save together.
         what = type(value).__name__
         return Hole(_text(path), what, name, _with_holes(parts, path, where))
-    return _hole(value, path) if left_out() == "skip" else value
+    # A bare object in a node of a library has no data: it is a mark, as in equinox's `StateIndex`.
+    is_mark = type(value) is object and where.partition(".")[0] in LIBRARIES
+    return _hole(value, path) if is_mark or left_out() == "skip" else value
 
 
 def _hole(value: Any, path: list[str]) -> Hole:

@@ -99,7 +99,7 @@ def difference(
       target: The leaf of the template.
       state: The state.
       strict: See the table above.
-      cast: Whether all dtypes of floats count as equal.
+      cast: Whether all dtypes of floats count as equal, and all of integers.
 
     Returns:
       Descriptions of both; `None` if they match.
@@ -142,7 +142,7 @@ def _same_dtype(
 ) -> bool:
     if expected.dtype == found.dtype:
         return True
-    if cast and expected.kind == found.kind == "float":
+    if cast and expected.kind == found.kind and expected.kind in ("float", "int"):
         return True
     if strict == "exact" or not _jax.is_abstract(target):
         return False

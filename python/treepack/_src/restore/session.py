@@ -24,8 +24,8 @@ RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
 # Stands for the missing side of a mismatch.
 NOTHING = "nothing"
 
-# An array of floats, as messages describe it, and its shape.
-_FLOATS = re.compile(r"b?float\w*(\[[\d,]*\])")
+# An array of floats or integers, as messages describe it: its kind, and its shape.
+_CASTABLE = re.compile(r"b?(float)\w*(\[[\d,]*\])|u?(int)\w*(\[[\d,]*\])")
 
 
 class Restore:
@@ -137,12 +137,15 @@ class Restore:
         return hints
 
     def _about_cast(self, found: list[Mismatch]) -> str:
-        """Returns a hint if floats of another dtype are among the mismatches."""
+        """Returns a hint if floats or integers of another dtype are among the mismatches."""
         if self.in_words:
             return ""  # its functions do not cast
-        pairs = [(_FLOATS.fullmatch(it.expected), _FLOATS.fullmatch(it.found)) for it in found]
-        fits = any(one and two and one[1] == two[1] for one, two in pairs)
-        return "\nPass cast=True to cast floats to the dtypes of the template." if fits else ""
+        pairs = [(_CASTABLE.fullmatch(it.expected), _CASTABLE.fullmatch(it.found)) for it in found]
+        same = [one for one, two in pairs if one and two and one.groups() == two.groups()]
+        kinds = ("floats",) * any(it[1] for it in same) + ("integers",) * any(it[3] for it in same)
+        if not kinds:
+            return ""
+        return f"\nPass cast=True to cast {' and '.join(kinds)} to the dtypes of the template."
 
     def below(self, child: Any, state: Any, name: str) -> Any:
         """Restores a child of the template."""

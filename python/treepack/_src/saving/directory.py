@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.restore.record import present
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import BusyError, Lease, utc
 from treepack._src.storage.content import open_parts, read_all
@@ -177,7 +176,9 @@ class Directory(abc.ABC):
         """
         with naming(self.file(name)):
             found = open_parts(self.file(name), regular=True)
-            record = present(core.Catalog.open(found.content, salvage=False).record)
+            record = core.Catalog.open(found.content, salvage=False).record
+            if record is None:
+                raise DecodeError("the file has no record of the tree's structure")
         about = core.record_metadata(record, unknown_as_dict=False)
         plan = about.get("plan") if isinstance(about, dict) else None
         return Written(name, found.nbytes, zlib.crc32(record), plan)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.flax import error_class
+from treepack._src.interop.modules import error_class
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.series.names import MP_ARRAY_POSTFIX, TEMPORARY, Series
 from treepack._src.storage.entries import exists, remove
@@ -132,7 +132,7 @@ def restore_arrays(state: Any, target: Any, path: str, manager: Any, *, partial:
     directory = path + MP_ARRAY_POSTFIX
     if manager is None:
         counted = "1 array" if len(places) == 1 else f"{len(places)} arrays"
-        raise error_class(MultiprocessArrayError, "MPACheckpointingRequiredError")(
+        raise error_class(MultiprocessArrayError, "flax.errors", "MPACheckpointingRequiredError")(
             f"it has {counted} of several processes in {Path(directory).name} beside it: "
             "pass gda_manager=GlobalAsyncCheckpointManager(), of "
             "jax.experimental.array_serialization.serialization"
@@ -140,7 +140,7 @@ def restore_arrays(state: Any, target: Any, path: str, manager: Any, *, partial:
     templates = {} if target is None else dict(leaves_of(target, ()))
     lost = [parts for parts in places if not _is_of_several(templates.get(parts))]
     if lost and not partial:
-        raise error_class(MultiprocessArrayError, "MPARestoreTargetRequiredError")(
+        raise error_class(MultiprocessArrayError, "flax.errors", "MPARestoreTargetRequiredError")(
             f"it has an array of several processes at {'/'.join(lost[0])!r}, and the target "
             "has none there, whose sharding tells where it goes: pass a target with such arrays, "
             "or allow_partial_mpa_restoration=True"
@@ -152,7 +152,7 @@ def restore_arrays(state: Any, target: Any, path: str, manager: Any, *, partial:
         del places[parts]
     manager.wait_until_finished()
     if url_of(path) is not None and not exists(joined(directory, COMMIT_SUCCESS_FILE)):
-        raise error_class(MultiprocessArrayError, "MPARestoreDataCorruptedError")(
+        raise error_class(MultiprocessArrayError, "flax.errors", "MPARestoreDataCorruptedError")(
             f"{Path(directory).name} beside it has no {COMMIT_SUCCESS_FILE}: its save has not "
             "finished; restore another step"
         )

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from treepack._src.checkpoint.shards import MANIFEST
-from treepack._src.interop.flax import error_class
+from treepack._src.interop.modules import error_class
 from treepack._src.saving.directory import remove_unfinished
 from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORARY, Listing, Series
 from treepack._src.storage.entries import remove, remove_file
@@ -25,7 +25,7 @@ def check_newest(series: Series, name: str) -> None:
     """
     others = series.like(name, earlier=False)
     if others and (name in others or series.key(others[-1]) > series.key(name)):
-        error = error_class(InvalidCheckpointError, "InvalidCheckpointError")
+        error = error_class(InvalidCheckpointError, "flax.errors", "InvalidCheckpointError")
         raise error(
             f"{shown(series.path(name))} cannot be saved, since {shown(series.path(others[-1]))} "
             "is there: save a later step, or pass overwrite=True to replace this one and remove "
