@@ -770,6 +770,19 @@ class Catalog:
     def pieces(self, value: int) -> tuple[Content, list[tuple[int, int]]]:
         """Returns the data, and the ranges in them of an array's bytes."""
 
+    def pieces_to_copy(self, value: int, file: str | None) -> tuple[Content, list[tuple[int, int]]]:
+        """Returns the same, of data that compare an array with its checksum while it is read.
+
+        The read that completes it raises a CorruptionError that names `file`.
+        """
+
+    def compare(self, value: int) -> None:
+        """Compares a leaf with its checksum, if it has one.
+
+        Raises:
+          CorruptionError: If it is damaged.
+        """
+
     def verify(
         self, *, threads: int | None, progress: _Progress | None
     ) -> list[Literal["ok", "corrupt", "unchecked"]]:

@@ -304,7 +304,8 @@ def load(
       unexpected: Whether leaves of the file that the target lacks are an error, or ignored. By
         default they are ignored where the target has a dict or another mapping, and an error where
         it has a node of another type, such as a dataclass that has lost a field.
-      verify: Whether to compare the file with its checksums first; see `treepack.verify`.
+      verify: Whether to compare the file with its checksums first; see `treepack.verify`. Otherwise
+        only headers are checked, and damaged bytes of an array are not noticed.
       on_corrupt: Whether damaged leaves are an error, or count as missing and stay as the target
         has them (`"skip"`). Damage outside of leaves is a warning then; if checksums are lost by
         it, leaves that cannot be verified are loaded, and the warning says so.

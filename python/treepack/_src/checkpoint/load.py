@@ -215,12 +215,12 @@ def _corrupt(
             found[value] = path if renamed is None else renamed[path]
     if found and selection.on_corrupt == "error":
         raise CorruptionError(
-            f"{_listed([*found.values()])} damaged: pass on_corrupt='skip' to load all else"
+            f"{listed([*found.values()])} damaged: pass on_corrupt='skip' to load all else"
         )
     return found
 
 
-def _listed(paths: list[str], most: int = 10) -> str:
+def listed(paths: list[str], most: int = 10) -> str:
     """Lists paths with a verb: `a, b and 3 more are`."""
     more = "" if len(paths) <= most else f" and {len(paths) - most} more"
     verb = "is" if len(paths) == 1 else "are"
