@@ -310,13 +310,18 @@ def load(
         has them (`"skip"`). Damage outside of leaves is a warning then; if checksums are lost by
         it, leaves that cannot be verified are loaded, and the warning says so.
       return_report: Whether to return a `Report` as well.
-      arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
-      device: The device for all arrays of jax; by default that of the target's arrays. Without a
-        target, arrays get the `NamedSharding` again that they were saved with, where there are as
-        many devices (see docs/sharded.md), or else the default device.
-      sharding: The sharding for all arrays of jax: a `jax.sharding.Sharding`; a pytree of them,
+      arrays: Whether arrays of jax come back as such (`"saved"`), or all arrays as NumPy's
+        (`"numpy"`), or as jax's (`"jax"`). Arrays of NumPy stay that where jax lacks their dtype,
+        such as `datetime64`; so do those of 64 bits where a target has them, without
+        `jax_enable_x64`.
+      device: The device for all arrays, which become arrays of jax as with `arrays="jax"`; by
+        default that of the target's arrays. Without a target, arrays get the `NamedSharding` again
+        that they were saved with, where there are as many devices (see docs/sharded.md), or else
+        the default device.
+      sharding: The sharding for all arrays, likewise: a `jax.sharding.Sharding`; a pytree of them,
         each for all below its place; or a callable of the path and a `ShapeDtypeStruct`, which
-        returns one. Each device reads its part of the file.
+        returns one. Arrays of NumPy stay that where there is none, or `None`. Each device reads its
+        part of the file.
       replicas: Shards of a sharded checkpoint that devices of several processes get. `"read"`: each
         process reads them. `"broadcast"`: one of them does, and the others receive them over the
         devices, so that no store serves them twice; all processes that have such devices call

@@ -15,8 +15,7 @@ from treepack._src.checkpoint.select import Renaming, Selector, meant_of
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, map_leaves, state_leaves
-from treepack._src.registry.holes import Fillings
-from treepack._src.restore.record import assembled
+from treepack._src.restore.record import assembled, converting_all, recorded
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
 from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
@@ -238,17 +237,12 @@ def _assembled(
     catalog = place.catalog
     state = cast_floats(place.reader.read(place, how, marks), how.dtype, how.threads, note)
     if catalog.record is None:
+        if how.everywhere:
+            converting_all(state, convert)([])
         found = map_leaves(lambda leaf: leaf, state, ABSENT)
     else:
-        found = core.assemble(
-            state,
-            catalog.record,
-            convert=convert,
-            unknown_as_dict=how.unknown == "dict",
-            static=Fillings.of(how.static),
-            absent=ABSENT,
-            at=place.positions(),
-        )
+        at = place.positions()
+        found = assembled(state, catalog.record, how, convert=convert, absent=ABSENT, at=at)
     return {} if found is ABSENT else found
 
 
@@ -296,11 +290,11 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
     convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
     if target is not None:
         return restore_encoded(target, data, how, convert=convert, in_words=False)
-    if how.dtype is None and how.static is None and how.unknown == "error":
+    if how.dtype is None and how.static is None and how.unknown == "error" and not how.everywhere:
         # Most trees need nothing of their state.
         found = core.restore_recorded(data, how.copy, how.threads)
         if found is not None:
             return found[0]
     state = core.restore(data, how.copy, how.threads)
     state = cast_floats(state, how.dtype, how.threads, lambda _: None)
-    return assembled(state, convert=convert, unknown=how.unknown, static=how.static)
+    return assembled(*recorded(state), how, convert=convert)
