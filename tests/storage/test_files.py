@@ -371,3 +371,14 @@ def test_a_pickled_file_is_found_from_elsewhere(
             assert np.asarray(again["w"] if isinstance(again, treepack.File) else again)[2] == 2
         assert repr(pickle.loads(pickle.dumps(file))) == repr(file)
     assert "treepack.File 'model'" in repr(files[0])
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.NPZ", "m.pt.gz", "m.h5", "m.json"])
+def test_suffixes_of_other_formats_are_refused(tmp_path: Path, name: str) -> None:
+    suffix = Path(name.removesuffix(".gz").lower()).suffix
+    for options in ({}, {"sharded": True}, {"background": True}):
+        with pytest.raises(ValueError, match=f"{suffix} is for .*: choose .treepack"):
+            treepack.save(tmp_path / name, {"a": 1}, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"choose .treepack or .msgpack"):
+        treepack.save(f"memory://{name}", iter([("a", 1)]))
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from treepack._src.checkpoint.file import count_text, open, place_of, size_text,
 from treepack._src.options import float_dtype
 from treepack._src.storage.content import size_of
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import has_gzip_suffix, resolved, shown
+from treepack._src.storage.place import check_suffix, has_gzip_suffix, resolved, shown
 from treepack.errors import NewerVersionError
 
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
@@ -145,6 +145,7 @@ class _Target:
         elif format == "npz":
             _convert.write_npz(state, path, self.sep)
         else:
+            check_suffix(path)
             compress = has_gzip_suffix(path) if self.gzip is None else self.gzip
             if self.level is not None and not compress:
                 raise ValueError("--level needs --gzip, or a target that ends with .gz")

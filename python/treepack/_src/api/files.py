@@ -46,7 +46,14 @@ from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.storage.content import Openable, content_of, inflated_head
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, absolute, has_gzip_suffix, located, resolved
+from treepack._src.storage.place import (
+    Location,
+    absolute,
+    check_suffix,
+    has_gzip_suffix,
+    located,
+    resolved,
+)
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
@@ -116,6 +123,7 @@ def save(
     Args:
       path: The file (a `~` at its start is the home folder), a `UPath`, or a URL of a store
         (`pip install treepack[remote]`), where the object appears once all of it has been written.
+        Suffixes of other formats, such as `.safetensors`, are refused.
         The permissions of a file are those of the one that it replaces, or follow the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
         of a path and a leaf, for trees that are larger than memory: they become nested dicts, whose
@@ -163,8 +171,8 @@ def save(
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError, with the path. If a leaf, a key or
         static data have no form in files.
-      ValueError: If keys of a dict are the same as strings, or reserved; or if `select` matches
-        nothing.
+      ValueError: If keys of a dict are the same as strings, or reserved; if `select` matches
+        nothing; or if the suffix of `path` is of another format.
       TypeError: If metadata cannot be written.
       TreepackError: A ValueError. If another process fails, if processes that save together do not
         save the same, or if another job is saving to the same directory.
@@ -177,6 +185,7 @@ def save(
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
     place = located(path, storage_options)
+    check_suffix(place)
     step = None if step is None else operator.index(step)
     if isinstance(tree, Iterator):
         check_iterator(select=select, background=background, sharded=sharded)
