@@ -103,6 +103,8 @@ def test_other_series_in_the_directory_stay(tmp_path: Path) -> None:
     others = ["checkpoint_ema_1", "checkpoint_ema_2", "checkpoint_7.bak", "checkpoint_best"]
     for name in others:
         (tmp_path / name).write_bytes(b"")
+    others.append("loop")
+    (tmp_path / "loop").symlink_to("loop")
     for step in (5, 6, 2):
         checkpoints.save_checkpoint(tmp_path, {}, step, overwrite=True)
     assert names(tmp_path) == sorted([*others, "checkpoint_2"])

@@ -840,6 +840,13 @@ def test_leftovers_go_and_nothing_else(checkpoint: Path) -> None:
     others = ["notes.txt", "model.treepack", "0123abcd-00003.treepack.txt~", "x-00001.treepack"]
     for name in [*leftovers, *others]:
         (checkpoint / name).write_bytes(b"?")
+    shutil.copy(next(checkpoint.glob("*-00000.treepack")), checkpoint / leftovers[0])
+    # Names of shards, but files of the user.
+    others += ["1234abcd-00000.treepack", "1234abcd-00001.treepack"]
+    treepack.save(checkpoint / others[-1], {"w": 1})
+    (checkpoint / others[-2]).write_bytes(b"?")
+    (checkpoint / "loop").symlink_to("loop")
+    others.append("loop")
     with (checkpoint / leftovers[1]).open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         treepack.save(checkpoint, {"w": np.ones(3)}, sharded=True)
@@ -1215,7 +1222,7 @@ def test_a_lease_of_another_host_expires(tmp_path: Path, monkeypatch: pytest.Mon
     file = another_lease(tmp_path, name="0123abcd")
     others = [tmp_path / "0123abcd-00001.treepack", tmp_path / "0123abce-00001.treepack"]
     for other in others:
-        other.write_bytes(b"?")
+        shutil.copy(next(tmp_path.glob("*-00000.treepack")), other)
     told = r"by process 7 on elsewhere since 1970-01-01 00:00:00 UTC.*counts as dead after 120 s"
     with pytest.raises(treepack.TreepackError, match=told):
         save_to(tmp_path, 1)
@@ -1266,7 +1273,7 @@ def test_a_lease_that_is_lost_is_noticed(tmp_path: Path) -> None:
     def lose() -> None:
         (tmp_path / lease.FILE).unlink()
         another_lease(tmp_path)
-        theirs.touch()
+        shutil.copy(next(tmp_path.glob("*-00000.treepack")), theirs)
 
     with pytest.raises(treepack.TreepackError, match=r"is gone.*process 7 on elsewhere since"):
         during(tmp_path, lose)

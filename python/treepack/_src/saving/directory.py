@@ -102,6 +102,7 @@ class Directory(abc.ABC):
         self._name = ""  # of a save that is not committed
         self._before: Any = None  # what a commit replaces, unless
         self._overtaken: Any = None  # a signal handler has replaced it
+        self._replaced: set[str] = set()  # the files of the checkpoint that a commit replaces
         self._interrupted: list[Directory] = []
 
     def __str__(self) -> str:
@@ -132,6 +133,18 @@ class Directory(abc.ABC):
     def _spares(self, name: str) -> bool:
         """Returns whether a file is of a save that this one has interrupted."""
         return any(_is_of(name, it._name) for it in self._interrupted)
+
+    def _is_ours(self, name: str) -> bool:
+        """Returns whether a file with the name of one with shards is that, and not of the user."""
+        if (
+            name.startswith(".")
+            or name in self._replaced
+            or (self._name and _is_of(name, self._name))
+        ):
+            return True
+        with contextlib.suppress(Exception):
+            return self.look(name).plan is not None
+        return False
 
     def _has_committed(self, now: Any) -> None:
         """Lets the saves that this one has interrupted replace its checkpoint."""
@@ -211,6 +224,7 @@ class LocalDirectory(Directory):
             held = [it._lease for it in self._interrupted if isinstance(it, LocalDirectory)]
             self._lease.take(name, held)
             self._before = self._manifest()
+            self._replaced = self._used() or set()
         except OSError as error:
             name_file(error, self._path)
             raise
@@ -250,7 +264,8 @@ class LocalDirectory(Directory):
             for name in names:
                 is_spared = spared is not None and _is_of(name, spared)
                 is_spared = is_spared or self._spares(name)
-                if _SHARD_FILE.fullmatch(name) and name not in used and not is_spared:
+                is_old = _SHARD_FILE.fullmatch(name) and name not in used and not is_spared
+                if is_old and self._is_ours(name):
                     with contextlib.suppress(Exception):  # of one file; the others go on
                         self._remove(name)
 
@@ -278,6 +293,7 @@ class RemoteDirectory(Directory):
         del name
         version, data = self._manifest()
         self._before = version, _hash_of(data)
+        self._replaced = set() if data is None else _files_of(data) or set()
         if data is None and self._is_file():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
 
@@ -324,7 +340,9 @@ class RemoteDirectory(Directory):
                 raise self._busy() from error
             else:
                 raise
-        self._leftovers = listed - (_files_of(manifest) or listed)
+        files = _files_of(manifest)
+        old = set() if files is None else listed - files
+        self._leftovers = {it for it in old if self._is_ours(it)}
         if self._interrupted:
             version, now = self._manifest()
             if now == manifest:  # else another job has committed meanwhile
