@@ -131,7 +131,7 @@ def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path: Path, compress: b
     with pytest.raises(TypeError):
         treepack.serialization.save_to_file({"a": object()}, path, compress=compress)
     limited = (
-        "import resource, signal, sys, numpy, treepack\n"
+        "import os, resource, signal, sys, numpy, treepack\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "noise = numpy.random.default_rng(0).bytes(300_000)\n"
@@ -141,6 +141,10 @@ def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path: Path, compress: b
         "except OSError as error:\n"
         "    assert error.filename == sys.argv[1], error.filename\n"
         "    assert 'large' in str(error), error\n"
+        "    # The file is closed by now, so that its room on the disk is free.\n"
+        "    files = [f'/proc/self/fd/{it}' for it in os.listdir('/proc/self/fd')]\n"
+        "    links = [os.readlink(it) for it in files if os.path.lexists(it)]\n"
+        "    assert not any(it.startswith(os.path.dirname(sys.argv[1])) for it in links), links\n"
         "else:\n"
         "    raise AssertionError('no error')\n"
     )
