@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -19,6 +20,7 @@ import processes
 import treepack
 from treepack import checkpoints
 from treepack._src.interop.flax import error_class
+from treepack._src.series import retention
 from treepack.errors import InvalidCheckpointError, MismatchError, MultiprocessArrayError
 
 
@@ -382,3 +384,14 @@ def test_files_and_what_is_absent(tmp_path: Path) -> None:
     assert checkpoints.restore_checkpoint(tmp_path / "empty", 5) == 5
     with pytest.raises(IsADirectoryError):
         checkpoints.restore_checkpoint(tmp_path / "empty", 5, 1)
+
+
+def test_checkpoints_that_may_not_be_deleted_are_named(tmp_path: Path, monkeypatch: Any) -> None:
+    def denied(_: Any) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    checkpoints.save_checkpoint(tmp_path, {"a": 1}, 1)
+    monkeypatch.setattr(retention, "remove_file", denied)
+    with pytest.warns(UserWarning, match="no permission to delete .*checkpoint_1"):
+        checkpoints.save_checkpoint(tmp_path, {"a": 2}, 2)
+    assert names(tmp_path) == ["checkpoint_1", "checkpoint_2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -44,6 +45,7 @@ from treepack._src.pytree import prng as _prng
 from treepack._src.saving import directory, lease
 from treepack._src.saving import sharded as writing
 from treepack._src.saving.layout import described_layout
+from treepack._src.storage import filesystems
 from treepack._src.storage.entries import entries
 from trees import DTYPES, example_array, record_of, sealed
 from waiting import HANG_S
@@ -856,6 +858,37 @@ def test_leftovers_go_and_nothing_else(checkpoint: Path) -> None:
     assert names >= set(others)
     assert not names & set(leftovers)
     assert len(names) == len(others) + 1  # the arrays are in the manifest
+
+
+def test_files_that_may_not_be_deleted_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_to(tmp_path, 0)
+    [old] = tmp_path.glob("*-00000.treepack")
+    with monkeypatch.context() as patch:
+        patch.setattr(directory.LocalDirectory, "_remove", denied)
+        with pytest.warns(UserWarning, match=f"no permission to delete .*{old.name}") as told:
+            save_to(tmp_path, 1)
+    assert len(told) == 1
+    assert value_in(tmp_path) == 1
+    save_to(tmp_path, 2)
+    assert not old.exists()
+
+
+def denied(*_: Any, **__: Any) -> None:
+    raise PermissionError(errno.EPERM, "not permitted")
+
+
+def test_at_a_store_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://old/files"
+    save_to(url, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystems.FileSystem, "delete", denied)
+        with pytest.warns(UserWarning, match="no permission to delete .*memory://old/files"):
+            save_to(url, 2)
+    assert value_in(url) == 2
+    treepack.save(url, {"step": 1}, sharded=True)  # without shards
+    assert [it.name for it in entries(url)] == [shards.MANIFEST]
 
 
 def test_a_temporary_file_that_is_another_by_now_stays(

@@ -18,9 +18,10 @@ import secrets
 import socket
 import threading
 import time
+import warnings
 import weakref
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,6 +166,11 @@ class Directory(abc.ABC):
           BusyError: If another job has replaced it meanwhile.
         """
 
+    def _warn(self, kept: Sequence[str]) -> None:
+        """Warns of old files that a commit has left because they may not be deleted."""
+        if kept and not self._name:
+            warn_of_kept([self.file(name) for name in kept])
+
     @abc.abstractmethod
     def clean(self) -> None:
         """Removes the files of saves that were not committed or have been replaced.
@@ -256,6 +262,7 @@ class LocalDirectory(Directory):
         if not self._lease.is_held:
             return
         spared = self._lease.spared
+        kept: list[str] = []
         with contextlib.suppress(Exception):
             names = self.names()  # before the manifest, which a signal handler may replace
             used = self._used()
@@ -266,8 +273,13 @@ class LocalDirectory(Directory):
                 is_spared = is_spared or self._spares(name)
                 is_old = _SHARD_FILE.fullmatch(name) and name not in used and not is_spared
                 if is_old and self._is_ours(name):
-                    with contextlib.suppress(Exception):  # of one file; the others go on
+                    try:
                         self._remove(name)
+                    except PermissionError:
+                        kept.append(name)
+                    except Exception:  # of one file; the others go on
+                        pass
+        self._warn(kept)
 
     def _remove(self, name: str) -> None:
         path = Path(self.file(name))
@@ -363,12 +375,32 @@ class RemoteDirectory(Directory):
         return BusyError(f"{told}: {writer}" if writer else told)
 
     def clean(self) -> None:
+        kept: list[str] = []
         with contextlib.suppress(Exception):
             if self._name:
                 mine = {name for name in self.names() if name.startswith(f"{self._name}-")}
                 self._leftovers |= {name for name in mine if _SHARD_FILE.fullmatch(name)}
-            self._store.delete([self._at(name) for name in sorted(self._leftovers)])
+            try:
+                self._store.delete([self._at(name) for name in sorted(self._leftovers)])
+            except PermissionError:
+                kept = sorted(self._leftovers)
         self._leftovers = set()
+        self._warn(kept)
+
+
+def warn_of_kept(paths: Sequence[str]) -> None:
+    """Warns of files that could not be deleted after a save, which stands."""
+    more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
+    warnings.warn(
+        "the save is complete, but there is no permission to delete what it replaces: "
+        f"{', '.join(map(shown, paths[:_MOST_NAMES]))}{more}; delete it yourself",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+# The most names in a warning.
+_MOST_NAMES = 10
 
 
 def directory_at(path: str | os.PathLike[str]) -> Directory:
