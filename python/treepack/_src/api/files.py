@@ -44,7 +44,7 @@ from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
-from treepack._src.storage.content import Openable, content_of, inflated_head
+from treepack._src.storage.content import Openable, content_of, downloaded, inflated_head
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import (
     Location,
@@ -410,13 +410,20 @@ def load(
                     is_directory = True  # a sharded checkpoint, or nothing
                 else:
                     return restore_described(content, target, how)
+            source = path
+            if selection.verifies and selection.select is None and not is_directory:
+                try:  # once, so that what is verified is what is used
+                    source = downloaded(path, progress)
+                except IsADirectoryError:
+                    is_directory = True
             reader = open_reader(
-                path,
+                source,
                 is_directory=is_directory,
                 salvage=on_corrupt == "skip",
                 mmap=mmap,
                 max_size=max_size,
             )
+            reader.given = path
             with contextlib.closing(reader):
                 return load_part(Place(reader, 0, []), target, selection, how, group)
 
