@@ -770,6 +770,19 @@ class Catalog:
     def pieces(self, value: int) -> tuple[Content, list[tuple[int, int]]]:
         """Returns the data, and the ranges in them of an array's bytes."""
 
+    def pieces_to_copy(self, value: int, file: str | None) -> tuple[Content, list[tuple[int, int]]]:
+        """Returns the same, of data that compare an array with its checksum while it is read.
+
+        The read that completes it raises a CorruptionError that names `file`.
+        """
+
+    def compare(self, value: int) -> None:
+        """Compares a leaf with its checksum, if it has one.
+
+        Raises:
+          CorruptionError: If it is damaged.
+        """
+
     def verify(
         self, *, threads: int | None, progress: _Progress | None
     ) -> list[Literal["ok", "corrupt", "unchecked"]]:
@@ -829,6 +842,7 @@ def restore_like(
     template: Any,
     strict: bool | Literal["exact"],
     converts: bool,
+    everywhere: bool,
     copy: bool | None,
     threads: int | None,
 ) -> Any | None:
@@ -836,7 +850,7 @@ def restore_like(
 
     `None` where the tree is not just like the template: other keys or another order, leaves that do
     not match exactly, containers that only Python knows, errors. With `converts`, any array that
-    differs from the template is such a leaf.
+    differs from the template is such a leaf; with `everywhere` as well, all arrays are.
     """
 
 def restore_recorded(
@@ -859,6 +873,7 @@ def restore_selected(
     selector: Selector | None,
     strict: bool,
     converts: bool,
+    everywhere: bool,
     keeps_missing: bool,
     takes_more: bool | None,
     note: bool,
@@ -877,6 +892,7 @@ def restore_selected(
       selector: Decides whether a leaf that the file lacks is selected; `None` if unknown.
       strict: Whether to compare leaves.
       converts: Whether to settle arrays that are to become those of jax.
+      everywhere: Whether these are all arrays.
       keeps_missing: Whether to keep leaves of the template that the file lacks.
       takes_more: Whether the file may have leaves that the template lacks; `None` if only where
         that has a dict.
@@ -907,6 +923,7 @@ def assemble(
     record: bytes | None,
     *,
     convert: Callable[[list[Any]], list[Any]] | None = None,
+    everywhere: bool = False,
     unknown_as_dict: bool = False,
     placeholders: bool = False,
     static: Any = None,
@@ -920,6 +937,7 @@ def assemble(
       record: The record of the structure; `None` if the tree is the state.
       convert: Takes all leaves that were arrays of jax, each as its path, `None`, the leaf, whether
         its dtype was weak, and its sharding or `None`; returns their replacements.
+      everywhere: Whether to call `convert` even if there are none: it replaces others in the state.
       unknown_as_dict: Whether nodes of unknown types become dicts.
       placeholders: Whether the leaves are placeholders, which the code of types cannot use.
       static: Fills the holes of static data; see `registry/holes.py`.

@@ -185,8 +185,8 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
       unexpected: Whether leaves that the template lacks are an error, or ignored; by default,
         those in dicts are ignored.
       verify: Whether to compare checksums first.
-      arrays: Whether arrays of jax come back as such.
-      sharding: The sharding of arrays.
+      arrays: Whether arrays of jax come back as such, or which all become.
+      sharding: The sharding of all arrays, which become arrays of jax.
       replicas: Whether each process reads shards that several have, or one of them does.
       timeout: How long processes wait for each other then.
       unknown: Whether nodes of unregistered types are an error, or dicts.

@@ -13,9 +13,11 @@
 //! | `fits.rs` | comparing the record of the structure with the tree |
 //! | `stream.rs` | leaves of streams, one after the other |
 //! | `verify.rs` | comparing leaves with their checksums |
+//! | `compared.rs` | the same for one leaf, while it is copied |
 
 mod arrays;
 mod check;
+mod compared;
 mod find;
 mod fits;
 mod read;
@@ -28,6 +30,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 pub use arrays::{ArrayPlace, FoundArrays};
+pub use compared::Compared;
 pub use select::Marks;
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
@@ -15,6 +16,7 @@ use super::memory::{Borrowed, Owned, new_bytes};
 use super::options::integer_or_none;
 use super::watch::Watcher;
 use super::{errors, gzip};
+use crate::catalog::Compared;
 use crate::gzip::{Contained, Indexed, MAGIC_BYTES, has_traces, is_compressed, mended};
 use crate::handle;
 use crate::manifest::Sparse;
@@ -63,6 +65,8 @@ enum Storage {
     Elsewhere(Arc<Elsewhere>),
     /// That of a manifest, whose arrays are in other files.
     Sparse(Arc<Sparse>),
+    /// Those of a leaf that is copied.
+    Copied(Arc<Copied>),
 }
 
 /// The object of Python that has the bytes of a gzip stream.
@@ -114,6 +118,49 @@ impl Source for Elsewhere {
 
     fn near(&self) -> usize {
         self.near
+    }
+}
+
+/// A leaf that is compared with its checksum while it is copied, and the name of its file.
+struct Copied(Compared, Option<String>);
+
+impl Copied {
+    /// An error with the name of the file, since the caller's errors name the file that is written.
+    fn named(&self, error: Error) -> PyErr {
+        let error = PyErr::from(error);
+        // Without memory for the name, the error has none.
+        let _ = Python::attach(|py| error.value(py).setattr("filename", &self.1));
+        error
+    }
+}
+
+impl Source for Copied {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        let read = self.0.read_at(offset, target);
+        read.map_err(|error| match error {
+            Error::Corrupt { .. } => Error::Payload(Box::new(self.named(error))),
+            error => error,
+        })
+    }
+
+    fn run(&self, offset: usize) -> usize {
+        self.0.run(offset)
+    }
+
+    fn present(&self, range: Range<usize>) -> usize {
+        self.0.present(range)
+    }
+
+    fn near(&self) -> usize {
+        self.0.near()
     }
 }
 
@@ -335,6 +382,11 @@ impl Content {
         }
     }
 
+    /// A leaf that is compared with its checksum while it is copied from a file.
+    pub fn copied(compared: Compared, file: Option<String>) -> Self {
+        Self(Storage::Copied(Arc::new(Copied(compared, file))))
+    }
+
     /// Bytes of which some are not there.
     pub fn sparse(sparse: Arc<Sparse>) -> Self {
         Self(Storage::Sparse(sparse))
@@ -350,7 +402,9 @@ impl Content {
             Storage::File(mapping) => mapping.pages(),
             Storage::Read(pages) | Storage::Inflated(pages) => Some(pages.as_raw()),
             Storage::Lent(borrowed) => Some(borrowed.as_raw()),
-            Storage::Gzip(..) | Storage::Elsewhere(_) | Storage::Sparse(_) => None,
+            Storage::Gzip(..) | Storage::Elsewhere(_) | Storage::Sparse(_) | Storage::Copied(_) => {
+                None
+            }
         }
     }
 
@@ -363,6 +417,7 @@ impl Content {
             Storage::Gzip(indexed, _) => indexed,
             Storage::Elsewhere(elsewhere) => elsewhere,
             Storage::Sparse(sparse) => sparse,
+            Storage::Copied(copied) => copied,
         }
     }
 
@@ -375,6 +430,7 @@ impl Content {
             Storage::Elsewhere(elsewhere) => elsewhere.clone(),
             Storage::Gzip(indexed, _) => indexed.clone(),
             Storage::Sparse(sparse) => sparse.clone(),
+            Storage::Copied(copied) => copied.clone(),
         }
     }
 

@@ -47,10 +47,11 @@ pub fn restore_like<'py>(
     template: &Bound<'py, PyAny>,
     strict: &Bound<'py, PyAny>,
     converts: bool,
+    everywhere: bool,
     copy: Option<bool>,
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let matching = Matching::new(data.py(), strict.is_truthy()?, converts);
+    let matching = Matching::new(data.py(), strict.is_truthy()?, converts, everywhere);
     if let Ok(content) = data.cast_exact::<Content>() {
         let source = content.get().source();
         let memory = Content::owned(content);

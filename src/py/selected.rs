@@ -35,8 +35,8 @@ use crate::{Error, grow};
 /// Restores leaves of a file in a template, if the containers plainly fit; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
-    file, value, template, settle, *, marks, selector, strict, converts, keeps_missing,
-    takes_more, note, copy, threads,
+    file, value, template, settle, *, marks, selector, strict, converts, everywhere,
+    keeps_missing, takes_more, note, copy, threads,
 ))]
 #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // as in Python
 pub fn restore_selected<'py>(
@@ -48,6 +48,7 @@ pub fn restore_selected<'py>(
     selector: Option<&Selector>,
     strict: bool,
     converts: bool,
+    everywhere: bool,
     keeps_missing: bool,
     takes_more: Option<bool>,
     note: bool,
@@ -65,7 +66,7 @@ pub fn restore_selected<'py>(
         catalog,
         marks: marks.map(|marks| marks.of(catalog)).transpose()?,
         selector,
-        matching: Matching::new(py, strict, converts),
+        matching: Matching::new(py, strict, converts, everywhere),
         parts: file.get().parts(py, value, copy.into(), threads)?,
         keeps_missing,
         takes_more,

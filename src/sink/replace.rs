@@ -72,7 +72,8 @@ pub fn replace_file(
     let written = match complete() {
         Ok(written) => written,
         Err(error) => {
-            temporary::discard(temporary);
+            let is_stopped = matches!(error, Error::Stopped);
+            temporary::discard(temporary, (!is_stopped).then_some(watch))?;
             return Err(error);
         }
     };

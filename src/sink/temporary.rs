@@ -16,6 +16,8 @@ use std::thread;
 use tempfile::NamedTempFile;
 
 use crate::handle::Id;
+use crate::watch::Watch;
+use crate::{Result, parallel};
 
 /// Names of files have 255 bytes on most systems; so many are left of that of the target.
 const MAX_NAME: usize = 200;
@@ -76,12 +78,17 @@ pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<Nam
 /// Removes a temporary file that has not been completed.
 ///
 /// Who closes a file last waits until the system has written what it began to write of it, so
-/// that is done in another thread.
-pub fn discard(temporary: NamedTempFile) {
+/// that is done in another thread. With `watch` this waits for it: the room on the disk is free then.
+pub fn discard(temporary: NamedTempFile, watch: Option<&dyn Watch>) -> Result<()> {
     let (file, path) = temporary.into_parts();
     drop(path); // this removes it
+    let close = move || drop(file);
     // Where there is no other thread to be had, the file is closed here.
-    drop(thread::Builder::new().spawn(move || drop(file)));
+    match watch {
+        Some(watch) => parallel::elsewhere(close, watch)?,
+        None => drop(thread::Builder::new().spawn(close)),
+    }
+    Ok(())
 }
 
 /// Adds to a prefix what no other file of this host gets.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -19,6 +20,7 @@ import processes
 import treepack
 from treepack import checkpoints
 from treepack._src.interop.modules import error_class
+from treepack._src.series import retention
 from treepack.errors import InvalidCheckpointError, MismatchError, MultiprocessArrayError
 
 
@@ -103,6 +105,8 @@ def test_other_series_in_the_directory_stay(tmp_path: Path) -> None:
     others = ["checkpoint_ema_1", "checkpoint_ema_2", "checkpoint_7.bak", "checkpoint_best"]
     for name in others:
         (tmp_path / name).write_bytes(b"")
+    others.append("loop")
+    (tmp_path / "loop").symlink_to("loop")
     for step in (5, 6, 2):
         checkpoints.save_checkpoint(tmp_path, {}, step, overwrite=True)
     assert names(tmp_path) == sorted([*others, "checkpoint_2"])
@@ -381,3 +385,14 @@ def test_files_and_what_is_absent(tmp_path: Path) -> None:
     assert checkpoints.restore_checkpoint(tmp_path / "empty", 5) == 5
     with pytest.raises(IsADirectoryError):
         checkpoints.restore_checkpoint(tmp_path / "empty", 5, 1)
+
+
+def test_checkpoints_that_may_not_be_deleted_are_named(tmp_path: Path, monkeypatch: Any) -> None:
+    def denied(_: Any) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    checkpoints.save_checkpoint(tmp_path, {"a": 1}, 1)
+    monkeypatch.setattr(retention, "remove_file", denied)
+    with pytest.warns(UserWarning, match="no permission to delete .*checkpoint_1"):
+        checkpoints.save_checkpoint(tmp_path, {"a": 2}, 2)
+    assert names(tmp_path) == ["checkpoint_1", "checkpoint_2"]

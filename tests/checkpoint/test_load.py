@@ -149,7 +149,10 @@ class Pair(NamedTuple):
 
 treepack.register_namedtuple(Pair, serialized_name="tests.load.Pair")
 
-PLACED = {"p": Pair(jnp.ones((4, 2)), jnp.zeros((4, 3))), "l": [jnp.ones((4, 2)), np.ones(4)]}
+PLACED = {
+    "p": Pair(jnp.ones((4, 2)), jnp.zeros((4, 3))),
+    "l": [jnp.ones((4, 2)), np.ones(4, np.float32)],
+}
 
 
 @pytest.mark.parametrize("with_target", [False, True])
@@ -166,13 +169,75 @@ def test_shardings(with_target: bool, sharding: Any) -> None:
     data = treepack.dumps(PLACED)
     target = treepack.abstract(data) if with_target else None
     if target is not None:
-        target["l"][1] = np.zeros(4)
+        target["l"][1] = np.zeros(4, np.float32)
     found = treepack.loads(data, target, sharding=sharding)
     for leaf in (*found["p"], found["l"][0]):
         assert leaf.sharding == ROWS
         assert leaf.addressable_shards[0].data.shape[0] == 2
-    assert type(found["l"][1]) is np.ndarray
+    is_given = not isinstance(sharding, dict) or sharding["l"] is ROWS
+    assert isinstance(found["l"][1], jax.Array if is_given else np.ndarray)
     jax.tree.map(np.testing.assert_array_equal, found, PLACED)
+
+
+@pytest.mark.parametrize("name", ["file", "directory", "file.gz"])
+@pytest.mark.parametrize("how", ["device", "sharding", "arrays"])
+def test_all_arrays_go_to_an_explicit_place(tmp_path: Path, how: str, name: str) -> None:
+    device = jax.devices()[how != "arrays"]
+    options: Any = {
+        "device": {"device": device},
+        "sharding": {"sharding": jax.sharding.SingleDeviceSharding(device)},
+        "arrays": {"arrays": "jax"},
+    }[how]
+    value = np.arange(4, dtype=np.float32)
+    tree = {"w": value, "p": Pair(jnp.ones(2), [value]), "day": np.zeros(2, "M8[s]"), "n": 1}
+    path = tmp_path / name
+    treepack.save(path, tree, sharded=name == "directory")
+
+    def check(found: Any) -> None:
+        arrays = [leaf for leaf in jax.tree.leaves(found) if hasattr(leaf, "shape")]
+        assert arrays
+        for leaf in arrays:
+            if leaf.dtype.kind == "M":
+                assert type(leaf) is np.ndarray
+            else:
+                assert leaf.devices() == {device}
+
+    check(treepack.load(path, **options))
+    check(treepack.load(path, select=["w", "p"], **options))
+    template = {**tree, "w": value.copy(), "p": Pair(np.ones(2, np.float32), [value])}
+    check(treepack.load(path, template, **options))
+    check(treepack.load(path, template, select="w", strict="exact", **options)["w"])
+    with treepack.open(path) as file:
+        check(file.load(**options))
+        check(file["p"].load(**options))
+        check(file["p"].load(template["p"], missing="target", **options))
+    check(treepack.loads(treepack.dumps(tree), **options))
+    check(treepack.loads(treepack.dumps(tree), template, **options))
+    check(treepack.loads(treepack.dumps(value), **options))
+    check(treepack.loads(treepack.dumps(tree), dtype="float16", **options))
+    check(treepack.load(serialization.to_bytes({"w": [value]}), select="**", **options))
+
+
+def test_a_place_for_what_jax_has_not() -> None:
+    data = treepack.dumps({"w": np.ones(2)})  # of 64 bits
+    with pytest.raises(treepack.TreepackError, match=r"at w: .* load with neither device= nor"):
+        treepack.loads(data, device=jax.devices()[0])
+    with pytest.raises(treepack.TreepackError, match=r"at w: .* load with arrays='numpy'"):
+        treepack.loads(data, arrays="jax")
+    found = treepack.loads(data, dtype="float32", device=jax.devices()[1])
+    assert found["w"].devices() == {jax.devices()[1]}
+    assert type(treepack.loads(data, {"w": np.ones(2)}, arrays="jax")["w"]) is np.ndarray
+    assert type(treepack.loads(data, sharding={"b": ROWS})["w"]) is np.ndarray
+
+
+@pytest.mark.parametrize("options", [{"device": "nope"}, {"sharding": 3}, {"sharding": {"a": 3}}])
+def test_places_that_are_none(options: Any) -> None:
+    for data in (treepack.dumps({}), treepack.dumps({"a": np.zeros(2)})):
+        for target in (None, {}, {"a": np.zeros(2)}):
+            with pytest.raises(ValueError, match="has to be a device or sharding of jax"):
+                treepack.loads(data, target, **options)
+        with pytest.raises(ValueError, match="has to be a device or sharding of jax"):
+            treepack.load(data, select="**", **options)
 
 
 def test_a_sharding_for_each_path() -> None:
@@ -183,13 +248,13 @@ def test_a_sharding_for_each_path() -> None:
         return jax.devices()[1]
 
     found = treepack.loads(treepack.dumps(PLACED), sharding=where)
-    assert [path for path, *_ in seen] == ["p/a", "p/b", "l/0"]
+    assert [path for path, *_ in seen] == ["p/a", "p/b", "l/0", "l/1"]
     assert found["p"].a.devices() == {jax.devices()[1]}
     with pytest.raises(ValueError, match="at l/0: the tree of shardings has none"):
         treepack.loads(treepack.dumps(PLACED), sharding={"p": ROWS})
     with pytest.raises(ValueError, match="exclude each other"):
         treepack.loads(treepack.dumps(PLACED), sharding=ROWS, device=jax.devices()[0])
-    with pytest.raises(ValueError, match="need arrays of jax"):
+    with pytest.raises(ValueError, match="make arrays of jax"):
         treepack.loads(treepack.dumps(PLACED), device=jax.devices()[0], arrays="numpy")
 
 

@@ -19,8 +19,9 @@ import safetensors.numpy
 
 import treepack.__main__
 from commands import TREE, call, refused
-from treepack import TreepackError, serialization
+from treepack import CorruptionError, TreepackError, serialization
 from treepack._cli import convert as _convert
+from treepack._src.checkpoint.file import place_of, value_at
 from trees import ML_DTYPES
 
 
@@ -103,6 +104,8 @@ def test_floats_in_lists_become_another_dtype(folder: Path) -> None:
 
 
 def test_what_cannot_be_converted(folder: Path) -> None:
+    for command in (["convert", "flax"], ["get", "flax", "params"], ["salvage", "flax"]):
+        assert ".pt is for PyTorch: choose .treepack" in refused(*command, "new.pt")
     for args, message in (
         (("convert", "model", "x.safetensors"), "at key: a PRNGKeyArray is no array"),
         (("convert", "flax", "x.npz"), "npz has no dtype bfloat16"),
@@ -159,6 +162,61 @@ def test_npz_has_no_dtypes_of_ml_dtypes(folder: Path, dtype: Any) -> None:
     Path("one").write_bytes(serialization.to_bytes({"w": np.zeros(3, dtype)}))
     with pytest.raises(treepack.TreepackError, match=f"npz has no dtype {dtype.name}"):
         call("convert", "one", "one.npz")
+
+
+def damage(path: Path, leaf: str) -> None:
+    """Changes the last bit of a leaf in a file."""
+    with treepack.open(path) as file:
+        end = place_of(file).catalog.leaf(value_at(file, leaf))[3]
+    data = bytearray(path.read_bytes())
+    data[end - 1] ^= 1
+    path.unlink()  # which jax may have mapped
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("leaf", ["params/dense/kernel", "step", "key"])
+def test_damaged_leaves_are_not_copied(folder: Path, leaf: str) -> None:
+    damage(Path("model"), leaf)
+    damage(Path("model"), "params/scale")
+    corrupt = treepack.verify("model").corrupt
+    assert {*corrupt} == {leaf, "params/scale"}
+    told = f"'model': {', '.join(corrupt)} are damaged: treepack salvage copies"
+    for target in (["new"], ["new.msgpack"], ["new", "--gzip"], ["new", "--dtype", "float16"]):
+        with pytest.raises(CorruptionError, match=told):
+            call("convert", "model", *target)
+        with pytest.raises(CorruptionError, match=told):
+            call("get", "model", leaf, *target)
+    for target in ("new.npz", "new.safetensors"):
+        with pytest.raises(CorruptionError, match=told):
+            call("get", "model", "params", target, "--dtype", "float32")
+    assert not Path("new").exists()
+    assert "are damaged" in refused("convert", "model", "new", status=1)
+    call("get", "model", "params/dense/bias", "new")
+    call("salvage", "model", "new", status=1)
+    assert treepack.verify("new").ok
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_damaged_arrays_of_open_files_are_not_saved(folder: Path, sharded: bool) -> None:
+    treepack.save("some", {"w": TREE["params"]["dense"]["kernel"]}, sharded=sharded)
+    (path,) = Path("some").glob("*-00000.treepack") if sharded else [Path("some")]
+    with treepack.open("some") as file:
+        treepack.save("copy", dict(file))
+    assert treepack.verify("copy").ok
+    damage(path, "w")
+    with treepack.open("some") as file:
+        for options in ({}, {"compress": True}, {"compress": "numbers"}):
+            with pytest.raises(CorruptionError, match=r"some.*leaves are not what was written: w"):
+                treepack.save("new", dict(file), **options)  # type: ignore[arg-type]
+        with pytest.raises(CorruptionError, match=r"some.*leaves are not what was written: w"):
+            treepack.save("directory", dict(file), sharded=True)
+        with pytest.raises(CorruptionError):
+            treepack.save("new", iter(file.leaves()))
+        with pytest.raises(CorruptionError):
+            treepack.dumps(dict(file))
+        with pytest.raises(CorruptionError, match="w is damaged"):
+            call("convert", "some", "new")
+    assert not Path("new").exists()
 
 
 def test_salvage(folder: Path) -> None:

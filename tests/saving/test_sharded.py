@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -46,6 +47,7 @@ from treepack._src.pytree import prng as _prng
 from treepack._src.saving import directory, lease
 from treepack._src.saving import sharded as writing
 from treepack._src.saving.layout import described_layout
+from treepack._src.storage import filesystems
 from treepack._src.storage.entries import entries
 from trees import DTYPES, example_array, record_of, sealed
 from waiting import HANG_S
@@ -845,6 +847,13 @@ def test_leftovers_go_and_nothing_else(checkpoint: Path) -> None:
     others = ["notes.txt", "model.treepack", "0123abcd-00003.treepack.txt~", "x-00001.treepack"]
     for name in [*leftovers, *others]:
         (checkpoint / name).write_bytes(b"?")
+    shutil.copy(next(checkpoint.glob("*-00000.treepack")), checkpoint / leftovers[0])
+    # Names of shards, but files of the user.
+    others += ["1234abcd-00000.treepack", "1234abcd-00001.treepack"]
+    treepack.save(checkpoint / others[-1], {"w": 1})
+    (checkpoint / others[-2]).write_bytes(b"?")
+    (checkpoint / "loop").symlink_to("loop")
+    others.append("loop")
     with (checkpoint / leftovers[1]).open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         treepack.save(checkpoint, {"w": np.ones(3)}, sharded=True)
@@ -854,6 +863,37 @@ def test_leftovers_go_and_nothing_else(checkpoint: Path) -> None:
     assert names >= set(others)
     assert not names & set(leftovers)
     assert len(names) == len(others) + 1  # the arrays are in the manifest
+
+
+def test_files_that_may_not_be_deleted_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_to(tmp_path, 0)
+    [old] = tmp_path.glob("*-00000.treepack")
+    with monkeypatch.context() as patch:
+        patch.setattr(directory.LocalDirectory, "_remove", denied)
+        with pytest.warns(UserWarning, match=f"no permission to delete .*{old.name}") as told:
+            save_to(tmp_path, 1)
+    assert len(told) == 1
+    assert value_in(tmp_path) == 1
+    save_to(tmp_path, 2)
+    assert not old.exists()
+
+
+def denied(*_: Any, **__: Any) -> None:
+    raise PermissionError(errno.EPERM, "not permitted")
+
+
+def test_at_a_store_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://old/files"
+    save_to(url, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystems.FileSystem, "delete", denied)
+        with pytest.warns(UserWarning, match="no permission to delete .*memory://old/files"):
+            save_to(url, 2)
+    assert value_in(url) == 2
+    treepack.save(url, {"step": 1}, sharded=True)  # without shards
+    assert [it.name for it in entries(url)] == [shards.MANIFEST]
 
 
 def test_a_temporary_file_that_is_another_by_now_stays(
@@ -1221,7 +1261,7 @@ def test_a_lease_of_another_host_expires(tmp_path: Path, monkeypatch: pytest.Mon
     file = another_lease(tmp_path, name="0123abcd")
     others = [tmp_path / "0123abcd-00001.treepack", tmp_path / "0123abce-00001.treepack"]
     for other in others:
-        other.write_bytes(b"?")
+        shutil.copy(next(tmp_path.glob("*-00000.treepack")), other)
     told = r"by process 7 on elsewhere since 1970-01-01 00:00:00 UTC.*counts as dead after 120 s"
     with pytest.raises(treepack.TreepackError, match=told):
         save_to(tmp_path, 1)
@@ -1272,7 +1312,7 @@ def test_a_lease_that_is_lost_is_noticed(tmp_path: Path) -> None:
     def lose() -> None:
         (tmp_path / lease.FILE).unlink()
         another_lease(tmp_path)
-        theirs.touch()
+        shutil.copy(next(tmp_path.glob("*-00000.treepack")), theirs)
 
     with pytest.raises(treepack.TreepackError, match=r"is gone.*process 7 on elsewhere since"):
         during(tmp_path, lose)

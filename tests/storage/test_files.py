@@ -131,7 +131,7 @@ def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path: Path, compress: b
     with pytest.raises(TypeError):
         treepack.serialization.save_to_file({"a": object()}, path, compress=compress)
     limited = (
-        "import resource, signal, sys, numpy, treepack\n"
+        "import os, resource, signal, sys, numpy, treepack\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
         "noise = numpy.random.default_rng(0).bytes(300_000)\n"
@@ -141,6 +141,10 @@ def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path: Path, compress: b
         "except OSError as error:\n"
         "    assert error.filename == sys.argv[1], error.filename\n"
         "    assert 'large' in str(error), error\n"
+        "    # The file is closed by now, so that its room on the disk is free.\n"
+        "    files = [f'/proc/self/fd/{it}' for it in os.listdir('/proc/self/fd')]\n"
+        "    links = [os.readlink(it) for it in files if os.path.lexists(it)]\n"
+        "    assert not any(it.startswith(os.path.dirname(sys.argv[1])) for it in links), links\n"
         "else:\n"
         "    raise AssertionError('no error')\n"
     )
@@ -371,3 +375,14 @@ def test_a_pickled_file_is_found_from_elsewhere(
             assert np.asarray(again["w"] if isinstance(again, treepack.File) else again)[2] == 2
         assert repr(pickle.loads(pickle.dumps(file))) == repr(file)
     assert "treepack.File 'model'" in repr(files[0])
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.NPZ", "m.pt.gz", "m.h5", "m.json"])
+def test_suffixes_of_other_formats_are_refused(tmp_path: Path, name: str) -> None:
+    suffix = Path(name.removesuffix(".gz").lower()).suffix
+    for options in ({}, {"sharded": True}, {"background": True}):
+        with pytest.raises(ValueError, match=f"{suffix} is for .*: choose .treepack"):
+            treepack.save(tmp_path / name, {"a": 1}, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"choose .treepack or .msgpack"):
+        treepack.save(f"memory://{name}", iter([("a", 1)]))
+    assert list(tmp_path.iterdir()) == []

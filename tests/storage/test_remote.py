@@ -23,7 +23,7 @@ import pytest
 import tiers
 import treepack
 from treepack import serialization
-from treepack._src.storage import remote
+from treepack._src.storage import filesystems, remote
 
 TREE: dict[str, Any] = {
     f"layer_{index}": {"kernel": np.full((64, 1024), index, np.float32), "bias": np.zeros(3)}
@@ -547,3 +547,26 @@ def test_errors_of_other_libraries_are_told_with_the_url(
     told = "short://bucket/model: bytes 0 to .* were asked for: not you"
     with pytest.raises(PermissionError, match=told):
         treepack.load("short://bucket/model")
+
+
+def test_what_is_verified_is_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store may give other bytes when it is asked again."""
+    url = "memory://verified/model.treepack"
+    value = np.arange(1 << 18, dtype=np.uint8)
+    treepack.save(url, {"w": value})
+    read = filesystems.FileSystem.range
+    asked: list[range] = []
+
+    def once(store: Any, path: str, start: int, stop: int, version: Any) -> Any:
+        data = bytearray(read(store, path, start, stop, version))
+        for before in asked:
+            for at in range(max(start, before.start), min(stop, before.stop)):
+                data[at - start] ^= 1
+        asked.append(range(start, stop))
+        return data
+
+    monkeypatch.setattr(filesystems.FileSystem, "range", once)
+    for options in ({"verify": True}, {"on_corrupt": "skip"}):
+        asked.clear()
+        found = treepack.load(url, {"w": value}, **options)  # type: ignore[call-overload]
+        np.testing.assert_array_equal(found["w"], value)

@@ -51,7 +51,7 @@ def run(*args: str, status: int = 0) -> str:
     return done.stdout if status < 2 else done.stderr
 
 
-def refused(*args: str) -> str:
+def refused(*args: str, status: int = 2) -> str:
     """Returns the message of a command that cannot be done, which ends as `run` sees it end."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
@@ -62,7 +62,7 @@ def refused(*args: str) -> str:
                 treepack.__main__.main()
         err.flush()
     message = err.buffer.getvalue().decode()  # type: ignore[attr-defined]
-    assert ended.value.code == 2, message
+    assert ended.value.code == status, message
     return message
 
 

@@ -24,7 +24,7 @@ from typer.core import TyperGroup
 import treepack
 from treepack._cli import checking, listing, output, writing
 from treepack._src.printable import printable_lines
-from treepack.errors import MissingPathError, UnserializableLeafError
+from treepack.errors import CorruptionError, MissingPathError, UnserializableLeafError
 
 
 class _Commands(TyperGroup):
@@ -34,7 +34,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except EOFError as error:  # a truncated file
-            sys.exit(_fail(str(error), getattr(error, "__notes__", [])))
+            sys.exit(_fail(error))
 
 
 app = typer.Typer(
@@ -85,13 +85,14 @@ def run() -> None:
     except MemoryError:
         sys.exit(_fail("out of memory"))
     except (OSError, ValueError, ImportError, MissingPathError, UnserializableLeafError) as error:
-        sys.exit(_fail(str(error), getattr(error, "__notes__", [])))
+        sys.exit(_fail(error))
     except Exception:  # of treepack itself: 1, as Python has it, is for damage
         traceback.print_exc()
         sys.exit(2)
 
 
-def _fail(message: str, notes: list[str] | None = None) -> int:
-    text = "\n".join([f"treepack: {message}", *(notes or [])])
+def _fail(error: Exception | str) -> int:
+    """Prints an error; returns the exit status."""
+    text = "\n".join([f"treepack: {error}", *getattr(error, "__notes__", [])])
     print(printable_lines(text), file=sys.stderr)
-    return 2
+    return 1 if isinstance(error, CorruptionError) else 2

@@ -22,7 +22,7 @@ import treepack._core as core
 from treepack import serialization
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
-from treepack._src.checkpoint.file import File, Tree, place_of
+from treepack._src.checkpoint.file import File, place_of
 from treepack._src.options import Progress, Writing
 from treepack._src.printable import printable, safe_repr
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
@@ -88,15 +88,20 @@ def format_of(path: str | os.PathLike[str]) -> Format:
 # Reading
 
 
-def state_of(tree: Tree, marks: core.Marks | None = None) -> State:
-    """Returns the state of an open file, perhaps of marked leaves; that of a part has no record."""
-    place = place_of(tree)
-    record = None if place.parts or marks is not None else place.catalog.record
-    metadata = tree.metadata if isinstance(tree, File) else None
-    state = place.state(place.reader.leaf, marks)
+def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> State:
+    """Returns the state of an open file, of a value in it, or of marked leaves.
+
+    A part has no record. Leaves are compared with their checksums: arrays when they are copied,
+    others now.
+    """
+    place = place_of(file)
+    if value:
+        place = place.below(value, _paths.parts(place.catalog.path_of(value, 0)))
+    record = None if value or marks is not None else place.catalog.record
+    state = place.state(place.reader.undamaged_leaf, marks)
     if marks is not None:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)
-    return State({} if state is ABSENT else state, record, metadata)
+    return State({} if state is ABSENT else state, record, None if value else file.metadata)
 
 
 def check_whole(state: State) -> State:

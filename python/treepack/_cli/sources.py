@@ -25,6 +25,7 @@ from treepack._cli import output
 from treepack._cli.convert import State
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, open, place_of
+from treepack._src.checkpoint.load import listed
 from treepack._src.checkpoint.select import chosen, compiled, ends_of
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.printable import printable
@@ -32,7 +33,7 @@ from treepack._src.storage.content import read_whole
 from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import check_name, local, resolved, url_of
-from treepack.errors import DecodeError, NoIndexError, TreepackError
+from treepack.errors import CorruptionError, DecodeError, NoIndexError, TreepackError
 
 
 def opened(source: str, max_size: int | None) -> File:
@@ -55,10 +56,32 @@ def states(source: str, separator: str, max_size: int | None) -> Iterator[State]
     if found is not None:
         yield found
         return
-    with opened(source, max_size) as file:
+    with opened(source, max_size) as file, copying(file):
         with naming(source):
             state = _convert.state_of(file)
         yield state
+
+
+@contextlib.contextmanager
+def copying(file: File) -> Iterator[None]:
+    """Names all damaged leaves of a file where one of them ends the copying.
+
+    Raises:
+      CorruptionError: If there are any.
+    """
+    reader = place_of(file).reader
+    try:
+        yield
+    except (CorruptionError, DecodeError) as error:
+        with naming(reader.given):
+            statuses, _ = reader.verify(threads=None, progress=None)
+            found = [value for value, status in statuses.items() if status == "corrupt"]
+            if not found:
+                raise
+            paths = [reader.catalog.path_of(value, 0) for value in found]
+            raise CorruptionError(
+                f"{listed(paths)} damaged: treepack salvage copies all else"
+            ) from error
 
 
 def foreign(

@@ -11,11 +11,11 @@ from treepack import serialization
 from treepack._cli import convert as _convert
 from treepack._cli import output, sources
 from treepack._cli.listing import ANY_FILE, FILE, MAX_SIZE, PATH, SEP
-from treepack._src.checkpoint.file import Tree, count_text, open, place_of, size_text
+from treepack._src.checkpoint.file import count_text, open, place_of, size_text, value_at
 from treepack._src.options import float_dtype
 from treepack._src.storage.content import size_of
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import has_gzip_suffix, resolved, shown
+from treepack._src.storage.place import check_suffix, has_gzip_suffix, resolved, shown
 from treepack.errors import NewerVersionError
 
 TARGET = Annotated[str, typer.Argument(help="The new file; its suffix tells the format.")]
@@ -81,10 +81,9 @@ def get(
     max_size: MAX_SIZE = None,
 ) -> None:
     """Copies a part of a file to a new one, as plain dicts and arrays."""
-    with sources.opened(source, max_size) as file:
-        found = file if path == "." else file[path]
-        state = _convert.state_of(found) if isinstance(found, Tree) else _convert.State(found, None)
+    with sources.opened(source, max_size) as file, sources.copying(file):
         with naming(source):
+            state = _convert.state_of(file, 0 if path == "." else value_at(file, path))
             state = _convert.check_whole(state)
         _Target(target, gzip, numbers, level, align, dtype, sep).write(state)
 
@@ -109,7 +108,7 @@ def salvage(source: FILE, target: TARGET, sep: SEP = ".", max_size: MAX_SIZE = N
             output.line("no leaf is left, and nothing was written", "yellow")
             raise typer.Exit(1)
         marks = catalog.mark(set(range(catalog.values)).difference(corrupt)) if corrupt else None
-        state = _convert.state_of(file, marks)
+        state = _convert.state_of(file, marks=marks)
         if reader.damaged_record() is not None:
             state = state._replace(record=None)
         _Target(target, sep=sep).write(state)
@@ -146,6 +145,7 @@ class _Target:
         elif format == "npz":
             _convert.write_npz(state, path, self.sep)
         else:
+            check_suffix(path)
             compress = has_gzip_suffix(path) if self.gzip is None else self.gzip
             if self.level is not None and not compress:
                 raise ValueError("--level needs --gzip, or a target that ends with .gz")

@@ -36,8 +36,8 @@ StorageOptions = Mapping[str, Any] | None
 Compress = bool | Literal["gzip", "numbers"]
 """How files are compressed: with gzip (`True`), by the exponents of floats, or not."""
 
-Arrays = Literal["saved", "numpy"]
-"""The types of arrays: as they were saved, or all as NumPy's."""
+Arrays = Literal["saved", "numpy", "jax"]
+"""The types of arrays: as they were saved, or all as NumPy's, or all as jax's."""
 
 Unknown = Literal["error", "dict"]
 """Nodes of unregistered types: an error, or dicts of their children."""
@@ -182,7 +182,12 @@ class Reading(_Options):
         if self.device is not None and self.sharding is not None:
             raise ValueError("device and sharding exclude each other")
         if self.arrays == "numpy" and (self.device is not None or self.sharding is not None):
-            raise ValueError("device and sharding need arrays of jax: pass arrays='saved'")
+            raise ValueError("device and sharding make arrays of jax: leave out arrays='numpy'")
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether all arrays become arrays of jax."""
+        return self.arrays == "jax" or self.device is not None or self.sharding is not None
 
     def check(self, target: Any) -> None:
         """Raises a ValueError if an option needs a target that is missing, or excludes it."""

@@ -106,13 +106,13 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
     place[parts[-1]] = leaf
 
 
-def at_or_above(tree: Mapping[tuple[str, ...], T], path: str, entries: str) -> T:
+def at_or_above(tree: Mapping[tuple[str, ...], T], path: str, entries: str | None) -> T | None:
     """Returns the entry for a path, or for the nearest place above it.
 
     Args:
       tree: The entries by the parts of their paths.
       path: The path.
-      entries: The name of the entries in errors.
+      entries: The name of the entries in errors; with `None`, a missing entry is `None`.
 
     Raises:
       ValueError: If there is none.
@@ -121,6 +121,8 @@ def at_or_above(tree: Mapping[tuple[str, ...], T], path: str, entries: str) -> T
     for count in range(len(names), -1, -1):
         if names[:count] in tree:
             return tree[names[:count]]
+    if entries is None:
+        return None
     raise ValueError(f"at {printable(path)}: the tree of {entries} has none for it")
 
 

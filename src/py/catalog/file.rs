@@ -1,5 +1,6 @@
 //! What is in encoded data, and the data.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::{PyIndexError, PyTypeError};
@@ -10,7 +11,7 @@ use super::super::content::Content;
 use super::super::errors;
 use super::super::memory::keep_reserve;
 use crate::boxes::OpenFile;
-use crate::catalog::{self, FoundArrays};
+use crate::catalog::{self, Compared, FoundArrays};
 use crate::mapping::Mapping;
 
 /// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
@@ -65,6 +66,18 @@ impl Catalog {
         let path = self.catalog.path_of(value).to_string();
         let placed = errors::placed(py, &error, &path);
         placed.ok().flatten().unwrap_or(error)
+    }
+
+    /// The data in which these ranges of a leaf are compared with its checksum as they are read, if
+    /// it has one.
+    pub(super) fn compared(
+        &self,
+        py: Python<'_>,
+        value: usize,
+        ranges: &[Range<usize>],
+    ) -> PyResult<Option<Compared>> {
+        let source = self.content.get().shared();
+        Ok(py.detach(|| self.catalog.compared(source, value, ranges))?)
     }
 
     /// Errors if there is no such value.

@@ -407,6 +407,27 @@ impl Catalog {
         Ok((self.content.clone_ref(py), list_of_results(py, pieces)?))
     }
 
+    /// The same for an array that is copied; see `_core.pyi`.
+    fn pieces_to_copy<'py>(
+        &self,
+        py: Python<'py>,
+        value: usize,
+        file: Option<String>,
+    ) -> PyResult<(Py<Content>, Bound<'py, PyList>)> {
+        let (content, pieces) = self.pieces(py, value)?;
+        let array = self.array(py, value)?;
+        match self.compared(py, value, array.parts())? {
+            Some(compared) => Ok((Py::new(py, Content::copied(compared, file))?, pieces)),
+            None => Ok((content, pieces)),
+        }
+    }
+
+    /// Compares a leaf with its checksum; see `_core.pyi`.
+    fn compare(&self, py: Python<'_>, value: usize) -> PyResult<()> {
+        self.leaf_of(value)?;
+        self.compared(py, value, &[]).map(drop)
+    }
+
     /// Compares the data with their checksums; see `_core.pyi`.
     #[pyo3(signature = (*, threads, progress))]
     fn verify<'py>(

@@ -1,6 +1,7 @@
 //! What of a template plainly matches, as far as no Python has to decide.
 
 use std::cell::RefCell;
+use std::ptr;
 
 use numpy::{PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
@@ -17,6 +18,7 @@ pub struct Matching<'py> {
     strict: bool,
     /// Whether Python converts arrays that are not plainly what the template has.
     converts: bool,
+    /// The type of NumPy's arrays, unless Python converts these, too.
     array: *mut ffi::PyTypeObject,
     /// Types that were met, and whether they are arrays with a shape and a dtype.
     abstract_arrays: RefCell<Vec<(Bound<'py, PyType>, bool)>>,
@@ -25,11 +27,13 @@ pub struct Matching<'py> {
 }
 
 impl<'py> Matching<'py> {
-    pub fn new(py: Python<'py>, strict: bool, converts: bool) -> Self {
+    /// With `everywhere`, Python converts all arrays.
+    pub fn new(py: Python<'py>, strict: bool, converts: bool, everywhere: bool) -> Self {
+        let array = PyUntypedArray::type_object_raw(py);
         Self {
             strict,
             converts,
-            array: PyUntypedArray::type_object_raw(py),
+            array: if everywhere { ptr::null_mut() } else { array },
             abstract_arrays: RefCell::new(Vec::new()),
             fields: RefCell::default(),
             classes: RefCell::default(),

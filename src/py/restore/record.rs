@@ -28,7 +28,7 @@ use crate::{Error, grow};
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
-    state, record, *, convert=None, unknown_as_dict=false, placeholders=false, r#static=None,
+    state, record, *, convert=None, everywhere=false, unknown_as_dict=false, placeholders=false, r#static=None,
     absent=None, at=vec![]
 ))]
 #[allow(clippy::too_many_arguments)] // they have names in Python
@@ -36,6 +36,7 @@ pub fn assemble<'py>(
     state: Bound<'py, PyAny>,
     record: Option<&[u8]>,
     convert: Option<Bound<'py, PyAny>>,
+    everywhere: bool,
     unknown_as_dict: bool,
     placeholders: bool,
     r#static: Option<Bound<'py, PyAny>>,
@@ -79,10 +80,10 @@ pub fn assemble<'py>(
         .nodes
         .iter()
         .any(|Node(kind, _)| matches!(kind, Kind::Jax | Kind::WeakJax));
-    let done = match convert.filter(|_| has_arrays) {
+    let done = match convert.filter(|_| has_arrays || everywhere) {
         None => assembly.node(state, root),
         Some(convert) => assembly.collect(&state, root, &mut found).and_then(|()| {
-            if found.is_empty() {
+            if found.is_empty() && !everywhere {
                 return assembly.node(state, root);
             }
             let found = new_list_of(py, found)?;

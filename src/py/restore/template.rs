@@ -32,6 +32,7 @@ pub fn rebuild<'py>(
     let path: Bound<'py, PyList> = restore.getattr(intern!(py, "path"))?.cast_into()?;
     let strict = restore.getattr(intern!(py, "strict"))?;
     let converts = restore.getattr(intern!(py, "converts"))?.is_truthy()?;
+    let everywhere = restore.getattr(intern!(py, "everywhere"))?.is_truthy()?;
     let collects = restore.getattr(intern!(py, "collects"))?.is_truthy()?;
     let partial = !restore.getattr(intern!(py, "partial"))?.is_none();
     let rebuild = Rebuild {
@@ -43,7 +44,7 @@ pub fn rebuild<'py>(
         exact: partial || strict.is_instance_of::<PyString>(),
         partial,
         collects,
-        matching: Matching::new(py, strict.is_truthy()?, converts),
+        matching: Matching::new(py, strict.is_truthy()?, converts, everywhere),
     };
     rebuild.child(target, state, name)
 }

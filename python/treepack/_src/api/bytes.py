@@ -122,9 +122,10 @@ def loads(
       cast: Whether to cast floats to the dtypes of the template, and integers where no value
         changes.
       dtype: Without a target, the dtype that all arrays of floats get.
-      arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
-      device: The device for arrays of jax.
-      sharding: The sharding, or a pytree or function of shardings, for arrays of jax.
+      arrays: Whether arrays of jax come back as such (`"saved"`), or all arrays as NumPy's
+        (`"numpy"`), or as jax's (`"jax"`).
+      device: The device for all arrays, which become arrays of jax.
+      sharding: The sharding, or a pytree or function of shardings, likewise.
       copy: Whether arrays of NumPy are copies; `None` returns views where possible.
       unknown: Whether nodes of unregistered types are an error, or dicts (`"dict"`).
       static: The static data that were not saved.

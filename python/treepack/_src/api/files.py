@@ -43,9 +43,16 @@ from treepack._src.saving.background import Saving, run, wait_for
 from treepack._src.saving.directory import interrupted
 from treepack._src.saving.layout import file_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
-from treepack._src.storage.content import Openable, content_of, inflated_head
+from treepack._src.storage.content import Openable, content_of, downloaded, inflated_head
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, absolute, has_gzip_suffix, located, resolved
+from treepack._src.storage.place import (
+    Location,
+    absolute,
+    check_suffix,
+    has_gzip_suffix,
+    located,
+    resolved,
+)
 from treepack._src.storage.store import ConditionError
 from treepack._src.storage.write import save_layout
 from treepack.errors import (
@@ -115,6 +122,7 @@ def save(
     Args:
       path: The file (a `~` at its start is the home folder), a `UPath`, or a URL of a store
         (`pip install treepack[remote]`), where the object appears once all of it has been written.
+        Suffixes of other formats, such as `.safetensors`, are refused.
         The permissions of a file are those of the one that it replaces, or follow the umask.
       tree: Any tree of dicts, lists, tuples, registered nodes and leaves. Or an iterator of pairs
         of a path and a leaf, for trees that are larger than memory: they become nested dicts, whose
@@ -162,8 +170,8 @@ def save(
       OSError: If the file cannot be written.
       UnserializableLeafError: A TypeError, with the path. If a leaf, a key or
         static data have no form in files.
-      ValueError: If keys of a dict are the same as strings, or reserved; or if `select` matches
-        nothing.
+      ValueError: If keys of a dict are the same as strings, or reserved; if `select` matches
+        nothing; or if the suffix of `path` is of another format.
       TypeError: If metadata cannot be written.
       TreepackError: A ValueError. If another process fails, if processes that save together do not
         save the same, or if another job is saving to the same directory.
@@ -176,6 +184,7 @@ def save(
       {'layers': [(Array([0., 0.], dtype=float32), 'relu')]}
     """
     place = located(path, storage_options)
+    check_suffix(place)
     step = None if step is None else operator.index(step)
     if isinstance(tree, Iterator):
         check_iterator(select=select, background=background, sharded=sharded)
@@ -305,18 +314,24 @@ def load(
       unexpected: Whether leaves of the file that the target lacks are an error, or ignored. By
         default they are ignored where the target has a dict or another mapping, and an error where
         it has a node of another type, such as a dataclass that has lost a field.
-      verify: Whether to compare the file with its checksums first; see `treepack.verify`.
+      verify: Whether to compare the file with its checksums first; see `treepack.verify`. Otherwise
+        only headers are checked, and damaged bytes of an array are not noticed.
       on_corrupt: Whether damaged leaves are an error, or count as missing and stay as the target
         has them (`"skip"`). Damage outside of leaves is a warning then; if checksums are lost by
         it, leaves that cannot be verified are loaded, and the warning says so.
       return_report: Whether to return a `Report` as well.
-      arrays: Whether arrays of jax come back as such (`"saved"`), or all as NumPy's (`"numpy"`).
-      device: The device for all arrays of jax; by default that of the target's arrays. Without a
-        target, arrays get the `NamedSharding` again that they were saved with, where there are as
-        many devices (see docs/sharded.md), or else the default device.
-      sharding: The sharding for all arrays of jax: a `jax.sharding.Sharding`; a pytree of them,
+      arrays: Whether arrays of jax come back as such (`"saved"`), or all arrays as NumPy's
+        (`"numpy"`), or as jax's (`"jax"`). Arrays of NumPy stay that where jax lacks their dtype,
+        such as `datetime64`; so do those of 64 bits where a target has them, without
+        `jax_enable_x64`.
+      device: The device for all arrays, which become arrays of jax as with `arrays="jax"`; by
+        default that of the target's arrays. Without a target, arrays get the `NamedSharding` again
+        that they were saved with, where there are as many devices (see docs/sharded.md), or else
+        the default device.
+      sharding: The sharding for all arrays, likewise: a `jax.sharding.Sharding`; a pytree of them,
         each for all below its place; or a callable of the path and a `ShapeDtypeStruct`, which
-        returns one. Each device reads its part of the file.
+        returns one. Arrays of NumPy stay that where there is none, or `None`. Each device reads its
+        part of the file.
       replicas: Shards of a sharded checkpoint that devices of several processes get. `"read"`: each
         process reads them. `"broadcast"`: one of them does, and the others receive them over the
         devices, so that no store serves them twice; all processes that have such devices call
@@ -396,13 +411,20 @@ def load(
                     is_directory = True  # a sharded checkpoint, or nothing
                 else:
                     return restore_described(content, target, how)
+            source = path
+            if selection.verifies and selection.select is None and not is_directory:
+                try:  # once, so that what is verified is what is used
+                    source = downloaded(path, progress)
+                except IsADirectoryError:
+                    is_directory = True
             reader = open_reader(
-                path,
+                source,
                 is_directory=is_directory,
                 salvage=on_corrupt == "skip",
                 mmap=mmap,
                 max_size=max_size,
             )
+            reader.given = path
             with contextlib.closing(reader):
                 return load_part(Place(reader, 0, []), target, selection, how, group)
 

@@ -15,8 +15,7 @@ from treepack._src.checkpoint.select import Renaming, Selector, meant_of
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
-from treepack._src.registry.holes import Fillings
-from treepack._src.restore.record import split
+from treepack._src.restore.record import assembled, split
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
 from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
@@ -215,12 +214,12 @@ def _corrupt(
             found[value] = path if renamed is None else renamed[path]
     if found and selection.on_corrupt == "error":
         raise CorruptionError(
-            f"{_listed([*found.values()])} damaged: pass on_corrupt='skip' to load all else"
+            f"{listed([*found.values()])} damaged: pass on_corrupt='skip' to load all else"
         )
     return found
 
 
-def _listed(paths: list[str], most: int = 10) -> str:
+def listed(paths: list[str], most: int = 10) -> str:
     """Lists paths with a verb: `a, b and 3 more are`."""
     more = "" if len(paths) <= most else f" and {len(paths) - most} more"
     verb = "is" if len(paths) == 1 else "are"
@@ -237,14 +236,8 @@ def _assembled(
     """Builds a tree of the marked leaves, with its structure where containers are complete."""
     catalog = place.catalog
     state = cast_floats(place.reader.read(place, how, marks), how.dtype, how.threads, note)
-    found = core.assemble(
-        state,
-        catalog.record,
-        convert=convert,
-        unknown_as_dict=how.unknown == "dict",
-        static=Fillings.of(how.static),
-        absent=ABSENT,
-        at=place.positions(),
+    found = assembled(
+        state, catalog.record, how, convert=convert, absent=ABSENT, at=place.positions()
     )
     return {} if found is ABSENT else found
 
@@ -293,7 +286,7 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
     convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
     if target is not None:
         return restore_encoded(target, data, how, convert=convert, in_words=False)
-    if how.dtype is None and how.static is None and how.unknown == "error":
+    if how.dtype is None and how.static is None and how.unknown == "error" and not how.everywhere:
         # Most trees need nothing of their state.
         found = core.restore_recorded(data, how.copy, how.threads)
         if found is not None:
@@ -305,10 +298,4 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
     elif type(record) is not bytes:
         raise DecodeError(f"{core.RECORD_KEY!r} is a {type(record).__name__}, not bytes")
     state = cast_floats(state, how.dtype, how.threads, lambda _: None)
-    return core.assemble(
-        state,
-        record,
-        convert=convert,
-        unknown_as_dict=how.unknown == "dict",
-        static=Fillings.of(how.static),
-    )
+    return assembled(state, record, how, convert=convert)

@@ -61,7 +61,8 @@ class _Item:
       path: Its path.
       target: The leaf of the template; `None` if there is no template.
       leaf: The leaf: first as it was found, at last as it is returned.
-      weak: Whether its dtype was weak, where there is no template to tell.
+      weak: Whether its dtype was weak, where there is no template to tell; `None` if it was no
+        array of jax.
       place: The device or sharding for it; before that, the one that was recorded.
       shared: How it is shared out to several processes, of which one reads each shard.
       boxes: The boxes that devices of this process need, by `_key`, of an array in several files.
@@ -70,7 +71,7 @@ class _Item:
     path: str
     target: Any
     leaf: Any
-    weak: bool = False
+    weak: bool | None = False
     place: Any = None
     shared: Shared | None = None
     boxes: dict[Any, Box] = dataclasses.field(default_factory=dict)
@@ -119,7 +120,8 @@ def converter(
     # jax aliases memory where it can, and expects it not to change.
     may_change = may_change and how.copy is not True
     cast, threads = how.cast, how.threads
-    placed = how.arrays == "saved"
+    placed = how.arrays != "numpy"
+    where = _where(how.device, how.sharding)
     if not placed and not cast:
         return None
 
@@ -130,7 +132,7 @@ def converter(
         if placed:
             for item in items:
                 item.leaf = _number_to_array(item.target, item.leaf)
-            _place(items, _where(how.device, how.sharding), may_change, threads, group)
+            _place(items, where, may_change, threads, group, everywhere=how.arrays == "jax")
             for item in items:
                 if isinstance(item.leaf, LazyArray):
                     item.leaf = item.leaf.__array__(copy=copy)
@@ -169,7 +171,7 @@ def _cast(items: Iterable[_Item], threads: int | None) -> None:
             expected is None
             or actual is None
             or expected.dtype == actual.dtype
-            or not expected.kind == actual.kind
+            or expected.kind != actual.kind
             or expected.kind not in ("float", "int")
         ):
             continue
@@ -267,25 +269,43 @@ def _casting(
 
 # Placing
 
-# Takes a path and a `jax.ShapeDtypeStruct`; returns a device, a sharding, or `None`.
-Where = Callable[[str, Any], Any]
+# Takes a path, a `jax.ShapeDtypeStruct`, and whether there has to be an answer; returns a device, a
+# sharding, or `None`.
+Where = Callable[[str, Any, bool], Any]
 
 
 def _where(device: Any, sharding: Any) -> Where | None:
-    """Compiles `device=` and `sharding=` into one function; `None` without either."""
-    if device is not None:
-        return lambda *_: device
-    if sharding is None:
+    """Compiles `device=` and `sharding=` into one function; `None` without either.
+
+    Raises:
+      ValueError: If they are something else.
+    """
+    given = sharding if device is None else device
+    if given is None:
         return None
+    if _is_function(given) and device is None:
+        return lambda path, struct, _: given(path, struct)
     import jax
 
-    if isinstance(sharding, (jax.sharding.Sharding, jax.Device)):
-        return lambda *_: sharding
-    if _is_function(sharding):
-        where: Where = sharding
-        return where
-    shardings = dict(leaves_of(sharding, ()))
-    return lambda path, _: _paths.at_or_above(shardings, path, "shardings")
+    shardings: dict[tuple[str, ...], Any] = {(): device}
+    if device is None:
+        shardings = dict(leaves_of(sharding, ()))
+    for parts, leaf in shardings.items():
+        if leaf is not None and not isinstance(leaf, (jax.sharding.Sharding, jax.Device)):
+            option = "sharding=" if device is None else "device="
+            at = f" at {_paths.text(parts)}" if parts else ""
+            raise ValueError(
+                f"{option}{at} has to be a device or sharding of jax, such as jax.devices()[0], "
+                f"not {leaf!r:.100}"
+            )
+    if () in shardings:
+        return lambda *_: given
+
+    def found(path: str, _: Any, is_needed: bool) -> Any:
+        missing = "shardings" if is_needed else None
+        return _paths.at_or_above(shardings, path, missing)
+
+    return found
 
 
 def _is_function(sharding: Any) -> bool:
@@ -300,18 +320,20 @@ def _place(
     may_change: bool,
     threads: int | None,
     together: Together | None,
+    *,
+    everywhere: bool,
 ) -> None:
     """Puts the leaves that are to be arrays of jax on devices."""
     placed: list[_Item] = []
     for item in items:
         target, array = item.target, item.leaf
-        if target is None:
-            _check_array(item.path, array)
-        elif not (_jax.is_abstract(target) and _is_array(array) and _can_be(target, array)):
+        is_jax = _is_jax(item)
+        if not is_jax and not _may_be_jax(item):
             continue
         recorded = fitting(item.place, array.shape)
-        item.place = _place_of(item.path, target, array, where, recorded)
-        placed.append(item)
+        item.place = _place_of(item.path, target, array, where, recorded, is_jax)
+        if is_jax or everywhere or item.place is not None:
+            placed.append(item)
     if together is not None:
         _share(placed, together)
     groups: dict[Any, list[_Item]] = defaultdict(list)
@@ -328,13 +350,37 @@ def _place(
         for item, made in zip(group, put, strict=True):
             found = item.leaf
             _check_integers(item.path, found, made)
-            if item.target is None and made.dtype != found.dtype:
+            if not _jax.is_abstract(item.target) and made.dtype != found.dtype:
+                others = "arrays='numpy'" if where is None else "neither device= nor sharding="
                 raise TreepackError(
                     f"at {item.path}: jax makes {made.dtype.name} of an array of "
-                    f"{found.dtype.name} here; set jax_enable_x64, or load with arrays='numpy'"
+                    f"{found.dtype.name} here; set jax_enable_x64, or load with {others}"
                 )
             weak = item.weak if item.target is None else getattr(item.target, "weak_type", False)
             item.leaf, item.boxes = _jax.weak(made) if weak else made, {}
+
+
+def _is_jax(item: _Item) -> bool:
+    """Returns whether a leaf was an array of jax, or is one in the template.
+
+    Raises:
+      DecodeError: If it was one, and cannot be one.
+    """
+    target, array = item.target, item.leaf
+    if target is None and item.weak is not None:
+        _check_array(item.path, array)
+        return True
+    return _jax.is_abstract(target) and _is_array(array) and _can_be(target, array)
+
+
+def _may_be_jax(item: _Item) -> bool:
+    """Returns whether an array of NumPy may be one of jax, where a place is given for it."""
+    target, array = item.target, item.leaf
+    if not isinstance(array, _HOST):
+        return False
+    if target is None:
+        return _jax_has(array.dtype)
+    return isinstance(target, _HOST) and _can_be(target, array)
 
 
 def _share(items: Iterable[_Item], together: Together) -> None:
@@ -453,12 +499,15 @@ def _jax_has(dtype: np.dtype) -> bool:
     return dtype.isnative
 
 
-def _place_of(path: str, target: Any, array: Any, where: Where | None, recorded: Any) -> Any:
+def _place_of(
+    path: str, target: Any, array: Any, where: Where | None, recorded: Any, is_needed: bool
+) -> Any:
     """Returns the device or sharding for a leaf; `None` is the default device."""
     import jax
 
     if where is not None:
-        place = where(path, jax.ShapeDtypeStruct(array.shape, array.dtype))  # type: ignore[no-untyped-call]
+        struct = jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
+        place = where(path, struct, is_needed)
         if place is None or isinstance(place, (jax.sharding.Sharding, jax.Device)):
             return place
         raise ValueError(f"at {path}: a sharding or device is needed, not {place!r:.100}")

@@ -155,6 +155,26 @@ class Reader:
             return self.prng_key(value, parts, kind)
         return self.catalog.read(value, copy=None, threads=None)
 
+    def undamaged_leaf(self, value: int, parts: list[str]) -> Any:
+        """Returns a leaf that will be copied; arrays are compared with their checksums then.
+
+        Raises:
+          CorruptionError: If it is no array and is damaged.
+        """
+        found = self.leaf(value, parts)
+        if not isinstance(found, LazyArray):
+            self.compare(value, parts)
+        return found
+
+    def compare(self, value: int, parts: list[str]) -> None:
+        """Compares a leaf with its checksum.
+
+        Raises:
+          CorruptionError: If it is damaged.
+        """
+        with naming(self.given):
+            self.catalog.compare(value)
+
     def array(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> LazyArray:
         """Returns a lazy array; of a PRNG key, its data."""
         return LazyArray(self, value, parts, *dtype_and_shape(kind))
@@ -483,7 +503,7 @@ class LazyArray(ArrayLike, Deferred):
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         with naming(self.reader.given):
-            return self.reader.catalog.pieces(self.value)
+            return self.reader.catalog.pieces_to_copy(self.value, self.reader.filename)
 
     if not TYPE_CHECKING:  # where any attribute would do
 

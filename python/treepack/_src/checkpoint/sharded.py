@@ -33,7 +33,7 @@ from treepack._src.forks import Locked
 from treepack._src.options import Reading, Status, check
 from treepack._src.pytree import prng as _prng
 from treepack._src.storage.content import Openable, Opened, read_all, size_of
-from treepack._src.storage.deferred import rows_cast
+from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import fetching
 from treepack._src.storage.foreign import directory_text
 from treepack._src.storage.naming import name_file, naming
@@ -259,6 +259,13 @@ class ShardedReader(Reader):
             return super().array(value, parts, kind)
         return ShardedArray(self, value, parts, *dtype_and_shape(kind), number)
 
+    def compare(self, value: int, parts: list[str]) -> None:
+        """Compares a leaf with its checksum; the manifest has only one for all its leaves."""
+        if self.catalog.array_elsewhere(value) is not None:
+            array = self.array(value, parts, self.kind(value, parts))
+            if isinstance(array, ShardedArray):
+                array.compare()
+
     def prng_key(self, value: int, parts: list[str], kind: tuple[Any, ...]) -> Any:
         """Returns a typed PRNG key, or a dict if its implementation is unknown here."""
         data = self.array(value, parts, kind)
@@ -284,7 +291,7 @@ class ShardedReader(Reader):
         def waits(array: LazyArray) -> bool:
             is_sharded = isinstance(array, ShardedArray) and not array.is_host
             below = array.parts[len(place.parts) :]
-            return is_sharded and how.arrays == "saved" and on_devices(below)
+            return is_sharded and how.arrays != "numpy" and on_devices(below)
 
         def expected(value: int, parts: list[str]) -> None:
             kind = self.kind(value, parts)
@@ -525,5 +532,19 @@ class ShardedArray(LazyArray):
         boxes = [self.box([slice(*it) for it in box]).reshape(-1) for box in found]
         return boxes[0] if len(boxes) == 1 else np.concatenate([np.empty(0, self.dtype), *boxes])
 
+    def compare(self) -> None:
+        """Compares its shards with their checksums.
+
+        Raises:
+          CorruptionError: If one is damaged or missing.
+        """
+        for cell, number in enumerate(self.files()):
+            file = self.checkpoint.file(number)
+            value = self._shards.find(cell, file.catalog)
+            if value is None:
+                raise self.lacks(cell)
+            file.compare(value, self.parts)
+
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
-        return rows_cast(self, self.dtype)._deferred()
+        self.compare()
+        return Computed(self.shape, self.dtype, self.flat_range)._deferred()

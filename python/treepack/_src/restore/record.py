@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 import treepack._core as core
+from treepack._src import paths as _paths
+from treepack._src.options import Reading
+from treepack._src.registry.holes import Fillings
+from treepack._src.restore.report import Convert
 
 
 def split(state: Any) -> tuple[Any, Any]:
@@ -20,3 +27,61 @@ def without_structure(state: Any) -> Any:
     if state.keys() == {core.ROOT_KEY, core.RECORD_KEY}:
         return state[core.ROOT_KEY]
     return {key: value for key, value in state.items() if key != core.RECORD_KEY}
+
+
+def assembled(
+    state: Any,
+    record: bytes | None,
+    how: Reading,
+    *,
+    convert: Convert | None,
+    absent: Any = None,
+    at: Sequence[tuple[int, int]] = (),
+) -> Any:
+    """Makes a tree of its state, which it takes apart, and the record of its structure, if any.
+
+    See `_core.assemble` for the others.
+    """
+    if how.everywhere and convert is not None:
+        convert = converting_all(state, convert)
+    tree = core.assemble(
+        state,
+        record,
+        convert=convert,
+        everywhere=how.everywhere,
+        unknown_as_dict=how.unknown == "dict",
+        static=Fillings.of(how.static),
+        absent=absent,
+        at=[*at],
+    )
+    if how.everywhere and convert is not None and isinstance(tree, np.ndarray):  # the root
+        (tree,) = convert([(_paths.ROOT, None, tree, None, None)])
+    return tree
+
+
+def converting_all(state: Any, convert: Convert) -> Convert:
+    """Returns a function that converts leaves, and in the state all other arrays of NumPy."""
+
+    def converted(leaves: list[Any]) -> list[Any]:
+        known = {id(leaf[2]) for leaf in leaves}
+        others: list[Any] = []
+        places: list[tuple[Any, Any]] = []
+
+        def below(value: Any, path: str) -> None:
+            named = value.items() if type(value) is dict else enumerate(value)
+            for key, child in named:
+                at = _paths.join(path, str(key))
+                if type(child) in (dict, list):
+                    below(child, at)
+                elif isinstance(child, np.ndarray) and id(child) not in known:
+                    others.append((at, None, child, None, None))
+                    places.append((value, key))
+
+        if type(state) in (dict, list):
+            below(state, _paths.ROOT)
+        made = convert([*leaves, *others])
+        for (container, key), leaf in zip(places, made[len(leaves) :], strict=True):
+            container[key] = leaf
+        return made[: len(leaves)]
+
+    return converted

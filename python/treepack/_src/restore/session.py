@@ -33,7 +33,7 @@ class Restore:
 
     While it is entered, it is the restore of this thread; an outer one is suspended. Leaving it
     raises an error for its mismatches. The core reads `path`, `strict`, `partial`, `mismatches`,
-    `converts` and `collects`.
+    `converts`, `everywhere` and `collects`.
 
     Attributes:
       strict: How strict it is; inner calls inherit it.
@@ -43,6 +43,7 @@ class Restore:
       partial: The leaves that it covers, if not all.
       kinds: The kinds of the saved containers by path, to compare: see `_core.other_kinds`.
       convert: Converts leaves. With it, the restore walks the tree twice.
+      everywhere: Whether it converts arrays of NumPy in the template's as well.
       path: The names from the root to the current place.
       mismatches: The differences so far, one for each path.
       sentence: The message of flax for the first difference in structure.
@@ -62,6 +63,7 @@ class Restore:
         partial: Coverage | None = None,
         kinds: dict[str, str] | None = None,
         convert: Convert | None = None,
+        everywhere: bool = False,
     ):
         self.strict = strict
         self.child = child
@@ -70,6 +72,7 @@ class Restore:
         self.partial = partial
         self.kinds = kinds
         self.convert = convert
+        self.everywhere = everywhere
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None

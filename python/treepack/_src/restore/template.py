@@ -108,7 +108,9 @@ def restore_encoded(
     if target is not None and how.strict != "exact" and not handlers.overridden():
         # Most data match the target exactly.
         converts = convert is not None
-        restored = core.restore_like(data, target, how.strict, converts, how.copy, how.threads)
+        restored = core.restore_like(
+            data, target, how.strict, converts, how.everywhere, how.copy, how.threads
+        )
         if restored is not None:
             return restored
         if converts:
@@ -173,6 +175,7 @@ def restore_selected(
         selector=selector,
         strict=bool(how.strict),
         converts=convert is not None,
+        everywhere=how.everywhere,
         keeps_missing=partial is not None and partial.keeps_missing,
         takes_more=None if partial is None else partial.takes_more,
         note=partial is not None and partial.notes,
@@ -236,6 +239,7 @@ def restore_tree(
         partial=partial,
         kinds=kinds,
         convert=convert,
+        everywhere=how.everywhere,
     ) as restore:
         return restore.whole(target, state, name)
 

@@ -18,9 +18,10 @@ import secrets
 import socket
 import threading
 import time
+import warnings
 import weakref
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,6 +102,7 @@ class Directory(abc.ABC):
         self._name = ""  # of a save that is not committed
         self._before: Any = None  # what a commit replaces, unless
         self._overtaken: Any = None  # a signal handler has replaced it
+        self._replaced: set[str] = set()  # the files of the checkpoint that a commit replaces
         self._interrupted: list[Directory] = []
 
     def __str__(self) -> str:
@@ -132,6 +134,18 @@ class Directory(abc.ABC):
         """Returns whether a file is of a save that this one has interrupted."""
         return any(_is_of(name, it._name) for it in self._interrupted)
 
+    def _is_ours(self, name: str) -> bool:
+        """Returns whether a file with the name of one with shards is that, and not of the user."""
+        if (
+            name.startswith(".")
+            or name in self._replaced
+            or (self._name and _is_of(name, self._name))
+        ):
+            return True
+        with contextlib.suppress(Exception):
+            return self.look(name).plan is not None
+        return False
+
     def _has_committed(self, now: Any) -> None:
         """Lets the saves that this one has interrupted replace its checkpoint."""
         self._name = ""
@@ -150,6 +164,11 @@ class Directory(abc.ABC):
         Raises:
           BusyError: If another job has replaced it meanwhile.
         """
+
+    def _warn(self, kept: Sequence[str]) -> None:
+        """Warns of old files that a commit has left because they may not be deleted."""
+        if kept and not self._name:
+            warn_of_kept([self.file(name) for name in kept])
 
     @abc.abstractmethod
     def clean(self) -> None:
@@ -212,6 +231,7 @@ class LocalDirectory(Directory):
             held = [it._lease for it in self._interrupted if isinstance(it, LocalDirectory)]
             self._lease.take(name, held)
             self._before = self._manifest()
+            self._replaced = self._used() or set()
         except OSError as error:
             name_file(error, self._path)
             raise
@@ -243,6 +263,7 @@ class LocalDirectory(Directory):
         if not self._lease.is_held:
             return
         spared = self._lease.spared
+        kept: list[str] = []
         with contextlib.suppress(Exception):
             names = self.names()  # before the manifest, which a signal handler may replace
             used = self._used()
@@ -251,9 +272,15 @@ class LocalDirectory(Directory):
             for name in names:
                 is_spared = spared is not None and _is_of(name, spared)
                 is_spared = is_spared or self._spares(name)
-                if _SHARD_FILE.fullmatch(name) and name not in used and not is_spared:
-                    with contextlib.suppress(Exception):  # of one file; the others go on
+                is_old = _SHARD_FILE.fullmatch(name) and name not in used and not is_spared
+                if is_old and self._is_ours(name):
+                    try:
                         self._remove(name)
+                    except PermissionError:
+                        kept.append(name)
+                    except Exception:  # of one file; the others go on
+                        pass
+        self._warn(kept)
 
     def _remove(self, name: str) -> None:
         path = Path(self.file(name))
@@ -279,6 +306,7 @@ class RemoteDirectory(Directory):
         del name
         version, data = self._manifest()
         self._before = version, _hash_of(data)
+        self._replaced = set() if data is None else _files_of(data) or set()
         if data is None and self._is_file():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self))
 
@@ -325,7 +353,9 @@ class RemoteDirectory(Directory):
                 raise self._busy() from error
             else:
                 raise
-        self._leftovers = listed - (_files_of(manifest) or listed)
+        files = _files_of(manifest)
+        old = set() if files is None else listed - files
+        self._leftovers = {it for it in old if self._is_ours(it)}
         if self._interrupted:
             version, now = self._manifest()
             if now == manifest:  # else another job has committed meanwhile
@@ -346,12 +376,32 @@ class RemoteDirectory(Directory):
         return BusyError(f"{told}: {writer}" if writer else told)
 
     def clean(self) -> None:
+        kept: list[str] = []
         with contextlib.suppress(Exception):
             if self._name:
                 mine = {name for name in self.names() if name.startswith(f"{self._name}-")}
                 self._leftovers |= {name for name in mine if _SHARD_FILE.fullmatch(name)}
-            self._store.delete([self._at(name) for name in sorted(self._leftovers)])
+            try:
+                self._store.delete([self._at(name) for name in sorted(self._leftovers)])
+            except PermissionError:
+                kept = sorted(self._leftovers)
         self._leftovers = set()
+        self._warn(kept)
+
+
+def warn_of_kept(paths: Sequence[str]) -> None:
+    """Warns of files that could not be deleted after a save, which stands."""
+    more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
+    warnings.warn(
+        "the save is complete, but there is no permission to delete what it replaces: "
+        f"{', '.join(map(shown, paths[:_MOST_NAMES]))}{more}; delete it yourself",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+# The most names in a warning.
+_MOST_NAMES = 10
 
 
 def directory_at(path: str | os.PathLike[str]) -> Directory:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop.modules import error_class
-from treepack._src.saving.directory import remove_unfinished
+from treepack._src.saving.directory import remove_unfinished, warn_of_kept
 from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORARY, Listing, Series
 from treepack._src.storage.entries import remove, remove_file
 from treepack._src.storage.place import joined, local, shown, url_of
@@ -44,13 +44,16 @@ def tidy(
       keep: How many of the last ones stay.
       overwrite: Whether later ones are removed.
       keep_every_n_steps: The least distance between older ones that stay as well.
+
+    Warns:
+      UserWarning: If there is no permission to remove some.
     """
     listing = series.listing()
     names = series.like(saved, listing=listing)
+    gone: list[str] = []
     if overwrite and saved in names:
         end = names.index(saved) + 1
-        for name in names[end:]:
-            _remove(series, name, listing)
+        gone = names[end:]
         names = names[:end]
     last_kept = -math.inf
     for name in names[:-keep] if len(names) > keep else ():
@@ -59,7 +62,15 @@ def tidy(
         if keep_every_n_steps and step and step - last_kept >= keep_every_n_steps:
             last_kept = step
         else:
+            gone.append(name)
+    kept = []
+    for name in gone:
+        try:
             _remove(series, name, listing)
+        except PermissionError:
+            kept.append(series.path(name))
+    if kept:
+        warn_of_kept(kept)
     _remove_leftovers(series, saved, listing)
 
 

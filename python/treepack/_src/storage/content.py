@@ -70,6 +70,18 @@ def read_whole(
     return content
 
 
+def downloaded(source: Openable, progress: Progress = None) -> Openable:
+    """Reads a remote file as it is, compressed or not; returns all other sources.
+
+    Raises:
+      IsADirectoryError: If it is a directory.
+    """
+    url = url_of(source) if isinstance(source, (str, os.PathLike)) else None
+    if url is None:
+        return source
+    return core.Content.lent(_remote.downloaded(url, progress))
+
+
 def content_of(
     source: Openable,
     *,

@@ -46,15 +46,25 @@ class Deferred:
 
 
 class Computed(Deferred):
-    """An array whose bytes a function returns."""
+    """An array whose elements a function returns."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], read: Callable[[int, int], bytes]
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        flat_range: Callable[[int, int], np.ndarray],
     ):
-        """`read` takes the offset of a byte in the array and the number of bytes to return."""
+        """`flat_range` takes the first element in C order, and the one after the last."""
         self.shape = shape
         self.dtype = dtype
-        self._read = read
+        self._flat_range = flat_range
+
+    def _read(self, start: int, length: int) -> bytes:
+        itemsize = self.dtype.itemsize
+        first, last = start // itemsize, -(-(start + length) // itemsize)
+        made: bytes = self._flat_range(first, last).tobytes()
+        skipped = start - first * itemsize
+        return made[skipped : skipped + length]
 
     def _deferred(self) -> tuple[core.Content, list[tuple[int, int]]]:
         return core.Content.elsewhere(self._read, self.nbytes, _NEAR_BYTES), [(0, self.nbytes)]
@@ -81,19 +91,19 @@ class InContent(Deferred):
         return self._content, [(self._start, self._start + self.nbytes)]
 
 
-def rows_cast(source: Any, dtype: np.dtype[Any]) -> Computed:
-    """Returns an array in another dtype, cast when it is read.
+def rows_cast(source: Deferred, dtype: np.dtype[Any]) -> Computed:
+    """Returns an array in another dtype, cast when it is read."""
+    content, pieces = source._deferred()
+    itemsize = source.dtype.itemsize
 
-    Args:
-      source: An array with `shape`, `dtype` and `flat_range(start, stop)`, a range of its elements.
-      dtype: The new dtype.
-    """
-
-    def read(start: int, length: int) -> bytes:
-        first, last = start // dtype.itemsize, -(-(start + length) // dtype.itemsize)
+    def flat_range(first: int, last: int) -> np.ndarray:
+        start, stop = first * itemsize, last * itemsize
+        found = bytearray()
+        for begin, end in pieces:
+            if start < end - begin and stop > 0:
+                found += content.read_range(max(begin, begin + start), min(end, begin + stop))
+            start, stop = start - (end - begin), stop - (end - begin)
         with np.errstate(over="ignore"):
-            made: bytes = source.flat_range(first, last).astype(dtype, copy=False).tobytes()
-        skipped = start - first * dtype.itemsize
-        return made[skipped : skipped + length]
+            return np.frombuffer(found, source.dtype).astype(dtype, copy=False)
 
-    return Computed(source.shape, dtype, read)
+    return Computed(source.shape, dtype, flat_range)

@@ -19,9 +19,16 @@ def entries(directory: str | os.PathLike[str]) -> list[Entry]:
         return store.entries(path)
     try:
         with os.scandir(local(directory)) as found:
-            return [Entry(entry.name, entry.is_dir()) for entry in found]
+            return [Entry(entry.name, _is_directory(entry)) for entry in found]
     except FileNotFoundError:
         return []
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def listed(directory: str | os.PathLike[str]) -> list[Entry] | None:

@@ -122,6 +122,40 @@ def has_gzip_suffix(path: str | os.PathLike[str]) -> bool:
     return os.fsdecode(path).endswith(".gz")
 
 
+# Suffixes that other formats own, with those formats.
+_FOREIGN = {
+    ".safetensors": "safetensors",
+    ".npz": "NumPy",
+    ".npy": "NumPy",
+    ".pt": "PyTorch",
+    ".pth": "PyTorch",
+    ".h5": "HDF5",
+    ".hdf5": "HDF5",
+    ".keras": "Keras",
+    ".pkl": "pickle",
+    ".pickle": "pickle",
+    ".json": "JSON",
+    ".gguf": "GGUF",
+    ".onnx": "ONNX",
+    ".zip": "zip",
+    ".tar": "tar",
+}
+
+# Those that `treepack convert` writes.
+_CONVERTED = (".safetensors", ".npz")
+
+
+def check_suffix(path: str | os.PathLike[str]) -> None:
+    """Raises a ValueError if the name of a file of msgpack has the suffix of another format."""
+    suffix = os.path.splitext(os.fsdecode(path).lower().removesuffix(".gz"))[1]  # noqa: PTH122
+    if suffix in _FOREIGN:
+        hint = ", and run `treepack convert` on it" if suffix in _CONVERTED else ""
+        raise ValueError(
+            f"{shown(path)!r}: the file would be msgpack, and {suffix} is for {_FOREIGN[suffix]}: "
+            f"choose .treepack or .msgpack{hint}"
+        )
+
+
 def joined(path: str | os.PathLike[str], name: str) -> str:
     """Returns the path or URL of a file in a directory."""
     url = url_of(path)

@@ -1,0 +1,137 @@
+//! Comparing a leaf with its checksum while it is copied.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crc32fast::Hasher;
+
+use super::{BLOCK_BYTES, Catalog};
+use crate::error::Path;
+use crate::source::{Source, read_to};
+use crate::{Error, Result, grow};
+
+/// A source in which the bytes of one leaf are summed as they are read.
+///
+/// The read that completes the leaf is an error if the leaf is not what its checksum says, so no copy
+/// of it is finished.
+pub struct Compared {
+    source: Arc<dyn Source + Send + Sync>,
+    region: Range<usize>,
+    expected: u32,
+    path: Path,
+    /// The ranges that were read, in order, with their sums.
+    summed: Mutex<Vec<(Range<usize>, Hasher)>>,
+}
+
+impl Catalog {
+    /// A source of which these ranges of a leaf will be read; what else belongs to the leaf is read now.
+    /// `None` if the leaf has no checksum.
+    ///
+    /// # Panics
+    /// If the value is no leaf.
+    pub fn compared(
+        &self,
+        source: Arc<dyn Source + Send + Sync>,
+        value: usize,
+        ranges: &[Range<usize>],
+    ) -> Result<Option<Compared>> {
+        let leaf = self.leaf(value).expect("the value is a leaf");
+        let Some(expected) = self.checksums.get(leaf) else {
+            return Ok(None);
+        };
+        let region = self.leaves[leaf].region..self.leaves[leaf].end;
+        let compared = Compared {
+            source,
+            region: region.clone(),
+            expected: *expected,
+            path: self.path_of(value),
+            summed: Mutex::default(),
+        };
+        let starts = ranges.iter().map(|it| it.end);
+        let ends = ranges.iter().map(|it| it.start).chain([region.end]);
+        let mut block = Vec::new();
+        for (mut at, end) in [region.start].into_iter().chain(starts).zip(ends) {
+            while at < end {
+                let stop = end.min(at + BLOCK_BYTES);
+                block.clear();
+                read_to(&*compared.source, at..stop, &mut block)?;
+                compared.sum(at, &block)?;
+                at = stop;
+            }
+        }
+        Ok(Some(compared))
+    }
+}
+
+impl Compared {
+    /// Sums the bytes from an offset on that were not summed yet.
+    fn sum(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let mut summed = self.summed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut at = offset.max(self.region.start);
+        let end = self.region.end.min(offset + bytes.len());
+        while at < end {
+            let next = summed.partition_point(|(range, _)| range.end <= at);
+            let known = summed.get(next).map(|(range, _)| range.clone());
+            if let Some(range) = known.clone().filter(|range| range.start <= at) {
+                at = range.end;
+                continue;
+            }
+            let stop = known.map_or(end, |range| end.min(range.start));
+            let mut sum = Hasher::new();
+            sum.update(&bytes[at - offset..stop - offset]);
+            summed.try_reserve(1)?;
+            summed.insert(next, (at..stop, sum));
+            join(&mut summed, next + 1);
+            join(&mut summed, next);
+            at = stop;
+        }
+        match &summed[..] {
+            [(range, sum)] if *range == self.region && sum.clone().finalize() != self.expected => {
+                let paths = grow::collect([self.path.clone()])?;
+                Err(Error::Corrupt { paths })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Joins a range with the one before it, if that ends where it begins.
+fn join(summed: &mut Vec<(Range<usize>, Hasher)>, number: usize) {
+    if let Some([(before, first), (range, second)]) =
+        summed.get_mut(number.wrapping_sub(1)..=number)
+        && before.end == range.start
+    {
+        first.combine(second);
+        before.end = range.end;
+        summed.remove(number);
+    }
+}
+
+impl Source for Compared {
+    fn len(&self) -> usize {
+        self.source.len()
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        let bytes = self.source.read_at(offset, target)?;
+        self.sum(offset, bytes)?;
+        Ok(bytes)
+    }
+
+    fn run(&self, offset: usize) -> usize {
+        self.source.run(offset)
+    }
+
+    fn present(&self, range: Range<usize>) -> usize {
+        self.source.present(range)
+    }
+
+    fn near(&self) -> usize {
+        self.source.near()
+    }
+}
