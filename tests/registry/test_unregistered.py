@@ -6,9 +6,11 @@ import collections
 import dataclasses
 import functools
 import inspect
+import operator
 import subprocess
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -318,7 +320,95 @@ def test_code_with_arrays_is_refused() -> None:
         for tree in ({"a": [code]}, {"a": [Layer(1, code)]}):
             with pytest.raises(treepack.UnserializableLeafError, match=r"at a/0.* holds arrays"):
                 treepack.dumps(tree)
-    treepack.dumps({"a": functools.partial(custom, 3.0)})
+
+
+def bound(constant: Any) -> Any:
+    return lambda *_: constant
+
+
+class Schedule:
+    """Any callable with data."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self) -> None: ...
+
+
+class Slots:
+    __slots__ = ("n",)
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __call__(self) -> None: ...
+
+
+class Stateless:
+    def __call__(self) -> None: ...
+
+
+def test_callables_with_data_are_refused() -> None:
+    foreign = type("Tensor", (), {"__dlpack__": None})()
+    array = np.ones(3)
+    for code, reason in (
+        (Schedule(1), "has data"),
+        (Schedule(1).__call__, "has data"),
+        (Slots(1), "has data"),
+        (functools.partial(custom, 3.0), "has data"),
+        (operator.itemgetter(1), "has data"),
+        (weakref.ref(Schedule), "has data"),
+        (weakref.WeakMethod(Stateless().__call__), "has data"),
+        ({"a": 1}.get, "has data"),
+        (np.random.default_rng(0).normal, "has data"),
+        (bound(array), "holds arrays"),
+        (bound({"a": [Schedule(array)]}), "holds arrays"),  # type: ignore[arg-type]
+        (bound(foreign), "holds arrays"),
+        (bound(jax.random.key(0)), "holds arrays"),
+        (lambda x, w=array: w, "holds arrays"),
+        (functools.wraps(custom)(bound(array)), "holds arrays"),
+        (functools.lru_cache(bound(array)), "holds arrays"),
+        (jax.jit(bound(array)), "holds arrays"),
+        (jax.vmap(bound(array)), "holds arrays"),
+        (array.sum, "holds arrays"),
+        (jnp.ones(3).sum, "holds arrays"),
+        (nn.Dense(1).bind({"params": {"kernel": array}}), "holds arrays"),
+        (nn.Dense(1).bind({"params": {"kernel": array}}).apply, "holds arrays"),
+    ):
+        with pytest.raises(treepack.UnserializableLeafError, match=f"at a/0: .*{reason}"):
+            treepack.dumps({"a": [code]})
+        with pytest.raises(treepack.UnserializableLeafError, match=r"at a: .*Layer: .*act"):
+            treepack.dumps({"a": Layer(1, code)})
+    with pytest.raises(treepack.UnserializableLeafError, match=r"at a: partial: .* has data"):
+        treepack.dumps({"a": collections.defaultdict(functools.partial(list, [1]))})
+    # As the errors say:
+    skipped = treepack.dumps([Schedule(1), Layer(1, Schedule(2))], static="skip")
+    template = [Schedule(3), Layer(0, Schedule(4))]
+    assert treepack.loads(skipped, template)[1].act is template[1].act
+    partial = jax.tree_util.Partial(custom, array)
+    assert_same(treepack.loads(treepack.dumps({"a": partial}), {"a": partial}), {"a": partial})
+
+
+def test_what_has_no_data_is_code() -> None:
+    schedule = optax.cosine_onecycle_schedule(100, 0.1)  # which closes over arrays
+    codes = [
+        *(len, np.dot, np.add, np.vectorize(len), jax.nn.relu, jax.jit(custom), jax.vmap(custom)),
+        *(
+            Stateless(),
+            Stateless().__call__,
+            functools.partial(custom),
+            functools.partial(len, len),
+        ),
+        *(functools.wraps(custom)(bound(1e-3)), functools.lru_cache(custom), list[int], str.upper),
+        *(MODEL, MODEL.apply, nn.initializers.lecun_normal(), jax.custom_jvp(custom)),
+        *(optax.adam(schedule), optax.adam(bound(np.ones(2)))),
+        optax.MultiSteps(OPTIMIZER, 2).gradient_transformation(),
+        optax.adam(jnp.asarray(0.1)),
+        bound(jnp.asarray(0.1)),
+    ]
+    for code in codes:
+        tree = {"a": code, "b": Layer(1, code)}
+        assert treepack.loads(treepack.dumps(tree), tree)["b"].act is code
 
 
 def test_data_without_a_form_are_never_left_out_by_themselves() -> None:

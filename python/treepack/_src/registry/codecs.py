@@ -6,7 +6,9 @@ may use them without registration.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -35,7 +37,7 @@ from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import find, library_name, library_of
-from treepack._src.registry.names import default_name
+from treepack._src.registry.names import default_name, function_name
 from treepack._src.registry.python_codecs import CODECS
 from treepack._src.registry.unregistered import of_library
 from treepack.errors import UnregisteredTypeError
@@ -518,6 +520,19 @@ def refusal(value: Any) -> str:
     text = f"static data of type {default_name(type(value))} cannot be saved: {short_repr(value)}"
     if type(value) is np.ndarray:
         return f"{text}; arrays in static data may have up to {MAX_ARRAY_BYTES} bytes"
-    if callable(value):
-        return f"{text}; call treepack.register_function on it, if it is defined once"
-    return f"{text}; call treepack.register_auxdata on its type"
+    has_name = callable(value) and function_name(value)
+    if has_name or inspect.isroutine(value):
+        named = "" if has_name else ", with serialized_name="
+        return f"{text}; call treepack.register_function on it{named}, if it is defined once"
+    if isinstance(value, enum.Enum) or dataclasses.is_dataclass(value):
+        return f"{text}; call treepack.register_auxdata on its type"
+    plain = next((how for name, how in _PLAIN.items() if hasattr(type(value), name)), "")
+    return f"{text}; {plain}call treepack.register_auxdata on its type, with encode= and decode="
+
+
+# How values of such types, by what they have, become data of plain types.
+_PLAIN = {
+    "_get_kwargs": "save vars(...) of it, or ",  # argparse.Namespace
+    "model_dump": "save its .model_dump(), or ",  # models of pydantic
+    "to_dict": "save its .to_dict(), or ",  # ConfigDict
+}
