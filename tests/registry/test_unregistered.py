@@ -178,7 +178,7 @@ def test_what_a_template_has_to_bring_is_told() -> None:
     assert 'unknown="dict"' in str(types_told.value)
     assert "template" in str(types_told.value)
     with pytest.raises(treepack.errors.HoleError, match=r"at f: .*tanh"):
-        treepack.loads(treepack.dumps({"f": jnp.tanh}))
+        treepack.loads(treepack.dumps({"f": jnp.tanh, "x": 1}))
     with pytest.raises(treepack.errors.HoleError, match=r"at apply_fn: .*at tx: "):
         treepack.loads(treepack.dumps(train_state()))
     assert treepack.loads(treepack.dumps([Pair(1, 2)]), unknown="dict") == [{"a": 1, "b": 2}]
@@ -201,7 +201,7 @@ def test_all_holes_are_told_at_once() -> None:
     assert str(caught.value).startswith("at b/1/c: ")
     assert "is 'b/1/d' in static= meant for b/1/c?" in str(caught.value)
     with pytest.raises(treepack.errors.HoleError, match="; and 70 more; pass a target"):
-        treepack.loads(treepack.dumps([custom] * 100))
+        treepack.loads(treepack.dumps([custom] * 100 + [1]))
     # Types that are not known come first: without them nothing helps.
     with pytest.raises(treepack.UnregisteredTypeError, match="Layer"):
         treepack.loads(treepack.dumps({"a": custom, "b": Layer(1)}))
@@ -210,13 +210,14 @@ def test_all_holes_are_told_at_once() -> None:
 
 def test_static_fills_code_by_its_path_or_one_above() -> None:
     optimizer = optax.adam(1e-3)
-    data = treepack.dumps({"tx": optimizer, "f": [len, jnp.tanh]})
+    tree = {"tx": optimizer, "f": [len, jnp.tanh], "x": 1}
+    data = treepack.dumps(tree)
     for static in (
         {"tx": optimizer, "f/0": len, "f/1": jnp.tanh},
         {"tx": optimizer, "f": [len, jnp.tanh]},
         {"tx/init": optimizer.init, "tx/update": optimizer.update, "f": [len, jnp.tanh]},
     ):
-        assert treepack.loads(data, static=static) == {"tx": optimizer, "f": [len, jnp.tanh]}
+        assert treepack.loads(data, static=static) == tree
     layer = Layer(1, {"a": (3, custom)})
     data = treepack.dumps([layer])
     for static in ([layer], {"0": layer}, {"0": Layer(5), "0/act": layer.act}):
@@ -453,6 +454,59 @@ def test_leaves_without_a_form_are_left_out_if_asked() -> None:
             treepack.dumps({"a": value}, static="skip")
     with pytest.raises(treepack.UnserializableLeafError, match="traced value"):
         jax.jit(lambda x: treepack.dumps({"a": x}, static="skip") and x)(1.0)
+
+
+def test_code_at_the_root_is_told(tmp_path: Path) -> None:
+    for code in (jnp.tanh, MODEL):
+        with pytest.warns(UserWarning, match="no data") as warned:
+            data = treepack.dumps(code)
+        assert warned[0].filename == __file__
+        with pytest.warns(UserWarning, match="no data"):
+            treepack.save(tmp_path / "code", code)
+        for load in (
+            functools.partial(treepack.loads, data),
+            lambda: treepack.load(tmp_path / "code"),
+            lambda: treepack.open(tmp_path / "code").load(),
+            lambda: treepack.abstract(tmp_path / "code"),
+        ):
+            with pytest.raises(treepack.HoleError, match=r"at \."):
+                load()
+        assert treepack.loads(data, static={".": code}) is code
+        assert treepack.loads(data, static=code) is code
+
+
+def test_a_tree_of_nothing_but_code_warns() -> None:
+    for tree in ({"f": MODEL.apply}, [OPTIMIZER, None], {"f": {"a": len}}):
+        with pytest.warns(UserWarning, match="no data: .*save its variables"):
+            treepack.dumps(tree)
+    for tree in ({}, None, [()], {"f": len, "x": 1}, optax.sgd(0.1).init({"w": 1.0})):
+        treepack.dumps(tree)
+
+
+def new_state() -> Any:
+    return {"w": jnp.zeros(2)}
+
+
+def test_code_is_no_template(tmp_path: Path) -> None:
+    data = treepack.dumps({"w": jnp.ones(2)})
+    treepack.save(tmp_path / "tree", {"w": jnp.ones(2)})
+    for target, remedy in (
+        (new_state, r"call it, as jax\.eval_shape\(new_state\) does"),
+        (jax.jit(new_state), "call it"),
+        (functools.partial(new_state), "call it"),
+        (dict, "an object of it"),
+        (MODEL, r"its variables, such as jax\.eval_shape\(module\.init"),
+        (np, "a tree of arrays"),
+    ):
+        for load in (
+            lambda target: treepack.loads(data, target),
+            lambda target: treepack.load(tmp_path / "tree", target),
+            lambda target: treepack.load(tmp_path / "tree", target, select="w"),
+            lambda target: treepack.open(tmp_path / "tree").load(target),
+        ):
+            with pytest.raises(TypeError, match=f"the target is a .*not a tree: .*{remedy}"):
+                load(target)
+    assert treepack.loads(data, jax.eval_shape(new_state))["w"].sum() == 2
 
 
 def test_the_template_keeps_its_code() -> None:

@@ -48,6 +48,23 @@ def is_code(value: Any) -> bool:
     return bool(parts) and all(map(is_code, parts))
 
 
+def check_is_tree(target: Any) -> None:
+    """Raises a TypeError if a template is code, such as the function that makes it."""
+    if kind_of(target) is not None or not (callable(target) or is_code(target)):
+        return
+    ty = type(target)
+    name = getattr(target, "__name__", ty.__name__)
+    if flax.is_linen_module(target):
+        remedy = "pass its variables, such as jax.eval_shape(module.init, key, x)"
+    elif isinstance(target, type):
+        remedy = f"pass an object of it, such as jax.eval_shape(lambda: {name}(...))"
+    elif callable(target):
+        remedy = f"call it, as jax.eval_shape({name}) does"
+    else:
+        remedy = "pass a tree of arrays"
+    raise TypeError(f"the target is a {ty.__name__} ({name}), not a tree: {remedy}")
+
+
 def holds_arrays(value: Any) -> bool:
     """Returns whether code holds arrays, in whatever objects it is bound to."""
     return any(map(_is_array, itertools.islice(_walk(value, _held), _MOST_HELD)))

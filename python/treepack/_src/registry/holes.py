@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import equinox, flax
-from treepack._src.options import left_out
+from treepack._src.options import leave_out_code, left_out
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.registry.code import holds_arrays, is_code
@@ -155,6 +155,7 @@ def hole_of(code: Any) -> Hole:
       TypeError: If it has data.
     """
     _check_has_no_data(code)
+    leave_out_code()
     return _hole(code, [])
 
 
@@ -402,7 +403,7 @@ class _Filling:
     ) -> tuple[Any] | None:
         """Looks for the value of a hole in a tree like the saved one, below `count` keys."""
         below = self.fillings.below(template, self.parts[count:])
-        if below is None:
+        if below is None or template is None:
             return None
         (node,) = below
         if self.ty is Code:
