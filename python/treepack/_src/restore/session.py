@@ -15,6 +15,7 @@ from typing import Any
 from treepack._src import paths as _paths
 from treepack._src.options import Strict
 from treepack._src.printable import printable
+from treepack._src.restore.compare import like_scalar
 from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
 
@@ -230,7 +231,7 @@ class Restore:
             for found, made in self.converted.get(path, ()):
                 if found is state:
                     return made
-        return state
+        return state if self.in_words else like_scalar(target, state)
 
     @contextlib.contextmanager
     def without_kinds(self) -> Iterator[None]:
