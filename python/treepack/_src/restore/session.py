@@ -124,9 +124,13 @@ class Restore:
         hints = ""
         if not self.in_words:  # its functions have no such options
             for old, new in [*self.deeper.items()][:1]:
+                function = "a function of paths"
+                if len(old) > len(new):
+                    end = printable(f"/{old.rpartition('/')[2]}")
+                    function = f"rename=lambda path: path.removesuffix({end!r})"
                 hints += (
                     f"\nPass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to "
-                    "treepack.load, or a function of paths: one side has values a level deeper."
+                    f"treepack.load, or {function}: one side has values a level deeper."
                 )
             if any(it.found == NOTHING for it in found):
                 hints += '\nPass missing="target" to treepack.load to keep what the file lacks.'
