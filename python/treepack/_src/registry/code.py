@@ -33,6 +33,8 @@ _DEFINITIONS = (
     *(type(functools.lru_cache(len)), type(datetime.datetime_CAPI)),  # pybind11's functions have it
 )
 
+_PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None), types.FunctionType})
+
 _METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
 
 
@@ -114,8 +116,11 @@ def _parts(value: Any) -> Iterable[Any] | None:
 def _has_all_in_attributes(ty: type) -> bool:
     """Returns whether objects of a type have no data besides attributes, as compiled types do."""
     largest = _Plain.__basicsize__ + 8 * len(slots_of(ty))
-    by_class = all(base.__flags__ & 1 << 9 for base in ty.__mro__[:-1])  # Py_TPFLAGS_HEAPTYPE
-    return by_class and ty.__basicsize__ <= largest
+    return all(map(_is_of_class, ty.__mro__[:-1])) and ty.__basicsize__ <= largest
+
+
+def _is_of_class(ty: type) -> bool:
+    return bool(ty.__flags__ & 1 << 9)  # Py_TPFLAGS_HEAPTYPE
 
 
 class _Plain:
@@ -124,19 +129,32 @@ class _Plain:
 
 def _held(value: Any) -> Iterable[Any]:
     """Returns the objects that a value holds, as far as they may be data of a tree."""
-    if isinstance(value, types.FunctionType):
+    ty = type(value)
+    if ty is types.FunctionType:
         return _of_function(value)
-    if isinstance(value, (type, types.ModuleType)) or flax.is_graph_definition(value):
+    if ty in _PLAIN:
+        return ()
+    if isinstance(value, (type, types.ModuleType, np.ndarray)) or is_array(value):
+        return ()
+    if flax.is_graph_definition(value):
         return ()
     if isinstance(value, functools.partial):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, _METHODS):
         return (value.__self__,)
+    if flax.is_linen_module(value):
+        return [part for name, part in vars(value).items() if name != "_state"]
     items: Iterable[Any] = ()
     if isinstance(value, (dict, tuple, list, set, frozenset)):
         items = value.values() if isinstance(value, dict) else value
     wrapped = getattr(value, "__wrapped__", None) if callable(value) else None
-    return *itertools.islice(items, _MOST_HELD), wrapped, *_attributes(value)
+    slots = [name for name in slots_of(ty) if name[:2] != "__"] if _is_of_class(ty) else ()
+    return (
+        *itertools.islice(items, _MOST_HELD),
+        *getattr(value, "__dict__", {}).values(),
+        *(getattr(value, name, None) for name in slots),
+        wrapped,
+    )
 
 
 def _of_function(function: types.FunctionType) -> Iterable[Any]:
@@ -159,7 +177,7 @@ def _attributes(value: Any) -> list[Any]:
 
 def _is_array(value: Any) -> bool:
     """Returns whether a value is an array of any library, but no number."""
-    if isinstance(value, (type, np.generic)):
+    if type(value) in _PLAIN or isinstance(value, (type, np.generic)):
         return False
     if is_key(value):
         return True
