@@ -32,6 +32,7 @@ from treepack._src.interop.modules import imported, instance_of
 from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import is_plain_namedtuple
+from treepack._src.pytree.leaves import as_plain
 from treepack._src.registry import types as _types
 from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found_in, instance, one
 from treepack._src.registry.holes import Hole
@@ -135,7 +136,9 @@ def _dtype(name: str) -> np.dtype:
 def _dtype_name(dtype: np.dtype) -> str:
     name, native = _dtypes.describe(dtype)
     if name is None or not native:
-        raise TypeError(f"the dtype {dtype!r} cannot be saved as static data")
+        raise TypeError(
+            f"the dtype {dtype!r} cannot be saved as static data; save the array's .tolist()"
+        )
     return name
 
 
@@ -428,6 +431,8 @@ _CODECS = [
     *CODECS,
     Codec("treepack.hole", Hole, lambda it: tuple(it[: 2 if it.name is None else 4]), _hole),
     Codec("numpy.dtype", instance(np.dtype), _dtype_name, _dtype),
+    Codec("numpy.str_", np.str_, str, lambda text: np.str_(one(str, text))),
+    Codec("numpy.bytes_", np.bytes_, bytes, lambda data: np.bytes_(one(bytes, data))),
     Codec("numpy.generic", instance(np.generic), lambda it: _array_parts(np.asarray(it)), _scalar),
     Codec("numpy.ndarray", instance(np.ndarray), _array_parts, _array),
     Codec("type", instance(type), _type_parts, _type),
@@ -526,13 +531,11 @@ def refusal(value: Any) -> str:
         return f"{text}; call treepack.register_function on it{named}, if it is defined once"
     if isinstance(value, enum.Enum) or dataclasses.is_dataclass(value):
         return f"{text}; call treepack.register_auxdata on its type"
-    plain = next((how for name, how in _PLAIN.items() if hasattr(type(value), name)), "")
-    return f"{text}; {plain}call treepack.register_auxdata on its type, with encode= and decode="
-
-
-# How values of such types, by what they have, become data of plain types.
-_PLAIN = {
-    "_get_kwargs": "save vars(...) of it, or ",  # argparse.Namespace
-    "model_dump": "save its .model_dump(), or ",  # models of pydantic
-    "to_dict": "save its .to_dict(), or ",  # ConfigDict
-}
+    bases = (str, bytes, int, float, complex)
+    base = next((base.__name__ for base in bases if isinstance(value, base)), "")
+    functions = f"encode={base} and decode={type(value).__name__ if base else ''}"
+    how = as_plain(value)
+    return (
+        f"{text}; {'' if how is None else f'save {how}, or '}call treepack.register_auxdata on its "
+        f"type, with {functions}"
+    )

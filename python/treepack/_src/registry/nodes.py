@@ -347,7 +347,10 @@ _PRUNED: dict[str, type] = {"list": list, "tuple": tuple, "dict": dict}
 def _flatten_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
     children = kind.children(node)
     if type(children) is not dict:
-        raise TypeError(f"the handler of {default_name(type(node))} returns no dict")
+        raise TypeError(
+            f"the handler of {default_name(type(node))} returns no dict: save what it returns, "
+            "serialization.to_state_dict(...) of it"
+        )
     return core.encode_value(_holes.Hole(None, default_name(type(node)))), children
 
 
