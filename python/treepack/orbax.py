@@ -42,6 +42,7 @@ from treepack._src.options import (
     Strict,
     Unknown,
 )
+from treepack._src.registry.code import check_is_tree
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.content import read_all
 from treepack._src.storage.entries import exists, is_directory
@@ -264,6 +265,7 @@ def load_aggregate(
       >>> load_aggregate(folder)
       {'w': array([1., 1.])}
     """
+    check_is_tree(target)
     place = located(path, storage_options)
     file = joined(place, "checkpoint") if is_directory(place) else place
     with naming(file):

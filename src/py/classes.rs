@@ -21,10 +21,12 @@ pub enum Class {
     Deferred,
     /// Left out where the structure is recorded.
     Code,
+    /// An array of NumPy that may have a mask.
+    Masked,
 }
 
 impl Class {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Unsupported,
         Self::Array,
         Self::Scalar,
@@ -36,6 +38,7 @@ impl Class {
         Self::Node,
         Self::Deferred,
         Self::Code,
+        Self::Masked,
     ];
 }
 

@@ -43,7 +43,8 @@ impl Dtype {
         }
         Err(Failure::leaf(format!(
             "cannot serialize an array of dtype {}: only numeric, boolean and date dtypes \
-             can be stored",
+             can be stored; save its .tolist(), or its fields as a dict: \
+             {{name: array[name] for name in array.dtype.names}}",
             object.repr()?
         )))
     }

@@ -119,7 +119,10 @@ def test_what_cannot_be_converted(folder: Path) -> None:
     assert "does not fit" in refused("convert", "bad.safetensors", "x")
     Path("keys").write_bytes(serialization.to_bytes({"a.b": np.ones(2)}))
     assert "choose another one with --sep" in refused("convert", "keys", "x.npz")
-    assert sorted(os.listdir()) == ["bad.safetensors", "flax", "keys", "model"]  # noqa: PTH208
+    treepack.save("large", {"n": 2**70})
+    assert "at n: Integer value out of range" in refused("convert", "large", "x.msgpack")
+    names = ["bad.safetensors", "flax", "keys", "large", "model"]
+    assert sorted(os.listdir()) == names  # noqa: PTH208
 
 
 REFERENCES = [

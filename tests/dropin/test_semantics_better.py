@@ -173,6 +173,11 @@ def test_str_void_bytes_and_structured_arrays(value: Any):
 def test_object_and_masked_arrays():
     refused({"a": np.array([None, 1])}, "a", "dtype")
     refused({"a": np.ma.masked_array([1, 2], [True, False])}, "a", "mask")
+    for mask in (np.ma.nomask, [False, False]):
+        whole = {"a": np.ma.masked_array([1.0, 2.0], mask)}
+        encoded = treepack.serialization.to_bytes(whole, align=1)
+        assert encoded == flax.to_bytes({"a": whole["a"].data})
+        assert type(treepack.loads(treepack.dumps(whole), whole)["a"]) is np.ndarray
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])

@@ -772,3 +772,38 @@ def test_places_that_are_told_show_nothing_as_it_is_not_seen() -> None:
     with pytest.raises(UnicodeEncodeError) as encoding:
         serialization.to_bytes({key: {"l": [0, "\ud800"]}})
     assert place in str(encoding.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"compress": True}, {"sharded": True}], ids=str)
+def test_integers_beyond_64_bits(options: Any, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0).bit_generator
+    large = [2**64, -(2**63) - 1, 2**127 - 1, -(2**127), 255 * 2**64, 3**1000]
+    tree = {"rng": generator.state, "w": np.ones(3), "large": large}
+    template = {**tree, "rng": np.random.default_rng(1).bit_generator.state}
+    treepack.save(tmp_path / "tree", tree, **options)
+    assert treepack.verify(tmp_path / "tree").ok
+    for found in (
+        treepack.load(tmp_path / "tree"),
+        treepack.load(tmp_path / "tree", template, strict="exact"),
+        treepack.load(tmp_path / "tree", template, select="**"),
+        treepack.loads(treepack.dumps(tree)),
+        treepack.loads(treepack.dumps(tree), template),
+        serialization.from_bytes(template, treepack.dumps(tree)),
+    ):
+        assert found["rng"] == tree["rng"]
+        assert found["large"] == large
+        generator.state = found["rng"]
+    with treepack.open(tmp_path / "tree") as file:
+        assert file["rng/state/inc"] == tree["rng"]["state"]["inc"]
+    assert treepack.loads(treepack.dumps(2**70)) == 2**70
+    small = {**template, "rng": {**template["rng"], "state": {"state": 1, "inc": np.ones(2)}}}
+    with pytest.raises(treepack.MismatchError, match=r"inc: expected float64\[2\], found int"):
+        treepack.load(tmp_path / "tree", small)
+
+
+def test_flax_reads_a_file_with_large_integers() -> None:
+    read = flax.serialization.msgpack_restore(treepack.dumps({"n": -(2**70), "w": np.ones(2)}))
+    assert read["n"] == msgpack.ExtType(73, (-(2**70)).to_bytes(9, "big", signed=True))
+    assert read["w"].sum() == 2
+    with pytest.raises(OverflowError, match=r"at n: .*treepack\.save and treepack\.dumps take"):
+        serialization.to_bytes({"n": 2**70})

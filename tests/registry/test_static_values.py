@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
 import datetime
 import decimal
 import fractions
+import functools
 import subprocess
 import sys
 import types
+import uuid
 import zoneinfo
 from typing import Any
 
@@ -27,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import treepack
 import treepack._core as core
+from treepack import serialization
 
 ZONES = [zoneinfo.ZoneInfo(name) for name in ("UTC", "Europe/Berlin", "America/New_York")]
 
@@ -260,3 +264,138 @@ def test_structs_of_penzai() -> None:
 
 def test_fractions_stay_exact() -> None:
     assert check(fractions.Fraction(1, 3**200)) == fractions.Fraction(1, 3**200)
+
+
+def test_texts_of_numpy() -> None:
+    for value in (np.str_("a"), np.bytes_(b"a")):
+        assert type(check(value)) is type(value)
+        assert check({value: 1}) == {value: 1}
+
+
+class Text(str):
+    """A subclass of a plain type."""
+
+
+class Unknown:
+    """A type that nothing is known of."""
+
+    def __init__(self, a: int = 1) -> None:
+        self.a = a
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(self.a)
+
+
+class Model(Unknown):
+    """As pydantic has them."""
+
+    def model_dump(self) -> dict[str, Any]:
+        return vars(self)
+
+
+class ConfigDict(Unknown):
+    """As ml_collections has them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+
+# What the errors about leaves and static data advise, by the values that they are about.
+ADVICE: list[tuple[Any, str, Any]] = [
+    (range(3), r"save list\(\.\.\.\) of it, or pass it as metadata=", list),
+    (decimal.Decimal("1.5"), r"save str\(\.\.\.\) of it, or pass it as metadata=", str),
+    (uuid.UUID(int=7), r"save str\(\.\.\.\) of it, or pass it as metadata=", str),
+    (PartitionSpec("x", None), r"save tuple\(\.\.\.\) of it, or pass it as metadata=", tuple),
+    (argparse.Namespace(a=1), r"save vars\(\.\.\.\) of it", vars),
+    (types.SimpleNamespace(a=1), r"save vars\(\.\.\.\) of it", vars),
+    (ConfigDict(), r"save its \.to_dict\(\)", lambda it: it.to_dict()),
+    (Model(), r"save its \.model_dump\(\)", lambda it: it.model_dump()),
+    (Text("a"), "convert it to str", str),
+    (np.str_("a"), r"save its \.tolist\(\)", lambda it: it.tolist()),
+    (np.array(["a"]), r"save its \.tolist\(\)", lambda it: it.tolist()),
+    (
+        np.rec.array([(1, 2.0)], dtype=[("a", int), ("b", float)]),
+        r"or its fields as a dict: \{name: array\[name\] for name in array\.dtype\.names\}",
+        lambda array: {name: array[name] for name in array.dtype.names},
+    ),
+    (
+        jax.ShapeDtypeStruct((2,), jnp.float32),
+        "save the arrays that the function itself returns, or pass the tree as metadata=",
+        lambda it: np.zeros(it.shape, it.dtype),
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "advice", "follow"), ADVICE, ids=lambda it: type(it).__name__)
+def test_the_advice_about_a_leaf_succeeds(value: Any, advice: str, follow: Any) -> None:
+    with pytest.raises(treepack.UnserializableLeafError, match=f"at a: .*{advice}"):
+        treepack.dumps({"a": value})
+    expected = follow(value)
+    np.testing.assert_equal(treepack.loads(treepack.dumps({"a": expected}))["a"], expected)
+    if "metadata=" in advice:
+        core.decode_value(core.encode_value(value))
+
+
+def test_the_advice_about_a_leaf_of_an_unknown_type_succeeds() -> None:
+    other = type("Other", (Unknown,), {})
+    with pytest.raises(treepack.UnserializableLeafError, match=r"static=\"skip\"") as caught:
+        treepack.dumps({"a": other(), "b": 1})
+    assert "register its type with jax.tree_util.register_pytree_node" in str(caught.value)
+    assert treepack.loads(
+        treepack.dumps({"a": other(), "b": 1}, static="skip"), static={"a": 5}
+    ) == {
+        "a": 5,
+        "b": 1,
+    }
+    jax.tree_util.register_pytree_node(other, lambda it: ((it.a,), None), lambda _, it: other(*it))
+    assert treepack.loads(treepack.dumps({"a": other(3)}), {"a": other()})["a"].a == 3
+
+
+def test_the_advice_about_static_data_succeeds() -> None:
+    for value, functions in (
+        (argparse.Namespace(a=1), (vars, lambda found: argparse.Namespace(**found))),
+        (ConfigDict(), (lambda it: it.to_dict(), lambda found: ConfigDict(**found))),
+        (Model(), (lambda it: it.model_dump(), lambda found: Model(**found))),
+        (Text("a"), (str, Text)),
+        (Unknown(2), (vars, lambda found: Unknown(**found))),
+    ):
+        advice = r"call treepack\.register_auxdata on its type, with encode="
+        for save in (
+            functools.partial(core.encode_value, value),
+            functools.partial(treepack.dumps, WithStatic(1, value)),
+            functools.partial(treepack.dumps, {}, metadata=value),
+        ):
+            with pytest.raises(TypeError, match=advice):
+                save()
+        treepack.register_auxdata(type(value), f"advice.{type(value).__name__}", *functions)
+        found = core.decode_value(core.encode_value(value))
+        assert type(found) is type(value)
+        assert found == value
+
+
+def test_the_advice_about_functions_in_static_data_succeeds() -> None:
+    def named(x: Any) -> Any:
+        return x
+
+    for function, advice, options in (
+        (named, "register_function on it, if", {}),
+        (lambda x: x, "register_function on it, with serialized_name=, if", {"name": "advice.f"}),
+    ):
+        partial = functools.partial(function, 3)
+        with pytest.raises(TypeError, match=advice):
+            treepack.dumps(WithStatic(1, partial))
+        name = options.get("name", "advice.named")
+        treepack.register_function(function, serialized_name=name)
+        found = treepack.loads(treepack.dumps(WithStatic(1, partial)))
+        assert found.static.args == (3,)
+
+
+def test_the_advice_about_a_handler_without_a_dict_succeeds() -> None:
+    ty = type("Handled", (), {})
+    serialization.register_serialization_state(ty, lambda _: [1, 2], lambda *_: ty())
+    with pytest.raises(treepack.UnserializableLeafError, match="returns no dict: save what it"):
+        treepack.dumps({"a": ty()})
+    assert treepack.loads(treepack.dumps({"a": serialization.to_state_dict(ty())})) == {"a": [1, 2]}

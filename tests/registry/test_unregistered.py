@@ -6,9 +6,11 @@ import collections
 import dataclasses
 import functools
 import inspect
+import operator
 import subprocess
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,7 +179,7 @@ def test_what_a_template_has_to_bring_is_told() -> None:
     assert 'unknown="dict"' in str(types_told.value)
     assert "template" in str(types_told.value)
     with pytest.raises(treepack.errors.HoleError, match=r"at f: .*tanh"):
-        treepack.loads(treepack.dumps({"f": jnp.tanh}))
+        treepack.loads(treepack.dumps({"f": jnp.tanh, "x": 1}))
     with pytest.raises(treepack.errors.HoleError, match=r"at apply_fn: .*at tx: "):
         treepack.loads(treepack.dumps(train_state()))
     assert treepack.loads(treepack.dumps([Pair(1, 2)]), unknown="dict") == [{"a": 1, "b": 2}]
@@ -200,7 +202,7 @@ def test_all_holes_are_told_at_once() -> None:
     assert str(caught.value).startswith("at b/1/c: ")
     assert "is 'b/1/d' in static= meant for b/1/c?" in str(caught.value)
     with pytest.raises(treepack.errors.HoleError, match="; and 70 more; pass a target"):
-        treepack.loads(treepack.dumps([custom] * 100))
+        treepack.loads(treepack.dumps([custom] * 100 + [1]))
     # Types that are not known come first: without them nothing helps.
     with pytest.raises(treepack.UnregisteredTypeError, match="Layer"):
         treepack.loads(treepack.dumps({"a": custom, "b": Layer(1)}))
@@ -209,13 +211,14 @@ def test_all_holes_are_told_at_once() -> None:
 
 def test_static_fills_code_by_its_path_or_one_above() -> None:
     optimizer = optax.adam(1e-3)
-    data = treepack.dumps({"tx": optimizer, "f": [len, jnp.tanh]})
+    tree = {"tx": optimizer, "f": [len, jnp.tanh], "x": 1}
+    data = treepack.dumps(tree)
     for static in (
         {"tx": optimizer, "f/0": len, "f/1": jnp.tanh},
         {"tx": optimizer, "f": [len, jnp.tanh]},
         {"tx/init": optimizer.init, "tx/update": optimizer.update, "f": [len, jnp.tanh]},
     ):
-        assert treepack.loads(data, static=static) == {"tx": optimizer, "f": [len, jnp.tanh]}
+        assert treepack.loads(data, static=static) == tree
     layer = Layer(1, {"a": (3, custom)})
     data = treepack.dumps([layer])
     for static in ([layer], {"0": layer}, {"0": Layer(5), "0/act": layer.act}):
@@ -319,7 +322,95 @@ def test_code_with_arrays_is_refused() -> None:
         for tree in ({"a": [code]}, {"a": [Layer(1, code)]}):
             with pytest.raises(treepack.UnserializableLeafError, match=r"at a/0.* holds arrays"):
                 treepack.dumps(tree)
-    treepack.dumps({"a": functools.partial(custom, 3.0)})
+
+
+def bound(constant: Any) -> Any:
+    return lambda *_: constant
+
+
+class Schedule:
+    """Any callable with data."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self) -> None: ...
+
+
+class Slots:
+    __slots__ = ("n",)
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __call__(self) -> None: ...
+
+
+class Stateless:
+    def __call__(self) -> None: ...
+
+
+def test_callables_with_data_are_refused() -> None:
+    foreign = type("Tensor", (), {"__dlpack__": None})()
+    array = np.ones(3)
+    for code, reason in (
+        (Schedule(1), "has data"),
+        (Schedule(1).__call__, "has data"),
+        (Slots(1), "has data"),
+        (functools.partial(custom, 3.0), "has data"),
+        (operator.itemgetter(1), "has data"),
+        (weakref.ref(Schedule), "has data"),
+        (weakref.WeakMethod(Stateless().__call__), "has data"),
+        ({"a": 1}.get, "has data"),
+        (np.random.default_rng(0).normal, "has data"),
+        (bound(array), "holds arrays"),
+        (bound({"a": [Schedule(array)]}), "holds arrays"),  # type: ignore[arg-type]
+        (bound(foreign), "holds arrays"),
+        (bound(jax.random.key(0)), "holds arrays"),
+        (lambda x, w=array: w, "holds arrays"),
+        (functools.wraps(custom)(bound(array)), "holds arrays"),
+        (functools.lru_cache(bound(array)), "holds arrays"),
+        (jax.jit(bound(array)), "holds arrays"),
+        (jax.vmap(bound(array)), "holds arrays"),
+        (array.sum, "holds arrays"),
+        (jnp.ones(3).sum, "holds arrays"),
+        (nn.Dense(1).bind({"params": {"kernel": array}}), "holds arrays"),
+        (nn.Dense(1).bind({"params": {"kernel": array}}).apply, "holds arrays"),
+    ):
+        with pytest.raises(treepack.UnserializableLeafError, match=f"at a/0: .*{reason}"):
+            treepack.dumps({"a": [code]})
+        with pytest.raises(treepack.UnserializableLeafError, match=r"at a: .*Layer: .*act"):
+            treepack.dumps({"a": Layer(1, code)})
+    with pytest.raises(treepack.UnserializableLeafError, match=r"at a: partial: .* has data"):
+        treepack.dumps({"a": collections.defaultdict(functools.partial(list, [1]))})
+    # As the errors say:
+    skipped = treepack.dumps([Schedule(1), Layer(1, Schedule(2))], static="skip")
+    template = [Schedule(3), Layer(0, Schedule(4))]
+    assert treepack.loads(skipped, template)[1].act is template[1].act
+    partial = jax.tree_util.Partial(custom, array)
+    assert_same(treepack.loads(treepack.dumps({"a": partial}), {"a": partial}), {"a": partial})
+
+
+def test_what_has_no_data_is_code() -> None:
+    schedule = optax.cosine_onecycle_schedule(100, 0.1)  # which closes over arrays
+    codes = [
+        *(len, np.dot, np.add, np.vectorize(len), jax.nn.relu, jax.jit(custom), jax.vmap(custom)),
+        *(
+            Stateless(),
+            Stateless().__call__,
+            functools.partial(custom),
+            functools.partial(len, len),
+        ),
+        *(functools.wraps(custom)(bound(1e-3)), functools.lru_cache(custom), list[int], str.upper),
+        *(MODEL, MODEL.apply, nn.initializers.lecun_normal(), jax.custom_jvp(custom)),
+        *(optax.adam(schedule), optax.adam(bound(np.ones(2)))),
+        optax.MultiSteps(OPTIMIZER, 2).gradient_transformation(),
+        optax.adam(jnp.asarray(0.1)),
+        bound(jnp.asarray(0.1)),
+    ]
+    for code in codes:
+        tree = {"a": code, "b": Layer(1, code)}
+        assert treepack.loads(treepack.dumps(tree), tree)["b"].act is code
 
 
 def test_data_without_a_form_are_never_left_out_by_themselves() -> None:
@@ -364,6 +455,59 @@ def test_leaves_without_a_form_are_left_out_if_asked() -> None:
             treepack.dumps({"a": value}, static="skip")
     with pytest.raises(treepack.UnserializableLeafError, match="traced value"):
         jax.jit(lambda x: treepack.dumps({"a": x}, static="skip") and x)(1.0)
+
+
+def test_code_at_the_root_is_told(tmp_path: Path) -> None:
+    for code in (jnp.tanh, MODEL):
+        with pytest.warns(UserWarning, match="no data") as warned:
+            data = treepack.dumps(code)
+        assert warned[0].filename == __file__
+        with pytest.warns(UserWarning, match="no data"):
+            treepack.save(tmp_path / "code", code)
+        for load in (
+            functools.partial(treepack.loads, data),
+            lambda: treepack.load(tmp_path / "code"),
+            lambda: treepack.open(tmp_path / "code").load(),
+            lambda: treepack.abstract(tmp_path / "code"),
+        ):
+            with pytest.raises(treepack.HoleError, match=r"at \."):
+                load()
+        assert treepack.loads(data, static={".": code}) is code
+        assert treepack.loads(data, static=code) is code
+
+
+def test_a_tree_of_nothing_but_code_warns() -> None:
+    for tree in ({"f": MODEL.apply}, [OPTIMIZER, None], {"f": {"a": len}}):
+        with pytest.warns(UserWarning, match="no data: .*save its variables"):
+            treepack.dumps(tree)
+    for tree in ({}, None, [()], {"f": len, "x": 1}, optax.sgd(0.1).init({"w": 1.0})):
+        treepack.dumps(tree)
+
+
+def new_state() -> Any:
+    return {"w": jnp.zeros(2)}
+
+
+def test_code_is_no_template(tmp_path: Path) -> None:
+    data = treepack.dumps({"w": jnp.ones(2)})
+    treepack.save(tmp_path / "tree", {"w": jnp.ones(2)})
+    for target, remedy in (
+        (new_state, r"call it, as jax\.eval_shape\(new_state\) does"),
+        (jax.jit(new_state), "call it"),
+        (functools.partial(new_state), "call it"),
+        (dict, "an object of it"),
+        (MODEL, r"its variables, such as jax\.eval_shape\(module\.init"),
+        (np, "a tree of arrays"),
+    ):
+        for load in (
+            lambda target: treepack.loads(data, target),
+            lambda target: treepack.load(tmp_path / "tree", target),
+            lambda target: treepack.load(tmp_path / "tree", target, select="w"),
+            lambda target: treepack.open(tmp_path / "tree").load(target),
+        ):
+            with pytest.raises(TypeError, match=f"the target is a .*not a tree: .*{remedy}"):
+                load(target)
+    assert treepack.loads(data, jax.eval_shape(new_state))["w"].sum() == 2
 
 
 def test_the_template_keeps_its_code() -> None:

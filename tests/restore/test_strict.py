@@ -430,3 +430,19 @@ def test_exact_is_also_about_what_containers_are(saved: Any, template: Any, mess
         treepack.loads(treepack.dumps(saved), template, strict="exact")
     flat = treepack.serialization.to_bytes({"x": saved})
     treepack.serialization.from_bytes({"x": template}, flat, strict="exact")
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32, np.int8], ids=str)
+def test_a_scalar_of_numpy_in_a_template_gets_a_scalar(dtype: Any, tmp_path: Any) -> None:
+    template = {"a": np.dtype(dtype).type(0), "w": np.zeros(2)}
+    for saved in (template["a"] + np.dtype(dtype).type(3), np.array(3, dtype), jnp.array(3, dtype)):
+        tree = {"a": saved, "w": np.ones(2)}
+        treepack.save(tmp_path / "tree", tree)
+        for found in (
+            treepack.load(tmp_path / "tree", template),
+            treepack.load(tmp_path / "tree", template, select="a"),
+            treepack.load(tmp_path / "tree", template, cast=True),
+            treepack.loads(treepack.dumps(tree), template),
+        ):
+            assert type(found["a"]) is type(template["a"])
+            assert found["a"] == 3

@@ -84,11 +84,14 @@ def run() -> None:
         sys.exit(141)
     except MemoryError:
         sys.exit(_fail("out of memory"))
-    except (OSError, ValueError, ImportError, MissingPathError, UnserializableLeafError) as error:
+    except _TOLD as error:
         sys.exit(_fail(error))
     except Exception:  # of treepack itself: 1, as Python has it, is for damage
         traceback.print_exc()
         sys.exit(2)
+
+
+_TOLD = (OSError, ValueError, OverflowError, ImportError, MissingPathError, UnserializableLeafError)
 
 
 def _fail(error: Exception | str) -> int:

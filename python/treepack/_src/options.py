@@ -380,24 +380,42 @@ def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int]
 # between the function that has the option and the hooks that need it.
 
 
+class LeavingOut:
+    """What one save leaves out.
+
+    Attributes:
+      static: Which static data without a form are left out.
+      has_code: Whether leaves that are code were left out.
+    """
+
+    def __init__(self, static: Static = "error"):
+        self.static = static
+        self.has_code = False
+
+
 class _Local(threading.local):
-    static: Static = "error"
+    current = LeavingOut()
 
 
 _local = _Local()
 
 
 @contextlib.contextmanager
-def leaving_out(static: Static) -> Iterator[None]:
+def leaving_out(static: Static) -> Iterator[LeavingOut]:
     """Sets which static data without a form this thread leaves out when it saves."""
     check("static", static)
-    outer, _local.static = _local.static, static
+    outer, _local.current = _local.current, LeavingOut(static)
     try:
-        yield
+        yield _local.current
     finally:
-        _local.static = outer
+        _local.current = outer
 
 
 def left_out() -> Static:
     """Returns which static data without a form this thread leaves out."""
-    return _local.static
+    return _local.current.static
+
+
+def leave_out_code() -> None:
+    """Notes that the save of this thread leaves out a leaf that is code."""
+    _local.current.has_code = True

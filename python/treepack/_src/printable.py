@@ -1,4 +1,4 @@
-"""How text from files is shown to people: on terminals, in reprs, in messages.
+"""How text from files is shown to people: on terminals, in reprs, in messages and warnings.
 
 Keys, names and messages of others may contain escape sequences, which control the terminal, line
 breaks, and characters that reverse text or are invisible.
@@ -6,7 +6,9 @@ breaks, and characters that reverse text or are invisible.
 
 from __future__ import annotations
 
+import sys
 import unicodedata
+import warnings
 
 
 def printable(text: str) -> str:
@@ -50,3 +52,11 @@ def _cells(char: str) -> int:
 def padded(text: str, width: int) -> str:
     """Pads text with spaces to a width in cells."""
     return text + " " * (width - cells(text))
+
+
+def warn(text: str) -> None:
+    """Warns at the line of the program that called treepack."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("treepack."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, UserWarning, stacklevel=level)

@@ -91,6 +91,11 @@ impl<'py> Walk<'py> {
                     .call_method1(intern!(py, "asarray"), (value,))?;
                 self.array(array.cast()?, wire::EXT_NPSCALAR)?;
             }
+            Class::Masked => {
+                let plain = self.hooks.to_contiguous.bind(py).call1((value,));
+                let plain = plain.map_err(|error| self.unsupported(error))?;
+                self.array(plain.cast()?, wire::EXT_NDARRAY)?;
+            }
             Class::JaxArray => self.jax_array(value)?,
             Class::Deferred => self.deferred_array(value)?,
             Class::PrngKey => self.prng_key(value)?,

@@ -1,7 +1,8 @@
 //! Leaves without a dtype: numbers, strings, bytes.
 
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyDict, PyString};
 
 use super::super::failure::{Failure, Walked};
 use super::super::memory::Borrowed;
@@ -9,6 +10,7 @@ use super::payload::LeafPayload;
 use super::state::Walk;
 use crate::layout::LayoutBuilder;
 use crate::structure::Kind;
+use crate::wire;
 
 /// Blobs of at most so many bytes are copied among the headers: a piece of their own would
 /// take more room.
@@ -20,12 +22,27 @@ impl<'py> Walk<'py> {
             self.out.uint(value)?;
         } else if let Ok(value) = value.extract::<i64>() {
             self.out.int(value)?;
+        } else if self.out.is_described() {
+            self.large_int(value)?;
         } else {
             return Err(Failure::overflow(
-                "Integer value out of range: msgpack holds -2**63 to 2**64-1",
+                "Integer value out of range: msgpack holds -2**63 to 2**64-1; treepack.save and \
+                 treepack.dumps take others",
             ));
         }
         Ok(())
+    }
+
+    #[inline(never)] // see `value`
+    fn large_int(&mut self, value: &Bound<'py, PyAny>) -> Walked {
+        let py = self.py;
+        let bits: usize = value.call_method0(intern!(py, "bit_length"))?.extract()?;
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "signed"), true)?;
+        let body = (bits / 8 + 1, intern!(py, "big"));
+        let body = value.call_method(intern!(py, "to_bytes"), body, Some(&options))?;
+        let body = body.cast::<PyBytes>()?;
+        Ok(self.out.ext(wire::EXT_INT, body.as_bytes())?)
     }
 
     pub fn string(&mut self, value: &Bound<'py, PyString>) -> Walked {

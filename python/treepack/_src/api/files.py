@@ -142,8 +142,8 @@ def save(
         types of Python or of types that `register_auxdata` knows. See `read_metadata`.
       static: Static data and leaves that have no form in files. `"skip-code"` leaves out code:
         functions, optimizers made of functions, definitions of models. A template brings them
-        back, and so does `load(static=...)`. Data without a form are errors. `"skip"` leaves out
-        these, too; `"error"` leaves out nothing.
+        back, and so does `load(static=...)`. Data without a form are errors, and so are those of
+        callables. `"skip"` leaves out these, too, except arrays; `"error"` leaves out nothing.
       select: The leaves to save, such as `"**/lora_*"`; see `load`, which would return the same
         tree for this selection of a whole file: containers that lose children become dicts.
         `load(path, target, missing="target")` takes the others from a target.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,9 @@ from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Renaming, Selector, meant_of
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
+from treepack._src.printable import warn
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
+from treepack._src.registry.code import check_is_tree
 from treepack._src.restore.record import assembled, split
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
@@ -26,6 +27,7 @@ def load_part(
 ) -> Any:
     """Loads a part of a file, alone or into a target; `group` is of `sharing`."""
     how.check(target)
+    check_is_tree(target)
     selection.check(target)
     if selection.on_corrupt == "skip":
         place = place._replace(reader=place.reader.salvaging())
@@ -204,7 +206,7 @@ def _corrupt(
         told = f"{place.reader.name} is damaged: {damage}; undamaged leaves are loaded"
         if unchecked := sum(status == "unchecked" for status in statuses.values()):
             told += f", and {unchecked} that cannot be verified, as their checksums are damaged"
-        warnings.warn(told, UserWarning, stacklevel=2)
+        warn(told)
     bad = ("corrupt",) if damage is not None else ("corrupt", "unchecked")
     inside = set(catalog.leaf_values(place.value))
     found = {}
@@ -283,6 +285,7 @@ def _list_path(path: str, renamed: Mapping[str, str]) -> str:
 def restore_described(data: Buffer | core.Content, target: Any, how: Reading) -> Any:
     """Restores a tree from the bytes of its file, as `load` does."""
     how.check(target)
+    check_is_tree(target)
     convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
     if target is not None:
         return restore_encoded(target, data, how, convert=convert, in_words=False)

@@ -34,7 +34,7 @@ from treepack._src.interop.shardings import fitting
 from treepack._src.options import Reading, Sharing
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
-from treepack._src.restore.compare import signature
+from treepack._src.restore.compare import like_scalar, signature
 from treepack._src.restore.report import Convert
 from treepack._src.storage.fetch import fetching
 from treepack._src.tasks import run
@@ -136,7 +136,7 @@ def converter(
             for item in items:
                 if isinstance(item.leaf, LazyArray):
                     item.leaf = item.leaf.__array__(copy=copy)
-        return [item.leaf for item in items]
+        return [like_scalar(item.target, item.leaf) for item in items]
 
     return convert
 

@@ -1,7 +1,7 @@
-"""Extension types of msgpack that are neither flax's nor ours.
+"""Extension types of msgpack that are not flax's: large integers, and those of others.
 
-They become the objects of msgpack for Python. Where that package is not installed, a tuple of the
-same fields takes their place.
+Those of others become the objects of msgpack for Python. Where that package is not installed, a
+tuple of the same fields takes their place.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ TIMESTAMP_CODE = -1
 
 # Orbax writes a tuple as a list, which is encoded separately.
 ORBAX_TUPLE_CODE = 4
+
+LARGE_INT_CODE = 73
 
 _MAX_NESTING = 16
 
@@ -47,6 +49,8 @@ def make(code: int, data: bytes) -> Any:
         found = _tuple(data)
         if found is not None:
             return found
+    if code == LARGE_INT_CODE:
+        return int.from_bytes(data, "big", signed=True)
     msgpack = sys.modules["msgpack"] if "msgpack" in sys.modules else _search()
     if msgpack is None:
         return ExtType(code, data)

@@ -6,9 +6,14 @@ other type it calls `classify`, once per call.
 
 from __future__ import annotations
 
+import collections
 import datetime
+import decimal
 import enum
+import fractions
 import pathlib
+import types
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +21,7 @@ import numpy as np
 from treepack._src.interop import flax, msgpack
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import is_marker
+from treepack._src.interop.modules import instance_of
 from treepack._src.interop.shardings import fitting
 from treepack._src.options import left_out
 from treepack._src.pytree import prng as _prng
@@ -40,6 +46,7 @@ class Class(enum.IntEnum):
     NODE = 8
     DEFERRED = 9
     CODE = 10
+    MASKED = 11
 
 
 _BUILTIN = (str, bytes, int, float, bool, complex, type(None))
@@ -58,7 +65,7 @@ def classify(value: Any) -> Class:
     if kind_of(value) is not None:
         return Class.NODE
     if isinstance(value, np.ma.MaskedArray):
-        return Class.UNSUPPORTED
+        return Class.MASKED
     if isinstance(value, np.ndarray):
         return Class.ARRAY
     if isinstance(value, np.generic):
@@ -99,10 +106,27 @@ def explain(value: Any) -> str:
     if isinstance(value, _BUILTIN):
         builtin = next(builtin for builtin in _BUILTIN if isinstance(value, builtin))
         return f"{text}: convert it to {builtin.__name__}"
+    how = as_plain(value)
+    if how is not None:
+        return f"{text}: save {how}"
     return (
-        f"{text}; if it is a container, register its type with treepack.register_dataclass, or "
-        "with jax.tree_util.register_pytree_node"
+        f"{text}; if it is a container, register its type with jax.tree_util.register_pytree_node, "
+        'or leave it out with treepack.save(static="skip")'
     )
+
+
+def as_plain(value: Any) -> str | None:
+    """Returns how a configuration of a well-known type becomes a dict, or `None`."""
+    if _is_namespace(value) or isinstance(value, types.SimpleNamespace):
+        return "vars(...) of it"
+    methods = ("model_dump", "to_dict")  # of pydantic's models, of ConfigDict
+    found = next((name for name in methods if callable(getattr(type(value), name, None))), None)
+    return None if found is None else f"its .{found}()"
+
+
+_is_namespace = instance_of("argparse", "Namespace")
+
+_is_partition_spec = instance_of("jax.sharding", "PartitionSpec")
 
 
 def _hint(value: Any) -> str | None:
@@ -113,10 +137,17 @@ def _hint(value: Any) -> str | None:
         return "save its .isoformat()"
     if isinstance(value, datetime.timedelta):
         return "save its .total_seconds()"
-    if isinstance(value, pathlib.PurePath):
-        return "save str(path)"
+    if isinstance(value, (decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath)):
+        return "save str(...) of it, or pass it as metadata="
+    if isinstance(value, (set, frozenset, range, collections.deque)):
+        return "save list(...) of it, or pass it as metadata="
+    if _is_partition_spec(value):
+        return "save tuple(...) of it, or pass it as metadata="
     if _jax.is_abstract(value):
-        return "it has no values, as jax.eval_shape leaves it: make arrays"
+        return (
+            "it has no values, as those of jax.eval_shape: save the arrays that the function "
+            "itself returns, or pass the tree as metadata="
+        )
     if describes_array(value):
         return "it describes an array and has no values: save the array"
     if isinstance(getattr(type(value), "value", None), property):
@@ -198,5 +229,11 @@ def _unshared(array: jax.Array) -> jax.Array:
 
 
 def to_contiguous(array: np.ndarray) -> np.ndarray:
-    """Returns a copy of an array in C order and native byte order."""
+    """Returns a copy of an array in C order and native byte order.
+
+    Raises:
+      TypeError: If elements are masked.
+    """
+    if np.ma.is_masked(array):
+        raise TypeError(explain(array))
     return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True, subok=False)

@@ -6,7 +6,9 @@ may use them without registration.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -30,12 +32,13 @@ from treepack._src.interop.modules import imported, instance_of
 from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import is_plain_namedtuple
+from treepack._src.pytree.leaves import as_plain
 from treepack._src.registry import types as _types
 from treepack._src.registry.codec import Codec, as_parts, counts, exactly, found_in, instance, one
 from treepack._src.registry.holes import Hole
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import find, library_name, library_of
-from treepack._src.registry.names import default_name
+from treepack._src.registry.names import default_name, function_name
 from treepack._src.registry.python_codecs import CODECS
 from treepack._src.registry.unregistered import of_library
 from treepack.errors import UnregisteredTypeError
@@ -133,7 +136,9 @@ def _dtype(name: str) -> np.dtype:
 def _dtype_name(dtype: np.dtype) -> str:
     name, native = _dtypes.describe(dtype)
     if name is None or not native:
-        raise TypeError(f"the dtype {dtype!r} cannot be saved as static data")
+        raise TypeError(
+            f"the dtype {dtype!r} cannot be saved as static data; save the array's .tolist()"
+        )
     return name
 
 
@@ -426,6 +431,8 @@ _CODECS = [
     *CODECS,
     Codec("treepack.hole", Hole, lambda it: tuple(it[: 2 if it.name is None else 4]), _hole),
     Codec("numpy.dtype", instance(np.dtype), _dtype_name, _dtype),
+    Codec("numpy.str_", np.str_, str, lambda text: np.str_(one(str, text))),
+    Codec("numpy.bytes_", np.bytes_, bytes, lambda data: np.bytes_(one(bytes, data))),
     Codec("numpy.generic", instance(np.generic), lambda it: _array_parts(np.asarray(it)), _scalar),
     Codec("numpy.ndarray", instance(np.ndarray), _array_parts, _array),
     Codec("type", instance(type), _type_parts, _type),
@@ -518,6 +525,17 @@ def refusal(value: Any) -> str:
     text = f"static data of type {default_name(type(value))} cannot be saved: {short_repr(value)}"
     if type(value) is np.ndarray:
         return f"{text}; arrays in static data may have up to {MAX_ARRAY_BYTES} bytes"
-    if callable(value):
-        return f"{text}; call treepack.register_function on it, if it is defined once"
-    return f"{text}; call treepack.register_auxdata on its type"
+    has_name = callable(value) and function_name(value)
+    if has_name or inspect.isroutine(value):
+        named = "" if has_name else ", with serialized_name="
+        return f"{text}; call treepack.register_function on it{named}, if it is defined once"
+    if isinstance(value, enum.Enum) or dataclasses.is_dataclass(value):
+        return f"{text}; call treepack.register_auxdata on its type"
+    bases = (str, bytes, int, float, complex)
+    base = next((base.__name__ for base in bases if isinstance(value, base)), "")
+    functions = f"encode={base} and decode={type(value).__name__ if base else ''}"
+    how = as_plain(value)
+    return (
+        f"{text}; {'' if how is None else f'save {how}, or '}call treepack.register_auxdata on its "
+        f"type, with {functions}"
+    )

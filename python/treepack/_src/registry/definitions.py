@@ -94,12 +94,16 @@ def parts_of(value: Any) -> Any:
 def attributes(value: Any) -> Iterable[str]:
     """Returns the names of the attributes that an object has, without cached ones."""
     ty = type(value)
-    slots = (vars(base).get("__slots__", ()) for base in ty.__mro__)
-    names = [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
-    for name in [*getattr(value, "__dict__", {}), *names]:
+    for name in [*getattr(value, "__dict__", {}), *slots_of(ty)]:
         is_cached = isinstance(getattr(ty, name, None), functools.cached_property)
         if not is_cached and name not in ("__dict__", "__weakref__", "__orig_class__"):
             yield name
+
+
+def slots_of(ty: type) -> list[str]:
+    """Returns the names of the slots that a type and its bases define."""
+    slots = (vars(base).get("__slots__", ()) for base in ty.__mro__)
+    return [name for some in slots for name in ((some,) if isinstance(some, str) else some)]
 
 
 def made_of(ty: Any, parts: Any) -> Any:

@@ -6,26 +6,20 @@ A `TrainState` holds its optimizer, a module a lambda: code that only the progra
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
-import inspect
 import re
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import equinox, flax
-from treepack._src.interop.jax import is_array
-from treepack._src.interop.libraries import LIBRARIES, is_marker
-from treepack._src.options import left_out
-from treepack._src.pytree.containers import fields_of, is_namedtuple
+from treepack._src.interop.libraries import LIBRARIES
+from treepack._src.options import leave_out_code, left_out
+from treepack._src.pytree.containers import is_namedtuple
 from treepack._src.pytree.kinds import kind_of
-from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.registry.code import holds_arrays, is_code
 from treepack._src.registry.definitions import made_of, name_and_parts
 from treepack._src.registry.libraries import library_of
 from treepack._src.registry.names import OlderDefinitionError, default_name
@@ -57,56 +51,24 @@ _MOST_NESTED = 32
 OR_SKIP = '; or leave it out with static="skip"; a template, or load(static=...), brings it back'
 
 
-def is_code(value: Any) -> bool:
-    """Returns whether a value is code: only the program can make it, and it has no data to lose.
-
-    Functions, classes and other callables are, definitions of models, modules, objects of
-    libraries without data, and namedtuples and dataclasses of nothing else, such as the optimizers
-    of optax.
-    """
-    if callable(value) or isinstance(value, (types.ModuleType, inspect.Signature)):
-        return True
-    if flax.is_graph_definition(value) or flax.is_linen_module(value) or is_marker(value):
-        return True
-    if not is_namedtuple(type(value)) and not dataclasses.is_dataclass(value):
-        return False
-    parts = [part for part in fields_of(value).values() if part is not None]
-    return bool(parts) and all(map(is_code, parts))
-
-
-def check_has_no_arrays(value: Any) -> None:
+def _check_has_no_arrays(value: Any) -> None:
     """Raises a TypeError if code holds arrays, which would be lost with it."""
-    if any(isinstance(leaf, np.ndarray) or is_array(leaf) for leaf in _held(value, set())):
+    if holds_arrays(value):
         raise TypeError(
             f"{_described(value)} holds arrays, which would be lost if it were left out as code; "
-            "use jax.tree_util.Partial, or make them leaves of the tree"
+            "make them leaves of the tree, as the arguments of a jax.tree_util.Partial are, or put "
+            "None in its place"
         )
 
 
-def _held(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields the leaves of the data that code is bound to."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    for part in _bound(value):
-        for leaf in (part,) if is_code(part) else (leaf for _, leaf in leaves_of(part, ())):
-            yield from _held(leaf, seen) if is_code(leaf) else (leaf,)
-
-
-def _bound(value: Any) -> Iterable[Any]:
-    """Returns what code is bound to, or consists of."""
-    if is_namedtuple(type(value)):
-        return tuple(tuple.__iter__(value))
-    if isinstance(value, functools.partial):
-        return value.func, *value.args, *value.keywords.values()
-    if isinstance(value, types.MethodType):
-        # Arrays in an object that is no pytree are none of the tree's.
-        return (value.__self__,) if kind_of(value.__self__) is not None else ()
-    if isinstance(value, (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)):
-        return ()
-    slots = (vars(ty).get("__slots__", ()) for ty in type(value).__mro__)
-    names = (name for some in slots for name in ((some,) if isinstance(some, str) else some))
-    return *getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in names)
+def _check_has_no_data(value: Any) -> None:
+    """Raises a TypeError if data would be lost with code that is left out."""
+    _check_has_no_arrays(value)
+    if left_out() != "skip" and not is_code(value):
+        raise TypeError(
+            f"{_described(value)} has data, which would be lost if it were left out as code; make "
+            f"them leaves of the tree, as the arguments of a jax.tree_util.Partial are{OR_SKIP}"
+        )
 
 
 def with_holes(values: dict[str, Any], where: str = "") -> dict[str, Any]:
@@ -120,11 +82,11 @@ def in_place_of(field: str, code: Any) -> Hole:
     """Returns the hole in the place of code in a field.
 
     Raises:
-      TypeError: If code is not left out, or holds arrays.
+      TypeError: If code is not left out, or has data.
     """
     if left_out() == "error":
         raise TypeError(f"the field {field!r}: {_described(code)} cannot be saved{OR_SKIP}")
-    check_has_no_arrays(code)
+    _check_has_no_data(code)
     return _hole(code, [field])
 
 
@@ -153,11 +115,12 @@ def _with_holes(value: Any, path: list[str], where: str) -> Any:
         return value
     if len(path) > _MOST_NESTED:
         return value
-    if is_code(value):
+    if callable(value):
         try:
-            check_has_no_arrays(value)
+            _check_has_no_arrays(value)
         except TypeError as error:
             raise TypeError(f"{where}{_paths.text(path)}: {error}") from None
+    if is_code(value):
         return _hole(value, path)
     if type(value) in (tuple, list):
         return type(value)(
@@ -192,9 +155,10 @@ def hole_of(code: Any) -> Hole:
     """Returns the hole in the place of a leaf, or of a node, that is code.
 
     Raises:
-      TypeError: If it holds arrays.
+      TypeError: If it has data.
     """
-    check_has_no_arrays(code)
+    _check_has_no_data(code)
+    leave_out_code()
     return _hole(code, [])
 
 
@@ -241,7 +205,7 @@ def _labels(auxdata: Any, fields: Sequence[str] | None, nodetype: type | None) -
 def _described(value: Any) -> str:
     """Describes a value, in the same words whenever the same program runs."""
     try:
-        text = " ".join(re.sub(r" at 0x[0-9a-f]+", "", repr(value)).split())
+        text = " ".join(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)).split())
     except Exception:  # whatever code of the program raises
         text = "?"
     return f"{type(value).__name__}: {text:.60}"
@@ -442,7 +406,7 @@ class _Filling:
     ) -> tuple[Any] | None:
         """Looks for the value of a hole in a tree like the saved one, below `count` keys."""
         below = self.fillings.below(template, self.parts[count:])
-        if below is None:
+        if below is None or template is None:
             return None
         (node,) = below
         if self.ty is Code:

@@ -206,6 +206,16 @@ class Names(Generic[T]):
         return {name: found.thing for name, found in self._by_name.copy().items()}
 
 
+def function_name(function: Any) -> str | None:
+    """Returns module and qualified name of a function, or `None` if it has none of its own."""
+    if inspect.ismethod(function):  # other bindings of the function have its name, too
+        return None
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or "<lambda>" in name:
+        return None
+    return default_name(function)
+
+
 def default_name(thing: Any) -> str:
     """Returns the name of a type or function that the program gives no other name.
 

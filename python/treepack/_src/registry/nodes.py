@@ -18,6 +18,7 @@ from treepack._src.pytree.leaves import explain
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.registry import holes as _holes
 from treepack._src.registry import static as _static
+from treepack._src.registry.code import is_code
 from treepack._src.registry.codec import as_parts, checked_factory, one
 from treepack._src.registry.inert import checked_keys
 from treepack._src.registry.libraries import library_name, library_of
@@ -112,7 +113,7 @@ def _is_state_of(state: Any, child: Any) -> bool:
 
 def _code_left_out(code: Any) -> bytes:
     """Returns the static data in the place of code."""
-    if left_out() == "error" or not (left_out() == "skip" or _holes.is_code(code)):
+    if left_out() == "error" or not (left_out() == "skip" or callable(code) or is_code(code)):
         raise TypeError(explain(code))
     return core.encode_value(_holes.hole_of(code))
 
@@ -346,7 +347,10 @@ _PRUNED: dict[str, type] = {"list": list, "tuple": tuple, "dict": dict}
 def _flatten_unnamed(node: Any, kind: NodeKind) -> tuple[bytes, dict[str, Any]]:
     children = kind.children(node)
     if type(children) is not dict:
-        raise TypeError(f"the handler of {default_name(type(node))} returns no dict")
+        raise TypeError(
+            f"the handler of {default_name(type(node))} returns no dict: save what it returns, "
+            "serialization.to_state_dict(...) of it"
+        )
     return core.encode_value(_holes.Hole(None, default_name(type(node)))), children
 
 

@@ -22,7 +22,7 @@ from treepack._src.registry import static as _static
 from treepack._src.registry import types as _types
 from treepack._src.registry.inert import decode_given
 from treepack._src.registry.jax_nodes import encode_auxdata
-from treepack._src.registry.names import default_name, is_unstable, registering
+from treepack._src.registry.names import default_name, function_name, is_unstable, registering
 from treepack._src.registry.register import register_namedtuple, register_node
 
 
@@ -134,7 +134,7 @@ def _register_static(value: Any, owner: type) -> None:
     elif isinstance(value, enum.Enum):
         _static.register_auxdata(type(value), default_name(type(value)))
     elif callable(value):
-        name = _static.function_name(value)
+        name = function_name(value)
         if name is None or "<locals>" in name:
             name = _name_of_default(value, owner)
         if name is not None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
@@ -37,6 +36,7 @@ from treepack._src.registry.names import (
     OlderDefinitionError,
     decorator,
     default_name,
+    function_name,
     registering,
 )
 from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
@@ -204,16 +204,6 @@ def register_function(
         FUNCTIONS.check(function, name, aliases)
         FUNCTIONS.add(function, name, function, aliases)
     return function
-
-
-def function_name(function: Any) -> str | None:
-    """Returns module and qualified name of a function, or `None` if it has none of its own."""
-    if inspect.ismethod(function):  # other bindings of the function have its name, too
-        return None
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or "<lambda>" in name:
-        return None
-    return default_name(function)
 
 
 def is_own_name(name: str) -> bool:

@@ -122,6 +122,12 @@ def difference(
     return None if same else (described(target), described(state))
 
 
+def like_scalar(target: Any, found: Any) -> Any:
+    """Returns an array without dimensions as a scalar where the template has one of NumPy."""
+    scalar = isinstance(target, np.generic) and isinstance(found, np.ndarray)
+    return found[()] if scalar and found.ndim == 0 else found
+
+
 def is_opaque(leaf: Any) -> bool:
     """Returns whether a leaf is no array, number or text, but an object without a form in files."""
     return not isinstance(leaf, type) and not _is_plain(leaf) and signature(leaf) is None

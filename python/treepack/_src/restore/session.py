@@ -15,6 +15,7 @@ from typing import Any
 from treepack._src import paths as _paths
 from treepack._src.options import Strict
 from treepack._src.printable import printable
+from treepack._src.restore.compare import like_scalar
 from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
 
@@ -126,9 +127,13 @@ class Restore:
         hints = ""
         if not self.in_words:  # its functions have no such options
             for old, new in [*self.deeper.items()][:1]:
+                function = "a function of paths"
+                if len(old) > len(new):
+                    end = printable(f"/{old.rpartition('/')[2]}")
+                    function = f"rename=lambda path: path.removesuffix({end!r})"
                 hints += (
                     f"\nPass rename={{{printable(old)!r}: {printable(new)!r}}} and so on to "
-                    "treepack.load, or a function of paths: one side has values a level deeper."
+                    f"treepack.load, or {function}: one side has values a level deeper."
                 )
             if any(it.found == NOTHING for it in found):
                 hints += '\nPass missing="target" to treepack.load to keep what the file lacks.'
@@ -236,7 +241,7 @@ class Restore:
             for found, made in self.converted.get(path, ()):
                 if found is state:
                     return made
-        return state
+        return state if self.in_words else like_scalar(target, state)
 
     @contextlib.contextmanager
     def without_kinds(self) -> Iterator[None]:

@@ -6,6 +6,9 @@ from typing import Any
 
 import treepack._core as core
 from treepack._src.options import Static, Writing, leaving_out
+from treepack._src.printable import warn
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.registry.code import is_code
 
 
 def described_layout(
@@ -29,8 +32,8 @@ def described_layout(
     it has only the places of arrays. With `align_all` small arrays are aligned, too, and with
     `joined` they are copied to the result at once; see `_core.walk`.
     """
-    with leaving_out(static):
-        return core.walk(
+    with leaving_out(static) as left_out:
+        layout = core.walk(
             tree,
             state_dict=True,
             sort_keys=False,
@@ -46,6 +49,16 @@ def described_layout(
             align_all=align_all,
             joined=joined,
         )
+    if left_out.has_code and all(_is_nothing(leaf) for _, leaf in leaves_of(tree, ())):
+        warn(
+            "the tree has no data: all its leaves are code, which is left out; to save a model, "
+            "save its variables"
+        )
+    return layout
+
+
+def _is_nothing(leaf: Any) -> bool:
+    return leaf is None or is_code(leaf)
 
 
 def file_layout(

@@ -1,0 +1,186 @@
+"""Which values are code: only the program can make them, and they have no data to lose.
+
+Functions, classes, modules, definitions of models and objects of libraries are code. So are other
+callables, methods, namedtuples and dataclasses that consist of nothing else, such as the optimizers
+of optax. The numbers that a function closes over are constants of its code. Arrays are data,
+except in the closures of libraries, such as those of optax's schedules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import inspect
+import itertools
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from treepack._src.interop import flax
+from treepack._src.interop.jax import is_array
+from treepack._src.interop.libraries import LIBRARIES, is_marker, library_of_type
+from treepack._src.pytree.containers import fields_of, is_namedtuple
+from treepack._src.pytree.kinds import kind_of
+from treepack._src.pytree.prng import is_key
+from treepack._src.pytree.state_dict import leaves_of
+from treepack._src.registry.definitions import attributes, slots_of
+
+_DEFINITIONS = (
+    *(type, types.ModuleType, types.FunctionType, types.GenericAlias, inspect.Signature),
+    *(type(functools.lru_cache(len)), type(datetime.datetime_CAPI)),  # pybind11's functions have it
+)
+
+_PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None), types.FunctionType})
+
+_METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+
+
+def is_code(value: Any) -> bool:
+    """Returns whether a value is code: only the program can make it, and it has no data to lose."""
+    if callable(value) or isinstance(value, (types.ModuleType, inspect.Signature)):
+        return all(_parts(part) is not None for part in _walk(value, _parts))
+    if flax.is_graph_definition(value) or flax.is_linen_module(value) or is_marker(value):
+        return True
+    if not is_namedtuple(type(value)) and not dataclasses.is_dataclass(value):
+        return False
+    parts = [part for part in fields_of(value).values() if part is not None]
+    return bool(parts) and all(map(is_code, parts))
+
+
+def check_is_tree(target: Any) -> None:
+    """Raises a TypeError if a template is code, such as the function that makes it."""
+    if kind_of(target) is not None or not (callable(target) or is_code(target)):
+        return
+    ty = type(target)
+    name = getattr(target, "__name__", ty.__name__)
+    if flax.is_linen_module(target):
+        remedy = "pass its variables, such as jax.eval_shape(module.init, key, x)"
+    elif isinstance(target, type):
+        remedy = f"pass an object of it, such as jax.eval_shape(lambda: {name}(...))"
+    elif callable(target):
+        remedy = f"call it, as jax.eval_shape({name}) does"
+    else:
+        remedy = "pass a tree of arrays"
+    raise TypeError(f"the target is a {ty.__name__} ({name}), not a tree: {remedy}")
+
+
+def holds_arrays(value: Any) -> bool:
+    """Returns whether code holds arrays, in whatever objects it is bound to."""
+    return any(map(_is_array, itertools.islice(_walk(value, _held), _MOST_HELD)))
+
+
+# A method may be bound to an object that leads to all others of the program.
+_MOST_HELD = 20_000
+
+
+def _walk(value: Any, parts: Callable[[Any], Iterable[Any] | None]) -> Iterator[Any]:
+    """Yields a value, its parts, and their parts, each once."""
+    found = [value]
+    seen = {}
+    while found:
+        value = found.pop()
+        if id(value) not in seen:
+            seen[id(value)] = value  # an object that was made for the walk keeps its id
+            yield value
+            found.extend(parts(value) or ())
+
+
+def _parts(value: Any) -> Iterable[Any] | None:
+    """Returns what code consists of; `None` for data."""
+    ty = type(value)
+    if value is None or isinstance(value, _DEFINITIONS) or flax.is_linen_module(value):
+        return ()
+    if isinstance(value, functools.partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, _METHODS):
+        return (value.__self__,)
+    if is_array(value):
+        return None
+    if kind_of(value) is not None:
+        return [leaf for _, leaf in leaves_of(value, ())]
+    # Functions of other languages have a name, which their type looks up.
+    if library_of_type(ty) is not None or (
+        callable(value)
+        and (
+            ty.__module__ in ("numpy", "typing")
+            or any("__name__" in vars(base) for base in ty.__mro__)
+        )
+    ):
+        return ()
+    return _attributes(value) if _has_all_in_attributes(ty) else None
+
+
+def _has_all_in_attributes(ty: type) -> bool:
+    """Returns whether objects of a type have no data besides attributes, as compiled types do."""
+    largest = _Plain.__basicsize__ + 8 * len(slots_of(ty))
+    return all(map(_is_of_class, ty.__mro__[:-1])) and ty.__basicsize__ <= largest
+
+
+def _is_of_class(ty: type) -> bool:
+    return bool(ty.__flags__ & 1 << 9)  # Py_TPFLAGS_HEAPTYPE
+
+
+class _Plain:
+    pass
+
+
+def _held(value: Any) -> Iterable[Any]:
+    """Returns the objects that a value holds, as far as they may be data of a tree."""
+    ty = type(value)
+    if ty is types.FunctionType:
+        return _of_function(value)
+    if ty in _PLAIN:
+        return ()
+    if isinstance(value, (type, types.ModuleType, np.ndarray)) or is_array(value):
+        return ()
+    if flax.is_graph_definition(value):
+        return ()
+    if isinstance(value, functools.partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, _METHODS):
+        return (value.__self__,)
+    if flax.is_linen_module(value):
+        return [part for name, part in vars(value).items() if name != "_state"]
+    items: Iterable[Any] = ()
+    if isinstance(value, (dict, tuple, list, set, frozenset)):
+        items = value.values() if isinstance(value, dict) else value
+    wrapped = getattr(value, "__wrapped__", None) if callable(value) else None
+    slots = [name for name in slots_of(ty) if name[:2] != "__"] if _is_of_class(ty) else ()
+    return (
+        *itertools.islice(items, _MOST_HELD),
+        *getattr(value, "__dict__", {}).values(),
+        *(getattr(value, name, None) for name in slots),
+        wrapped,
+    )
+
+
+def _of_function(function: types.FunctionType) -> Iterable[Any]:
+    """Returns what the program has put into a function."""
+    held = list(vars(function).values())
+    if str(function.__globals__.get("__name__")).partition(".")[0] in LIBRARIES:
+        return held
+    if "<" in function.__qualname__:  # others are defined once
+        held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        if cell != types.CellType():  # of a name that has no value yet
+            held.append(cell.cell_contents)
+    return held
+
+
+def _attributes(value: Any) -> list[Any]:
+    names = [name for name in attributes(value) if name not in functools.WRAPPER_ASSIGNMENTS]
+    return [getattr(value, name, None) for name in names]
+
+
+def _is_array(value: Any) -> bool:
+    """Returns whether a value is an array of any library, but no number."""
+    if type(value) in _PLAIN or isinstance(value, (type, np.generic)):
+        return False
+    if is_key(value):
+        return True
+    known = isinstance(value, np.ndarray) or is_array(value)
+    foreign = any(hasattr(type(value), name) for name in ("__array__", "__dlpack__"))
+    return (known or foreign) and getattr(value, "ndim", 1) != 0
