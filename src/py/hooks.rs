@@ -72,6 +72,8 @@ pub struct Hooks {
     pub make_ext: Py<PyAny>,
     /// `printable(text) -> str`: text as it is shown to people.
     pub printable: Py<PyAny>,
+    /// `Trail(above, part)`: a path whose text is made where it is shown.
+    pub trail: Py<PyAny>,
     /// The module of the exceptions.
     errors: Py<PyAny>,
 }
@@ -143,6 +145,7 @@ impl Hooks {
             holds_code: hook("holds_code")?,
             make_ext: hook("make_ext")?,
             printable: hook("printable")?,
+            trail: hook("Trail")?,
             errors: errors.unbind(),
         })
     }

@@ -10,6 +10,7 @@ from treepack._src.dtypes import resolve as resolve_dtype
 from treepack._src.interop.msgpack import make as make_ext
 from treepack._src.interop.shardings import describe as describe_sharding
 from treepack._src.interop.shardings import resolve as resolve_sharding
+from treepack._src.paths import Trail
 from treepack._src.printable import printable
 from treepack._src.pytree.containers import check_unique_keys
 from treepack._src.pytree.leaves import abstract as abstract_array
@@ -40,6 +41,7 @@ from treepack._src.registry.types import upgrades
 from treepack._src.restore.template import is_abstract_array, restore_child
 
 __all__ = [
+    "Trail",
     "abstract_array",
     "check_unique_keys",
     "classify",
