@@ -26,12 +26,16 @@ const CHECK_SHARDS: usize = 1 << 10;
 pub struct ShardedArray {
     grid: ShardGrid,
     files: FileNumbers,
-    keys: Vec<String>,
+    place: ManifestPlace,
     is_host: bool,
     kind: LeafKind,
     itemsize: usize,
     shard_bytes: usize,
 }
+
+/// The place of an array in the tree: the catalog of the manifest, and the number of its leaf there.
+/// Keys are not copied: a long one may be above many arrays.
+pub type ManifestPlace = (Arc<Catalog>, usize);
 
 /// A file of a sharded checkpoint that is open.
 #[derive(Clone, Copy)]
@@ -68,12 +72,12 @@ impl From<Error> for Failed {
 }
 
 impl ShardedArray {
-    /// The array below some keys, whose shards are in the files with these numbers; those of the host
-    /// are not below a key of their own. `None` if there are fewer files than shards.
+    /// The array at a place, whose shards are in the files with these numbers; those of the host are
+    /// not below a key of their own. `None` if there are fewer files than shards.
     pub fn new(
         grid: ShardGrid,
         files: FileNumbers,
-        keys: Vec<String>,
+        place: ManifestPlace,
         is_host: bool,
         dtype: String,
         itemsize: usize,
@@ -85,7 +89,7 @@ impl ShardedArray {
         Ok((files.len() == grid.len()).then_some(Self {
             grid,
             files,
-            keys,
+            place,
             is_host,
             kind: LeafKind::Array(dtype, shape),
             itemsize,
@@ -121,9 +125,10 @@ impl ShardedArray {
         }
     }
 
-    /// What is below the keys in a file.
+    /// What is in a file where the array is in the tree.
     fn around(&self, catalog: &Catalog, watch: &dyn Watch) -> Result<Option<usize>> {
-        catalog.find(0, self.keys.iter().map(String::as_str), watch)
+        let (tree, value) = &self.place;
+        catalog.find(0, tree.keys_to(*value)?, watch)
     }
 
     fn find_in(
@@ -233,7 +238,7 @@ impl ShardBox {
         mut found: impl FnMut(usize, Option<usize>, &ShardPart) -> Result<()>,
     ) -> std::result::Result<(), Failed> {
         let array = &*self.array;
-        // What is below the keys of the array, once somebody has looked.
+        // What is at the place of the array, once somebody has looked.
         let mut around = grow::filled(None::<Option<usize>>, files.len())?;
         let mut name = String::new();
         let (mut at, mut until_check) = (0, CHECK_SHARDS);
@@ -338,6 +343,18 @@ mod tests {
         file
     }
 
+    /// The place below some keys of a tree that has nothing else.
+    fn place(keys: &[&str]) -> ManifestPlace {
+        let mut source = Vec::new();
+        for key in keys {
+            rmp::encode::write_map_len(&mut source, 1).unwrap();
+            rmp::encode::write_str(&mut source, key).unwrap();
+        }
+        rmp::encode::write_nil(&mut source).unwrap();
+        let catalog = Catalog::open(&source, false, &()).unwrap();
+        (Arc::new(catalog), keys.len())
+    }
+
     /// What a box has, read from files that have the shards with their numbers, or the error.
     #[allow(unsafe_code)]
     fn read(
@@ -347,7 +364,7 @@ mod tests {
         bounds: &[Bounds],
         but: Option<usize>,
     ) -> std::result::Result<(Option<usize>, Vec<u8>), Failed> {
-        let keys = KEYS.map(str::to_owned).to_vec();
+        let keys = place(&KEYS);
         let files = FileNumbers::from(numbers.to_vec());
         let array = ShardedArray::new(grid.clone(), files, keys, false, "uint16".into(), 2);
         let found = ShardBox::new(Arc::new(array.unwrap().unwrap()), bounds).unwrap();
@@ -441,7 +458,7 @@ mod tests {
         let catalog = Catalog::open(&source, false, &()).unwrap();
         let find = |shape: &[usize], dtype: &str, itemsize, keys: &[&str]| {
             let grid = ShardGrid::new(shape, &[2]).unwrap();
-            let keys = keys.iter().map(ToString::to_string).collect();
+            let keys = place(keys);
             let files = FileNumbers::from(vec![0, 0]);
             let array = ShardedArray::new(grid, files, keys, false, dtype.into(), itemsize);
             array.unwrap().unwrap().find(0, &catalog, &()).unwrap()
@@ -453,7 +470,7 @@ mod tests {
         assert_eq!(find(&[4], "uint16", 2, &["params"]), None);
         assert_eq!(find(&[4], "uint16", 2, &["params", "v"]), None);
         let files = FileNumbers::from(vec![0]);
-        let fewer = ShardedArray::new(grid, files, vec![], false, "uint16".into(), 2);
+        let fewer = ShardedArray::new(grid, files, place(&[]), false, "uint16".into(), 2);
         assert!(fewer.unwrap().is_none());
     }
 }

@@ -145,7 +145,32 @@ impl Manifest {
         files: Vec<ShardFile>,
         arrays: Vec<Grid>,
     ) -> Result<Self> {
-        let encoder = || ZlibEncoder::new(Growing::default(), Compression::default());
+        let made = Self::compressed(layout, &gap, Compression::default())?;
+        let gaps: u64 = made.0.iter().map(|gap| gap.nbytes).sum();
+        let nbytes = layout.len() as u64 - gaps;
+        // What is much smaller when compressed would not be read without `max_size`.
+        let (gaps, skeleton) = if nbytes > most_inflated(made.1.len()) as u64 {
+            Self::compressed(layout, &gap, Compression::none())?
+        } else {
+            made
+        };
+        Ok(Self {
+            version: VERSION,
+            writer: String::new(),
+            files,
+            arrays,
+            gaps,
+            skeleton: skeleton.into(),
+        })
+    }
+
+    /// The gaps of a layout, and the encoding without them, compressed.
+    fn compressed<P: Payload>(
+        layout: &Layout<P>,
+        gap: impl Fn(&P) -> Option<usize>,
+        level: Compression,
+    ) -> Result<(Vec<Gap>, Vec<u8>)> {
+        let encoder = || ZlibEncoder::new(Growing::default(), level);
         let mut encoder = zlib::state(encoder)?;
         let mut gaps = Vec::new();
         let mut before = 0;
@@ -169,14 +194,7 @@ impl Manifest {
         }
         // `finish` would drop the encoder by value, which zlib-rs 0.6 must not be: its issue 491.
         encoder.try_finish()?;
-        Ok(Self {
-            version: VERSION,
-            writer: String::new(),
-            files,
-            arrays,
-            gaps,
-            skeleton: std::mem::take(encoder.get_mut()).into_bytes().into(),
-        })
+        Ok((gaps, std::mem::take(encoder.get_mut()).into_bytes()))
     }
 
     /// The manifest as bytes.
@@ -259,7 +277,8 @@ impl Manifest {
 
     /// The encoding, of which the bytes in gaps are not there.
     ///
-    /// What is compressed of it has at most `max_size` bytes.
+    /// What is compressed of it has at most `max_size` bytes, or else a hundred times as many as when
+    /// it is compressed, and 1 MiB.
     pub fn encoding(&self, max_size: Option<usize>) -> Result<Sparse> {
         let bytes = self.inflated(max_size)?;
         let (mut len, mut there) = (0_usize, 0_usize);
@@ -295,7 +314,8 @@ impl Manifest {
     }
 
     fn inflated(&self, max_size: Option<usize>) -> Result<Vec<u8>> {
-        let limit = max_size.map_or(u64::MAX, |max_size| max_size as u64 + 1);
+        let most = max_size.unwrap_or_else(|| most_inflated(self.skeleton.len()));
+        let limit = (most as u64).saturating_add(1);
         let mut bytes = Vec::new();
         let decoder = zlib::state(|| ZlibDecoder::new(self.skeleton.as_slice()))?;
         match decoder.take(limit).read_to_end(&mut bytes) {
@@ -307,9 +327,18 @@ impl Manifest {
         }
         match max_size {
             Some(max_size) if bytes.len() > max_size => Err(Error::OutputLimit { max_size }),
+            None if bytes.len() > most => damaged(&format!(
+                "what is compressed in it has more than {most} bytes, a hundred times as many as \
+                 there are; if it is known to be sound, pass max_size= to allow more"
+            )),
             _ => Ok(bytes),
         }
     }
+}
+
+/// How many bytes so many may be decompressed to, if the caller says nothing.
+fn most_inflated(nbytes: usize) -> usize {
+    nbytes.saturating_mul(100).saturating_add(1 << 20)
 }
 
 fn damaged<T>(what: &str) -> Result<T> {
@@ -595,6 +624,16 @@ mod tests {
         assert!(made.encoding(Some(1000)).is_ok());
         let refused = made.encoding(Some(999));
         assert!(matches!(refused, Err(Error::OutputLimit { max_size: 999 })));
+        let zeros = vec![0; 2 << 20];
+        let (mut made, _) = manifest(&[(zeros.clone(), None, 10)]);
+        assert!(made.skeleton.len() > zeros.len()); // what is not read would not be written
+        assert!(made.encoding(None).is_ok());
+        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+        encoder.write_all(&zeros).unwrap();
+        made.skeleton = encoder.finish().unwrap().into();
+        let refused = made.encoding(None).unwrap_err().to_string();
+        assert!(refused.contains("pass max_size="), "{refused}");
+        assert!(made.encoding(Some(2 << 20)).is_ok());
     }
 
     #[test]

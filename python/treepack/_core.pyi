@@ -8,6 +8,8 @@ from typing import Any, Literal, final
 import numpy as np
 from typing_extensions import Buffer
 
+from treepack._src.paths import Trail
+
 __all__ = [
     "CHUNKED_MARKER",
     "MAX_DEPTH",
@@ -336,13 +338,20 @@ class Manifest:
         """
 
     def shards(
-        self, array: int, keys: list[str], dtype: str, itemsize: int, shape: list[int]
+        self,
+        array: int,
+        catalog: Catalog,
+        value: int,
+        dtype: str,
+        itemsize: int,
+        shape: list[int],
     ) -> Shards:
         """Returns the shards of an array.
 
         Args:
           array: Its number.
-          keys: The parts of its path, which lead to its shards in each file.
+          catalog: The catalog of `content`, whose keys lead to its shards in each file, too.
+          value: The number of its leaf there.
           dtype: The name of its dtype.
           itemsize: The bytes of an element.
           shape: Its shape.
@@ -701,9 +710,6 @@ class Catalog:
         the nearest container around it that has leaves are.
         """
 
-    def select_by(self, value: int, is_meant: Callable[[str], object]) -> Marks:
-        """Marks the leaves and empty containers below a value by a predicate on their paths."""
-
     def mark(self, values: set[int]) -> Marks:
         """Marks the given leaves and empty containers."""
 
@@ -867,7 +873,7 @@ def restore_selected(
     file: Catalog,
     value: int,
     template: Any,
-    settle: Callable[[list[tuple[str, Any, Any]]], list[Any] | None],
+    settle: Callable[[list[tuple[Trail, Any, Any]]], list[Any] | None],
     *,
     marks: Marks | None,
     selector: Selector | None,
@@ -879,7 +885,7 @@ def restore_selected(
     note: bool,
     copy: bool | None,
     threads: int | None,
-) -> tuple[Any, tuple[list[str], list[tuple[str, Any]]]] | None:
+) -> tuple[Any, tuple[list[Trail], list[tuple[Trail, Any]]]] | None:
     """Restores leaves of a file into a template, if its containers fit exactly.
 
     Args:
@@ -968,13 +974,16 @@ def mark_older(
       DecodeError: A ValueError. If the record is damaged, or does not fit the state.
     """
 
-def other_kinds(target: Any, state: Any, record: bytes, *, at: Any = ...) -> dict[str, str] | None:
+def other_kinds(
+    target: Any, state: Any, record: bytes, root: Trail, *, at: Any = ...
+) -> dict[Trail, str] | None:
     """Returns the saved kinds of containers, unless the template clearly has the same.
 
     Args:
       target: The template.
       state: A state dict.
       record: The record of its structure.
+      root: The path of both.
       at: See `assemble`.
 
     Returns:

@@ -194,12 +194,25 @@ impl Catalog {
     /// The keys that lead from a value to one that is in it.
     pub fn path_below(&self, from: usize, value: usize) -> Result<Path> {
         let mut path = Path::default();
-        let mut at = value;
-        while at > from {
-            path.try_push_outer(self.key(at))?;
-            at = self.entries[at].parent;
+        for key in self.keys_up(from, value) {
+            path.try_push_outer(key)?;
         }
         Ok(path)
+    }
+
+    /// The keys that lead from the root to a value.
+    pub fn keys_to(&self, value: usize) -> Result<Vec<&str>> {
+        let mut keys = grow::collect(self.keys_up(0, value))?;
+        keys.reverse();
+        Ok(keys)
+    }
+
+    /// The keys that lead from a value to one that is in it, the last first.
+    fn keys_up(&self, from: usize, value: usize) -> impl Iterator<Item = &str> {
+        let within = move |at: usize| (at > from).then_some(at);
+        let places =
+            std::iter::successors(within(value), move |at| within(self.entries[*at].parent));
+        places.map(|at| self.key(at))
     }
 
     /// Whether a value is a leaf, or a container with nothing in it.

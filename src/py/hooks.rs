@@ -74,6 +74,8 @@ pub struct Hooks {
     pub decode_error: Py<PyAny>,
     /// `printable(text) -> str`: text as it is shown to people.
     pub printable: Py<PyAny>,
+    /// `Trail(above, part)`: a path whose text is made where it is shown.
+    pub trail: Py<PyAny>,
     /// The module of the exceptions.
     errors: Py<PyAny>,
 }
@@ -146,6 +148,7 @@ impl Hooks {
             make_ext: hook("make_ext")?,
             decode_error: hook("decode_error")?,
             printable: hook("printable")?,
+            trail: hook("Trail")?,
             errors: errors.unbind(),
         })
     }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
 use super::boxes::Shards;
+use super::catalog::Catalog;
 use super::content::Content;
 use super::gzip;
 use super::memory::{copied, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
@@ -118,12 +119,13 @@ impl Manifest {
         Ok((list_of_results(py, counts)?, grid.host))
     }
 
-    /// The shards of an array, which is below these keys; see `_core.pyi`.
+    /// The shards of an array, which is a leaf of this catalog; see `_core.pyi`.
     #[allow(clippy::too_many_arguments)] // as in Python
     fn shards(
         &self,
         array: usize,
-        keys: Vec<String>,
+        catalog: &Catalog,
+        value: usize,
         dtype: String,
         itemsize: usize,
         shape: Vec<usize>,
@@ -138,8 +140,10 @@ impl Manifest {
             true => vec![1; shape.len()],
             false => counts.iter().map(|count| *count as usize).collect(),
         };
-        let split =
-            |grid| ShardedArray::new(grid, files.clone(), keys, *host, dtype, itemsize).transpose();
+        let place = catalog.place_of(value)?;
+        let split = |grid| {
+            ShardedArray::new(grid, files.clone(), place, *host, dtype, itemsize).transpose()
+        };
         let made = ShardGrid::new(&shape, &counts)
             .and_then(split)
             .transpose()?;

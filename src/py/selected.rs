@@ -21,14 +21,13 @@ use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use super::catalog::Catalog;
 use super::fields::Fields;
-use super::memory::{dict_next, list_of_results, new_dict, new_list_of, new_string, new_tuple_of};
+use super::memory::{dict_next, new_dict, new_list_of, new_string, new_tuple_of};
 use super::objects::Parts;
 use super::options::integer_or_none;
-use super::restore::Matching;
+use super::restore::{Keys, Matching};
 use super::select::{Marks, Selector};
 use super::watch::Signals;
 use crate::catalog;
-use crate::error::Path;
 use crate::select::{self, State};
 use crate::{Error, grow};
 
@@ -72,7 +71,7 @@ pub fn restore_selected<'py>(
         takes_more,
         note,
         signals: Signals::new(),
-        path: Vec::new(),
+        path: Keys::default(),
         open: Vec::new(),
         noted: (Vec::new(), Vec::new()),
     };
@@ -89,11 +88,7 @@ pub fn restore_selected<'py>(
     let mut settled = Vec::new();
     if !walk.open.is_empty() {
         let count = walk.open.len();
-        let open = walk.open.into_iter().map(|(path, target, found)| {
-            let path = new_string(py, path.as_bytes())?.into_any();
-            Ok(new_tuple_of(py, [path, target, found])?.into_any())
-        });
-        let found = settle.call1((list_of_results(py, open)?,))?;
+        let found = settle.call1((new_list_of(py, walk.open)?,))?;
         if found.is_none() {
             return Ok(None);
         }
@@ -112,18 +107,13 @@ pub fn restore_selected<'py>(
     }
 }
 
-/// The paths of leaves that come from the file; parts of the template that stay, and their paths.
-type Noted<'py> = (Vec<String>, Vec<(String, Bound<'py, PyAny>)>);
+/// The trails of leaves that come from the file; pairs of the trails of parts of the template that
+/// stay, and these parts.
+type Noted<'py> = (Vec<Bound<'py, PyAny>>, Vec<Bound<'py, PyAny>>);
 
-fn told<'py>(py: Python<'py>, noted: Noted<'py>) -> PyResult<Bound<'py, PyTuple>> {
-    let string = |path: String| Ok(new_string(py, path.as_bytes())?.into_any());
-    let loaded = list_of_results(py, noted.0.into_iter().map(string))?;
-    let kept = noted
-        .1
-        .into_iter()
-        .map(|(path, part)| Ok(new_tuple_of(py, [string(path)?, part])?.into_any()));
-    let kept = list_of_results(py, kept)?;
-    new_tuple_of(py, [loaded.into_any(), kept.into_any()])
+fn told<'py>(py: Python<'py>, (loaded, kept): Noted<'py>) -> PyResult<Bound<'py, PyTuple>> {
+    let lists = [new_list_of(py, loaded)?, new_list_of(py, kept)?];
+    new_tuple_of(py, lists.map(Bound::into_any))
 }
 
 /// How a tree is put together.
@@ -201,9 +191,9 @@ struct Walk<'a, 'py> {
     note: bool,
     signals: Signals,
     /// The names that lead here.
-    path: Vec<Bound<'py, PyString>>,
-    /// Leaves to be settled: their paths, those of the template, and those of the file.
-    open: Vec<(String, Bound<'py, PyAny>, Bound<'py, PyAny>)>,
+    path: Keys<'py>,
+    /// Leaves to be settled: the trail of each, that of the template, and that of the file.
+    open: Vec<Bound<'py, PyAny>>,
     noted: Noted<'py>,
 }
 
@@ -267,23 +257,24 @@ impl<'py> Walk<'_, 'py> {
         let found = self
             .file
             .read_leaf(template.py(), value, leaf, &mut self.parts)?;
+        let py = template.py();
         if self.note {
-            let path = self.path_text()?;
-            grow::push(&mut self.noted.0, path)?;
+            grow::push(&mut self.noted.0, self.path.trail(py)?)?;
         }
         if self.matching.leaf(template, &found)? {
             return Ok(Some(Plan::Leaf(found)));
         }
-        let path = self.path_text()?;
-        grow::push(&mut self.open, (path, template.clone(), found))?;
+        let open = [self.path.trail(py)?, template.clone(), found];
+        grow::push(&mut self.open, new_tuple_of(py, open)?.into_any())?;
         Ok(Some(Plan::Settled(self.open.len() - 1)))
     }
 
     #[inline(never)]
     fn keep(&mut self, template: &Bound<'py, PyAny>) -> PyResult<Option<Plan<'py>>> {
         if self.note {
-            let path = self.path_text()?;
-            grow::push(&mut self.noted.1, (path, template.clone()))?;
+            let py = template.py();
+            let kept = new_tuple_of(py, [self.path.trail(py)?, template.clone()])?;
+            grow::push(&mut self.noted.1, kept.into_any())?;
         }
         Ok(Some(Plan::Keep(template.clone())))
     }
@@ -354,7 +345,7 @@ impl<'py> Walk<'_, 'py> {
             };
             let below = self.selector.zip(state);
             let below = below.map(|(selector, state)| selector.below(state, key));
-            self.path.push(name.clone());
+            self.path.push(name.clone().into_any())?;
             let plan = match found {
                 Some(found) => {
                     common += 1;
@@ -412,13 +403,5 @@ impl<'py> Walk<'_, 'py> {
             let meant = self.marks.is_none_or(|marks| marks.count(inside) > 0);
             !meant || (self.takes_more.unwrap_or(is_dict) && !self.note)
         }))
-    }
-
-    fn path_text(&self) -> PyResult<String> {
-        let mut path = Path::default();
-        for name in self.path.iter().rev() {
-            path.push_outer(name.to_str()?);
-        }
-        Ok(grow::display(&path)?)
     }
 }

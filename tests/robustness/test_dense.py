@@ -1,4 +1,4 @@
-"""Files of nothing but tiny values: memory is bounded by their number, and time is linear."""
+"""Files of tiny values, or of long keys above them: memory and time are linear in their bytes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import msgpack
 import numpy as np
 import pytest
@@ -79,11 +81,17 @@ def measured() -> limits.Limits:
 
 
 def check(measured: limits.Limits, verb: str, data: bytes, values: int) -> None:
+    check_work(measured, lambda: VERBS[verb](data), len(data), values)
+
+
+def check_work(
+    measured: limits.Limits, work: Callable[[], object], nbytes: int, values: int
+) -> None:
     with (
-        measured.memory("", len(data), PER_VALUE * values) as found,
-        measured.time("", 100 * len(data)) as late,  # what is quadratic takes longer by far
+        measured.memory("", nbytes, PER_VALUE * values) as found,
+        measured.time("", 100 * nbytes) as late,  # what is quadratic takes longer by far
     ):
-        VERBS[verb](data)
+        work()
     assert not found + late
 
 
@@ -104,3 +112,113 @@ def test_memory_follows_what_is_in_a_record(measured: limits.Limits, part: str, 
         "tuples": {"metadata": msgpack.packb({"list": [{"tuple": []}] * count})},
     }
     check(measured, verb, described(b"\x01", **records[part]), count)
+
+
+# The texts of the paths of so many leaves below this key have 26 MB.
+LONG = "k" * (NBYTES // 2)
+MANY = 400
+
+
+def below_long(leaf: Any) -> Any:
+    return {LONG: {f"x{number}": leaf for number in range(MANY)}}
+
+
+@pytest.fixture(scope="module")
+def long_keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("long")
+    leaves = {"numpy": np.ones(1, np.float32), "jax": jnp.ones(1), "lists": [1]}
+    for name, leaf in leaves.items():
+        treepack.save(folder / name, below_long(leaf), durable=False)
+    treepack.save(folder / "sharded", below_long(leaves["jax"]), sharded=True, durable=False)
+    return {name: folder / name for name in (*leaves, "sharded")}
+
+
+def into(leaf: Any, **options: Any) -> Callable[[Path], object]:
+    return lambda path: treepack.load(path, below_long(leaf), **options)
+
+
+# What reads a file with a long key above many leaves.
+READS: dict[str, Callable[[Path], object]] = {
+    "load": treepack.load,
+    "dtype": lambda path: treepack.load(path, dtype="float16"),
+    "template": into(jax.ShapeDtypeStruct((1,), np.float32)),
+    "exact": into(jax.ShapeDtypeStruct((1,), np.float32), strict="exact"),
+    "cast": into(jax.ShapeDtypeStruct((1,), jnp.bfloat16), cast=True),
+    "select": lambda path: treepack.load(path, select=[(LONG, "x1")]),
+    "select by a function": lambda path: treepack.load(path, select=lambda it: it.endswith("x1")),
+    "sharding by a function": lambda path: treepack.load(path, sharding=lambda *_: None),
+    "skip": lambda path: treepack.load(path, on_corrupt="skip"),
+    "verify": lambda path: treepack.verify(path).ok,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        *(("jax", read) for read in READS),
+        *(("sharded", read) for read in ("load", "cast", "verify")),
+    ],
+)
+def test_memory_does_not_repeat_long_keys(
+    measured: limits.Limits, long_keys: dict[str, Path], name: str, read: str
+) -> None:
+    check_work(measured, lambda: READS[read](long_keys[name]), 2 * NBYTES, MANY)
+
+
+TOO_LONG: dict[str, Callable[[treepack.File | treepack.Tree], object]] = {
+    "leaves": lambda file: list(file.leaves()),
+    "report": lambda file: file.load(return_report=True),
+    "report of a template": lambda file: file.load(
+        {"a": np.ones(1)}, return_report=True, missing="target", unexpected="ignore"
+    ),
+    "rename": lambda file: file.load(
+        {"v": np.ones(1, np.float32)}, rename={"**/x1": "v"}, unexpected="ignore"
+    ),
+    "select nothing": lambda file: file.load(select="*y*"),
+}
+
+
+@pytest.mark.parametrize("use", TOO_LONG)
+def test_what_needs_all_paths_is_refused_where_they_are_too_long(
+    measured: limits.Limits, long_keys: dict[str, Path], use: str
+) -> None:
+    def work() -> None:
+        with (
+            treepack.open(long_keys["numpy"]) as file,
+            pytest.raises(treepack.TreepackError, match=r"at kkk.*open the container below such"),
+        ):
+            TOO_LONG[use](file)
+
+    check_work(measured, work, NBYTES, MANY)
+    with treepack.open(long_keys["numpy"]) as file:
+        if use == "select nothing":
+            with pytest.raises(treepack.TreepackError, match="matches nothing in the file"):
+                TOO_LONG[use](file[LONG])
+        else:
+            TOO_LONG[use](file[LONG])
+
+
+@pytest.mark.parametrize(
+    ("name", "strict"), [("numpy", True), ("lists", "exact"), ("sharded", True)]
+)
+def test_mismatches_are_told_as_far_as_there_is_room(
+    measured: limits.Limits, long_keys: dict[str, Path], name: str, strict: Any
+) -> None:
+    def work() -> None:
+        with pytest.raises(treepack.MismatchError, match=r"at least \d+ ") as caught:
+            into(np.ones(2), strict=strict)(long_keys[name])
+        assert 50 < len(caught.value.mismatches) < MANY
+
+    check_work(measured, work, 2 * NBYTES, MANY)
+
+
+def test_paths_of_many_long_keys_have_room() -> None:
+    """They are no longer than the keys in the file, or not by much."""
+    keys = {f"{number:0999}": {"w": number} for number in range(10_000)}
+    deep: Any = {f"x{number}": number for number in range(10_000)}
+    for level in range(30):
+        deep = {f"level{level:04}": deep}
+    texts = {"ü" * 100 + str(number): {"w": [1, 2]} for number in range(10_000)}
+    for tree in (keys, deep, texts):
+        with treepack.open(treepack.dumps(tree)) as file:
+            assert sum(1 for _ in file.leaves()) >= 10_000

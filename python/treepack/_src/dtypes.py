@@ -48,7 +48,7 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.name.startswith(("float", "bfloat"))
 
 
-def cast(source: np.ndarray | np.generic, target: np.ndarray, path: str) -> None:
+def cast(source: np.ndarray | np.generic, target: np.ndarray, path: object) -> None:
     """Casts floats or integers to an array of their kind.
 
     Too large a float becomes infinite, as in JAX.
@@ -65,7 +65,7 @@ def cast(source: np.ndarray | np.generic, target: np.ndarray, path: str) -> None
     if are_floats:
         return
     again = target.astype(source.dtype)
-    if np.any(again != source) or np.any((target < 0) != (source < 0)):
+    if np.any(again != source) or np.any(np.less(target, 0) != np.less(source, 0)):
         raise TreepackError(
             f"at {path}: integers of {source.dtype.name} do not fit {target.dtype.name}: give a "
             f"template of {source.dtype.name} there"

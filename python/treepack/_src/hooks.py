@@ -11,6 +11,7 @@ from treepack._src.interop.msgpack import decode_error
 from treepack._src.interop.msgpack import make as make_ext
 from treepack._src.interop.shardings import describe as describe_sharding
 from treepack._src.interop.shardings import resolve as resolve_sharding
+from treepack._src.paths import Trail
 from treepack._src.printable import printable
 from treepack._src.pytree.containers import check_unique_keys
 from treepack._src.pytree.leaves import abstract as abstract_array
@@ -41,6 +42,7 @@ from treepack._src.registry.types import upgrades
 from treepack._src.restore.template import is_abstract_array, restore_child
 
 __all__ = [
+    "Trail",
     "abstract_array",
     "check_unique_keys",
     "classify",

@@ -7,7 +7,8 @@ written `~0` and `/` is written `~1`, as in JSON Pointer (RFC 6901); a part that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from treepack._src.printable import printable
@@ -17,6 +18,98 @@ T = TypeVar("T")
 N = TypeVar("N")
 
 ROOT = "."
+
+
+class Trail:
+    """A path whose text is made where it is shown.
+
+    It shares what is above it: below a long key, the texts of paths may be much longer than all
+    keys of the tree.
+
+    Attributes:
+      above: The trail of the place above; `None` at the root.
+      part: What leads here from there.
+    """
+
+    __slots__ = ("_hash", "above", "part")
+
+    def __init__(self, above: Trail | None = None, part: str = ""):
+        self.above = above
+        self.part = part
+        self._hash = hash((above, part))
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts from the root on."""
+        found, at = [], self
+        while at.above is not None:
+            found.append(at.part)
+            at = at.above
+        return found[::-1]
+
+    def __str__(self) -> str:
+        return text(self.parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trail):
+            return False
+        one: Trail | None = self
+        two: Trail | None = other
+        while one is not two:  # no recursion: this is as deep as a tree
+            if one is None or two is None or one.part != two.part:
+                return False
+            one, two = one.above, two.above
+        return True
+
+
+class Room:
+    """Room for texts of paths, which bounds them by the keys of the tree.
+
+    Together they have at most 8 MiB, 300 bytes for each, and 8 times the parts in which each
+    differs from the one before.
+    """
+
+    def __init__(self) -> None:
+        self._left = _MOST_TEXT
+        self._before: list[str] = []
+
+    def takes(self, path: str) -> bool:
+        """Returns whether there is room for one more, which is taken then."""
+        size = len(path) if path.isascii() else 4 * len(path)
+        if size > _FREE_TEXT:
+            found = path.split("/")
+            pairs = zip(found, self._before, strict=False)
+            known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self._left += _FREE_TEXT + 8 * sum(map(len, found[known:])) - size
+            self._before = found
+        return self._left >= 0
+
+    def text(self, path: str | Trail) -> str:
+        """Returns the text of one more.
+
+        Raises:
+          TreepackError: If there is no room for it.
+        """
+        made = str(path)
+        if not self.takes(made):
+            raise TreepackError(
+                f"at {printable(made[:_FREE_TEXT])}...: long keys above many leaves make the paths "
+                "of all of them together much longer than the file: open the container below such "
+                "a key, as by treepack.open(path)[key], and use that, in which paths begin anew"
+            )
+        return made
+
+    def all(self, paths: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
+        """Yields paths, each with what belongs to it, as long as there is room."""
+        for path, what in paths:
+            yield self.text(path), what
+
+
+_MOST_TEXT = 8 << 20
+_FREE_TEXT = 300
 
 
 def text(parts: Iterable[str]) -> str:
@@ -49,6 +142,8 @@ def parts(path: Any) -> list[str]:
             part.replace("~2", ROOT).replace("~1", "/").replace("~0", "~")
             for part in path.split("/")
         ]
+    if isinstance(path, Trail):
+        return path.parts
     if isinstance(path, (tuple, list)):
         return [entry if isinstance(entry, str) else key_name(entry) for entry in path]
     raise TypeError(f"a path is a string or a key path of JAX, not {path!r:.100}")
@@ -106,7 +201,9 @@ def put(tree: dict[str, Any], parts: Sequence[str], leaf: Any) -> None:
     place[parts[-1]] = leaf
 
 
-def at_or_above(tree: Mapping[tuple[str, ...], T], path: str, entries: str | None) -> T | None:
+def at_or_above(
+    tree: Mapping[tuple[str, ...], T], path: str | Trail, entries: str | None
+) -> T | None:
     """Returns the entry for a path, or for the nearest place above it.
 
     Args:
@@ -123,7 +220,7 @@ def at_or_above(tree: Mapping[tuple[str, ...], T], path: str, entries: str | Non
             return tree[names[:count]]
     if entries is None:
         return None
-    raise ValueError(f"at {printable(path)}: the tree of {entries} has none for it")
+    raise ValueError(f"at {printable(str(path))}: the tree of {entries} has none for it")
 
 
 def key_name(entry: Any) -> str:

@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 use super::super::content::Content;
 use super::super::errors;
 use super::super::memory::keep_reserve;
-use crate::boxes::OpenFile;
+use crate::boxes::{ManifestPlace, OpenFile};
 use crate::catalog::{self, Compared, FoundArrays};
 use crate::mapping::Mapping;
 
@@ -39,6 +39,12 @@ impl Catalog {
     /// The leaves and their paths.
     pub fn core(&self) -> &catalog::Catalog {
         &self.catalog
+    }
+
+    /// The place of a value, if this is the catalog of a manifest.
+    pub fn place_of(&self, value: usize) -> PyResult<ManifestPlace> {
+        self.check(value)?;
+        Ok((self.catalog.clone(), value))
     }
 
     /// The same as the file of a sharded checkpoint that has this number.

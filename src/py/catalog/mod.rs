@@ -279,21 +279,6 @@ impl Catalog {
         Ok(Marks::new(marks))
     }
 
-    /// Marks the leaves and empty containers below a value for whose paths a function says so.
-    fn select_by(&self, value: usize, is_meant: &Bound<'_, PyAny>) -> PyResult<Marks> {
-        self.check(value)?;
-        let mut values = HashSet::new();
-        for found in self.catalog.ends_below(value) {
-            let (path, at) = found?;
-            let path = new_string(is_meant.py(), grow::display(&path)?.as_bytes())?;
-            if is_meant.call1((path,))?.is_truthy()? {
-                values.try_reserve(1).map_err(Error::from)?;
-                values.insert(at);
-            }
-        }
-        self.mark(values)
-    }
-
     /// Marks values.
     fn mark(&self, values: HashSet<usize>) -> PyResult<Marks> {
         let is_meant = |value| Ok(values.contains(&value));

@@ -3,8 +3,9 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::super::hooks::Hooks;
 use super::super::memory::new_dict;
-use crate::error::Path;
+use crate::{Result, grow};
 
 /// A dict with these keys, as many as there are children.
 #[inline(never)] // what calls this is recursive
@@ -20,13 +21,52 @@ pub(super) fn dict_of<'py>(
     Ok(dict)
 }
 
-/// How the place that keys lead to is written.
-pub(super) fn path_text(keys: &[Bound<'_, PyAny>]) -> String {
-    let mut path = Path::default();
-    for key in keys.iter().rev() {
-        path.push_outer(key.to_string());
+/// The keys that lead to a place of a tree, and the `Trail` of each that was asked for: see
+/// `paths.py`. Trails share what is above them, where texts of paths would repeat a long key for
+/// each leaf below it.
+#[derive(Default)]
+pub struct Keys<'py> {
+    keys: Vec<Bound<'py, PyAny>>,
+    /// The trail of the root, and those of the first keys.
+    trails: Vec<Bound<'py, PyAny>>,
+}
+
+impl<'py> Keys<'py> {
+    /// No keys below a place with this trail.
+    pub(super) fn below(root: Bound<'py, PyAny>) -> Result<Self> {
+        let mut found = Self::default();
+        grow::push(&mut found.trails, root)?;
+        Ok(found)
     }
-    path.to_string()
+
+    /// Goes one level down.
+    pub fn push(&mut self, key: Bound<'py, PyAny>) -> PyResult<()> {
+        Ok(grow::push(&mut self.keys, key)?)
+    }
+
+    /// Goes one level up, and returns the key that led down.
+    pub fn pop(&mut self) -> Option<Bound<'py, PyAny>> {
+        self.trails.truncate(self.keys.len());
+        self.keys.pop()
+    }
+
+    /// The keys from the root on.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Bound<'py, PyAny>> {
+        self.keys.iter().cloned()
+    }
+
+    /// The trail of this place.
+    pub fn trail(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let trail = Hooks::get(py)?.trail.bind(py);
+        if self.trails.is_empty() {
+            grow::push(&mut self.trails, trail.call0()?)?;
+        }
+        for at in self.trails.len() - 1..self.keys.len() {
+            let next = trail.call1((&self.trails[at], &self.keys[at]))?;
+            grow::push(&mut self.trails, next)?;
+        }
+        Ok(self.trails[self.keys.len()].clone())
+    }
 }
 
 /// Whether a text is a number as `to_string` writes it.

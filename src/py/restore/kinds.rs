@@ -10,17 +10,18 @@ use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, has_string_keys, new_dict};
 use super::super::watch::Signals;
-use super::keys::path_text;
+use super::keys::Keys;
 use super::nodes::{children, node_at};
 use crate::structure::{Kind, Node, Record, Repeat};
 
-/// The kinds of containers by their paths; nothing if a template plainly has the same. See `_core.pyi`.
+/// The kinds of containers by their trails; nothing if a template plainly has the same. See `_core.pyi`.
 #[pyfunction]
-#[pyo3(signature = (target, state, record, *, at=vec![]))]
+#[pyo3(signature = (target, state, record, root, *, at=vec![]))]
 pub fn other_kinds<'py>(
     target: &Bound<'py, PyAny>,
     state: &Bound<'py, PyAny>,
     record: &[u8],
+    root: Bound<'py, PyAny>,
     at: Vec<(u64, u64)>,
 ) -> PyResult<Option<Bound<'py, PyDict>>> {
     let py = state.py();
@@ -31,16 +32,17 @@ pub fn other_kinds<'py>(
         fields: RefCell::default(),
         known: RefCell::default(),
     };
-    let told = || {
+    let told = |root| {
         let node = node_at(&record, &at)?;
         if kinds.is_same(target, state, node)? {
             return Ok(None);
         }
         let found = new_dict(py)?;
-        kinds.tell(state, node, &mut Vec::new(), &found)?;
+        let mut keys = Keys::below(root)?;
+        kinds.tell(state, node, &mut keys, &found)?;
         Ok(Some(found))
     };
-    let told: Walked<_> = told();
+    let told: Walked<_> = told(root);
     told.map_err(|failure| failure.into_py(py, "loading"))
 }
 
@@ -181,7 +183,7 @@ impl<'py> Kinds<'_, 'py> {
         &self,
         state: &Bound<'py, PyAny>,
         node: usize,
-        path: &mut Vec<Bound<'py, PyAny>>,
+        path: &mut Keys<'py>,
         told: &Bound<'py, PyDict>,
     ) -> Walked {
         let node = &self.record.nodes[node];
@@ -193,7 +195,7 @@ impl<'py> Kinds<'_, 'py> {
             _ => None,
         };
         if let Some(kind) = kind {
-            told.set_item(path_text(path), kind)?;
+            told.set_item(path.trail(state.py())?, kind)?;
         }
         let Ok(dict) = children(state, node) else {
             return Ok(());
@@ -202,7 +204,7 @@ impl<'py> Kinds<'_, 'py> {
         for Repeat(times, child) in &node.1 {
             for _ in 0..*times {
                 if let Some((key, state)) = dict_next(dict, &mut position) {
-                    path.push(key);
+                    path.push(key)?;
                     self.tell(&state, *child as usize, path, told)?;
                     path.pop();
                 }

@@ -27,7 +27,7 @@ mod partial;
 mod record;
 mod template;
 
-pub use self::keys::is_decimal;
+pub use self::keys::{Keys, is_decimal};
 pub use self::kinds::other_kinds;
 pub use self::known::Known;
 pub use self::matching::Matching;

@@ -19,7 +19,7 @@ use super::super::memory::{
 };
 use super::super::watch::Signals;
 use super::super::{errors, value};
-use super::keys::{dict_of, is_decimal, path_text};
+use super::keys::{Keys, dict_of, is_decimal};
 use super::known::{Known, UNFLATTEN, has_holes, is_constant};
 use super::nodes::{children, damaged, node_at};
 use crate::structure::{Axis, Kind, Node, NodeType, Record, Repeat, Sharding};
@@ -69,7 +69,7 @@ pub fn assemble<'py>(
         },
         unknown_as_dict,
         fillings: r#static.unwrap_or_else(|| py.None().into_bound(py)),
-        path: Vec::new(),
+        path: Keys::default(),
         shardings: resolved(py, shardings)?,
         leaves: None,
         absent,
@@ -143,7 +143,7 @@ pub(super) struct Assembly<'a, 'py> {
     /// What fills the holes of static data.
     fillings: Bound<'py, PyAny>,
     /// The keys that lead to the node that is being put together.
-    path: Vec<Bound<'py, PyAny>>,
+    path: Keys<'py>,
     /// How arrays are split over devices, by number; empty if they do not go to devices.
     shardings: Bound<'py, PyList>,
     /// What takes the place of the arrays of jax, in order, and how many are used.
@@ -207,10 +207,10 @@ impl<'py> Assembly<'_, 'py> {
                     continue;
                 }
                 let before = state.as_ptr();
-                self.path.push(key);
+                self.path.push(key)?;
                 let value = self.node(state, *child as usize);
                 let key = self.path.pop();
-                let value = value.map_err(|failure| failure.below(text(key.clone())))?;
+                let value = value.map_err(|failure| failure.below(text(key.as_ref())))?;
                 if let Some(key) = key
                     && value.as_ptr() != before
                 {
@@ -472,7 +472,7 @@ impl<'py> Assembly<'_, 'py> {
         data: Bound<'py, PyAny>,
         class: &Bound<'py, PyAny>,
     ) -> Walked<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
-        let path = new_list_of(self.py, self.path.iter().cloned())?;
+        let path = new_list_of(self.py, self.path.iter())?;
         let fill = Hooks::get(self.py)?.fill_holes.bind(self.py);
         let in_words = !self.unknown_as_dict;
         let filled = fill.call1((data, path, &self.fillings, class, in_words))?;
@@ -506,7 +506,7 @@ impl<'py> Assembly<'_, 'py> {
         }
     }
 
-    /// Collects all arrays of jax in the order in which `node` comes by them: their paths,
+    /// Collects all arrays of jax in the order in which `node` comes by them: their trails,
     /// nothing for the template that there is not, their states, whether they are weak, and
     /// their shardings.
     fn collect(
@@ -522,7 +522,7 @@ impl<'py> Assembly<'_, 'py> {
             return Ok(());
         }
         if matches!(node.0, Kind::Jax | Kind::WeakJax) {
-            let path = new_string(self.py, path_text(&self.path).as_bytes())?.into_any();
+            let path = self.path.trail(self.py)?;
             let no_template = self.py.None().into_bound(self.py);
             let weak = PyBool::new(self.py, node.0 == Kind::WeakJax);
             let weak = weak.to_owned().into_any();
@@ -537,10 +537,10 @@ impl<'py> Assembly<'_, 'py> {
                     let Some((key, state)) = dict_next(dict, &mut position) else {
                         return damaged("a dict has lost a key");
                     };
-                    self.path.push(key);
+                    self.path.push(key)?;
                     let done = self.collect(&state, *child as usize, found);
                     let key = self.path.pop();
-                    done.map_err(|failure| failure.below(text(key)))?;
+                    done.map_err(|failure| failure.below(text(key.as_ref())))?;
                 }
             }
         }
@@ -581,8 +581,9 @@ fn keys<'py>(dict: &Bound<'py, PyDict>) -> Vec<Bound<'py, PyAny>> {
 }
 
 /// A key, for a path.
-fn text(key: Option<Bound<'_, PyAny>>) -> String {
-    key.map_or_else(String::new, |key| key.to_string())
+fn text<'a>(key: Option<&'a Bound<'_, PyAny>>) -> &'a str {
+    let key = key.and_then(|key| key.cast::<PyString>().ok());
+    key.and_then(|key| key.to_str().ok()).unwrap_or_default()
 }
 
 /// A dict of children with other keys.

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use treepack::array::{Bounds, ShardGrid};
-use treepack::boxes::{OpenFile, ShardBox, ShardedArray};
+use treepack::boxes::{ManifestPlace, OpenFile, ShardBox, ShardedArray};
 use treepack::catalog::{Catalog, FoundArrays};
 use treepack::manifest::{MARK, Manifest};
 use treepack::source::{Source, read_to};
@@ -38,7 +38,7 @@ pub fn manifest(input: &[u8]) {
         assert_eq!(read.is_ok(), encoding.is_whole(range.clone()));
         assert!(read.is_err() || found.len() == range.len());
     }
-    let Ok(catalog) = Catalog::open(&encoding, false, &()) else {
+    let Ok(catalog) = Catalog::open(&encoding, false, &()).map(Arc::new) else {
         let _ = Catalog::open(&encoding, true, &());
         return;
     };
@@ -65,7 +65,7 @@ pub fn manifest(input: &[u8]) {
         })
         .collect();
     let mut left = 100;
-    for (path, value) in catalog.ends_below(0).map(Result::unwrap) {
+    for (_, value) in catalog.ends_below(0).map(Result::unwrap) {
         let Some(leaf) = catalog.leaf(value) else {
             continue;
         };
@@ -94,9 +94,16 @@ pub fn manifest(input: &[u8]) {
             .iter()
             .map(|dim| usize::try_from(*dim).unwrap())
             .collect();
-        let keys: Vec<String> = path.keys().map(str::to_owned).collect();
         let itemsize = array.nbytes() / shape.iter().product::<usize>().max(1);
-        read(&manifest, number, keys, dtype, itemsize, &shape, &open);
+        read(
+            &manifest,
+            number,
+            (catalog.clone(), value),
+            dtype,
+            itemsize,
+            &shape,
+            &open,
+        );
     }
 }
 
@@ -110,7 +117,7 @@ fn zlib(data: &[u8]) -> Vec<u8> {
 fn read(
     manifest: &Manifest,
     number: usize,
-    keys: Vec<String>,
+    place: ManifestPlace,
     dtype: &str,
     itemsize: usize,
     shape: &[usize],
@@ -127,7 +134,7 @@ fn read(
         return;
     };
     let (files, dtype) = (grid.files.clone(), dtype.to_owned());
-    let Ok(Some(array)) = ShardedArray::new(cells, files, keys, grid.host, dtype, itemsize) else {
+    let Ok(Some(array)) = ShardedArray::new(cells, files, place, grid.host, dtype, itemsize) else {
         return;
     };
     let array = Arc::new(array);

@@ -19,6 +19,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import tasks as _tasks
 from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader, memory_of
+from treepack._src.paths import Trail
 from treepack._src.storage.fetch import Blocks, Range
 from treepack.errors import (
     CorruptionError,
@@ -181,7 +182,7 @@ class Box:
                 return
             made = np.empty(target.shape, stored)
             self._read_to(shards, made, threads, check)
-            _dtypes.cast(made, target, self.array.path)
+            _dtypes.cast(made, target, functools.reduce(Trail, self.array.parts, Trail()))
             return
         if target.size:
             files = self.array.checkpoint

@@ -165,7 +165,7 @@ class Tree(Mapping[str, Any]):
           {'a/w': LazyArray('a/w', shape=(3,), dtype=float64), 'step': 7}
         """
         reader, start, parts = self._place
-        for path, value in reader.catalog.leaves(start):
+        for path, value in _paths.Room().all(reader.catalog.leaves(start)):
             with naming(reader.given):
                 leaf = reader.leaf(value, [*parts, *_paths.parts(path)])
             yield path, leaf

@@ -13,6 +13,7 @@ from treepack._src.checkpoint.replicas import Together
 from treepack._src.checkpoint.select import Renaming, Selector, meant_of
 from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Reading, Selection, progress_bar
+from treepack._src.paths import Room, Trail
 from treepack._src.printable import warn
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.code import check_is_tree
@@ -46,7 +47,7 @@ def load_part(
         loaded = _assembled(place, found.marks, convert, how, partial.was_cast)
         report = partial.report(found.corrupt)
         if selection.return_report:
-            marks, leaves = found.marks, place.catalog.leaves(place.value)
+            marks, leaves = found.marks, Room().all(place.catalog.leaves(place.value))
             paths = (path for path, value in leaves if marks is None or value in marks)
             report = report._replace(loaded=list(dict.fromkeys(paths)))
     else:
@@ -129,7 +130,8 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
 
     marks, unmatched = mark()
     if unmatched:
-        there = [*(dict(catalog.ends(place.value)) if renamed is None else renamed.values())]
+        ends = Room().all(catalog.ends(place.value)) if renamed is None else ()
+        there = [*(dict(ends) if renamed is None else renamed.values())]
         there += () if target is None else leaf_paths(target, _paths.ROOT)
         selector = selector.settled(unmatched, lambda: there)
         marks, unmatched = mark()
@@ -148,7 +150,8 @@ def _choose(place: Place, target: Any, selection: Selection, how: Reading) -> _C
 def _renamed(place: Place, selection: Selection) -> dict[str, str]:
     """Returns the new paths of all leaves and empty containers."""
     renaming = Renaming(selection.rename)
-    renamed = {path: renaming(path) for path, _ in place.catalog.ends(place.value)}
+    ends = Room().all(place.catalog.ends(place.value))
+    renamed = {path: renaming(path) for path, _ in ends}
     renaming.check(renamed)
     if len(set(renamed.values())) < len(renamed):
         raise TreepackError("rename gives two leaves the same path: choose other names")
@@ -210,9 +213,10 @@ def _corrupt(
     bad = ("corrupt",) if damage is not None else ("corrupt", "unchecked")
     inside = set(catalog.leaf_values(place.value))
     found = {}
+    room = Room()
     for value, status in statuses.items():
         if status in bad and value in inside and (marks is None or value in marks):
-            path = catalog.path_of(value, place.value)
+            path = room.text(catalog.path_of(value, place.value))
             found[value] = path if renamed is None else renamed[path]
     if found and selection.on_corrupt == "error":
         raise CorruptionError(
@@ -233,7 +237,7 @@ def _assembled(
     marks: core.Marks | None,
     convert: Any,
     how: Reading,
-    note: Callable[[str], None],
+    note: Callable[[Trail], None],
 ) -> Any:
     """Builds a tree of the marked leaves, with its structure where containers are complete."""
     catalog = place.catalog
@@ -259,7 +263,8 @@ def _renamed_state(
     state: Any = {}
     root: list[Any] = []
     found = place.reader.read(place, how, marks, goes)
-    for path, leaf in state_leaves(found, _paths.ROOT, ends=True):
+    for trail, leaf in state_leaves(found, Trail(), ends=True):
+        path = str(trail)
         if leaf is ABSENT:  # a leaf, or a container of which nothing is loaded
             continue
         new = renamed.get(path)

@@ -32,6 +32,7 @@ from treepack._src.checkpoint.sharded import ShardedArray
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.shardings import fitting
 from treepack._src.options import Reading, Sharing
+from treepack._src.paths import Trail
 from treepack._src.pytree.kinds import kind_of
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.restore.compare import like_scalar, signature
@@ -68,7 +69,7 @@ class _Item:
       boxes: The boxes that devices of this process need, by `_key`, of an array in several files.
     """
 
-    path: str
+    path: Trail
     target: Any
     leaf: Any
     weak: bool | None = False
@@ -186,7 +187,7 @@ def _cast(items: Iterable[_Item], threads: int | None) -> None:
 
 
 def cast_floats(
-    state: Any, dtype: np.dtype[Any] | None, threads: int | None, note: Callable[[str], None]
+    state: Any, dtype: np.dtype[Any] | None, threads: int | None, note: Callable[[Trail], None]
 ) -> Any:
     """Casts all arrays of floats in a state, in their places; `None` casts nothing.
 
@@ -214,7 +215,7 @@ def cast_floats(
         places.clear()
         nbytes = 0
 
-    def leaf(container: Any, key: Any, path: str) -> None:
+    def leaf(container: Any, key: Any, path: Trail) -> None:
         nonlocal nbytes
         found = container[key]
         actual = signature(found)
@@ -233,30 +234,30 @@ def cast_floats(
             if nbytes >= _CAST_BYTES:
                 finish()
 
-    def below(container: Any, key: Any, path: str) -> None:
+    def below(container: Any, key: Any, path: Trail) -> None:
         value = container[key]
         if type(value) is dict:
             for name in value:
-                below(value, name, _paths.join(path, str(name)))
+                below(value, name, Trail(path, str(name)))
         elif type(value) is list:
             for index in range(len(value)):
-                below(value, index, _paths.join(path, str(index)))
+                below(value, index, Trail(path, str(index)))
         else:
             leaf(container, key, path)
 
-    below(root, 0, _paths.ROOT)
+    below(root, 0, Trail())
     finish()
     return root[0]
 
 
-def _cast_scalar(source: np.generic, dtype: np.dtype[Any], path: str) -> Any:
+def _cast_scalar(source: np.generic, dtype: np.dtype[Any], path: Trail) -> Any:
     made = np.empty((), dtype)
     _dtypes.cast(source, made, path)
     return made[()]
 
 
 def _casting(
-    source: np.ndarray, dtype: np.dtype[Any], work: list[Callable[[], None]], path: str
+    source: np.ndarray, dtype: np.dtype[Any], work: list[Callable[[], None]], path: Trail
 ) -> np.ndarray:
     """Returns an array that the work, once it is done, fills with another one, cast."""
     made = aligned(source.shape, dtype)
@@ -271,7 +272,7 @@ def _casting(
 
 # Takes a path, a `jax.ShapeDtypeStruct`, and whether there has to be an answer; returns a device, a
 # sharding, or `None`.
-Where = Callable[[str, Any, bool], Any]
+Where = Callable[[Trail, Any, bool], Any]
 
 
 def _where(device: Any, sharding: Any) -> Where | None:
@@ -284,7 +285,7 @@ def _where(device: Any, sharding: Any) -> Where | None:
     if given is None:
         return None
     if _is_function(given) and device is None:
-        return lambda path, struct, _: given(path, struct)
+        return lambda path, struct, _: given(str(path), struct)
     import jax
 
     shardings: dict[tuple[str, ...], Any] = {(): device}
@@ -301,7 +302,7 @@ def _where(device: Any, sharding: Any) -> Where | None:
     if () in shardings:
         return lambda *_: given
 
-    def found(path: str, _: Any, is_needed: bool) -> Any:
+    def found(path: Trail, _: Any, is_needed: bool) -> Any:
         missing = "shardings" if is_needed else None
         return _paths.at_or_above(shardings, path, missing)
 
@@ -409,7 +410,7 @@ def _parts_of(item: _Item) -> Iterable[tuple[slice, ...]]:
     return _parts_on(item.place, item.path, item.leaf)
 
 
-def _parts_on(place: Any, path: str, array: Any) -> Iterable[tuple[slice, ...]]:
+def _parts_on(place: Any, path: Trail, array: Any) -> Iterable[tuple[slice, ...]]:
     """Returns the parts of an array for the devices of this process."""
     if not _is_split(place):
         return [(slice(None),) * array.ndim]
@@ -437,7 +438,7 @@ def _is_on_cpu(place: Any) -> bool:
     return all(device.platform == "cpu" for device in devices)
 
 
-def _check_integers(path: str, found: Any, made: Any) -> None:
+def _check_integers(path: Trail, found: Any, made: Any) -> None:
     """Raises if integers of 64 bits overflowed when they became 32 bits."""
     if found.dtype == made.dtype or found.dtype.kind not in "iu" or found.size == 0:
         return
@@ -458,7 +459,7 @@ def _is_array(value: Any) -> bool:
 _HOST = (np.ndarray, LazyArray)
 
 
-def _check_array(path: str, value: Any) -> None:
+def _check_array(path: Trail, value: Any) -> None:
     try:
         import jax  # noqa: F401
     except ImportError as error:
@@ -471,10 +472,12 @@ def _check_array(path: str, value: Any) -> None:
         raise DecodeError(
             f"there is a {type(value).__name__} where an array was saved"
             + hint * isinstance(value, dict),
-            path=path,
+            path=str(path),
         )
     if isinstance(value, _HOST) and not _jax_has(value.dtype):
-        raise DecodeError(f"jax has no arrays of {value.dtype}, though one was saved", path=path)
+        raise DecodeError(
+            f"jax has no arrays of {value.dtype}, though one was saved", path=str(path)
+        )
 
 
 def _can_be(target: Any, value: Any) -> bool:
@@ -500,7 +503,7 @@ def _jax_has(dtype: np.dtype) -> bool:
 
 
 def _place_of(
-    path: str, target: Any, array: Any, where: Where | None, recorded: Any, is_needed: bool
+    path: Trail, target: Any, array: Any, where: Where | None, recorded: Any, is_needed: bool
 ) -> Any:
     """Returns the device or sharding for a leaf; `None` is the default device."""
     import jax
@@ -618,7 +621,7 @@ def _put_parts(item: _Item, place: Any, read: Callable[[Box], np.ndarray]) -> An
         raise _misplaced(item.path, array, place, error) from error
 
 
-def _misplaced(path: str, array: Any, place: Any, error: Exception) -> TreepackError:
+def _misplaced(path: Trail, array: Any, place: Any, error: Exception) -> TreepackError:
     return TreepackError(
         f"at {path}: an array with the shape {array.shape} cannot be put as {place}: "
         f"{type(error).__name__}: {error}"

@@ -27,6 +27,7 @@ from treepack._src.checkpoint.sharded import ReplacedError, ShardedArray
 from treepack._src.checkpoint.shards import readers_of, start_of
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.group import Group, Message, OthersError, check_not_forked
+from treepack._src.paths import Trail
 
 if TYPE_CHECKING:
     import jax
@@ -217,7 +218,7 @@ def _grid(shape: tuple[int, ...], part: tuple[int, ...]) -> core.ShardGrid:
     return core.ShardGrid(shape, counts)
 
 
-def share(group: Together, arrays: Sequence[tuple[str, ShardedArray, Any, Rows]]) -> list[Shared]:
+def share(group: Together, arrays: Sequence[tuple[Trail, ShardedArray, Any, Rows]]) -> list[Shared]:
     """Shares out the reading of arrays, with all other processes.
 
     Args:
@@ -229,12 +230,11 @@ def share(group: Together, arrays: Sequence[tuple[str, ShardedArray, Any, Rows]]
     """
     plan = readers_of((array.shape, array.nbytes, where) for _, array, where, _ in arrays)
     saves = {array.checkpoint.identity for _, array, _, _ in arrays}
-    about = [
-        [path, array.shape, array.dtype.name, _checksum(rows)] for path, array, _, rows in arrays
-    ]
-    group.agree(
-        f"save:{','.join(sorted(saves))} {zlib.crc32(json.dumps([plan.checksum, about]).encode())}"
-    )
+    checksum = plan.checksum
+    for path, array, _, rows in arrays:
+        about = [str(path), array.shape, array.dtype.name, _checksum(rows)]
+        checksum = zlib.crc32(json.dumps(about).encode(), checksum)
+    group.agree(f"save:{','.join(sorted(saves))} {checksum}")
     found = []
     for number, (_, array, where, rows) in enumerate(arrays):
         sources = {}

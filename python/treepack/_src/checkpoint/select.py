@@ -78,7 +78,8 @@ class Selector:
           TreepackError: If a tree of bools has no bool for a leaf.
         """
         if self._predicate is not None:
-            return catalog.select_by(value, self._predicate)
+            meant = {end for path, end in catalog.ends(value) if self._predicate(path)}
+            return catalog.mark(meant)
         if self.selector is None:
             return None
         marks = catalog.select(value, self.selector)

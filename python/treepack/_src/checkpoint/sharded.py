@@ -327,14 +327,16 @@ class ShardedReader(Reader):
         catalog = self.catalog
         leaves = []
         arrays = {}
-        for path, value in catalog.leaves(0):
+
+        def note(value: int, parts: list[str]) -> None:
             leaves.append(value)
-            parts = _paths.parts(path)
             kind = self.kind(value, parts)
             if kind[0] in ("array", "prng_key"):
                 array = self.array(value, parts, kind)
                 if isinstance(array, ShardedArray):
                     arrays[value] = array
+
+        Place(self, 0, []).state(note)
         found, damage = self._verify_files(arrays, threads, progress or (lambda *_: None))
         damage = "; ".join(filter(None, [self.damage, self.damaged_record(), damage])) or None
         # All others are in the manifest, whose checksum was compared.
@@ -437,7 +439,7 @@ class ShardedArray(LazyArray):
         counts, self.is_host = reader.manifest.grid(number)
         try:
             self._shards = reader.manifest.shards(
-                number, parts, dtype, self.dtype.itemsize, [*shape]
+                number, reader.catalog, value, dtype, self.dtype.itemsize, [*shape]
             )
         except ValueError:
             raise DecodeError(f"the manifest splits {shape} by {counts}", path=self.path) from None

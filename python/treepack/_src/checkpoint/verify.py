@@ -12,6 +12,7 @@ import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.sharded import open_reader, unless_replaced
 from treepack._src.options import Progress, Status, StorageOptions, progress_bar
+from treepack._src.paths import Room
 from treepack._src.storage.content import Openable
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import resolved
@@ -43,11 +44,11 @@ class Statuses(Mapping[str, Status]):
     def _hidden(self) -> list[int]:
         """The leaves that are not found: of equal keys of a map the last one counts."""
         catalog = self._catalog
-        leaves = ((_paths.parts(path), value) for path, value in catalog.leaves(0))
+        leaves = ((_paths.parts(path), value) for path, value in Room().all(catalog.leaves(0)))
         return [value for path, value in leaves if catalog.find(path, 0) not in self._statuses]
 
     def __iter__(self) -> Iterator[str]:
-        return (path for path, _ in self._catalog.leaves(0))
+        return (path for path, _ in Room().all(self._catalog.leaves(0)))
 
     def __len__(self) -> int:
         return len(self._statuses)
@@ -63,7 +64,8 @@ class Statuses(Mapping[str, Status]):
     def with_status(self, status: Status) -> list[str]:
         """Returns the paths of the leaves with a status."""
         values = [value for value, known in self._statuses.items() if known == status]
-        return [self._catalog.path_of(value, 0) for value in values]
+        room = Room()
+        return [room.text(self._catalog.path_of(value, 0)) for value in values]
 
     def __repr__(self) -> str:
         return repr(dict(self.items()))
@@ -77,7 +79,7 @@ class _Items(ItemsView[str, Status]):
 
     def __iter__(self) -> Iterator[tuple[str, Status]]:
         statuses = self._mapping
-        for path, value in statuses._catalog.leaves(0):
+        for path, value in Room().all(statuses._catalog.leaves(0)):
             yield path, statuses._statuses[value]
 
 

@@ -103,18 +103,20 @@ def map_leaves(f: Callable[[Any], Any], state: Any, absent: Any = _NOTHING) -> A
     return f(state)
 
 
-def leaf_paths(tree: Any, path: str) -> list[str]:
-    """Returns the paths of all leaves of a tree at a path."""
-    return [_paths.text(leaf) for leaf, _ in leaves_of(tree, tuple(_paths.parts(path)))]
+def leaf_paths(tree: Any, path: str | _paths.Trail) -> Iterator[str]:
+    """Yields the paths of all leaves of a tree at a path."""
+    return (_paths.text(leaf) for leaf, _ in leaves_of(tree, tuple(_paths.parts(path))))
 
 
-def state_leaves(state: Any, path: str, *, ends: bool = False) -> Iterator[tuple[str, Any]]:
+def state_leaves(
+    state: Any, path: _paths.Trail, *, ends: bool = False
+) -> Iterator[tuple[_paths.Trail, Any]]:
     """Yields the leaves of a state at a path, with their paths; with `ends` empty dicts, too."""
     if not isinstance(state, Mapping) or (ends and not state):
         yield path, state
         return
     for key, child in state.items():
-        yield from state_leaves(child, _paths.join(path, str(key)), ends=ends)
+        yield from state_leaves(child, _paths.Trail(path, str(key)), ends=ends)
 
 
 def leaves_of(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

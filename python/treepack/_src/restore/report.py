@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from treepack._src.paths import Room, Trail
 from treepack._src.pytree.state_dict import leaf_paths, state_leaves
 from treepack._src.restore.compare import signature
 
-# Converts leaves: takes (path, the template's leaf, the leaf found) of each. Without a template,
+# Converts leaves: takes (trail, the template's leaf, the leaf found) of each. Without a template,
 # the second is `None`, and two more say whether the dtype of the array was weak, and its sharding.
 Convert = Callable[[list[Any]], list[Any]]
 
@@ -48,19 +50,24 @@ class Coverage:
         self.takes_more = takes_more
         self.skipped: set[str] = set()
         self.notes = notes
+        self._room = Room()
         # Dicts, since some restores walk the tree twice.
         self._loaded: dict[str, None] = {}
         self._kept: dict[str, None] = {}
         self._unexpected: dict[str, None] = {}
         self._cast: dict[str, None] = {}
 
-    def loaded(self, path: str) -> None:
-        """Notes a loaded leaf."""
-        self._loaded[path] = None
+    def _note(self, noted: dict[str, None], paths: Iterable[str | Trail]) -> None:
+        if self.notes:
+            noted.update((self._room.text(path), None) for path in paths)
 
-    def was_cast(self, path: str) -> None:
+    def loaded(self, path: Trail) -> None:
+        """Notes a loaded leaf."""
+        self._note(self._loaded, [path])
+
+    def was_cast(self, path: Trail) -> None:
         """Notes a leaf whose dtype changes."""
-        self._cast[path] = None
+        self._note(self._cast, [path])
 
     def watching(self, convert: Convert) -> Convert:
         """Wraps a function that converts leaves: it notes those whose dtype changes."""
@@ -75,22 +82,23 @@ class Coverage:
 
         return watched
 
-    def keeps(self, target: Any, path: str) -> bool:
+    def keeps(self, target: Any, path: Trail) -> bool:
         """Returns whether a part of the template that the state lacks stays."""
         return self.keeps_missing or not any(
             self.is_wanted(leaf) and leaf not in self.skipped for leaf in leaf_paths(target, path)
         )
 
-    def kept(self, target: Any, path: str) -> None:
+    def kept(self, target: Any, path: Trail) -> None:
         """Notes a part of the template that stays."""
-        if self.notes:
-            self._kept.update(dict.fromkeys(leaf_paths(target, path)))
+        self._note(self._kept, leaf_paths(target, path))
 
-    def unexpected(self, state: Any, path: str) -> bool:
+    def unexpected(self, state: Any, path: Trail) -> bool:
         """Notes leaves of the state that the template lacks; returns whether there are any."""
-        found = [leaf for leaf, value in state_leaves(state, path) if value is not ABSENT]
-        self._unexpected.update(dict.fromkeys(found))
-        return bool(found)
+        found = (leaf for leaf, value in state_leaves(state, path) if value is not ABSENT)
+        first = next(found, None)
+        if first is not None:
+            self._note(self._unexpected, itertools.chain([first], found))
+        return first is not None
 
     def report(self, corrupt: list[str]) -> Report:
         """Returns the report on all leaves."""

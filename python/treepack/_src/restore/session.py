@@ -7,6 +7,7 @@ and take part in it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 from treepack._src import paths as _paths
 from treepack._src.options import Strict
+from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
 from treepack._src.restore.compare import like_scalar
 from treepack._src.restore.report import Convert, Coverage
@@ -51,7 +53,8 @@ class Restore:
       found: The leaves to convert, while it collects them.
       converted: By path, leaves and their conversions, once they are converted.
       handled: By path, the state that a handler makes of its template, if it makes one.
-      deeper: New names for leaves of the state that lie a level deeper in it, or in the template.
+      deeper: Old and new name of a leaf of the state that lies a level deeper in it, or in the
+        template.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Restore:
         cast: bool = False,
         in_words: bool = True,
         partial: Coverage | None = None,
-        kinds: dict[str, str] | None = None,
+        kinds: dict[Trail, str] | None = None,
         convert: Convert | None = None,
         everywhere: bool = False,
     ):
@@ -77,10 +80,14 @@ class Restore:
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
-        self.found: list[tuple[str, Any, Any]] | None = None
-        self.converted: dict[str, list[tuple[Any, Any]]] | None = None
-        self.handled: dict[str, tuple[Any, ...]] = {}
-        self.deeper: dict[str, str] = {}
+        self.found: list[tuple[Trail, Any, Any]] | None = None
+        self.converted: dict[Trail, list[tuple[Any, Any]]] | None = None
+        self.handled: dict[Trail, tuple[Any, ...]] = {}
+        self.deeper: tuple[Trail, Trail] | None = None
+        self._room = Room()
+        self._is_cut = False
+        # The parts of `path` when it was made a trail last, and the trail of each.
+        self._trails: list[tuple[str, Trail]] = []
         self._outer: Restore | None = None
 
     def __enter__(self) -> Restore:
@@ -97,6 +104,7 @@ class Restore:
         found = list(self.mismatches.values())
         singular, plural = ("leaf", "leaves") if self.sentence is None else ("place", "places")
         count = f"1 {singular} does" if len(found) == 1 else f"{len(found)} {plural} do"
+        count = f"at least {count}" if self._is_cut else count
         lines = [f"\n  {printable(_line(mismatch))}" for mismatch in found[:_MOST_LINES]]
         if len(found) > _MOST_LINES:
             lines.append(f"\n  and {len(found) - _MOST_LINES} more, in the error's mismatches")
@@ -126,7 +134,8 @@ class Restore:
         """Returns hints about names that differ."""
         hints = ""
         if not self.in_words:  # its functions have no such options
-            for old, new in [*self.deeper.items()][:1]:
+            if self.deeper is not None:
+                old, new = map(str, self.deeper)
                 function = "a function of paths"
                 if len(old) > len(new):
                     end = printable(f"/{old.rpartition('/')[2]}")
@@ -208,19 +217,36 @@ class Restore:
         finally:
             self.strict = outer[0]
 
-    def path_of(self, name: str) -> str:
-        """Returns the path of the child `name` of the current place, as text."""
-        return _text([*self.path, name])
+    def path_of(self, name: str) -> Trail:
+        """Returns the path of the child `name` of the current place."""
+        return _below(self.here(), name)
+
+    def here(self) -> Trail:
+        """Returns the path of the current place."""
+        trails = self._trails
+        pairs = zip(trails, self.path, strict=False)
+        known = sum(1 for _ in itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs))
+        del trails[known:]
+        trail = trails[-1][1] if trails else Trail()
+        for part in self.path[known:]:
+            trail = _below(trail, part)
+            trails.append((part, trail))
+        return trail
 
     def note(self, name: str, expected: str, found: str, similar: str = "") -> None:
         """Notes a difference at the child `name` of the current place."""
-        path = self.path_of(name)
-        self.mismatches.setdefault(path, Mismatch(path, expected, found, similar))
+        self._note(self.path_of(name), expected, found, similar)
 
     def note_here(self, expected: str, found: str) -> None:
         """Notes a difference at the current place."""
-        path = _text(self.path)
-        self.mismatches.setdefault(path, Mismatch(path, expected, found))
+        self._note(self.here(), expected, found)
+
+    def _note(self, trail: Trail, expected: str, found: str, similar: str = "") -> None:
+        path = str(trail)
+        if self.mismatches and not self._room.takes(path):
+            self._is_cut = True  # an error follows anyway, which would be too long
+            raise self.error()
+        self.mismatches.setdefault(path, Mismatch(path, expected, found, similar))
 
     def say(self, sentence: str) -> None:
         """Keeps the message of flax for a difference, if it is the first one."""
@@ -276,8 +302,13 @@ def as_part(name: str) -> str:
     return _HERE if name == _HERE else name
 
 
-def _text(parts: list[str]) -> str:
-    return _paths.text(part for part in parts if part is not _HERE)
+def root_at(name: str) -> Trail:
+    """Returns the path of a whole tree whose part of paths is `name`."""
+    return _below(Trail(), name)
+
+
+def _below(trail: Trail, name: str) -> Trail:
+    return trail if name is _HERE else Trail(trail, name)
 
 
 class _Local(threading.local):

@@ -34,7 +34,7 @@ from treepack._src.registry.types import name_of
 from treepack._src.restore.compare import described, difference, is_opaque, signature
 from treepack._src.restore.record import split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
-from treepack._src.restore.session import NOTHING, Restore, as_part, current
+from treepack._src.restore.session import NOTHING, Restore, as_part, current, root_at
 from treepack._src.restore.versions import Older, RecordAt, mark_older
 from treepack._src.storage.deferred import Deferred
 from treepack.errors import MismatchError, TreepackError
@@ -154,7 +154,7 @@ def restore_selected(
     if catalog.record is not None and core.has_older_types(catalog.record):
         return None
 
-    def settle(leaves: list[tuple[str, Any, Any]]) -> list[Any] | None:
+    def settle(leaves: list[tuple[_paths.Trail, Any, Any]]) -> list[Any] | None:
         for _, expected, found in leaves:
             if difference(expected, found, how.strict, cast=how.cast) is not None:
                 return None
@@ -227,7 +227,7 @@ def restore_tree(
     kinds = None
     if record is not None:
         if how.strict == "exact":
-            kinds = core.other_kinds(target, state, record[0], at=record[1])
+            kinds = core.other_kinds(target, state, record[0], root_at(name), at=record[1])
         state = mark_older(state, record)
     # The core compares no kinds of containers, and does not know the handlers of built-in types.
     in_python = kinds is not None or handlers.overridden()
@@ -271,7 +271,7 @@ def restore_child(target: Any, state: Any, name: str, restore: Restore) -> Any:
     if not isinstance(state, Mapping):
         if len(children := kind.children(target)) == 1:  # as in a variable of nnx
             path = restore.path_of(name)
-            restore.deeper[path] = _paths.join(path, *children)
+            restore.deeper = restore.deeper or (path, _paths.Trail(path, *children))
         restore.note(name, f"a subtree ({type(target).__name__})", described(state))
         restore.say(
             f"The target has a subtree ({type(target).__name__}) where the state has a leaf "
@@ -313,13 +313,13 @@ def _restore_node(kind: NodeKind, target: Any, state: Any, restore: Restore) -> 
     return target if restore.mismatches or restore.collects else make(found)
 
 
-def _compare_kinds(target: Any, kinds: dict[str, str], restore: Restore) -> None:
+def _compare_kinds(target: Any, kinds: dict[_paths.Trail, str], restore: Restore) -> None:
     """Notes a difference if a container of another kind was saved in this place."""
     ty = type(target)
     expected = _PLAIN_KINDS.get(ty)
     if ty is dict and not all(type(key) is str for key in target):
         expected = "keys"
-    found = kinds.get(_paths.text(restore.path[1:]), "dict")
+    found = kinds.get(restore.here(), "dict")
     if found == expected or (expected is None and is_named(ty, found)):
         return
     names = {"keys": "dict with keys that are no strings"}
@@ -368,7 +368,7 @@ def _note_names(
         subtree = f"a subtree ({type(container).__name__})"
         expected = described(child) if kind_of(child) is None else subtree
         near = difflib.get_close_matches(name, names, n=1) if len(names) <= _MOST_NAMES else []
-        restore.note(name, expected, NOTHING, restore.path_of(near[0]) if near else "")
+        restore.note(name, expected, NOTHING, str(restore.path_of(near[0])) if near else "")
     for name in more if not restore.takes_more(False) else ():
         restore.note(str(name), NOTHING, described(state[name]))
 
@@ -459,7 +459,7 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
         restore.note(name, *found)
         if isinstance(state, Mapping) and len(state) == 1:
             path = restore.path_of(name)
-            restore.deeper[_paths.join(path, str(*state))] = path
+            restore.deeper = restore.deeper or (_paths.Trail(path, str(*state)), path)
     if restore.partial is not None:
         restore.partial.loaded(restore.path_of(name))
     if restore.converts and signature(target) is not None:
@@ -481,7 +481,7 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
             return restore.keep(template, name)
         if kind_of(template) is not None and isinstance(state, Mapping):
             gaps = restore.partial is not None and any(
-                leaf is ABSENT for _, leaf in state_leaves(state, "")
+                leaf is ABSENT for _, leaf in state_leaves(state, _paths.Trail())
             )
             return restore.keep(template, name) if gaps else state
         return _restore_leaf(template, state, name, restore)

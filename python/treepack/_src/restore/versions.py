@@ -12,6 +12,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
+from treepack._src.paths import Trail
 from treepack._src.pytree.state_dict import map_leaves, state_leaves, to_state_dict
 from treepack._src.registry.holes import Fillings
 from treepack._src.restore.report import ABSENT
@@ -33,7 +34,7 @@ class Older(dict[str, Any]):
     record: RecordAt
     upgraded: Any = None
 
-    def upgrade(self, target: Any, path: str) -> Any:
+    def upgrade(self, target: Any, path: Trail) -> Any:
         """Returns its state in the current version; the template fills holes.
 
         Raises:
@@ -43,8 +44,8 @@ class Older(dict[str, Any]):
             self.upgraded = self._upgraded(target, path)
         return self.upgraded
 
-    def _upgraded(self, target: Any, path: str) -> Any:
-        absent = [leaf is ABSENT for _, leaf in state_leaves(self, "")]
+    def _upgraded(self, target: Any, path: Trail) -> Any:
+        absent = [leaf is ABSENT for _, leaf in state_leaves(self, Trail())]
         if any(absent):
             if all(absent):
                 return dict(self)
