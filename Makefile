@@ -34,7 +34,7 @@ $(VENV)/.made:
 
 # What the demo and the tests need; groups are those of pyproject.toml.
 $(VENV)/.packages: pyproject.toml | $(VENV)/.made
-	$(call aloud,Installs jax, flax and what the tests need into $(VENV): a minute or two.,$(PIP) --group demo --group test)
+	$(call aloud,Installs the packages of demo and tests into $(VENV): a minute or two.,$(PIP) --group demo --group test)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.packages
