@@ -313,7 +313,7 @@ here, lock, counted, more = set(), threading.Lock(), threading.Event(), []
 def tasks():
     return len(os.listdir("/proc/self/task"))
 
-def read(start, length):
+def read(first, last):
     # Called by each thread that copies. All wait here until the last has come, and the first of
     # all, which has started the others then.
     with lock:
@@ -323,7 +323,7 @@ def read(start, length):
             more.append(tasks() - idle)
             counted.set()
     assert counted.wait(300), "so many threads do not come"
-    return bytes(length)
+    return np.zeros(last - first, np.uint8)
 
 tree = {"w": Computed((64 << 20,), np.dtype(np.uint8), read)}
 idle = tasks()

@@ -239,7 +239,7 @@ def test_a_key_and_an_array_in_chunks_as_the_tree(monkeypatch: pytest.MonkeyPatc
 
 
 def test_arrays_of_jax_are_of_jax_again() -> None:
-    tree = {"jax": jnp.arange(3.0), "numpy": np.arange(3.0), "n": [1, jnp.int8(3)]}
+    tree = {"jax": jnp.arange(3.0), "numpy": np.arange(3, dtype=np.int8), "n": [1, jnp.int8(3)]}
     data = treepack.dumps(tree)
     plain = treepack.loads(data, arrays="numpy")
     assert type(plain["jax"]) is type(plain["n"][1]) is np.ndarray

@@ -27,7 +27,7 @@ def outcome(make: Any) -> Any:
 
 @hypothesis.given(tree=state_trees(), data=st.data())
 def test_a_saved_selection_is_the_selection_of_what_is_saved(tree: Any, data: Any) -> None:
-    paths = leaf_paths(tree, ".")
+    paths = [*leaf_paths(tree, ".")]
     patterns = ["**/kernel", "*", "**", "0", "*/1", "**/0", "x", *paths]
     wanted = st.sets(st.sampled_from(paths)) if paths else st.just(set[str]())
     picked = data.draw(wanted)

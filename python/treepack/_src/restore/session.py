@@ -221,6 +221,11 @@ class Restore:
         """Returns the path of the child `name` of the current place."""
         return _below(self.here(), name)
 
+    @property
+    def is_in_handler(self) -> bool:
+        """Whether the place is its node's own, as a handler says it by `name="."`."""
+        return len(self.path) > 1 and self.path[-1] is _HERE
+
     def here(self) -> Trail:
         """Returns the path of the current place."""
         trails = self._trails

@@ -319,7 +319,8 @@ def _compare_kinds(target: Any, kinds: dict[_paths.Trail, str], restore: Restore
     expected = _PLAIN_KINDS.get(ty)
     if ty is dict and not all(type(key) is str for key in target):
         expected = "keys"
-    found = kinds.get(restore.here(), "dict")
+    # A handler's own containers have the place of their node, and no kinds in the file.
+    found = "dict" if restore.is_in_handler else kinds.get(restore.here(), "dict")
     if found == expected or (expected is None and is_named(ty, found)):
         return
     names = {"keys": "dict with keys that are no strings"}
