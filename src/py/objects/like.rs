@@ -68,6 +68,7 @@ impl<'py> Objects<'_, 'py> {
     }
 
     /// Whether a map ends here, but for the record of a structure if there has to be one.
+    #[inline(never)] // see `value_like`
     fn end(&mut self, record: bool) -> Walked<bool> {
         if record {
             if !self.reader.next_is(RECORD_KEY)? {
@@ -104,6 +105,16 @@ impl<'py> Objects<'_, 'py> {
         {
             return self.map_like(map.len as usize, false, template, matching);
         }
+        self.leaf_like(event, template, matching)
+    }
+
+    #[inline(never)] // see `value_like`
+    fn leaf_like(
+        &mut self,
+        event: Event,
+        template: &Bound<'py, PyAny>,
+        matching: &Matching<'py>,
+    ) -> Like<'py> {
         let found = self.object(event)?;
         Ok(matching.leaf(template, &found)?.then_some(found))
     }

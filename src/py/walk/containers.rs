@@ -396,19 +396,22 @@ impl<'py> Walk<'py> {
         value: &Bound<'py, PyAny>,
         place: Position,
     ) -> Walked {
-        let text = || key.str().map_or_else(|_| "?".into(), |key| key.to_string());
+        self.key_of_pair(key, place)?;
+        self.child(value, place, || text_of(key))
+    }
+
+    #[inline(never)] // see `value`
+    fn key_of_pair(&mut self, key: &Bound<'py, PyAny>, place: Position) -> Walked {
         if place.state {
-            self.out.key(key.str()?.to_str()?)?;
+            return Ok(self.out.key(key.str()?.to_str()?)?);
         } else if key.is_instance_of::<PyTuple>() {
             return Err(Failure::leaf(format!(
                 "cannot serialize the key {}: a key that is a tuple cannot be read back",
                 key.repr()?
             )));
-        } else {
-            self.value(key, place)
-                .map_err(|failure| failure.below(text()))?;
         }
-        self.child(value, place, text)
+        self.value(key, place)
+            .map_err(|failure| failure.below(text_of(key)))
     }
 
     /// A child of a container; `key` leads to it.
@@ -491,6 +494,13 @@ impl<'py> Walk<'py> {
         self.jax_array(&data)?;
         Ok(self.out.end_prng_key()?)
     }
+}
+
+// Out of the frames of the recursion.
+#[cold]
+#[inline(never)]
+fn text_of(key: &Bound<'_, PyAny>) -> String {
+    key.str().map_or_else(|_| "?".into(), |key| key.to_string())
 }
 
 fn changed(what: &str) -> PyErr {
