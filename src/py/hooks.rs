@@ -55,8 +55,8 @@ pub struct Hooks {
     pub upgrades: Py<PyAny>,
     /// `is_named(type, name) -> bool`: does a name in a file stand for this type?
     pub is_named: Py<PyAny>,
-    /// `fill_holes(data, path, static, type, in_words) -> (data, unfilled)`: static data with what was
-    /// not saved, and what tells of holes that nothing fills, or `None`.
+    /// `fill_holes(data, path, static, type, told) -> (data, unfilled)`: static data with what was not
+    /// saved, and what tells of holes that nothing fills, after so many that are told, or `None`.
     pub fill_holes: Py<PyAny>,
     /// `hole_error(unfilled) -> error`: the error about all holes that nothing fills.
     pub hole_error: Py<PyAny>,

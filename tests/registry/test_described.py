@@ -670,6 +670,23 @@ def test_what_is_unknown_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(filled) == 1
 
 
+def test_large_static_data_of_many_nodes_are_filled_only_so_often() -> None:
+    """Each of them is filled by itself, which takes as long as all of their data."""
+    from treepack._src.registry import holes as _holes
+    from treepack._src.registry import nodes as _nodes
+
+    frozen = _nodes.registered(Frozen)
+    assert frozen is not None
+    hole = core.encode_value((_holes.Hole("mode", "a mode"), bytes(1 << 20)))
+    data = many({"typed": [0, hole]}, [["tests.Frozen", frozen.fields]])
+    for static in (None, {"299/mode": Mode.EVAL}):
+        with pytest.raises(
+            treepack.TreepackError, match=r'static data.*takes too long.*unknown="dict"'
+        ):
+            treepack.loads(data, static=static)
+    assert treepack.loads(data, unknown="dict")[299] == {"a": 299, "b": 1}
+
+
 def test_holes_that_are_filled_in_some_places() -> None:
     lost: Any = object()
     tree = [Frozen(w=1, b=2, mode=lost, config=Config(1)) for _ in range(2)]

@@ -44,6 +44,7 @@ pub fn assemble<'py>(
     at: Vec<(u64, u64)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
+    let room = FILLED_BYTES.saturating_add(8 * record.map_or(0, <[u8]>::len));
     let record = record.map_or_else(|| Ok(Record::plain()), Record::read)?;
     let is_placed = placeholders || convert.is_some();
     let shardings = if is_placed {
@@ -61,6 +62,8 @@ pub fn assemble<'py>(
         unknown: HashSet::new(),
         with_holes: HashSet::new(),
         unfilled: Vec::new(),
+        told: 0,
+        room,
         placeholders,
         make: if placeholders {
             "unflatten_abstract"
@@ -117,6 +120,9 @@ pub fn record_metadata<'py>(
     value.map_err(|failure| failure.below("metadata").into_py_at(py, "loading"))
 }
 
+/// So many bytes of static data are filled for any record.
+const FILLED_BYTES: usize = 8 << 20;
+
 pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
 
 pub(super) struct Assembly<'a, 'py> {
@@ -133,8 +139,11 @@ pub(super) struct Assembly<'a, 'py> {
     unknown: HashSet<usize>,
     /// The nodes of these whose static data have holes.
     with_holes: HashSet<usize>,
-    /// What tells of holes that nothing fills.
+    /// What tells of holes that nothing fills, and how many they are.
     unfilled: Vec<Bound<'py, PyAny>>,
+    told: usize,
+    /// How many bytes of static data may still be filled.
+    room: usize,
     /// Whether the arrays are placeholders.
     placeholders: bool,
     /// What of a type makes nodes.
@@ -338,6 +347,7 @@ impl<'py> Assembly<'_, 'py> {
                 Failure::node(&found.name, error)
             }
         };
+        let nbytes = data.len();
         let data = if let Some(known) = &self.decoded[node] {
             known.clone()
         } else {
@@ -357,7 +367,7 @@ impl<'py> Assembly<'_, 'py> {
             if self.unknown_as_dict && self.fillings.is_none() {
                 self.unknown.insert(node);
             }
-            let (data, unfilled) = self.filled(data, &class.class)?;
+            let (data, unfilled) = self.filled(data, nbytes, &class.class)?;
             if let Some(unfilled) = unfilled {
                 // All of them are told at once; until then this is a dict.
                 grow::push(&mut self.unfilled, unfilled)?;
@@ -465,18 +475,33 @@ impl<'py> Assembly<'_, 'py> {
         failure
     }
 
-    /// Static data of the node at `path` with its holes filled, and what tells of others.
+    /// Static data of so many bytes, of the node at `path`, with their holes filled, and what tells of others.
     #[inline(never)]
     fn filled(
-        &self,
+        &mut self,
         data: Bound<'py, PyAny>,
+        nbytes: usize,
         class: &Bound<'py, PyAny>,
     ) -> Walked<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
-        let path = new_list_of(self.py, self.path.iter())?;
-        let fill = Hooks::get(self.py)?.fill_holes.bind(self.py);
-        let in_words = !self.unknown_as_dict;
-        let filled = fill.call1((data, path, &self.fillings, class, in_words))?;
-        Ok(filled.extract()?)
+        let py = self.py;
+        // Many nodes may share the data, and each is filled by itself.
+        let Some(room) = self.room.checked_sub(nbytes) else {
+            self.unfilled.clear(); // filling those would not help
+            let reason = "filling in static data that were not saved takes too long: too many nodes \
+                          share large ones; pass a template as target, or unknown=\"dict\" to get \
+                          dicts in their place";
+            return Err(errors::make(py, "TreepackError", (reason,)).into());
+        };
+        self.room = room;
+        let path = new_list_of(py, self.path.iter())?;
+        let fill = Hooks::get(py)?.fill_holes.bind(py);
+        let told = (!self.unknown_as_dict).then_some(self.told);
+        let filled = fill.call1((data, path, &self.fillings, class, told))?;
+        let (data, unfilled): (_, Option<Bound<'py, PyAny>>) = filled.extract()?;
+        if let Some(unfilled) = &unfilled {
+            self.told += unfilled.getattr(intern!(py, "lines"))?.len()?;
+        }
+        Ok((data, unfilled))
     }
 
     /// The tree, or what is wrong with it: unknown types before holes, and holes before what code

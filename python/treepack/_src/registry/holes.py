@@ -234,7 +234,6 @@ class Fillings:
       static: Values by path, or a tree like the saved one.
       by_path: The values, by the parts of their paths.
       types: The types that the program has not registered, by name, once they are looked up.
-      told: The number of holes that are told.
     """
 
     def __init__(self, static: Any):
@@ -244,7 +243,6 @@ class Fillings:
             items = [(key, static[key]) for key in static if isinstance(key, (str, tuple))]
             self.by_path = {tuple(_paths.parts(key)): value for key, value in items}
         self.types: dict[str, list[Any]] | None = None
-        self.told = 0
         self._children: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     @classmethod
@@ -282,7 +280,7 @@ def fill(
     ty: type,
     static_of: StaticOf,
     known: Known,
-    in_words: bool,
+    told: int | None,
 ) -> tuple[Any, Unfilled | None]:
     """Fills the holes in static data of a node.
 
@@ -293,19 +291,21 @@ def fill(
       ty: The type of the node.
       static_of: Returns the static data of a node.
       known: Makes values of types that the program knows.
-      in_words: Whether somebody reads about holes that are left.
+      told: The number of holes that an error already names; `None` if nothing reads about them.
 
     Returns:
       The data, and the holes that are left, in words.
 
     Raises:
-      HoleError: If some are left, unless `in_words`.
+      HoleError: If some are left, and `told` is `None`.
     """
     filling = _Filling(path, fillings or Fillings(None), ty, static_of, known)
     found = filling.fill(value)
-    if filling.missing and not in_words:
+    if not filling.missing:
+        return found, None
+    if told is None:
         raise HoleError("static data were not saved")
-    return found, filling.unfilled() if filling.missing else None
+    return found, filling.unfilled(told)
 
 
 def hole_error(unfilled: list[Unfilled]) -> HoleError:
@@ -340,7 +340,7 @@ def _joined(parts: list[str], separator: str) -> str:
 
 
 class _Filling:
-    """The arguments of `fill`, and the holes without a value so far, with their paths."""
+    """The arguments of `fill`, and the holes without a value so far, with their places in it."""
 
     def __init__(
         self, parts: list[str], fillings: Fillings, ty: type, static_of: StaticOf, known: Known
@@ -350,7 +350,7 @@ class _Filling:
         self.ty = ty
         self.static_of = static_of
         self.known = known
-        self.missing: list[tuple[Hole, str]] = []
+        self.missing: list[tuple[Hole, list[str]]] = []
 
     def fill(self, value: Any) -> Any:
         """Fills the holes that there is a value for."""
@@ -363,7 +363,7 @@ class _Filling:
             found = found or self._in_template(value, inside, self.fillings.static, 0)
             if found is not None:
                 return self._like(found[0], value.name, parts)
-            self.missing.append((value, _paths.text([*self.parts, *inside])))
+            self.missing.append((value, inside))
             return value
         if isinstance(value, tuple):
             return tuple.__new__(type(value), map(self.fill, tuple.__iter__(value)))
@@ -427,27 +427,31 @@ class _Filling:
         found = _inside(static[""], inside) if "" in static else None
         return found or (_inside(node, inside) if inside else None)
 
-    def unfilled(self) -> Unfilled:
-        """Returns the holes that are left, in words."""
+    def unfilled(self, told: int) -> Unfilled:
+        """Returns the holes that are left, in words, after so many that are told already."""
         paths = self.fillings.paths
-        told = Unfilled([], [], [], [])
-        for hole, place in self.missing:
-            self.fillings.told += 1
+        found = Unfilled([], [], [], [])
+        for number, (hole, inside) in enumerate(self.missing, told):
             if hole.name is None:
                 reason = f"were not saved ({hole.what})"
             else:
                 reason = f"are of the type {hole.name!r}, which is not registered"
-                told.names.append(hole.name)
-            told.lines.append(f"at {place}: the static data here {reason}")
-            told.fillings.append(f"{place!r}: {self._text(hole)}")
+                found.names.append(hole.name)
+            if number >= _MOST_TOLD:  # they are only counted
+                found.lines.append("")
+                found.fillings.append("")
+                continue
+            place = _paths.text([*self.parts, *inside])
+            found.lines.append(f"at {place}: the static data here {reason}")
+            found.fillings.append(f"{place!r}: {self._text(hole)}")
             if place in paths:
-                told.hints.append(
+                found.hints.append(
                     f"; the value in static= for {place!r} is not {self._expected(hole)}"
                 )
-            elif self.fillings.told <= _MOST_TOLD:
+            else:
                 near = difflib.get_close_matches(place, paths, n=1)
-                told.hints.extend(f"; is {path!r} in static= meant for {place}?" for path in near)
-        return told
+                found.hints.extend(f"; is {path!r} in static= meant for {place}?" for path in near)
+        return found
 
     def _text(self, hole: Hole) -> str:
         return "..." if hole.field or self.ty is Code else f"{self._expected(hole)} like it"

@@ -228,11 +228,11 @@ def _unknown(names: list[str]) -> UnregisteredTypeError:
 
 
 def fill_holes(
-    static: Any, path: list[str], fillings: _holes.Fillings | None, ty: type, in_words: bool
+    static: Any, path: list[str], fillings: _holes.Fillings | None, ty: type, told: int | None
 ) -> tuple[Any, _holes.Unfilled | None]:
     """Fills the holes in static data of a node; see `holes.fill`."""
     known = _static.known_type
-    return _holes.fill(static, path, fillings, ty, _static_of, known, in_words)
+    return _holes.fill(static, path, fillings, ty, _static_of, known, told)
 
 
 def _static_of(node: Any) -> dict[str, Any]:
