@@ -462,7 +462,7 @@ class Unregistered(enum.IntEnum):
 
 
 @pytest.mark.parametrize(
-    "value", [object(), Unregistered.A, lambda: None, np.str_("a"), object, iter([])]
+    "value", [object(), Unregistered.A, lambda: None, np.void(b"a"), object, iter([])]
 )
 def test_other_static_data_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be saved"):

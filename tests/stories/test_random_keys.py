@@ -1,12 +1,10 @@
 """Random numbers go on where they were."""
 
-import json
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import treepack
 
@@ -37,11 +35,8 @@ def test_typed_and_raw_keys(tmp_path: Path) -> None:
 
 def test_the_generator_of_a_data_loader(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
-    state = generator.bit_generator.state  # integers of 128 bits: no leaves of MessagePack
-    with pytest.raises(OverflowError, match="rng/state/state"):
-        treepack.save(tmp_path / "data.treepack", {"position": 7, "rng": state})
-
-    treepack.save(tmp_path / "data.treepack", {"position": 7, "rng": json.dumps(state)})
+    state = generator.bit_generator.state  # integers of 128 bits
+    treepack.save(tmp_path / "data.treepack", {"position": 7, "rng": state})
     other = np.random.default_rng(1)
-    other.bit_generator.state = json.loads(treepack.load(tmp_path / "data.treepack")["rng"])
+    other.bit_generator.state = treepack.load(tmp_path / "data.treepack")["rng"]
     np.testing.assert_array_equal(other.random(3), generator.random(3))
