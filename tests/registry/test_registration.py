@@ -461,7 +461,9 @@ class Unregistered(enum.IntEnum):
     A = 1
 
 
-@pytest.mark.parametrize("value", [object(), Unregistered.A, lambda: None, object, iter([])])
+@pytest.mark.parametrize(
+    "value", [object(), Unregistered.A, lambda: None, np.void(b"a"), object, iter([])]
+)
 def test_other_static_data_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="cannot be saved"):
         core.encode_value([value])

@@ -35,7 +35,7 @@ def test_typed_and_raw_keys(tmp_path: Path) -> None:
 
 def test_the_generator_of_a_data_loader(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
-    state = generator.bit_generator.state  # has integers of 128 bits
+    state = generator.bit_generator.state  # integers of 128 bits
     treepack.save(tmp_path / "data.treepack", {"position": 7, "rng": state})
     other = np.random.default_rng(1)
     other.bit_generator.state = treepack.load(tmp_path / "data.treepack")["rng"]
