@@ -64,8 +64,8 @@ def cast(source: np.ndarray | np.generic, target: np.ndarray, path: str) -> None
         np.copyto(target, given, casting="unsafe")
     if are_floats:
         return
-    again = target.astype(source.dtype)
-    if np.any(again != source) or np.any((target < 0) != (source < 0)):
+    is_same = (target.astype(source.dtype) == source) & (np.less(target, 0) == np.less(source, 0))
+    if not is_same.all():
         raise TreepackError(
             f"at {path}: integers of {source.dtype.name} do not fit {target.dtype.name}: give a "
             f"template of {source.dtype.name} there"

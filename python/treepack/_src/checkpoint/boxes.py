@@ -17,6 +17,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src import dtypes as _dtypes
+from treepack._src import paths as _paths
 from treepack._src import tasks as _tasks
 from treepack._src.checkpoint.reader import Bounds, LazyArray, Reader, memory_of
 from treepack._src.storage.fetch import Blocks, Range
@@ -181,7 +182,7 @@ class Box:
                 return
             made = np.empty(target.shape, stored)
             self._read_to(shards, made, threads, check)
-            _dtypes.cast(made, target, self.array.path)
+            _dtypes.cast(made, target, _paths.text(self.array.parts))
             return
         if target.size:
             files = self.array.checkpoint
