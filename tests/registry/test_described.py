@@ -352,8 +352,13 @@ def test_metadata() -> None:
     data = treepack.dumps({"w": np.zeros(5000)}, metadata=metadata)
     assert treepack.read_metadata(data) == metadata
     assert treepack.read_metadata(treepack.dumps([])) is None
-    with pytest.raises(TypeError, match="object cannot be saved"):
-        treepack.dumps([], metadata={"a": object()})
+    with pytest.raises(TypeError, match=r"at metadata/a/1/b~1c: .*object cannot be saved"):
+        treepack.dumps([], metadata={"a": (1, {"b/c": object()})})
+
+
+def test_metadata_without_a_form_name_their_place_in_sharded_saves(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"at metadata/a/0: .*object cannot be saved"):
+        treepack.save(tmp_path / "x", {"w": 1}, metadata={"a": [object()]}, sharded=True)
 
 
 def test_with_a_target() -> None:
