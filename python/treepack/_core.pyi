@@ -931,6 +931,7 @@ def assemble(
     convert: Callable[[list[Any]], list[Any]] | None = None,
     everywhere: bool = False,
     unknown_as_dict: bool = False,
+    plain: bool = False,
     placeholders: bool = False,
     static: Any = None,
     absent: Any = None,
@@ -945,6 +946,7 @@ def assemble(
         its dtype was weak, and its sharding or `None`; returns their replacements.
       everywhere: Whether to call `convert` even if there are none: it replaces others in the state.
       unknown_as_dict: Whether nodes of unknown types become dicts.
+      plain: Whether tuples become lists, and nodes of all other types dicts.
       placeholders: Whether the leaves are placeholders, which the code of types cannot use.
       static: Fills the holes of static data; see `registry/holes.py`.
       absent: Stands in the state for parts that were not read. Incomplete containers become dicts

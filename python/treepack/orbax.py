@@ -25,7 +25,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
@@ -33,15 +33,18 @@ from treepack import serialization
 from treepack._src import paths as _paths
 from treepack._src.api.files import abstract, load
 from treepack._src.options import (
-    TIMEOUT_S,
     Arrays,
     Compress,
+    Containers,
+    Missing,
     Replicas,
     Static,
     StorageOptions,
     Strict,
+    Unexpected,
     Unknown,
 )
+from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import check_is_tree
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.content import read_all
@@ -72,6 +75,7 @@ class TreepackHandler(_AsyncHandler):
       align: The alignment of arrays.
       durable: Whether files are on the disk when a step counts as saved.
       threads: The maximum number of threads that copy, sum and compress.
+      restore: How trees are restored where a `TreepackRestore`, if any, says nothing else.
 
     Examples:
       >>> import orbax.checkpoint as ocp, tempfile
@@ -90,8 +94,10 @@ class TreepackHandler(_AsyncHandler):
         align: int = 64,
         durable: bool = True,
         threads: int | None = None,
+        restore: TreepackRestore | None = None,
     ):
         self._how = serialization.writing(locals())
+        self._restore = restore or TreepackRestore()
 
     async def async_save(
         self, directory: Any, args: TreepackSave
@@ -124,12 +130,11 @@ class TreepackHandler(_AsyncHandler):
 
     def restore(self, directory: Any, args: TreepackRestore | None = None) -> Any:
         """Returns the tree in a directory; see `TreepackRestore`."""
-        options = vars(args or TreepackRestore()).copy()
-        return load(os.fspath(directory), options.pop("item"), **options)
+        return restored(directory, args or TreepackRestore(), self._restore)
 
     def metadata(self, directory: Any) -> Any:
         """Returns the tree with the shapes and dtypes of its arrays; see `treepack.abstract`."""
-        return abstract(os.fspath(directory), unknown="dict")
+        return metadata_of(directory, self._restore)
 
     def finalize(self, directory: Any) -> None:
         """Does nothing: the manifest is already written."""
@@ -174,9 +179,13 @@ class TreepackSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """The template to restore, and options of `treepack.load`.
 
+    Options that are `None` are those of the handler (`TreepackHandler(restore=...)`), or else the
+    defaults of `treepack.load`.
+
     Attributes:
       item: A template, whose leaves may be `jax.ShapeDtypeStruct`s with shardings; or `None` for
-        the tree as it was saved.
+        the tree as it was saved. Leaves that are `...` (`PLACEHOLDER` of Orbax) or a bare
+        `object()` stay as they are, and nothing is read for them.
       strict: How the leaves are compared with the template's.
       cast: Whether to cast floats to the dtypes of the template, and integers where no value
         changes.
@@ -191,6 +200,7 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
       replicas: Whether each process reads shards that several have, or one of them does.
       timeout: How long processes wait for each other then.
       unknown: Whether nodes of unregistered types are an error, or dicts.
+      containers: Without a template, `"plain"` returns dicts and lists, as handlers of Orbax do.
       static: The static data that were left out.
 
     Examples:
@@ -204,19 +214,53 @@ class TreepackRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
     """
 
     item: Any = None
-    strict: Strict = True
-    cast: bool = False
+    strict: Strict | None = None
+    cast: bool | None = None
     select: Any = None
     rename: Any = None
-    missing: Literal["error", "target"] = "error"
-    unexpected: Literal["ignore", "error"] | None = None
-    verify: bool = False
-    arrays: Arrays = "saved"
+    missing: Missing | None = None
+    unexpected: Unexpected | None = None
+    verify: bool | None = None
+    arrays: Arrays | None = None
     sharding: Any = None
-    replicas: Replicas = "read"
-    timeout: float = TIMEOUT_S
-    unknown: Unknown = "error"
+    replicas: Replicas | None = None
+    timeout: float | None = None
+    unknown: Unknown | None = None
+    containers: Containers | None = None
     static: Any = None
+
+    def given(self) -> dict[str, Any]:
+        """Returns the options that are not `None`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def restored(directory: Any, args: TreepackRestore, default: TreepackRestore) -> Any:
+    """Returns the tree in a directory, by the options of a call and the defaults of its handler."""
+    own, options = args.given(), default.given()
+    has_item = "item" in own or "item" in options
+    for name in ("static",) if has_item else ("cast", "rename"):
+        options.pop(name, None)  # which is for calls with a template, or without one
+    options |= own
+    item = options.pop("item", None)
+    wanted = {parts: not _is_placeholder(leaf) for parts, leaf in leaves_of(item, ())}
+    if not all(wanted.values()):
+        if () in wanted:
+            return item
+        selected: dict[str, Any] = {}
+        for parts, is_wanted in wanted.items():
+            _paths.put(selected, parts, is_wanted)
+        options.setdefault("select", selected)
+    return load(os.fspath(directory), item, **options)
+
+
+def metadata_of(directory: Any, default: TreepackRestore) -> Any:
+    """Returns the tree with the shapes and dtypes of its arrays, by the defaults of a handler."""
+    containers = default.containers or "saved"
+    return abstract(os.fspath(directory), unknown="dict", containers=containers)
+
+
+def _is_placeholder(leaf: Any) -> bool:
+    return leaf is ... or type(leaf) is object
 
 
 # The name of a step, perhaps with a prefix, while Orbax writes it.

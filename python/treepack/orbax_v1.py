@@ -21,22 +21,24 @@ Examples:
 from __future__ import annotations
 
 import asyncio
-import os
+import dataclasses
 from collections.abc import Awaitable, Generator, Iterable
 from typing import Any
 
 import jax
 import orbax.checkpoint.experimental.v1 as ocp  # type: ignore[import-untyped]
+from orbax.checkpoint.experimental.v1._src.context.context import (  # type: ignore[import-untyped]
+    get_context,
+)
 
 from treepack import serialization
-from treepack._src.api.files import abstract, load
 from treepack._src.options import Compress, Writing
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
 from treepack._src.storage.write import write_small
 from treepack.errors import TreepackError
 from treepack.orbax import TreepackHandler as TreepackV0Handler
-from treepack.orbax import TreepackRestore, TreepackSave, step_of
+from treepack.orbax import TreepackRestore, TreepackSave, metadata_of, restored, step_of
 
 __all__ = ["TreepackHandler", "TreepackRestore", "TreepackSave", "registry"]
 
@@ -60,11 +62,19 @@ class TreepackHandler:
     how: Writing = serialization.writing({})
     """How files are written."""
 
+    restore: TreepackRestore = TreepackRestore()
+    """How trees are loaded where a call says nothing else."""
+
     async def save(self, directory: Any, checkpointable: Any) -> Awaitable[None]:
         """Takes a snapshot of the tree; the result writes it."""
         args = checkpointable
         if not isinstance(args, TreepackSave):
             args = TreepackSave(args)
+        if _option("array.saving.storage_options.dtype") is not None:
+            raise TreepackError(
+                "treepack saves arrays with their dtypes: cast them before, and leave "
+                "array.saving.storage_options.dtype as it is"
+            )
         path = directory.path
         write = ShardedWrite(
             path, args.item, args.metadata, args.static, self.how, snapshot=True, step=step_of(path)
@@ -79,12 +89,21 @@ class TreepackHandler:
         args = abstract_checkpointable
         if not isinstance(args, TreepackRestore):
             args = TreepackRestore(args)
-        options = vars(args).copy()
-        return _Loaded(load(os.fspath(directory), options.pop("item"), **options))
+        if _option("array.loading.enable_padding_and_truncation"):
+            raise TreepackError(
+                "treepack neither pads nor truncates arrays: load them as they are, without "
+                "enable_padding_and_truncation, and do so with jax.numpy"
+            )
+        default = self.restore
+        if _option("pytree.loading.partial_load") and default.unexpected is None:
+            default = dataclasses.replace(default, unexpected="ignore")
+        if _option("array.loading.use_load_and_broadcast") and default.replicas is None:
+            default = dataclasses.replace(default, replicas="broadcast")
+        return _Loaded(restored(directory, args, default))
 
     async def metadata(self, directory: Any) -> Any:
         """Returns the tree with the shapes and dtypes of its arrays; see `treepack.abstract`."""
-        return abstract(os.fspath(directory), unknown="dict")
+        return metadata_of(directory, self.restore)
 
     def is_handleable(self, checkpointable: Any) -> bool:
         """Returns whether a checkpointable is a tree with arrays."""
@@ -94,6 +113,14 @@ class TreepackHandler:
         """Returns whether an abstract checkpointable is a tree with arrays."""
         is_ours = isinstance(abstract_checkpointable, TreepackRestore)
         return is_ours or _has_arrays(abstract_checkpointable)
+
+
+def _option(path: str) -> Any:
+    """Returns an option of Orbax's context, or `None` where this version of Orbax has no such."""
+    found = get_context()
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _has_arrays(tree: Any) -> bool:
@@ -144,6 +171,7 @@ def registry(
     align: int = 64,
     durable: bool = True,
     threads: int | None = None,
+    restore: TreepackRestore | None = None,
 ) -> Any:
     """Returns a registry of handlers, in which treepack's is the one for trees with arrays.
 
@@ -158,6 +186,7 @@ def registry(
       align: The alignment of arrays.
       durable: Whether files are on the disk when a checkpoint counts as saved.
       threads: The maximum number of threads that copy, sum and compress.
+      restore: How trees are loaded where a `TreepackRestore`, if any, says nothing else.
 
     Returns:
       A registry of Orbax.
@@ -172,6 +201,7 @@ def registry(
     """
     own = {
         "how": serialization.writing(locals()),
+        "restore": restore or TreepackRestore(),
         "__module__": __name__,
         "__qualname__": "TreepackHandler",
     }

@@ -319,7 +319,15 @@ def load_from_file(
     how = restoring(strict, copy, threads)
     path = located(filepath, storage_options)
     with naming(path):
-        content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+        try:
+            content = read_whole(
+                path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
+            )
+        except IsADirectoryError as error:
+            error.add_note(
+                "treepack.load reads directories; containers='plain' gives dicts and lists"
+            )
+            raise
         return restore_encoded(target, content, how)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 
@@ -242,3 +243,38 @@ def test_arrays_beside_an_aggregate_are_named(version: str) -> None:
         load_aggregate(GOLDEN / version / "mixed")
     with pytest.raises(FileNotFoundError):
         load_aggregate(GOLDEN)
+
+
+def test_a_handler_has_defaults_for_all_restores(tmp_path: Path) -> None:
+    tree = {"a": (jnp.arange(3), {"n": 1}), "b": optax.ScaleState(), "c": np.ones(2, np.float32)}
+    how = TreepackRestore(containers="plain", cast=True, unexpected="ignore", static={"f": len})
+    handlers = {"default": TreepackHandler(restore=how)}
+    with ocp.CheckpointManager(tmp_path, item_handlers=handlers["default"]) as manager:
+        manager.save(0, args=TreepackSave(tree))
+        manager.wait_until_finished()
+        plain = manager.restore(0)
+        assert type(plain["a"]) is list
+        assert (plain["a"][1], plain["b"]) == ({"n": 1}, {})
+        assert isinstance(plain["a"][0], jax.Array)
+        abstract = manager.item_metadata(0)
+        assert type(abstract["a"]) is list
+        found = manager.restore(0, args=TreepackRestore(containers="saved"))
+        assert type(found["a"]) is tuple
+        template = {"a": (jnp.zeros(3, jnp.uint32), {"n": 0}), "c": np.ones(2, np.float64)}
+        found = manager.restore(0, args=TreepackRestore(template))
+        assert (found["a"][0].dtype, found["c"].dtype) == (jnp.uint32, np.float64)
+        with pytest.raises(MismatchError, match="int32"):
+            manager.restore(0, args=TreepackRestore(template, cast=False))
+
+
+def test_placeholders_of_a_template_are_skipped(tmp_path: Path) -> None:
+    tree = state(1) | {"more": {"x": np.ones(3)}}
+    handler = TreepackHandler()
+    handler.save(tmp_path / "item", TreepackSave(tree))
+    lost = object()
+    template = {"w": ocp.PLACEHOLDER, "opt": (lost, 0), "more": ...}
+    found = handler.restore(tmp_path / "item", TreepackRestore(template))
+    assert found == template | {"opt": (lost, 1)}
+    assert handler.restore(tmp_path / "item", TreepackRestore(...)) is ...
+    chosen = TreepackRestore({"w": np.zeros(1), "opt": (..., 0)}, select="opt/1")
+    assert handler.restore(tmp_path / "item", chosen)["opt"] == (..., 1)

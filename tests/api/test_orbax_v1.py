@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as v0
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
@@ -251,7 +253,6 @@ def test_several_processes(tmp_path: Path) -> None:
 
 
 GIVEN_UP = """
-import gc
 import orbax.checkpoint.experimental.v1 as ocp
 from treepack.orbax_v1 import registry
 
@@ -272,3 +273,33 @@ with ocp.Context(checkpointables_options=options, async_options=at_once):
 @pytest.mark.campaign
 def test_what_one_process_gives_up_is_told_to_others(tmp_path: Path) -> None:
     processes.run(GIVEN_UP, 2, tmp_path)
+
+
+def test_a_registry_has_defaults_and_the_context_is_heeded(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    adam = optax.ScaleByAdamState(jnp.zeros(()), jnp.ones(2), jnp.ones(2))
+    tree = {"w": jnp.ones(3), "opt": (jnp.arange(2), adam)}
+    context = using(restore=TreepackRestore(containers="plain", cast=True))
+    with context:
+        ocp.save(path, tree)
+        assert type(ocp.load(path)["opt"]) is list
+        assert type(ocp.metadata(path).metadata["opt"]) is list
+        template = {"w": ocp.PLACEHOLDER, "opt": (jnp.zeros(2, jnp.uint8), tree["opt"][1])}
+        found = ocp.load(path, template)
+        assert (found["w"], found["opt"][0].dtype) == (..., jnp.uint8)
+    partial = {"w": tree["w"], "opt": (tree["opt"][0], optax.ScaleByScheduleState(jnp.ones(())))}
+    with using(), pytest.raises(MismatchError, match='unexpected="ignore"'):
+        ocp.load(path, partial)
+    context = using()
+    context.pytree.loading.partial_load = True
+    with context:
+        assert ocp.load(path, partial)["opt"][1].count == 0
+    context = using()
+    context.array.loading.enable_padding_and_truncation = True
+    with context, pytest.raises(treepack.TreepackError, match="neither pads nor truncates"):
+        ocp.load(path, tree)
+    context = using()
+    context.array.saving.storage_options.dtype = jnp.bfloat16
+    with context, pytest.raises(treepack.TreepackError, match="cast them before"):
+        ocp.save(tmp_path / "b", tree)
+    gc.collect()  # the coroutines that Orbax leaves, while their warnings are ignored

@@ -352,8 +352,13 @@ def test_metadata() -> None:
     data = treepack.dumps({"w": np.zeros(5000)}, metadata=metadata)
     assert treepack.read_metadata(data) == metadata
     assert treepack.read_metadata(treepack.dumps([])) is None
-    with pytest.raises(TypeError, match="object cannot be saved"):
-        treepack.dumps([], metadata={"a": object()})
+    with pytest.raises(TypeError, match=r"at metadata/a/1/b~1c: .*object cannot be saved"):
+        treepack.dumps([], metadata={"a": (1, {"b/c": object()})})
+
+
+def test_metadata_without_a_form_name_their_place_in_sharded_saves(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"at metadata/a/0: .*object cannot be saved"):
+        treepack.save(tmp_path / "x", {"w": 1}, metadata={"a": [object()]}, sharded=True)
 
 
 def test_with_a_target() -> None:
@@ -588,6 +593,30 @@ def test_encodings_of_flax_are_dicts_and_lists_for_all_verbs(tree: Any, tmp_path
     shapes = treepack.abstract(path)
     assert jax.tree.structure(shapes) == jax.tree.structure(expected)
     assert treepack.read_metadata(path) is None
+
+
+def test_plain_containers_of_files_and_directories(tmp_path: Path) -> None:
+    """What no type here knows is no error, and arrays stay those of jax."""
+    tree = {"t": (jnp.ones(2), [1]), "p": Pair(np.ones(3), {2: "x"}), "s": Struct(1, len), "e": ()}
+    treepack.save(tmp_path / "file", tree)
+    treepack.save(tmp_path / "directory", tree, sharded=True)
+    expected = {"t": [tree["t"][0], [1]], "p": {"0": np.ones(3), "1": {2: "x"}}, "s": {"w": 1}}
+    expected["e"] = []
+    for path in (tmp_path / "file", tmp_path / "directory"):
+        for options in ({}, {"select": "**"}):
+            found = treepack.load(path, containers="plain", **options)
+            assert_same_containers(found, expected)
+            assert isinstance(found["t"][0], jax.Array)
+        shapes = treepack.abstract(path, containers="plain")
+        assert (type(shapes["t"]), shapes["p"]["0"].shape) == (list, (3,))
+    with treepack.open(tmp_path / "file") as file:
+        assert_same_containers(file["t"].load(containers="plain"), expected["t"])
+    assert type(treepack.loads(treepack.dumps((1, 2)), containers="plain")) is list
+    with pytest.raises(IsADirectoryError) as caught:
+        serialization.load_from_file(None, tmp_path / "directory")
+    assert "containers='plain'" in caught.value.__notes__[0]
+    with pytest.raises(ValueError, match="containers must be one of"):
+        treepack.load(tmp_path / "file", containers="dict")  # type: ignore[arg-type]
 
 
 def test_a_record_under_a_damaged_key_is_no_tree_without_a_record() -> None:

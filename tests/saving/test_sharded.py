@@ -456,6 +456,18 @@ def test_it_becomes_one_file(saved: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(treepack.load(path)["w"], W)
 
 
+def test_pointers_of_git_lfs_say_so(checkpoint: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n"
+    for file in [*checkpoint.iterdir()]:
+        before = file.read_bytes()
+        file.write_bytes(pointer)
+        for use in (treepack.load, lambda path: treepack.open(path).load()):
+            with pytest.raises(treepack.TreepackError, match=f"{file.name} is a git-LFS pointer"):
+                use(checkpoint)
+        file.write_bytes(before)  # as `git lfs pull` does
+        treepack.load(checkpoint)
+
+
 def test_what_is_no_checkpoint_says_so(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / shards.MANIFEST).unlink()
     for use in (treepack.load, treepack.open, treepack.verify, treepack.abstract):

@@ -318,7 +318,9 @@ def read_npz(path: str | os.PathLike[str], separator: str, *, max_size: int | No
     except (OSError, MemoryError, _TooLargeError):
         raise
     except Exception as error:  # zipfile and NumPy raise any type here
-        raise DecodeError(f"the file is not of numpy.savez: {error}", path=name) from error
+        raise DecodeError(
+            f"the archive cannot be read as one of numpy.savez: {error}", path=name
+        ) from error
     return State(_nested(flat, separator), None)
 
 

@@ -42,6 +42,9 @@ Arrays = Literal["saved", "numpy", "jax"]
 Unknown = Literal["error", "dict"]
 """Nodes of unregistered types: an error, or dicts of their children."""
 
+Containers = Literal["saved", "plain"]
+"""The containers of a tree without a template: as they were saved, or dicts and lists."""
+
 Missing = Literal["error", "target"]
 """Leaves of a template that the file lacks: an error, or kept from the template."""
 
@@ -76,6 +79,7 @@ _CHOICES = {
     "strict": _values(Strict),
     "arrays": _values(Arrays),
     "unknown": _values(Unknown),
+    "containers": _values(Containers),
     "missing": _values(Missing),
     "unexpected": _values(Unexpected),
     "on_corrupt": _values(OnCorrupt),
@@ -169,6 +173,7 @@ class Reading(_Options):
     sharding: Any = None
     copy: bool | None = None
     unknown: Unknown = "error"
+    containers: Containers = "saved"
     static: Any = None
     threads: int | None = None
     progress: Progress = None
@@ -177,6 +182,7 @@ class Reading(_Options):
         check("strict", self.strict)
         check("arrays", self.arrays)
         check("unknown", self.unknown)
+        check("containers", self.containers)
         if self.dtype is not None:
             self.dtype = float_dtype(self.dtype)
         if self.device is not None and self.sharding is not None:
@@ -283,6 +289,7 @@ class ReadOptions(TypedDict, total=False):
     sharding: Any
     copy: bool | None
     unknown: Unknown
+    containers: Containers
     static: Any
     threads: int | None
     progress: Progress

@@ -28,8 +28,8 @@ use crate::{Error, grow};
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
-    state, record, *, convert=None, everywhere=false, unknown_as_dict=false, placeholders=false, r#static=None,
-    absent=None, at=vec![]
+    state, record, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
+    placeholders=false, r#static=None, absent=None, at=vec![]
 ))]
 #[allow(clippy::too_many_arguments)] // they have names in Python
 pub fn assemble<'py>(
@@ -38,6 +38,7 @@ pub fn assemble<'py>(
     convert: Option<Bound<'py, PyAny>>,
     everywhere: bool,
     unknown_as_dict: bool,
+    plain: bool,
     placeholders: bool,
     r#static: Option<Bound<'py, PyAny>>,
     absent: Option<Bound<'py, PyAny>>,
@@ -71,6 +72,7 @@ pub fn assemble<'py>(
             UNFLATTEN
         },
         unknown_as_dict,
+        plain,
         fillings: r#static.unwrap_or_else(|| py.None().into_bound(py)),
         path: Keys::default(),
         shardings: resolved(py, shardings)?,
@@ -149,6 +151,8 @@ pub(super) struct Assembly<'a, 'py> {
     /// What of a type makes nodes.
     make: &'static str,
     unknown_as_dict: bool,
+    /// Whether containers become dicts and lists.
+    plain: bool,
     /// What fills the holes of static data.
     fillings: Bound<'py, PyAny>,
     /// The keys that lead to the node that is being put together.
@@ -274,14 +278,15 @@ impl<'py> Assembly<'_, 'py> {
         built: Vec<Bound<'py, PyAny>>,
     ) -> Assembled<'py> {
         Ok(match &self.record.nodes[node].0 {
-            Kind::List => {
-                indexed(dict)?;
-                new_list_of(self.py, built)?.into_any()
-            }
-            Kind::Tuple => {
+            Kind::Tuple if !self.plain => {
                 indexed(dict)?;
                 new_tuple_of(self.py, built)?.into_any()
             }
+            Kind::List | Kind::Tuple => {
+                indexed(dict)?;
+                new_list_of(self.py, built)?.into_any()
+            }
+            Kind::Typed(..) if self.plain => dict.clone().into_any(),
             _ if self.unknown.contains(&node) => dict.clone().into_any(),
             Kind::Typed(class, data) => match self.typed(node, *class as usize, data, dict, &built)
             {

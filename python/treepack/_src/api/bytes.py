@@ -14,6 +14,7 @@ from treepack._src.options import (
     Buffer,
     BytesOptions,
     Compress,
+    Containers,
     Device,
     Progress,
     Reading,
@@ -105,6 +106,7 @@ def loads(
     sharding: Any = None,
     copy: bool | None = None,
     unknown: Unknown = "error",
+    containers: Containers = "saved",
     static: Any = None,
     max_size: int | None = None,
     threads: int | None = None,
@@ -128,6 +130,7 @@ def loads(
       sharding: The sharding, or a pytree or function of shardings, likewise.
       copy: Whether arrays of NumPy are copies; `None` returns views where possible.
       unknown: Whether nodes of unregistered types are an error, or dicts (`"dict"`).
+      containers: Whether containers are those that were saved, or dicts and lists (`"plain"`).
       static: The static data that were not saved.
       max_size: The maximum decompressed size in bytes.
       threads: The maximum number of threads.

@@ -21,6 +21,7 @@ from treepack._src.options import (
     TIMEOUT_S,
     Arrays,
     Compress,
+    Containers,
     Device,
     LoadOptions,
     Missing,
@@ -274,6 +275,7 @@ def load(
     copy: bool | None = None,
     mmap: bool = True,
     unknown: Unknown = "error",
+    containers: Containers = "saved",
     static: Any = None,
     max_size: int | None = None,
     threads: int | None = None,
@@ -347,6 +349,9 @@ def load(
       unknown: Whether nodes of types that are not registered here, or had other fields when they
         were saved, or lack static data that are not in `static` either, are an error, or become
         dicts of their children (`"dict"`). It does not matter with a target.
+      containers: Without a target, whether containers are those that were saved, or plain dicts and
+        lists (`"plain"`): tuples become lists, and nodes of all other types dicts of their
+        children, without static data.
       static: The static data that were not saved (see `static` of `save`): a dict by path,
         such as `{"tx": optimizer}`, or a tree like the one that was saved. Not with a target,
         which has them.
@@ -436,6 +441,7 @@ def abstract(
     path_or_data: Openable,
     *,
     unknown: Unknown = "error",
+    containers: Containers = "saved",
     static: Any = None,
     max_size: int | None = None,
     storage_options: StorageOptions = None,
@@ -450,6 +456,7 @@ def abstract(
     Args:
       path_or_data: A file of `save`, the result of `dumps`, or all else that `open` takes.
       unknown: See `load`.
+      containers: See `load`.
       static: See `load`.
       max_size: See `load`.
       storage_options: See `save`.
@@ -468,7 +475,7 @@ def abstract(
     check("unknown", unknown)
     source = resolved(path_or_data, storage_options)
     with naming(source), _opened(source, max_size) as file:
-        return file.abstract(unknown=unknown, static=static)
+        return file.abstract(unknown=unknown, containers=containers, static=static)
 
 
 def read_metadata(

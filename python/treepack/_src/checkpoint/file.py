@@ -18,6 +18,7 @@ from treepack._src.checkpoint.placement import sharing
 from treepack._src.checkpoint.reader import Place, Reader, dtype_and_shape
 from treepack._src.checkpoint.sharded import open_reader
 from treepack._src.options import (
+    Containers,
     PartOptions,
     Sharing,
     StorageOptions,
@@ -200,18 +201,23 @@ class Tree(Mapping[str, Any]):
         with naming(self._place.reader.given), together as group:
             return load_part(self._place, target, selection, how, group)
 
-    def abstract(self, *, unknown: Unknown = "error", static: Any = None) -> Any:
+    def abstract(
+        self,
+        *,
+        unknown: Unknown = "error",
+        containers: Containers = "saved",
+        static: Any = None,
+    ) -> Any:
         """Returns the tree with `jax.ShapeDtypeStruct`s for arrays; see `treepack.abstract`."""
         check("unknown", unknown)
+        check("containers", containers)
         with naming(self._place.reader.given):
             state = self._catalog.read(self._place.value, copy=None, threads=None, abstract=True)
-            record = self._catalog.record
-            if record is None:
-                return state
             return core.assemble(
                 state,
-                record,
+                self._catalog.record,
                 unknown_as_dict=unknown == "dict",
+                plain=containers == "plain",
                 placeholders=True,
                 static=Fillings.of(static),
                 at=self._place.positions(),

@@ -294,7 +294,8 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
     convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
     if target is not None:
         return restore_encoded(target, data, how, convert=convert, in_words=False)
-    if how.dtype is None and how.static is None and how.unknown == "error" and not how.everywhere:
+    is_usual = how.unknown == "error" and how.containers == "saved" and not how.everywhere
+    if is_usual and how.dtype is None and how.static is None:
         # Most trees need nothing of their state.
         found = core.restore_recorded(data, how.copy, how.threads)
         if found is not None:

@@ -49,6 +49,11 @@ from treepack.errors import (
 
 T = TypeVar("T")
 
+# https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md, "The Pointer"
+_POINTER = b"version https://git-lfs"
+_POINTER_BYTES = 1024
+_IS_POINTER = "is a git-LFS pointer: run `git lfs pull` to get the real file"
+
 # The maximum ratio of gzip.
 _MOST_INFLATED = 1032
 
@@ -106,6 +111,8 @@ class ShardedReader(Reader):
                 f"the directory has no {MANIFEST}: {directory_text(source, MANIFEST)}"
             ) from None
         self._data = data
+        if data.startswith(_POINTER):
+            raise DecodeError(f"{MANIFEST} {_IS_POINTER}")
         self.manifest = core.Manifest.decode(data, max_size=max_size)
         self._expected = self.manifest.files
         for name, _, _ in self._expected:
@@ -181,8 +188,11 @@ class ShardedReader(Reader):
         place = joined(self._path, name)
 
         def check_size(found: int) -> None:
-            if found != nbytes:
-                raise CorruptionError(f"{name} has {found} bytes instead of {nbytes}")
+            if found == nbytes:
+                return
+            if found < _POINTER_BYTES and read_all(place).startswith(_POINTER):
+                raise CorruptionError(f"{name} {_IS_POINTER}")
+            raise CorruptionError(f"{name} has {found} bytes instead of {nbytes}")
 
         if self.is_local:  # before its end is read, which would not make sense
             with contextlib.suppress(FileNotFoundError):

@@ -50,6 +50,7 @@ def assembled(
         convert=convert,
         everywhere=how.everywhere,
         unknown_as_dict=how.unknown == "dict",
+        plain=how.containers == "plain",
         static=Fillings.of(how.static),
         absent=absent,
         at=[*at],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import treepack._core as core
+from treepack._src import paths as _paths
 from treepack._src.options import Static, Writing, leaving_out
 from treepack._src.printable import warn
 from treepack._src.pytree.state_dict import leaves_of
@@ -41,7 +42,7 @@ def described_layout(
             max_chunk_size=max_chunk_size,
             overridden=[],
             structure=True,
-            metadata=None if metadata is None else core.encode_value(metadata),
+            metadata=None if metadata is None else _encoded(metadata, "metadata"),
             index=index,
             checksums=checksums,
             snapshot=snapshot,
@@ -55,6 +56,19 @@ def described_layout(
             "save its variables"
         )
     return layout
+
+
+def _encoded(value: Any, path: str) -> bytes:
+    """Encodes metadata; errors name the place in them."""
+    try:
+        return core.encode_value(value)
+    except TypeError as error:
+        is_list = type(value) in (list, tuple)
+        parts = dict(enumerate(value)) if is_list else value if type(value) is dict else {}
+        reason = error
+    for key, part in parts.items():
+        _encoded(part, _paths.join(path, str(key)))
+    raise TypeError(f"at {path}: {reason}") from reason.__cause__
 
 
 def _is_nothing(leaf: Any) -> bool:
