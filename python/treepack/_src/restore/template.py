@@ -448,7 +448,8 @@ def _on_host(leaf: Any) -> Any:
 
 
 def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
-    if type(state) is dict and state:  # of which perhaps nothing is loaded
+    # With a selection, perhaps nothing of it is loaded.
+    if restore.partial is not None and type(state) is dict and state:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)
     if state is ABSENT:
         return restore.keep(target, name)
