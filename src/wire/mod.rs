@@ -21,6 +21,7 @@ pub(crate) const EXT_COMPLEX: i8 = 2;
 /// Extension type of a NumPy scalar; the body is that of an array of shape `[]`.
 pub const EXT_NPSCALAR: i8 = 3;
 /// Extension type of a Python `int` beyond 64 bits: its two's complement, big-endian.
+#[cfg(feature = "python")]
 pub(crate) const EXT_INT: i8 = 73;
 /// Extension type that MessagePack itself reserves for timestamps.
 pub const EXT_TIMESTAMP: i8 = -1;

@@ -31,7 +31,7 @@ use crate::{Error, grow};
     state, record, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
     placeholders=false, r#static=None, absent=None, at=vec![]
 ))]
-#[allow(clippy::too_many_arguments)] // they have names in Python
+#[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn assemble<'py>(
     state: Bound<'py, PyAny>,
     record: Option<&[u8]>,
@@ -45,7 +45,7 @@ pub fn assemble<'py>(
     at: Vec<(u64, u64)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
-    let room = FILLED_BYTES.saturating_add(8 * record.map_or(0, <[u8]>::len));
+    let budget = FILLED_BYTES.saturating_add(8 * record.map_or(0, <[u8]>::len));
     let record = record.map_or_else(|| Ok(Record::plain()), Record::read)?;
     let is_placed = placeholders || convert.is_some();
     let shardings = if is_placed {
@@ -64,7 +64,7 @@ pub fn assemble<'py>(
         with_holes: HashSet::new(),
         unfilled: Vec::new(),
         told: 0,
-        room,
+        room: budget,
         placeholders,
         make: if placeholders {
             "unflatten_abstract"
