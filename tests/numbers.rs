@@ -138,7 +138,7 @@ fn all_kinds_and_lengths_are_read_back() {
 #[test]
 fn any_range_is_decoded_by_itself() {
     let data = &MIXED[..];
-    let mut stream = numbers(&data, 5, 2);
+    let mut stream = numbers(data, 5, 2);
     let indexed = Indexed::open(&stream).unwrap().unwrap();
     let edges = [
         0,
@@ -222,7 +222,7 @@ proptest! {
 #[test]
 fn what_is_before_the_damage_is_salvaged() {
     let data = &MIXED[..];
-    let stream = numbers(&data, 0, 1);
+    let stream = numbers(data, 0, 1);
     for cut in [10, 11, 5000, stream.len() / 2] {
         let (found, damage) = salvage(&stream[..cut].to_vec(), None, &()).unwrap();
         assert!(matches!(damage, Some(Error::GzipTruncated)));
@@ -239,7 +239,7 @@ fn what_is_before_the_damage_is_salvaged() {
 #[test]
 fn no_more_comes_out_than_is_allowed() {
     let data = &MIXED[..];
-    let stream = numbers(&data, 0, 1);
+    let stream = numbers(data, 0, 1);
     let limited = |most| inflate_in_steps(&stream, 0, Some(most), &());
     assert!(limited(data.len()).is_ok());
     for most in [0, BLOCK, data.len() - 1] {
