@@ -130,6 +130,28 @@ def test_all_types_that_are_missing_are_told() -> None:
         assert f"'test_definitions.{ty.__name__}'" in str(caught.value).split("register_auxdata")[1]
 
 
+class Sizes(NamedTuple):
+    rows: int
+
+
+class Route(tuple[Any, ...]):
+    """A subclass of tuple."""
+
+
+def test_the_advice_about_tuples_succeeds() -> None:
+    for value in (Sizes(1), Route((1, 2))):
+        data = treepack.dumps(Layer(1, value))
+        with pytest.raises(
+            treepack.HoleError, match=f"register_auxdata on .*{type(value).__name__}"
+        ):
+            treepack.loads(data)
+        treepack.register_auxdata(type(value))
+        for saved in (data, treepack.dumps(Layer(1, value))):
+            found = treepack.loads(saved).data
+            assert type(found) is type(value)
+            assert found == value
+
+
 def test_a_program_that_registers_their_names_reads_them() -> None:
     data = treepack.dumps(Layer(1, Config(4, Color.BLUE)))
     code = """if True:

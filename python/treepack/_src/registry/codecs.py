@@ -529,7 +529,7 @@ def refusal(value: Any) -> str:
     if has_name or inspect.isroutine(value):
         named = "" if has_name else ", with serialized_name="
         return f"{text}; call treepack.register_function on it{named}, if it is defined once"
-    if isinstance(value, enum.Enum) or dataclasses.is_dataclass(value):
+    if isinstance(value, (enum.Enum, tuple)) or dataclasses.is_dataclass(value):
         return f"{text}; call treepack.register_auxdata on its type"
     bases = (str, bytes, int, float, complex)
     base = next((base.__name__ for base in bases if isinstance(value, base)), "")

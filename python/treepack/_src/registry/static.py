@@ -18,7 +18,7 @@ from typing import Any, TypeVar, overload
 
 from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
-from treepack._src.pytree.containers import fields_of, from_fields
+from treepack._src.pytree.containers import fields_of, from_fields, is_namedtuple
 from treepack._src.registry import codecs as _codecs
 from treepack._src.registry.definitions import (
     AUXDATA,
@@ -78,9 +78,9 @@ def register_auxdata(
 ) -> Any:
     """Registers a type of static data, so that nodes with such data can be saved.
 
-    Enums and dataclasses need no functions: members are written by name, fields by value. Can be
-    used as a decorator, with or without arguments. Types registered with `register_dataclass` or
-    `register_namedtuple` may be static data without this.
+    Enums, dataclasses and subclasses of tuple need no functions: members are written by name,
+    fields and elements by value. Can be used as a decorator, with or without arguments. Types
+    registered with `register_dataclass` or `register_namedtuple` may be static data without this.
 
     Args:
       ty: The type. Subclasses are not covered.
@@ -127,14 +127,16 @@ def register_auxdata(
 
 
 def _by_definition(ty: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Returns functions that encode and decode an enum or a dataclass."""
+    """Returns functions that encode and decode an enum, a dataclass or a subclass of tuple."""
     if issubclass(ty, enum.Enum):
         return member_name, functools.partial(member, ty)
-    if dataclasses.is_dataclass(ty):
+    if dataclasses.is_dataclass(ty) or is_namedtuple(ty):
         return fields_of, functools.partial(from_fields, ty)
+    if issubclass(ty, tuple) and ty is not tuple:
+        return tuple, functools.partial(made_of, ty)
     raise TypeError(
-        f"encode and decode are needed for {default_name(ty)}, which is neither an enum "
-        "nor a dataclass"
+        f"encode and decode are needed for {default_name(ty)}, which is neither an enum nor a "
+        "dataclass nor a subclass of tuple"
     )
 
 
