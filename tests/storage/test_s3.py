@@ -257,7 +257,12 @@ def test_what_is_not_there(server: s3.Server) -> None:
 @pytest.mark.parametrize("status", [401, 403])
 def test_who_may_not_is_told_what_to_do(server: s3.Server, status: int) -> None:
     server.proxy.fault = lambda _: status
-    for work in (treepack.load, treepack.open, lambda *a, **k: treepack.save(a[0], TREE, **k)):
+    for work in (
+        treepack.load,
+        treepack.open,
+        lambda *a, **k: treepack.save(a[0], TREE, **k),
+        checkpoints.latest_checkpoint,
+    ):
         with pytest.raises(PermissionError) as caught:
             work(server.url("forbidden"), storage_options=server.options)  # type: ignore[operator]
         assert "pass storage_options= with" in "".join(caught.value.__notes__)

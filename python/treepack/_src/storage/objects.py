@@ -37,6 +37,9 @@ _CREDENTIALS = {
     "http": ("headers", ""),
 }
 
+# What obstore says of listings that are denied, which are no PermissionDeniedErrors.
+_DENIED = ("401 Unauthorized", "403 Forbidden")
+
 # In errors of requests for credentials to the machine, which has none.
 _ASKS_MACHINE = ("/api/token", "token request", "/meta-data/")
 
@@ -318,9 +321,10 @@ class ObjectStore(Store):
                 told.add_note(self._remedy())
                 raise told from error
             except failures.BaseError as error:
-                if any(asked in str(error) for asked in _ASKS_MACHINE):
+                is_asked = any(asked in str(error) for asked in _ASKS_MACHINE)
+                if is_asked or any(denied in str(error) for denied in _DENIED):
                     told = self._error(PermissionError, errno.EACCES, path)
-                    told.add_note(f"no credentials: {_first_line(error)}")
+                    told.add_note("no credentials: " * is_asked + _first_line(error))
                     told.add_note(self._remedy())
                     raise told from error
                 raise OSError(f"{self._shown(path)}: {_first_line(error)}") from error
