@@ -140,6 +140,7 @@ def into(leaf: Any, **options: Any) -> Callable[[Path], object]:
 # What reads a file with a long key above many leaves.
 READS: dict[str, Callable[[Path], object]] = {
     "load": treepack.load,
+    "arrays": lambda path: treepack.load(path, arrays="jax"),
     "dtype": lambda path: treepack.load(path, dtype="float16"),
     "template": into(jax.ShapeDtypeStruct((1,), np.float32)),
     "exact": into(jax.ShapeDtypeStruct((1,), np.float32), strict="exact"),
@@ -156,6 +157,7 @@ READS: dict[str, Callable[[Path], object]] = {
     ("name", "read"),
     [
         *(("jax", read) for read in READS),
+        ("numpy", "arrays"),
         *(("sharded", read) for read in ("load", "cast", "verify")),
     ],
 )

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import treepack._core as core
-from treepack._src import paths as _paths
 from treepack._src.options import Reading
+from treepack._src.paths import Trail
 from treepack._src.registry.holes import Fillings
 from treepack._src.restore.report import Convert
 
@@ -56,7 +56,7 @@ def assembled(
         at=[*at],
     )
     if how.everywhere and convert is not None and isinstance(tree, np.ndarray):  # the root
-        (tree,) = convert([(_paths.ROOT, None, tree, None, None)])
+        (tree,) = convert([(Trail(), None, tree, None, None)])
     return tree
 
 
@@ -68,10 +68,10 @@ def converting_all(state: Any, convert: Convert) -> Convert:
         others: list[Any] = []
         places: list[tuple[Any, Any]] = []
 
-        def below(value: Any, path: str) -> None:
+        def below(value: Any, path: Trail) -> None:
             named = value.items() if type(value) is dict else enumerate(value)
             for key, child in named:
-                at = _paths.join(path, str(key))
+                at = Trail(path, str(key))
                 if type(child) in (dict, list):
                     below(child, at)
                 elif isinstance(child, np.ndarray) and id(child) not in known:
@@ -79,7 +79,7 @@ def converting_all(state: Any, convert: Convert) -> Convert:
                     places.append((value, key))
 
         if type(state) in (dict, list):
-            below(state, _paths.ROOT)
+            below(state, Trail())
         made = convert([*leaves, *others])
         for (container, key), leaf in zip(places, made[len(leaves) :], strict=True):
             container[key] = leaf
