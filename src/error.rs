@@ -139,6 +139,12 @@ pub enum Error {
         /// Where they are.
         paths: Vec<Path>,
     },
+    /// A file was written to while it was open.
+    #[error(
+        "the file was overwritten in place while it was open: open it again, and let a new file \
+         take its name"
+    )]
+    Overwritten,
     /// An error at a place in the tree.
     #[error("{error} (at {path})")]
     At {

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+#[cfg(target_os = "linux")]
+use std::fs::Metadata;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -211,6 +213,9 @@ pub struct Mapping {
     file: Handle,
     len: usize,
     pages: Option<Mmap>,
+    /// What the system told of the file when it was opened.
+    #[cfg(target_os = "linux")]
+    found: Metadata,
     #[cfg(target_os = "linux")]
     last_cold: LastCold,
 }
@@ -219,7 +224,8 @@ impl Mapping {
     /// Opens the file at `path`, and maps it if that is possible.
     pub fn open(path: &Path) -> Result<Self> {
         let file = open_regular(path)?;
-        let len = usize::try_from(file.metadata()?.len()).map_err(|_| Error::OutOfMemory)?;
+        let found = file.metadata()?;
+        let len = usize::try_from(found.len()).map_err(|_| Error::OutOfMemory)?;
         let mut options = MmapOptions::new();
         options.len(len);
         // Some file systems map privately alone. On Windows, that would take memory for all pages.
@@ -236,8 +242,32 @@ impl Mapping {
             len,
             pages: pages.ok(),
             #[cfg(target_os = "linux")]
+            found,
+            #[cfg(target_os = "linux")]
             last_cold: LastCold(AtomicUsize::new(usize::MAX)),
         })
+    }
+
+    /// Errors if the file was written to since it was opened, as far as its size and time tell.
+    #[cfg(target_os = "linux")]
+    pub fn check_unchanged(&self) -> Result<()> {
+        let Some(file) = self.file.kept() else {
+            return Ok(());
+        };
+        let now = file.metadata()?;
+        let is_same = now.len() == self.found.len() && now.modified()? == self.found.modified()?;
+        if is_same {
+            Ok(())
+        } else {
+            Err(Error::Overwritten)
+        }
+    }
+
+    /// Does nothing: on other systems the file is not kept open.
+    #[cfg(not(target_os = "linux"))]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps)] // as on Linux
+    pub fn check_unchanged(&self) -> Result<()> {
+        Ok(())
     }
 
     /// Begins to read ranges of the file.

@@ -442,6 +442,11 @@ impl Content {
         }
     }
 
+    /// Errors if it is a file that was written to since it was opened.
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.mapping().map_or(Ok(()), |it| it.check_unchanged())
+    }
+
     /// The encoding of a manifest, which has gaps, if it is one.
     pub fn with_gaps(&self) -> Option<&Sparse> {
         match &self.0 {

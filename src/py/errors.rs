@@ -79,7 +79,7 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
         Error::TooLarge { .. } | Error::OutputLimit { .. } | Error::ReservedKey { .. } => {
             make(py, "TreepackError", (message,))
         }
-        Error::Corrupt { .. } => make(py, "CorruptionError", (message,)),
+        Error::Corrupt { .. } | Error::Overwritten => make(py, "CorruptionError", (message,)),
         Error::GzipTruncated => make(py, "GzipTruncatedError", (message,)),
         Error::Gzip(_) => make(py, "GzipCorruptionError", (message,)),
         Error::Payload(error) => match error.downcast::<PyErr>() {

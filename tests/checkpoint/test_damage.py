@@ -301,6 +301,29 @@ def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
             array[100:900]
 
 
+def test_a_file_that_is_overwritten_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    treepack.save(path, {"w": np.ones(1000), "step": 1})
+    with treepack.open(path) as file:
+        array = file["w"]
+        treepack.save(path, {"w": np.zeros(1000), "step": 2})  # which replaces it
+        assert array[0] == np.asarray(array)[0] == file["step"] == 1
+    with treepack.open(path) as file:
+        array = file["w"]
+        path.write_bytes(treepack.dumps({"w": np.ones(10)}))
+        for read in (
+            lambda: array[:10],
+            lambda: np.asarray(array),
+            lambda: file.load(),
+            lambda: file["step"],
+            lambda: treepack.save(tmp_path / "copy", {"w": array}),
+        ):
+            with pytest.raises(treepack.TreepackError, match="model"):
+                read()
+        with pytest.raises(treepack.CorruptionError, match="overwritten in place"):
+            np.asarray(array)
+
+
 def test_an_index_has_nothing_between_leaves_and_record_but_containers(tmp_path: Path) -> None:
     """Where the key of the record is another one, part of it is not before the record."""
     treepack.save(tmp_path / "saved", {"a": 1, "b": 2})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import gc
 import inspect
 import operator
 import subprocess
@@ -613,3 +614,19 @@ def test_nodes_that_only_a_template_can_make() -> None:
     assert found["a"][0] == 1
     with pytest.raises(treepack.errors.HoleError, match=r"at a: .*Listing"):
         treepack.loads(data)
+
+
+def test_types_are_freed_with_the_program_that_made_them() -> None:
+    for make in (
+        lambda: collections.namedtuple("Gone", "x y"),
+        lambda: dataclasses.make_dataclass("Gone", ["x", "y"]),
+    ):
+        ty: Any = make()
+        value = {"p": ty(np.ones(2), 2)}
+        treepack.dumps(value)
+        treepack.serialization.to_bytes(value)
+        treepack.loads(treepack.dumps(value), value)
+        gone = weakref.ref(ty)
+        del ty, value
+        gc.collect()
+        assert gone() is None

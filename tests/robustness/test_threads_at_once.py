@@ -213,23 +213,15 @@ def test_what_was_found_before_another_thread_registers_is_not_kept(
         b: Any
 
     name = names.default_name(Pair)
-    describe = unregistered._describe
+    by_name = unregistered.TYPES.by_name
 
-    def meanwhile(ty: Any, kind: Any) -> Any:
-        monkeypatch.setattr(unregistered, "_describe", describe)
-        found = describe(ty, kind)
-        by_name = unregistered.TYPES.by_name
+    def and_then(name: str) -> Any:
+        monkeypatch.setattr(unregistered.TYPES, "by_name", by_name)
+        free = by_name(name)
+        treepack.register_namedtuple(Other, serialized_name=name)  # as another thread
+        return free
 
-        def and_then(name: str) -> Any:
-            monkeypatch.setattr(unregistered.TYPES, "by_name", by_name)
-            free = by_name(name)
-            treepack.register_namedtuple(Other, serialized_name=name)  # as another thread
-            return free
-
-        monkeypatch.setattr(unregistered.TYPES, "by_name", and_then)
-        return found
-
-    monkeypatch.setattr(unregistered, "_describe", meanwhile)
+    monkeypatch.setattr(unregistered.TYPES, "by_name", and_then)
     assert unregistered.unregistered(Pair, NAMEDTUPLE) is not None
     assert treepack.registered_types()[name] is Other
     assert unregistered.unregistered(Pair, NAMEDTUPLE) is None

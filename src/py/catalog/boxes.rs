@@ -101,7 +101,8 @@ impl Catalog {
         let read = |memory: &mut [MaybeUninit<u8>]| {
             array.read_runs(source, runs, memory, threads, || watcher.check())
         };
-        fill(&read).map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))
+        let done = fill(&read).and_then(|()| self.content.get().check_unchanged());
+        done.map_err(|error| self.at(py, watcher.explain(error, PyErr::from), value))
     }
 }
 

@@ -254,6 +254,7 @@ impl Catalog {
         } else {
             copy.into()
         };
+        self.content.get().check_unchanged()?;
         let mut parts = self.parts(py, value, copy, threads)?;
         let read = self.value(value, selection, &mut parts);
         let read = read.and_then(|read| parts.finish().map(|()| read));

@@ -7,8 +7,9 @@ registered the name.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from treepack._src.interop.jax import is_node_type
@@ -19,24 +20,27 @@ from treepack._src.pytree.containers import (
     fields_of,
     with_attributes,
 )
-from treepack._src.pytree.kinds import PYTREE, is_plain_namedtuple
-from treepack._src.registry.fields import Fields
+from treepack._src.pytree.kinds import is_plain_namedtuple
+from treepack._src.registry.fields import Fields, dataclass_fields
 from treepack._src.registry.jax_nodes import encode_auxdata, jax_node_type, namedtuple_type
 from treepack._src.registry.libraries import find, library_name
 from treepack._src.registry.names import default_name
 from treepack._src.registry.types import TYPES, NodeType, check_children
 
-# Types by their registration with JAX, which cannot change. Threads may find the same at once, here
-# and in `_found`.
+# Nodes of JAX, which holds their types as well. Threads may find the same at once, here and in
+# `_found`.
 _known: weakref.WeakKeyDictionary[type, NodeType] = weakref.WeakKeyDictionary()
 
 
 class _Found(NamedTuple):
-    """The description of a type, as long as its kind and the registered names are the same."""
+    """How to describe a type, as long as its kind and the registered names are the same.
+
+    It does not hold the type, which the program may drop.
+    """
 
     kind: NodeKind
     changes: int
-    node_type: NodeType | None
+    describe: Callable[[type], NodeType | None]
 
 
 _found: weakref.WeakKeyDictionary[type, _Found] = weakref.WeakKeyDictionary()
@@ -50,28 +54,41 @@ def unregistered(ty: type, kind: NodeKind) -> NodeType | None:
       another type, which would take them.
     """
     found = _found.get(ty)
-    if found is not None and found.kind is kind and found.changes == TYPES.changes:
-        return found.node_type
-    changes = TYPES.changes  # before anything is looked up: others may register meanwhile
-    older = TYPES.older(ty)
-    node_type = _describe(ty, kind) if older is None else older[1]
-    if older is None and node_type is not None and TYPES.by_name(node_type.name) is not None:
-        node_type = None
-    _found[ty] = _Found(kind, changes, node_type)
-    return node_type
+    if found is None or found.kind is not kind or found.changes != TYPES.changes:
+        changes = TYPES.changes  # before anything is looked up: others may register meanwhile
+        older = TYPES.older(ty)
+        if older is not None:
+            return older[1]
+        found = _Found(kind, changes, _describing(ty, kind))
+        _found[ty] = found
+    return found.describe(ty)
 
 
-def _describe(ty: Any, kind: NodeKind) -> NodeType | None:
-    if ty in _known:
-        return _known[ty]
-    name = library_name(ty) or default_name(ty)
+def _describing(ty: type, kind: NodeKind) -> Callable[[type], NodeType | None]:
+    """Returns a function that describes a type, and does not hold it."""
+    name = _name_of(ty)
+    if TYPES.by_name(name) is not None:
+        return lambda _: None
     if kind is NAMEDTUPLE:
-        _known[ty] = namedtuple_type(ty, name)
-    elif is_node_type(ty):
-        _known[ty] = jax_node_type(ty, name, Fields.of(ty))
-    elif kind is DATACLASS:
-        return _dataclass_type(ty, name)  # JAX may know it later
-    return _known.get(ty)
+        return functools.partial(namedtuple_type, name=name)
+    if is_node_type(ty):
+        return _described
+    if kind is DATACLASS:  # JAX may know it later
+        static = [it.name for it in dataclass_fields(ty) if it.metadata.get("static")]
+        names = [it.name for it in dataclass_fields(ty) if it.name not in static]
+        return functools.partial(_dataclass_type, name=name, names=names, static=static)
+    return lambda _: None
+
+
+def _name_of(ty: type) -> str:
+    return library_name(ty) or default_name(ty)
+
+
+def _described(ty: type) -> NodeType:
+    """Describes a node of JAX."""
+    if ty not in _known:
+        _known[ty] = jax_node_type(ty, _name_of(ty), Fields.of(ty))
+    return _known[ty]
 
 
 def of_library(name: str) -> NodeType | None:
@@ -79,13 +96,13 @@ def of_library(name: str) -> NodeType | None:
     ty = find(name)
     if ty is None:
         return None
-    return TYPES.entry_of(ty) or _describe(ty, NAMEDTUPLE if is_plain_namedtuple(ty) else PYTREE)
+    if (known := TYPES.entry_of(ty)) is not None:
+        return known
+    return namedtuple_type(ty, name) if is_plain_namedtuple(ty) else _described(ty)
 
 
-def _dataclass_type(ty: Any, name: str) -> NodeType:
+def _dataclass_type(ty: type, *, name: str, names: list[str], static: list[str]) -> NodeType:
     """Describes a dataclass that JAX does not know, as `register_dataclass` would."""
-    static = [field.name for field in dataclasses.fields(ty) if field.metadata.get("static")]
-    names = [field.name for field in dataclasses.fields(ty) if field.name not in static]
 
     def flatten_node(node: Any) -> tuple[bytes, dict[str, Any]]:
         fields = fields_of(node)
