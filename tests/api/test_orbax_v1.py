@@ -253,6 +253,7 @@ def test_several_processes(tmp_path: Path) -> None:
 
 
 GIVEN_UP = """
+import gc
 import orbax.checkpoint.experimental.v1 as ocp
 from treepack.orbax_v1 import registry
 
