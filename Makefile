@@ -68,7 +68,7 @@ test:
 ## make test-all      everything, with more examples; campaigns of faults, kills and large arrays; other systems; docs
 test-all:
 	$(call at_once,$(VENV)/.built $(VENV)/.packages)
-	$(call at_once,test-python TIER=all test-rust lint types-all lint-rust-core)
+	$(call at_once,TIER=all test-python test-rust lint types-all lint-rust-core)
 	$(call at_once,docs check-targets)
 
 ## make lint          formatting and lints of both languages, types, workflows, licences
@@ -121,18 +121,20 @@ licenses:
 	$(PYTHON) tools/third_party.py
 
 # The parts of `make test`. A process for each core, each with jax and a gigabyte of memory.
-TIER_all := -m '' --hypothesis-profile=all --durations=40
+TIER := quick
+TIER_all := -m '' --hypothesis-profile=all --durations=40 --junitxml=target/tests.xml
+CASES_quick := PROPTEST_CASES=32
 test-python: $(VENV)/.testable $(VENV)/.packages
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(TIER_$(TIER))
 
 test-rust:
-	$(call aloud,Builds and runs the tests of Rust.,MAKEFLAGS= cargo test --quiet)
+	$(call aloud,Builds and runs the tests of Rust.,MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet)
 
 lint-rust: $(VENV)/.made
 	@cargo fmt --check
-	$(call aloud,Lints Rust.,PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --all-targets --features python -- -D warnings)
+	$(call aloud,Lints Rust.,PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings)
 
-# Without Python some parts are not used.
+# Tests, benchmarks and examples; without Python some parts of the core are not used.
 lint-rust-core:
 	$(call aloud,Lints the core without Python.,cargo clippy --quiet --all-targets -- -D warnings)
 

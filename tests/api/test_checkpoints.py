@@ -280,6 +280,7 @@ for shard in found["w"].addressable_shards:
 """
 
 
+@pytest.mark.campaign
 def test_several_processes_at_a_url(tmp_path: Path) -> None:
     processes.run(SEVERAL_AT_A_URL, 2, tmp_path, devices=2)
     assert checkpoints.available_steps(f"local://{tmp_path}/series") == [1, 4, 5]

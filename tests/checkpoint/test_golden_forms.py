@@ -66,6 +66,7 @@ def test_streams_are_read_leaf_by_leaf() -> None:
         assert_same(found[path] if np.ndim(leaf) == 0 else np.asarray(found[path]), leaf)
 
 
+@pytest.mark.campaign
 def test_the_same_bytes_are_written_again(tmp_path: Path) -> None:
     """Who changes what is written keeps these files, and adds others. zlib may change, too."""
     # In a process of its own: other tests register types of libraries under other names.

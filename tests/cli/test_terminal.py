@@ -19,6 +19,7 @@ from commands import call, refused
 from treepack._cli import output
 
 
+@pytest.mark.campaign
 def test_pipes_and_completion(folder: Path) -> None:
     command = f"{sys.executable} -m treepack ls --flat many | head -n 1"
     treepack.save("many", {f"{index:05}": index for index in range(20_000)})

@@ -104,6 +104,7 @@ finally:
 """
 
 
+@pytest.mark.campaign
 def test_memory_that_changes_while_it_is_parsed_is_read_or_refused():
     subprocess.run([sys.executable, "-c", CHANGING], check=True, timeout=1800)
 

@@ -448,7 +448,7 @@ def test_a_call_that_fails_leaves_the_old_or_the_new(
 
 
 @is_traced
-@tiers.parametrize("kind", SAVES, quick={"file"})
+@tiers.parametrize("kind", SAVES, quick=0)
 def test_a_full_disk_leaves_the_old_or_the_new(kind: str, tracer: Path, tmp_path: Path) -> None:
     call = f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), [it.FULL])"
     print(*run(tracer, tmp_path, call)[0].splitlines()[-1:])
@@ -460,6 +460,7 @@ def test_file_systems_may_lack_calls(tracer: Path, tmp_path: Path) -> None:
     run(tracer, tmp_path, "refuse_some(pathlib.Path(sys.argv[1]))")
 
 
+@pytest.mark.campaign
 @is_traced
 def test_stores_need_no_dev_fd(tracer: Path, tmp_path: Path) -> None:
     run(tracer, tmp_path, "save_without_dev_fd()")
@@ -484,7 +485,7 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new(kind: str, tmp_path:
 
 @is_traced
 @tiers.parametrize("where", ["", "new/and/newer"], ids=["over", "new"])
-@tiers.parametrize("kind", SAVES, quick={"file", "directory"})
+@tiers.parametrize("kind", SAVES, quick={"file"})
 def test_power_is_lost(kind: str, where: str, tracer: Path, tmp_path: Path) -> None:
     _, log = run(tracer, tmp_path, f"log_one({kind!r}, pathlib.Path(sys.argv[1]), {where!r})")
     disk = Disk(str(tmp_path / "inside"), tmp_path / "before")

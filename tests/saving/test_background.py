@@ -98,6 +98,7 @@ for sharded in (False, True):
 """
 
 
+@pytest.mark.campaign
 def test_arrays_on_several_devices_may_be_donated(tmp_path: Path) -> None:
     processes.run(DONATED, 1, tmp_path / "model", devices=8)
 
@@ -405,6 +406,7 @@ at_each_step(saving if kind == "sharded" else waiting, work, handler, every=int(
 @tiers.parametrize(
     ("kind", "every"),
     [*(("file", 11), ("manager", 7), ("sharded", 97)), ("file", 1), ("manager", 1), ("sharded", 1)],
+    quick=0,
 )
 def test_a_signal_handler_may_save_at_any_time(tmp_path: Path, kind: str, every: int) -> None:
     processes.run(HANDLED, 1, kind, tmp_path / "x", Path(__file__).parents[1] / "support", every)

@@ -152,6 +152,7 @@ def test_what_is_cut_on_its_way(
         server.shutdown()
 
 
+@pytest.mark.campaign
 def test_where_nothing_can_be_written(server: str) -> None:
     with pytest.raises(OSError, match=f"{server}/new: .* 501 Not Implemented"):
         treepack.save(f"{server}/new", {"a": 1})
