@@ -60,7 +60,7 @@ demo:
 	$(call at_once,$(VENV)/.built $(VENV)/.packages)
 	$(BIN)/python examples/demo.py
 
-## make test          every behaviour once: Rust, Python, lint, types; three minutes on two cores after `make demo`
+## make test          every behaviour once: Rust, Python, lint, types; four minutes on two cores, six the first time
 test:
 	$(call at_once,$(VENV)/.testable $(VENV)/.packages)
 	$(call at_once,test-python test-rust lint)
