@@ -72,8 +72,8 @@ impl From<Error> for Failed {
 }
 
 impl ShardedArray {
-    /// The array at a place, whose shards are in the files with these numbers; those of the host are
-    /// not below a key of their own. `None` if there are fewer files than shards.
+    /// The array at a place, with the number of the file of each shard. An array of the host has no key
+    /// of its own above its one shard. `None` if there are fewer files than shards.
     pub fn new(
         grid: ShardGrid,
         files: FileNumbers,
@@ -125,7 +125,7 @@ impl ShardedArray {
         }
     }
 
-    /// What is in a file where the array is in the tree.
+    /// The value of a file at the path of the array.
     fn around(&self, catalog: &Catalog, watch: &dyn Watch) -> Result<Option<usize>> {
         let (tree, value) = &self.place;
         catalog.find(0, tree.keys_to(*value)?, watch)
@@ -238,7 +238,7 @@ impl ShardBox {
         mut found: impl FnMut(usize, Option<usize>, &ShardPart) -> Result<()>,
     ) -> std::result::Result<(), Failed> {
         let array = &*self.array;
-        // What is at the place of the array, once somebody has looked.
+        // The value at the path of the array in each file that was searched.
         let mut around = grow::filled(None::<Option<usize>>, files.len())?;
         let mut name = String::new();
         let (mut at, mut until_check) = (0, CHECK_SHARDS);

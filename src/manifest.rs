@@ -277,8 +277,8 @@ impl Manifest {
 
     /// The encoding, of which the bytes in gaps are not there.
     ///
-    /// What is compressed of it has at most `max_size` bytes, or else a hundred times as many as when
-    /// it is compressed, and 1 MiB.
+    /// The decompressed skeleton has at most `max_size` bytes; by default, a hundred times its
+    /// compressed bytes and 1 MiB.
     pub fn encoding(&self, max_size: Option<usize>) -> Result<Sparse> {
         let bytes = self.inflated(max_size)?;
         let (mut len, mut there) = (0_usize, 0_usize);
@@ -336,7 +336,7 @@ impl Manifest {
     }
 }
 
-/// How many bytes so many may be decompressed to, if the caller says nothing.
+/// The default limit of the decompressed bytes of a skeleton of `nbytes` compressed bytes.
 fn most_inflated(nbytes: usize) -> usize {
     nbytes.saturating_mul(100).saturating_add(1 << 20)
 }

@@ -5,6 +5,7 @@ PYTHON=${PYTHON:-python3}
 case ${OS:-} in Windows_NT) scripts=Scripts ;; *) scripts=bin ;; esac
 bin=$PWD/.venv/$scripts
 target=${CARGO_TARGET_DIR:-target}
+case $target in /*) ;; *) target=$PWD/$target ;; esac
 
 # need built|testable: has make bring treepack and the packages of the tests up to date.
 need() { make --no-print-directory ".venv/.$1" .venv/.packages; }

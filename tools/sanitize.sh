@@ -6,7 +6,6 @@
 . "$(dirname "$0")/common.sh"
 root=$PWD
 host=$(host)
-case $target in /*) ;; *) target=$root/$target ;; esac
 reports=$target/reports
 
 # sanitized PART [--about REGEX] NAME COMMAND...: runs a command, and says in a line what that was.

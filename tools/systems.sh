@@ -6,7 +6,6 @@
 #                               every public name, with jax; apt downloads Python to target/aarch64
 #   systems test-windows        the core under wine (Debian: gcc-mingw-w64-x86-64, wine)
 . "$(dirname "$0")/common.sh"
-case $target in /*) ;; *) target=$PWD/$target ;; esac
 
 # The targets of packages, and the one of the tests under wine. Zig is the C compiler of all.
 check_targets() {

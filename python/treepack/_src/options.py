@@ -388,7 +388,7 @@ def progress_bar(progress: Progress, title: str) -> Iterator[Callable[[int, int]
 
 
 class LeavingOut:
-    """What one save leaves out.
+    """The static data and code that one save leaves out.
 
     Attributes:
       static: Which static data without a form are left out.

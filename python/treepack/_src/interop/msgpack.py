@@ -1,7 +1,7 @@
-"""Extension types of msgpack that are not flax's: large integers, and those of others.
+"""Extension types of msgpack beside flax's: large integers, and types of other programs.
 
-Those of others become the objects of msgpack for Python. Where that package is not installed, a
-tuple of the same fields takes their place.
+Types of other programs become the objects of msgpack for Python. Where that package is not
+installed, a tuple of the same fields takes their place.
 """
 
 from __future__ import annotations

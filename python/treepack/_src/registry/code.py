@@ -35,7 +35,10 @@ _DEFINITIONS = (
 
 _PLAIN = frozenset({str, bytes, int, float, bool, complex, type(None), types.FunctionType})
 
-_METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+_BOUND = (
+    *(functools.partial, types.MethodType),
+    *(types.BuiltinMethodType, types.MethodWrapperType),
+)
 
 
 def is_code(value: Any) -> bool:
@@ -93,10 +96,8 @@ def _parts(value: Any) -> Iterable[Any] | None:
     ty = type(value)
     if value is None or isinstance(value, _DEFINITIONS) or flax.is_linen_module(value):
         return ()
-    if isinstance(value, functools.partial):
-        return value.func, *value.args, *value.keywords.values()
-    if isinstance(value, _METHODS):
-        return (value.__self__,)
+    if isinstance(value, _BOUND):
+        return _bound(value)
     if is_array(value):
         return None
     if kind_of(value) is not None:
@@ -111,6 +112,13 @@ def _parts(value: Any) -> Iterable[Any] | None:
     ):
         return ()
     return _attributes(value) if _has_all_in_attributes(ty) else None
+
+
+def _bound(value: Any) -> tuple[Any, ...]:
+    """Returns the objects that a partial function or a method is bound to."""
+    if isinstance(value, functools.partial):
+        return value.func, *value.args, *value.keywords.values()
+    return (value.__self__,)
 
 
 def _has_all_in_attributes(ty: type) -> bool:
@@ -138,10 +146,8 @@ def _held(value: Any) -> Iterable[Any]:
         return ()
     if flax.is_graph_definition(value):
         return ()
-    if isinstance(value, functools.partial):
-        return value.func, *value.args, *value.keywords.values()
-    if isinstance(value, _METHODS):
-        return (value.__self__,)
+    if isinstance(value, _BOUND):
+        return _bound(value)
     if flax.is_linen_module(value):
         return [part for name, part in vars(value).items() if name != "_state"]
     items: Iterable[Any] = ()

@@ -428,7 +428,7 @@ class _Filling:
         return found or (_inside(node, inside) if inside else None)
 
     def unfilled(self, told: int) -> Unfilled:
-        """Returns the holes that are left, in words, after so many that are told already."""
+        """Describes the holes that are left; an error already names `told` others."""
         paths = self.fillings.paths
         found = Unfilled([], [], [], [])
         for number, (hole, inside) in enumerate(self.missing, told):

@@ -18,7 +18,6 @@ import secrets
 import socket
 import threading
 import time
-import warnings
 import weakref
 import zlib
 from collections.abc import Iterable, Sequence
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 
 import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.printable import warn
 from treepack._src.saving.lease import FILE as LEASE
 from treepack._src.saving.lease import BusyError, Lease, utc
 from treepack._src.storage.content import open_parts, read_all
@@ -392,11 +392,9 @@ class RemoteDirectory(Directory):
 def warn_of_kept(paths: Sequence[str]) -> None:
     """Warns of files that could not be deleted after a save, which stands."""
     more = f" and {len(paths) - _MOST_NAMES} more" if len(paths) > _MOST_NAMES else ""
-    warnings.warn(
+    warn(
         "the save is complete, but there is no permission to delete what it replaces: "
-        f"{', '.join(map(shown, paths[:_MOST_NAMES]))}{more}; delete it yourself",
-        UserWarning,
-        stacklevel=2,
+        f"{', '.join(map(shown, paths[:_MOST_NAMES]))}{more}; delete it yourself"
     )
 
 
