@@ -56,7 +56,7 @@ def test_the_table_has_each_block() -> None:
 def test_the_table_names_tests_that_are_there() -> None:
     files = [
         path
-        for pattern in ("src/**/*.rs", "tests/*.rs", "tests/**/*.py")
+        for pattern in ("src/**/*.rs", "tests/**/*.rs", "tests/**/*.py")
         for path in ROOT.glob(pattern)
     ]
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)

@@ -95,8 +95,11 @@ def fails(name: str, root: Path) -> bool:
     for path in sorted(root.glob("tests/**/*.py")):
         if re.search(rf"^def {name}\(", path.read_text(encoding="utf-8"), re.MULTILINE):
             return not succeeds([sys.executable, "-m", "pytest", "-xq", f"{path}::{name}"], root)
-    of_files = [it for it in root.glob("tests/*.rs") if f"fn {name}(" in it.read_text("utf-8")]
-    where = ["--test", of_files[0].stem] if of_files else ["--lib"]
+    programs = {"core": root.glob("tests/core/*.rs"), "out_of_memory": root.glob("tests/out*.rs")}
+    where = ["--lib"]
+    for program, files in programs.items():
+        if any(f"fn {name}(" in file.read_text("utf-8") for file in files):
+            where = ["--test", program]
     command = ["cargo", "test", "--quiet", *where]
     subprocess.run([*command, "--no-run"], cwd=root, check=True)
     return not succeeds([*command, name], root)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 
 ARRAYS = {
@@ -46,7 +47,7 @@ UNARY = [
 ]
 
 
-@pytest.fixture(params=["file", "sharded", "gzip"])
+@pytest.fixture(params=tiers.params(["file", "sharded", "gzip"]))
 def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[treepack.File]:
     tree = {name: np.asarray(array) for name, array in ARRAYS.items()}
     kind = request.param

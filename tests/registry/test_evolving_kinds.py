@@ -20,6 +20,7 @@ import pytest
 from flax import nnx
 from jax.tree_util import GetAttrKey
 
+import tiers
 import treepack
 
 NAME = "tests.kinds.Evolving"
@@ -215,7 +216,7 @@ def values_of(node: Any, *fields: Fields) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(params=["bytes", "file", "gzip", "numbers", "directory"])
+@pytest.fixture(params=tiers.params(["bytes", "directory", "file", "gzip", "numbers"], quick=2))
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Any], Any]:
     def save(tree: Any) -> Any:
         if request.param == "bytes":

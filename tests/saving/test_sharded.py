@@ -433,21 +433,17 @@ def test_flax_reads_each_file(saved: Path) -> None:
 
 
 def test_it_becomes_one_file(saved: Path, tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from treepack._cli import app
+    from commands import call
 
     target = tmp_path / "model.treepack"
-    done = CliRunner().invoke(app, ["convert", str(saved), str(target)])
-    assert done.exit_code == 0, done.output
+    call("convert", str(saved), str(target))
     assert treepack.verify(target).ok
     assert treepack.read_metadata(target) == {"step": 3}
     ours, theirs = treepack.load(saved, arrays="numpy"), flax.msgpack_restore(target.read_bytes())
     np.testing.assert_array_equal(theirs["params"]["t"], W.T)
     assert treepack.dumps(ours) == treepack.dumps(treepack.load(target, arrays="numpy"))
-    for command in (["ls", str(saved)], ["verify", str(saved)], ["diff", str(saved), str(target)]):
-        done = CliRunner().invoke(app, command)
-        assert done.exit_code == 0, done.output
+    for command in (("ls", saved), ("verify", saved), ("diff", saved, target)):
+        call(*map(str, command))
     # And back, without memory for it: arrays of an open checkpoint are leaves.
     with treepack.open(saved) as file:
         treepack.save(tmp_path / "again", dict(file["params"]), sharded=True)
@@ -528,45 +524,42 @@ def change_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> N
 
 # With no more memory than jax and NumPy need.
 LITTLE_MEMORY = """
-import resource, sys
-import jax, numpy, treepack
+import resource
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), -1))
-path = sys.argv[1]
-for use in (
-    treepack.load, treepack.abstract, treepack.read_metadata, treepack.verify, treepack.open,
-    lambda path: treepack.load(path, select="**"),
-    lambda path: list(treepack.open(path, salvage=True).leaves()),
-):
-    try:
-        use(path)
-    except treepack.DecodeError as error:
-        assert "bytes are missing that are not those of an array" in str(error), error
+for path in args:
+    for use in (
+        treepack.load, treepack.abstract, treepack.read_metadata, treepack.verify, treepack.open,
+        lambda path: treepack.load(path, select="**"),
+        lambda path: list(treepack.open(path, salvage=True).leaves()),
+    ):
+        try:
+            use(path)
+        except treepack.DecodeError as error:
+            assert "bytes are missing that are not those of an array" in str(error), error
 """
 
 
-@pytest.mark.parametrize(
-    "skeleton",
-    [
+def test_nothing_but_arrays_is_in_gaps(tmp_path: Path) -> None:
+    for skeleton in (
         b"\xdd\xff\xff\xff\xff",  # a list of what would be in the gap
         b"\x82\xa1w\xdd\xff\xff\xff\xff",
         b"\x81\xa1w\xc6\xff\xff\xff\xff",  # bytes
         b"\x81\xa1w\xdb\xff\xff\xff\xff",  # text
         b"\x81\xa1w\xcf",  # an integer
         b"\x81\xac__treepack__\xc6\xff\xff\xff\xff",
-    ],
-    ids=repr,
-)
-def test_nothing_but_arrays_is_in_gaps(tmp_path: Path, skeleton: bytes) -> None:
-    record = {
-        "version": 1,
-        "files": [["file", 1 << 40, 0]],
-        "arrays": [[[1], [0], False]],
-        "holes": [[len(skeleton), 1 << 40, 0]],
-        "skeleton": zlib.compress(skeleton),
-    }
-    (tmp_path / shards.MANIFEST).write_bytes(sealed_manifest(record))
-    subprocess.run([sys.executable, "-c", LITTLE_MEMORY, tmp_path], check=True, timeout=100)
+    ):
+        record = {
+            "version": 1,
+            "files": [["file", 1 << 40, 0]],
+            "arrays": [[[1], [0], False]],
+            "holes": [[len(skeleton), 1 << 40, 0]],
+            "skeleton": zlib.compress(skeleton),
+        }
+        folder = tmp_path / skeleton.hex()
+        folder.mkdir()
+        (folder / shards.MANIFEST).write_bytes(sealed_manifest(record))
+    processes.run(LITTLE_MEMORY, 1, *tmp_path.iterdir())
 
 
 def test_gaps_are_as_large_as_the_files(checkpoint: Path) -> None:

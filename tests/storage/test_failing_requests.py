@@ -261,8 +261,9 @@ def loaded(
     return len(server.proxy.requests)
 
 
-def try_all(use: Callable[[Any, int], int], first: int, *, every: bool) -> None:
-    """Lets each request of a use fail; `use` takes a plan, and the number of retries."""
+def try_all(use: Callable[[Any, int], int], first: int) -> None:
+    """Lets each request of a use fail, or some; `use` takes a plan, and the number of retries."""
+    every = tiers.either(False, True)
     requests = use(None, 0)
     assert requests
     for retries in (0, 2) if every else (0,):
@@ -274,16 +275,10 @@ def try_all(use: Callable[[Any, int], int], first: int, *, every: bool) -> None:
                 raise
 
 
-EVERY = [False, pytest.param(True, marks=pytest.mark.campaign)]
-
-
-@tiers.parametrize("every", EVERY, ids=["some", "every"])
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_save_that_fails_leaves_the_old_or_the_new(
-    server: s3.Server, name: str, every: bool
-) -> None:
+@tiers.parametrize("name", WRITERS, quick={"file", "file in parts", "directory"})
+def test_a_save_that_fails_leaves_the_old_or_the_new(server: s3.Server, name: str) -> None:
     first = [*WRITERS].index(name)
-    try_all(lambda plan, retries: written(server, name, plan, retries), first, every=every)
+    try_all(lambda plan, retries: written(server, name, plan, retries), first)
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -310,17 +305,14 @@ def test_the_files_of_a_commit_without_an_answer_stay(server: s3.Server, stays: 
     assert len(entries(resolved(url, options))) == 2
 
 
-@pytest.mark.parametrize("every", EVERY, ids=["some", "every"])
 @pytest.mark.parametrize("kind", ["file", "gzip", "numbers", "directory"])
 @pytest.mark.parametrize("name", READERS)
-def test_a_read_that_fails_tells_where(
-    server: s3.Server, name: str, kind: str, every: bool
-) -> None:
+def test_a_read_that_fails_tells_where(server: s3.Server, name: str, kind: str) -> None:
     url, options = server.url(f"read/{kind}"), options_of(server, 2)
     how: dict[str, Any] = {"directory": {"sharded": True}, "file": {}}.get(kind, {"compress": kind})
     treepack.save(url, tree(1), metadata={"step": 1}, **how, storage_options=options)
     first = [*READERS].index(name) + len(kind)
-    try_all(lambda plan, retries: loaded(server, name, url, plan, retries), first, every=every)
+    try_all(lambda plan, retries: loaded(server, name, url, plan, retries), first)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -346,8 +338,7 @@ def test_a_shard_that_is_replaced_meanwhile_is_not_too_large(server: s3.Server) 
         treepack.load(url, max_size=1 << 30, storage_options=options)
 
 
-@pytest.mark.parametrize("every", EVERY, ids=["some", "every"])
-def test_a_deletion_that_fails_keeps_what_is_newer(server: s3.Server, every: bool) -> None:
+def test_a_deletion_that_fails_keeps_what_is_newer(server: s3.Server) -> None:
     """Of a series, the steps that are not kept go after the new one is there."""
 
     def use(plan: tuple[int, Fault, bool] | None, retries: int) -> int:
@@ -369,4 +360,4 @@ def test_a_deletion_that_fails_keeps_what_is_newer(server: s3.Server, every: boo
             assert step_of(found) == step
         return requests
 
-    try_all(use, 0, every=every)
+    try_all(use, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +12,11 @@ import msgpack
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 from hostile import agreement
 from hostile.cases import Case, Cases
-from support import s3
+from support import s3, servers
 from trees import record_of, sealed
 
 pytest.importorskip("obstore")
@@ -66,17 +66,12 @@ class Store(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stores() -> Iterator[dict[str, Store]]:
-    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.daemon_threads = True
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{found.server_port}"
     keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
-    yield {
-        "s3": Store("s3://bucket/file", {"endpoint": endpoint, **keys}),
-        "http": Store(f"{endpoint}/file", {}),
-    }
-    found.shutdown()
-    found.server_close()
+    with servers.Server(Handler) as found:
+        yield {
+            "s3": Store("s3://bucket/file", {"endpoint": found.url, **keys}),
+            "http": Store(f"{found.url}/file", {}),
+        }
 
 
 class Failure(NamedTuple):
@@ -168,18 +163,12 @@ def differences(case: Case, path: Path, stores: dict[str, Store]) -> Iterator[st
                 yield f"seed {case.seed}, {case.container}, {name} over {kind}: {remote} != {local}"
 
 
-@pytest.mark.parametrize(
-    ("first", "count"),
-    [
-        (0, int(os.environ.get("TREEPACK_HOSTILE", "60"))),
-        pytest.param(10_000, 1000, marks=pytest.mark.campaign),
-    ],
-)
 def test_hostile_files_in_stores_are_those_on_the_disk(
-    tmp_path: Path, stores: dict[str, Store], first: int, count: int
+    tmp_path: Path, stores: dict[str, Store]
 ) -> None:
     """Set TREEPACK_HOSTILE to the number of cases to try more of them."""
     cases = Cases()
+    first, count = 10_000, int(os.environ.get("TREEPACK_HOSTILE", tiers.either(40, 1060)))
     only = ("file", "bytes", "flax", "gzip", "numbers", "stream")
     found: list[str] = []
     for seed in range(first, first + count):

@@ -22,6 +22,7 @@ import pytest
 
 import tiers
 import treepack
+from support import servers
 from treepack import serialization
 from treepack._src.storage import filesystems, remote
 
@@ -79,11 +80,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     treepack.save(folder / "packed", TREE, compress=True)
     (folder / "flax").write_bytes(serialization.to_bytes(TREE))
     handler = functools.partial(Handler, directory=str(folder))
-    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{found.server_port}"
-    found.shutdown()
-    found.server_close()
+    with servers.Server(handler) as found:
+        yield found.url
 
 
 @tiers.parametrize(
@@ -143,13 +141,11 @@ def test_what_is_cut_on_its_way(
     monkeypatch.setattr(Cutting, "honest", honest)
     (tmp_path / "saved").write_bytes(treepack.dumps({"a": 1}))
     handler = functools.partial(Cutting, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/saved"
+    with servers.Server(handler) as server:
+        url = f"{server.url}/saved"
         for read in (treepack.load, treepack.open, treepack.verify):
             with pytest.raises(OSError, match=f"{url}: .*Requested 0"):
                 read(url)  # type: ignore[operator]
-        server.shutdown()
 
 
 @pytest.mark.campaign

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 
+import tiers
 import treepack
 from support import processes, s3
 from treepack import checkpoints
@@ -391,8 +392,8 @@ print("won", won, "lost", lost)
 """
 
 
-@pytest.mark.parametrize("rounds", [10, pytest.param(600, marks=pytest.mark.campaign)])
-def test_jobs_race_for_a_directory(server: s3.Server, tmp_path: Path, rounds: int) -> None:
+def test_jobs_race_for_a_directory(server: s3.Server, tmp_path: Path) -> None:
+    rounds = tiers.either(10, 600)
     options = {k: v for k, v in server.options.items() if k != "retry_config"}
     options["endpoint"] = f"http://{server.proxy.upstream}"  # which is three times as fast
     program = tmp_path / "race.py"

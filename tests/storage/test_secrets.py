@@ -6,7 +6,6 @@ import base64
 import http.server
 import logging
 import pickle
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 import treepack
+from support import servers
 from treepack import checkpoints
 from treepack._src.storage.hiding import hiding
 from treepack._src.storage.place import shown, without_secrets
@@ -55,11 +55,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(Handler, "status", 404)
     monkeypatch.setattr(Handler, "data", b"")
     monkeypatch.setattr(Handler, "logins", [])
-    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield found.server_port
-    found.shutdown()
-    found.server_close()
+    with servers.Server(Handler) as found:
+        yield found.server_port
 
 
 def urls(port: int) -> list[str]:

@@ -9,10 +9,9 @@ import pytest
 from flax import serialization
 from flax.training.train_state import TrainState
 from optax import adam
-from typer.testing import CliRunner
 
 import treepack
-from treepack._cli import app
+from commands import call as run
 
 
 @pytest.fixture
@@ -22,12 +21,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainState:
     state = TrainState.create(apply_fn=jnp.dot, params=params, tx=adam(1e-3))
     treepack.save("state.treepack", state)
     return state
-
-
-def run(*arguments: str, status: int = 0) -> str:
-    done = CliRunner().invoke(app, list(arguments))
-    assert done.exit_code == status, done.output
-    return done.output
 
 
 def test_the_leaves_of_a_training_state(state: TrainState) -> None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+import typer.main
 
 import treepack.__main__
 from treepack._cli import app
@@ -66,10 +66,17 @@ def refused(*args: str, status: int = 2) -> str:
     return message
 
 
+# Made once: typer takes 50 ms to find out what options there are.
+COMMAND = typer.main.get_command(app)
+
+
 def call(*args: str, status: int = 0) -> str:
-    """The same in this process."""
-    done = CliRunner().invoke(app, args)
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == status, done.output
-    return done.output
+    """The same in this process; what is written to stderr is among what it prints."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        with pytest.raises(SystemExit) as ended:
+            COMMAND(list(args), prog_name="treepack")
+        out.flush()
+    printed: str = out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert ended.value.code == status, printed
+    return printed

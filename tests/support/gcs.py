@@ -18,10 +18,11 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from support import servers
 from support.s3 import BUCKET, part_of
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Server(servers.Server):
     """A server with one bucket.
 
     Attributes:
@@ -30,24 +31,20 @@ class Server(http.server.ThreadingHTTPServer):
       before: Is called before each request is done.
     """
 
-    daemon_threads = True
-    request_queue_size = 256
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.requests: list[str] = []
         self.before: Callable[[str], None] = lambda _: None
         self.numbers = itertools.count(1_700_000_000_000_000)
         self.lock = threading.Lock()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
     def options(self) -> dict[str, Any]:
         """What `storage_options` has to be."""
         return {
-            "base_url": f"http://127.0.0.1:{self.server_port}",
+            "base_url": self.url,
             "bearer_token": "none",
             "client_options": {"allow_http": True},
         }
@@ -171,9 +168,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def running() -> Iterator[Server]:
     """Runs a server with an empty bucket."""
-    server = Server()
-    try:
+    with Server() as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()

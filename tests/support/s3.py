@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from support import servers
+
 BUCKET = "bucket"
 
 
@@ -33,7 +35,7 @@ def asked(request: Request) -> int:
     return int(last) + 1 - int(first) if first and last else 0
 
 
-class Proxy(http.server.ThreadingHTTPServer):
+class Proxy(servers.Server):
     """Forwards requests.
 
     Attributes:
@@ -46,11 +48,8 @@ class Proxy(http.server.ThreadingHTTPServer):
       sent: The number of bytes in all answers.
     """
 
-    daemon_threads = True
-    request_queue_size = 256
-
     def __init__(self, upstream: str):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.upstream = urlsplit(upstream).netloc
         self.latency = 0.0
         self.requests: list[Request] = []
@@ -59,12 +58,6 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.most = self.sent = 0
         self._now = 0
         self._changed = threading.Condition()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self.server_port}"
 
     def reset(self) -> None:
         """Forgets all requests, and becomes fast and faultless."""
@@ -220,15 +213,13 @@ def running() -> Iterator[Server]:
         region_name="us-east-1",
     )
     client.create_bucket(Bucket=BUCKET)
-    proxy = Proxy(endpoint)
     retries = {
         "max_retries": 4,
         "backoff": {"init_backoff": _MS * 10, "max_backoff": _MS * 50, "base": 2.0},
         "retry_timeout": _MS * 60_000,
     }
     try:
-        yield Server(proxy, {"endpoint": proxy.url, **keys, "retry_config": retries})
+        with Proxy(endpoint) as proxy:
+            yield Server(proxy, {"endpoint": proxy.url, **keys, "retry_config": retries})
     finally:
-        proxy.shutdown()
-        proxy.server_close()
         server.stop()

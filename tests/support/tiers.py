@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -26,19 +26,30 @@ def examples(count: int) -> settings:
     return settings(max_examples=max(1, count * settings().max_examples // EXAMPLES["all"]))
 
 
+def either(quick: Any, every: Any) -> Any:
+    """Returns `quick` in `make test`, `every` in `make test-all`."""
+    return every if settings().max_examples >= EXAMPLES["all"] else quick
+
+
+def params(
+    values: Iterable[Any], *, quick: int | set[Any] = 1, is_tuple: bool = False
+) -> list[Any]:
+    """Parameters of a fixture: `make test` runs the first `quick` values, or those in the set."""
+    return [
+        value
+        if (at < quick if isinstance(quick, int) else value in quick)
+        else pytest.param(*(value if is_tuple else (value,)), marks=pytest.mark.campaign)
+        for at, value in enumerate(values)
+    ]
+
+
 def parametrize(
     names: str | tuple[str, ...],
     values: Iterable[Any],
     *,
     quick: int | set[Any] = 1,
-    ids: list[str] | None = None,
+    ids: Iterable[str] | Callable[[Any], str] | None = None,
 ) -> pytest.MarkDecorator:
     """As pytest's; `make test` runs the first `quick` values only, or those in the set `quick`."""
-    by_tier = []
-    for at, value in enumerate(values):
-        if at < quick if isinstance(quick, int) else value in quick:
-            by_tier.append(value)
-        else:
-            several = value if isinstance(names, tuple) else (value,)
-            by_tier.append(pytest.param(*several, marks=pytest.mark.campaign))
+    by_tier = params(values, quick=quick, is_tuple=isinstance(names, tuple))
     return pytest.mark.parametrize(names, by_tier, ids=ids)

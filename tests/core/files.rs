@@ -1,5 +1,4 @@
 //! A file is replaced whole or not at all, and nothing is left lying about.
-#![cfg(unix)]
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

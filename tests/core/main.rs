@@ -1,0 +1,10 @@
+//! The core against other libraries, and by properties: one program, which is linked once.
+
+mod arrays;
+mod face;
+#[cfg(unix)]
+mod files;
+mod gzip;
+mod numbers;
+mod reader;
+mod round_trip;
