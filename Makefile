@@ -10,7 +10,7 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
   fuzz fuzz-core fuzz-python fuzz-coverage fuzz-minimize audit audit-offline soak breaches licenses \
   sanitize sanitize-miri sanitize-address sanitize-thread sanitize-extension sanitize-written \
   wheels wheels-linux wheel sdist check-packages try-wheels try-sdist crate \
-  check-targets test-aarch64 test-aarch64-wheel test-windows test-oldest
+  check-targets check-systems test-aarch64 test-aarch64-wheel test-windows test-oldest
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -69,7 +69,7 @@ test:
 test-all:
 	$(call at_once,$(VENV)/.built $(VENV)/.packages)
 	$(call at_once,TIER=all test-python test-rust lint types-all lint-rust-core)
-	$(call at_once,docs check-targets)
+	$(call at_once,docs check-systems)
 
 ## make lint          formatting and lints of both languages, types, workflows, licences
 lint: lint-rust lint-python lint-packages types
@@ -111,6 +111,9 @@ wheels wheels-linux wheel sdist check-packages try-wheels try-sdist crate:
 	@sh tools/packages.sh $@
 check-targets test-aarch64 test-aarch64-wheel test-windows:
 	@sh tools/systems.sh $@
+# Each system, libc and architecture once.
+check-systems:
+	@sh tools/systems.sh check-targets aarch64-unknown-linux-musl aarch64-apple-darwin x86_64-pc-windows-gnu
 test-oldest:
 	@sh tools/oldest.sh
 soak:

@@ -1,6 +1,7 @@
 #!/bin/sh
 # What can be checked here of other systems:
-#   systems check-targets       lints for Linux (glibc, musl), macOS and Windows; skipped without rustup
+#   systems check-targets [TARGET ...]  lints for Linux (glibc, musl), macOS and Windows, or for some
+#                               targets; skipped without rustup
 #   systems test-aarch64        the core under qemu (Debian: gcc-aarch64-linux-gnu, qemu-user-static)
 #   systems test-aarch64-wheel  the wheel in Debian's Python for aarch64 under qemu (Debian: qemu-user-static):
 #                               every public name, with jax; apt downloads Python to target/aarch64
@@ -10,8 +11,8 @@
 # The targets of packages, and the one of the tests under wine. Zig is the C compiler of all.
 check_targets() {
   command -v rustup > /dev/null || { echo 'check-targets is skipped: there is no rustup' && return; }
-  targets='x86_64-unknown-linux-gnu x86_64-unknown-linux-musl aarch64-unknown-linux-gnu
-    aarch64-unknown-linux-musl x86_64-apple-darwin aarch64-apple-darwin x86_64-pc-windows-gnu'
+  targets=${*:-x86_64-unknown-linux-gnu x86_64-unknown-linux-musl aarch64-unknown-linux-gnu
+    aarch64-unknown-linux-musl x86_64-apple-darwin aarch64-apple-darwin x86_64-pc-windows-gnu}
   # shellcheck disable=SC2086
   rustup --quiet target add $targets
   if ! test -x .venv/zig/bin/cargo-zigbuild; then
@@ -20,7 +21,7 @@ check_targets() {
   fi
   export PATH="$PWD/.venv/zig/bin:$PATH" PYO3_CROSS_PYTHON_VERSION=3.11
   for triple in $targets; do
-    for what in '--all-targets' '--lib --features python'; do
+    for what in '--lib' '--all-targets --features python'; do
       echo "$triple: $what"
       # shellcheck disable=SC2086
       cargo-zigbuild clippy --quiet --target "$triple" $what -- -D warnings
@@ -57,10 +58,12 @@ windows() {
   cargo test --quiet --lib --target x86_64-pc-windows-gnu
 }
 
-case $1 in
-  check-targets) check_targets ;;
+what=$1
+shift
+case $what in
+  check-targets) check_targets "$@" ;;
   test-aarch64) aarch64 ;;
   test-aarch64-wheel) aarch64_wheel ;;
   test-windows) windows ;;
-  *) echo "systems cannot do $1" >&2 && exit 2 ;;
+  *) echo "systems cannot do $what" >&2 && exit 2 ;;
 esac

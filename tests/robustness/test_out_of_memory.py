@@ -27,6 +27,7 @@ def told(name, work, more):
     if child == 0:
         limit = size() + int(more * (1 << 20))
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CPU, (100, 100))  # rather than to work for ever
         try:
             work()
             found = b"enough"

@@ -29,6 +29,7 @@ import safetensors.numpy
 
 import tiers
 import treepack
+from commands import COMMAND
 from exported import doubling
 from treepack import _cli, checkpoints, serialization
 from waiting import HANG_S
@@ -61,7 +62,10 @@ def convert(path: Path, tree: Any) -> None:
     source.write_bytes(serialization.to_bytes(tree))
     errors = io.StringIO()
     command = ["treepack", "convert", str(source), str(path)]
-    with mock.patch.object(sys, "argv", command), contextlib.redirect_stderr(errors):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "argv", command))
+        stack.enter_context(mock.patch.object(_cli, "app", COMMAND))
+        stack.enter_context(contextlib.redirect_stderr(errors))
         try:
             _cli.run()
         except SystemExit as ended:
@@ -139,17 +143,16 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.name.endswith(".tmp"))
 
 
-def fail_each(kind: str, folder: Path, errors: list[str]) -> None:
+def fail_each(kind: str, folder: Path, errors: list[str], *, each: bool) -> None:
     """Fails each call of a save, with each error or with one of them in turn."""
     save = SAVES[kind]
-    inside = folder / "inside"
+    inside = folder / ("full" if errors == [FULL] else "inside")
     inside.mkdir()
     path = inside / name_of(kind)
     save(path, OLD)
     count = 0
     for number in itertools.count(1):
-        chosen = errors if "all" in sys.argv else [errors[number % len(errors)]]
-        for name in chosen:
+        for name in errors if each else [errors[number % len(errors)]]:
             problem = f"{kind}: call {number}, {name}"
             fault = f"full/{number}" if name == FULL else f"fail/{number}/{getattr(errno, name)}"
             ask(f"{fault}{inside}")
@@ -232,7 +235,7 @@ def save_without_dev_fd() -> None:
 
 def kill_often(kind: str, folder: Path, instants: int) -> None:
     """Kills processes that save both trees in turn, while they do."""
-    inside = folder / "inside"
+    inside = folder / kind
     inside.mkdir()
     path = inside / name_of(kind)
     SAVES[kind](path, OLD)
@@ -395,18 +398,24 @@ def write_state(state: dict[str, bytes | None], disk: Disk, folder: Path) -> Non
             path.write_bytes(content)
 
 
-def log_one(kind: str, folder: Path, where: str) -> None:
-    """Saves over an old tree, or to new directories, while what happens is logged."""
-    inside = folder / "inside"
-    inside.mkdir()
-    path = inside / where / name_of(kind)
-    if not where:
-        SAVES[kind](path, OLD)
-    shutil.copytree(inside, folder / "before")
-    ask(f"log{inside}")
-    SAVES[kind](path, NEW)
-    ask("say/saved")
-    ask("log/nothing")
+# Over an old tree, or to new directories.
+PLACES = {"over": "", "new": "new/and/newer"}
+
+
+def log_saves(folder: Path, kinds: list[str], places: list[str]) -> None:
+    """Saves while what happens is logged."""
+    for kind, place in itertools.product(kinds, places):
+        inside = folder / kind / place / "inside"
+        inside.mkdir(parents=True)
+        path = inside / PLACES[place] / name_of(kind)
+        if place == "over":
+            SAVES[kind](path, OLD)
+        shutil.copytree(inside, inside.parent / "before")
+        ask(f"log{inside}")
+        ask(f"say/{inside}")
+        SAVES[kind](path, NEW)
+        ask("say/saved")
+        ask("log/nothing")
 
 
 @pytest.fixture(scope="module")
@@ -440,18 +449,14 @@ def run(tracer: Path | None, folder: Path, call: str, *arguments: str) -> tuple[
 
 @is_traced
 @tiers.parametrize("kind", SAVES, quick={"file"})
-def test_a_call_that_fails_leaves_the_old_or_the_new(
+def test_a_call_that_fails_or_a_full_disk_leaves_the_old_or_the_new(
     kind: str, tracer: Path, tmp_path: Path
 ) -> None:
-    call = f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), list(it.ERRORS))"
-    print(*run(tracer, tmp_path, call)[0].splitlines()[-1:])
-
-
-@is_traced
-@tiers.parametrize("kind", SAVES, quick=0)
-def test_a_full_disk_leaves_the_old_or_the_new(kind: str, tracer: Path, tmp_path: Path) -> None:
-    call = f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), [it.FULL])"
-    print(*run(tracer, tmp_path, call)[0].splitlines()[-1:])
+    each = tiers.either(False, True)
+    folder = "pathlib.Path(sys.argv[1])"
+    call = f"fail_each({kind!r}, {folder}, list(it.ERRORS), each={each})"
+    call += f"; it.fail_each({kind!r}, {folder}, [it.FULL], each={each})"
+    print(run(tracer, tmp_path, call)[0])
 
 
 @pytest.mark.campaign
@@ -466,29 +471,39 @@ def test_stores_need_no_dev_fd(tracer: Path, tmp_path: Path) -> None:
     run(tracer, tmp_path, "save_without_dev_fd()")
 
 
-@is_traced
-@pytest.mark.campaign
-@pytest.mark.parametrize("kind", SAVES)
-def test_every_call_fails_with_every_error(kind: str, tracer: Path, tmp_path: Path) -> None:
-    call = f"fail_each({kind!r}, pathlib.Path(sys.argv[1]), list(it.ERRORS))"
-    print(*run(tracer, tmp_path, call, "all")[0].splitlines()[-1:])
-
-
 @pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
-@pytest.mark.parametrize("kind", SAVES)
-def test_a_process_that_is_killed_leaves_the_old_or_the_new(kind: str, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """Set TREEPACK_INSTANTS to kill more often."""
     instants = int(os.environ.get("TREEPACK_INSTANTS", "10"))
-    print(run(None, tmp_path, f"kill_often({kind!r}, pathlib.Path(sys.argv[1]), {instants})")[0])
+    each = f"it.kill_often(kind, pathlib.Path(sys.argv[1]), {instants}) for kind in it.SAVES"
+    print(run(None, tmp_path, f"os; [{each}]")[0])
+
+
+@pytest.fixture(scope="module")
+def logged(tracer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[str]]:
+    """What happened in folders while a tree was saved there."""
+    folder = tmp_path_factory.mktemp("logged")
+    kinds, places = tiers.either((["file"], ["over"]), ([*SAVES], [*PLACES]))
+    _, log = run(tracer, folder, f"log_saves(pathlib.Path(sys.argv[1]), {kinds}, {places})")
+    found: dict[Path, list[str]] = {}
+    for line in log:
+        if line.startswith("say /"):
+            lines = found[Path(line.removeprefix("say "))] = []
+        else:
+            lines.append(line)
+    return found
 
 
 @is_traced
-@tiers.parametrize("where", ["", "new/and/newer"], ids=["over", "new"])
+@tiers.parametrize("place", PLACES)
 @tiers.parametrize("kind", SAVES, quick={"file"})
-def test_power_is_lost(kind: str, where: str, tracer: Path, tmp_path: Path) -> None:
-    _, log = run(tracer, tmp_path, f"log_one({kind!r}, pathlib.Path(sys.argv[1]), {where!r})")
-    disk = Disk(str(tmp_path / "inside"), tmp_path / "before")
+def test_power_is_lost(
+    kind: str, place: str, logged: dict[Path, list[str]], tmp_path: Path
+) -> None:
+    [inside] = [it for it in logged if it.parts[-3:] == (kind, place, "inside")]
+    where, log = PLACES[place], logged[inside]
+    disk = Disk(str(inside), inside.parent / "before")
     crashed = tmp_path / "crashed"
     tried: set[Any] = set()
     is_saved = False
@@ -514,4 +529,4 @@ def test_power_is_lost(kind: str, where: str, tracer: Path, tmp_path: Path) -> N
             assert now == "new" or not is_saved, line[:200]
     assert is_saved
     assert len(tried) > 3
-    print(kind, where, "states after a loss of power:", len(tried))
+    print(kind, place, "states after a loss of power:", len(tried))

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 import processes
-import tiers
 import treepack
 from treepack import Saving
 from treepack._src.api import files
@@ -341,7 +340,7 @@ assert treepack.load(path).shape == (1 << 20,)
 HANDLED = """
 import faulthandler, threading, time
 faulthandler.dump_traceback_later(300, exit=True)
-kind, path, support, every = args
+kind, path, support = args
 sys.path.insert(0, support)
 from signals import at_each_step
 from treepack import checkpoints
@@ -399,17 +398,14 @@ def handler():
 saving = ("saving/directory.py", "saving/lease.py", "saving/sharded.py")
 waiting = ("saving/background.py", "_src/tasks.py", "series/manager.py", "threading.py",
            "futures/_base.py", "futures/thread.py")
-at_each_step(saving if kind == "sharded" else waiting, work, handler, every=int(every))
+at_each_step(saving if kind == "sharded" else waiting, work, handler)
 """
 
 
-@tiers.parametrize(
-    ("kind", "every"),
-    [*(("file", 11), ("manager", 7), ("sharded", 97)), ("file", 1), ("manager", 1), ("sharded", 1)],
-    quick=0,
-)
-def test_a_signal_handler_may_save_at_any_time(tmp_path: Path, kind: str, every: int) -> None:
-    processes.run(HANDLED, 1, kind, tmp_path / "x", Path(__file__).parents[1] / "support", every)
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", ["file", "manager", "sharded"])
+def test_a_signal_handler_may_save_at_any_time(tmp_path: Path, kind: str) -> None:
+    processes.run(HANDLED, 1, kind, tmp_path / "x", Path(__file__).parents[1] / "support")
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -93,8 +93,6 @@ def at_each_step(
     files: tuple[str, ...],
     work: Callable[[int], Any],
     handler: Callable[[], Any],
-    *,
-    every: int,
 ) -> None:
     """Does work again and again, and calls a handler at one of its bytecodes after another.
 
@@ -104,9 +102,8 @@ def at_each_step(
       files: The ends of the names of the files whose bytecodes count.
       work: Called with the number of the bytecode.
       handler: Called once each time.
-      every: The distance between the bytecodes.
     """
-    for step in itertools.count(0, every):
+    for step in itertools.count():
         left = step
 
         def trace(frame: types.FrameType, event: str, _: object) -> Any:

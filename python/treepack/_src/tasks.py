@@ -112,18 +112,28 @@ def started(
 
     At the end it sets `stopped` and waits for the tasks that have begun. The others never begin.
     """
+    # Short: an error that passes a `finally` needs an integer of the place in the code. If that is
+    # above 256 and there is no memory for it, CPython tries without end.
     tasks = [Task(work) for work in works]
     stopped = stopped or Event()
     process = os.getpid()
     try:
-        with contextlib.suppress(RuntimeError, MemoryError):  # then there are fewer threads
-            for _ in range(min(threads, len(tasks))):
-                _thread.start_new_thread(_attempt, (tasks, stopped))
+        _start(tasks, threads, stopped)
         yield tasks
     finally:
-        stopped.set()
-        for task in tasks if os.getpid() == process else ():  # a fork has none of the threads
-            task.end()
+        _stop(tasks, stopped, process)
+
+
+def _start(tasks: list[Task[T]], threads: int, stopped: Event) -> None:
+    with contextlib.suppress(RuntimeError, MemoryError):  # then there are fewer threads
+        for _ in range(min(threads, len(tasks))):
+            _thread.start_new_thread(_attempt, (tasks, stopped))
+
+
+def _stop(tasks: list[Task[T]], stopped: Event, process: int) -> None:
+    stopped.set()
+    for task in tasks if os.getpid() == process else ():  # a fork has none of the threads
+        task.end()
 
 
 def _attempt(tasks: list[Task[T]], stopped: Event) -> None:

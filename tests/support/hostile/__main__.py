@@ -32,6 +32,7 @@ def worker(folder: Path, only: tuple[str, ...]) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # nothing may be written there
     from hostile import limits, uses, work
 
     uses.make_commands()
