@@ -60,7 +60,7 @@ demo:
 	$(call at_once,$(VENV)/.built $(VENV)/.packages)
 	$(BIN)/python examples/demo.py
 
-## make test          every behaviour once: Rust, Python, lint, types; four minutes on two cores, six the first time
+## make test          every behaviour once: Rust, Python, lint, types; three minutes on two cores, longer the first time
 test:
 	$(call at_once,$(VENV)/.testable $(VENV)/.packages)
 	$(call at_once,test-python test-rust lint)
@@ -127,11 +127,12 @@ licenses:
 TIER := quick
 TIER_all := -m '' --hypothesis-profile=all --durations=40 --junitxml=target/tests.xml
 CASES_quick := PROPTEST_CASES=32
+PROGRAMS_quick := --lib --test core
 test-python: $(VENV)/.testable $(VENV)/.packages
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(TIER_$(TIER))
 
 test-rust:
-	$(call aloud,Builds and runs the tests of Rust.,MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet)
+	$(call aloud,Builds and runs the tests of Rust.,MAKEFLAGS= $(CASES_$(TIER)) cargo test --quiet $(PROGRAMS_$(TIER)))
 
 lint-rust: $(VENV)/.made
 	@cargo fmt --check

@@ -38,6 +38,7 @@ def test_the_smoke_test_uses_every_public_name():
             assert f"treepack.{name}" in called, name
 
 
+@pytest.mark.campaign
 def test_the_smoke_test_passes(tmp_path: Path):
     subprocess.check_call([sys.executable, ROOT / "tests/smoke.py"], cwd=tmp_path)
 

@@ -402,9 +402,9 @@ def write_state(state: dict[str, bytes | None], disk: Disk, folder: Path) -> Non
 PLACES = {"over": "", "new": "new/and/newer"}
 
 
-def log_saves(folder: Path, kinds: list[str], places: list[str]) -> None:
+def log_saves(folder: Path) -> None:
     """Saves while what happens is logged."""
-    for kind, place in itertools.product(kinds, places):
+    for kind, place in itertools.product(SAVES, PLACES):
         inside = folder / kind / place / "inside"
         inside.mkdir(parents=True)
         path = inside / PLACES[place] / name_of(kind)
@@ -484,8 +484,7 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> N
 def logged(tracer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[str]]:
     """What happened in folders while a tree was saved there."""
     folder = tmp_path_factory.mktemp("logged")
-    kinds, places = tiers.either((["file"], ["over"]), ([*SAVES], [*PLACES]))
-    _, log = run(tracer, folder, f"log_saves(pathlib.Path(sys.argv[1]), {kinds}, {places})")
+    _, log = run(tracer, folder, "log_saves(pathlib.Path(sys.argv[1]))")
     found: dict[Path, list[str]] = {}
     for line in log:
         if line.startswith("say /"):
@@ -495,9 +494,10 @@ def logged(tracer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path,
     return found
 
 
+@pytest.mark.campaign
 @is_traced
-@tiers.parametrize("place", PLACES)
-@tiers.parametrize("kind", SAVES, quick={"file"})
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", SAVES)
 def test_power_is_lost(
     kind: str, place: str, logged: dict[Path, list[str]], tmp_path: Path
 ) -> None:

@@ -275,7 +275,7 @@ def try_all(use: Callable[[Any, int], int], first: int) -> None:
                 raise
 
 
-@tiers.parametrize("name", WRITERS, quick={"file", "file in parts", "directory"})
+@tiers.parametrize("name", WRITERS, quick={"file in parts", "directory"})
 def test_a_save_that_fails_leaves_the_old_or_the_new(server: s3.Server, name: str) -> None:
     first = [*WRITERS].index(name)
     try_all(lambda plan, retries: written(server, name, plan, retries), first)
