@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import msgpack
 import numpy as np
 import pytest
 
@@ -191,6 +193,27 @@ def test_patterns_and_masks_take_linear_time() -> None:
     names = [f"layer{number}/w" for number in range(50_000)]
     file = treepack.open(treepack.dumps({f"layer{number}": {"w": 1} for number in range(50_000)}))
     assert len(file.load(select=names)) == 50_000
+
+
+def test_renaming_takes_linear_time() -> None:
+    data = msgpack.packb({**{f"a{number}": [number] for number in range(20_000)}, "c": 1})
+    found = treepack.open(data).load({"c": 0}, rename=lambda path: path, unexpected="ignore")
+    assert found == {"c": 1}
+
+
+@pytest.mark.parametrize("empty", [(), ("k",), ("k", "x"), ("x",)])
+def test_empty_containers_follow_the_leaves_around_them(empty: tuple[str, ...]) -> None:
+    """Where a mask has no bool for one, all leaves in the nearest container must be selected."""
+    tree: Any = {"k": {"a": 1, "b": 2}, "c": 3}
+    node = tree
+    for part in empty:
+        node = node.setdefault(part, {})
+    node["empty"] = {}
+    file = treepack.open(treepack.dumps(tree))
+    for a, c in itertools.product([True, False], repeat=2):
+        mask = {"k": {"a": a, "b": True}, "c": c}
+        expected = file.load(select=mask)
+        assert file.load(expected, rename=lambda path: path, select=mask) == expected
 
 
 @pytest.mark.campaign

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -262,6 +263,7 @@ def _renamed_state(
 
     state: Any = {}
     root: list[Any] = []
+    ordered = sorted(renamed)
     found = place.reader.read(place, how, marks, goes)
     for trail, leaf in state_leaves(found, Trail(), ends=True):
         path = str(trail)
@@ -269,7 +271,7 @@ def _renamed_state(
             continue
         new = renamed.get(path)
         if new is None:  # a list, which moves as a whole
-            new = _list_path(path, renamed)
+            new = _list_path(path, renamed, ordered)
         if new == _paths.ROOT:
             root.append(leaf)
         else:
@@ -279,11 +281,15 @@ def _renamed_state(
     return root[0] if root else state
 
 
-def _list_path(path: str, renamed: Mapping[str, str]) -> str:
-    """Derives the new path of a list from that of its first leaf."""
-    for old, new in renamed.items():
-        if old.startswith(f"{path}/") and new.endswith(old[len(path) :]):
+def _list_path(path: str, renamed: Mapping[str, str], ordered: Sequence[str]) -> str:
+    """Derives the new path of a list from that of a leaf in it; `ordered` has all old paths."""
+    below = f"{path}/"
+    at = bisect.bisect_left(ordered, below)
+    while at < len(ordered) and ordered[at].startswith(below):
+        old, new = ordered[at], renamed[ordered[at]]
+        if new.endswith(old[len(path) :]):
             return new[: len(new) - len(old) + len(path)]
+        at += 1
     raise TreepackError(f"rename splits the list at {path}")
 
 

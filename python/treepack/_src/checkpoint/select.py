@@ -283,24 +283,44 @@ def meant_of(ends: Mapping[str, bool], selector: Selector) -> set[str]:
       selector: The selection.
     """
     meant = {path for path, is_leaf in ends.items() if is_leaf and selector.means(path)}
-    # Whether all leaves in a container are selected, by its keys.
-    around: dict[tuple[str, ...], bool] = {}
-    for path, is_leaf in ends.items():
-        parts = tuple(_paths.parts(path))
-        for count in range(len(parts) if is_leaf else 0):
-            around[parts[:count]] = around.get(parts[:count], True) and path in meant
-    for path, is_leaf in ends.items():
-        if is_leaf:
-            continue
+    containers = [path for path, is_leaf in ends.items() if not is_leaf]
+    root = _Around()
+    for path in ends.keys() - containers if containers else ():
+        around = root
+        around.is_selected &= path in meant
+        for part in _paths.parts(path)[:-1]:
+            around = around.below.setdefault(part, _Around())
+            around.is_selected &= path in meant
+    for path in containers:
         try:
             is_meant = selector.means(path)
         except ValueError:  # no bool is for it
-            parts = tuple(_paths.parts(path))
-            places = [parts[:count] for count in range(len(parts) - 1, -1, -1)]
-            is_meant = next((around[place] for place in places if place in around), True)
+            is_meant = root.nearest(_paths.parts(path)[:-1]).is_selected
         if is_meant:
             meant.add(path)
     return meant
+
+
+class _Around:
+    """A container in `meant_of`.
+
+    Attributes:
+      is_selected: Whether all leaves in it are selected.
+      below: The containers with leaves in it.
+    """
+
+    def __init__(self) -> None:
+        self.is_selected = True
+        self.below: dict[str, _Around] = {}
+
+    def nearest(self, parts: Iterable[str]) -> _Around:
+        """Returns the innermost container with leaves on the way to a path."""
+        found = self
+        for part in parts:
+            if part not in found.below:
+                break
+            found = found.below[part]
+        return found
 
 
 class Renaming:

@@ -342,14 +342,14 @@ def _partial_names(
     partial = restore.partial
     assert partial is not None
     kept = {name for name in missing if partial.keeps(children[name], restore.path_of(name))}
-    more = [
-        name
+    more = {
+        name: state[name]
         for name in state
         if name not in children and partial.unexpected(state[name], restore.path_of(str(name)))
-    ]
+    }
     known = {name: state[name] for name in state if name in children or name in more}
     known |= dict.fromkeys(kept, ABSENT)
-    return known, [name for name in missing if name not in kept], more
+    return known, [name for name in missing if name not in kept], [*more]
 
 
 def _note_names(
