@@ -442,7 +442,9 @@ def test_a_scalar_of_numpy_in_a_template_gets_a_scalar(dtype: Any, tmp_path: Any
             treepack.load(tmp_path / "tree", template),
             treepack.load(tmp_path / "tree", template, select="a"),
             treepack.load(tmp_path / "tree", template, cast=True),
+            treepack.load(tmp_path / "tree", template, arrays="numpy"),
             treepack.loads(treepack.dumps(tree), template),
+            treepack.loads(treepack.dumps(tree), template, arrays="numpy"),
         ):
             assert type(found["a"]) is type(template["a"])
             assert found["a"] == 3

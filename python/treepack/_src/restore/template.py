@@ -31,7 +31,7 @@ from treepack._src.pytree.state_dict import map_leaves, state_leaves, to_state_d
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import name_of
-from treepack._src.restore.compare import described, difference, is_opaque, signature
+from treepack._src.restore.compare import described, difference, is_opaque, like_scalar, signature
 from treepack._src.restore.record import split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
 from treepack._src.restore.session import NOTHING, Restore, as_part, current, root_at
@@ -159,7 +159,7 @@ def restore_selected(
             if difference(expected, found, how.strict, cast=how.cast) is not None:
                 return None
         if convert is None:
-            return [found for _, _, found in leaves]
+            return [like_scalar(expected, found) for _, expected, found in leaves]
         converted = [leaf for leaf in leaves if signature(leaf[1]) is not None]
         made = iter(convert(converted) if converted else ())
         return [
@@ -468,7 +468,7 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
         restore.partial.loaded(restore.path_of(name))
     if restore.converts and signature(target) is not None:
         return restore.leaf(target, state, name)
-    return state
+    return state if restore.in_words else like_scalar(target, state)
 
 
 def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
