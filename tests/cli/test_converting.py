@@ -197,6 +197,17 @@ def test_damaged_leaves_are_not_copied(folder: Path, leaf: str) -> None:
     call("get", "model", "params/dense/bias", "new")
     call("salvage", "model", "new", status=1)
     assert treepack.verify("new").ok
+    call("convert", "model", "new", "--skip", leaf, "--skip", "params/scale")
+    assert treepack.verify("new").ok
+
+
+def test_what_msgpack_has_no_form_for_is_salvaged(folder: Path) -> None:
+    treepack.save("large", {"big": 2**80, "text": "abc", "w": np.ones(3)})
+    damage(Path("large"), "text")
+    call("salvage", "large", "new", status=1)
+    assert treepack.load("new")["big"] == 2**80
+    call("get", "large", "big", "new")
+    assert treepack.load("new") == 2**80
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -31,7 +31,7 @@ from treepack._src.saving.layout import file_layout
 from treepack._src.storage.deferred import Deferred, InContent, rows_cast
 from treepack._src.storage.foreign import reference_text
 from treepack._src.storage.write import replacing, save_layout
-from treepack.errors import DecodeError, TreepackError
+from treepack.errors import CorruptionError, DecodeError, TreepackError
 
 Format = Literal["msgpack", "safetensors", "npz"]
 
@@ -73,11 +73,20 @@ class State(NamedTuple):
       tree: Nested dicts with string keys; arrays are `Deferred`.
       record: The record of a structure with the bytes after it, or `None`.
       metadata: The metadata, or `None`. They are in the record as well.
+      described: Whether the file has a record, even if this part of its content has none.
     """
 
     tree: Any
     record: bytes | None
     metadata: Any = None
+    described: bool = False
+
+
+class Damaged:
+    """A leaf that is damaged; `check_whole` raises the error, unless it is left out before."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 def format_of(path: str | os.PathLike[str]) -> Format:
@@ -92,27 +101,42 @@ def state_of(file: File, value: int = 0, marks: core.Marks | None = None) -> Sta
     """Returns the state of an open file, of a value in it, or of marked leaves.
 
     A part has no record. Leaves are compared with their checksums: arrays when they are copied,
-    others now.
+    others now, and those that are damaged are `Damaged`.
     """
     place = place_of(file)
     if value:
         place = place.below(value, _paths.parts(place.catalog.path_of(value, 0)))
-    record = None if value or marks is not None else place.catalog.record
-    state = place.state(place.reader.undamaged_leaf, marks)
+
+    def leaf(value: int, parts: list[str]) -> Any:
+        try:
+            return place.reader.undamaged_leaf(value, parts)
+        except (CorruptionError, DecodeError) as error:
+            return Damaged(error)
+
+    record = place.catalog.record
+    state = place.state(leaf, marks)
     if marks is not None:
         state = map_leaves(lambda leaf: leaf, state, ABSENT)
-    return State({} if state is ABSENT else state, record, None if value else file.metadata)
+    return State(
+        {} if state is ABSENT else state,
+        None if value or marks is not None else record,
+        None if value else file.metadata,
+        record is not None,
+    )
 
 
 def check_whole(state: State) -> State:
-    """Returns a state that has all its arrays.
+    """Returns a state that has all its leaves.
 
     Raises:
       TreepackError: If leaves are references to other files.
+      CorruptionError: If a leaf is damaged.
     """
     found: dict[str, list[str]] = {}
 
     def look(node: Any, parts: tuple[str, ...]) -> None:
+        if isinstance(node, Damaged):
+            raise node.error
         text = reference_text(node)
         if text is not None:
             found.setdefault(text, []).append(_paths.text(parts))
@@ -425,7 +449,7 @@ def write_msgpack(
     suffix = Path(Path(path).name.lower().removesuffix(".gz")).suffix
     if suffix == ".msgpack":
         state = state._replace(record=None)  # structs of flax take no other key
-    if state.record is None and suffix == ".treepack":
+    elif state.record is None and (suffix == ".treepack" or state.described):
         save_layout(file_layout(state.tree, state.metadata, how), path, how, progress)
         return
     described = state.record is not None
