@@ -54,11 +54,10 @@ def test_other_formats(folder: Path) -> None:
     assert back["params"]["scale"].dtype == ml_dtypes.bfloat16
     jax.tree.map(np.testing.assert_array_equal, back, TREE)
     call("convert", "flax", "new.npz", "--dtype", "float16", "--sep", "/")
-    archive = np.load("new.npz")
-    assert archive["params/dense/kernel"].dtype == np.float16
-    np.testing.assert_array_equal(
-        archive["params/dense/kernel"], TREE["params"]["dense"]["kernel"].astype(np.float16)
-    )
+    with np.load("new.npz") as archive:
+        kernel = archive["params/dense/kernel"]
+    assert kernel.dtype == np.float16
+    np.testing.assert_array_equal(kernel, TREE["params"]["dense"]["kernel"].astype(np.float16))
     call("convert", "new.npz", "back", "--sep", "/", "--dtype", "float32")
     np.savez_compressed("packed.npz", a=np.arange(3), b=np.asfortranarray(np.ones((2, 3))))
     call("convert", "packed.npz", "back2")
@@ -309,11 +308,13 @@ def test_names_that_other_formats_cannot_have(folder: Path) -> None:
         with pytest.raises(TreepackError, match=message):
             write(_convert.State(tree, None), "new", "")
     _convert.write_npz(_convert.State({"a" * 65_531: 1}, None), "new", "")
-    assert np.load("new")["a" * 65_531] == 1
+    with np.load("new") as archive:
+        assert archive["a" * 65_531] == 1
 
 
 def test_names_as_deep_as_trees(folder: Path) -> None:
     safetensors.numpy.save_file({".".join("a" * 511): np.ones(1)}, "deep.safetensors")
     call("convert", "deep.safetensors", "new", "--dtype", "float16")
     call("convert", "new", "new.npz")
-    assert np.load("new.npz")[".".join("a" * 511)].dtype == np.float16
+    with np.load("new.npz") as archive:
+        assert archive[".".join("a" * 511)].dtype == np.float16

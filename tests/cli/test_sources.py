@@ -251,7 +251,8 @@ def test_bfloat16_of_npz() -> None:
     array = np.arange(6).astype(ml_dtypes.bfloat16).reshape(2, 3)
     for save in (np.savez, np.savez_compressed):
         save("one.npz", w=array, f=np.asfortranarray(array))
-        assert np.load("one.npz")["w"].dtype == np.dtype("V2")
+        with np.load("one.npz") as archive:
+            assert archive["w"].dtype == np.dtype("V2")
         assert "bfloat16[2,3]" in call("ls", "one.npz")
         call("convert", "one.npz", "two.treepack")
         loaded = treepack.load("two.treepack")
