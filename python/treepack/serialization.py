@@ -36,7 +36,7 @@ from treepack._src.pytree import handlers
 from treepack._src.pytree.handlers import register_serialization_state
 from treepack._src.pytree.inspect import get_serialization_info, validate_serializable
 from treepack._src.pytree.state_dict import is_serializable, to_state_dict
-from treepack._src.restore.record import without_structure
+from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.storage.content import read_whole
@@ -212,7 +212,7 @@ def msgpack_restore(
       >>> treepack.serialization.msgpack_restore(encoded, copy=True)["w"].flags.writeable
       True
     """
-    return without_structure(core.restore(encoded_pytree, copy, threads))
+    return take(core.restore(encoded_pytree, copy, threads))[0]
 
 
 def save_to_file(

@@ -18,7 +18,7 @@ from treepack._src.paths import Room, Trail
 from treepack._src.printable import warn
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.code import check_is_tree
-from treepack._src.restore.record import assembled, split
+from treepack._src.restore.record import assembled, take
 from treepack._src.restore.report import ABSENT, Coverage
 from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
 from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
@@ -306,7 +306,7 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
         found = core.restore_recorded(data, how.copy, how.threads)
         if found is not None:
             return found[0]
-    state, record = split(core.restore(data, how.copy, how.threads))
+    state, record = take(core.restore(data, how.copy, how.threads))
     if record is None:  # or its key is damaged, which this finds
         content = data if isinstance(data, core.Content) else core.Content.lent(data)
         core.Catalog.open(content, salvage=False)

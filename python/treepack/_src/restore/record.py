@@ -15,18 +15,22 @@ from treepack._src.restore.report import Convert
 
 
 def split(state: Any) -> tuple[Any, Any]:
-    """Splits off the record of the structure, which may be of any type, or `None`."""
+    """Returns a state without the record of its structure, and the record, or `None`.
+
+    A record that is not bytes is returned, too, and stays in the state.
+    """
+    is_described = type(state) is dict and type(state.get(core.RECORD_KEY)) is bytes
+    return take(dict(state) if is_described else state)
+
+
+def take(state: Any) -> tuple[Any, Any]:
+    """Splits a state of which there is no other reference; see `split`."""
     record = state.get(core.RECORD_KEY) if type(state) is dict else None
-    return without_structure(state), record
-
-
-def without_structure(state: Any) -> Any:
-    """Returns the state of a tree without the record of its structure, which is bytes."""
-    if type(state) is not dict or type(state.get(core.RECORD_KEY)) is not bytes:
-        return state
-    if state.keys() == {core.ROOT_KEY, core.RECORD_KEY}:
-        return state[core.ROOT_KEY]
-    return {key: value for key, value in state.items() if key != core.RECORD_KEY}
+    if type(record) is bytes:
+        del state[core.RECORD_KEY]
+        if state.keys() == {core.ROOT_KEY}:
+            state = state[core.ROOT_KEY]
+    return state, record
 
 
 def assembled(
