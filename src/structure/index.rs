@@ -227,12 +227,49 @@ impl Index {
     }
 }
 
+/// The numbers of all different keys.
+#[derive(Debug, Default)]
+struct Keys {
+    /// How many there are.
+    count: usize,
+    others: HashMap<Box<str>, u32>,
+    /// Those of "0", "1" and so on, which long lists have.
+    indices: Vec<u32>,
+}
+
+impl Keys {
+    /// The number of a key that has been before; a new key gets the next number.
+    fn number(&mut self, key: &str) -> Result<Option<u32>> {
+        let index = index_of(key).filter(|&index| index <= self.indices.len());
+        let known = match index {
+            Some(index) if index < self.indices.len() => Some(self.indices[index]),
+            _ => self.others.get(key).copied(),
+        };
+        let number = known.map_or_else(|| count_of(self.count), Ok)?;
+        if index == Some(self.indices.len()) {
+            grow::push(&mut self.indices, number)?;
+        } else if known.is_none() {
+            self.others.try_reserve(1)?;
+            self.others.insert(grow::to_string(key)?.into(), number);
+        }
+        self.count += usize::from(known.is_none());
+        Ok(known)
+    }
+}
+
+/// The number that a key is in decimal, as elements of lists have it.
+fn index_of(key: &str) -> Option<usize> {
+    let is_short = matches!(key.as_bytes(), [b'0'] | [b'1'..=b'9', ..]) && key.len() < 10;
+    let digits = key.bytes().all(|byte| byte.is_ascii_digit());
+    (is_short && digits).then(|| key.parse().ok()).flatten()
+}
+
 /// Takes down the leaves of a tree in the order of the output.
 #[derive(Debug, Default)]
 pub struct Listing {
     index: Index,
     numbers: HashMap<LeafKind, u32>,
-    keys: HashMap<Box<str>, u32>,
+    keys: Keys,
     /// The number of the last kind: most leaves are like the one before.
     last: Option<u32>,
     /// Where the leaves end.
@@ -304,12 +341,9 @@ impl Listing {
 
     /// The key of the next value.
     pub fn key(&mut self, head: Head, text: &str) -> Result<()> {
-        if let Some(number) = self.keys.get(text) {
-            return self.head(Head::Uint((*number).into()));
+        if let Some(number) = self.keys.number(text)? {
+            return self.head(Head::Uint(number.into()));
         }
-        let number = count_of(self.keys.len())?;
-        self.keys.try_reserve(1)?;
-        self.keys.insert(grow::to_string(text)?.into(), number);
         self.head(head)?;
         grow::extend(&mut self.index.outline, text.as_bytes())
     }
@@ -319,5 +353,31 @@ impl Listing {
         self.end_leaf(end)?;
         self.index.rest = (end - self.ends.last().copied().unwrap_or(0)) as u64;
         Ok((self.index, self.ends))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::Keys;
+
+    proptest! {
+        /// Whether they come in the order of lists or not, and whatever looks like a number.
+        #[test]
+        fn keys_are_numbered_as_they_come(
+            keys in prop::collection::vec("[a0-9]?[0-9]?|[0-2]|99999999999999999999", 0..100),
+        ) {
+            let mut expected = HashMap::new();
+            let mut found = Keys::default();
+            for key in &keys {
+                let count = u32::try_from(expected.len()).unwrap();
+                let known = expected.get(key.as_str()).copied();
+                expected.entry(key.as_str()).or_insert(count);
+                prop_assert_eq!(found.number(key).unwrap(), known);
+            }
+        }
     }
 }

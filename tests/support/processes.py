@@ -36,7 +36,8 @@ if count > 1:
 """
 
 # Those that hold ports, until this process ends.
-_held: list[socket.socket] = []
+_held = contextlib.ExitStack()
+atexit.register(_held.close)
 
 
 def own_port() -> int:
@@ -45,10 +46,9 @@ def own_port() -> int:
     Who binds it has to ask to share it, as the server of jax does; the system gives it to nobody
     who asks for any port.
     """
-    held = socket.socket()
+    held = _held.enter_context(socket.socket())
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind(("127.0.0.1", 0))
-    _held.append(held)
     port: int = held.getsockname()[1]
     return port
 

@@ -125,7 +125,7 @@ pub fn build_recorded<'py>(
     threads: Option<i64>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     // Where all arrays are copied, that is done in threads before nodes are made of them.
-    if source.memory().is_none() || copy == CopyMode::Always {
+    if memory.is_none() || copy == CopyMode::Always {
         return Ok(None);
     }
     let whole = 0..source.len();
