@@ -40,11 +40,19 @@ if importlib.util.find_spec("eformer") is None:
 def pytest_configure(config: pytest.Config) -> None:
     """Lets examples and killed programs leave their files where they go with the tests."""
     # A sixth of the time went into compiling the same functions of jax in every run and process.
+    # What a killed process has half written is compiled again.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    told = "ignore:Error (reading|writing) persistent compilation cache entry"
+    config.addinivalue_line("filterwarnings", told)
     if not hasattr(config, "workerinput"):  # workers inherit it
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="treepack-tests-")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One more than cores in `make test-all`, whose campaigns wait for servers and disks."""
+    return None if config.option.markexpr else (os.cpu_count() or 1) + 1
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
