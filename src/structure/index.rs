@@ -233,7 +233,7 @@ struct Keys {
     /// How many there are.
     count: usize,
     others: HashMap<Box<str>, u32>,
-    /// Those of "0", "1" and so on, which long lists have.
+    /// The numbers of the keys "0", "1" and so on, by index: long lists have many.
     indices: Vec<u32>,
 }
 

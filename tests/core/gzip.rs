@@ -15,8 +15,7 @@ use treepack::raw::Filling;
 use treepack::watch::Watch;
 use treepack::{Error, Result};
 
-/// What a block of input has.
-const BLOCK: usize = 256 << 10;
+use crate::streams::{BLOCK, by_index, check_ranges, in_order};
 
 fn layout(data: &[u8]) -> Layout<Vec<u8>> {
     let mut builder = LayoutBuilder::default();
@@ -42,20 +41,6 @@ fn by_zlib(stream: &[u8]) -> Vec<u8> {
         .read_to_end(&mut out)
         .unwrap();
     out
-}
-
-fn decompress(stream: &[u8]) -> Result<Vec<u8>> {
-    inflate_in_steps(&stream.to_vec(), 0, None, &()).map(|out| out.as_slice().to_vec())
-}
-
-fn by_index(stream: &[u8], threads: usize) -> Option<Vec<u8>> {
-    let stream = stream.to_vec();
-    let indexed = Indexed::open(&stream).unwrap()?;
-    let mut out = vec![MaybeUninit::new(0); indexed.len()];
-    let threads = NonZero::new(threads).unwrap();
-    let whole = indexed.inflate(&mut out, threads, &()).unwrap()?;
-    assert_eq!(indexed.read(0..indexed.len()).unwrap(), whole);
-    Some(whole.to_vec())
 }
 
 /// Bytes without order.
@@ -104,7 +89,7 @@ fn all_lengths_around_blocks_are_read_back() {
             assert_eq!(gzip(data, Method::Adaptive, threads), stream);
         }
         assert!(by_zlib(&stream) == data, "{len}");
-        assert!(decompress(&stream).unwrap() == data, "{len}");
+        assert!(in_order(&stream).unwrap() == data, "{len}");
         for threads in 1..4 {
             match by_index(&stream, threads) {
                 Some(found) => assert!(found == data, "{len}"),
@@ -133,24 +118,7 @@ fn any_range_is_inflated_by_itself() {
     let data = data(9 * BLOCK + 77);
     let stream = gzip(&data, Method::Adaptive, 2);
     let indexed = Indexed::open(&stream).unwrap().unwrap();
-    let edges = [
-        0,
-        1,
-        BLOCK - 1,
-        BLOCK,
-        BLOCK + 1,
-        5 * BLOCK,
-        8 * BLOCK + 5,
-        data.len(),
-    ];
-    for &start in &edges {
-        for &end in edges.iter().filter(|&&end| end >= start) {
-            assert!(
-                indexed.read(start..end).unwrap() == data[start..end],
-                "{start}..{end}"
-            );
-        }
-    }
+    check_ranges(&indexed, &data);
     assert!(indexed.read(0..data.len() + 1).is_err());
 }
 
@@ -163,7 +131,7 @@ fn a_range_needs_only_its_own_blocks() {
     let indexed = Indexed::open(&stream).unwrap().unwrap();
     assert!(indexed.read(0..BLOCK).unwrap() == data[..BLOCK]);
     assert!(by_index(&stream, 2).is_none());
-    assert!(matches!(decompress(&stream), Err(Error::Gzip(_))));
+    assert!(matches!(in_order(&stream), Err(Error::Gzip(_))));
 }
 
 /// What a watch is told, until it is more than allowed.
@@ -264,7 +232,7 @@ proptest! {
             prop_assert!(found == data);
         }
         // Bits of the header mean nothing for the content.
-        if let Ok(found) = decompress(&stream) {
+        if let Ok(found) = in_order(&stream) {
             // So do those of the headers of the index; without it, all data are there.
             prop_assert!(found == data || at < 10 || (cut && at == 0));
         }
@@ -281,6 +249,6 @@ proptest! {
         stream.extend_from_slice(&record);
         stream.extend_from_slice(&[3, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         prop_assert_eq!(by_index(&stream, 1), None);
-        let _ = decompress(&stream);
+        let _ = in_order(&stream);
     }
 }

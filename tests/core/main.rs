@@ -8,3 +8,4 @@ mod gzip;
 mod numbers;
 mod reader;
 mod round_trip;
+mod streams;

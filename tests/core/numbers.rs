@@ -7,17 +7,15 @@
     clippy::cast_sign_loss
 )]
 
-use std::sync::LazyLock;
-
-use std::mem::MaybeUninit;
 use std::num::NonZero;
+use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use treepack::gzip::{Indexed, Method, bound, compress, inflate_in_steps, salvage};
 use treepack::layout::{Layout, LayoutBuilder};
-use treepack::{Error, File, Result};
+use treepack::{Error, File};
 
-const BLOCK: usize = 256 << 10;
+use crate::streams::{BLOCK, by_index, check_ranges, in_order};
 
 /// A layout whose payloads begin anywhere.
 fn layout(data: &[u8], header: usize) -> Layout<Vec<u8>> {
@@ -35,21 +33,6 @@ fn numbers(data: &[u8], header: usize, threads: usize) -> Vec<u8> {
     compress(&layout, Method::Numbers, threads, &mut stream, &()).unwrap();
     assert!(stream.len() <= bound(data.len()), "{}", data.len());
     stream
-}
-
-fn in_order(stream: &[u8]) -> Result<Vec<u8>> {
-    inflate_in_steps(&stream.to_vec(), 0, None, &()).map(|out| out.as_slice().to_vec())
-}
-
-fn by_index(stream: &[u8], threads: usize) -> Option<Vec<u8>> {
-    let stream = stream.to_vec();
-    let indexed = Indexed::open(&stream).unwrap()?;
-    let mut out = vec![MaybeUninit::new(0); indexed.len()];
-    let threads = NonZero::new(threads).unwrap();
-    let whole = indexed.inflate(&mut out, threads, &()).unwrap()?;
-    assert!(indexed.adds_up());
-    assert!(indexed.read(0..indexed.len()).unwrap() == whole);
-    Some(whole.to_vec())
 }
 
 /// Numbers without order, from 0 up to 1.
@@ -140,24 +123,7 @@ fn any_range_is_decoded_by_itself() {
     let data = &MIXED[..];
     let mut stream = numbers(data, 5, 2);
     let indexed = Indexed::open(&stream).unwrap().unwrap();
-    let edges = [
-        0,
-        1,
-        BLOCK - 1,
-        BLOCK,
-        BLOCK + 1,
-        5 * BLOCK,
-        8 * BLOCK + 5,
-        data.len(),
-    ];
-    for &start in &edges {
-        for &end in edges.iter().filter(|&&end| end >= start) {
-            assert!(
-                indexed.read(start..end).unwrap() == data[start..end],
-                "{start}..{end}"
-            );
-        }
-    }
+    check_ranges(&indexed, data);
     drop(indexed);
     let middle = stream.len() / 2;
     stream[middle - 1000..middle + 1000].fill(0xff);

@@ -482,7 +482,7 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def logged(tracer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[str]]:
-    """What happened in folders while a tree was saved there."""
+    """Logs of the calls that saved a tree, by its folder."""
     folder = tmp_path_factory.mktemp("logged")
     _, log = run(tracer, folder, "log_saves(pathlib.Path(sys.argv[1]))")
     found: dict[Path, list[str]] = {}

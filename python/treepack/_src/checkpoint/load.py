@@ -282,7 +282,7 @@ def _renamed_state(
 
 
 def _list_path(path: str, renamed: Mapping[str, str], ordered: Sequence[str]) -> str:
-    """Derives the new path of a list from that of a leaf in it; `ordered` has all old paths."""
+    """Derives the new path of a list from a leaf in it; `ordered` has the old paths, sorted."""
     below = f"{path}/"
     at = bisect.bisect_left(ordered, below)
     while at < len(ordered) and ordered[at].startswith(below):

@@ -1,0 +1,49 @@
+//! Readers of compressed streams, for the tests of each method.
+
+use std::mem::MaybeUninit;
+use std::num::NonZero;
+
+use treepack::Result;
+use treepack::gzip::{Indexed, inflate_in_steps};
+
+/// The length of a block of input in bytes.
+pub const BLOCK: usize = 256 << 10;
+
+/// Reads a stream from its start to its end.
+pub fn in_order(stream: &[u8]) -> Result<Vec<u8>> {
+    inflate_in_steps(&stream.to_vec(), 0, None, &()).map(|out| out.as_slice().to_vec())
+}
+
+/// Reads a stream by its index.
+pub fn by_index(stream: &[u8], threads: usize) -> Option<Vec<u8>> {
+    let stream = stream.to_vec();
+    let indexed = Indexed::open(&stream).unwrap()?;
+    let mut out = vec![MaybeUninit::new(0); indexed.len()];
+    let threads = NonZero::new(threads).unwrap();
+    let whole = indexed.inflate(&mut out, threads, &()).unwrap()?;
+    assert!(indexed.adds_up());
+    assert!(indexed.read(0..indexed.len()).unwrap() == whole);
+    Some(whole.to_vec())
+}
+
+/// Compares ranges of more than nine blocks with those of the data.
+pub fn check_ranges(indexed: &Indexed<&Vec<u8>>, data: &[u8]) {
+    let edges = [
+        0,
+        1,
+        BLOCK - 1,
+        BLOCK,
+        BLOCK + 1,
+        5 * BLOCK,
+        8 * BLOCK + 5,
+        data.len(),
+    ];
+    for &start in &edges {
+        for &end in edges.iter().filter(|&&end| end >= start) {
+            assert!(
+                indexed.read(start..end).unwrap() == data[start..end],
+                "{start}..{end}"
+            );
+        }
+    }
+}
