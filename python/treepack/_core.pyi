@@ -42,12 +42,12 @@ __all__ = [
     "other_kinds",
     "problems",
     "ranges_of_box",
-    "rebuild",
     "record_metadata",
     "restore",
-    "restore_like",
+    "restore_encoded",
     "restore_recorded",
     "restore_selected",
+    "restore_state",
     "set_hooks",
     "stream_items",
     "thread_count",
@@ -843,73 +843,77 @@ def restore(
       DecodeError: A ValueError. If the data do not encode a tree.
     """
 
-def restore_like(
+def restore_encoded(
     data: Buffer | Content,
-    template: Any,
+    target: Any,
+    settle: Callable[[list[tuple[Trail, Any, Any]]], list[Any]],
     strict: bool | Literal["exact"],
     converts: bool,
     everywhere: bool,
     copy: bool | None,
     threads: int | None,
-) -> Any | None:
-    """Decodes a tree into a template, in one step.
+) -> tuple[Any] | None:
+    """Restores a template from encoded bytes that are just like it, in one pass.
 
-    `None` where the tree is not just like the template: other keys or another order, leaves that do
-    not match exactly, containers that only Python knows, errors. With `converts`, any array that
-    differs from the template is such a leaf; with `everywhere` as well, all arrays are.
+    Args:
+      data: The bytes.
+      target: The template.
+      settle: Takes the paths of leaves that do not plainly match, those of the template, and those
+        that were read; returns the leaves of the tree.
+      strict: Whether to compare leaves.
+      converts: Whether to settle arrays that are to become those of jax.
+      everywhere: Whether these are all arrays.
+      copy: See `restore`.
+      threads: See `restore`.
+
+    Returns:
+      The tree. `None` if the data have other containers than the template, other keys or another
+      order of keys, if only Python knows a container, and for all errors of the data.
     """
 
 def restore_recorded(
-    data: Buffer | Content, copy: bool | None, threads: int | None
+    data: Buffer | Content,
+    copy: bool | None,
+    threads: int | None,
+    *,
+    convert: Callable[[list[Any]], list[Any]] | None = None,
+    everywhere: bool = False,
+    unknown_as_dict: bool = False,
+    plain: bool = False,
+    static: Any = None,
 ) -> tuple[Any] | None:
-    """Decodes a tree with the containers of the record of its structure, in one step.
+    """Restores a tree by the record at the end of its encoding, in one pass; see `assemble`.
 
-    `None` where the record has more than dicts of strings, lists, tuples, and types that are called
-    to make nodes (`NodeType.order`); where the data are not in memory, or all arrays are to be
-    copied; and for all errors.
+    `None` where the data have no record, or are not as it says.
+
+    Raises:
+      DecodeError: A ValueError. If a node cannot be made.
     """
 
 def restore_selected(
     file: Catalog,
     value: int,
-    template: Any,
-    settle: Callable[[list[tuple[Trail, Any, Any]]], list[Any] | None],
+    target: Any,
+    name: str,
+    restore: Any,
     *,
     marks: Marks | None,
     selector: Selector | None,
-    strict: bool,
-    converts: bool,
-    everywhere: bool,
-    keeps_missing: bool,
-    takes_more: bool | None,
-    note: bool,
     copy: bool | None,
     threads: int | None,
-) -> tuple[Any, tuple[list[Trail], list[tuple[Trail, Any]]]] | None:
-    """Restores leaves of a file into a template, if its containers fit exactly.
+) -> Any:
+    """Restores leaves of a file in a template.
 
     Args:
       file: The file.
       value: The part of it for the template.
-      template: The template.
-      settle: Takes the paths of leaves that do not match exactly, those of the template, and those
-        that were read. Returns their replacements, or `None` if they do not match.
+      target: The template.
+      name: The name of the whole.
+      restore: The `Restore` under way, which says what stays, and notes paths and mismatches.
       marks: The leaves to read; `None` for all. The others are kept from the template.
       selector: Decides whether a leaf that the file lacks is selected; `None` if unknown.
-      strict: Whether to compare leaves.
-      converts: Whether to settle arrays that are to become those of jax.
-      everywhere: Whether these are all arrays.
-      keeps_missing: Whether to keep leaves of the template that the file lacks.
-      takes_more: Whether the file may have leaves that the template lacks; `None` if only where
-        that has a dict.
-      note: Whether to note paths.
       copy: See `restore`.
       threads: See `restore`.
-
-    Returns:
-      The tree and, if noted, the paths of leaves that were read, and the kept parts of the template
-      with their paths. `None` if the tree must be restored in another way, which explains why it
-      does not fit.
     """
 
 def convertible(content: Content) -> Literal["safetensors", "npz", "stream"] | None:
@@ -918,11 +922,8 @@ def convertible(content: Content) -> Literal["safetensors", "npz", "stream"] | N
 def stream_items(content: Content) -> list[tuple[list[str], int, int]]:
     """Returns the keys and ranges of the leaves of a stream."""
 
-def rebuild(target: Any, state: Any, name: str, restore: Any) -> Any:
-    """Restores the child of a template from its state, like `template.restore_child`.
-
-    Dicts, lists, tuples and matching leaves are handled natively.
-    """
+def restore_state(target: Any, state: Any, name: str, restore: Any) -> Any:
+    """Restores the child of a template from its state, as `template.restore_child` does."""
 
 def assemble(
     state: Any,
@@ -944,7 +945,7 @@ def assemble(
       record: The record of the structure; `None` if the tree is the state.
       convert: Takes all leaves that were arrays of jax, each as its path, `None`, the leaf, whether
         its dtype was weak, and its sharding or `None`; returns their replacements.
-      everywhere: Whether to call `convert` even if there are none: it replaces others in the state.
+      everywhere: Whether these are all arrays.
       unknown_as_dict: Whether nodes of unknown types become dicts.
       plain: Whether tuples become lists, and nodes of all other types dicts.
       placeholders: Whether the leaves are placeholders, which the code of types cannot use.

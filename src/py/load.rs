@@ -5,10 +5,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::content::Content;
-use super::memory::{Borrowed, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint};
+use super::memory::{
+    Borrowed, Owned, keep_reserve, list_of_results, new_string, new_tuple_of, new_uint,
+};
 use super::objects::{build, build_like, build_recorded};
 use super::options::integer_or_none;
-use super::restore::Matching;
+use super::restore::{How, Matching};
 use super::watch::{Signals, Watcher};
 use crate::catalog::stream_items as items;
 use crate::sniff::{self, Convertible, explain};
@@ -40,53 +42,81 @@ pub fn restore<'py>(
     build(data.py(), &borrowed, whole, memory, copy.into(), threads)
 }
 
-/// The same in a template, if all of it plainly fits; see `_core.pyi`.
+/// Restores a template from data that are just like it; see `_core.pyi`.
 #[pyfunction]
-pub fn restore_like<'py>(
+#[allow(clippy::too_many_arguments)] // as in Python
+pub fn restore_encoded<'py>(
     data: &Bound<'py, PyAny>,
     template: &Bound<'py, PyAny>,
+    settle: &Bound<'py, PyAny>,
     strict: &Bound<'py, PyAny>,
     converts: bool,
     everywhere: bool,
     copy: Option<bool>,
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
+) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
     let matching = Matching::new(data.py(), strict.is_truthy()?, converts, everywhere);
-    if let Ok(content) = data.cast_exact::<Content>() {
-        let source = content.get().source();
-        let memory = Content::owned(content);
-        let tree = build_like(template, &matching, source, memory, copy.into(), threads);
-        if !matches!(tree, Ok(None)) {
-            content.get().release();
-        }
-        return tree;
-    }
-    let borrowed = Borrowed::buffer(data)?;
-    let memory = Some(borrowed.owned(data.py()));
-    build_like(template, &matching, &borrowed, memory, copy.into(), threads)
+    let tree = with_source(data, |source, memory| {
+        build_like(
+            template,
+            settle,
+            matching,
+            source,
+            memory,
+            copy.into(),
+            threads,
+        )
+    })?;
+    Ok(tree.map(|tree| (tree,)))
 }
 
-/// The same of data with a record of their structure, with its containers; see `_core.pyi`.
+/// Restores the tree of data with a record of their structure; see `_core.pyi`.
 #[pyfunction]
+#[pyo3(signature = (
+    data, copy, threads, *, convert=None, everywhere=false, unknown_as_dict=false, plain=false,
+    r#static=None,
+))]
+#[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools)] // they have names in Python
 pub fn restore_recorded<'py>(
     data: &Bound<'py, PyAny>,
     copy: Option<bool>,
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+    convert: Option<Bound<'py, PyAny>>,
+    everywhere: bool,
+    unknown_as_dict: bool,
+    plain: bool,
+    r#static: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
-    let py = data.py();
-    if let Ok(content) = data.cast_exact::<Content>() {
-        let source = content.get().source();
-        let memory = Content::owned(content);
-        let tree = build_recorded(py, source, memory, copy.into(), threads)?;
-        if tree.is_some() {
-            content.get().release();
-        }
-        return Ok(tree.map(|tree| (tree,)));
-    }
-    let borrowed = Borrowed::buffer(data)?;
-    let memory = Some(borrowed.owned(py));
-    let tree = build_recorded(py, &borrowed, memory, copy.into(), threads)?;
+    let how = How {
+        convert,
+        everywhere,
+        unknown_as_dict,
+        plain,
+        placeholders: false,
+        fillings: r#static,
+        absent: None,
+    };
+    let tree = with_source(data, |source, memory| {
+        build_recorded(data.py(), how, source, memory, copy.into(), threads)
+    })?;
     Ok(tree.map(|tree| (tree,)))
+}
+
+/// Calls a function with a bytes-like object or a [`Content`], whose pages are released if it returns a
+/// tree.
+fn with_source<'py, T>(
+    data: &Bound<'py, PyAny>,
+    build: impl FnOnce(&dyn Source, Option<Owned<'_, 'py>>) -> PyResult<Option<T>>,
+) -> PyResult<Option<T>> {
+    let Ok(content) = data.cast_exact::<Content>() else {
+        let borrowed = Borrowed::buffer(data)?;
+        return build(&borrowed, Some(borrowed.owned(data.py())));
+    };
+    let tree = build(content.get().source(), Content::owned(content))?;
+    if tree.is_some() {
+        content.get().release();
+    }
+    Ok(tree)
 }
 
 /// Which format data have that is no msgpack of one tree; see `_core.pyi`.

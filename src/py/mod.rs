@@ -8,13 +8,12 @@
 //! | `pipe.rs` | a pipe that a save writes to and Python reads |
 //! | `catalog/` | leaves by their paths, read one by one |
 //! | `select.rs` | which leaves are meant |
-//! | `selected.rs` | some leaves of a file in the place of those of a template |
 //! | `manifest.rs` | what holds the files of a sharded checkpoint together |
 //! | `grid.rs` | arrays that are cut into shards |
 //! | `boxes.rs` | boxes of such arrays, found in files and read |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
 //! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
-//! | `objects/` | Python objects of events; by a template (`like.rs`), by a record (`recorded.rs`) |
+//! | `objects/` | Python objects of events; for the walk over a template (`encoded.rs`), by a record (`recorded.rs`) |
 //! | `restore/` | the putting together of containers: as a template, or as a record of the structure says |
 //! | `value.rs` | typed values (static data, keys, metadata) as Python objects |
 //! | `classes.rs` | what values are, as Python tells by their types |
@@ -56,7 +55,6 @@ mod plan;
 mod restore;
 mod save;
 mod select;
-mod selected;
 mod value;
 mod walk;
 mod watch;
@@ -76,7 +74,7 @@ mod _core {
     #[pymodule_export]
     use super::boxes::{ShardBox, Shards};
     #[pymodule_export]
-    use super::catalog::Catalog;
+    use super::catalog::{Catalog, restore_selected};
     #[pymodule_export]
     use super::content::Content;
     #[pymodule_export]
@@ -88,7 +86,7 @@ mod _core {
     #[pymodule_export]
     use super::hooks::set_hooks;
     #[pymodule_export]
-    use super::load::{convertible, restore, restore_like, restore_recorded, stream_items};
+    use super::load::{convertible, restore, restore_encoded, restore_recorded, stream_items};
     #[pymodule_export]
     use super::manifest::Manifest;
     #[pymodule_export]
@@ -101,14 +99,12 @@ mod _core {
     use super::plan::{ShardHolders, ShardPlan};
     #[pymodule_export]
     use super::restore::{
-        assemble, has_older_types, mark_older, other_kinds, rebuild, record_metadata,
+        assemble, has_older_types, mark_older, other_kinds, record_metadata, restore_state,
     };
     #[pymodule_export]
     use super::save::{Layout, problems, walk, write_file};
     #[pymodule_export]
     use super::select::{Marks, Selector, captures};
-    #[pymodule_export]
-    use super::selected::restore_selected;
     #[pymodule_export]
     use super::value::{decode_value, encode_value};
 }

@@ -122,8 +122,8 @@ def test_what_a_class_raises_names_the_type_and_the_path() -> None:
     assert caught.value.path == "x/0"
 
 
-@pytest.mark.parametrize("copy", [None, True])
-def test_states_of_nodes_are_not_there_beside_all_nodes(copy: bool | None) -> None:
+@pytest.mark.parametrize("options", [{}, {"copy": True}, {"dtype": "float32"}], ids=str)
+def test_states_of_nodes_are_not_there_beside_all_nodes(options: dict[str, Any]) -> None:
     """Or Python's garbage collector would run again and again, over more and more objects."""
     seen = []
 
@@ -138,8 +138,8 @@ def test_states_of_nodes_are_not_there_beside_all_nodes(copy: bool | None) -> No
     data = treepack.dumps([Counted(at) for at in range(10_000)])
     seen.clear()
     before = gc.get_stats()[0]["collections"]
-    assert len(treepack.loads(data, copy=copy)) == len(seen) == 10_000
+    assert len(treepack.loads(data, **options)) == len(seen) == 10_000
     # Once for the objects that stay, or for the states of which they are made.
     assert gc.get_stats()[0]["collections"] - before <= 10_000 // gc.get_threshold()[0] + 2
-    if copy:
+    if "dtype" in options:  # nodes take the places of states
         assert seen[-1] - seen[0] <= 1

@@ -77,7 +77,7 @@ def outcome(data: bytes, **options: Any) -> Any:
 def without(data: bytes, **options: Any) -> Any:
     """Returns the same of the state."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(core, "restore_recorded", lambda *_: None)
+        patch.setattr(core, "restore_recorded", lambda *_, **__: None)
         return outcome(data, **options)
 
 
@@ -92,10 +92,11 @@ def test_what_is_built_is_what_the_state_becomes(tree: Any) -> None:
 
 
 @pytest.mark.parametrize("tree", OTHERS, ids=repr)
-def test_what_else_there_is_becomes_a_state(tree: Any) -> None:
+def test_other_kinds_of_nodes_are_what_the_state_becomes(tree: Any) -> None:
     data = treepack.dumps(tree)
-    assert core.restore_recorded(data, None, None) is None
-    assert outcome(data) == without(data)
+    assert core.restore_recorded(data, None, None) is not None
+    for options in ({}, {"arrays": "jax"}, {"arrays": "numpy"}, {"containers": "plain"}):
+        assert outcome(data, **options) == without(data, **options)
     assert core.restore_recorded(serialization.to_bytes(tree), None, None) is None
 
 

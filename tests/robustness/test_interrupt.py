@@ -119,7 +119,7 @@ def cases(path: Path) -> dict[str, tuple[str, Callable[[int], Callable[[], Any]]
         "loads": ("restore_recorded", loads),
         "the state of loads": ("restore", functools.partial(loads, copy=True)),
         "the tree of that": ("assemble", functools.partial(loads, copy=True)),
-        "from_state_dict": ("rebuild", from_state_dict),
+        "from_state_dict": ("restore_state", from_state_dict),
         "metadata": (
             "encode_value",
             lambda size: lambda: treepack.dumps([], metadata=list(range(size * 50_000))),
@@ -272,7 +272,7 @@ def test_what_a_handler_raises_is_not_swallowed():
         template = [0] * (size * 200_000)
         data = treepack.serialization.to_bytes(template)
         work = functools.partial(treepack.serialization.from_bytes, template, data)
-        return interrupted("restore_like", work, TimeoutError)
+        return interrupted("restore_encoded", work, TimeoutError)
 
     assert soon(attempt)
 

@@ -8,12 +8,14 @@
 //! | `paths.rs` | paths of values, one after the other |
 //! | `kinds.rs` | what leaves are |
 //! | `state.rs` | reading leaves, and the state of containers |
+//! | `selected.rs` | catalogs, for the walk over a template |
 //! | `boxes.rs` | reading boxes of arrays |
 
 mod boxes;
 mod file;
 mod kinds;
 mod paths;
+mod selected;
 mod state;
 
 use std::collections::{BTreeSet, HashSet};
@@ -44,6 +46,7 @@ use crate::{Error, Result, grow, parallel};
 
 pub use self::boxes::{BoxBounds, bounds_of};
 pub use self::file::Catalog;
+pub use self::selected::restore_selected;
 
 #[pymethods]
 impl Catalog {

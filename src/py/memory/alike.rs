@@ -66,34 +66,6 @@ pub fn write_alike<P: Payload>(
     count
 }
 
-/// How many of the next values of a dict are arrays of the dtype and shape of this one, at most `most`.
-///
-/// To look at many in a row takes a third of the time: they are fetched from memory all at once.
-pub fn count_alike(
-    dict: &Bound<'_, PyDict>,
-    position: ffi::Py_ssize_t,
-    array: &Bound<'_, PyUntypedArray>,
-    most: usize,
-) -> usize {
-    if cfg!(feature = "free-threaded") {
-        return 0; // code that changes the dict runs meanwhile
-    }
-    let alike = Alike::of(array);
-    let class = PyUntypedArray::type_object_raw(dict.py());
-    let mut at = position;
-    let mut next_is_alike = || {
-        let mut value = ptr::null_mut();
-        // SAFETY: the call checks the position against the dict as it is, and lends a reference, which is
-        // used only here, where no code of Python runs. The type is compared before it is relied on.
-        unsafe {
-            ffi::PyDict_Next(dict.as_ptr(), &raw mut at, ptr::null_mut(), &raw mut value) != 0
-                && ffi::Py_TYPE(value) == class
-                && alike.is_of(value.cast())
-        }
-    };
-    (0..most).take_while(|_| next_is_alike()).count()
-}
-
 /// The text of a `str`, unless it has none in UTF-8.
 ///
 /// # Safety

@@ -227,16 +227,6 @@ impl Alike {
         with_critical_section(array, || unsafe { self.memory_of(array.as_array_ptr()) })
     }
 
-    /// What arrays like this one have in common.
-    pub fn of(array: &Bound<'_, PyUntypedArray>) -> Self {
-        let parts = ArrayParts::of(array);
-        Self {
-            dtype: array.dtype().unbind(),
-            shape: parts.shape,
-            nbytes: parts.nbytes,
-        }
-    }
-
     /// Whether an array has this dtype and shape.
     ///
     /// # Safety

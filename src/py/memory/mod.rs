@@ -42,7 +42,7 @@ mod pages;
 mod reserve;
 mod writable;
 
-pub use alike::{count_alike, write_alike};
+pub use alike::write_alike;
 pub use arrays::{Alike, ArrayParts, FreshArray, Owned, SmallCopies, view};
 pub use borrowed::{Borrowed, exported};
 pub use bytes::{

@@ -10,27 +10,24 @@
 //! | `arrays.rs` | arrays |
 //! | `copies.rs` | arrays that are filled at the end |
 //! | `keys.rs` | keys of maps |
-//! | `like.rs` | the containers of a template around what is read |
-//! | `recorded.rs` | the containers of a record around what is read |
+//! | `encoded.rs` | encoded bytes, for the walks that restore trees |
 
 mod arrays;
 mod copies;
+mod encoded;
 mod keys;
-mod like;
-mod recorded;
 mod values;
 
 use std::ops::Range;
 
 use pyo3::prelude::*;
 
-use self::recorded::Plan;
 use self::values::Objects;
 use super::memory::Owned;
-use super::restore::Matching;
 use crate::sniff::explain;
 use crate::source::Source;
 
+pub use self::encoded::{build_like, build_recorded};
 pub use self::values::CopyMode;
 
 /// The tree that a part of a source encodes. Arrays can be views of `memory`, which is all of the
@@ -86,58 +83,13 @@ impl<'a, 'py> Parts<'a, 'py> {
         })
     }
 
+    /// Copies the bytes of large arrays that were read so far.
+    pub fn copy(&mut self) -> PyResult<()> {
+        self.0.copy_all()
+    }
+
     /// Copies what was left to be copied.
     pub fn finish(self) -> PyResult<()> {
         self.0.copied(())
-    }
-}
-
-/// The tree as `build` makes it, around which the containers of a template are built; nothing if
-/// the tree is not just like the template.
-pub fn build_like<'py>(
-    template: &Bound<'py, PyAny>,
-    matching: &Matching<'py>,
-    source: &dyn Source,
-    memory: Option<Owned<'_, 'py>>,
-    copy: CopyMode,
-    threads: Option<i64>,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let py = template.py();
-    let whole = 0..source.len();
-    let mut objects = Objects::new(py, source, whole, source.len(), memory, copy, threads)?;
-    match objects.root_like(template, matching) {
-        Ok(Some(tree)) if objects.reader.finish().is_ok() => objects.copied(tree).map(Some),
-        Err(failure) if objects.interrupted || failure.must_be_raised(py) => {
-            Err(failure.into_py(py, "restoring"))
-        }
-        // What is wrong is told when all is read once more.
-        _ => Ok(None),
-    }
-}
-
-/// The tree of a source that has a record of its structure, without a state dict; nothing unless
-/// all of the record is handled so, and the source is as it tells.
-pub fn build_recorded<'py>(
-    py: Python<'py>,
-    source: &dyn Source,
-    memory: Option<Owned<'_, 'py>>,
-    copy: CopyMode,
-    threads: Option<i64>,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
-    // Where all arrays are copied, that is done in threads before nodes are made of them.
-    if memory.is_none() || copy == CopyMode::Always {
-        return Ok(None);
-    }
-    let whole = 0..source.len();
-    let mut objects = Objects::new(py, source, whole, source.len(), memory, copy, threads)?;
-    let plan = Plan::of(py, source);
-    let found = plan.and_then(|plan| plan.map_or(Ok(None), |plan| objects.root_recorded(&plan)));
-    match found {
-        Ok(Some(tree)) if objects.reader.finish().is_ok() => objects.copied(tree).map(Some),
-        Err(failure) if objects.interrupted || failure.must_be_raised(py) => {
-            Err(failure.into_py(py, "loading"))
-        }
-        // What is wrong is told when all is read once more.
-        _ => Ok(None),
     }
 }

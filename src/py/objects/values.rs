@@ -1,5 +1,6 @@
 //! From one event after the other to objects.
 
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -105,15 +106,20 @@ impl<'a, 'py> Objects<'a, 'py> {
         })
     }
 
-    /// A tree, once all its arrays have been copied.
-    pub(super) fn copied<T>(self, tree: T) -> PyResult<T> {
+    /// Copies the bytes of all arrays that wait for that.
+    pub(super) fn copy_all(&mut self) -> PyResult<()> {
         if self.copies.is_empty() {
-            return Ok(tree);
+            return Ok(());
         }
+        let copies = mem::take(&mut self.copies);
         let watcher = Watcher::signals();
-        copy_all(self.py, self.source, self.copies, self.threads, &watcher)
-            .map_err(|error| watcher.explain(error, PyErr::from))?;
-        Ok(tree)
+        copy_all(self.py, self.source, copies, self.threads, &watcher)
+            .map_err(|error| watcher.explain(error, PyErr::from))
+    }
+
+    /// A tree, once all its arrays have been copied.
+    pub(super) fn copied<T>(mut self, tree: T) -> PyResult<T> {
+        self.copy_all().map(|()| tree)
     }
 }
 
@@ -163,7 +169,7 @@ impl<'py> Objects<'_, 'py> {
             Event::Bin(span) => self.bytes(span)?,
             Event::Scalar(number) => {
                 // The scalar is taken out of its array, so the bytes must be there.
-                let at_once = std::mem::replace(&mut self.at_once, true);
+                let at_once = mem::replace(&mut self.at_once, true);
                 let array = self.array(number, CopyMode::Always);
                 self.at_once = at_once;
                 array?.get_item(PyTuple::empty(py))?

@@ -1,11 +1,15 @@
-//! Keys: dicts of them, paths of them, and those of elements.
+//! Keys: dicts of them, the way that they lead through a tree, and those of elements.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
+use smallvec::SmallVec;
 
 use super::super::hooks::Hooks;
-use super::super::memory::new_dict;
-use crate::{Result, grow};
+use super::super::memory::{new_dict, new_string};
+use crate::grow;
 
 /// A dict with these keys, as many as there are children.
 #[inline(never)] // what calls this is recursive
@@ -21,51 +25,109 @@ pub(super) fn dict_of<'py>(
     Ok(dict)
 }
 
-/// The keys that lead to a place of a tree, and the `Trail` of each that was asked for: see
-/// `paths.py`. Trails share what is above them, where texts of paths would repeat a long key for
-/// each leaf below it.
-#[derive(Default)]
-pub struct Keys<'py> {
-    keys: Vec<Bound<'py, PyAny>>,
-    /// The trail of the root, and those of the first keys.
-    trails: Vec<Bound<'py, PyAny>>,
+/// The name of a child of a container.
+#[derive(Clone)]
+pub enum Name<'py> {
+    Text(Bound<'py, PyString>),
+    /// The index of an element, which is in decimal digits elsewhere.
+    Index(usize),
 }
 
-impl<'py> Keys<'py> {
-    /// No keys below a place with this trail.
-    pub(super) fn below(root: Bound<'py, PyAny>) -> Result<Self> {
-        let mut found = Self::default();
-        grow::push(&mut found.trails, root)?;
-        Ok(found)
-    }
-
-    /// Goes one level down.
-    pub fn push(&mut self, key: Bound<'py, PyAny>) -> PyResult<()> {
-        Ok(grow::push(&mut self.keys, key)?)
-    }
-
-    /// Goes one level up, and returns the key that led down.
-    pub fn pop(&mut self) -> Option<Bound<'py, PyAny>> {
-        self.trails.truncate(self.keys.len());
-        self.keys.pop()
-    }
-
-    /// The keys from the root on.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Bound<'py, PyAny>> {
-        self.keys.iter().cloned()
-    }
-
-    /// The trail of this place.
-    pub fn trail(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let trail = Hooks::get(py)?.trail.bind(py);
-        if self.trails.is_empty() {
-            grow::push(&mut self.trails, trail.call0()?)?;
+impl<'py> Name<'py> {
+    /// The name, unless it has no UTF-8.
+    pub fn text(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Text(text) => text.to_str().ok().map(Cow::Borrowed),
+            Self::Index(index) => Some(Cow::Owned(index.to_string())),
         }
-        for at in self.trails.len() - 1..self.keys.len() {
-            let next = trail.call1((&self.trails[at], &self.keys[at]))?;
-            grow::push(&mut self.trails, next)?;
+    }
+
+    /// The name as a string of Python.
+    pub fn object(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
+        match self {
+            Self::Text(text) => Ok(text.clone()),
+            Self::Index(index) => new_string(py, index.to_string().as_bytes()),
         }
-        Ok(self.trails[self.keys.len()].clone())
+    }
+}
+
+/// A place of a tree during a walk, below the one that it was reached from. Its `Trail` (see `paths.py`) is
+/// made where it is needed, and kept: trails share their beginnings, where texts of paths would repeat
+/// a long key for each leaf below it.
+pub struct Here<'a, 'py> {
+    above: Option<(&'a Here<'a, 'py>, &'a Name<'py>)>,
+    trail: OnceCell<Bound<'py, PyAny>>,
+    /// The number of names that lead here.
+    pub(super) depth: usize,
+}
+
+impl<'a, 'py> Here<'a, 'py> {
+    /// The root of a tree, perhaps with its trail, which is empty otherwise.
+    pub fn root(trail: Option<Bound<'py, PyAny>>) -> Self {
+        Self {
+            above: None,
+            trail: trail.map_or_else(OnceCell::new, OnceCell::from),
+            depth: 0,
+        }
+    }
+
+    /// The child of this name.
+    #[inline]
+    pub(super) fn below(&'a self, name: &'a Name<'py>) -> Self {
+        Self {
+            above: Some((self, name)),
+            trail: OnceCell::new(),
+            depth: self.depth + 1,
+        }
+    }
+
+    /// The names that lead here.
+    pub(super) fn names(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let mut names = grow::with_room(self.depth)?;
+        let mut here = self;
+        while let Some((above, name)) = here.above {
+            names.push(name.object(py)?.into_any());
+            here = above;
+        }
+        names.reverse();
+        Ok(names)
+    }
+
+    /// The trail of this place. `root` returns that of the root, if it is not known.
+    pub(super) fn trail_from(
+        &self,
+        py: Python<'py>,
+        root: impl FnOnce() -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let mut unknown: SmallVec<[&Self; 8]> = SmallVec::new();
+        let mut here = self;
+        let mut trail = loop {
+            match (here.trail.get(), here.above) {
+                (Some(trail), _) => break trail.clone(),
+                (None, None) => {
+                    let root = root()?;
+                    let _ = here.trail.set(root.clone());
+                    break root;
+                }
+                (None, Some((above, _))) => {
+                    unknown.push(here);
+                    here = above;
+                }
+            }
+        };
+        let class = Hooks::get(py)?.trail.bind(py);
+        for here in unknown.into_iter().rev() {
+            if let Some((_, name)) = here.above {
+                trail = class.call1((trail, name.object(py)?))?;
+                let _ = here.trail.set(trail.clone());
+            }
+        }
+        Ok(trail)
+    }
+
+    /// The trail of this place; that of the root is empty, if it is not known.
+    pub(super) fn trail(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.trail_from(py, || Hooks::get(py)?.trail.bind(py).call0())
     }
 }
 

@@ -10,7 +10,7 @@ use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
 use super::super::memory::{dict_next, has_string_keys, new_dict};
 use super::super::watch::Signals;
-use super::keys::Keys;
+use super::keys::{Here, Name};
 use super::nodes::{children, node_at};
 use crate::structure::{Kind, Node, Record, Repeat};
 
@@ -38,8 +38,7 @@ pub fn other_kinds<'py>(
             return Ok(None);
         }
         let found = new_dict(py)?;
-        let mut keys = Keys::below(root)?;
-        kinds.tell(state, node, &mut keys, &found)?;
+        kinds.tell(state, node, &Here::root(Some(root)), &found)?;
         Ok(Some(found))
     };
     let told: Walked<_> = told(root);
@@ -183,7 +182,7 @@ impl<'py> Kinds<'_, 'py> {
         &self,
         state: &Bound<'py, PyAny>,
         node: usize,
-        path: &mut Keys<'py>,
+        here: &Here<'_, 'py>,
         told: &Bound<'py, PyDict>,
     ) -> Walked {
         let node = &self.record.nodes[node];
@@ -195,7 +194,7 @@ impl<'py> Kinds<'_, 'py> {
             _ => None,
         };
         if let Some(kind) = kind {
-            told.set_item(path.trail(state.py())?, kind)?;
+            told.set_item(here.trail(state.py())?, kind)?;
         }
         let Ok(dict) = children(state, node) else {
             return Ok(());
@@ -204,9 +203,8 @@ impl<'py> Kinds<'_, 'py> {
         for Repeat(times, child) in &node.1 {
             for _ in 0..*times {
                 if let Some((key, state)) = dict_next(dict, &mut position) {
-                    path.push(key)?;
-                    self.tell(&state, *child as usize, path, told)?;
-                    path.pop();
+                    let name = Name::Text(key.str()?);
+                    self.tell(&state, *child as usize, &here.below(&name), told)?;
                 }
             }
         }

@@ -1,18 +1,15 @@
 //! What is known of a type of nodes, and the making of nodes by its class itself.
 
 use std::cell::RefCell;
-use std::rc::Rc;
 
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::PyTuple;
 
-use super::super::failure::Walked;
 use super::super::hashes::may_be_key;
-use super::super::hooks::Hooks;
-use super::super::memory::{dict_next, new_tuple_of};
-use crate::structure::NodeType;
+use super::super::memory::new_tuple_of;
+use super::keys::Name;
 
 /// What of a type makes nodes, unless they are abstract.
 pub(super) const UNFLATTEN: &str = "unflatten";
@@ -34,8 +31,6 @@ struct Arguments<'py> {
     /// The names of the children, as the objects that were met last: the keys of most nodes of a
     /// type are the same objects.
     children: RefCell<Vec<Bound<'py, PyAny>>>,
-    /// The same, as they were at first.
-    names: Vec<String>,
     /// How much static data there is.
     fields: usize,
     /// The numbers of these, children first, in the order of the arguments.
@@ -55,11 +50,8 @@ impl<'py> Known<'py> {
             let order: Vec<usize> = order.extract()?;
             let count = children.len() + fields.len();
             let is_there = order.iter().all(|number| *number < count);
-            let names = children.iter().map(PyAnyMethods::extract);
-            let names = names.collect::<PyResult<_>>()?;
             is_there.then(|| Arguments {
                 children: RefCell::new(children),
-                names,
                 fields: fields.len(),
                 order,
             })
@@ -73,40 +65,8 @@ impl<'py> Known<'py> {
         })
     }
 
-    /// A type that is called to make nodes; nothing if the program knows none, or it is not.
-    pub fn called(py: Python<'py>, class: &NodeType) -> Walked<Option<Rc<Self>>> {
-        let find = Hooks::get(py)?.find_node_type.bind(py);
-        let no_fillings = py.None();
-        let found = find.call1((&class.name, &class.fields, class.version, true, no_fillings))?;
-        if found.is_none() {
-            return Ok(None);
-        }
-        let known = Self::of(&found, UNFLATTEN)?;
-        Ok(known.arguments.is_some().then(|| Rc::new(known)))
-    }
-
-    /// Static data that all nodes with the same bytes can have; nothing for others, and for those
-    /// with holes.
-    pub fn decoded(&self, data: &Bound<'py, PyBytes>) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        if has_holes(data.as_bytes()) {
-            return Ok(None);
-        }
-        let data = self.decode.call1((data,))?;
-        let fields = self.arguments.as_ref().map(|arguments| arguments.fields);
-        match data.cast_into_exact::<PyTuple>() {
-            Ok(data) if Some(data.len()) == fields && is_constant(data.as_any())? => Ok(Some(data)),
-            _ => Ok(None),
-        }
-    }
-
-    /// The names of the children.
-    pub fn names(&self) -> &[String] {
-        let arguments = self.arguments.as_ref();
-        arguments.map_or(&[], |arguments| &arguments.names)
-    }
-
     /// A node of these children, as many as there are names, and static data.
-    pub fn call(
+    fn call(
         &self,
         children: &[Bound<'py, PyAny>],
         data: &Bound<'py, PyTuple>,
@@ -121,11 +81,10 @@ impl<'py> Known<'py> {
         self.class.call1(new_tuple_of(data.py(), given)?)
     }
 
-    /// A node of these children, whose names are in the dict, and static data, if the class itself
-    /// makes it.
+    /// A node of these children, which have these keys, and static data, if the class itself makes it.
     pub(super) fn made(
         &self,
-        dict: &Bound<'py, PyDict>,
+        names: impl Iterator<Item = PyResult<Name<'py>>>,
         built: &[Bound<'py, PyAny>],
         data: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -135,7 +94,10 @@ impl<'py> Known<'py> {
         let Ok(data) = data.cast_exact::<PyTuple>() else {
             return Ok(None);
         };
-        if data.len() != arguments.fields || !has_keys(dict, &mut arguments.children.borrow_mut())?
+        let known = &mut arguments.children.borrow_mut();
+        if data.len() != arguments.fields
+            || built.len() != known.len()
+            || !are_keys(data.py(), names, known)?
         {
             return Ok(None);
         }
@@ -163,18 +125,21 @@ pub(super) fn has_holes(data: &[u8]) -> bool {
     data.windows(HOLE.len()).any(|window| window == HOLE)
 }
 
-/// Whether a dict has these keys, in order; those that it has take their places.
-fn has_keys<'py>(dict: &Bound<'py, PyDict>, keys: &mut [Bound<'py, PyAny>]) -> PyResult<bool> {
-    if dict.len() != keys.len() {
-        return Ok(false);
-    }
-    let mut position = 0;
-    for key in keys {
-        match dict_next(dict, &mut position) {
-            Some((found, _)) if found.is(&*key) => {}
-            Some((found, _)) if found.eq(&*key)? => *key = found,
-            _ => return Ok(false),
+/// Whether keys are these, in order; they take the places of equal ones.
+fn are_keys<'py>(
+    py: Python<'py>,
+    names: impl Iterator<Item = PyResult<Name<'py>>>,
+    keys: &mut [Bound<'py, PyAny>],
+) -> PyResult<bool> {
+    for (name, key) in names.zip(keys) {
+        let found = name?.object(py)?.into_any();
+        if found.is(&*key) {
+            continue;
         }
+        if !found.eq(&*key)? {
+            return Ok(false);
+        }
+        *key = found;
     }
     Ok(true)
 }

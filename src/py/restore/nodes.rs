@@ -43,7 +43,7 @@ pub(super) fn children<'a, 'py>(
 }
 
 /// Checks that a container has as many children as the node.
-fn check_count(node: &Node, count: u64) -> Walked {
+pub(super) fn check_count(node: &Node, count: u64) -> Walked {
     if count == node.count() {
         return Ok(());
     }

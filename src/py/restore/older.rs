@@ -10,9 +10,9 @@ use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::dict_next;
 use super::super::watch::Signals;
+use super::assembly::Assembled;
 use super::keys::dict_of;
 use super::nodes::{children, damaged, node_at};
-use super::record::Assembled;
 use crate::grow;
 use crate::structure::{Kind, Node, NodeType, Record, Repeat};
 

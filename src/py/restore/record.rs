@@ -1,29 +1,37 @@
-//! The putting together of a state dict by the record of its structure.
+//! Restores a tree by the record of its structure: one walk over the record and what was saved, in order.
 //!
-//! It is one recursion, and long because each kind of node can be damaged in its own way.
+//! ```text
+//! record + cursor ──walk──▶ plan, open leaves ──convert──▶ leaves ──nodes.rs──▶ tree
+//! ```
+//!
+//! The walk compares containers with the record and collects the leaves that go to devices. No node is
+//! made before all leaves are there, because code of its type may look at them.
 
-use std::collections::HashSet;
-use std::mem;
+use std::iter::repeat_n;
 use std::rc::Rc;
 
-use pyo3::exceptions::{PyException, PyMemoryError, PyTypeError};
+use numpy::PyUntypedArray;
+use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString};
+use pyo3::types::{PyBool, PyByteArray, PyBytes, PyDict, PyList, PyMemoryView};
 
-use super::super::failure::{Failure, Walked};
-use super::super::hashes::{check_hashes, check_key};
+use super::super::failure::Walked;
 use super::super::hooks::Hooks;
 use super::super::memory::{
-    copied, dict_next, list_of_results, new_list_of, new_string, new_tuple_of,
+    dict_next, list_of_results, new_list_of, new_string, new_tuple_of, new_uint,
 };
+use super::super::value;
 use super::super::watch::Signals;
-use super::super::{errors, value};
-use super::keys::{Keys, dict_of, is_decimal};
-use super::known::{Known, UNFLATTEN, has_holes, is_constant};
-use super::nodes::{children, damaged, node_at};
-use crate::structure::{Axis, Kind, Node, NodeType, Record, Repeat, Sharding};
-use crate::{Error, grow};
+use super::assembly::Assembly;
+use super::cursor::{Found, Ordered};
+use super::keys::{Here, Name};
+use super::nodes::{check_count, damaged, node_at};
+use super::parts::Parts;
+use super::plan::{How, Names, Plan, PlannedNode, below};
+use super::state::State;
+use crate::grow;
+use crate::structure::{Axis, Kind, Node, Record, Repeat, Sharding};
 
 /// The tree that a state dict was made of; see `_core.pyi`.
 #[pyfunction]
@@ -45,65 +53,27 @@ pub fn assemble<'py>(
     at: Vec<(u64, u64)>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = state.py();
-    let budget = FILLED_BYTES.saturating_add(8 * record.map_or(0, <[u8]>::len));
+    let nbytes = record.map_or(0, <[u8]>::len);
     let record = record.map_or_else(|| Ok(Record::plain()), Record::read)?;
-    let is_placed = placeholders || convert.is_some();
-    let shardings = if is_placed {
-        &record.shardings[..]
-    } else {
-        &[]
-    };
-    let mut assembly = Assembly {
-        py,
-        signals: Signals::new(),
-        record: &record,
-        types: grow::filled(Asked::NotYet, record.types.len())?,
-        decoded: grow::filled(None, record.nodes.len())?,
-        code: Vec::new(),
-        unknown: HashSet::new(),
-        with_holes: HashSet::new(),
-        unfilled: Vec::new(),
-        told: 0,
-        room: budget,
-        placeholders,
-        make: if placeholders {
-            "unflatten_abstract"
-        } else {
-            UNFLATTEN
-        },
+    let root = node_at(&record, &at).map_err(|failure| failure.into_py(py, "loading"))?;
+    let how = How {
+        convert,
+        everywhere,
         unknown_as_dict,
         plain,
-        fillings: r#static.unwrap_or_else(|| py.None().into_bound(py)),
-        path: Keys::default(),
-        shardings: resolved(py, shardings)?,
-        leaves: None,
+        placeholders,
+        fillings: r#static,
         absent,
     };
-    let root = node_at(&record, &at).map_err(|failure| failure.into_py(py, "loading"))?;
-    let mut found = Vec::new();
-    let has_arrays = record
-        .nodes
-        .iter()
-        .any(|Node(kind, _)| matches!(kind, Kind::Jax | Kind::WeakJax));
-    let done = match convert.filter(|_| has_arrays || everywhere) {
-        None => assembly.node(state, root),
-        Some(convert) => assembly.collect(&state, root, &mut found).and_then(|()| {
-            if found.is_empty() && !everywhere {
-                return assembly.node(state, root);
-            }
-            let found = new_list_of(py, found)?;
-            let converted = convert.call1((&found,))?.cast_into::<PyList>()?;
-            if converted.len() != found.len() {
-                return Err(
-                    PyTypeError::new_err("convert returned another number of leaves").into(),
-                );
-            }
-            assembly.leaves = Some((converted, 0));
-            assembly.node(state, root)
-        }),
+    let cursor = State {
+        exact: false,
+        absent: how.absent.clone(),
     };
-    let done = assembly.told(done);
-    done.map_err(|failure| failure.into_py(py, "loading"))
+    let mut walk = Walk::new(py, cursor, &record, &how)?;
+    let planned = walk.value(state, root, &Here::root(None));
+    let planned = planned.map_err(|failure| failure.into_py(py, "loading"))?;
+    let leaves = walk.converted()?;
+    Assembly::new(py, &record, nbytes, how, leaves)?.root(planned)
 }
 
 /// The value in the record that a user has added, or `None`; see `_core.pyi`.
@@ -122,459 +92,332 @@ pub fn record_metadata<'py>(
     value.map_err(|failure| failure.below("metadata").into_py_at(py, "loading"))
 }
 
-/// So many bytes of static data are filled for any record.
-const FILLED_BYTES: usize = 8 << 20;
-
-pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
-
-pub(super) struct Assembly<'a, 'py> {
-    pub(super) py: Python<'py>,
+/// A walk over a record.
+pub struct Walk<'a, 'py, C> {
+    py: Python<'py>,
+    pub cursor: C,
+    record: &'a Record,
+    how: &'a How<'py>,
     signals: Signals,
-    pub(super) record: &'a Record,
-    /// What is known of each type, once it has been asked for.
-    types: Vec<Asked<'py>>,
-    /// What has been decoded for each node: many children may be the same node.
-    decoded: Vec<Option<Bound<'py, PyAny>>>,
-    /// Whether something in or below each node could be called; empty until it is needed.
-    code: Vec<bool>,
-    /// The nodes that cannot be what they were, wherever they are: dicts take their places.
-    unknown: HashSet<usize>,
-    /// The nodes of these whose static data have holes.
-    with_holes: HashSet<usize>,
-    /// What tells of holes that nothing fills, and how many they are.
-    unfilled: Vec<Bound<'py, PyAny>>,
-    told: usize,
-    /// How many bytes of static data may still be filled.
-    room: usize,
-    /// Whether the arrays are placeholders.
-    placeholders: bool,
-    /// What of a type makes nodes.
-    make: &'static str,
-    unknown_as_dict: bool,
-    /// Whether containers become dicts and lists.
-    plain: bool,
-    /// What fills the holes of static data.
-    fillings: Bound<'py, PyAny>,
-    /// The keys that lead to the node that is being put together.
-    path: Keys<'py>,
+    /// Whether a signal has raised something.
+    pub interrupted: bool,
     /// How arrays are split over devices, by number; empty if they do not go to devices.
     shardings: Bound<'py, PyList>,
-    /// What takes the place of the arrays of jax, in order, and how many are used.
-    leaves: Option<(Bound<'py, PyList>, usize)>,
-    /// What stands where nothing is to be loaded.
-    pub(super) absent: Option<Bound<'py, PyAny>>,
+    /// The names of the children of each type's nodes, once they are needed.
+    names: Vec<Option<Rc<Vec<Name<'py>>>>>,
+    /// Leaves for Python to convert: the trail of each, no template, the leaf, whether its dtype is
+    /// weak, and its sharding.
+    open: Vec<Bound<'py, PyAny>>,
+    /// Containers of plain parts with open leaves: the key of each, and its number.
+    places: Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>, usize)>,
 }
 
-/// What has become of a question for a type.
-#[derive(Clone)]
-enum Asked<'py> {
-    NotYet,
-    Known(Rc<Known<'py>>),
-    /// There is none, and dicts take the place of its nodes.
-    Unknown,
-}
-
-impl<'py> Assembly<'_, 'py> {
-    /// What a node makes of its state. This and `built` are the recursion, as deep as the
-    /// state, which must not need much of the stack: what they call is not inlined.
-    fn node(&mut self, state: Bound<'py, PyAny>, node: usize) -> Assembled<'py> {
-        self.signals.check(self.py)?;
-        let Node(kind, repeats) = &self.record.nodes[node];
-        if self.is_absent(&state) {
-            return Ok(state);
-        }
-        match kind {
-            Kind::Plain if self.absent.is_some() => self.pruned(state),
-            Kind::Plain => Ok(state),
-            Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => {
-                self.leaf(node, state)
-            }
-            Kind::Dict | Kind::DictWithKeys(_) | Kind::List | Kind::Tuple | Kind::Typed(..) => {
-                let dict = children(&state, &self.record.nodes[node])?;
-                let built = self.built(dict, repeats)?;
-                if self.absent.is_some() && built.iter().any(|child| self.is_absent(child)) {
-                    return self.partial(dict, &built);
-                }
-                self.container(node, dict, built)
-            }
-        }
-    }
-
-    /// The children of a container, which take the places of their states in the dict, too.
-    fn built(
-        &mut self,
-        dict: &Bound<'py, PyDict>,
-        repeats: &[Repeat],
-    ) -> Walked<Vec<Bound<'py, PyAny>>> {
-        let mut built = grow::with_room(dict.len())?;
-        let mut position = 0;
-        for Repeat(count, child) in repeats {
-            let is_plain = self.absent.is_none()
-                && matches!(self.record.nodes[*child as usize].0, Kind::Plain);
-            for _ in 0..*count {
-                let Some((key, state)) = dict_next(dict, &mut position) else {
-                    return damaged("a dict has lost a key");
-                };
-                if is_plain {
-                    grow::push(&mut built, state)?;
-                    continue;
-                }
-                let before = state.as_ptr();
-                self.path.push(key)?;
-                let value = self.node(state, *child as usize);
-                let key = self.path.pop();
-                let value = value.map_err(|failure| failure.below(text(key.as_ref())))?;
-                if let Some(key) = key
-                    && value.as_ptr() != before
-                {
-                    // Frees the state, so that what Python's garbage collector goes through does
-                    // not grow.
-                    dict.set_item(key, &value)?;
-                }
-                grow::push(&mut built, value)?;
-            }
-        }
-        Ok(built)
-    }
-
-    #[inline(never)] // see `node`
-    fn leaf(&mut self, node: usize, state: Bound<'py, PyAny>) -> Assembled<'py> {
-        let py = self.py;
-        let kind = &self.record.nodes[node].0;
-        let split = self.split(node)?;
-        Ok(match (kind, &mut self.leaves) {
-            (Kind::Jax | Kind::WeakJax, Some((leaves, used))) => {
-                *used += 1;
-                leaves.get_item(*used - 1)?
-            }
-            (Kind::Jax | Kind::WeakJax, None) if state.is_instance_of::<PyDict>() => {
-                return damaged(
-                    "there is a dict where an array was saved, such as a PRNG key of an \
-                     implementation that is not known here, or any where jax is not installed",
-                );
-            }
-            (Kind::Jax | Kind::WeakJax, None)
-                if self.placeholders
-                    && (*kind == Kind::WeakJax || !split.is_none())
-                    && state.hasattr(intern!(py, "shape"))? =>
-            {
-                let shape = state.getattr(intern!(py, "shape"))?;
-                let dtype = state.getattr(intern!(py, "dtype"))?;
-                let abstract_array = Hooks::get(py)?.abstract_array.bind(py);
-                abstract_array.call1((shape, dtype, *kind == Kind::WeakJax, split))?
-            }
-            (Kind::Bytearray, _) => PyByteArray::from(bytes(&state)?)?.into_any(),
-            (Kind::Memoryview, _) => PyMemoryView::from(bytes(&state)?)?.into_any(),
-            _ => state,
+impl<'a, 'py, C: Ordered<'py>> Walk<'a, 'py, C> {
+    pub fn new(
+        py: Python<'py>,
+        cursor: C,
+        record: &'a Record,
+        how: &'a How<'py>,
+    ) -> PyResult<Self> {
+        let is_placed = how.placeholders || how.convert.is_some();
+        let shardings = if is_placed {
+            &record.shardings[..]
+        } else {
+            &[]
+        };
+        Ok(Self {
+            py,
+            cursor,
+            record,
+            how,
+            signals: Signals::new(),
+            interrupted: false,
+            shardings: resolved(py, shardings)?,
+            names: grow::filled(None, record.types.len())?,
+            open: Vec::new(),
+            places: Vec::new(),
         })
     }
 
-    /// A container with these children, which the dict has, too.
-    #[inline(never)] // see `node`
+    /// Converts the open leaves.
+    pub fn converted(self) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let Some(convert) = self.how.convert.as_ref().filter(|_| !self.open.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        let count = self.open.len();
+        let converted = convert.call1((new_list_of(self.py, self.open)?,))?;
+        let converted = converted.cast_into::<PyList>()?;
+        if converted.len() != count {
+            return Err(PyTypeError::new_err(
+                "convert returned another number of leaves",
+            ));
+        }
+        for (container, key, number) in self.places {
+            container.set_item(key, converted.get_item(number)?)?;
+        }
+        Ok(grow::collect(converted.iter())?)
+    }
+
+    #[inline]
+    fn check_signals(&mut self) -> Walked {
+        self.signals.check(self.py).map_err(|error| {
+            self.interrupted = true;
+            error.into()
+        })
+    }
+
+    /// Plans a part of the tree. This and `container` are the recursion, as deep as the tree, which must
+    /// not need much of the stack: what they call is not inlined.
+    pub fn value(
+        &mut self,
+        place: C::Place,
+        number: usize,
+        here: &Here<'_, 'py>,
+    ) -> Walked<Plan<'py>> {
+        let kind = &self.record.nodes[number].0;
+        let is_container = match kind {
+            Kind::Plain => self.how.absent.is_some(),
+            Kind::Jax | Kind::WeakJax | Kind::Bytearray | Kind::Memoryview => false,
+            _ => true,
+        };
+        if is_container {
+            self.check_signals()?;
+        }
+        let is_ready = matches!(kind, Kind::Plain) && !self.how.converts_everywhere();
+        match self.cursor.enter(place, || Ok(!is_container))? {
+            Found::Leaf(leaf) if is_ready => Ok(Plan::Ready(leaf)),
+            Found::Node(node) => self.container(node, number, here),
+            Found::Leaf(leaf) | Found::State(leaf) => self.leaf(leaf, number, here),
+            Found::Kept | Found::Absent => Ok(Plan::Absent),
+        }
+    }
+
+    /// Plans a container.
+    #[inline(never)] // most values are leaves
     fn container(
         &mut self,
-        node: usize,
-        dict: &Bound<'py, PyDict>,
-        built: Vec<Bound<'py, PyAny>>,
-    ) -> Assembled<'py> {
-        Ok(match &self.record.nodes[node].0 {
-            Kind::Tuple if !self.plain => {
-                indexed(dict)?;
-                new_tuple_of(self.py, built)?.into_any()
-            }
-            Kind::List | Kind::Tuple => {
-                indexed(dict)?;
-                new_list_of(self.py, built)?.into_any()
-            }
-            Kind::Typed(..) if self.plain => dict.clone().into_any(),
-            _ if self.unknown.contains(&node) => dict.clone().into_any(),
-            Kind::Typed(class, data) => match self.typed(node, *class as usize, data, dict, &built)
-            {
-                Err(failure) if self.is_unknown(&failure) => dict.clone().into_any(),
-                done => done?,
-            },
-            Kind::DictWithKeys(keys) => match self.keys(node, keys) {
-                Err(failure) if self.is_unknown(&failure) => dict.clone().into_any(),
-                keys => with_keys(&keys?, built)?,
-            },
-            _ => dict.clone().into_any(),
-        })
-    }
-
-    /// Whether a dict is to take the place of what has failed.
-    fn is_unknown(&self, failure: &Failure) -> bool {
-        let unknown = |error: &PyErr| {
-            ["UnregisteredTypeError", "HoleError"]
-                .iter()
-                .any(|name| errors::is(self.py, error, name))
-        };
-        self.unknown_as_dict && failure.raised().is_some_and(unknown)
-    }
-
-    /// The keys of a dict. They do not change, so equal dicts can have the same.
-    fn keys(&mut self, node: usize, keys: &[u8]) -> Assembled<'py> {
-        if let Some(known) = &self.decoded[node] {
-            return Ok(known.clone());
+        mut node: C::Node,
+        number: usize,
+        here: &Here<'_, 'py>,
+    ) -> Walked<Plan<'py>> {
+        let Node(kind, repeats) = &self.record.nodes[number];
+        let count = self.cursor.count(&node);
+        // Below a plain part, all is plain.
+        let is_plain = matches!(kind, Kind::Plain);
+        if !is_plain {
+            check_count(&self.record.nodes[number], count as u64)?;
         }
-        let keys = value::decode(self.py, keys);
-        let keys = keys.map_err(|error| self.remembered(node, error.into()))?;
-        if let Ok(keys) = keys.cast_exact::<PyList>() {
-            keys.iter().try_for_each(|key| check_key(&key))?;
-        }
-        check_hashes(&keys).map_err(|error| unhashable(self.py, error))?;
-        self.decoded[node] = Some(keys.clone());
-        Ok(keys)
-    }
-
-    /// An object of a registered type.
-    fn typed(
-        &mut self,
-        node: usize,
-        class: usize,
-        data: &[u8],
-        dict: &Bound<'py, PyDict>,
-        built: &[Bound<'py, PyAny>],
-    ) -> Assembled<'py> {
-        let py = self.py;
-        let found = &self.record.types[class];
-        let class = match &self.types[class] {
-            Asked::Known(known) => known.clone(),
-            Asked::NotYet => self.find(class)?,
-            Asked::Unknown => return Err(self.no_type()),
-        };
-        let of_type = |error: PyErr| {
-            if error.is_instance_of::<PyMemoryError>(py)
-                || !error.is_instance_of::<PyException>(py)
-                || errors::is(py, &error, "TreepackError")
-            {
-                error.into()
+        let children = repeats
+            .iter()
+            .flat_map(|Repeat(times, child)| repeat_n(*child as usize, *times as usize));
+        let children = children.chain(repeat_n(number, if is_plain { count } else { 0 }));
+        let is_list = matches!(kind, Kind::List | Kind::Tuple);
+        let shared = self.shared_names(kind)?;
+        let mut names = Vec::new();
+        // A damaged file may tell of any number.
+        let mut parts = Parts::with_room(count.min(1 << 10))?;
+        for (index, child) in children.enumerate() {
+            let (name, place) = if is_list {
+                (Name::Index(index), self.cursor.element(&mut node, index)?)
+            } else if let Some(name) = shared.as_ref().and_then(|shared| shared.get(index)) {
+                (name.clone(), self.cursor.named(&mut node, name)?)
             } else {
-                Failure::node(&found.name, error)
-            }
-        };
-        let nbytes = data.len();
-        let data = if let Some(known) = &self.decoded[node] {
-            known.clone()
-        } else {
-            if has_holes(data) {
-                self.with_holes.try_reserve(1).map_err(Error::from)?;
-                self.with_holes.insert(node);
-            }
-            let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
-            let data = class.decode.call1(data).map_err(of_type);
-            let data = data.map_err(|failure| self.remembered(node, failure))?;
-            if is_constant(&data)? {
-                self.decoded[node] = Some(data.clone());
-            }
-            data
-        };
-        let data = if self.with_holes.contains(&node) {
-            if self.unknown_as_dict && self.fillings.is_none() {
-                self.unknown.insert(node);
-            }
-            let (data, unfilled) = self.filled(data, nbytes, &class.class)?;
-            if let Some(unfilled) = unfilled {
-                // All of them are told at once; until then this is a dict.
-                grow::push(&mut self.unfilled, unfilled)?;
-                return Ok(dict.clone().into_any());
-            }
-            data
-        } else {
-            data
-        };
-        if class.foreign && self.code_below(node)? {
-            let reason = format!(
-                "code of a library makes nodes of the type '{}', and receives no functions from \
-                 files, such as those in the nodes below; pass a template as target, or \
-                 unknown=\"dict\" to get dicts in their place",
-                found.name
-            );
-            let error = errors::make(py, "UnregisteredTypeError", (reason,)).into();
-            return Err(self.remembered(node, error));
-        }
-        if let Some(made) = class.made(dict, built, &data).map_err(of_type)? {
-            return Ok(made);
-        }
-        let names = new_list_of(py, keys(dict))?;
-        let children = new_list_of(py, built.iter().cloned())?;
-        let parts = new_tuple_of(py, [data, names.into_any(), children.into_any()])?;
-        class.make.call1(parts).map_err(of_type)
-    }
-
-    /// Whether static data or keys of the nodes below one could be called.
-    #[inline(never)] // see `node`
-    fn code_below(&mut self, node: usize) -> Walked<bool> {
-        let below = |node: &Node, code: &[bool]| {
-            let mut children = node.1.iter();
-            children.any(|Repeat(_, child)| code[*child as usize])
-        };
-        if self.code.is_empty() {
-            let holds_code = Hooks::get(self.py)?.holds_code.bind(self.py);
-            let mut code = grow::with_room(self.record.nodes.len())?;
-            for node in &self.record.nodes {
-                self.signals.check(self.py)?;
-                let own = match &node.0 {
-                    Kind::Typed(_, data) | Kind::DictWithKeys(data) => {
-                        holds_code.call1((copied(self.py, data)?,))?.is_truthy()?
+                match self.cursor.next(&mut node)? {
+                    Some((key, place)) => {
+                        let name = Name::Text(key.cast_into()?);
+                        if !C::IS_STATE {
+                            grow::push(&mut names, name.clone())?;
+                        }
+                        (name, Some(place))
                     }
-                    _ => false,
-                };
-                code.push(own || below(node, &code)); // children come first
-            }
-            self.code = code;
-        }
-        Ok(below(&self.record.nodes[node], &self.code))
-    }
-
-    /// Asks for a type.
-    #[inline(never)]
-    fn find(&mut self, class: usize) -> Walked<Rc<Known<'py>>> {
-        let py = self.py;
-        let NodeType {
-            name,
-            fields,
-            version,
-        } = &self.record.types[class];
-        let find = Hooks::get(py)?.find_node_type.bind(py);
-        let found = find.call1((name, fields, version, self.unknown_as_dict, &self.fillings));
-        let found = found.map_err(|error| self.unknown_types(error))?;
-        if found.is_none() {
-            self.types[class] = Asked::Unknown;
-            return Err(self.no_type());
-        }
-        let known = Rc::new(Known::of(&found, self.make)?);
-        self.types[class] = Asked::Known(known.clone());
-        Ok(known)
-    }
-
-    /// The error about a type that nothing knows, which tells all of them.
-    fn unknown_types(&self, error: PyErr) -> PyErr {
-        let py = self.py;
-        if self.absent.is_some() || !errors::is(py, &error, "UnregisteredTypeError") {
-            return error; // other types may be those of leaves that are not meant
-        }
-        let told = || {
-            let names = self.record.types.iter();
-            let names = names.map(|it| Ok(new_string(py, it.name.as_bytes())?.into_any()));
-            let names = list_of_results(py, names)?;
-            Hooks::get(py)?
-                .unknown_types
-                .bind(py)
-                .call1((names, error.value(py)))
-        };
-        told().map_or_else(|error| error, PyErr::from_value)
-    }
-
-    /// How it is told that there is no type, where `unknown_as_dict` is set.
-    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
-    fn no_type(&self) -> Box<Failure> {
-        errors::make(self.py, "UnregisteredTypeError", ("",)).into()
-    }
-
-    /// A failure of what is the same for a node wherever it is, which need not be tried again.
-    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
-    fn remembered(&mut self, node: usize, failure: Box<Failure>) -> Box<Failure> {
-        if self.is_unknown(&failure) {
-            self.unknown.insert(node);
-        }
-        failure
-    }
-
-    /// Static data of so many bytes, of the node at `path`, with their holes filled, and what tells of others.
-    #[inline(never)]
-    fn filled(
-        &mut self,
-        data: Bound<'py, PyAny>,
-        nbytes: usize,
-        class: &Bound<'py, PyAny>,
-    ) -> Walked<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
-        let py = self.py;
-        // Many nodes may share the data, and each is filled by itself.
-        let Some(room) = self.room.checked_sub(nbytes) else {
-            self.unfilled.clear(); // filling those would not help
-            let reason = "filling in static data that were not saved takes too long: too many nodes \
-                          share large ones; pass a template as target, or unknown=\"dict\" to get \
-                          dicts in their place";
-            return Err(errors::make(py, "TreepackError", (reason,)).into());
-        };
-        self.room = room;
-        let path = new_list_of(py, self.path.iter())?;
-        let fill = Hooks::get(py)?.fill_holes.bind(py);
-        let told = (!self.unknown_as_dict).then_some(self.told);
-        let filled = fill.call1((data, path, &self.fillings, class, told))?;
-        let (data, unfilled): (_, Option<Bound<'py, PyAny>>) = filled.extract()?;
-        if let Some(unfilled) = &unfilled {
-            self.told += unfilled.getattr(intern!(py, "lines"))?.len()?;
-        }
-        Ok((data, unfilled))
-    }
-
-    /// The tree, or what is wrong with it: unknown types before holes, and holes before what code
-    /// of types says of dicts in the places of nodes with holes.
-    fn told(&mut self, done: Assembled<'py>) -> Assembled<'py> {
-        let unfilled = mem::take(&mut self.unfilled);
-        let is_first = |failure: &Failure| {
-            let unknown = |error| errors::is(self.py, error, "UnregisteredTypeError");
-            failure.must_be_raised(self.py) || failure.raised().is_some_and(unknown)
-        };
-        match done {
-            _ if unfilled.is_empty() => done,
-            Err(failure) if is_first(&failure) => Err(failure),
-            _ => {
-                let error = Hooks::get(self.py)?.hole_error.bind(self.py);
-                let error = error.call1((new_list_of(self.py, unfilled)?,))?;
-                Err(PyErr::from_value(error).into())
-            }
-        }
-    }
-
-    /// The sharding for a node, or `None`.
-    fn split(&self, node: usize) -> PyResult<Bound<'py, PyAny>> {
-        match self.record.sharding_of(node) {
-            Some(number) if number < self.shardings.len() => self.shardings.get_item(number),
-            _ => Ok(self.py.None().into_bound(self.py)),
-        }
-    }
-
-    /// Collects all arrays of jax in the order in which `node` comes by them: their trails,
-    /// nothing for the template that there is not, their states, whether they are weak, and
-    /// their shardings.
-    fn collect(
-        &mut self,
-        state: &Bound<'py, PyAny>,
-        node: usize,
-        found: &mut Vec<Bound<'py, PyAny>>,
-    ) -> Walked {
-        self.signals.check(self.py)?;
-        let number = node;
-        let node = &self.record.nodes[node];
-        if self.is_absent(state) {
-            return Ok(());
-        }
-        if matches!(node.0, Kind::Jax | Kind::WeakJax) {
-            let path = self.path.trail(self.py)?;
-            let no_template = self.py.None().into_bound(self.py);
-            let weak = PyBool::new(self.py, node.0 == Kind::WeakJax);
-            let weak = weak.to_owned().into_any();
-            let split = self.split(number)?;
-            let leaf = new_tuple_of(self.py, [path, no_template, state.clone(), weak, split])?;
-            grow::push(found, leaf.into_any())?;
-        } else if !node.1.is_empty() {
-            let dict = children(state, node)?;
-            let mut position = 0;
-            for Repeat(count, child) in &node.1 {
-                for _ in 0..*count {
-                    let Some((key, state)) = dict_next(dict, &mut position) else {
-                        return damaged("a dict has lost a key");
-                    };
-                    self.path.push(key)?;
-                    let done = self.collect(&state, *child as usize, found);
-                    let key = self.path.pop();
-                    done.map_err(|failure| failure.below(text(key.as_ref())))?;
+                    None => (Name::Index(index), None),
                 }
+            };
+            let Some(place) = place else {
+                return damaged("a container has another key than it was saved with");
+            };
+            match self.value(place, child, &here.below(&name)) {
+                Ok(Plan::Ready(part)) => parts.push_ready(part)?,
+                Ok(plan) => parts.push_plan(plan)?,
+                Err(failure) => return Err(below(failure, &name)),
+            }
+        }
+        if !self.cursor.leave(&node)? {
+            return damaged("a container has more children than it was saved with");
+        }
+        let state = self.cursor.state(node)?;
+        let names = shared.unwrap_or_else(|| Rc::new(names));
+        self.planned(number, state, names, parts)
+    }
+
+    /// The names of the children of a type's nodes, if all of them have the same.
+    #[inline(never)] // see `value`
+    fn shared_names(&mut self, kind: &Kind) -> PyResult<Option<Rc<Vec<Name<'py>>>>> {
+        let Kind::Typed(class, _) = kind else {
+            return Ok(None);
+        };
+        let class = *class as usize;
+        let Some((names, _)) = self.record.types[class]
+            .fields
+            .as_ref()
+            .filter(|_| !C::IS_STATE)
+        else {
+            return Ok(None);
+        };
+        if let Some(known) = &self.names[class] {
+            return Ok(Some(known.clone()));
+        }
+        let mut made = grow::with_room(names.len())?;
+        for name in names {
+            made.push(Name::Text(new_string(self.py, name.as_bytes())?));
+        }
+        Ok(Some(self.names[class].insert(Rc::new(made)).clone()))
+    }
+
+    /// The plan for a container, which is made at once if it is plain, and all of it is there.
+    #[inline(never)] // see `value`
+    fn planned(
+        &self,
+        number: usize,
+        state: Option<Bound<'py, PyAny>>,
+        names: Rc<Vec<Name<'py>>>,
+        parts: Parts<'py, Plan<'py>>,
+    ) -> Walked<Plan<'py>> {
+        let kind = &self.record.nodes[number].0;
+        let names = match state {
+            Some(state) => Names::State(state.cast_into()?),
+            None if matches!(kind, Kind::List | Kind::Tuple) => Names::Indices,
+            None => Names::Keys(names),
+        };
+        let parts = match (kind, parts) {
+            (Kind::Tuple, Parts::Ready(parts)) if !self.how.plain => {
+                return Ok(Plan::Ready(new_tuple_of(self.py, parts)?.into_any()));
+            }
+            (Kind::List | Kind::Tuple, Parts::Ready(parts)) => {
+                return Ok(Plan::Ready(new_list_of(self.py, parts)?.into_any()));
+            }
+            (Kind::Dict | Kind::Plain, Parts::Ready(parts)) => {
+                return Ok(Plan::Ready(names.dict(self.py, parts)?.into_any()));
+            }
+            (_, parts) => parts,
+        };
+        Ok(Plan::Node(Box::new(PlannedNode {
+            number,
+            names,
+            parts,
+        })))
+    }
+
+    /// Plans a leaf.
+    #[inline(never)] // see `value`
+    fn leaf(
+        &mut self,
+        leaf: Bound<'py, PyAny>,
+        number: usize,
+        here: &Here<'_, 'py>,
+    ) -> Walked<Plan<'py>> {
+        Ok(Plan::Ready(match self.record.nodes[number].0 {
+            Kind::Plain => return self.plain(leaf, here),
+            Kind::Jax | Kind::WeakJax => return self.jax(leaf, number, here),
+            Kind::Bytearray => PyByteArray::from(bytes(&leaf)?)?.into_any(),
+            Kind::Memoryview => PyMemoryView::from(bytes(&leaf)?)?.into_any(),
+            _ => return damaged("there is a leaf where a container was saved"),
+        }))
+    }
+
+    /// Plans a plain part, in which all arrays are converted.
+    fn plain(&mut self, part: Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Walked<Plan<'py>> {
+        if part.is_instance_of::<PyUntypedArray>() {
+            let (weak, split) = (self.none(), self.none());
+            return self.open(part, weak, split, here);
+        }
+        self.inside(&part, here)?;
+        Ok(Plan::Ready(part))
+    }
+
+    /// Opens the arrays in a plain container, which take their places in it.
+    fn inside(&mut self, container: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Walked {
+        if let Ok(dict) = container.cast_exact::<PyDict>() {
+            let mut position = 0;
+            while let Some((key, child)) = dict_next(dict, &mut position) {
+                let name = Name::Text(key.str()?);
+                self.inside_at(container, key, child, &here.below(&name))?;
+            }
+        } else if let Ok(list) = container.cast_exact::<PyList>() {
+            for (index, child) in list.iter().enumerate() {
+                let key = new_uint(self.py, index as u64)?.into_any();
+                self.inside_at(container, key, child, &here.below(&Name::Index(index)))?;
             }
         }
         Ok(())
+    }
+
+    #[inline(never)] // see `value`
+    fn inside_at(
+        &mut self,
+        container: &Bound<'py, PyAny>,
+        key: Bound<'py, PyAny>,
+        child: Bound<'py, PyAny>,
+        here: &Here<'_, 'py>,
+    ) -> Walked {
+        if let Plan::Open(number) = self.plain(child, here)? {
+            grow::push(&mut self.places, (container.clone(), key, number))?;
+        }
+        Ok(())
+    }
+
+    fn none(&self) -> Bound<'py, PyAny> {
+        self.py.None().into_bound(self.py)
+    }
+
+    /// Plans an array of jax.
+    fn jax(
+        &mut self,
+        leaf: Bound<'py, PyAny>,
+        number: usize,
+        here: &Here<'_, 'py>,
+    ) -> Walked<Plan<'py>> {
+        let py = self.py;
+        let is_weak = self.record.nodes[number].0 == Kind::WeakJax;
+        let split = match self.record.sharding_of(number) {
+            Some(number) if number < self.shardings.len() => self.shardings.get_item(number)?,
+            _ => self.none(),
+        };
+        if self.how.convert.is_some() {
+            let weak = PyBool::new(py, is_weak).to_owned().into_any();
+            return self.open(leaf, weak, split, here);
+        }
+        if leaf.is_instance_of::<PyDict>() {
+            return damaged(
+                "there is a dict where an array was saved, such as a PRNG key of an \
+                 implementation that is not known here, or any where jax is not installed",
+            );
+        }
+        if self.how.placeholders
+            && (is_weak || !split.is_none())
+            && leaf.hasattr(intern!(py, "shape"))?
+        {
+            let shape = leaf.getattr(intern!(py, "shape"))?;
+            let dtype = leaf.getattr(intern!(py, "dtype"))?;
+            let abstract_array = Hooks::get(py)?.abstract_array.bind(py);
+            return Ok(Plan::Ready(
+                abstract_array.call1((shape, dtype, is_weak, split))?,
+            ));
+        }
+        Ok(Plan::Ready(leaf))
+    }
+
+    /// Adds an open leaf.
+    fn open(
+        &mut self,
+        leaf: Bound<'py, PyAny>,
+        weak: Bound<'py, PyAny>,
+        split: Bound<'py, PyAny>,
+        here: &Here<'_, 'py>,
+    ) -> Walked<Plan<'py>> {
+        let leaf = [here.trail(self.py)?, self.none(), leaf, weak, split];
+        grow::push(&mut self.open, new_tuple_of(self.py, leaf)?.into_any())?;
+        Ok(Plan::Open(self.open.len() - 1))
     }
 }
 
@@ -598,65 +441,6 @@ fn resolved<'py>(py: Python<'py>, shardings: &[Sharding]) -> PyResult<Bound<'py,
         resolve.call1((mesh, spec, texts(memory)?))
     });
     list_of_results(py, found)
-}
-
-/// The keys of a dict, in order.
-fn keys<'py>(dict: &Bound<'py, PyDict>) -> Vec<Bound<'py, PyAny>> {
-    let mut keys = Vec::with_capacity(dict.len());
-    let mut position = 0;
-    while let Some((key, _)) = dict_next(dict, &mut position) {
-        keys.push(key);
-    }
-    keys
-}
-
-/// A key, for a path.
-fn text<'a>(key: Option<&'a Bound<'_, PyAny>>) -> &'a str {
-    let key = key.and_then(|key| key.cast::<PyString>().ok());
-    key.and_then(|key| key.to_str().ok()).unwrap_or_default()
-}
-
-/// A dict of children with other keys.
-fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> Assembled<'py> {
-    let py = keys.py();
-    let keys = match keys.cast::<PyList>() {
-        Ok(keys) if keys.len() == built.len() => keys,
-        Ok(_) => return damaged("there is another number of keys"),
-        Err(_) => return damaged("the keys of a dict are no list"),
-    };
-    let count = built.len();
-    let dict = dict_of(py, keys.iter(), built).map_err(|error| unhashable(py, error))?;
-    if dict.len() != count {
-        return damaged("a key occurs twice");
-    }
-    Ok(dict.into_any())
-}
-
-/// The failure for a key that Python does not take.
-#[allow(clippy::unnecessary_box_returns)] // see `Walked`
-fn unhashable(py: Python<'_>, error: PyErr) -> Box<Failure> {
-    if error.is_instance_of::<PyMemoryError>(py)
-        || !error.is_instance_of::<PyException>(py)
-        || errors::is(py, &error, "TreepackError")
-    {
-        return error.into();
-    }
-    Failure::structure(format!("a key cannot be hashed: {error}"))
-}
-
-/// Checks that the keys of a dict are those of a list.
-fn indexed(dict: &Bound<'_, PyDict>) -> Walked {
-    let mut position = 0;
-    let mut index = 0;
-    while let Some((key, _)) = dict_next(dict, &mut position) {
-        let text = key.cast::<PyString>().ok();
-        let text = text.and_then(|key| key.to_str().ok());
-        if !text.is_some_and(|text| is_decimal(text.as_bytes(), index)) {
-            return damaged(format!("an element of a list has the key {key}"));
-        }
-        index += 1;
-    }
-    Ok(())
 }
 
 fn bytes<'a, 'py>(state: &'a Bound<'py, PyAny>) -> Walked<&'a Bound<'py, PyBytes>> {

@@ -1,268 +1,584 @@
-//! The restoring of a template's containers around leaves that were loaded.
+//! Restores a template: one walk over the template and what was saved, in any of its forms.
 //!
-//! This is the fast path of `_restore.restore_tree`: exact dicts, lists and
-//! tuples whose state has what they need, and leaves that plainly match. Anything
-//! else, and everything that is wrong, is left to `_restore.restore_child`,
-//! which knows all containers, decides what matches, and words all errors.
+//! ```text
+//! template + cursor ──walk──▶ plan, open leaves ──settle──▶ leaves ──▶ tree
+//! ```
+//!
+//! A leaf that plainly matches is taken. Other leaves are open: Python compares and converts them, many
+//! at a time. Exact dicts, lists, tuples and types with fixed fields are handled here if what was saved
+//! has their children; Python restores any other part of the template (`template.restore_child`), and
+//! reports each difference.
+//!
+//! No node is made before all leaves are there and match, because code of its type may look at them.
 
-use std::cell::Cell;
+use std::rc::Rc;
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
+use super::super::failure::Walked;
+use super::super::fields::Fields;
 use super::super::hooks::Hooks;
-use super::super::memory::{dict_next, new_list_of, new_string, new_tuple_of};
+use super::super::memory::{dict_next, new_dict, new_list_of, new_tuple_of};
 use super::super::watch::Signals;
-use super::keys::dict_of;
+use super::cursor::{Child, Children, Found, Named};
+use super::keys::{Here, Name};
 use super::matching::Matching;
+use super::parts::Parts;
 use crate::grow;
 use crate::wire::MAX_DEPTH;
 
-/// Restores one child of a template, natively where that is possible; see `_core.pyi`.
-#[pyfunction]
-pub fn rebuild<'py>(
-    target: &Bound<'py, PyAny>,
-    state: &Bound<'py, PyAny>,
-    name: &Bound<'py, PyString>,
-    restore: &Bound<'py, PyAny>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let py = target.py();
-    let path: Bound<'py, PyList> = restore.getattr(intern!(py, "path"))?.cast_into()?;
-    let strict = restore.getattr(intern!(py, "strict"))?;
-    let converts = restore.getattr(intern!(py, "converts"))?.is_truthy()?;
-    let everywhere = restore.getattr(intern!(py, "everywhere"))?.is_truthy()?;
-    let collects = restore.getattr(intern!(py, "collects"))?.is_truthy()?;
-    let partial = !restore.getattr(intern!(py, "partial"))?.is_none();
-    let rebuild = Rebuild {
-        hooks: Hooks::get(py)?,
-        signals: Signals::new(),
-        depth: Cell::new(path.len()),
-        restore,
-        path,
-        exact: partial || strict.is_instance_of::<PyString>(),
-        partial,
-        collects,
-        matching: Matching::new(py, strict.is_truthy()?, converts, everywhere),
-    };
-    rebuild.child(target, state, name)
+/// How a part of the tree is put together; `None` if what was saved cannot be read on.
+type Fit<'py> = Walked<Option<Plan<'py>>>;
+
+/// How a tree is put together.
+pub enum Plan<'py> {
+    /// A part of the template, as it is.
+    Keep(Bound<'py, PyAny>),
+    /// A part that is there.
+    Ready(Bound<'py, PyAny>),
+    /// The open leaf with this number.
+    Open(usize),
+    /// A dict, list or tuple like that of these children.
+    Plain(Box<(Container<'py>, Children<'py>, Vec<Self>)>),
+    /// A container like one of the template.
+    Node(Box<PlannedNode<'py>>),
+    /// A part that Python restores once all leaves are converted.
+    Later(Box<Later<'py>>),
 }
 
-struct Rebuild<'a, 'py> {
-    hooks: &'static Hooks,
-    signals: Signals,
-    /// The `Restore` of `restore/session.py` that this is part of, and the list that `current_path` joins.
-    restore: &'a Bound<'py, PyAny>,
-    path: Bound<'py, PyList>,
-    depth: Cell<usize>,
-    /// Whether a state may have nothing else than the template.
-    exact: bool,
-    /// Whether Python takes note of all leaves.
-    partial: bool,
-    /// Whether leaves are collected only, and nothing is made of them yet.
-    collects: bool,
-    matching: Matching<'py>,
+impl<'py> From<Bound<'py, PyAny>> for Plan<'py> {
+    fn from(part: Bound<'py, PyAny>) -> Self {
+        Self::Ready(part)
+    }
 }
 
-/// What is made of the restored children.
-enum Container<'py> {
+/// A container of the template, what makes another one, and its parts.
+type PlannedNode<'py> = (Bound<'py, PyAny>, Rc<Fields<'py>>, Parts<'py, Plan<'py>>);
+
+/// A part of the template that Python restores, and its state.
+pub struct Later<'py> {
+    keys: Vec<Bound<'py, PyAny>>,
+    template: Bound<'py, PyAny>,
+    state: Bound<'py, PyAny>,
+}
+
+/// The container that a plan's children become.
+pub enum Container<'py> {
     Dict,
     List,
     Tuple,
-    /// What this function makes of them.
-    Made(Bound<'py, PyAny>),
+    Node(Rc<Fields<'py>>),
 }
 
-/// A child of the template, its state and its name.
-type Child<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyString>);
+/// The `Restore` of `restore/session.py` that a walk is part of.
+pub struct Session<'py> {
+    restore: Bound<'py, PyAny>,
+    /// The list that `current_path` joins, and its length at the root of the walk.
+    path: Bound<'py, PyList>,
+    depth: usize,
+    /// The name of the root.
+    name: Bound<'py, PyString>,
+    /// Whether leaves are collected, to be converted before anything is made of them.
+    collects: bool,
+    /// Whether this walk makes its tree once they are converted; otherwise another walk does.
+    keeps_plan: bool,
+    /// The leaves that a selection covers, if there is one, and whether it notes them.
+    partial: Option<Bound<'py, PyAny>>,
+    notes: bool,
+}
 
-impl<'py> Rebuild<'_, 'py> {
-    /// A child with its state. This and `children` are the recursion, which must not need much of
-    /// the stack: what they call is not inlined.
-    fn child(
-        &self,
-        target: &Bound<'py, PyAny>,
-        state: &Bound<'py, PyAny>,
+impl<'py> Session<'py> {
+    /// Reads the restore under way, whose child of this name is restored.
+    pub fn new(
+        restore: &Bound<'py, PyAny>,
         name: &Bound<'py, PyString>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        self.signals.check(target.py())?;
-        if !self.partial && self.matching.leaf(target, state)? {
-            return Ok(state.clone());
-        }
-        match self.pairs(target, state)? {
-            Some((children, container)) => {
-                let values = self.children(&children, name)?;
-                self.made(&container, target, &children, values)
-            }
-            None => self.ask(target, state, name),
-        }
-    }
-
-    /// A container of the restored children.
-    #[inline(never)]
-    fn made(
-        &self,
-        container: &Container<'py>,
-        target: &Bound<'py, PyAny>,
-        children: &[Child<'py>],
-        values: Vec<Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        if let Container::Made(_) = container {
-            if self.collects {
-                return Ok(target.clone());
-            }
-            // Code of the type might not like children that do not fit; an error follows anyway.
-            let mismatches = self.restore.getattr(intern!(target.py(), "mismatches"))?;
-            if mismatches.is_truthy()? {
-                return Ok(target.clone());
-            }
-        }
-        let py = target.py();
-        let keys = || children.iter().map(|(_, _, key)| key.clone().into_any());
-        match container {
-            Container::Dict => Ok(dict_of(py, keys(), values)?.into_any()),
-            Container::List => Ok(new_list_of(py, values)?.into_any()),
-            Container::Tuple => Ok(new_tuple_of(py, values)?.into_any()),
-            Container::Made(make) => make.call1((target, values)),
-        }
-    }
-
-    /// What Python makes of a child that is not plain.
-    #[inline(never)]
-    fn ask(
-        &self,
-        target: &Bound<'py, PyAny>,
-        state: &Bound<'py, PyAny>,
-        name: &Bound<'py, PyString>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let restore_child = self.hooks.restore_child.bind(target.py());
-        restore_child.call1((target, state, name, self.restore))
-    }
-
-    /// The children of a container with their state, if that has what they need.
-    #[inline(never)]
-    fn pairs(
-        &self,
-        target: &Bound<'py, PyAny>,
-        state: &Bound<'py, PyAny>,
-    ) -> PyResult<Option<(Vec<Child<'py>>, Container<'py>)>> {
-        let Ok(state) = state.cast_exact::<PyDict>() else {
-            return Ok(None);
+        keeps_plan: bool,
+    ) -> PyResult<Self> {
+        let py = restore.py();
+        let path: Bound<'py, PyList> = restore.getattr(intern!(py, "path"))?.cast_into()?;
+        let partial = restore.getattr(intern!(py, "partial"))?;
+        let partial = (!partial.is_none()).then_some(partial);
+        let notes = match &partial {
+            Some(partial) => partial.getattr(intern!(py, "notes"))?.is_truthy()?,
+            None => false,
         };
-        Ok(if let Ok(target) = target.cast_exact::<PyDict>() {
-            if self.exact && target.len() != state.len() {
-                return Ok(None);
-            }
-            pair_items(target, state, &self.signals)?.map(|children| (children, Container::Dict))
-        } else if let Ok(target) = target.cast_exact::<PyList>() {
-            pair_elements(target.iter(), state, &self.signals)?
-                .map(|children| (children, Container::List))
-        } else if let Ok(target) = target.cast_exact::<PyTuple>() {
-            pair_elements(target.iter(), state, &self.signals)?
-                .map(|children| (children, Container::Tuple))
-        } else {
-            let pairs = self.pair_fields(target, state)?;
-            pairs.map(|(children, make)| (children, Container::Made(make)))
+        Ok(Self {
+            depth: path.len(),
+            path,
+            name: name.clone(),
+            collects: restore.getattr(intern!(py, "collects"))?.is_truthy()?,
+            keeps_plan,
+            partial,
+            notes,
+            restore: restore.clone(),
         })
     }
 
-    /// The restored children, with `name` on the path meanwhile.
-    fn children(
+    /// How leaves are compared.
+    pub fn matching(&self) -> PyResult<Matching<'py>> {
+        let py = self.restore.py();
+        let flag = |name| self.restore.getattr(name)?.is_truthy();
+        Ok(Matching::new(
+            py,
+            flag(intern!(py, "strict"))?,
+            flag(intern!(py, "converts"))?,
+            flag(intern!(py, "everywhere"))?,
+        ))
+    }
+
+    /// Whether Python notes the leaves that are loaded and kept.
+    pub fn notes(&self) -> bool {
+        self.notes
+    }
+
+    /// What stands in states for parts that are not to be loaded, if there may be some.
+    pub fn absent(&self) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let absent = |partial: &Bound<'py, PyAny>| partial.getattr(intern!(partial.py(), "absent"));
+        self.partial.as_ref().map(absent).transpose()
+    }
+
+    /// Whether something does not match.
+    fn has_mismatches(&self) -> PyResult<bool> {
+        let py = self.restore.py();
+        self.restore.getattr(intern!(py, "mismatches"))?.is_truthy()
+    }
+
+    /// Restores a part of the template in Python.
+    fn restore_child(
         &self,
-        children: &[Child<'py>],
-        name: &Bound<'py, PyString>,
-    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let depth = self.depth.get();
-        if depth >= MAX_DEPTH {
-            return Err(PyValueError::new_err(format!(
-                "the tree is nested more than {MAX_DEPTH} levels deep, or contains itself"
-            )));
+        keys: &[Bound<'py, PyAny>],
+        template: &Bound<'py, PyAny>,
+        state: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let restore_child = Hooks::get(template.py())?.restore_child.bind(template.py());
+        let (name, above) = match keys.split_last() {
+            Some((last, above)) => {
+                self.path.append(&self.name)?;
+                (last.clone(), above)
+            }
+            None => (self.name.clone().into_any(), keys),
+        };
+        let restored = above
+            .iter()
+            .try_for_each(|key| self.path.append(key))
+            .and_then(|()| restore_child.call1((template, state, name, &self.restore)));
+        self.path.del_slice(self.depth, self.path.len())?;
+        restored
+    }
+}
+
+/// A walk over a template.
+pub struct Walk<'py, C> {
+    py: Python<'py>,
+    pub cursor: C,
+    pub matching: Matching<'py>,
+    /// The restore in Python; without one, the walk ends where only Python knows how to go on.
+    session: Option<Session<'py>>,
+    signals: Signals,
+    /// Whether a signal has raised something.
+    pub interrupted: bool,
+    /// Open leaves that Python has not settled: the trail of each, the template's, the one found.
+    open: Vec<Bound<'py, PyAny>>,
+    /// What Python has made of others.
+    settled: Vec<Bound<'py, PyAny>>,
+    /// The trails of leaves that come from the file, and trails with the parts of the template that
+    /// stay.
+    loaded: Vec<Bound<'py, PyAny>>,
+    kept: Vec<Bound<'py, PyAny>>,
+}
+
+impl<'py, C: Named<'py>> Walk<'py, C> {
+    pub fn new(
+        py: Python<'py>,
+        cursor: C,
+        matching: Matching<'py>,
+        session: Option<Session<'py>>,
+    ) -> Self {
+        Self {
+            py,
+            cursor,
+            matching,
+            session,
+            signals: Signals::new(),
+            interrupted: false,
+            open: Vec::new(),
+            settled: Vec::new(),
+            loaded: Vec::new(),
+            kept: Vec::new(),
         }
-        self.path.append(name)?;
-        self.depth.set(depth + 1);
-        let mut restored = grow::with_room(children.len())?;
-        let mut failed = None;
-        for (target, state, name) in children {
-            match self.child(target, state, name) {
-                Ok(child) => restored.push(child),
-                Err(error) => {
-                    failed = Some(error);
-                    break;
-                }
+    }
+
+    /// Restores a template as a part of the restore under way.
+    pub fn restore(
+        mut self,
+        place: C::Place,
+        template: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let plan = self.value(place, template, &Here::root(None));
+        let plan = plan.map_err(|failure| failure.into_py(self.py, "restoring"))?;
+        let (Some(plan), Some(_)) = (plan, &self.session) else {
+            return Err(PyRuntimeError::new_err("a state has no end"));
+        };
+        self.flush()?;
+        self.cursor.copy()?;
+        let session = self.session.as_ref().expect("there is one, as was seen");
+        if session.has_mismatches()? || (session.collects && !session.keeps_plan) {
+            return Ok(template.clone()); // an error follows, or another walk
+        }
+        if session.collects {
+            session
+                .restore
+                .call_method0(intern!(self.py, "convert_found"))?;
+            for cell in &mut self.settled {
+                *cell = cell.get_item(0)?;
             }
         }
-        self.depth.set(depth);
-        self.path.del_slice(depth, self.path.len())?;
-        failed.map_or(Ok(restored), Err)
+        plan.tree(self.py, &self.settled, Some(session))
     }
 
-    /// The children of a container whose fields are fixed, with their state, and what makes
-    /// such a container; unless the state has other children.
-    #[inline(never)]
-    fn pair_fields(
-        &self,
-        target: &Bound<'py, PyAny>,
-        state: &Bound<'py, PyDict>,
-    ) -> PyResult<Option<(Vec<Child<'py>>, Bound<'py, PyAny>)>> {
-        let Some((fields, found)) = self.matching.fields(target)? else {
+    /// The open leaves, for Python to settle.
+    pub fn take_open(&mut self) -> Vec<Bound<'py, PyAny>> {
+        std::mem::take(&mut self.open)
+    }
+
+    /// Lets Python settle open leaves, and takes note of others, so that all is noted in order.
+    #[inline(never)] // see `value`
+    fn flush(&mut self) -> PyResult<()> {
+        let py = self.py;
+        let Some(session) = &self.session else {
+            return Ok(());
+        };
+        if let Some(partial) = &session.partial
+            && session.notes
+        {
+            let loaded = new_list_of(py, std::mem::take(&mut self.loaded))?;
+            let kept = new_list_of(py, std::mem::take(&mut self.kept))?;
+            partial.call_method1(intern!(py, "restored"), (loaded, kept))?;
+        }
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        let count = self.open.len();
+        let open = new_list_of(py, std::mem::take(&mut self.open))?;
+        let settle = if session.collects && session.keeps_plan {
+            intern!(py, "collect")
+        } else {
+            intern!(py, "settle")
+        };
+        let settled = session.restore.call_method1(settle, (open,))?;
+        let settled = settled.cast_into::<PyList>()?;
+        assert!(settled.len() == count, "each leaf is settled");
+        for leaf in settled {
+            grow::push(&mut self.settled, leaf)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check_signals(&mut self) -> Walked {
+        self.signals.check(self.py).map_err(|error| {
+            self.interrupted = true;
+            error.into()
+        })
+    }
+
+    /// Plans a part of the template. This and `node` are the recursion, which must not need much of the
+    /// stack: what they call is not inlined.
+    pub fn value(
+        &mut self,
+        place: C::Place,
+        template: &Bound<'py, PyAny>,
+        here: &Here<'_, 'py>,
+    ) -> Fit<'py> {
+        self.check_signals()?;
+        // A map in the place of an array is one in chunks.
+        let matching = &self.matching;
+        match self.cursor.enter(place, || matching.is_array(template))? {
+            Found::Leaf(found) => self.leaf(found, template, here),
+            Found::Node(node) => self.node(node, template, here),
+            Found::State(state) => self.ask(Some(state), template, here),
+            Found::Kept => self.keep(template, here),
+            Found::Absent => self.ask_absent(template, here),
+        }
+    }
+
+    #[inline(never)] // see `value`
+    fn leaf(
+        &mut self,
+        found: Bound<'py, PyAny>,
+        template: &Bound<'py, PyAny>,
+        here: &Here<'_, 'py>,
+    ) -> Fit<'py> {
+        let is_taken = self.matching.leaf(template, &found)?;
+        let is_leaf = |it| self.matching.is_leaf(it);
+        if !(is_taken || is_leaf(template)? && is_leaf(&found)?) {
+            return self.ask(Some(found), template, here);
+        }
+        let notes = self.session.as_ref().is_some_and(|session| session.notes);
+        if notes {
+            let trail = self.trail(here)?;
+            grow::push(&mut self.loaded, trail)?;
+        }
+        if is_taken {
+            return Ok(Some(Plan::Ready(found)));
+        }
+        let open = [self.trail(here)?, template.clone(), found];
+        grow::push(&mut self.open, new_tuple_of(self.py, open)?.into_any())?;
+        Ok(Some(Plan::Open(self.settled.len() + self.open.len() - 1)))
+    }
+
+    #[inline(never)] // see `value`
+    fn keep(&mut self, template: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Fit<'py> {
+        if self.session.as_ref().is_some_and(|session| session.notes) {
+            let kept = new_tuple_of(self.py, [self.trail(here)?, template.clone()])?;
+            grow::push(&mut self.kept, kept.into_any())?;
+        }
+        Ok(Some(Plan::Keep(template.clone())))
+    }
+
+    /// The trail of a place.
+    fn trail(&self, here: &Here<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, session) = (self.py, &self.session);
+        here.trail_from(py, || match session {
+            Some(session) => {
+                let path_of = intern!(py, "path_of");
+                session.restore.call_method1(path_of, (&session.name,))
+            }
+            None => Hooks::get(py)?.trail.bind(py).call0(),
+        })
+    }
+
+    /// Restores a part of the template in Python, if that is possible.
+    #[inline(never)] // see `value`
+    fn ask(
+        &mut self,
+        state: Option<Bound<'py, PyAny>>,
+        template: &Bound<'py, PyAny>,
+        here: &Here<'_, 'py>,
+    ) -> Fit<'py> {
+        let Some(state) = state.filter(|_| self.session.is_some()) else {
             return Ok(None);
         };
-        if fields.names.len() != state.len() {
+        self.flush()?;
+        self.cursor.copy()?; // Python may look at arrays
+        let session = self.session.as_ref().expect("there is one, as was seen");
+        let keys = here.names(self.py)?;
+        let restored = session.restore_child(&keys, template, &state)?;
+        Ok(Some(if session.collects && session.keeps_plan {
+            let template = template.clone();
+            Plan::Later(Box::new(Later {
+                keys,
+                template,
+                state,
+            }))
+        } else {
+            Plan::Ready(restored)
+        }))
+    }
+
+    #[inline(never)] // see `value`
+    fn ask_absent(&mut self, template: &Bound<'py, PyAny>, here: &Here<'_, 'py>) -> Fit<'py> {
+        let absent = self.session.as_ref().map(Session::absent).transpose()?;
+        self.ask(absent.flatten(), template, here)
+    }
+
+    #[inline(never)] // see `value`
+    fn ask_node(
+        &mut self,
+        node: C::Node,
+        template: &Bound<'py, PyAny>,
+        here: &Here<'_, 'py>,
+    ) -> Fit<'py> {
+        let state = self.cursor.state(node)?;
+        self.ask(state, template, here)
+    }
+
+    /// A container that was saved.
+    #[inline(never)] // most values are leaves
+    fn node(
+        &mut self,
+        mut node: C::Node,
+        template: &Bound<'py, PyAny>,
+        here: &Here<'_, 'py>,
+    ) -> Fit<'py> {
+        if self.cursor.is_empty(&node) && self.matching.is_code(template)? {
+            let whole = self.cursor.leave(&node)?;
+            return if whole {
+                self.keep(template, here)
+            } else {
+                Ok(None)
+            };
+        }
+        let Some((children, container)) = self.opened(&mut node, template, here)? else {
+            return self.ask_node(node, template, here);
+        };
+        let mut parts = Parts::with_room(children.len())?;
+        let mut index_name = Name::Index(0);
+        for index in 0..children.len() {
+            let (name, child) = children.get(index, &mut index_name);
+            let plan = match self.cursor.child(&mut node, index, name)? {
+                Child::At(place) => self.value(place, child, &here.below(name))?,
+                Child::Kept => self.keep(child, &here.below(name))?,
+                Child::Elsewhere => None,
+            };
+            match plan {
+                Some(Plan::Ready(part)) => parts.push_ready(part)?,
+                Some(plan) => parts.push_plan(plan)?,
+                None => return Ok(None),
+            }
+        }
+        if !self.cursor.leave(&node)? {
             return Ok(None);
         }
-        let mut children = grow::with_room(found.len())?;
-        for (child, name) in found.into_iter().zip(&fields.names) {
-            let Some(state) = state.get_item(name)? else {
+        Ok(Some(self.planned(template, children, container, parts)?))
+    }
+
+    /// The children of a container of the template that is of a plain kind, and is like the one saved.
+    #[inline(never)] // see `value`
+    fn opened(
+        &mut self,
+        node: &mut C::Node,
+        template: &Bound<'py, PyAny>,
+        here: &Here<'_, 'py>,
+    ) -> Walked<Option<(Children<'py>, Container<'py>)>> {
+        let Some((children, container)) = children_of(template, &self.matching)? else {
+            return Ok(None);
+        };
+        let depth = self.session.as_ref().map_or(0, |session| session.depth);
+        if depth + here.depth >= MAX_DEPTH {
+            return Err(PyValueError::new_err(format!(
+                "the tree is nested more than {MAX_DEPTH} levels deep, or contains itself"
+            ))
+            .into());
+        }
+        let is_dict = matches!(container, Container::Dict);
+        let is_like = self.cursor.pair(node, &children, is_dict)?;
+        Ok(is_like.then_some((children, container)))
+    }
+
+    /// The plan for a container, which is made at once if it is plain and all of it is there.
+    #[inline(never)] // see `value`
+    fn planned(
+        &self,
+        template: &Bound<'py, PyAny>,
+        children: Children<'py>,
+        container: Container<'py>,
+        parts: Parts<'py, Plan<'py>>,
+    ) -> PyResult<Plan<'py>> {
+        let is_partial = self
+            .session
+            .as_ref()
+            .is_some_and(|session| session.partial.is_some());
+        if is_partial
+            && let Parts::Plans(plans) = &parts
+            && plans.iter().all(|plan| matches!(plan, Plan::Keep(_)))
+        {
+            return Ok(Plan::Keep(template.clone()));
+        }
+        Ok(match (container, parts) {
+            (Container::Node(fields), parts) => {
+                Plan::Node(Box::new((template.clone(), fields, parts)))
+            }
+            (container, Parts::Ready(parts)) => {
+                Plan::Ready(made(self.py, &container, &children, parts)?)
+            }
+            (container, Parts::Plans(plans)) => Plan::Plain(Box::new((container, children, plans))),
+        })
+    }
+}
+
+/// A container of a plain kind.
+fn made<'py>(
+    py: Python<'py>,
+    container: &Container<'py>,
+    children: &Children<'py>,
+    parts: Vec<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    match container {
+        Container::List => Ok(new_list_of(py, parts)?.into_any()),
+        Container::Tuple => Ok(new_tuple_of(py, parts)?.into_any()),
+        Container::Dict | Container::Node(_) => {
+            let dict = new_dict(py)?;
+            for (name, part) in children.names().zip(parts) {
+                dict.set_item(name.object(py)?, part)?;
+            }
+            Ok(dict.into_any())
+        }
+    }
+}
+
+/// The children of a container of a plain kind; `None` for other parts of a template.
+#[inline(never)] // see `Walk::value`
+fn children_of<'py>(
+    template: &Bound<'py, PyAny>,
+    matching: &Matching<'py>,
+) -> PyResult<Option<(Children<'py>, Container<'py>)>> {
+    if let Ok(dict) = template.cast_exact::<PyDict>() {
+        let mut children = grow::with_room(dict.len())?;
+        let mut position = 0;
+        while let Some((key, child)) = dict_next(dict, &mut position) {
+            let Ok(key) = key.cast_into_exact::<PyString>() else {
                 return Ok(None);
             };
-            children.push((child, state, name.clone()));
+            grow::push(&mut children, (Name::Text(key), child))?;
         }
-        Ok(Some((children, fields.make.clone())))
+        return Ok(Some((Children::Named(children), Container::Dict)));
     }
-}
-
-/// The children of a dict with their state, unless a key is missing or no string.
-#[inline(never)]
-fn pair_items<'py>(
-    target: &Bound<'py, PyDict>,
-    state: &Bound<'py, PyDict>,
-    signals: &Signals,
-) -> PyResult<Option<Vec<Child<'py>>>> {
-    let mut children = grow::with_room(target.len())?;
-    let mut position = 0;
-    while let Some((key, child)) = dict_next(target, &mut position) {
-        signals.check(target.py())?;
-        let Ok(key) = key.cast_into_exact::<PyString>() else {
-            return Ok(None);
-        };
-        let Some(state) = state.get_item(&key)? else {
-            return Ok(None);
-        };
-        // It may have grown meanwhile.
-        grow::push(&mut children, (child, state, key))?;
+    if let Ok(list) = template.cast_exact::<PyList>() {
+        let elements = grow::collect(list.iter())?;
+        return Ok(Some((Children::Elements(elements), Container::List)));
     }
-    Ok(Some(children))
-}
-
-/// The elements of a sequence with their state, unless there are more or fewer of them.
-#[inline(never)]
-fn pair_elements<'py>(
-    targets: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
-    state: &Bound<'py, PyDict>,
-    signals: &Signals,
-) -> PyResult<Option<Vec<Child<'py>>>> {
-    if state.len() != targets.len() {
+    if let Ok(tuple) = template.cast_exact::<PyTuple>() {
+        let elements = grow::collect(tuple.iter())?;
+        return Ok(Some((Children::Elements(elements), Container::Tuple)));
+    }
+    let Some((fields, children)) = matching.fields(template)? else {
         return Ok(None);
+    };
+    let mut named = grow::with_room(fields.names.len())?;
+    for (name, child) in fields.names.iter().zip(children) {
+        grow::push(&mut named, (Name::Text(name.clone()), child))?;
     }
-    let mut children = grow::with_room(targets.len())?;
-    for (index, target) in targets.enumerate() {
-        signals.check(target.py())?;
-        let key = new_string(target.py(), index.to_string().as_bytes())?;
-        let Some(state) = state.get_item(&key)? else {
-            return Ok(None);
+    Ok(Some((Children::Named(named), Container::Node(fields))))
+}
+
+impl<'py> Plan<'py> {
+    /// Makes the tree, of open leaves once they are settled.
+    pub fn tree(
+        self,
+        py: Python<'py>,
+        settled: &[Bound<'py, PyAny>],
+        session: Option<&Session<'py>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let all = |plans: Vec<Self>| -> PyResult<Vec<_>> {
+            let mut parts = grow::with_room(plans.len())?;
+            for plan in plans {
+                parts.push(plan.tree(py, settled, session)?);
+            }
+            Ok(parts)
         };
-        children.push((target, state, key));
+        match self {
+            Self::Keep(part) | Self::Ready(part) => Ok(part),
+            Self::Open(number) => Ok(settled[number].clone()),
+            Self::Plain(plain) => {
+                let (container, children, plans) = *plain;
+                made(py, &container, &children, all(plans)?)
+            }
+            Self::Node(node) => {
+                let (template, fields, parts) = *node;
+                let parts = match parts {
+                    Parts::Ready(parts) => parts,
+                    Parts::Plans(plans) => all(plans)?,
+                };
+                fields.make.call1((template, new_list_of(py, parts)?))
+            }
+            Self::Later(later) => {
+                let session = session.expect("only a walk with a session has such plans");
+                session.restore_child(&later.keys, &later.template, &later.state)
+            }
+        }
     }
-    Ok(Some(children))
 }

@@ -18,9 +18,15 @@ from treepack._src.paths import Room, Trail
 from treepack._src.printable import warn
 from treepack._src.pytree.state_dict import leaf_paths, leaves_of, state_leaves
 from treepack._src.registry.code import check_is_tree
-from treepack._src.restore.record import assembled, take
+from treepack._src.registry.holes import Fillings
+from treepack._src.restore.record import assembled, flags, take
 from treepack._src.restore.report import ABSENT, Coverage
-from treepack._src.restore.template import restore_encoded, restore_selected, restore_tree
+from treepack._src.restore.template import (
+    needs_state,
+    restore_encoded,
+    restore_selected,
+    restore_tree,
+)
 from treepack.errors import CorruptionError, DecodeError, NewerVersionError, TreepackError
 
 
@@ -71,9 +77,9 @@ def _restored(
         record = None
         state = _renamed_state(place, found.renamed, found.marks, how, _on_devices(target))
     else:
-        if place.reader.is_one_file:
+        if place.reader.is_one_file and not needs_state(target, whole, how):
             with place.reader.fetching(place.value, found.marks):
-                restored = restore_selected(
+                return restore_selected(
                     target,
                     catalog,
                     place.value,
@@ -83,8 +89,6 @@ def _restored(
                     partial=partial,
                     convert=convert,
                 )
-            if restored is not None:
-                return restored[0]
         record = None if whole is None else (whole, place.positions())
         state = place.reader.read(place, how, found.marks, _on_devices(target))
     return restore_tree(
@@ -300,10 +304,15 @@ def restore_described(data: Buffer | core.Content, target: Any, how: Reading) ->
     convert = converter(how, may_change=not isinstance(data, (bytes, core.Content)))
     if target is not None:
         return restore_encoded(target, data, how, convert=convert, in_words=False)
-    is_usual = how.unknown == "error" and how.containers == "saved" and not how.everywhere
-    if is_usual and how.dtype is None and how.static is None:
-        # Most trees need nothing of their state.
-        found = core.restore_recorded(data, how.copy, how.threads)
+    if how.dtype is None:  # casting needs a state
+        found = core.restore_recorded(
+            data,
+            how.copy,
+            how.threads,
+            convert=convert,
+            static=Fillings.of(how.static),
+            **flags(how),
+        )
         if found is not None:
             return found[0]
     state, record = take(core.restore(data, how.copy, how.threads))

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 import treepack._core as core
 from treepack._src.options import Reading
-from treepack._src.paths import Trail
 from treepack._src.registry.holes import Fillings
 from treepack._src.restore.report import Convert
 
@@ -46,47 +43,21 @@ def assembled(
 
     See `_core.assemble` for the others.
     """
-    if how.everywhere and convert is not None:
-        convert = converting_all(state, convert)
-    tree = core.assemble(
+    return core.assemble(
         state,
         record,
         convert=convert,
-        everywhere=how.everywhere,
-        unknown_as_dict=how.unknown == "dict",
-        plain=how.containers == "plain",
         static=Fillings.of(how.static),
         absent=absent,
         at=[*at],
+        **flags(how),
     )
-    if how.everywhere and convert is not None and isinstance(tree, np.ndarray):  # the root
-        (tree,) = convert([(Trail(), None, tree, None, None)])
-    return tree
 
 
-def converting_all(state: Any, convert: Convert) -> Convert:
-    """Returns a function that converts leaves, and in the state all other arrays of NumPy."""
-
-    def converted(leaves: list[Any]) -> list[Any]:
-        known = {id(leaf[2]) for leaf in leaves}
-        others: list[Any] = []
-        places: list[tuple[Any, Any]] = []
-
-        def below(value: Any, path: Trail) -> None:
-            named = value.items() if type(value) is dict else enumerate(value)
-            for key, child in named:
-                at = Trail(path, str(key))
-                if type(child) in (dict, list):
-                    below(child, at)
-                elif isinstance(child, np.ndarray) and id(child) not in known:
-                    others.append((at, None, child, None, None))
-                    places.append((value, key))
-
-        if type(state) in (dict, list):
-            below(state, Trail())
-        made = convert([*leaves, *others])
-        for (container, key), leaf in zip(places, made[len(leaves) :], strict=True):
-            container[key] = leaf
-        return made[: len(leaves)]
-
-    return converted
+def flags(how: Reading) -> dict[str, bool]:
+    """Returns the options of `_core.assemble` and `_core.restore_recorded` that are flags."""
+    return {
+        "everywhere": how.everywhere,
+        "unknown_as_dict": how.unknown == "dict",
+        "plain": how.containers == "plain",
+    }

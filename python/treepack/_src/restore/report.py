@@ -35,7 +35,10 @@ class Coverage:
         the template has a mapping.
       skipped: Paths that stay in any case.
       notes: Whether a report will be asked for.
+      absent: Stands in the state for parts that are not to be loaded.
     """
+
+    absent = ABSENT
 
     def __init__(
         self,
@@ -64,6 +67,13 @@ class Coverage:
     def loaded(self, path: Trail) -> None:
         """Notes a loaded leaf."""
         self._note(self._loaded, [path])
+
+    def restored(self, loaded: list[Trail], kept: list[tuple[Trail, Any]]) -> None:
+        """Notes loaded leaves, and parts of the template that stay, for the core."""
+        for path in loaded:
+            self.loaded(path)
+        for path, part in kept:
+            self.kept(part, path)
 
     def was_cast(self, path: Trail) -> None:
         """Notes a leaf whose dtype changes."""

@@ -17,12 +17,15 @@ from treepack._src import paths as _paths
 from treepack._src.options import Strict
 from treepack._src.paths import Room, Trail
 from treepack._src.printable import printable
-from treepack._src.restore.compare import like_scalar
+from treepack._src.restore.compare import difference, like_scalar, signature
 from treepack._src.restore.report import Convert, Coverage
 from treepack.errors import Mismatch, MismatchError
 
 # Restores a child: takes that of the template, its state, its name, and the restore under way.
 RestoreChild = Callable[[Any, Any, str, "Restore"], Any]
+
+# A leaf of a template and the one found in its place: (trail, the template's, found).
+Leaf = tuple[Trail, Any, Any]
 
 # Stands for the missing side of a mismatch.
 NOTHING = "nothing"
@@ -36,7 +39,8 @@ class Restore:
 
     While it is entered, it is the restore of this thread; an outer one is suspended. Leaving it
     raises an error for its mismatches. The core reads `path`, `strict`, `partial`, `mismatches`,
-    `converts`, `everywhere` and `collects`.
+    `converts`, `everywhere` and `collects`, and calls `path_of`, `settle`, `collect` and
+    `convert_found`.
 
     Attributes:
       strict: How strict it is; inner calls inherit it.
@@ -51,6 +55,8 @@ class Restore:
       mismatches: The differences so far, one for each path.
       sentence: The message of flax for the first difference in structure.
       found: The leaves to convert, while it collects them.
+      cells: For each of `found`, a list of one that takes its conversion; `None` for a leaf that
+        another walk looks up in `converted`.
       converted: By path, leaves and their conversions, once they are converted.
       handled: By path, the state that a handler makes of its template, if it makes one.
       deeper: Old and new name of a leaf of the state that lies a level deeper in it, or in the
@@ -80,7 +86,8 @@ class Restore:
         self.path: list[str] = []
         self.mismatches: dict[str, Mismatch] = {}
         self.sentence: str | None = None
-        self.found: list[tuple[Trail, Any, Any]] | None = None
+        self.found: list[Leaf] | None = None
+        self.cells: list[list[Any] | None] = []
         self.converted: dict[Trail, list[tuple[Any, Any]]] | None = None
         self.handled: dict[Trail, tuple[Any, ...]] = {}
         self.deeper: tuple[Trail, Trail] | None = None
@@ -176,18 +183,70 @@ class Restore:
         """
         if self.convert is None:
             return self.below(target, state, name)
-        outer = self.found, self.converted, self.handled
-        self.found, self.converted, self.handled = [], None, {}
-        try:
+        with self.conversion():
             self.below(target, state, name)
             if self.mismatches:
                 return target  # an error follows
-            found, self.found, self.converted = self.found, None, {}
-            for (path, _, leaf), made in zip(found, self.convert(found), strict=True):
-                self.converted.setdefault(path, []).append((leaf, made))
+            self.convert_found()
             return self.below(target, state, name)
+
+    @contextlib.contextmanager
+    def conversion(self) -> Iterator[None]:
+        """Collects leaves, until `convert_found` converts them; does nothing without `convert`."""
+        if self.convert is None:
+            yield
+            return
+        outer = self.found, self.cells, self.converted, self.handled
+        self.found, self.cells, self.converted, self.handled = [], [], None, {}
+        try:
+            yield
         finally:
-            self.found, self.converted, self.handled = outer
+            self.found, self.cells, self.converted, self.handled = outer
+
+    def convert_found(self) -> None:
+        """Converts the collected leaves."""
+        assert self.found is not None
+        assert self.convert is not None
+        found, self.found, self.converted = self.found, None, {}
+        for leaf, cell, made in zip(found, self.cells, self.convert(found), strict=True):
+            if cell is None:
+                self.converted.setdefault(leaf[0], []).append((leaf[2], made))
+            else:
+                cell[0] = made
+
+    def collect(self, leaves: list[Leaf]) -> list[list[Any]]:
+        """Compares leaves, and collects them; returns cells that take their conversions."""
+        assert self.found is not None
+        self._compare(leaves)
+        cells = []
+        for path, target, state in leaves:
+            cell = [state if self.in_words else like_scalar(target, state)]
+            cells.append(cell)
+            if signature(target) is not None:
+                self.found.append((path, target, state))
+                self.cells.append(cell)
+        return cells
+
+    def settle(self, leaves: list[Leaf]) -> list[Any]:
+        """Compares leaves; returns them, or their conversions if they are converted."""
+        self._compare(leaves)
+        return [self._settled(*leaf) for leaf in leaves]
+
+    def settle_all(self, leaves: list[Leaf]) -> list[Any]:
+        """Compares all leaves of a tree, and converts them if that is asked for."""
+        if self.convert is None:
+            return self.settle(leaves)
+        with self.conversion():
+            cells = self.collect(leaves)
+            if not self.mismatches:  # of which an error follows
+                self.convert_found()
+            return [cell[0] for cell in cells]
+
+    def _compare(self, leaves: list[Leaf]) -> None:
+        for path, target, state in leaves:
+            found = difference(target, state, self.strict, cast=self.cast)
+            if found is not None:
+                self._note(path, *found)
 
     @property
     def converts(self) -> bool:
@@ -265,13 +324,17 @@ class Restore:
 
     def leaf(self, target: Any, state: Any, name: str) -> Any:
         """Returns a leaf or its conversion; while it collects, keeps the leaf for that."""
-        path = self.path_of(name)
-        if self.found is not None:
-            self.found.append((path, target, state))
-        elif self.converted is not None:
-            for found, made in self.converted.get(path, ()):
-                if found is state:
-                    return made
+        return self._settled(self.path_of(name), target, state)
+
+    def _settled(self, path: Trail, target: Any, state: Any) -> Any:
+        if self.converts and signature(target) is not None:
+            if self.found is not None:
+                self.found.append((path, target, state))
+                self.cells.append(None)
+            elif self.converted is not None:
+                for found, made in self.converted.get(path, ()):
+                    if found is state:
+                        return made
         return state if self.in_words else like_scalar(target, state)
 
     @contextlib.contextmanager

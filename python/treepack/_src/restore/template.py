@@ -1,11 +1,12 @@
 """Restores a template with a state; one error tells all mismatches.
 
-    restore_tree ──▶ Restore.below ──▶ _core.rebuild ──▶ restore_child
-                                       plain containers,   everything else,
-                                       equal leaves        and all mismatches
+    encoded bytes ──▶ _core.restore_encoded  ┐
+    file, selection ▶ _core.restore_selected ├──▶ restore_child
+    state dict ─────▶ _core.restore_state    ┘
 
-The core restores plain containers by itself, and asks here about the rest. Both share a `Restore`
-(`session.py`): the path, and the mismatches so far.
+One walk of the core goes over the template and over any of these. It restores plain containers and
+matching leaves; `restore_child` restores the rest from state dicts, and notes all mismatches. Both
+share a `Restore` (`session.py`): the path, and the mismatches so far.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from treepack._src.pytree.state_dict import map_leaves, state_leaves, to_state_d
 from treepack._src.registry.names import default_name
 from treepack._src.registry.nodes import is_named
 from treepack._src.registry.types import name_of
-from treepack._src.restore.compare import described, difference, is_opaque, like_scalar, signature
+from treepack._src.restore.compare import described, difference, is_opaque, signature
 from treepack._src.restore.record import split
 from treepack._src.restore.report import ABSENT, Convert, Coverage
-from treepack._src.restore.session import NOTHING, Restore, as_part, current, root_at
+from treepack._src.restore.session import NOTHING, Leaf, Restore, as_part, current, root_at
 from treepack._src.restore.versions import Older, RecordAt, mark_older
 from treepack._src.storage.deferred import Deferred
 from treepack.errors import MismatchError, TreepackError
@@ -106,31 +107,46 @@ def restore_encoded(
 ) -> Any:
     """Restores encoded bytes as `restore_tree` does."""
     if target is not None and how.strict != "exact" and not handlers.overridden():
+
+        def settle(leaves: list[Leaf]) -> list[Any]:
+            with _restore(how, convert=convert, in_words=in_words) as restore:
+                return restore.settle_all(leaves)
+
         # Most data match the target exactly.
-        converts = convert is not None
-        restored = core.restore_like(
-            data, target, how.strict, converts, how.everywhere, how.copy, how.threads
+        restored = core.restore_encoded(
+            data,
+            target,
+            settle,
+            how.strict,
+            convert is not None,
+            how.everywhere,
+            how.copy,
+            how.threads,
         )
         if restored is not None:
-            return restored
-        if converts:
-            selected = _restore_converted(target, data, how, convert)
-            if selected is not None:
-                return selected[0]
+            return restored[0]
+    if not in_words and target is not None:
+        catalog = _catalog(data)
+        if catalog is not None and not needs_state(target, catalog.record, how):
+            return restore_selected(target, catalog, 0, how, convert=convert)
     state = core.restore(data, how.copy, how.threads)
     return restore_tree(target, state, _paths.ROOT, how, convert=convert, in_words=in_words)
 
 
-def _restore_converted(
-    target: Any, data: Buffer | core.Content, how: Reading, convert: Convert | None
-) -> tuple[Any] | None:
-    """Restores all of encoded bytes as `restore_selected` does; `None` also if they are damaged."""
+def _catalog(data: Buffer | core.Content) -> core.Catalog | None:
+    """Returns the catalog of encoded bytes; `None` if they are damaged: reading all explains it."""
     content = data if isinstance(data, core.Content) else core.Content.lent(data)
     try:
-        catalog = core.Catalog.open(content, salvage=False)
-    except TreepackError:  # raised again when all is read
+        return core.Catalog.open(content, salvage=False)
+    except TreepackError:
         return None
-    return restore_selected(target, catalog, 0, how, convert=convert)
+
+
+def needs_state(target: Any, record: bytes | None, how: Reading) -> bool:
+    """Returns whether only the state of a file restores a target: `restore_selected` cannot."""
+    if how.strict == "exact" or handlers.overridden() or core.RECORD_KEY in _keys(target):
+        return True
+    return record is not None and core.has_older_types(record)
 
 
 def restore_selected(
@@ -143,54 +159,30 @@ def restore_selected(
     selector: core.Selector | None = None,
     partial: Coverage | None = None,
     convert: Convert | None,
-) -> tuple[Any] | None:
-    """Returns a target with leaves of a file, in a tuple, if its containers plainly fit.
+) -> Any:
+    """Returns a target with leaves of a file, as `restore_tree` does with those of a state.
 
-    Otherwise `restore_tree` does the same, and reports mismatches. See `_core.restore_selected`
-    for `catalog`, `value`, `marks` and `selector`, and `restore_tree` for the others.
+    See `_core.restore_selected` for `catalog`, `value`, `marks` and `selector`.
     """
-    if how.strict == "exact" or handlers.overridden() or core.RECORD_KEY in _keys(target):
-        return None
-    if catalog.record is not None and core.has_older_types(catalog.record):
-        return None
+    restore = _restore(how, convert=convert, in_words=False, partial=partial)
+    with restore, restore.conversion():
+        return core.restore_selected(
+            catalog,
+            value,
+            target,
+            as_part(_paths.ROOT),
+            restore,
+            marks=marks,
+            selector=selector,
+            copy=how.copy,
+            threads=how.threads,
+        )
 
-    def settle(leaves: list[tuple[_paths.Trail, Any, Any]]) -> list[Any] | None:
-        for _, expected, found in leaves:
-            if difference(expected, found, how.strict, cast=how.cast) is not None:
-                return None
-        if convert is None:
-            return [like_scalar(expected, found) for _, expected, found in leaves]
-        converted = [leaf for leaf in leaves if signature(leaf[1]) is not None]
-        made = iter(convert(converted) if converted else ())
-        return [
-            found if signature(expected) is None else next(made) for _, expected, found in leaves
-        ]
 
-    restored = core.restore_selected(
-        catalog,
-        value,
-        target,
-        settle,
-        marks=marks,
-        selector=selector,
-        strict=bool(how.strict),
-        converts=convert is not None,
-        everywhere=how.everywhere,
-        keeps_missing=partial is not None and partial.keeps_missing,
-        takes_more=None if partial is None else partial.takes_more,
-        note=partial is not None and partial.notes,
-        copy=how.copy,
-        threads=how.threads,
+def _restore(how: Reading, **options: Any) -> Restore:
+    return Restore(
+        how.strict, core.restore_state, cast=how.cast, everywhere=how.everywhere, **options
     )
-    if restored is None:
-        return None
-    tree, (loaded, kept) = restored
-    if partial is not None:
-        for path in loaded:
-            partial.loaded(path)
-        for path, part in kept:
-            partial.kept(part, path)
-    return (tree,)
 
 
 def restore_tree(
@@ -233,7 +225,7 @@ def restore_tree(
     in_python = kinds is not None or handlers.overridden()
     with Restore(
         how.strict,
-        restore_child if in_python else core.rebuild,
+        restore_child if in_python else core.restore_state,
         cast=how.cast,
         in_words=in_words,
         partial=partial,
@@ -466,9 +458,7 @@ def _restore_leaf(target: Any, state: Any, name: str, restore: Restore) -> Any:
             restore.deeper = restore.deeper or (_paths.Trail(path, str(*state)), path)
     if restore.partial is not None:
         restore.partial.loaded(restore.path_of(name))
-    if restore.converts and signature(target) is not None:
-        return restore.leaf(target, state, name)
-    return state if restore.in_words else like_scalar(target, state)
+    return restore.leaf(target, state, name)
 
 
 def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
@@ -489,10 +479,9 @@ def _compared(template: Any, state: Any, name: str, restore: Restore) -> Any:
             )
             return restore.keep(template, name) if gaps else state
         return _restore_leaf(template, state, name, restore)
-    if restore.partial is not None:
-        # It was read by paths, where all keys are strings.
-        keys = {str(key): key for key in template if type(key) is not str}
-        state = {keys.get(key, key): value for key, value in state.items()} if keys else state
+    # Where it was read by paths, all keys are strings.
+    keys = {str(key): key for key in template if type(key) is not str}
+    state = {keys.get(key, key): value for key, value in state.items()} if keys else state
     restore.path.append(name)
     try:
         more = [key for key in state if key not in template]

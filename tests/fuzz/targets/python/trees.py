@@ -43,11 +43,11 @@ def by_template(template: Any, data: bytes) -> None:
     """Restores to a template, which is built while data are read, or after that."""
     # A template may be wrong by itself, as with the keys 0 and '0'.
     found = outcome(lambda: serialization.from_bytes(template, data), (ValueError,))
-    like, core.restore_like = core.restore_like, lambda *_: None
+    encoded, core.restore_encoded = core.restore_encoded, lambda *_: None
     try:
         expected = outcome(lambda: serialization.from_bytes(template, data), (ValueError,))
     finally:
-        core.restore_like = like
+        core.restore_encoded = encoded
     assert text(found) == text(expected), (found, expected)
 
 

@@ -1,0 +1,255 @@
+//! The catalog of a file as a form of what was saved: all leaves of a template, or selected ones.
+
+use std::collections::HashSet;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::super::failure::Walked;
+use super::super::objects::Parts;
+use super::super::options::integer_or_none;
+use super::super::restore::{Child, Children, Cursor, Found, Name, Named, Session, Walk};
+use super::super::select::{Marks, Selector};
+use super::super::watch::Signals;
+use super::file::Catalog;
+use super::state::Selection;
+use crate::catalog;
+use crate::select::{self, State};
+use crate::{Error, grow};
+
+/// Restores leaves of a file in a template; see `_core.pyi`.
+#[pyfunction]
+#[pyo3(signature = (
+    file, value, target, name, restore, *, marks, selector, copy, threads,
+))]
+#[allow(clippy::too_many_arguments)] // as in Python
+pub fn restore_selected<'py>(
+    file: &Bound<'py, Catalog>,
+    value: usize,
+    target: &Bound<'py, PyAny>,
+    name: &Bound<'py, PyString>,
+    restore: &Bound<'py, PyAny>,
+    marks: Option<&Marks>,
+    selector: Option<&Selector>,
+    copy: Option<bool>,
+    #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = target.py();
+    let file = file.get();
+    file.check(value)?;
+    let session = Session::new(restore, name, true)?;
+    let matching = session.matching()?;
+    let partial = restore.getattr(intern!(py, "partial"))?;
+    let (keeps_missing, takes_more) = if partial.is_none() {
+        (false, None)
+    } else {
+        let keeps_missing = partial.getattr(intern!(py, "keeps_missing"))?.is_truthy()?;
+        let takes_more = partial.getattr(intern!(py, "takes_more"))?.extract()?;
+        (keeps_missing, takes_more)
+    };
+    let catalog = file.core();
+    let selector = selector.map(Selector::get);
+    let cursor = Entries {
+        file,
+        catalog,
+        marks: marks.map(|marks| marks.of(catalog)).transpose()?,
+        selector,
+        absent: session.absent()?,
+        parts: file.parts(py, value, copy.into(), threads)?,
+        keeps_missing,
+        takes_more,
+        notes: session.notes(),
+        signals: Signals::new(),
+    };
+    let start = selector.map(|selector| match catalog.leaf(value) {
+        Some(_) => selector.root(),
+        None => selector.start(),
+    });
+    let tree = Walk::new(py, cursor, matching, Some(session)).restore((value, start), target);
+    file.release();
+    tree
+}
+
+/// The entries of a catalog, some of which are selected.
+struct Entries<'a, 'py> {
+    file: &'a Catalog,
+    catalog: &'a catalog::Catalog,
+    /// The selected values; `None` for all.
+    marks: Option<&'a catalog::Marks>,
+    /// Decides whether a path that the file lacks is selected, if that is known.
+    selector: Option<&'a select::Selector>,
+    /// Stands in states for values that are not selected, if there may be some.
+    absent: Option<Bound<'py, PyAny>>,
+    parts: Parts<'a, 'py>,
+    keeps_missing: bool,
+    /// Whether the file may have more than the template; `None` if only where that has a dict.
+    takes_more: Option<bool>,
+    /// Whether Python notes what the template lacks.
+    notes: bool,
+    signals: Signals,
+}
+
+/// A container, and the values of the template's children, if the file has them.
+struct Node {
+    value: usize,
+    selected: Option<State>,
+    children: Vec<Option<usize>>,
+}
+
+impl Entries<'_, '_> {
+    /// Whether something in a value is selected.
+    fn is_meant(&self, value: usize) -> bool {
+        let inside = value..self.catalog.after(value);
+        self.marks.is_none_or(|marks| marks.count(inside) > 0)
+    }
+
+    /// Whether a leaf that the file lacks may be selected.
+    fn may_mean(&self, state: Option<&State>) -> bool {
+        let (Some(selector), Some(state)) = (self.selector, state) else {
+            return true;
+        };
+        let undecided = state.meant().is_none() && selector.pattern_count().is_none();
+        state.meant() == Some(true) || undecided || selector.goes_on(state)
+    }
+
+    fn below(&self, node: &Node, key: &str) -> Option<State> {
+        let below = self.selector.zip(node.selected.as_ref());
+        below.map(|(selector, state)| selector.below(state, key))
+    }
+
+    /// Whether the file may have what it has besides the children of the template.
+    fn takes_others(
+        &self,
+        value: usize,
+        children: &Children<'_>,
+        is_dict: bool,
+    ) -> Result<bool, Error> {
+        let mut names = HashSet::new();
+        names.try_reserve(children.len())?;
+        for name in children.names() {
+            names.insert(name.text().unwrap_or_default().into_owned());
+        }
+        let mut known = HashSet::new();
+        known.try_reserve(names.len())?;
+        Ok(self.catalog.children(value).all(|child| {
+            let key = self.catalog.key(child);
+            if names.contains(key) {
+                return known.insert(key); // of two, Python finds out which one counts
+            }
+            !self.is_meant(child) || (self.takes_more.unwrap_or(is_dict) && !self.notes)
+        }))
+    }
+}
+
+impl<'py> Cursor<'py> for Entries<'_, 'py> {
+    /// A value, and what is known of its selection.
+    type Place = (usize, Option<State>);
+    type Node = Node;
+
+    #[inline(never)] // the walk is recursive
+    fn enter(
+        &mut self,
+        (value, selected): Self::Place,
+        _: impl FnOnce() -> PyResult<bool>,
+    ) -> Walked<Found<'py, Node>> {
+        let is_meant = self.is_meant(value);
+        if !is_meant && !self.may_mean(selected.as_ref()) {
+            return Ok(Found::Kept);
+        }
+        let Some(leaf) = self.catalog.leaf(value) else {
+            let children = Vec::new();
+            let node = Node {
+                value,
+                selected,
+                children,
+            };
+            return Ok(if self.catalog.is_list(value) {
+                Found::State(self.read(&node)?)
+            } else {
+                Found::Node(node)
+            });
+        };
+        if !is_meant {
+            return Ok(Found::Absent);
+        }
+        let py = self.parts.py();
+        Ok(Found::Leaf(self.file.read_leaf(
+            py,
+            value,
+            leaf,
+            &mut self.parts,
+        )?))
+    }
+
+    fn is_empty(&self, node: &Node) -> bool {
+        self.catalog.children(node.value).next().is_none()
+    }
+
+    fn leave(&mut self, _: &Node) -> Walked<bool> {
+        Ok(true)
+    }
+
+    fn state(&mut self, node: Node) -> Walked<Option<Bound<'py, PyAny>>> {
+        Ok(Some(self.read(&node)?))
+    }
+
+    fn copy(&mut self) -> PyResult<()> {
+        self.parts.copy()
+    }
+}
+
+impl<'py> Named<'py> for Entries<'_, 'py> {
+    #[inline(never)] // the walk is recursive
+    fn pair(&mut self, node: &mut Node, children: &Children<'py>, is_dict: bool) -> Walked<bool> {
+        let mut found = grow::with_room(children.len())?;
+        // Most files have the children of the template, in its order.
+        let mut next = self.catalog.children(node.value).peekable();
+        for name in children.names() {
+            let Some(key) = name.text() else {
+                return Ok(false);
+            };
+            let child = match next.next_if(|child| self.catalog.key(*child) == key) {
+                Some(child) => Some(child),
+                None => self.catalog.find(node.value, [&*key], &())?,
+            };
+            if child.is_none()
+                && !self.keeps_missing
+                && self.may_mean(self.below(node, &key).as_ref())
+            {
+                return Ok(false);
+            }
+            found.push(child);
+        }
+        let common = found.iter().flatten().count();
+        node.children = found;
+        Ok(self.catalog.children(node.value).count() == common
+            || self.takes_others(node.value, children, is_dict)?)
+    }
+
+    fn child(
+        &mut self,
+        node: &mut Node,
+        index: usize,
+        name: &Name<'py>,
+    ) -> Walked<Child<Self::Place>> {
+        let Some(child) = node.children[index] else {
+            return Ok(Child::Kept);
+        };
+        let selected = name.text().and_then(|key| self.below(node, &key));
+        Ok(Child::At((child, selected)))
+    }
+}
+
+impl<'py> Entries<'_, 'py> {
+    /// Reads the state of a container.
+    fn read(&mut self, node: &Node) -> PyResult<Bound<'py, PyAny>> {
+        let selection = Selection {
+            marks: self.marks,
+            absent: self.absent.as_ref(),
+            is_abstract: false,
+            signals: &self.signals,
+        };
+        self.file.value(node.value, selection, &mut self.parts)
+    }
+}

@@ -1,0 +1,350 @@
+//! Encoded bytes as a form of what was saved, read while a template is restored.
+//!
+//! Most data are just like their template: the same keys in the same order, arrays of the same shapes and
+//! dtypes. Then no state dict is made. At the first difference in structure the walk ends, as at errors:
+//! all is read once more, as a state dict, whose walk reports what is wrong.
+
+use std::ops::Range;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use super::super::failure::{Failure, Walked};
+use super::super::memory::{Owned, new_list_of};
+use super::super::restore::{
+    Assembly, Child, Children, Cursor, Found, Here, How, Matching, Name, Named, Ordered,
+    RecordWalk, Walk, has_older_types, is_decimal,
+};
+use super::values::{Built, CopyMode, Objects};
+use crate::Error;
+use crate::events::{Closed, Event};
+use crate::source::{Source, read_to};
+use crate::structure::{Footer, RECORD_KEY, ROOT_KEY, Record};
+use crate::wire::Head;
+
+/// Restores a template from encoded bytes; `None` unless they are just like it. `settle` compares and
+/// converts the leaves that do not plainly match.
+#[allow(clippy::too_many_arguments)] // as in Python
+pub fn build_like<'py>(
+    template: &Bound<'py, PyAny>,
+    settle: &Bound<'py, PyAny>,
+    matching: Matching<'py>,
+    source: &dyn Source,
+    memory: Option<Owned<'_, 'py>>,
+    copy: CopyMode,
+    threads: Option<i64>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = template.py();
+    if has_record(template)? {
+        return Ok(None);
+    }
+    let whole = 0..source.len();
+    let cursor = Encoded {
+        objects: Objects::new(py, source, whole, source.len(), memory, copy, threads)?,
+        record: None,
+        root_len: Some(matching.len(template)?),
+        at_root: true,
+        is_wrapped: false,
+    };
+    let mut walk = Walk::new(py, cursor, matching, None);
+    let plan = walk
+        .value((), template, &Here::root(None))
+        .and_then(|plan| {
+            let is_whole = plan.is_some() && walk.cursor.is_whole()?;
+            Ok(plan.filter(|_| is_whole))
+        });
+    let interrupted = walk.interrupted || walk.cursor.objects.interrupted;
+    let plan = match plan {
+        Ok(Some(plan)) => plan,
+        Err(failure) if interrupted || failure.must_be_raised(py) => {
+            return Err(failure.into_py(py, "restoring"));
+        }
+        _ => return Ok(None),
+    };
+    let open = walk.take_open();
+    walk.cursor.copy()?;
+    let settled: Vec<_> = if open.is_empty() {
+        Vec::new()
+    } else {
+        settle.call1((new_list_of(py, open)?,))?.extract()?
+    };
+    plan.tree(py, &settled, None).map(Some)
+}
+
+/// Restores the tree of encoded bytes by the record at their end; `None` unless they have one, and are as
+/// it says.
+pub fn build_recorded<'py>(
+    py: Python<'py>,
+    how: How<'py>,
+    source: &dyn Source,
+    memory: Option<Owned<'_, 'py>>,
+    copy: CopyMode,
+    threads: Option<i64>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let Some((record, place)) = recorded(source)? else {
+        return Ok(None);
+    };
+    let whole = 0..source.len();
+    let nbytes = place.len();
+    let cursor = Encoded {
+        objects: Objects::new(py, source, whole, source.len(), memory, copy, threads)?,
+        record: Some(place),
+        root_len: None,
+        at_root: true,
+        is_wrapped: false,
+    };
+    let mut walk = RecordWalk::new(py, cursor, &record, &how)?;
+    let plan = walk.value((), record.nodes.len() - 1, &Here::root(None)); // there is one: `Record::read` has looked
+    let plan = plan.and_then(|plan| Ok(walk.cursor.is_whole()?.then_some(plan)));
+    let interrupted = walk.interrupted || walk.cursor.objects.interrupted;
+    let plan = match plan {
+        Ok(Some(plan)) => plan,
+        Err(failure) if interrupted || failure.must_be_raised(py) => {
+            return Err(failure.into_py(py, "loading"));
+        }
+        _ => return Ok(None),
+    };
+    walk.cursor.copy()?;
+    let leaves = walk.converted()?;
+    Assembly::new(py, &record, nbytes, how, leaves)?
+        .root(plan)
+        .map(Some)
+}
+
+/// The record at the end of a source, and its place; `None` if there is none, or it is damaged.
+fn recorded(source: &dyn Source) -> PyResult<Option<(Record, Range<usize>)>> {
+    let len = source.len();
+    let mut bytes = Vec::new();
+    read_to(source, len.saturating_sub(Footer::BYTES)..len, &mut bytes)?;
+    let whole = Footer::find(&bytes).and_then(|footer| footer.whole());
+    let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
+        return Ok(None);
+    };
+    bytes.clear();
+    read_to(source, start..len, &mut bytes)?;
+    match Record::read(&bytes) {
+        Ok(record) => Ok(Some((record, start..len))),
+        Err(Error::OutOfMemory) => Err(Error::OutOfMemory.into()),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether a template has the key of the record itself.
+fn has_record(template: &Bound<'_, PyAny>) -> PyResult<bool> {
+    template.cast_exact::<PyDict>().map_or(Ok(false), |dict| {
+        dict.contains(intern!(dict.py(), RECORD_KEY))
+    })
+}
+
+/// The events of encoded bytes, each of which is read once.
+struct Encoded<'a, 'py> {
+    objects: Objects<'a, 'py>,
+    /// The place of the record of the structure, if there has to be one.
+    record: Option<Range<usize>>,
+    /// The number of children that the root has besides a record, if that is known.
+    root_len: Option<usize>,
+    /// Whether the root was not entered yet.
+    at_root: bool,
+    /// Whether the tree is a value in a map of its own, beside its record.
+    is_wrapped: bool,
+}
+
+/// A map: its number of children, and whether the record of the structure follows them.
+type Node = (usize, bool);
+
+impl<'py> Encoded<'_, 'py> {
+    /// The event of the tree, and whether its record follows the children.
+    fn root(&mut self, event: Event) -> Walked<(Event, bool)> {
+        let Event::Map(map) = event else {
+            return Ok((event, false));
+        };
+        self.is_wrapped = map.len == 2 && self.objects.is_rooted()?;
+        if self.is_wrapped {
+            self.objects.reader.next()?; // the key
+            return Ok((self.objects.reader.next()?, false));
+        }
+        let has_record = |len| map.len as usize == len + 1;
+        Ok((event, self.root_len.is_none_or(has_record)))
+    }
+
+    /// A plain tree without its record, if it has that.
+    #[inline(never)] // the walk is recursive
+    fn undescribed(&mut self, event: Event) -> Built<'py> {
+        let found = self.objects.object(event)?;
+        let Ok(dict) = found.cast::<PyDict>() else {
+            return Ok(found);
+        };
+        let record = dict.get_item(RECORD_KEY)?;
+        let record = record
+            .as_ref()
+            .and_then(|record| record.cast::<PyBytes>().ok());
+        let expected = self.record.as_ref().map(ExactSizeIterator::len);
+        if record.map(|record| record.as_bytes().len()) != expected {
+            return Err(Failure::structure("the record is elsewhere"));
+        }
+        dict.del_item(RECORD_KEY)?;
+        let root = dict.get_item(ROOT_KEY)?;
+        Ok(root.filter(|_| dict.len() == 1).unwrap_or(found))
+    }
+
+    /// Whether nothing is left after the tree but the record that belongs to it.
+    fn is_whole(&mut self) -> Walked<bool> {
+        let is_whole = !self.is_wrapped || self.ends(true)?;
+        Ok(is_whole && self.objects.reader.finish().is_ok())
+    }
+
+    /// Whether a map ends here, or after the record of the structure.
+    #[inline(never)] // the walk is recursive
+    fn ends(&mut self, has_record: bool) -> Walked<bool> {
+        let objects = &mut self.objects;
+        if has_record {
+            if !objects.reader.next_is(RECORD_KEY)? {
+                return Ok(false);
+            }
+            let Event::Bin(span) = objects.reader.next()? else {
+                return Ok(false);
+            };
+            if let Some(record) = &self.record {
+                if *record != span.range() {
+                    return Ok(false);
+                }
+            } else {
+                let mut record = Vec::new();
+                read_to(objects.source, span.range(), &mut record)?;
+                if has_older_types(objects.py, &record)? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(objects.reader.close()? == Closed::Same)
+    }
+}
+
+impl<'py> Cursor<'py> for Encoded<'_, 'py> {
+    type Place = ();
+    type Node = Node;
+
+    #[inline]
+    fn enter(
+        &mut self,
+        (): (),
+        as_leaf: impl FnOnce() -> PyResult<bool>,
+    ) -> Walked<Found<'py, Node>> {
+        let mut event = self.objects.reader.next()?;
+        let mut is_described = false;
+        if self.at_root {
+            self.at_root = false;
+            (event, is_described) = self.root(event)?;
+        }
+        if let Event::Map(map) = event {
+            let as_leaf = as_leaf()?;
+            if is_described && as_leaf && self.record.is_some() {
+                return Ok(Found::Leaf(self.undescribed(event)?));
+            }
+            if is_described || !as_leaf {
+                let count = map.len as usize - usize::from(is_described);
+                return Ok(Found::Node((count, is_described)));
+            }
+        }
+        Ok(Found::Leaf(self.objects.object(event)?))
+    }
+
+    fn is_empty(&self, (count, _): &Node) -> bool {
+        *count == 0
+    }
+
+    fn leave(&mut self, (_, has_record): &Node) -> Walked<bool> {
+        self.ends(*has_record)
+    }
+
+    fn state(&mut self, _: Node) -> Walked<Option<Bound<'py, PyAny>>> {
+        Ok(None) // it was read in part
+    }
+
+    fn copy(&mut self) -> PyResult<()> {
+        self.objects.copy_all()
+    }
+}
+
+impl<'py> Named<'py> for Encoded<'_, 'py> {
+    fn pair(&mut self, (count, _): &mut Node, children: &Children<'py>, _: bool) -> Walked<bool> {
+        Ok(*count == children.len())
+    }
+
+    #[inline]
+    fn child(&mut self, node: &mut Node, _: usize, name: &Name<'py>) -> Walked<Child<()>> {
+        let is_next = match name {
+            Name::Text(_) => self.named(node, name)?.is_some(),
+            Name::Index(index) => self.element(node, *index)?.is_some(),
+        };
+        Ok(if is_next {
+            Child::At(())
+        } else {
+            Child::Elsewhere
+        })
+    }
+}
+
+impl<'py> Ordered<'py> for Encoded<'_, 'py> {
+    const IS_STATE: bool = false;
+
+    fn count(&self, (count, _): &Node) -> usize {
+        *count
+    }
+
+    #[inline]
+    fn named(&mut self, _: &mut Node, name: &Name<'py>) -> Walked<Option<()>> {
+        let is_next = match name.text() {
+            Some(text) => self.objects.reader.next_is(&text)?,
+            None => false,
+        };
+        Ok(is_next.then_some(()))
+    }
+
+    #[inline]
+    fn next(
+        &mut self,
+        (count, is_described): &mut Node,
+    ) -> Walked<Option<(Bound<'py, PyAny>, ())>> {
+        let Event::Str(text) = self.objects.reader.next()? else {
+            return Ok(None);
+        };
+        if *is_described && self.objects.reader.events().text(text) == ROOT_KEY {
+            return Ok(None); // the tree is below
+        }
+        let Objects {
+            reader, keys, py, ..
+        } = &mut self.objects;
+        let key = keys.get_of(*py, reader.events().text_bytes(text), *count as u64)?;
+        Ok(Some((key.into_any(), ())))
+    }
+
+    fn element(&mut self, _: &mut Node, index: usize) -> Walked<Option<()>> {
+        Ok(self.objects.key_is_index(index)?.then_some(()))
+    }
+}
+
+impl Objects<'_, '_> {
+    /// Whether the source begins with a map of two pairs, of which the first is the tree.
+    pub(super) fn is_rooted(&self) -> Walked<bool> {
+        let mut expected = Vec::new();
+        Head::Map(2).write(&mut expected);
+        #[allow(clippy::cast_possible_truncation)] // a short constant
+        Head::Str(ROOT_KEY.len() as u32).write(&mut expected);
+        expected.extend_from_slice(ROOT_KEY.as_bytes());
+        let mut start = Vec::new();
+        let len = expected.len().min(self.source.len());
+        read_to(self.source, 0..len, &mut start)?;
+        Ok(start == expected)
+    }
+
+    /// Whether the next key is this number.
+    #[inline]
+    pub(super) fn key_is_index(&mut self, expected: usize) -> Walked<bool> {
+        let Event::Str(text) = self.reader.next()? else {
+            return Ok(false);
+        };
+        Ok(is_decimal(self.reader.events().text_bytes(text), expected))
+    }
+}

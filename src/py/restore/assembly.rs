@@ -1,0 +1,484 @@
+//! Makes the nodes of a record, of their children and static data.
+//!
+//! Each kind of node can be damaged in its own way, and types may be unknown here.
+
+use std::collections::HashSet;
+use std::mem;
+use std::rc::Rc;
+
+use pyo3::exceptions::{PyException, PyMemoryError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use super::super::failure::{Failure, Walked};
+use super::super::hashes::{check_hashes, check_key};
+use super::super::hooks::Hooks;
+use super::super::memory::{
+    copied, list_of_results, new_dict, new_list_of, new_string, new_tuple_of,
+};
+use super::super::watch::Signals;
+use super::super::{errors, value};
+use super::keys::{Here, dict_of};
+use super::known::{Known, UNFLATTEN, has_holes, is_constant};
+use super::nodes::damaged;
+use super::parts::Parts;
+use super::plan::{How, Names, Plan, PlannedNode, below};
+use crate::structure::{Kind, Node, NodeType, Record, Repeat};
+use crate::{Error, grow};
+
+/// So many bytes of static data are filled for any record.
+const FILLED_BYTES: usize = 8 << 20;
+
+pub(super) type Assembled<'py> = Walked<Bound<'py, PyAny>>;
+
+pub struct Assembly<'a, 'py> {
+    py: Python<'py>,
+    signals: Signals,
+    record: &'a Record,
+    how: How<'py>,
+    /// The converted leaves.
+    leaves: Vec<Bound<'py, PyAny>>,
+    /// What is known of each type, once it has been looked up.
+    types: Vec<Asked<'py>>,
+    /// What has been decoded for each node: many children may be the same node.
+    decoded: Vec<Option<Bound<'py, PyAny>>>,
+    /// Whether something in or below each node could be called; empty until it is needed.
+    code: Vec<bool>,
+    /// The nodes that cannot be what they were, wherever they are: dicts take their places.
+    unknown: HashSet<usize>,
+    /// The nodes of these whose static data have holes.
+    with_holes: HashSet<usize>,
+    /// Descriptions of holes that nothing fills, and the number of lines of these.
+    unfilled: Vec<Bound<'py, PyAny>>,
+    told: usize,
+    /// How many bytes of static data may still be filled.
+    room: usize,
+    /// The method of a type that makes nodes.
+    make: &'static str,
+    fillings: Bound<'py, PyAny>,
+}
+
+/// What has become of a question for a type.
+#[derive(Clone)]
+enum Asked<'py> {
+    NotYet,
+    Known(Rc<Known<'py>>),
+    /// There is none, and dicts take the place of its nodes.
+    Unknown,
+}
+
+impl<'a, 'py> Assembly<'a, 'py> {
+    /// `nbytes` is the size of the record.
+    pub fn new(
+        py: Python<'py>,
+        record: &'a Record,
+        nbytes: usize,
+        how: How<'py>,
+        leaves: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Self> {
+        let fillings = how.fillings.clone();
+        Ok(Self {
+            py,
+            signals: Signals::new(),
+            record,
+            leaves,
+            types: grow::filled(Asked::NotYet, record.types.len())?,
+            decoded: grow::filled(None, record.nodes.len())?,
+            code: Vec::new(),
+            unknown: HashSet::new(),
+            with_holes: HashSet::new(),
+            unfilled: Vec::new(),
+            told: 0,
+            room: FILLED_BYTES.saturating_add(8 * nbytes),
+            make: if how.placeholders {
+                "unflatten_abstract"
+            } else {
+                UNFLATTEN
+            },
+            fillings: fillings.unwrap_or_else(|| py.None().into_bound(py)),
+            how,
+        })
+    }
+
+    /// Makes the tree.
+    pub fn root(mut self, plan: Plan<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let absent = self.how.absent.clone();
+        let tree = self.tree(plan, &Here::root(None));
+        let tree = tree.map(|tree| tree.or(absent).expect("only a part may be absent"));
+        let tree = self.told(tree);
+        tree.map_err(|failure| failure.into_py(self.py, "loading"))
+    }
+
+    /// Makes a part of the tree; `None` if nothing of it was to be loaded. This and `node` are the
+    /// recursion, which must not need much of the stack: what they call is not inlined.
+    fn tree(&mut self, plan: Plan<'py>, here: &Here<'_, 'py>) -> Walked<Option<Bound<'py, PyAny>>> {
+        match plan {
+            Plan::Ready(part) => Ok(Some(part)),
+            Plan::Open(number) => Ok(Some(self.leaves[number].clone())),
+            Plan::Absent => Ok(None),
+            Plan::Node(node) => self.node(node, here),
+        }
+    }
+
+    #[allow(clippy::boxed_local)] // which keeps the recursion small
+    fn node(
+        &mut self,
+        node: Box<PlannedNode<'py>>,
+        here: &Here<'_, 'py>,
+    ) -> Walked<Option<Bound<'py, PyAny>>> {
+        self.signals.check(self.py)?;
+        let PlannedNode {
+            number,
+            names,
+            parts,
+        } = *node;
+        let plans = match parts {
+            Parts::Ready(built) => return self.container(number, names, built, here).map(Some),
+            Parts::Plans(plans) => plans,
+        };
+        let mut built = grow::with_room(plans.len())?;
+        let mut children = names.names();
+        for plan in plans {
+            let Some(name) = children.next().transpose()? else {
+                return damaged("a dict has lost a key");
+            };
+            let part = self.tree(plan, &here.below(&name));
+            let part = part.map_err(|failure| below(failure, &name))?;
+            names.replace(&name, part.as_ref())?;
+            built.push(part);
+        }
+        drop(children);
+        self.of_parts(number, names, built, here)
+    }
+
+    /// A container of the parts that are there.
+    #[inline(never)] // see `tree`
+    fn of_parts(
+        &mut self,
+        number: usize,
+        names: Names<'py>,
+        parts: Vec<Option<Bound<'py, PyAny>>>,
+        here: &Here<'_, 'py>,
+    ) -> Walked<Option<Bound<'py, PyAny>>> {
+        if parts.iter().all(Option::is_some) {
+            let built = grow::collect(parts.into_iter().flatten())?;
+            return self.container(number, names, built, here).map(Some);
+        }
+        let found = new_dict(self.py)?;
+        for (name, part) in names.names().zip(parts) {
+            if let Some(part) = part {
+                found.set_item(name?.object(self.py)?, part)?;
+            }
+        }
+        Ok((!found.is_empty()).then(|| found.into_any()))
+    }
+
+    /// A container of these children.
+    #[inline(never)] // see `tree`
+    fn container(
+        &mut self,
+        node: usize,
+        names: Names<'py>,
+        built: Vec<Bound<'py, PyAny>>,
+        here: &Here<'_, 'py>,
+    ) -> Assembled<'py> {
+        let py = self.py;
+        let record = self.record;
+        match &record.nodes[node].0 {
+            Kind::Tuple if !self.how.plain => return Ok(new_tuple_of(py, built)?.into_any()),
+            Kind::List | Kind::Tuple => return Ok(new_list_of(py, built)?.into_any()),
+            Kind::Typed(..) if self.how.plain => {}
+            _ if self.unknown.contains(&node) => {}
+            Kind::Typed(class, data) => {
+                let made = self.typed(node, *class as usize, data, &names, &built, here);
+                if let Some(made) = self.unless_unknown(made)? {
+                    return Ok(made);
+                }
+            }
+            Kind::DictWithKeys(keys) => {
+                let keys = self.keys(node, keys).map(Some);
+                if let Some(keys) = self.unless_unknown(keys)? {
+                    return with_keys(&keys, built);
+                }
+            }
+            _ => {}
+        }
+        Ok(names.dict(py, built)?.into_any())
+    }
+
+    /// `None`, for which a dict stands, if a type is not known here.
+    fn unless_unknown<T>(&self, made: Walked<Option<T>>) -> Walked<Option<T>> {
+        match made {
+            Err(failure) if self.is_unknown(&failure) => Ok(None),
+            made => made,
+        }
+    }
+
+    /// Whether a dict is to take the place of what has failed.
+    fn is_unknown(&self, failure: &Failure) -> bool {
+        let unknown = |error: &PyErr| {
+            ["UnregisteredTypeError", "HoleError"]
+                .iter()
+                .any(|name| errors::is(self.py, error, name))
+        };
+        self.how.unknown_as_dict && failure.raised().is_some_and(unknown)
+    }
+
+    /// The keys of a dict. They do not change, so equal dicts can have the same.
+    fn keys(&mut self, node: usize, keys: &[u8]) -> Assembled<'py> {
+        if let Some(known) = &self.decoded[node] {
+            return Ok(known.clone());
+        }
+        let keys = value::decode(self.py, keys);
+        let keys = keys.map_err(|error| self.remembered(node, error.into()))?;
+        if let Ok(keys) = keys.cast_exact::<PyList>() {
+            keys.iter().try_for_each(|key| check_key(&key))?;
+        }
+        check_hashes(&keys).map_err(|error| unhashable(self.py, error))?;
+        self.decoded[node] = Some(keys.clone());
+        Ok(keys)
+    }
+
+    /// An object of a registered type; `None` if its static data have holes, which are reported later.
+    fn typed(
+        &mut self,
+        node: usize,
+        class: usize,
+        data: &[u8],
+        names: &Names<'py>,
+        built: &[Bound<'py, PyAny>],
+        here: &Here<'_, 'py>,
+    ) -> Walked<Option<Bound<'py, PyAny>>> {
+        let py = self.py;
+        let found = &self.record.types[class];
+        let class = match &self.types[class] {
+            Asked::Known(known) => known.clone(),
+            Asked::NotYet => self.find(class)?,
+            Asked::Unknown => return Err(self.no_type()),
+        };
+        let of_type = |error: PyErr| {
+            if error.is_instance_of::<PyMemoryError>(py)
+                || !error.is_instance_of::<PyException>(py)
+                || errors::is(py, &error, "TreepackError")
+            {
+                error.into()
+            } else {
+                Failure::node(&found.name, error)
+            }
+        };
+        let nbytes = data.len();
+        let data = if let Some(known) = &self.decoded[node] {
+            known.clone()
+        } else {
+            if has_holes(data) {
+                self.with_holes.try_reserve(1).map_err(Error::from)?;
+                self.with_holes.insert(node);
+            }
+            let data = new_tuple_of(py, [copied(py, data)?.into_any()])?;
+            let data = class.decode.call1(data).map_err(of_type);
+            let data = data.map_err(|failure| self.remembered(node, failure))?;
+            if is_constant(&data)? {
+                self.decoded[node] = Some(data.clone());
+            }
+            data
+        };
+        let data = if self.with_holes.contains(&node) {
+            if self.how.unknown_as_dict && self.fillings.is_none() {
+                self.unknown.insert(node);
+            }
+            let (data, unfilled) = self.filled(data, nbytes, &class.class, here)?;
+            if let Some(unfilled) = unfilled {
+                // All of them are told at once; until then this is a dict.
+                grow::push(&mut self.unfilled, unfilled)?;
+                return Ok(None);
+            }
+            data
+        } else {
+            data
+        };
+        if class.foreign && self.code_below(node)? {
+            let reason = format!(
+                "code of a library makes nodes of the type '{}', and receives no functions from \
+                 files, such as those in the nodes below; pass a template as target, or \
+                 unknown=\"dict\" to get dicts in their place",
+                found.name
+            );
+            let error = errors::make(py, "UnregisteredTypeError", (reason,)).into();
+            return Err(self.remembered(node, error));
+        }
+        if let Some(made) = class.made(names.names(), built, &data).map_err(of_type)? {
+            return Ok(Some(made));
+        }
+        let mut keys = grow::with_room(built.len())?;
+        for name in names.names().take(built.len()) {
+            keys.push(name?.object(py)?.into_any());
+        }
+        let names = new_list_of(py, keys)?;
+        let children = new_list_of(py, built.iter().cloned())?;
+        let parts = new_tuple_of(py, [data, names.into_any(), children.into_any()])?;
+        class.make.call1(parts).map(Some).map_err(of_type)
+    }
+
+    /// Whether static data or keys of the nodes below one could be called.
+    #[inline(never)] // see `node`
+    fn code_below(&mut self, node: usize) -> Walked<bool> {
+        let below = |node: &Node, code: &[bool]| {
+            let mut children = node.1.iter();
+            children.any(|Repeat(_, child)| code[*child as usize])
+        };
+        if self.code.is_empty() {
+            let holds_code = Hooks::get(self.py)?.holds_code.bind(self.py);
+            let mut code = grow::with_room(self.record.nodes.len())?;
+            for node in &self.record.nodes {
+                self.signals.check(self.py)?;
+                let own = match &node.0 {
+                    Kind::Typed(_, data) | Kind::DictWithKeys(data) => {
+                        holds_code.call1((copied(self.py, data)?,))?.is_truthy()?
+                    }
+                    _ => false,
+                };
+                code.push(own || below(node, &code)); // children come first
+            }
+            self.code = code;
+        }
+        Ok(below(&self.record.nodes[node], &self.code))
+    }
+
+    /// Asks for a type.
+    #[inline(never)]
+    fn find(&mut self, class: usize) -> Walked<Rc<Known<'py>>> {
+        let py = self.py;
+        let NodeType {
+            name,
+            fields,
+            version,
+        } = &self.record.types[class];
+        let find = Hooks::get(py)?.find_node_type.bind(py);
+        let found = find.call1((
+            name,
+            fields,
+            version,
+            self.how.unknown_as_dict,
+            &self.fillings,
+        ));
+        let found = found.map_err(|error| self.unknown_types(error))?;
+        if found.is_none() {
+            self.types[class] = Asked::Unknown;
+            return Err(self.no_type());
+        }
+        let known = Rc::new(Known::of(&found, self.make)?);
+        self.types[class] = Asked::Known(known.clone());
+        Ok(known)
+    }
+
+    /// The error about a type that nothing knows, which tells all of them.
+    fn unknown_types(&self, error: PyErr) -> PyErr {
+        let py = self.py;
+        if self.how.absent.is_some() || !errors::is(py, &error, "UnregisteredTypeError") {
+            return error; // other types may be those of leaves that are not meant
+        }
+        let told = || {
+            let names = self.record.types.iter();
+            let names = names.map(|it| Ok(new_string(py, it.name.as_bytes())?.into_any()));
+            let names = list_of_results(py, names)?;
+            Hooks::get(py)?
+                .unknown_types
+                .bind(py)
+                .call1((names, error.value(py)))
+        };
+        told().map_or_else(|error| error, PyErr::from_value)
+    }
+
+    /// How it is told that there is no type, where `unknown_as_dict` is set.
+    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
+    fn no_type(&self) -> Box<Failure> {
+        errors::make(self.py, "UnregisteredTypeError", ("",)).into()
+    }
+
+    /// A failure of what is the same for a node wherever it is, which need not be tried again.
+    #[allow(clippy::unnecessary_box_returns)] // see `Walked`
+    fn remembered(&mut self, node: usize, failure: Box<Failure>) -> Box<Failure> {
+        if self.is_unknown(&failure) {
+            self.unknown.insert(node);
+        }
+        failure
+    }
+
+    /// Static data of so many bytes, of the node here, with their holes filled, and what tells of others.
+    #[inline(never)]
+    fn filled(
+        &mut self,
+        data: Bound<'py, PyAny>,
+        nbytes: usize,
+        class: &Bound<'py, PyAny>,
+        here: &Here<'_, 'py>,
+    ) -> Walked<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
+        let py = self.py;
+        // Many nodes may share the data, and each is filled by itself.
+        let Some(room) = self.room.checked_sub(nbytes) else {
+            self.unfilled.clear(); // filling those would not help
+            let reason = "filling in static data that were not saved takes too long: too many nodes \
+                          share large ones; pass a template as target, or unknown=\"dict\" to get \
+                          dicts in their place";
+            return Err(errors::make(py, "TreepackError", (reason,)).into());
+        };
+        self.room = room;
+        let path = new_list_of(py, here.names(py)?)?;
+        let fill = Hooks::get(py)?.fill_holes.bind(py);
+        let told = (!self.how.unknown_as_dict).then_some(self.told);
+        let filled = fill.call1((data, path, &self.fillings, class, told))?;
+        let (data, unfilled): (_, Option<Bound<'py, PyAny>>) = filled.extract()?;
+        if let Some(unfilled) = &unfilled {
+            self.told += unfilled.getattr(intern!(py, "lines"))?.len()?;
+        }
+        Ok((data, unfilled))
+    }
+
+    /// The tree, or what is wrong with it: unknown types before holes, and holes before what code
+    /// of types says of dicts in the places of nodes with holes.
+    fn told(&mut self, done: Assembled<'py>) -> Assembled<'py> {
+        let unfilled = mem::take(&mut self.unfilled);
+        let is_first = |failure: &Failure| {
+            let unknown = |error| errors::is(self.py, error, "UnregisteredTypeError");
+            failure.must_be_raised(self.py) || failure.raised().is_some_and(unknown)
+        };
+        match done {
+            _ if unfilled.is_empty() => done,
+            Err(failure) if is_first(&failure) => Err(failure),
+            _ => {
+                let error = Hooks::get(self.py)?.hole_error.bind(self.py);
+                let error = error.call1((new_list_of(self.py, unfilled)?,))?;
+                Err(PyErr::from_value(error).into())
+            }
+        }
+    }
+}
+
+/// A dict of children with other keys.
+fn with_keys<'py>(keys: &Bound<'py, PyAny>, built: Vec<Bound<'py, PyAny>>) -> Assembled<'py> {
+    let py = keys.py();
+    let keys = match keys.cast::<PyList>() {
+        Ok(keys) if keys.len() == built.len() => keys,
+        Ok(_) => return damaged("there is another number of keys"),
+        Err(_) => return damaged("the keys of a dict are no list"),
+    };
+    let count = built.len();
+    let dict = dict_of(py, keys.iter(), built).map_err(|error| unhashable(py, error))?;
+    if dict.len() != count {
+        return damaged("a key occurs twice");
+    }
+    Ok(dict.into_any())
+}
+
+/// The failure for a key that Python does not take.
+#[allow(clippy::unnecessary_box_returns)] // see `Walked`
+fn unhashable(py: Python<'_>, error: PyErr) -> Box<Failure> {
+    if error.is_instance_of::<PyMemoryError>(py)
+        || !error.is_instance_of::<PyException>(py)
+        || errors::is(py, &error, "TreepackError")
+    {
+        return error.into();
+    }
+    Failure::structure(format!("a key cannot be hashed: {error}"))
+}

@@ -1,0 +1,146 @@
+//! State dicts as a form of what was saved.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+use pyo3::{ffi, intern};
+
+use super::super::failure::Walked;
+use super::super::memory::dict_next;
+use super::cursor::{Child, Children, Cursor, Found, Named, Ordered};
+use super::keys::{Name, is_decimal};
+use super::nodes::damaged;
+use super::template::{Session, Walk};
+use crate::grow;
+
+/// Restores one child of a template from its state; see `_core.pyi`.
+#[pyfunction]
+pub fn restore_state<'py>(
+    target: &Bound<'py, PyAny>,
+    state: Bound<'py, PyAny>,
+    name: &Bound<'py, PyString>,
+    restore: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let session = Session::new(restore, name, false)?;
+    let matching = session.matching()?;
+    let strict = restore.getattr(intern!(target.py(), "strict"))?;
+    let absent = session.absent()?;
+    let cursor = State {
+        exact: absent.is_some() || strict.is_instance_of::<PyString>(),
+        absent,
+    };
+    Walk::new(target.py(), cursor, matching, Some(session)).restore(state, target)
+}
+
+/// A state dict.
+pub(super) struct State<'py> {
+    /// Whether a dict may have no more keys than the template's.
+    pub exact: bool,
+    /// Stands for parts that are not to be loaded, if there may be some.
+    pub absent: Option<Bound<'py, PyAny>>,
+}
+
+/// A dict of the state; the values of the template's keys; how far it was gone through.
+pub(super) struct Node<'py>(Bound<'py, PyDict>, Vec<Bound<'py, PyAny>>, ffi::Py_ssize_t);
+
+impl<'py> Cursor<'py> for State<'py> {
+    type Place = Bound<'py, PyAny>;
+    type Node = Node<'py>;
+
+    fn enter(
+        &mut self,
+        place: Self::Place,
+        as_leaf: impl FnOnce() -> PyResult<bool>,
+    ) -> Walked<Found<'py, Node<'py>>> {
+        if self.absent.as_ref().is_some_and(|absent| place.is(absent)) {
+            return Ok(Found::Absent);
+        }
+        match place.cast_into_exact::<PyDict>() {
+            Ok(dict) if !as_leaf()? => Ok(Found::Node(Node(dict, Vec::new(), 0))),
+            Ok(dict) => Ok(Found::Leaf(dict.into_any())),
+            Err(error) => Ok(Found::Leaf(error.into_inner())),
+        }
+    }
+
+    fn is_empty(&self, node: &Node<'py>) -> bool {
+        node.0.is_empty()
+    }
+
+    fn leave(&mut self, _: &Node<'py>) -> Walked<bool> {
+        Ok(true)
+    }
+
+    fn state(&mut self, node: Node<'py>) -> Walked<Option<Bound<'py, PyAny>>> {
+        Ok(Some(node.0.into_any()))
+    }
+
+    fn copy(&mut self) -> PyResult<()> {
+        Ok(())
+    }
+}
+
+impl<'py> Named<'py> for State<'py> {
+    #[inline(never)] // the walk is recursive
+    fn pair(
+        &mut self,
+        Node(dict, values, _): &mut Node<'py>,
+        children: &Children<'py>,
+        is_dict: bool,
+    ) -> Walked<bool> {
+        if dict.len() != children.len() && (self.exact || !is_dict) {
+            return Ok(false);
+        }
+        values
+            .try_reserve(children.len())
+            .map_err(crate::Error::from)?;
+        for name in children.names() {
+            match dict.get_item(name.object(dict.py())?)? {
+                Some(value) => grow::push(values, value)?,
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    fn child(
+        &mut self,
+        node: &mut Node<'py>,
+        index: usize,
+        _: &Name<'py>,
+    ) -> Walked<Child<Self::Place>> {
+        Ok(Child::At(node.1[index].clone()))
+    }
+}
+
+impl<'py> Ordered<'py> for State<'py> {
+    const IS_STATE: bool = true;
+
+    fn count(&self, node: &Node<'py>) -> usize {
+        node.0.len()
+    }
+
+    fn named(&mut self, node: &mut Node<'py>, name: &Name<'py>) -> Walked<Option<Self::Place>> {
+        let Some((key, value)) = self.next(node)? else {
+            return Ok(None);
+        };
+        Ok(key.eq(name.object(key.py())?)?.then_some(value))
+    }
+
+    fn next(
+        &mut self,
+        Node(dict, _, position): &mut Node<'py>,
+    ) -> Walked<Option<(Bound<'py, PyAny>, Self::Place)>> {
+        Ok(dict_next(dict, position))
+    }
+
+    fn element(&mut self, node: &mut Node<'py>, index: usize) -> Walked<Option<Self::Place>> {
+        let Some((key, value)) = self.next(node)? else {
+            return Ok(None);
+        };
+        let text = key.cast::<PyString>().ok();
+        let text = text.and_then(|key| key.to_str().ok());
+        if text.is_some_and(|text| is_decimal(text.as_bytes(), index)) {
+            return Ok(Some(value));
+        }
+        damaged(format!("an element of a list has the key {key}"))
+    }
+}
