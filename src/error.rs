@@ -131,10 +131,10 @@ pub enum Error {
         /// The requested kind.
         wanted: &'static str,
     },
-    /// Leaves differ from their checksums or their headers.
+    /// Leaves are not what was written, as their checksums or their headers tell.
     #[error("{}", corrupt(paths))]
     Corrupt {
-        /// Their paths.
+        /// Where they are.
         paths: Vec<Path>,
     },
     /// A file was written to while it was open.
@@ -222,6 +222,7 @@ fn truncated(missing: u64) -> String {
 }
 
 fn corrupt(paths: &[Path]) -> String {
+    /// More are counted.
     const FEW: usize = 5;
     let few: Vec<String> = paths.iter().take(FEW).map(Path::to_string).collect();
     let more = match paths.len() - few.len() {

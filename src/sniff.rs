@@ -54,7 +54,7 @@ pub enum Convertible {
     Stream,
 }
 
-/// The format that the data seem to have.
+/// Which of these formats the data seem to have.
 #[cfg(feature = "python")]
 pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
     Ok(Sample::of(source)?.convertible())

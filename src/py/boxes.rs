@@ -209,6 +209,7 @@ impl ShardBox {
 /// Parts from which on other threads should run.
 const MANY: usize = 1 << 12;
 
+/// The files of a box, by number.
 struct Files(Vec<(u32, Py<Catalog>)>);
 
 impl Files {
@@ -217,7 +218,7 @@ impl Files {
         grow::collect(files.map(|(number, catalog)| catalog.get().open_file(*number)))
     }
 
-    /// Calls `explain` with an error and the number of its file.
+    /// What `explain` makes of an error, from the number of the file that it is about.
     fn explain(
         &self,
         py: Python<'_>,

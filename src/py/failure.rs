@@ -155,7 +155,7 @@ impl Failure {
                         .getattr("reason")
                         .and_then(|why| value.setattr("reason", format!("{why} (at {path})")));
                 } else if path != "." {
-                    // Best effort: the error itself has the reason.
+                    // Best effort: the error itself says what is wrong.
                     let note = format!("treepack: while {doing} {}", printable(py, &path));
                     let _ = error.value(py).call_method1("add_note", (note,));
                 }
@@ -165,7 +165,7 @@ impl Failure {
     }
 }
 
-/// A path as shown to people. Our own exceptions escape it themselves.
+/// A path as it is shown to people. Our own exceptions see to that themselves.
 fn printable(py: Python<'_>, path: &str) -> String {
     if path.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
         return path.into();

@@ -55,6 +55,7 @@ impl Catalog {
         }
     }
 
+    /// The open file, if it is one.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.content.get().mapping()
     }
