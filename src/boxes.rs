@@ -88,13 +88,11 @@ impl ShardedArray {
         }))
     }
 
-    #[must_use]
     pub fn grid(&self) -> &ShardGrid {
         &self.grid
     }
 
     /// The file of each shard.
-    #[must_use]
     pub fn files(&self) -> &[u32] {
         &self.files
     }
@@ -152,20 +150,13 @@ pub struct ShardBox {
 
 impl ShardBox {
     /// A box of an array; `None` if it exceeds the array.
-    #[must_use]
     pub fn new(array: Arc<ShardedArray>, bounds: &[Bounds]) -> Option<Self> {
         let parts = array.grid.parts(bounds)?;
         Some(Self { array, parts })
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.parts.len()
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.parts.is_empty()
     }
 
     /// The files with its bytes, ascending, and the number of bytes of each.
@@ -191,7 +182,6 @@ impl ShardBox {
     }
 
     /// The box in two, cut where a shard begins, if there are several.
-    #[must_use]
     pub fn halves(&self) -> Option<Halves> {
         self.parts.halves()
     }

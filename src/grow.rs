@@ -134,7 +134,6 @@ impl Default for Growing<'_> {
 impl<'a> Growing<'a> {
     const CHECK_BYTES: usize = 64 << 10;
 
-    #[must_use]
     pub fn watched(watch: &'a dyn Watch) -> Self {
         Self {
             bytes: Vec::new(),
@@ -167,7 +166,6 @@ impl<'a> Growing<'a> {
         Ok(self.bytes)
     }
 
-    #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }

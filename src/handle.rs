@@ -58,13 +58,11 @@ impl Handle {
 
     /// The file, if it is kept open.
     #[cfg(target_os = "linux")]
-    #[must_use]
     pub fn kept(&self) -> Option<&File> {
         self.file.as_ref()
     }
 
     /// The file, for a read of `bytes`; `None` if it was replaced, or cannot be opened.
-    #[must_use]
     pub fn opened(&self, bytes: usize) -> Option<Opened<'_>> {
         /// Longer reads are not headers.
         const MOST: usize = 64 << 10;

@@ -18,10 +18,6 @@ use crate::{Error, Result, grow, stream};
 pub trait Payload {
     fn len(&self) -> usize;
 
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Fills `target` with the bytes from `start` on, and returns it.
     ///
     /// # Panics
@@ -82,14 +78,8 @@ impl<P> Default for LayoutBuilder<P> {
 
 impl<P: Payload> LayoutBuilder<P> {
     #[inline]
-    #[must_use]
     pub fn len(&self) -> usize {
         self.headers.len() + self.payload_bytes
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     #[inline]
@@ -149,7 +139,6 @@ impl<P: Payload> LayoutBuilder<P> {
         Ok(taken)
     }
 
-    #[must_use]
     pub fn finish(self) -> Layout<P> {
         self.sealed(None)
     }
@@ -183,7 +172,6 @@ pub enum Slice<'a, P> {
 
 impl<P: Payload> Slice<'_, P> {
     #[inline]
-    #[must_use]
     pub fn len(&self) -> usize {
         match self {
             Self::Headers(bytes) => bytes.len(),
@@ -191,14 +179,7 @@ impl<P: Payload> Slice<'_, P> {
         }
     }
 
-    /// Never: a slice has bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The memory of the bytes, if they are together in memory.
-    #[must_use]
     pub fn memory(&self) -> Option<RawBytes<'_>> {
         match self {
             Self::Headers(bytes) => Some((*bytes).into()),
@@ -246,18 +227,11 @@ pub enum Caching {
 }
 
 impl<P: Payload> Layout<P> {
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Computes the last bytes from all others; in copies without it they are zeros.
-    #[must_use]
     pub fn seal(&self) -> Option<&Seal> {
         self.seal.as_ref()
     }
@@ -282,7 +256,6 @@ impl<P: Payload> Layout<P> {
     ///
     /// # Panics
     /// If there is no such payload.
-    #[must_use]
     pub fn payload(&self, number: usize) -> &P {
         &self.pieces[number].payload
     }
@@ -411,7 +384,7 @@ mod tests {
             for start in 0..=whole.len() {
                 for end in start..=whole.len() {
                     prop_assert_eq!(bytes(&layout, start..end), &whole[start..end]);
-                    prop_assert!(layout.slices(start..end).all(|slice| !slice.is_empty()));
+                    prop_assert!(layout.slices(start..end).all(|slice| slice.len() > 0));
                     for slice in layout.slices(start..end) {
                         if let Slice::Payload(payload, index, range) = slice {
                             prop_assert_eq!(payload, &parts[index].1);

@@ -351,14 +351,12 @@ struct PlacedGap {
 }
 
 impl Sparse {
-    #[must_use]
     pub fn is_whole(&self, range: Range<usize>) -> bool {
         self.present(range.clone()) == range.len()
     }
 
     /// The array whose bytes are these parts of the encoding; `None` if they are not gaps, or of
     /// several arrays.
-    #[must_use]
     pub fn array_of(&self, parts: impl IntoIterator<Item = Range<usize>>) -> Option<usize> {
         let mut found = None;
         for part in parts.into_iter().filter(|part| !part.is_empty()) {

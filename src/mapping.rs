@@ -84,14 +84,8 @@ impl Pages {
         Ok(Self { pages, len: 0 })
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Room of at least `least` zero bytes after the content.
@@ -150,7 +144,6 @@ impl Pages {
         Ok(())
     }
 
-    #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.pages[..self.len]
     }
@@ -333,7 +326,6 @@ impl Mapping {
     }
 
     /// All bytes, if they are mapped.
-    #[must_use]
     pub fn pages(&self) -> Option<RawBytes<'_>> {
         // SAFETY: the pages stay mapped as long as `self`. Other processes may write to them.
         let raw = |pages: &Mmap| unsafe { RawBytes::new(pages.as_ptr(), pages.len()) };

@@ -62,7 +62,6 @@ pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result
     }
 }
 
-#[must_use]
 pub fn worth(threads: NonZero<usize>, bytes: usize, min_bytes: usize) -> NonZero<usize> {
     if bytes < min_bytes {
         NonZero::<usize>::MIN

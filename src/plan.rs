@@ -37,7 +37,6 @@ impl Holders {
         Ok((!ends.is_empty()).then_some(Self { processes, ends }))
     }
 
-    #[must_use]
     pub fn count(&self) -> usize {
         self.ends.len()
     }
@@ -156,7 +155,6 @@ impl Plan {
         files.iter().enumerate().filter(is_mine).map(|(at, _)| at)
     }
 
-    #[must_use]
     pub fn checksum(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         let mut add = |numbers: &[u32]| {

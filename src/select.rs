@@ -131,7 +131,6 @@ pub struct State {
 
 impl State {
     /// Whether this place is selected by a pattern or bool here or above; `None` if none decides.
-    #[must_use]
     pub fn meant(&self) -> Option<bool> {
         self.meant
     }
@@ -204,12 +203,10 @@ impl Selector {
     }
 
     /// The number of patterns; `None` for a tree of bools.
-    #[must_use]
     pub fn pattern_count(&self) -> Option<usize> {
         self.patterns
     }
 
-    #[must_use]
     pub fn start(&self) -> State {
         let mut state = State {
             rule: Some(0),
@@ -222,7 +219,6 @@ impl Selector {
     }
 
     /// The state for a tree that is a leaf, whose path has no parts.
-    #[must_use]
     pub fn root(&self) -> State {
         let mut state = self.start();
         state.positions = self.moved(&state.positions, ".".chars());
@@ -232,7 +228,6 @@ impl Selector {
     }
 
     /// The state after one more key.
-    #[must_use]
     pub fn below(&self, state: &State, key: &str) -> State {
         let part = escaped(key);
         let slash = (state.depth > 0).then_some('/');
@@ -268,7 +263,6 @@ impl Selector {
     }
 
     /// Whether a pattern or bool may decide something below.
-    #[must_use]
     pub fn goes_on(&self, state: &State) -> bool {
         state
             .rule

@@ -46,7 +46,6 @@ enum Stage<A: Fetch> {
 
 impl<A: Fetch> Window<A> {
     /// A window of `most` bytes, or of one array.
-    #[must_use]
     pub fn new(most: usize) -> Self {
         Self {
             most,

@@ -12,7 +12,6 @@ pub struct Dims(SmallVec<[isize; 6]>);
 
 impl Dims {
     #[inline]
-    #[must_use]
     pub fn as_slice(&self) -> &[isize] {
         &self.0
     }

@@ -96,7 +96,6 @@ impl ChunkLimit {
     pub const DEFAULT: Self = Self(1_073_741_824.0);
 
     /// A limit in bytes, as a float because flax's `MAX_CHUNK_SIZE` may be one.
-    #[must_use]
     pub fn new(bytes: f64) -> Self {
         Self(bytes)
     }

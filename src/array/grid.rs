@@ -22,7 +22,6 @@ pub struct ShardPart {
 
 impl ShardGrid {
     /// A grid of `counts` shards in each dimension; `None` if they would differ in shape.
-    #[must_use]
     pub fn new(shape: &[usize], counts: &[usize]) -> Option<Self> {
         let is_even = |(len, count): (&usize, &usize)| *count > 0 && len.is_multiple_of(*count);
         if shape.len() != counts.len() || !shape.iter().zip(counts).all(is_even) {
@@ -36,14 +35,12 @@ impl ShardGrid {
         Some(Self { dims })
     }
 
-    #[must_use]
     #[allow(clippy::len_without_is_empty)] // at least one
     pub fn len(&self) -> usize {
         self.dims.iter().map(|(count, _)| count).product()
     }
 
     /// The number of the shard that begins at an index of the array, if any.
-    #[must_use]
     pub fn shard_at(&self, start: &[usize]) -> Option<usize> {
         if start.len() != self.dims.len() {
             return None;
@@ -56,7 +53,6 @@ impl ShardGrid {
     }
 
     /// The indices of a shard in the array, if it exists.
-    #[must_use]
     pub fn bounds(&self, mut shard: usize) -> Option<Vec<Range<usize>>> {
         if shard >= self.len() {
             return None;
@@ -71,7 +67,6 @@ impl ShardGrid {
     }
 
     /// The key of a shard in its file, `[0:4,8:16]`, if it exists.
-    #[must_use]
     pub fn name(&self, shard: usize) -> Option<String> {
         let mut name = String::new();
         (shard < self.len()).then(|| self.write_name(shard, &mut name).ok())??;
@@ -125,7 +120,6 @@ impl ShardGrid {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn parts(&self, bounds: &[Bounds]) -> Option<ShardParts> {
         let is_in =
             |((count, size), bounds): (&(usize, usize), &Bounds)| bounds.are_in(count * size);
@@ -148,7 +142,6 @@ impl ShardGrid {
     ///
     /// # Panics
     /// If the part is not one of this grid.
-    #[must_use]
     pub fn runs(
         &self,
         part: &ShardPart,
@@ -206,12 +199,10 @@ pub struct Halves {
 }
 
 impl ShardParts {
-    #[must_use]
     pub fn len(&self) -> usize {
         self.dims.iter().map(Cut::len).product()
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -253,7 +244,6 @@ impl ShardParts {
     }
 
     /// The box in two, cut where a shard begins. `None` if one shard has all of it.
-    #[must_use]
     pub fn halves(&self) -> Option<Halves> {
         if self.is_empty() {
             return None;
@@ -328,7 +318,6 @@ impl Cut {
 ///
 /// # Panics
 /// If the range exceeds the array.
-#[must_use]
 pub fn boxes_of_range(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usize>>> {
     assert!(range.end <= shape.iter().product());
     let mut boxes = Vec::new();

@@ -18,7 +18,6 @@ impl Array<'_> {
     ///
     /// # Panics
     /// If they exceed a `usize`.
-    #[must_use]
     pub fn nbytes(&self) -> usize {
         let mut shape = self.shape.iter();
         let nbytes = shape.try_fold(self.itemsize, |sum, &dim| sum.checked_mul(dim));

@@ -64,7 +64,6 @@ impl Bounds {
 impl Runs {
     /// The runs of a box of an array in C order, for memory with these strides. `None` if the box
     /// exceeds the array, or if places in memory coincide or do not ascend.
-    #[must_use]
     pub fn new(
         shape: &[usize],
         itemsize: usize,
@@ -111,7 +110,6 @@ impl Runs {
     }
 
     /// The same for contiguous memory.
-    #[must_use]
     pub fn compact(shape: &[usize], itemsize: usize, bounds: &[Bounds]) -> Option<Self> {
         let mut strides = vec![itemsize; bounds.len()];
         for dim in (1..bounds.len()).rev() {
@@ -138,7 +136,6 @@ impl Runs {
         }
     }
 
-    #[must_use]
     pub fn nbytes(&self) -> usize {
         self.repeats
             .iter()
@@ -146,7 +143,6 @@ impl Runs {
     }
 
     /// The memory they span, gaps included.
-    #[must_use]
     pub fn extent(&self) -> usize {
         let more = self
             .repeats
@@ -174,7 +170,6 @@ impl Runs {
     }
 
     /// Bytes from the first to the last in the array, which bounds the reads.
-    #[must_use]
     pub fn span(&self) -> usize {
         let more = self
             .repeats

@@ -34,7 +34,6 @@ pub struct Sharded<M> {
 
 impl<M: AsRaw> Sharded<M> {
     /// Sorts the shards; `None` unless they form a grid that covers the array, each cell once.
-    #[must_use]
     pub fn new(shape: Vec<usize>, itemsize: usize, shards: Vec<Shard<M>>) -> Option<Self> {
         let ndim = shape.len();
         let fits = |shard: &Shard<M>| shard.start.len() == ndim && shard.shape.len() == ndim;

@@ -29,25 +29,21 @@ pub struct ArrayPlace {
 }
 
 impl ArrayPlace {
-    #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
     /// Ranges of its bytes, in order: one, or one for each chunk.
-    #[must_use]
     pub fn parts(&self) -> &[Range<usize>] {
         self.parts.as_slice()
     }
 
-    #[must_use]
     pub fn nbytes(&self) -> usize {
         self.parts.len()
     }
 
     /// A box, for memory with these strides or contiguous memory. `None` if it exceeds the array,
     /// or the memory lacks a place for an element.
-    #[must_use]
     pub fn runs(&self, bounds: &[Bounds], strides: Option<&[usize]>) -> Option<Runs> {
         let count = self.shape.iter().product::<usize>().max(1);
         let itemsize = self.nbytes() / count;
@@ -58,7 +54,6 @@ impl ArrayPlace {
     }
 
     /// A range of its bytes. `None` if it exceeds the array.
-    #[must_use]
     pub fn byte_runs(&self, range: Range<usize>) -> Option<Runs> {
         let bounds = Bounds {
             start: range.start,
@@ -167,7 +162,6 @@ impl Catalog {
     ///
     /// # Panics
     /// If there is no such leaf.
-    #[must_use]
     pub fn dtype_and_shape(&self, leaf: usize) -> Option<(&str, &[u64])> {
         match self.kind(leaf) {
             LeafKind::Array(dtype, shape) => Some((dtype, shape)),
@@ -203,7 +197,6 @@ impl FoundArrays {
     const MOST: usize = 1 << 20;
 
     /// The array at a value, if it is in the cache.
-    #[must_use]
     pub fn known(&self, value: usize) -> Option<Arc<ArrayPlace>> {
         self.0.try_lock().ok()?.known.get(&value).cloned()
     }

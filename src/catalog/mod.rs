@@ -102,18 +102,11 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    #[must_use]
     pub fn len(&self) -> usize {
         self.leaves.len()
     }
 
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.leaves.is_empty()
-    }
-
     /// The number of values; the first is the root, unless nothing could be read.
-    #[must_use]
     pub fn values(&self) -> usize {
         self.entries.len()
     }
@@ -122,20 +115,17 @@ impl Catalog {
     ///
     /// # Panics
     /// If there is no such value, here and below.
-    #[must_use]
     pub fn key(&self, value: usize) -> &str {
         let (start, end) = self.entries[value].key;
         &self.text[start..end]
     }
 
     /// The number of the next value outside of a value.
-    #[must_use]
     pub fn after(&self, value: usize) -> usize {
         self.entries[value].end
     }
 
     /// The leaf number of a value; `None` for a container.
-    #[must_use]
     pub fn leaf(&self, value: usize) -> Option<usize> {
         let entry = &self.entries[value];
         entry.is_leaf.then_some(entry.head)
@@ -145,7 +135,6 @@ impl Catalog {
     ///
     /// # Panics
     /// If there is no such value.
-    #[must_use]
     pub fn is_list(&self, value: usize) -> bool {
         self.entries[value].is_list
     }
@@ -178,7 +167,6 @@ impl Catalog {
     }
 
     /// The path of a value, for errors: empty without memory for it.
-    #[must_use]
     pub fn path_of(&self, value: usize) -> Path {
         self.path_below(0, value).unwrap_or_default()
     }
@@ -206,7 +194,6 @@ impl Catalog {
     }
 
     /// Whether a value is a leaf or an empty container.
-    #[must_use]
     pub fn is_end(&self, value: usize) -> bool {
         let entry = &self.entries[value];
         entry.is_leaf || entry.end == value + 1
@@ -220,7 +207,6 @@ impl Catalog {
     }
 
     /// The number of leaves in a value, and of their bytes.
-    #[must_use]
     pub fn totals(&self, value: usize) -> (usize, usize) {
         let inside = &self.entries[value..self.entries[value].end];
         let leaves = inside.iter().filter(|entry| entry.is_leaf);
@@ -254,12 +240,10 @@ impl Catalog {
     ///
     /// # Panics
     /// If there is no such leaf, here and below.
-    #[must_use]
     pub fn place(&self, leaf: usize) -> LeafSpan {
         self.leaves[leaf]
     }
 
-    #[must_use]
     pub fn kind(&self, leaf: usize) -> &LeafKind {
         &self.kinds[self.leaves[leaf].kind]
     }
@@ -271,18 +255,15 @@ impl Catalog {
         })
     }
 
-    #[must_use]
     pub fn is_summed(&self) -> bool {
         !self.checksums.is_empty()
     }
 
     /// The record of the structure with everything after it.
-    #[must_use]
     pub fn record(&self) -> Option<&[u8]> {
         self.record.as_deref()
     }
 
-    #[must_use]
     pub fn damage(&self) -> Option<&Error> {
         self.damage.as_ref()
     }

@@ -36,7 +36,6 @@ impl Marks {
     ///
     /// # Panics
     /// If the catalog is a different one.
-    #[must_use]
     pub fn count(&self, values: std::ops::Range<usize>) -> usize {
         self.before[values.end] - self.before[values.start]
     }
@@ -45,24 +44,20 @@ impl Marks {
     ///
     /// # Panics
     /// If there is no such value.
-    #[must_use]
     pub fn has(&self, value: usize) -> bool {
         self.count(value..value + 1) > 0
     }
 
-    #[must_use]
     pub fn values(&self) -> usize {
         self.before.len().saturating_sub(1)
     }
 
     /// Numbers of patterns without a match.
-    #[must_use]
     pub fn unmatched(&self) -> &[usize] {
         &self.unmatched
     }
 
     /// The first leaf that no bool covers.
-    #[must_use]
     pub fn undecided(&self) -> Option<usize> {
         self.undecided
     }

@@ -74,7 +74,6 @@ struct Open {
 }
 
 impl<P: Payload> Encoder<P> {
-    #[must_use]
     pub fn new(framing: Framing) -> Self {
         Self {
             layout: LayoutBuilder::default(),
@@ -90,7 +89,6 @@ impl<P: Payload> Encoder<P> {
 
     /// Records the structure, too, and writes it after the tree. The content of lists, and of maps
     /// with any keys, is recorded as it will be read, without types.
-    #[must_use]
     pub fn described(framing: Framing) -> Self {
         Self {
             recording: Recording::structure(),
@@ -99,7 +97,6 @@ impl<P: Payload> Encoder<P> {
     }
 
     /// Records the index of the leaves, too, and their checksums if `summed`.
-    #[must_use]
     pub fn indexed(framing: Framing, summed: bool) -> Self {
         Self {
             recording: Recording::index(summed),
@@ -120,7 +117,6 @@ impl<P: Payload> Encoder<P> {
     }
 
     #[inline]
-    #[must_use]
     pub fn is_described(&self) -> bool {
         self.recording.is_described()
     }
@@ -180,7 +176,6 @@ impl<P: Payload> Encoder<P> {
     }
 
     /// The position of the next value, for [`Encoder::skip`].
-    #[must_use]
     pub fn mark(&self) -> Mark {
         let left = self.open.last().map_or(0, |open| open.left);
         Mark(self.open.len(), left)
@@ -348,7 +343,6 @@ impl<P: Payload> Encoder<P> {
 
     /// The headers of the last array, if [`array_like`](Self::array_like) may copy them.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
-    #[must_use]
     pub(crate) fn last_headers(&self) -> Option<Like> {
         self.recent.last().filter(|_| self.recording.is_off())
     }
@@ -407,7 +401,6 @@ impl<P: Payload> Encoder<P> {
 
     /// Whether the next value is inside of a leaf of the index, and not its data: a list, or a map
     /// that is not state.
-    #[must_use]
     pub fn is_inside_leaf(&self) -> bool {
         self.recording.is_inside_leaf()
     }

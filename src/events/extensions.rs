@@ -206,7 +206,6 @@ impl Events {
     }
 }
 
-#[must_use]
 pub fn no_dtype(name: &[u8], offset: usize) -> Error {
     let name = String::from_utf8_lossy(name);
     Error::malformed(

@@ -81,7 +81,6 @@ pub struct Span {
 
 impl Span {
     #[inline]
-    #[must_use]
     pub fn range(self) -> Range<usize> {
         self.start..self.start + self.len as usize
     }
@@ -113,14 +112,12 @@ pub struct ArrayEvent<'a> {
 
 impl ArrayEvent<'_> {
     /// Its shape, if known without the dtype.
-    #[must_use]
     pub fn shape(&self) -> Option<SmallVec<[usize; 6]>> {
         resolve(self.dims, self.nbytes(), self.itemsize()?, self.offset).ok()
     }
 
     /// The bytes of an element: by the name of the dtype, or for unknown names by the bytes and the
     /// dimensions.
-    #[must_use]
     pub fn itemsize(&self) -> Option<usize> {
         let name = std::str::from_utf8(self.dtype).ok()?;
         itemsize(name).or_else(|| {
@@ -134,14 +131,12 @@ impl ArrayEvent<'_> {
     }
 
     /// Whether the name of the dtype has a known element size.
-    #[must_use]
     pub fn has_known_size(&self) -> bool {
         let dtype = std::str::from_utf8(self.dtype).ok();
         dtype.and_then(itemsize).is_some()
     }
 
     #[inline]
-    #[must_use]
     pub fn nbytes(&self) -> usize {
         self.spans.iter().map(|span| span.len as usize).sum()
     }
@@ -173,7 +168,6 @@ pub struct Events {
 impl Events {
     /// All events in order: at least one.
     #[inline]
-    #[must_use]
     pub fn as_slice(&self) -> &[Event] {
         &self.list
     }
@@ -183,7 +177,6 @@ impl Events {
     /// # Panics
     /// If it is of other events.
     #[inline]
-    #[must_use]
     pub fn text(&self, text: Text) -> &str {
         let bytes = &self.text[text.start..text.start + text.len as usize];
         // Checking short strings again costs less than `unsafe`.
@@ -195,7 +188,6 @@ impl Events {
     /// # Panics
     /// If it is of other events.
     #[inline]
-    #[must_use]
     pub fn text_bytes(&self, text: Text) -> &[u8] {
         &self.text[text.start..text.start + text.len as usize]
     }
@@ -205,7 +197,6 @@ impl Events {
     /// # Panics
     /// If it is of other events.
     #[inline]
-    #[must_use]
     pub fn array(&self, number: u32) -> ArrayEvent<'_> {
         let entry = &self.arrays[number as usize];
         ArrayEvent {
@@ -222,7 +213,6 @@ impl Events {
     ///
     /// # Panics
     /// If it is of other events.
-    #[must_use]
     pub fn complex(&self, number: u32) -> (f64, f64) {
         self.complex[number as usize]
     }
@@ -238,7 +228,6 @@ impl Events {
     }
 
     /// The text of a key in a path.
-    #[must_use]
     pub fn key_text(&self, event: Event) -> Cow<'_, str> {
         match event {
             Event::Nil => "None".into(),

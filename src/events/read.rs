@@ -69,7 +69,6 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    #[must_use]
     pub fn new(source: &'a dyn Source) -> Self {
         Self::within(source, 0..source.len())
     }
@@ -78,7 +77,6 @@ impl<'a> Reader<'a> {
     ///
     /// # Panics
     /// If the part exceeds the source.
-    #[must_use]
     pub fn within(source: &'a dyn Source, part: Range<usize>) -> Self {
         Self {
             cursor: Cursor::within(source, part),
@@ -107,14 +105,12 @@ impl<'a> Reader<'a> {
     }
 
     #[inline]
-    #[must_use]
     pub fn offset(&self) -> usize {
         self.cursor.offset()
     }
 
     /// The content of the last event, among others.
     #[inline]
-    #[must_use]
     pub fn events(&self) -> &Events {
         &self.found
     }

@@ -35,7 +35,6 @@ pub fn method(level: Option<i64>) -> Result<Method> {
 ///
 /// # Panics
 /// If they exceed a `usize`.
-#[must_use]
 pub fn bound(bytes: usize) -> usize {
     let count = bytes.div_ceil(BLOCK_BYTES);
     let blocks = count * (block::bound(BLOCK_BYTES) - BLOCK_BYTES) + bytes;

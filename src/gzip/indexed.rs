@@ -42,18 +42,11 @@ impl<S: Source> Indexed<S> {
         }))
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.index.bytes
     }
 
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Damage of the whole stream, though its blocks may be intact.
-    #[must_use]
     pub fn damage(&self) -> Option<&'static str> {
         let damage = "the checksum of the whole is not that of its compressed blocks";
         (!self.adds_up()).then_some(damage)
@@ -61,7 +54,6 @@ impl<S: Source> Indexed<S> {
 
     /// Whether the checksum of the whole stream matches those of its blocks, which alone are
     /// compared where parts are read.
-    #[must_use]
     pub fn adds_up(&self) -> bool {
         let mut whole = Hasher::new();
         for (number, block) in self.index.blocks.iter().enumerate() {
@@ -131,7 +123,6 @@ impl<S: Source> Indexed<S> {
     }
 
     /// The range of the stream with the blocks that cover a range of the content.
-    #[must_use]
     pub fn stored(&self, range: Range<usize>) -> Range<usize> {
         let blocks = &self.index.blocks;
         let first = range.start / self.index.block_bytes;

@@ -45,7 +45,6 @@ impl<'a> Filling<'a> {
     }
 
     /// Bytes still to be filled.
-    #[must_use]
     pub fn left(&self) -> usize {
         self.memory.len() - self.filled
     }
@@ -89,7 +88,6 @@ impl<'a> Filling<'a> {
         Ok(found)
     }
 
-    #[must_use]
     pub fn finish(self) -> &'a mut [u8] {
         // SAFETY: `filled` bytes have been written from the start on.
         unsafe { self.memory[..self.filled].assume_init_mut() }
@@ -137,12 +135,10 @@ impl Room<'_> {
         Ok((result, whole.then(|| unsafe { memory.assume_init_mut() })))
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()
     }
@@ -151,7 +147,6 @@ impl Room<'_> {
     ///
     /// # Panics
     /// If there are fewer.
-    #[must_use]
     pub fn split(self, len: usize) -> (Self, Self) {
         let filled = self.filled;
         let (now, later) = self.memory.split_at_mut(len);

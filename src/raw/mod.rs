@@ -54,7 +54,6 @@ impl RawBytes<'_> {
     /// # Safety
     /// They must stay readable for `'a`. Their content may change.
     #[inline]
-    #[must_use]
     pub unsafe fn new(start: *const u8, len: usize) -> Self {
         Self {
             start,
@@ -64,19 +63,16 @@ impl RawBytes<'_> {
     }
 
     #[inline]
-    #[must_use]
     pub fn len(self) -> usize {
         self.len
     }
 
     #[inline]
-    #[must_use]
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
     #[inline]
-    #[must_use]
     pub fn as_ptr(self) -> *const u8 {
         self.start
     }
@@ -97,7 +93,6 @@ impl RawBytes<'_> {
         }
     }
 
-    #[must_use]
     pub fn overlaps(self, other: RawBytes<'_>) -> bool {
         let (ours, theirs) = (self.start.addr(), other.start.addr());
         ours < theirs + other.len && theirs < ours + self.len
@@ -120,7 +115,6 @@ impl RawBytes<'_> {
 
     /// A copy of the `N` bytes from `at` on, or `None` if there are fewer.
     #[inline]
-    #[must_use]
     pub fn load<const N: usize>(self, at: usize) -> Option<[u8; N]> {
         if self.len < N || at > self.len - N {
             return None;

@@ -35,7 +35,6 @@ impl Footer {
     pub const BYTES: usize = 24;
 
     /// Reads the footer at the end of `tail`, if its mark is there.
-    #[must_use]
     pub fn find(tail: &[u8]) -> Option<Self> {
         let (_, footer) = tail.split_last_chunk::<{ Self::BYTES }>()?;
         let (record, rest) = footer.split_first_chunk::<8>()?;
@@ -49,7 +48,6 @@ impl Footer {
     }
 
     /// Length of record, checksums and footer; `None` if it overflows.
-    #[must_use]
     pub fn whole(&self) -> Option<usize> {
         let checksums = self.checksums.checked_mul(4)?;
         self.record.checked_add(checksums)?.checked_add(Self::BYTES)
@@ -77,7 +75,6 @@ impl Footer {
     ///
     /// # Panics
     /// If the bytes are different ones.
-    #[must_use]
     pub fn record<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[..self.record]
     }
@@ -104,19 +101,12 @@ pub struct Regions(Vec<usize>);
 pub type PartialSums = Vec<(usize, Hasher)>;
 
 impl Regions {
-    #[must_use]
     pub fn new(ends: Vec<usize>) -> Self {
         Self(ends)
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 
     /// Splits a range by regions, with their numbers, up to the end of the last region.
@@ -176,7 +166,6 @@ pub struct Seal {
 }
 
 impl Seal {
-    #[must_use]
     pub fn new(record: &[u8], regions: Regions) -> Self {
         let mut crc = Hasher::new();
         crc.update(record);
@@ -188,12 +177,10 @@ impl Seal {
     }
 
     /// The bytes after a record with this number of checksums.
-    #[must_use]
     pub fn bytes(checksums: usize) -> usize {
         4 * checksums + Footer::BYTES
     }
 
-    #[must_use]
     pub fn regions(&self) -> &Regions {
         &self.regions
     }

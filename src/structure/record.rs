@@ -107,7 +107,6 @@ pub enum Kind {
 
 impl Kind {
     /// A dict whose keys, encoded here, are not all strings.
-    #[must_use]
     pub fn dict_with_keys(keys: Vec<u8>) -> Self {
         Self::DictWithKeys(ByteBuf::from(keys))
     }
@@ -121,7 +120,6 @@ impl Kind {
 }
 
 impl Node {
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.1.iter().map(|repeat| u64::from(repeat.0)).sum()
     }
@@ -141,13 +139,11 @@ impl Record {
     }
 
     /// The record of a tree that equals its state.
-    #[must_use]
     pub fn plain() -> Self {
         Self::new(Vec::new(), vec![Node(Kind::Plain, Vec::new())], None)
     }
 
     /// The number of the sharding of a node, if it was split.
-    #[must_use]
     pub fn sharding_of(&self, node: usize) -> Option<usize> {
         let found = self
             .split

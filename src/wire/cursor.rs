@@ -36,7 +36,6 @@ pub struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    #[must_use]
     pub fn new(source: &'a dyn Source) -> Self {
         Self::within(source, 0..source.len())
     }
@@ -45,7 +44,6 @@ impl<'a> Cursor<'a> {
     ///
     /// # Panics
     /// If the part exceeds the source.
-    #[must_use]
     pub fn within(source: &'a dyn Source, part: Range<usize>) -> Self {
         assert!(part.start <= part.end && part.end <= source.len());
         Self {
@@ -68,13 +66,11 @@ impl<'a> Cursor<'a> {
     }
 
     #[inline]
-    #[must_use]
     pub fn offset(&self) -> usize {
         self.position
     }
 
     #[inline]
-    #[must_use]
     pub fn left(&self) -> usize {
         self.end - self.position
     }
@@ -175,7 +171,6 @@ impl<'a> Cursor<'a> {
 
     /// A copy of the next bytes, except near the end of the source or the window.
     #[inline]
-    #[must_use]
     pub fn ahead(&self) -> Option<[u8; AHEAD]> {
         if let Some(memory) = self.memory {
             return memory.load(self.position);

@@ -249,7 +249,6 @@ impl Head {
 
     /// The smallest width, which flax writes.
     #[inline(always)]
-    #[must_use]
     pub fn width(self) -> usize {
         self.widths().next().unwrap_or(Self::MAX_BYTES)
     }

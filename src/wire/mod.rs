@@ -42,7 +42,6 @@ impl Complex {
     ///
     /// # Panics
     /// Never: writing two numbers to memory cannot fail.
-    #[must_use]
     pub fn to_body(self) -> Vec<u8> {
         rmp_serde::to_vec(&self).expect("two floats always serialize")
     }
