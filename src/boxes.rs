@@ -1,10 +1,10 @@
-//! Boxes of sharded arrays: which files have them, where in those, and reading them.
+//! Boxes of sharded arrays: their files, their places there, and reading them.
 //!
 //! ```text
-//! array, box ──▶ the files that are needed ──opened──▶ each part: its shard, its leaf, its runs
+//! array, box ──▶ its files ──opened──▶ each part: its shard, its leaf, its runs
 //! ```
 //!
-//! A box takes no memory for its parts: whoever goes through them finds them again.
+//! The parts of a box are computed again each time, and take no memory.
 
 use std::mem::MaybeUninit;
 use std::num::NonZero;
@@ -18,10 +18,8 @@ use crate::structure::LeafKind;
 use crate::watch::Watch;
 use crate::{Error, Result, grow};
 
-/// After so many shards the caller is asked whether to go on.
 const CHECK_SHARDS: usize = 1 << 10;
 
-/// An array whose shards are in several files.
 #[derive(Debug)]
 pub struct ShardedArray {
     grid: ShardGrid,
@@ -33,31 +31,24 @@ pub struct ShardedArray {
     shard_bytes: usize,
 }
 
-/// The place of an array in the tree: the catalog of the manifest, and the number of its leaf there.
-/// Keys are not copied: a long one may be above many arrays.
+/// An array in the tree: the catalog of the manifest, and the number of its leaf. Keys are not
+/// copied: a long one may be above many arrays.
 pub type ManifestPlace = (Arc<Catalog>, usize);
 
-/// A file of a sharded checkpoint that is open.
 #[derive(Clone, Copy)]
 pub struct OpenFile<'a> {
-    /// Its number in the manifest.
     pub number: u32,
-    /// Its leaves.
     pub catalog: &'a Catalog,
-    /// Its bytes.
     pub source: &'a dyn Source,
-    /// Its arrays in chunks, as far as they have been found.
+    /// A cache of its arrays in chunks.
     pub arrays: &'a FoundArrays,
 }
 
-/// What went wrong with a file.
 #[derive(Debug)]
 pub struct Failed {
-    /// The place of the file among those that were given, unless it is not about one.
+    /// The index of the file among the given ones, if it is about one.
     pub file: Option<usize>,
-    /// The leaf.
     pub value: Option<usize>,
-    /// What it was.
     pub error: Error,
 }
 
@@ -72,8 +63,8 @@ impl From<Error> for Failed {
 }
 
 impl ShardedArray {
-    /// The array at a place, with the number of the file of each shard. An array of the host has no key
-    /// of its own above its one shard. `None` if there are fewer files than shards.
+    /// The array at a place, with the file of each shard. An array of the host has no key of its
+    /// own above its one shard. `None` if there are fewer numbers of files than shards.
     pub fn new(
         grid: ShardGrid,
         files: FileNumbers,
@@ -97,22 +88,19 @@ impl ShardedArray {
         }))
     }
 
-    /// How its shards lie.
-    #[must_use]
     pub fn grid(&self) -> &ShardGrid {
         &self.grid
     }
 
-    /// The number of the file of each shard.
-    #[must_use]
+    /// The file of each shard.
     pub fn files(&self) -> &[u32] {
         &self.files
     }
 
-    /// The leaf that a shard is in its file. `None` if the file has none as the manifest says.
+    /// The leaf of a shard in its file. `None` if the file does not match the manifest.
     ///
     /// # Panics
-    /// If there are fewer shards.
+    /// If there is no such shard.
     pub fn find(
         &self,
         shard: usize,
@@ -154,7 +142,6 @@ impl ShardedArray {
     }
 }
 
-/// A box of a sharded array.
 #[derive(Debug)]
 pub struct ShardBox {
     array: Arc<ShardedArray>,
@@ -162,26 +149,17 @@ pub struct ShardBox {
 }
 
 impl ShardBox {
-    /// This box of an array. `None` if it has no such box.
-    #[must_use]
+    /// A box of an array; `None` if it exceeds the array.
     pub fn new(array: Arc<ShardedArray>, bounds: &[Bounds]) -> Option<Self> {
         let parts = array.grid.parts(bounds)?;
         Some(Self { array, parts })
     }
 
-    /// How many shards have some of it.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.parts.len()
     }
 
-    /// Whether none has.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.parts.is_empty()
-    }
-
-    /// The numbers of the files that it needs, ascending, and how many bytes of each.
+    /// The files with its bytes, ascending, and the number of bytes of each.
     pub fn files(&self) -> Result<Vec<(u32, usize)>> {
         let of_part = |part: &ShardPart| self.array.files[part.shard];
         let mut most = None;
@@ -194,7 +172,7 @@ impl ShardBox {
         };
         let mut needed = grow::filled(None::<usize>, most as usize + 1)?;
         self.parts.each(|part| {
-            let count: usize = part.local.iter().map(|it| it.count).product();
+            let count: usize = part.local.iter().map(|bound| bound.count).product();
             let needed = &mut needed[of_part(part) as usize];
             *needed = Some(needed.unwrap_or(0) + count * self.array.itemsize);
             Ok::<_, Error>(())
@@ -204,12 +182,11 @@ impl ShardBox {
     }
 
     /// The box in two, cut where a shard begins, if there are several.
-    #[must_use]
     pub fn halves(&self) -> Option<Halves> {
         self.parts.halves()
     }
 
-    /// The first shard that its file does not have as the manifest says.
+    /// The first shard for which its file does not match the manifest.
     pub fn missing(
         &self,
         files: &[OpenFile<'_>],
@@ -229,8 +206,8 @@ impl ShardBox {
         }
     }
 
-    /// Calls `found` with each part: the place of its file among those that are given, which have
-    /// ascending numbers, the leaf that its shard is, and what of that, in the order of the shards.
+    /// Calls `found` with each part in the order of the shards: the index of its file among the
+    /// given ones, whose numbers ascend, the leaf of its shard, and the part.
     pub fn each(
         &self,
         files: &[OpenFile<'_>],
@@ -238,7 +215,7 @@ impl ShardBox {
         mut found: impl FnMut(usize, Option<usize>, &ShardPart) -> Result<()>,
     ) -> std::result::Result<(), Failed> {
         let array = &*self.array;
-        // The value at the path of the array in each file that was searched.
+        // The value at the path of the array in each file searched so far.
         let mut around = grow::filled(None::<Option<usize>>, files.len())?;
         let mut name = String::new();
         let (mut at, mut until_check) = (0, CHECK_SHARDS);
@@ -273,7 +250,7 @@ impl ShardBox {
         })
     }
 
-    /// The array that a shard is, where it lies in its file.
+    /// The array of a shard in its file.
     pub fn place(&self, file: &OpenFile<'_>, value: Option<usize>) -> Result<Arc<ArrayPlace>> {
         let value = value.ok_or_else(|| Error::Structure("a shard is not there".into()))?;
         if let Some(known) = file.arrays.known(value) {
@@ -283,7 +260,7 @@ impl ShardBox {
         file.arrays.find(file.catalog, file.source, value, itemsize)
     }
 
-    /// The runs of a part, for memory with these strides, and after how many bytes they begin there.
+    /// The runs of a part, for memory with these strides, and their offset there.
     pub fn runs(&self, part: &ShardPart, strides: &[usize]) -> Result<(usize, Runs)> {
         let runs = self.array.grid.runs(part, self.array.itemsize, strides);
         runs.ok_or_else(|| Error::Structure("the memory has no place for each element".into()))
@@ -326,7 +303,6 @@ mod tests {
         bytes.flatten().collect()
     }
 
-    /// A file with these shards of an array, but for one.
     fn file_of(grid: &ShardGrid, shape: &[usize], shards: &[usize], but: Option<usize>) -> Vec<u8> {
         let shard_shape: Vec<usize> = grid.shard_shape().collect();
         let mut writer = Writer::new();
@@ -343,7 +319,7 @@ mod tests {
         file
     }
 
-    /// The place below some keys of a tree that has nothing else.
+    /// A tree with one value, below these keys.
     fn place(keys: &[&str]) -> ManifestPlace {
         let mut source = Vec::new();
         for key in keys {
@@ -355,7 +331,6 @@ mod tests {
         (Arc::new(catalog), keys.len())
     }
 
-    /// What a box has, read from files that have the shards with their numbers, or the error.
     #[allow(unsafe_code)]
     fn read(
         grid: &ShardGrid,
@@ -369,8 +344,8 @@ mod tests {
         let array = ShardedArray::new(grid.clone(), files, keys, false, "uint16".into(), 2);
         let found = ShardBox::new(Arc::new(array.unwrap().unwrap()), bounds).unwrap();
         let needed = found.files().unwrap();
-        let total: usize = bounds.iter().map(|it| it.count).product();
-        assert_eq!(needed.iter().map(|it| it.1).sum::<usize>(), 2 * total);
+        let total: usize = bounds.iter().map(|bound| bound.count).product();
+        assert_eq!(needed.iter().map(|file| file.1).sum::<usize>(), 2 * total);
         assert!(needed.is_sorted_by(|a, b| a.0 < b.0));
         let sources: Vec<Vec<u8>> = needed
             .iter()

@@ -1,4 +1,4 @@
-//! The types of elements that arrays have.
+//! The element types of arrays.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,13 +27,13 @@ macro_rules! dtypes {
         #[non_exhaustive]
         pub enum Dtype {
             $(#[doc = concat!($what, ": `", $name, "`.")] $variant,)*
-            /// A time, as so many units since 1970: `datetime64[ns]`.
+            /// A time, in units since 1970: `datetime64[ns]`.
             Datetime64(TimeUnit),
             /// A difference between times: `timedelta64[ns]`.
             Timedelta64(TimeUnit),
         }
 
-        /// Those that are nothing but a name, and the sizes of their elements.
+        /// All dtypes without parameters, with their names and element sizes.
         const NAMED: &[(Dtype, &str, usize)] = &[$((Dtype::$variant, $name, $itemsize),)*];
     };
 }
@@ -109,7 +109,7 @@ impl Dtype {
         }
     }
 
-    /// The dtype of one of NumPy's codes, such as `<f4`.
+    /// The dtype of a code of NumPy, such as `<f4`.
     fn coded(code: &str) -> Option<Self> {
         let code = code.strip_prefix(['<', '|', '=']).unwrap_or(code);
         Some(match code {
@@ -134,7 +134,7 @@ impl Dtype {
     }
 }
 
-/// The name that NumPy and JAX have for it.
+/// The name in NumPy and JAX.
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, unit) = match self {
@@ -186,7 +186,7 @@ impl TimeUnit {
     /// No unit is known.
     pub const NONE: Self = Self { count: 1, name: "" };
 
-    /// A unit as it stands in the name of a dtype: in brackets, or nothing.
+    /// The unit at the end of a dtype's name: in brackets, or none.
     fn in_brackets(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::NONE);
@@ -196,11 +196,11 @@ impl TimeUnit {
     }
 
     fn named(text: &str) -> Option<Self> {
-        /// As many digits as NumPy takes.
+        /// NumPy's limit.
         const MAX_DIGITS: usize = 9;
         let digits = text.len()
             - text
-                .trim_start_matches(|it: char| it.is_ascii_digit())
+                .trim_start_matches(|char: char| char.is_ascii_digit())
                 .len();
         let (count, name) = text.split_at(digits);
         let count = match count {
@@ -241,7 +241,7 @@ mod tests {
             assert_eq!(name.parse::<Dtype>().unwrap(), *dtype);
             assert_eq!(dtype.to_string(), *name);
             assert_eq!(dtype.itemsize(), *size);
-            // The core takes the size of what it has no name for from the bytes.
+            // The core knows the sizes of other names from the bytes.
             assert_eq!(itemsize(name).unwrap_or(*size), *size, "{name}");
         }
     }

@@ -1,12 +1,10 @@
-//! The one error type of the core: what is wrong, and where in the input or the tree.
+//! The error type of the core: the reason, and the place in the input or the tree.
 
 use std::borrow::Cow;
 use std::collections::TryReserveError;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
-
-use crate::grow;
 
 /// Everything that can go wrong.
 ///
@@ -31,15 +29,15 @@ pub enum Error {
     Truncated {
         /// Where the value that does not fit begins.
         offset: usize,
-        /// How many bytes are missing, at the least.
+        /// A lower bound of missing bytes.
         missing: u64,
     },
-    /// The input is not what the format allows at this place.
+    /// The input violates the format at this place.
     #[error("{reason} (byte {offset})")]
     Malformed {
         /// Where the offending value begins.
         offset: usize,
-        /// What is wrong with it.
+        /// The violation.
         reason: String,
     },
     /// More bytes follow a value that should be all of the input.
@@ -47,7 +45,7 @@ pub enum Error {
     Trailing {
         /// Where they begin.
         offset: usize,
-        /// How many they are, and what the input seems to be.
+        /// Their number, and the format that the input seems to have.
         reason: String,
     },
     /// Containers of the input are nested too deep.
@@ -55,13 +53,13 @@ pub enum Error {
     TooDeep {
         /// Where the container that is one too deep begins.
         offset: usize,
-        /// How many levels there may be.
+        /// The most levels.
         limit: usize,
     },
-    /// A tree that is to be written is nested too deep.
+    /// A tree to be written is nested too deep.
     #[error("the tree is nested more than {limit} levels deep, or contains itself")]
     TreeTooDeep {
-        /// How many levels there may be.
+        /// The most levels.
         limit: usize,
     },
     /// A value is too large for the format.
@@ -72,33 +70,33 @@ pub enum Error {
         /// Its length.
         len: usize,
     },
-    /// A key of the tree has a meaning of its own in the format.
+    /// A key of the tree is reserved in the format.
     #[error("the key {key:?} is reserved: it marks {meaning}")]
     ReservedKey {
         /// The key.
         key: String,
-        /// What it would be taken for.
+        /// Its meaning in the format.
         meaning: &'static str,
     },
-    /// An option has a value that is not allowed, or calls came in an order that makes no sense.
+    /// An option has a value that is not allowed, or calls came in a wrong order.
     #[error("{0}")]
     Option(String),
     /// The record of a structure is damaged, or does not fit its tree.
     #[error("{0}")]
     Structure(String),
-    /// A newer version of this library has written the data, in a way that this one does not know.
+    /// A newer version of this library has written the data, in a form unknown here.
     #[error("{what}: it was written by a newer treepack; upgrade treepack")]
     Newer {
-        /// What is not known here.
+        /// The unknown part.
         what: String,
     },
     /// A gzip stream ends early.
     #[error("compressed file ended before the end-of-stream marker was reached")]
     GzipTruncated,
-    /// A gzip stream is damaged, or is none.
+    /// A gzip stream is damaged, or is not gzip.
     #[error("{0}")]
     Gzip(String),
-    /// The output would exceed the bound that the caller set.
+    /// The output would exceed the bound of the caller.
     #[error("the decompressed data exceeds max_size={max_size} bytes")]
     OutputLimit {
         /// The bound, in bytes.
@@ -107,10 +105,10 @@ pub enum Error {
     /// There is not enough memory.
     #[error("out of memory")]
     OutOfMemory,
-    /// The caller, who is asked now and then, has stopped the work.
+    /// The caller has stopped the work.
     #[error("the work was stopped")]
     Stopped,
-    /// The bytes of a leaf could not be had.
+    /// The bytes of a leaf could not be read.
     #[error(transparent)]
     Payload(Box<dyn std::error::Error + Send + Sync>),
     /// A file was replaced, but may not survive a loss of power.
@@ -122,15 +120,15 @@ pub enum Error {
     /// A file has no leaf of this path.
     #[error("there is no leaf {path:?}")]
     NoLeaf {
-        /// The path that was asked for.
+        /// The requested path.
         path: String,
     },
-    /// A leaf is of another kind than what was asked for.
+    /// A leaf is of another kind than requested.
     #[error("the leaf is {found}, not {wanted}")]
     OtherKind {
-        /// What it is.
+        /// Its kind.
         found: String,
-        /// What was asked for.
+        /// The requested kind.
         wanted: &'static str,
     },
     /// Leaves are not what was written, as their checksums or their headers tell.
@@ -148,15 +146,15 @@ pub enum Error {
     /// An error at a place in the tree.
     #[error("{error} (at {path})")]
     At {
-        /// Where.
+        /// The place.
         path: Path,
-        /// What.
+        /// The error there.
         error: Box<Error>,
     },
 }
 
 impl Error {
-    /// A [`Error::Malformed`] from anything printable.
+    /// A [`Error::Malformed`].
     pub fn malformed(offset: usize, reason: impl Into<String>) -> Self {
         Self::Malformed {
             offset,
@@ -164,7 +162,7 @@ impl Error {
         }
     }
 
-    /// What is wrong, without the place in the input or in the tree.
+    /// The message without the place in the input or in the tree.
     #[must_use]
     pub fn reason(&self) -> String {
         match self {
@@ -176,7 +174,7 @@ impl Error {
         }
     }
 
-    /// The byte offset in the input, where there is one.
+    /// The byte offset in the input, if known.
     #[must_use]
     pub fn offset(&self) -> Option<usize> {
         match self {
@@ -189,8 +187,8 @@ impl Error {
         }
     }
 
-    /// Whether nothing is known to be wrong with the input: the caller has stopped the work, there
-    /// was no memory for it, or it could not be read.
+    /// Whether the error is about the work, not the input: stopped by the caller, out of memory, or
+    /// failed to read.
     #[must_use]
     pub fn is_no_damage(&self) -> bool {
         match self {
@@ -200,7 +198,7 @@ impl Error {
         }
     }
 
-    /// Whether the data are of a newer version, and so nothing is known to be wrong with them.
+    /// Whether the data are of a newer version, and so may be intact.
     #[must_use]
     pub fn is_newer(&self) -> bool {
         match self {
@@ -209,7 +207,7 @@ impl Error {
         }
     }
 
-    /// The error, and the place in the tree where it happened, if that is known.
+    /// The error and its place in the tree, if known.
     #[must_use]
     pub fn split(self) -> (Self, Option<Path>) {
         match self {
@@ -253,7 +251,7 @@ impl From<TryReserveError> for Error {
     }
 }
 
-/// The result of everything in the core.
+/// The result type of the core.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A place in a tree: the keys that lead there.
@@ -269,22 +267,26 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// assert_eq!(path.to_string(), "params/a~1b");
 /// # Ok::<(), treepack::Error>(())
 /// ```
-// It is collected while a walk unwinds, so the innermost key comes first.
+// Collected while a walk unwinds, so the innermost key comes first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Path(Vec<String>);
 
 impl Path {
-    /// Goes one level up: `key` is what leads from there to the place so far. Where there is no
-    /// memory for a key, `…` is in its place.
+    /// Adds the key of the container around the path so far, or `…` without memory for it.
     pub fn push_outer(&mut self, key: impl AsRef<str>) {
-        let key = grow::to_string(key.as_ref()).unwrap_or_else(|_| "…".into());
-        self.0.push(key);
+        if self.try_push_outer(key.as_ref()).is_err() {
+            self.0.push("…".into());
+        }
     }
 
-    /// The same, or an error where there is no memory for the key.
+    /// The same, but fails without memory for the key.
     pub fn try_push_outer(&mut self, key: &str) -> Result<()> {
-        let key = grow::to_string(key)?;
-        grow::push(&mut self.0, key)
+        let mut copy = String::new();
+        copy.try_reserve_exact(key.len())?;
+        copy.push_str(key);
+        self.0.try_reserve(1)?;
+        self.0.push(copy);
+        Ok(())
     }
 
     /// The keys from the root on.
@@ -305,7 +307,7 @@ pub fn escaped(key: &str) -> Cow<'_, str> {
     }
 }
 
-/// Any text is a path; the only error is that there is no memory for it.
+/// Any text is a path; the only error is [`Error::OutOfMemory`].
 impl FromStr for Path {
     type Err = Error;
 
@@ -320,7 +322,7 @@ impl FromStr for Path {
     }
 }
 
-/// The key that is written so in a path.
+/// The inverse of [`escaped`].
 fn unescaped(part: &str) -> Cow<'_, str> {
     if part.contains('~') {
         let part = part.replace("~2", ".").replace("~1", "/");
@@ -343,7 +345,7 @@ impl fmt::Display for Path {
                 f.write_str("~2")?;
                 continue;
             }
-            // Without a copy, for which there might be no memory.
+            // Without a copy, which would need memory.
             for part in key.split_inclusive(['~', '/']) {
                 let plain = part.trim_end_matches(['~', '/']);
                 f.write_str(plain)?;
@@ -385,7 +387,7 @@ mod tests {
     fn of_many_leaves_that_are_corrupt_few_are_shown() {
         let paths = |count: usize| {
             (0..count)
-                .map(|it| it.to_string().parse().unwrap())
+                .map(|index| index.to_string().parse().unwrap())
                 .collect()
         };
         let shown = |count| {

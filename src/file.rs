@@ -1,4 +1,4 @@
-//! Files, their leaves by path, and views of arrays: the face of reading.
+//! Files, their leaves by path, and views of arrays.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,11 +17,11 @@ use crate::events::{Event, no_dtype};
 use crate::gzip::{self, Indexed};
 use crate::mapping::{Mapping, Pages};
 use crate::raw::{RawBytes, Room, append_with};
-use crate::source::{Parts, Pieces, Source, read_to};
+use crate::source::{Pieces, Source, SourcePieces, read_to};
 use crate::structure::{LeafKind, Record, Value};
 use crate::{Error, Result, grow, parallel, sniff};
 
-/// A file of treepack, flax or eformer, whose leaves are read when they are asked for.
+/// A file of treepack, flax or eformer, whose leaves are read on demand.
 ///
 /// ```
 /// use treepack::{Dtype, File, Writer};
@@ -50,12 +50,11 @@ pub struct File<'a> {
 
 type Shared<'a> = Arc<dyn Source + Send + 'a>;
 
-/// Encoded bytes, wherever they are.
 enum Encoded<'a> {
     Plain(Shared<'a>),
-    /// Inflated where they are read.
+    /// Inflated on demand.
     Gzip(Indexed<Shared<'a>>),
-    /// What has come out of a gzip stream, whose checksum was compared.
+    /// The content of a gzip stream whose checksum was compared.
     Inflated {
         pages: Pages,
         has_damaged_index: bool,
@@ -88,12 +87,12 @@ impl<'a> Encoded<'a> {
         }
     }
 
-    /// Whether damage is found whenever bytes are read.
+    /// Whether reading finds all damage.
     fn checks_itself(&self) -> bool {
         !matches!(self, Self::Plain(_))
     }
 
-    /// What is wrong with a compressed stream around the bytes, though all its blocks may be whole.
+    /// Damage of a compressed stream around intact blocks.
     fn stream_damage(&self) -> Option<&'static str> {
         match self {
             Self::Gzip(indexed) => indexed.damage(),
@@ -114,7 +113,7 @@ impl File<'static> {
     /// it is open, which would end the program; one that is replaced keeps its old content.
     ///
     /// # Errors
-    /// If there is no such file, or it is no checkpoint. A sharded checkpoint is a directory, which
+    /// If there is no such file, or it is not a checkpoint. A sharded checkpoint is a directory, which
     /// the Python package reads.
     pub fn open(path: impl AsRef<path::Path>) -> Result<Self> {
         Self::from_source(Mapping::open(path.as_ref())?)
@@ -158,7 +157,7 @@ impl<'a> File<'a> {
         self.catalog.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no leaves.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -196,7 +195,7 @@ impl<'a> File<'a> {
     /// Finds the array at a path, and reads its headers.
     ///
     /// # Errors
-    /// [`Error::NoLeaf`] if there is no leaf, [`Error::OtherKind`] if it is no array.
+    /// [`Error::NoLeaf`] if there is no leaf, [`Error::OtherKind`] if it is not an array.
     pub fn get(&self, path: &str) -> Result<ArrayView<'_>> {
         self.leaf(path)?.array()
     }
@@ -239,7 +238,7 @@ impl<'a> File<'a> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Corrupt`] tells the leaves that are damaged. There are others for damage elsewhere.
+    /// [`Error::Corrupt`] lists the damaged leaves. There are others for damage elsewhere.
     pub fn verify(&self) -> Result<()> {
         let source = self.content.source();
         let threads = parallel::threads(None, source.len(), parallel::MIN_COPY_BYTES)?;
@@ -266,7 +265,7 @@ impl<'a> File<'a> {
             .catalog
             .dtypes()
             .chain(inner.iter().map(String::as_str));
-        match dtypes.find(|it| Dtype::named(it).is_none()) {
+        match dtypes.find(|name| Dtype::named(name).is_none()) {
             None => Ok(()),
             Some(name) => {
                 let reason = format!("{name:?} is no dtype that an array can have");
@@ -292,7 +291,7 @@ impl fmt::Debug for File<'_> {
     }
 }
 
-/// Bytes that nobody changes.
+/// Bytes that never change.
 struct Memory<'a>(Cow<'a, [u8]>);
 
 impl Source for Memory<'_> {
@@ -313,7 +312,7 @@ impl Source for Memory<'_> {
     }
 }
 
-/// A leaf of a [`File`]: what is known of it, and its value when it is asked for.
+/// A leaf of a [`File`]: its kind, and its value on demand.
 ///
 /// ```
 /// use treepack::{Dtype, File, LeafKind, Writer};
@@ -352,7 +351,7 @@ impl<'a> Leaf<'a> {
         path.expect("there is memory for a path")
     }
 
-    /// Tells what it is: the dtype and shape of an array. This reads nothing.
+    /// Returns its kind: the dtype and shape of an array. This reads nothing.
     #[must_use]
     pub fn kind(&self) -> &'a LeafKind {
         self.file.catalog.kind(self.number)
@@ -379,7 +378,7 @@ impl<'a> Leaf<'a> {
     /// PRNG key.
     ///
     /// # Errors
-    /// [`Error::OtherKind`] if it is no array.
+    /// [`Error::OtherKind`] if it is not an array.
     pub fn array(&self) -> Result<ArrayView<'a>> {
         let source = self.file.content.source();
         let events = self.file.catalog.events_of(source, self.value)?;
@@ -450,7 +449,7 @@ impl fmt::Debug for Leaf<'_> {
     }
 }
 
-/// An array of a [`File`], whose elements are read when they are asked for.
+/// An array of a [`File`], whose elements are read on demand.
 ///
 /// ```
 /// use treepack::{Dtype, File, Writer};
@@ -594,8 +593,8 @@ impl<'a> ArrayView<'a> {
         self.in_parts().read_at(start, target)
     }
 
-    fn in_parts(&self) -> Parts<'_> {
-        Parts {
+    fn in_parts(&self) -> SourcePieces<'_> {
+        SourcePieces {
             source: self.source,
             parts: &self.parts,
         }

@@ -1,8 +1,7 @@
-//! Growing what holds input: an error where there is no memory, and not the end of the program.
+//! Fallible allocation: `OutOfMemory` instead of an abort.
 //!
-//! Whatever has a size that follows the input, or the tree that is written, grows by these
-//! functions, or by the `try_reserve` that they are made of. Only what is small and there once
-//! is allocated as usual.
+//! Memory whose size depends on the input, or on the tree to be written, grows by these functions
+//! or by `try_reserve`. Only small fixed memory is allocated as usual.
 
 #[cfg(feature = "python")]
 use std::fmt;
@@ -13,7 +12,6 @@ use serde::Serialize;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// An empty list with room for so many.
 #[cfg(feature = "python")]
 #[inline]
 pub fn with_room<T>(count: usize) -> Result<Vec<T>> {
@@ -22,7 +20,6 @@ pub fn with_room<T>(count: usize) -> Result<Vec<T>> {
     Ok(list)
 }
 
-/// Appends one element.
 #[inline]
 pub fn push<T>(list: &mut Vec<T>, item: T) -> Result<()> {
     list.try_reserve(1)?;
@@ -30,7 +27,6 @@ pub fn push<T>(list: &mut Vec<T>, item: T) -> Result<()> {
     Ok(())
 }
 
-/// Appends copies of elements.
 #[inline]
 pub fn extend<T: Copy>(list: &mut Vec<T>, items: &[T]) -> Result<()> {
     list.try_reserve(items.len())?;
@@ -38,7 +34,6 @@ pub fn extend<T: Copy>(list: &mut Vec<T>, items: &[T]) -> Result<()> {
     Ok(())
 }
 
-/// Appends text.
 #[inline]
 pub fn push_str(text: &mut String, more: &str) -> Result<()> {
     text.try_reserve(more.len())?;
@@ -46,7 +41,6 @@ pub fn push_str(text: &mut String, more: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes something to text.
 #[cfg(feature = "python")]
 pub fn display(item: &impl fmt::Display) -> Result<String> {
     struct Text(String);
@@ -60,7 +54,6 @@ pub fn display(item: &impl fmt::Display) -> Result<String> {
     Ok(text.0)
 }
 
-/// Copies a slice.
 pub fn to_vec<T: Copy>(items: &[T]) -> Result<Vec<T>> {
     let mut list = Vec::new();
     list.try_reserve_exact(items.len())?;
@@ -68,7 +61,6 @@ pub fn to_vec<T: Copy>(items: &[T]) -> Result<Vec<T>> {
     Ok(list)
 }
 
-/// Copies text.
 pub fn to_string(text: &str) -> Result<String> {
     let mut copy = String::new();
     copy.try_reserve_exact(text.len())?;
@@ -76,7 +68,6 @@ pub fn to_string(text: &str) -> Result<String> {
     Ok(copy)
 }
 
-/// Collects elements.
 pub fn collect<T>(items: impl IntoIterator<Item = T>) -> Result<Vec<T>> {
     try_collect(items.into_iter().map(Ok))
 }
@@ -92,14 +83,12 @@ pub fn try_collect<T>(items: impl IntoIterator<Item = Result<T>>) -> Result<Vec<
     Ok(list)
 }
 
-/// Puts something in a place of its own.
 pub fn boxed<T>(item: T) -> Result<Box<T>> {
-    // A box cannot fail, but what was there a moment ago is there now.
+    // A box cannot fail, but memory that was free a moment ago is free now.
     check_room(size_of::<T>())?;
     Ok(Box::new(item))
 }
 
-/// Makes a list of so many equal elements.
 pub fn filled<T: Clone>(item: T, count: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     list.try_reserve_exact(count)?;
@@ -107,35 +96,31 @@ pub fn filled<T: Clone>(item: T, count: usize) -> Result<Vec<T>> {
     Ok(list)
 }
 
-/// Lengthens a list by equal elements, or shortens it.
 pub fn resize<T: Clone>(list: &mut Vec<T>, len: usize, item: T) -> Result<()> {
     list.try_reserve(len.saturating_sub(list.len()))?;
     list.resize(len, item);
     Ok(())
 }
 
-/// Returns an error unless so many bytes can be had now. This is for what allocates by itself
-/// and cannot fail, right before it does.
+/// Fails unless `bytes` can be allocated now. Called right before allocations that cannot fail.
 pub fn check_room(bytes: usize) -> Result<()> {
     Ok(Vec::<u8>::new().try_reserve_exact(bytes)?)
 }
 
-/// Encodes typed data as a map, as `rmp_serde::to_vec_named` does. `watch` is asked now and then
-/// whether to go on.
+/// Encodes typed data as a map, as `rmp_serde::to_vec_named` does. Checks `watch` now and then.
 ///
 /// # Panics
-/// If the data cannot be written anywhere.
+/// If the data cannot be encoded.
 pub fn encode_named(data: &impl Serialize, watch: &dyn Watch) -> Result<Vec<u8>> {
     let mut bytes = Growing::watched(watch);
     let done = rmp_serde::encode::write_named(&mut bytes, data);
     bytes.finish(done)
 }
 
-/// Bytes that grow as long as there is memory.
 pub struct Growing<'a> {
     bytes: Vec<u8>,
     watch: &'a dyn Watch,
-    /// At so many bytes the caller is asked next.
+    /// The length at the next check.
     check_at: usize,
     failed: Option<Error>,
 }
@@ -147,11 +132,8 @@ impl Default for Growing<'_> {
 }
 
 impl<'a> Growing<'a> {
-    /// After so many bytes the caller is asked whether to go on.
     const CHECK_BYTES: usize = 64 << 10;
 
-    /// No bytes yet.
-    #[must_use]
     pub fn watched(watch: &'a dyn Watch) -> Self {
         Self {
             bytes: Vec::new(),
@@ -169,10 +151,10 @@ impl<'a> Growing<'a> {
         extend(&mut self.bytes, more)
     }
 
-    /// Returns the bytes, when all has been written.
+    /// Returns the bytes.
     ///
     /// # Panics
-    /// If writing has failed for another reason than memory and the caller.
+    /// If writing has failed for another reason than memory and the watch.
     pub fn finish(
         self,
         done: std::result::Result<(), rmp_serde::encode::Error>,
@@ -184,8 +166,6 @@ impl<'a> Growing<'a> {
         Ok(self.bytes)
     }
 
-    /// Returns what has been written.
-    #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -205,7 +185,7 @@ impl io::Write for Growing<'_> {
     }
 }
 
-/// What serde decodes, into memory that may be missing: for `#[serde(deserialize_with = …)]`.
+/// Fallible decoding with serde: for `#[serde(deserialize_with = …)]`.
 pub mod decode {
     use std::fmt;
     use std::marker::PhantomData;
@@ -215,10 +195,10 @@ pub mod decode {
 
     use crate::{Error, Result};
 
-    /// What errors of serde say where there is no memory.
+    /// The text of serde's errors without memory.
     const OUT_OF_MEMORY: &str = "out of memory";
 
-    /// Returns the error for one in decoding a record: `other`, unless there was no memory.
+    /// Explains an error in decoding a record: `other`, unless memory was short.
     pub fn explain(
         error: &rmp_serde::decode::Error,
         other: impl FnOnce(&rmp_serde::decode::Error) -> Error,
@@ -240,8 +220,8 @@ pub mod decode {
         }
     }
 
-    /// The same for a record whose checksum was compared: what is not known there was written by a
-    /// newer version. `other` says that it is damaged.
+    /// The same for a record whose checksum matches: unknown variants are of a newer version.
+    /// `other` is for damage.
     pub fn explain_sealed(
         error: &rmp_serde::decode::Error,
         other: impl FnOnce(&rmp_serde::decode::Error) -> String,
@@ -261,7 +241,6 @@ pub mod decode {
         done.map_err(|_| E::custom(OUT_OF_MEMORY))
     }
 
-    /// Decodes a string.
     pub fn text<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
         from.deserialize_str(Text)
     }
@@ -291,12 +270,11 @@ pub mod decode {
         }
     }
 
-    /// Decodes a byte string; a string and a list of numbers are as good.
+    /// Decodes a byte string, a string or a list of numbers.
     pub fn bytes<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<ByteBuf, D::Error> {
         from.deserialize_byte_buf(Bytes)
     }
 
-    /// The same as a plain list.
     pub fn byte_vec<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<u8>, D::Error> {
         bytes(from).map(ByteBuf::into_vec)
     }
@@ -323,7 +301,6 @@ pub mod decode {
         }
     }
 
-    /// Decodes a byte string, or nothing.
     pub fn bytes_or_none<'de, D: Deserializer<'de>>(
         from: D,
     ) -> std::result::Result<Option<ByteBuf>, D::Error> {
@@ -336,7 +313,6 @@ pub mod decode {
         Ok(Option::<Found>::deserialize(from)?.map(|found| found.0))
     }
 
-    /// Decodes a list.
     pub fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         from: D,
     ) -> std::result::Result<Vec<T>, D::Error> {
@@ -357,7 +333,7 @@ pub mod decode {
             mut items: A,
         ) -> std::result::Result<Vec<T>, A::Error> {
             let mut list = Vec::new();
-            // What it says about its length is not believed.
+            // Its claimed length is not trusted.
             while let Some(item) = items.next_element()? {
                 or_full(super::push(&mut list, item))?;
             }
@@ -365,7 +341,6 @@ pub mod decode {
         }
     }
 
-    /// Decodes a list of strings.
     pub fn texts<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<String>, D::Error> {
         from.deserialize_seq(Texts)
     }
@@ -391,17 +366,14 @@ pub mod decode {
         }
     }
 
-    /// Decodes a value to a place of its own.
     pub fn boxed<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         from: D,
     ) -> std::result::Result<Box<T>, D::Error> {
         or_full(super::boxed(T::deserialize(from)?))
     }
 
-    /// Two lists of strings.
     type TextLists = (Vec<String>, Vec<String>);
 
-    /// Decodes two lists of strings, or nothing.
     pub fn pair_of_texts<'de, D: Deserializer<'de>>(
         from: D,
     ) -> std::result::Result<Option<TextLists>, D::Error> {

@@ -1,4 +1,4 @@
-//! Opening files, of which a process may have only so many at a time.
+//! Opens files, within the limit of open files of a process.
 
 use std::fs::File;
 use std::io;
@@ -8,26 +8,23 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{Error, Result};
 
-/// How many handles keep their file open.
+/// The number of handles that keep their file open.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// A file that has been mapped: kept open, unless there are too many of them. Then it is opened again
-/// for each read. There are no locks, which a process that is forked might find held for ever.
+/// A mapped file: kept open, or beyond a limit opened again for each read. No locks, which a forked
+/// process might find held forever.
 #[derive(Debug)]
 pub struct Handle {
     file: Option<File>,
-    /// Whether the system is told not to read ahead of short reads.
+    /// Whether the system is advised against reading ahead.
     is_random: AtomicBool,
     path: PathBuf,
     id: Id,
 }
 
-/// A file that is open, for as long as it is needed.
 #[derive(Debug)]
 pub enum Opened<'a> {
-    /// By a handle.
     Kept(&'a File),
-    /// For one read.
     Again(File),
 }
 
@@ -43,14 +40,13 @@ impl Deref for Opened<'_> {
 }
 
 impl Handle {
-    /// A handle of the file at `path`, which is open.
     pub fn new(file: File, path: &Path) -> io::Result<Self> {
         let id = Id::of(&file)?;
         let kept = KEPT.fetch_add(1, Ordering::Relaxed);
         let mut made = Self {
             file: Some(file),
             is_random: AtomicBool::new(false),
-            // The program may go to another directory.
+            // The program may change its working directory.
             path: std::path::absolute(path).unwrap_or_else(|_| path.into()),
             id,
         };
@@ -62,18 +58,15 @@ impl Handle {
 
     /// The file, if it is kept open.
     #[cfg(target_os = "linux")]
-    #[must_use]
     pub fn kept(&self) -> Option<&File> {
         self.file.as_ref()
     }
 
-    /// The file, for a read of so many bytes; nothing if it has another path now, or cannot be
-    /// opened.
-    #[must_use]
+    /// The file, for a read of `bytes`; `None` if it was replaced, or cannot be opened.
     pub fn opened(&self, bytes: usize) -> Option<Opened<'_>> {
-        /// What is longer is no header.
+        /// Longer reads are not headers.
         const MOST: usize = 64 << 10;
-        // Headers lie apart: what is around them need not be read from the disk.
+        // Headers are scattered: their surroundings need not be read from the disk.
         let is_random = bytes <= MOST;
         if let Some(file) = &self.file {
             if self.is_random.swap(is_random, Ordering::Relaxed) != is_random {
@@ -104,7 +97,7 @@ impl Drop for Handle {
     }
 }
 
-/// Opens a file to read it; a pipe without waiting for who writes to it.
+/// Opens a file for reading, and a pipe without waiting for its writer.
 pub fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     #[cfg(unix)]
@@ -115,7 +108,6 @@ pub fn open(path: &Path) -> io::Result<File> {
     options.read(true).open(path)
 }
 
-/// Opens a file that is no directory, pipe or device.
 pub fn open_regular(path: &Path) -> Result<File> {
     let file = open(path)?;
     if file.metadata()?.is_file() {
@@ -125,7 +117,7 @@ pub fn open_regular(path: &Path) -> Result<File> {
     Err(Error::Structure(format!("{path} is no regular file")))
 }
 
-/// Tells the system whether a file is read here and there, or from one end to the other.
+/// Advises the system of random or sequential reads.
 fn advise(file: &File, is_random: bool) {
     #[cfg(target_os = "linux")]
     {
@@ -135,14 +127,14 @@ fn advise(file: &File, is_random: bool) {
         } else {
             Advice::Normal
         };
-        // Advice that is refused has no effect.
+        // Refused advice is harmless.
         let _ = rustix::fs::fadvise(file, 0, None, advice);
     }
     #[cfg(not(target_os = "linux"))]
     let _ = (file, is_random);
 }
 
-/// How many files may be kept open: half of what the process may have, the rest is for others.
+/// The most files to keep open: half of the process's limit.
 #[cfg(unix)]
 fn most_kept() -> usize {
     use rustix::process::{Resource, getrlimit};
@@ -156,18 +148,18 @@ fn most_kept() -> usize {
     1 << 14 // a process may have a thousand times as many
 }
 
-/// Which file it is, whatever its name.
+/// The identity of a file, whatever its name.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Id(u64, u64);
 
 #[cfg(unix)]
 impl Id {
-    /// That of an open file.
+    /// Of an open file.
     pub fn of(file: &File) -> io::Result<Self> {
         Ok(Self::in_metadata(&file.metadata()?))
     }
 
-    /// That of the file with a name; of a symbolic link, which is not followed.
+    /// Of a path; of a symbolic link itself.
     pub fn at(path: &Path) -> io::Result<Self> {
         Ok(Self::in_metadata(&std::fs::symlink_metadata(path)?))
     }
@@ -180,13 +172,13 @@ impl Id {
 
 #[cfg(windows)]
 impl Id {
-    /// That of an open file.
+    /// Of an open file.
     pub fn of(file: &File) -> io::Result<Self> {
         let found = winapi_util::file::information(file)?;
         Ok(Self(found.volume_serial_number(), found.file_index()))
     }
 
-    /// That of the file with a name; of a symbolic link, which is not followed.
+    /// Of a path; of a symbolic link itself.
     pub fn at(path: &Path) -> io::Result<Self> {
         use std::os::windows::fs::OpenOptionsExt;
         const NO_ACCESS: u32 = 0;

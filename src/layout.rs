@@ -1,7 +1,7 @@
-//! The output before it exists: small header bytes, and payloads between them.
+//! The output before it exists: header bytes, with payloads between them.
 //!
-//! A [`Layout`] knows the exact offset of everything, and answers one question: "give me bytes
-//! [a, b) of the output". Every sink (memory, file, gzip) is written on that alone.
+//! A [`Layout`] knows all offsets, and answers one request: "give me bytes [a, b) of the output".
+//! Every sink (memory, file, gzip) is built on that alone.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -12,25 +12,19 @@ use crate::raw::{AsRaw, Buffer, Filling, Lender, RawBytes};
 use crate::structure::Seal;
 use crate::{Error, Result, grow, stream};
 
-/// The bytes of a leaf, which can be copied from wherever they are.
+/// The bytes of a leaf, for copying.
 ///
-/// They are never lent as a slice, because others may change them meanwhile.
+/// They are never lent as a slice, because other code may change them at any time.
 pub trait Payload {
-    /// How many bytes there are.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Copies the bytes from `start` on to `target`, all of which it fills, and returns it.
+    /// Fills `target` with the bytes from `start` on, and returns it.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If there are too few.
     fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>;
 
-    /// The memory that the bytes lie in, if they lie together in memory.
+    /// The memory of the bytes, if they are together in memory.
     fn memory(&self) -> Option<RawBytes<'_>> {
         None
     }
@@ -59,16 +53,15 @@ impl<M: AsRaw> Payload for M {
 pub struct LayoutBuilder<P> {
     headers: Buffer,
     pieces: Vec<Piece<P>>,
-    /// Bytes of all payloads so far.
     payload_bytes: usize,
 }
 
 /// The headers up to a point, and the payload after them.
 #[derive(Debug)]
 struct Piece<P> {
-    /// Where its headers end in the buffer.
+    /// The end of its headers in the buffer.
     headers_end: usize,
-    /// Where its payload ends in the output.
+    /// The end of its payload in the output.
     end: usize,
     payload: P,
 }
@@ -84,45 +77,33 @@ impl<P> Default for LayoutBuilder<P> {
 }
 
 impl<P: Payload> LayoutBuilder<P> {
-    /// How many bytes the output has so far.
     #[inline]
-    #[must_use]
     pub fn len(&self) -> usize {
         self.headers.len() + self.payload_bytes
     }
 
-    /// Whether nothing has been added yet.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Where header bytes are appended.
     #[inline]
     pub fn headers(&mut self) -> &mut Buffer {
         &mut self.headers
     }
 
-    /// Has somebody lend memory for the headers once they are many.
+    /// Sets the lender of memory for many header bytes.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.headers.borrow_from(lender);
     }
 
-    /// Whether there have been payloads.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn has_payloads(&self) -> bool {
         !self.pieces.is_empty()
     }
 
-    /// Appends header bytes.
     #[inline]
     pub fn extend(&mut self, bytes: &[u8]) -> Result<()> {
         self.headers.append(bytes.into())
     }
 
-    /// Appends a payload.
     #[inline]
     pub fn push(&mut self, payload: P) -> Result<()> {
         self.pieces.try_reserve(1)?;
@@ -135,10 +116,10 @@ impl<P: Payload> LayoutBuilder<P> {
         Ok(())
     }
 
-    /// Takes back header bytes from the output offset `start` on, and returns them.
+    /// Removes header bytes from the output offset `start` on, and returns them.
     ///
     /// # Panics
-    /// If there has been a payload since.
+    /// If a payload came after that.
     pub fn take_headers(&mut self, start: usize) -> Result<SmallVec<[u8; 64]>> {
         let kept = start
             .checked_sub(self.payload_bytes)
@@ -158,13 +139,11 @@ impl<P: Payload> LayoutBuilder<P> {
         Ok(taken)
     }
 
-    /// The finished layout.
-    #[must_use]
     pub fn finish(self) -> Layout<P> {
         self.sealed(None)
     }
 
-    /// The finished layout, in which the seal will take the place of its last bytes.
+    /// The finished layout, whose last bytes the seal will replace.
     pub(crate) fn sealed(self, seal: Option<Seal>) -> Layout<P> {
         Layout {
             seal,
@@ -175,7 +154,7 @@ impl<P: Payload> LayoutBuilder<P> {
     }
 }
 
-/// All bytes of the output, not yet in one place.
+/// All bytes of the output, in their places.
 #[derive(Debug)]
 pub struct Layout<P> {
     headers: Buffer,
@@ -184,19 +163,15 @@ pub struct Layout<P> {
     seal: Option<Seal>,
 }
 
-/// Bytes of the output that lie together.
+/// Contiguous bytes of the output.
 #[derive(Debug)]
 pub enum Slice<'a, P> {
-    /// Header bytes.
     Headers(&'a [u8]),
-    /// A range of the bytes of a payload, and its number among all payloads.
     Payload(&'a P, usize, Range<usize>),
 }
 
 impl<P: Payload> Slice<'_, P> {
-    /// How many bytes there are: at least one.
     #[inline]
-    #[must_use]
     pub fn len(&self) -> usize {
         match self {
             Self::Headers(bytes) => bytes.len(),
@@ -204,14 +179,7 @@ impl<P: Payload> Slice<'_, P> {
         }
     }
 
-    /// Never: a slice has bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The memory that the bytes lie in, if they lie together in memory.
-    #[must_use]
+    /// The memory of the bytes, if they are together in memory.
     pub fn memory(&self) -> Option<RawBytes<'_>> {
         match self {
             Self::Headers(bytes) => Some((*bytes).into()),
@@ -219,10 +187,10 @@ impl<P: Payload> Slice<'_, P> {
         }
     }
 
-    /// Copies the bytes from `start` on to `target`, all of which it fills, and returns it.
+    /// Fills `target` with the bytes from `start` on, and returns it.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If there are too few.
     #[inline]
     pub fn copy_to<'t>(
         &self,
@@ -241,66 +209,53 @@ impl<P: Payload> Slice<'_, P> {
     }
 }
 
-/// A piece of the output, as somebody may send it.
+/// A piece of the output to send.
 #[derive(Debug)]
 pub enum OutputPiece {
     /// The memory of a payload, by its number among all payloads.
     Payload(usize),
-    /// A range of the output that has to be copied together.
+    /// A range of the output to copy first.
     Joined(Range<usize>),
 }
 
 /// Whether copies go through the caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caching {
-    /// As any copy does.
     Usual,
-    /// Past them where that can be; see `stream`.
+    /// Past them where possible; see `stream`.
     Past,
 }
 
 impl<P: Payload> Layout<P> {
-    /// The exact number of bytes in the output.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the output is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// What has to be computed of all other bytes, and takes the place of the last ones: whoever
-    /// copies them himself finds zeros there.
-    #[must_use]
+    /// Computes the last bytes from all others; in copies without it they are zeros.
     pub fn seal(&self) -> Option<&Seal> {
         self.seal.as_ref()
     }
 
-    /// The output, if all of it lies together already.
+    /// The output, if it is one buffer already.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn joined(&self) -> Option<&Buffer> {
         let is_there = self.pieces.is_empty() && self.seal.is_none();
         is_there.then_some(&self.headers)
     }
 
-    /// All payloads in order.
     pub fn payloads(&self) -> impl Iterator<Item = &P> {
         self.pieces.iter().map(|piece| &piece.payload)
     }
 
-    /// All payloads in order; what takes the place of one must have as many bytes.
+    /// All payloads in order; a replacement must have the same length.
     pub fn payloads_mut(&mut self) -> impl Iterator<Item = &mut P> {
         self.pieces.iter_mut().map(|piece| &mut piece.payload)
     }
 
-    /// A payload by its number among all.
+    /// A payload by its number.
     ///
     /// # Panics
-    /// If there are not as many.
-    #[must_use]
+    /// If there is no such payload.
     pub fn payload(&self, number: usize) -> &P {
         &self.pieces[number].payload
     }
@@ -308,7 +263,7 @@ impl<P: Payload> Layout<P> {
     /// Fills `target` with the bytes from `start` on, and returns it.
     ///
     /// # Panics
-    /// If the output has not as many.
+    /// If the output is shorter.
     pub fn copy_to<'t>(
         &self,
         start: usize,
@@ -327,8 +282,8 @@ impl<P: Payload> Layout<P> {
         Ok(filling.finish())
     }
 
-    /// The whole output in pieces: memory as it is where at least `join_max` bytes of it
-    /// lie together, and what is between.
+    /// The whole output in pieces: memory of at least `join_max` bytes as it is, and joined ranges
+    /// between.
     pub fn pieces(&self, join_max: usize) -> Result<Vec<OutputPiece>> {
         let mut pieces = Vec::new();
         let mut joined = 0;
@@ -353,7 +308,7 @@ impl<P: Payload> Layout<P> {
     /// The bytes of `range` of the output, as non-empty slices in order.
     ///
     /// # Panics
-    /// If the output ends before.
+    /// If the output is shorter.
     pub fn slices(&self, range: Range<usize>) -> impl Iterator<Item = Slice<'_, P>> {
         assert!(range.end <= self.len);
         let mut position = range.start;
@@ -429,7 +384,7 @@ mod tests {
             for start in 0..=whole.len() {
                 for end in start..=whole.len() {
                     prop_assert_eq!(bytes(&layout, start..end), &whole[start..end]);
-                    prop_assert!(layout.slices(start..end).all(|slice| !slice.is_empty()));
+                    prop_assert!(layout.slices(start..end).all(|slice| slice.len() > 0));
                     for slice in layout.slices(start..end) {
                         if let Slice::Payload(payload, index, range) = slice {
                             prop_assert_eq!(payload, &parts[index].1);

@@ -10,7 +10,7 @@
 //! let mut writer = Writer::new();
 //! writer.array("params/dense/kernel", Dtype::F32, &[2, 2], &kernel)?;
 //! writer.value("step", 1000)?;
-//! writer.save(&path)?; // whole or not at all
+//! writer.save(&path)?; // atomically
 //!
 //! let file = File::open(&path)?;
 //! for leaf in file.leaves() {

@@ -1,8 +1,8 @@
-//! What holds the files of a sharded checkpoint together.
+//! The manifest of a sharded checkpoint.
 //!
-//! Each process writes a file of the shards that it has. A manifest, written last, has all else: the
-//! encoding of the whole tree as one file would have it, but with *gaps* in the place of the arrays,
-//! and for each array how it is split into shards and which file has them.
+//! Each process writes a file of its shards. The manifest, written last, has everything else: the
+//! encoding of the whole tree as one file would have it, with *gaps* for the arrays, and for each
+//! array its division into shards and their files.
 //!
 //! ```text
 //! record (MessagePack) | CRC-32 of it (u32) | mark (8 bytes)
@@ -24,37 +24,32 @@ use crate::layout::{Layout, Payload, Slice};
 use crate::source::{Source, missing};
 use crate::{Error, Result, zlib};
 
-/// What a manifest ends with.
 pub const MARK: [u8; 8] = *b"\x93treepm\n";
 
-/// The version of the format that is written, and the only one that is read.
+/// The only known version of the format.
 const VERSION: u32 = 1;
 
-/// A file with shards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardFile {
-    /// Its name in the directory.
     #[serde(deserialize_with = "decode::text")]
     pub name: String,
-    /// How many bytes it has.
     pub nbytes: u64,
-    /// The CRC-32 of its record with all that stands after it, the checksums of its leaves included.
+    /// The CRC-32 of its record with everything after it, the checksums of its leaves included.
     pub record: u32,
 }
 
 /// How an array is split into shards of the same shape.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grid {
-    /// How many shards there are in each dimension.
     #[serde(deserialize_with = "decode::list")]
     pub counts: Vec<u32>,
-    /// The number of the file of each shard, the last dimension varying fastest.
+    /// The file of each shard, the last dimension varying fastest.
     pub files: FileNumbers,
-    /// Whether it is an array of the host, not of devices. It is one shard.
+    /// Whether it is an array of the host, which is one shard.
     pub host: bool,
 }
 
-/// The numbers of files, which arrays may share.
+/// Numbers of files, shared by arrays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileNumbers(pub Arc<Vec<u32>>);
 
@@ -84,23 +79,19 @@ impl<'de> Deserialize<'de> for FileNumbers {
     }
 }
 
-/// Bytes that are not there.
+/// Missing bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
-    /// How many bytes are there between the gap before and this one.
+    /// Present bytes between the previous gap and this one.
     pub before: u64,
-    /// How many bytes it has.
     pub nbytes: u64,
-    /// The number of the array that is in it.
+    /// The number of the array that it holds.
     pub array: u32,
 }
 
-/// The record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// The version of the format.
     pub version: u32,
-    /// The files with the shards.
     #[serde(deserialize_with = "decode::list")]
     pub files: Vec<ShardFile>,
     /// How each array is split.
@@ -112,7 +103,7 @@ pub struct Manifest {
     /// The encoding without the bytes of gaps, compressed (zlib, RFC 1950).
     #[serde(deserialize_with = "decode::bytes")]
     pub skeleton: ByteBuf,
-    /// Who has written it, in words; empty if that is not known.
+    /// The writer's name and version; empty if unknown.
     #[serde(default, deserialize_with = "decode::text")]
     #[serde(skip_serializing_if = "String::is_empty")]
     pub writer: String,
@@ -130,15 +121,13 @@ fn check(version: u32) -> Result<()> {
     }
 }
 
-/// What is read of a record first.
 #[derive(Deserialize)]
 struct Version {
     version: u32,
 }
 
 impl Manifest {
-    /// A manifest of a layout of which some payloads are not there: `gap` tells of which array
-    /// they are.
+    /// The manifest of a layout with gaps: `gap` returns the array of a missing payload.
     pub fn new<P: Payload>(
         layout: &Layout<P>,
         gap: impl Fn(&P) -> Option<usize>,
@@ -148,7 +137,7 @@ impl Manifest {
         let made = Self::compressed(layout, &gap, Compression::default())?;
         let gaps: u64 = made.0.iter().map(|gap| gap.nbytes).sum();
         let nbytes = layout.len() as u64 - gaps;
-        // What is much smaller when compressed would not be read without `max_size`.
+        // A skeleton that inflates beyond the default limit is stored with zeros for gaps.
         let (gaps, skeleton) = if nbytes > most_inflated(made.1.len()) as u64 {
             Self::compressed(layout, &gap, Compression::none())?
         } else {
@@ -164,7 +153,7 @@ impl Manifest {
         })
     }
 
-    /// The gaps of a layout, and the encoding without them, compressed.
+    /// The gaps of a layout, and the compressed encoding without them.
     fn compressed<P: Payload>(
         layout: &Layout<P>,
         gap: impl Fn(&P) -> Option<usize>,
@@ -197,7 +186,6 @@ impl Manifest {
         Ok((gaps, std::mem::take(encoder.get_mut()).into_bytes()))
     }
 
-    /// The manifest as bytes.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut bytes = grow::encode_named(self, &())?;
         let crc = crc32fast::hash(&bytes);
@@ -206,7 +194,6 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// A copy of it.
     pub fn try_clone(&self) -> Result<Self> {
         let file = |file: &ShardFile| {
             let name = grow::to_string(&file.name)?;
@@ -229,7 +216,6 @@ impl Manifest {
         })
     }
 
-    /// Reads a manifest.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let Some((rest, mark)) = bytes.split_last_chunk::<8>() else {
             return damaged("it is too short");
@@ -254,7 +240,7 @@ impl Manifest {
                 }));
             }
         };
-        check(manifest.version)?; // the fields of an array were not read before
+        check(manifest.version)?; // before fields that other versions lack
         let is_split = |grid: &Grid| {
             let count = |product: usize, &count: &u32| product.checked_mul(count as usize);
             let shards = grid.counts.iter().try_fold(1, count);
@@ -275,10 +261,10 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The encoding, of which the bytes in gaps are not there.
+    /// The encoding, with gaps.
     ///
-    /// The decompressed skeleton has at most `max_size` bytes; by default, a hundred times its
-    /// compressed bytes and 1 MiB.
+    /// `max_size` bounds the decompressed skeleton; by default, a hundred times its compressed
+    /// bytes and 1 MiB.
     pub fn encoding(&self, max_size: Option<usize>) -> Result<Sparse> {
         let bytes = self.inflated(max_size)?;
         let (mut len, mut there) = (0_usize, 0_usize);
@@ -305,7 +291,7 @@ impl Manifest {
             }
             len = end;
         }
-        // Offsets may be added up, as those of what lies in memory may be.
+        // Sums of offsets must not overflow, as in memory.
         let is_length = |len: &usize| isize::try_from(*len).is_ok();
         match len.checked_add(bytes.len() - there).filter(is_length) {
             Some(len) => Ok(Sparse { bytes, gaps, len }),
@@ -336,7 +322,7 @@ impl Manifest {
     }
 }
 
-/// The default limit of the decompressed bytes of a skeleton of `nbytes` compressed bytes.
+/// The default limit of a skeleton of `nbytes` compressed bytes.
 fn most_inflated(nbytes: usize) -> usize {
     nbytes.saturating_mul(100).saturating_add(1 << 20)
 }
@@ -345,10 +331,10 @@ fn damaged<T>(what: &str) -> Result<T> {
     Err(Error::Structure(format!("the manifest is damaged: {what}")))
 }
 
-/// Encoded bytes of which some are not there.
+/// Encoded bytes with gaps.
 ///
-/// To read those is an error, so that nothing but the bytes of arrays, which are in other files,
-/// can be in their place.
+/// Reading a gap is an error, so that only the bytes of arrays, which are in other files, can be
+/// there.
 #[derive(Debug)]
 pub struct Sparse {
     bytes: Vec<u8>,
@@ -360,20 +346,17 @@ pub struct Sparse {
 struct PlacedGap {
     place: Range<usize>,
     array: usize,
-    /// How many bytes are there before it.
+    /// Present bytes before it.
     before: usize,
 }
 
 impl Sparse {
-    /// Whether all bytes of a range are there.
-    #[must_use]
     pub fn is_whole(&self, range: Range<usize>) -> bool {
         self.present(range.clone()) == range.len()
     }
 
-    /// The number of the array of which parts of the encoding are the bytes; nothing if they are not
-    /// gaps, or of several arrays.
-    #[must_use]
+    /// The array whose bytes are these parts of the encoding; `None` if they are not gaps, or of
+    /// several arrays.
     pub fn array_of(&self, parts: impl IntoIterator<Item = Range<usize>>) -> Option<usize> {
         let mut found = None;
         for part in parts.into_iter().filter(|part| !part.is_empty()) {
@@ -387,15 +370,15 @@ impl Sparse {
         found
     }
 
-    /// How many gaps end at an offset or before.
+    /// The number of gaps that end at an offset or before.
     fn gaps_before(&self, offset: usize) -> usize {
         self.gaps.partition_point(|gap| gap.place.end <= offset)
     }
 
-    /// How many bytes before an offset are there.
+    /// Present bytes before an offset.
     fn present_before(&self, offset: usize) -> usize {
         match self.gaps.get(self.gaps_before(offset)) {
-            // Between the gap before and this one, or in this one.
+            // Between the previous gap and this one, or in this one.
             Some(gap) => gap.before - gap.place.start.saturating_sub(offset),
             None => self.bytes.len() - (self.len - offset),
         }
@@ -468,10 +451,10 @@ mod tests {
         }
     }
 
-    /// Headers, and the payload after them, or how many bytes it would have.
+    /// Headers, and the payload after them or its length.
     type Part = (Vec<u8>, Option<Vec<u8>>, usize);
 
-    /// What stands for a byte that is not there, and is no other one.
+    /// A byte that stands for a gap and occurs nowhere else.
     const GAP: u8 = 0xc1;
 
     fn manifest(parts: &[Part]) -> (Manifest, Vec<u8>) {
@@ -587,7 +570,7 @@ mod tests {
         assert_eq!(encoding.array_of([1..11, 12..22]), Some(0));
     }
 
-    /// What is encoded after a list of two is begun, and then a gap.
+    /// Reads a list of two: the header, and then a gap.
     fn read_before_a_gap(header: &[u8], gap: usize) -> Result<Events> {
         let header = [&[0x92], header].concat();
         let (mut made, _) = manifest(&[(header, None, 1), (vec![0x01], Some(vec![]), 0)]);
@@ -654,28 +637,28 @@ mod tests {
         };
         assert!(broken(|_| ()).is_ok());
         let changes: [fn(&mut Manifest); 10] = [
-            |it| it.version = 0,
-            |it| it.files.clear(),
-            |it| it.arrays.clear(),
-            |it| it.arrays[0].counts = vec![u32::MAX; 4],
-            |it| it.gaps[0].before = 1000,
-            |it| it.gaps[0].nbytes = u64::MAX,
-            |it| it.gaps[0].nbytes = u64::MAX / 2,
-            |it| {
-                it.arrays[0] = Grid {
+            |manifest| manifest.version = 0,
+            |manifest| manifest.files.clear(),
+            |manifest| manifest.arrays.clear(),
+            |manifest| manifest.arrays[0].counts = vec![u32::MAX; 4],
+            |manifest| manifest.gaps[0].before = 1000,
+            |manifest| manifest.gaps[0].nbytes = u64::MAX,
+            |manifest| manifest.gaps[0].nbytes = u64::MAX / 2,
+            |manifest| {
+                manifest.arrays[0] = Grid {
                     counts: vec![0],
                     files: FileNumbers::from(vec![]),
                     host: false,
                 }
             },
-            |it| {
-                it.arrays[0] = Grid {
+            |manifest| {
+                manifest.arrays[0] = Grid {
                     counts: vec![2],
                     files: FileNumbers::from(vec![0, 0]),
                     host: true,
                 }
             },
-            |it| it.skeleton = b"no zlib".to_vec().into(),
+            |manifest| manifest.skeleton = b"no zlib".to_vec().into(),
         ];
         for change in changes {
             assert!(matches!(broken(change), Err(Error::Structure(_))));

@@ -1,4 +1,4 @@
-//! Pages from the system: those of a file, and fresh ones.
+//! Pages from the system: of a file, and fresh ones.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -26,8 +26,8 @@ use crate::system;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// Fresh pages for `len` bytes, huge ones where the system has them: one page fault for
-/// 2 MiB instead of 512. Those that are not written to take no memory.
+/// Fresh pages for `len` bytes, huge ones where possible: one page fault for 2 MiB instead of 512.
+/// Untouched ones take no memory.
 pub(crate) fn fresh_pages(len: usize) -> io::Result<MmapMut> {
     let pages = MmapMut::map_anon(len)?;
     #[cfg(all(target_os = "linux", not(miri)))]
@@ -35,13 +35,13 @@ pub(crate) fn fresh_pages(len: usize) -> io::Result<MmapMut> {
     Ok(pages)
 }
 
-/// Gives whole pages of `fresh_pages` back to the system. They are zero then.
+/// Returns whole pages of `fresh_pages` to the system, which zeroes them.
 ///
 /// # Safety
-/// They must be inside such pages, and nobody may have a pointer to them.
+/// They must be inside such pages, and no pointer to them may be left.
 #[cfg(unix)]
 pub(crate) unsafe fn give_back(start: *mut u8, len: usize) {
-    // Only Linux promises that they are zero after this, and only there they surely go.
+    // Only Linux promises zeros after this.
     #[cfg(target_os = "linux")]
     // SAFETY: see above. What is refused leaves the pages as they are.
     let _ = unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxDontNeed) };
@@ -52,7 +52,7 @@ pub(crate) unsafe fn give_back(start: *mut u8, len: usize) {
     }
 }
 
-/// The same where advice is not enough: other pages take their place.
+/// Maps other pages there, where advice is not enough.
 ///
 /// # Safety
 /// As for `give_back`.
@@ -68,7 +68,7 @@ unsafe fn map_again(start: *mut u8, len: usize) {
     let _ = unsafe { mmap_anonymous(start.cast(), len, access, flags) };
 }
 
-/// Fresh pages whose number is not known before: they grow without being copied.
+/// Fresh pages that grow without being copied.
 #[derive(Debug)]
 pub struct Pages {
     pages: MmapMut,
@@ -76,39 +76,29 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The least that is asked of the system.
     const MIN_BYTES: usize = 1 << 20;
 
-    /// No bytes, with room for `expected`.
     pub fn with_room(expected: usize) -> Result<Self> {
         let pages = fresh_pages(expected.max(Self::MIN_BYTES));
         let pages = pages.map_err(|_| Error::OutOfMemory)?;
         Ok(Self { pages, len: 0 })
     }
 
-    /// How many bytes there are.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Room after the bytes: at least `least` bytes, which are zero.
+    /// Room of at least `least` zero bytes after the content.
     pub fn room(&mut self, least: usize) -> Result<&mut [u8]> {
         let needed = self.len.checked_add(least).ok_or(Error::OutOfMemory)?;
         if needed > self.pages.len() {
-            // Half as much again: pages that are not written to cost nothing but addresses.
+            // Half as much again: untouched pages only cost addresses.
             self.grow(needed.max(self.pages.len() / 2 * 3))?;
         }
         Ok(&mut self.pages[self.len..])
     }
 
-    /// Counts the next `bytes` bytes of the room in.
+    /// Appends the next `bytes` bytes of the room to the content.
     ///
     /// # Panics
     /// If there is less room.
@@ -120,8 +110,8 @@ impl Pages {
     #[cfg(target_os = "linux")]
     fn grow(&mut self, len: usize) -> Result<()> {
         let options = memmap2::RemapOptions::new().may_move(true);
-        // SAFETY: nobody has a pointer to the pages, which `self` owns and lends only while it
-        // is borrowed. No file is behind them that could end before.
+        // SAFETY: no pointer to the pages is left, which `self` owns and lends only while it is
+        // borrowed. No file is behind them that could end before.
         let grown = unsafe { self.pages.remap(len, options) };
         // Whatever the system calls it.
         grown.map_err(|_| Error::OutOfMemory)
@@ -146,22 +136,20 @@ impl Pages {
         fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
     ) -> Result<()> {
         let room = &mut self.room(len)?[..len];
-        // SAFETY: a byte is laid out like one that may not be there. Nothing in this crate
-        // takes bytes away from where they are.
+        // SAFETY: a byte is laid out like one that may be uninitialised. No code in this crate
+        // uninitialises bytes.
         let room = unsafe { &mut *(std::ptr::from_mut(room) as *mut [MaybeUninit<u8>]) };
         Filling::new(room).fill(len, fill)?;
         self.add(len);
         Ok(())
     }
 
-    /// The bytes.
-    #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.pages[..self.len]
     }
 
-    /// Gives pages back to the system, when the first `done` bytes are of no more use. They
-    /// are zero then, but on Windows, where they stay.
+    /// Returns pages to the system, when the first `done` bytes are of no more use. They become
+    /// zero, except on Windows, where they stay.
     pub fn forget(&mut self, done: usize) {
         #[cfg(unix)]
         {
@@ -198,22 +186,21 @@ impl Source for Pages {
     }
 }
 
-/// An open file, and its pages where the system maps files: not on every file system (FUSE with direct
-/// I/O), nor beyond a limit of addresses.
+/// An open file, and its pages where the system maps files: not on every file system (FUSE with
+/// direct I/O), nor beyond a limit of addresses.
 ///
-/// As a [`Source`] it reads the file, so that looking at headers makes no pages resident.
+/// As a [`Source`] it reads the file, so that reading headers makes no pages resident.
 ///
-/// The mapping must not outlive the content: a file that is replaced by rename
-/// (as this crate saves) keeps its old content for existing mappings, but a
-/// process that *truncates* the file in place takes the pages away, and the
-/// next access to them ends the program with SIGBUS. That is the nature of
-/// `mmap` and of every library that offers it.
+/// The mapping must not outlive the content: a file that is replaced by rename (as this crate
+/// saves) keeps its old content for existing mappings, but a process that *truncates* the file in
+/// place takes the pages away, and the next access to them ends the program with SIGBUS, as with
+/// every use of `mmap`.
 #[derive(Debug)]
 pub struct Mapping {
     file: Handle,
     len: usize,
     pages: Option<Mmap>,
-    /// What the system told of the file when it was opened.
+    /// Its metadata when it was opened.
     #[cfg(target_os = "linux")]
     found: Metadata,
     #[cfg(target_os = "linux")]
@@ -221,7 +208,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Opens the file at `path`, and maps it if that is possible.
+    /// Opens and, if possible, maps the file at `path`.
     pub fn open(path: &Path) -> Result<Self> {
         let file = open_regular(path)?;
         let found = file.metadata()?;
@@ -248,7 +235,7 @@ impl Mapping {
         })
     }
 
-    /// Errors if the file was written to since it was opened, as far as its size and time tell.
+    /// Fails if the file was written to since it was opened, by its size and time.
     #[cfg(target_os = "linux")]
     pub fn check_unchanged(&self) -> Result<()> {
         let Some(file) = self.file.kept() else {
@@ -263,21 +250,20 @@ impl Mapping {
         }
     }
 
-    /// Does nothing: on other systems the file is not kept open.
+    /// A no-op: on other systems the file is not kept open.
     #[cfg(not(target_os = "linux"))]
     #[allow(clippy::unused_self, clippy::unnecessary_wraps)] // as on Linux
     pub fn check_unchanged(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Begins to read ranges of the file.
     pub fn prefetch(&self, ranges: Vec<Range<usize>>) {
         #[cfg(target_os = "linux")]
         for range in ranges {
             let Some(len) = std::num::NonZero::new(range.len() as u64) else {
                 continue;
             };
-            // Advice that is refused has no effect.
+            // Refused advice is harmless.
             if let Some(file) = self.file.kept() {
                 let advice = rustix::fs::Advice::WillNeed;
                 let _ = rustix::fs::fadvise(file, range.start as u64, Some(len), advice);
@@ -290,17 +276,17 @@ impl Mapping {
         drop(ranges);
     }
 
-    /// The same in another thread. Pages are read one by one from now on when they are used, and
-    /// nothing around them.
+    /// The same in another thread. From now on pages are read one by one when used, without those
+    /// around them.
     pub fn prefetch_only(self: &Arc<Self>, ranges: Vec<Range<usize>>) {
         #[cfg(target_os = "linux")]
         let _ = (self.pages.as_ref()).map(|pages| pages.advise(memmap2::Advice::Random));
         let mapping = self.clone();
-        // Where no thread can be had, pages are read when they are used.
+        // Without a thread, pages are read when used.
         let _ = thread::Builder::new().spawn(move || mapping.prefetch(ranges));
     }
 
-    /// Fills `target` as [`read_at`] does, and notes if that had to wait for the disk.
+    /// [`read_at`], which notes reads that had to wait for the disk.
     #[cfg(target_os = "linux")]
     fn read_headers<'t>(
         &self,
@@ -329,7 +315,7 @@ impl Mapping {
         Ok(read)
     }
 
-    /// Takes pages that have been read off this process's account until they are read again.
+    /// Takes pages off this process's account until they are read again.
     pub fn release(&self) {
         #[cfg(target_os = "linux")]
         if let Some(pages) = &self.pages {
@@ -340,7 +326,6 @@ impl Mapping {
     }
 
     /// All bytes, if they are mapped.
-    #[must_use]
     pub fn pages(&self) -> Option<RawBytes<'_>> {
         // SAFETY: the pages stay mapped as long as `self`. Other processes may write to them.
         let raw = |pages: &Mmap| unsafe { RawBytes::new(pages.as_ptr(), pages.len()) };
@@ -348,33 +333,33 @@ impl Mapping {
     }
 }
 
-/// What is longer is no header.
+/// Longer reads are not headers.
 #[cfg(target_os = "linux")]
 const MOST_OF_HEADERS: usize = 4 << 10;
 
-/// Where a short read of a file that is mapped had to wait for the disk, of which no pages are left in
-/// the cache here and there.
+/// The last short read of a mapped file that had to wait for the disk, where few pages are in the
+/// cache.
 ///
-/// Where the system reads ahead of whoever uses the mapping, it puts large blocks into the cache. It
-/// falls back to single pages where some are there already, such as those of headers: the use of
-/// 1 GiB from a disk takes fourteen times as many page faults then.
+/// When a mapping is used, the system reads ahead in large blocks, but falls back to single pages
+/// where some (of headers, say) are in the cache already: then 1 GiB from a disk takes fourteen
+/// times as many page faults.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 struct LastCold(AtomicUsize);
 
 #[cfg(target_os = "linux")]
 impl LastCold {
-    /// Reads that are closer than this are of small arrays, whose pages are read once more.
+    /// Closer reads are of small arrays, whose pages are used again.
     const FAR: usize = 1 << 20;
 
-    /// Notes such a read, and lets the pages of the one before go, if it was far away.
+    /// Notes such a read, and drops the pages of the previous one, if that was far away.
     fn note(&self, file: &File, offset: usize) {
         let last = self.0.swap(offset, Ordering::Relaxed);
         if last != usize::MAX && last.abs_diff(offset) >= Self::FAR {
             let page = rustix::param::page_size();
             let start = last / page * page;
             let len = std::num::NonZero::new(2 * page.max(MOST_OF_HEADERS) as u64);
-            // Advice that is refused has no effect.
+            // Refused advice is harmless.
             let advice = rustix::fs::Advice::DontNeed;
             let _ = rustix::fs::fadvise(file, start as u64, len, advice);
         }
@@ -409,17 +394,17 @@ impl Source for Mapping {
     }
 
     fn near(&self) -> usize {
-        4 << 10 // what is copied in the time of a call
+        4 << 10 // copied in the time of a call
     }
 }
 
-/// Waits until a pipe has something, or has ended, as long as the caller agrees.
+/// Waits until a pipe has data or has ended, or the watch stops.
 #[cfg(unix)]
 pub fn wait_for_input(file: &File, watch: &dyn Watch) -> Result<()> {
     system::poll(file, rustix::event::PollFlags::IN, watch)
 }
 
-/// Waits until a pipe has something: nothing waits here without being told to.
+/// A no-op without poll.
 #[cfg(not(unix))]
 pub fn wait_for_input(_: &File, watch: &dyn Watch) -> Result<()> {
     watch.check()
@@ -435,7 +420,7 @@ pub fn read_at<'t>(
     read_on(file, offset, Filling::new(target))
 }
 
-/// Fills the rest of what is being filled with the bytes of a file from `offset` on.
+/// Completes a filling with the bytes of a file from `offset` on.
 #[cfg(unix)]
 fn read_on<'t>(file: &File, offset: usize, mut filling: Filling<'t>) -> Result<&'t mut [u8]> {
     let mut offset = offset as u64;
@@ -557,7 +542,7 @@ mod tests {
         let page = rustix::param::page_size();
         let mut pages = fresh_pages(3 * page).unwrap();
         pages.fill(1);
-        // SAFETY: it is the second of three pages, of which nobody has a pointer.
+        // SAFETY: it is the second of three pages, and no pointer to it is left.
         unsafe { map_again(pages.as_mut_ptr().add(page), page) };
         assert!(pages[..page].iter().all(|&byte| byte == 1));
         assert!(pages[page..2 * page].iter().all(|&byte| byte == 0));

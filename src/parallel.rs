@@ -1,8 +1,7 @@
-//! Spreading work over threads that live only as long as the work.
+//! Spreads work over threads that live only as long as the work.
 //!
-//! No pool is kept: starting a thread costs some 50 µs, which is nothing beside
-//! the copies that are worth more than one thread, and a process may fork
-//! before or after without a thought.
+//! There is no pool: starting a thread costs some 50 µs, little beside copies that need several
+//! threads, and a process may fork before or after.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -13,23 +12,23 @@ use std::{env, thread};
 use crate::watch::Watch;
 use crate::{Error, Result, grow};
 
-/// Below so many bytes, copying with one thread is faster.
+/// Smaller copies are faster with one thread.
 pub const MIN_COPY_BYTES: usize = 16 << 20;
 
-/// The unit of copying that a thread takes at a time.
+/// Bytes that a thread copies at a time.
 pub const BLOCK: usize = 4 << 20;
 
-/// The environment variable that sets how many threads work where nobody says.
+/// The environment variable of the default number of threads.
 pub const NUM_THREADS: &str = "TREEPACK_NUM_THREADS";
 
 /// No machine has more cores, nor a system more threads.
 const MOST_THREADS: usize = 1 << 16;
 
-/// How many threads should work on `bytes`: one if they are fewer than `min_bytes`; otherwise
-/// as many as are requested, or as [`NUM_THREADS`] tells, or as there are cores for this process.
+/// The number of threads for `bytes`: one below `min_bytes`; otherwise the requested number, or
+/// that of [`NUM_THREADS`], or the cores for this process.
 ///
-/// Reads the environment, which must not be changed by another thread meanwhile. So this is asked
-/// while attached to Python, which changes it for programs, and the number is handed down.
+/// Reads the environment, which no other thread may change at that time. So it is called while
+/// attached to Python, which changes it for programs.
 pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result<NonZero<usize>> {
     let positive = |count: Option<usize>| count.and_then(NonZero::new);
     let requested = match requested {
@@ -63,8 +62,6 @@ pub fn threads(requested: Option<i64>, bytes: usize, min_bytes: usize) -> Result
     }
 }
 
-/// So many threads, or one for fewer than `min_bytes`.
-#[must_use]
 pub fn worth(threads: NonZero<usize>, bytes: usize, min_bytes: usize) -> NonZero<usize> {
     if bytes < min_bytes {
         NonZero::<usize>::MIN
@@ -73,8 +70,8 @@ pub fn worth(threads: NonZero<usize>, bytes: usize, min_bytes: usize) -> NonZero
     }
 }
 
-/// Calls `work` on every item, on so many threads of which this is one. After each that it has
-/// worked on, this one calls `check`. The first error of either ends the work.
+/// Calls `work` on every item, on `threads` threads including this one, which calls `check` after
+/// each of its items. The first error of either ends the work.
 ///
 /// # Panics
 /// If `work` panics.
@@ -87,7 +84,7 @@ pub fn for_each<T: Send>(
     let threads = threads.get().min(items.len());
     let queue = Mutex::new(items.into_iter());
     let failed = Mutex::new(None);
-    // Whether there may be more to do.
+    // Returns whether there may be more to do.
     let step = || {
         let item = queue.lock().expect(NO_PANIC).next();
         let Some(item) = item else { return false };
@@ -112,7 +109,7 @@ pub fn for_each<T: Send>(
     failed.into_inner().expect(NO_PANIC).map_or(Ok(()), Err)
 }
 
-/// Notes the first error, and leaves nothing more to do.
+/// Notes the first error, and drops the rest of the work.
 fn stop<T>(
     queue: &Mutex<std::vec::IntoIter<T>>,
     failed: &Mutex<Option<Error>>,
@@ -124,9 +121,9 @@ fn stop<T>(
     false
 }
 
-/// Calls `work` on all numbers below `count`, on so many threads of which this is one, and
-/// `each` on the results in order, here. At most `ahead` results are being worked on or wait
-/// for one before them, so that more threads are of no use.
+/// Calls `work` on all numbers below `count`, on `threads` threads including this one, which calls
+/// `each` on the results in order. `ahead` bounds the results in work or waiting for an earlier
+/// one, and so the useful threads.
 ///
 /// An error of `each` ends the work.
 ///
@@ -174,7 +171,7 @@ pub fn in_order<S: Default, T: Send>(
                 }
                 let (index, result) = match gate.try_next() {
                     Some(index) => (index, work(&mut state, index)),
-                    // Others work on what is left, or on what all wait for.
+                    // Others work on the rest, or on the next result.
                     None => match receiver.recv() {
                         Ok(result) => result,
                         // A thread has panicked, which the scope passes on.
@@ -195,8 +192,8 @@ pub fn in_order<S: Default, T: Send>(
     })
 }
 
-/// Does work that cannot be stopped in another thread, so that the caller need not wait for it:
-/// if `watch` says so, it goes on there to its end, and nobody hears of it.
+/// Runs work that cannot be stopped in another thread: if `watch` stops the wait, the work goes on
+/// there, and its result is dropped.
 ///
 /// # Panics
 /// If `work` panics.
@@ -215,7 +212,7 @@ pub fn elsewhere<T: Send + 'static>(
     if !(has_room_for_thread() && thread::Builder::new().spawn(run).is_ok())
         && let Some(work) = work.lock().expect(NO_PANIC).take()
     {
-        return Ok(work()); // there is no other thread to be had
+        return Ok(work()); // there is no other thread
     }
     loop {
         match receiver.recv_timeout(OFTEN) {
@@ -226,15 +223,15 @@ pub fn elsewhere<T: Send + 'static>(
     }
 }
 
-/// Whether there is memory for another thread. One that begins with its last page cannot have even
-/// what the system keeps for each thread, and ends the program.
+/// Whether there is memory for another thread. A thread that starts with the last page cannot have
+/// the memory that the system keeps for each, and aborts the process.
 fn has_room_for_thread() -> bool {
-    /// Of which most is its stack.
+    /// Mostly its stack.
     const THREAD_BYTES: usize = 3 << 20;
     grow::check_room(THREAD_BYTES).is_ok()
 }
 
-/// Gives out numbers, but none too far ahead of what is done.
+/// Gives out numbers, but not too far ahead of the results.
 struct Gate {
     count: usize,
     window: usize,
@@ -259,7 +256,7 @@ impl Gate {
         }
     }
 
-    /// The next number as soon as there is one; `None` if no more are to come.
+    /// Waits for the next number; `None` at the end.
     fn next(&self) -> Option<usize> {
         let state = self.state.lock().expect(NO_PANIC);
         let blocked = |state: &mut GateState| {
@@ -269,7 +266,7 @@ impl Gate {
         self.take(state)
     }
 
-    /// The next number if there is one now.
+    /// The next number, if there is one now.
     fn try_next(&self) -> Option<usize> {
         self.take(self.state.lock().expect(NO_PANIC))
     }
@@ -282,7 +279,7 @@ impl Gate {
         })
     }
 
-    /// Notes that all below `done` is done, or that nothing more is to be.
+    /// Sets that all below `done` is done, or that the work is over.
     fn advance(&self, done: Option<usize>) {
         let mut state = self.state.lock().expect(NO_PANIC);
         match done {
@@ -293,7 +290,7 @@ impl Gate {
     }
 }
 
-/// Lets the other threads end when one has panicked.
+/// Stops the other threads when one has panicked.
 struct StopOnPanic<'a>(&'a Gate);
 
 impl Drop for StopOnPanic<'_> {

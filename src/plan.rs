@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use crate::{Error, Result, grow};
 
-/// The processes that have each shard of an array, ascending. Arrays that are split alike share it.
+/// The processes that have each shard of an array, ascending, shared by arrays that are split
+/// alike.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Holders {
     processes: Vec<u32>,
-    /// Where those of each shard end.
+    /// The ends of each shard's processes.
     ends: Vec<usize>,
 }
 
@@ -36,13 +37,10 @@ impl Holders {
         Ok((!ends.is_empty()).then_some(Self { processes, ends }))
     }
 
-    /// How many shards there are.
-    #[must_use]
     pub fn count(&self) -> usize {
         self.ends.len()
     }
 
-    /// Those of a shard.
     fn of(&self, shard: usize) -> &[u32] {
         let start = shard.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.processes[start..self.ends[shard]]
@@ -56,30 +54,27 @@ impl Holders {
 /// How an array is split into shards of one shape.
 #[derive(Debug, Clone)]
 pub struct Split {
-    /// How many shards there are in each dimension.
+    /// The number of shards in each dimension.
     pub counts: Vec<u32>,
-    /// Who has them, the last dimension varying fastest.
+    /// Their holders, the last dimension varying fastest.
     pub holders: Arc<Holders>,
-    /// How many bytes a shard has.
     pub nbytes: u64,
-    /// Whether it is an array of the host, not of devices.
+    /// Whether it is an array of the host.
     pub host: bool,
 }
 
-/// Who writes what; the same in all processes that know the same splits.
+/// The writer of each shard; the same in all processes that know the same splits.
 #[derive(Debug)]
 pub struct Plan {
-    /// How the arrays are split.
     pub splits: Vec<Split>,
-    /// For each array the file of each shard: the place of its writer in `processes`.
+    /// For each array the file of each shard: the index of its writer in `processes`.
     pub files: Vec<Arc<Vec<u32>>>,
-    /// The processes that write, ascending.
     pub processes: Vec<u32>,
 }
 
 impl Plan {
-    /// Shares the bytes out as evenly as can be: what only one process has is its own; each of the
-    /// others, the largest first, goes to the one of its holders that has least so far.
+    /// Balances the bytes: a process writes shards that only it has; each other shard, the largest
+    /// first, goes to the holder with the fewest bytes so far.
     pub fn new(splits: Vec<Split>) -> Result<Self> {
         let most = splits.iter().flat_map(|split| &split.holders.processes);
         let count = most.max().map_or(0, |most| *most as usize + 1);
@@ -97,7 +92,7 @@ impl Plan {
                 grow::push(&mut shared, array)?;
                 continue;
             }
-            // Arrays that are split alike mostly follow each other.
+            // Arrays that are split alike are mostly neighbours.
             let known = match &alike {
                 Some((holders, known)) if Arc::ptr_eq(holders, &split.holders) => known.clone(),
                 _ => Arc::new(grow::to_vec(&split.holders.processes)?),
@@ -110,7 +105,7 @@ impl Plan {
             let split = &splits[array];
             let writers = (0..split.holders.count()).map(|shard| {
                 let holders = split.holders.of(shard);
-                let least = holders.iter().min_by_key(|it| loads[**it as usize]);
+                let least = holders.iter().min_by_key(|holder| loads[**holder as usize]);
                 let writer = *least.expect("each shard has a holder");
                 if holders.len() > 1 {
                     loads[writer as usize] = loads[writer as usize].saturating_add(split.nbytes);
@@ -123,7 +118,7 @@ impl Plan {
         Self::numbered(splits, files, count)
     }
 
-    /// Puts the numbers of files in the place of those of processes.
+    /// Replaces the numbers of processes by those of files.
     fn numbered(splits: Vec<Split>, mut files: Vec<Arc<Vec<u32>>>, count: usize) -> Result<Self> {
         let mut writes = grow::filled(false, count)?;
         for writer in files.iter().flat_map(|files| files.iter()) {
@@ -160,14 +155,15 @@ impl Plan {
         files.iter().enumerate().filter(is_mine).map(|(at, _)| at)
     }
 
-    /// A checksum of all of it.
-    #[must_use]
     pub fn checksum(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         let mut add = |numbers: &[u32]| {
             hasher.update(&(numbers.len() as u64).to_le_bytes());
             for part in numbers.chunks(1 << 12) {
-                let bytes: Vec<u8> = part.iter().flat_map(|it| it.to_le_bytes()).collect();
+                let bytes: Vec<u8> = part
+                    .iter()
+                    .flat_map(|number| number.to_le_bytes())
+                    .collect();
                 hasher.update(&bytes);
             }
         };
@@ -186,7 +182,7 @@ mod tests {
     use super::*;
 
     fn split(nbytes: u64, holders: &[&[u32]]) -> Split {
-        let shards = holders.iter().map(|it| it.iter().copied());
+        let shards = holders.iter().map(|holders| holders.iter().copied());
         Split {
             counts: vec![u32::try_from(holders.len()).unwrap()],
             holders: Arc::new(Holders::new(shards).unwrap().unwrap()),

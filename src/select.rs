@@ -1,13 +1,12 @@
-//! Patterns of paths: which leaves are meant, and what wildcards stand for.
+//! Selects leaves by patterns of paths.
 //!
-//! A pattern is a path. In it `*` stands for any text inside one part, `**` for any number of
-//! parts, and `?` for one character. What it matches is meant with all below it.
+//! A pattern is a path, in which `*` stands for any text inside one part, `**` for any number of
+//! parts, and `?` for one character. A match selects everything below it.
 //!
-//! All patterns are matched at once, while the keys of a tree are read one by one: a set of
-//! positions in the patterns moves over the text (Thompson's simulation of an automaton, see
-//! Russ Cox, "Regular Expression Matching Can Be Simple And Fast"). So the time is linear in the
-//! text whatever the patterns are, and no path is put together. Patterns without wildcards are
-//! looked up part by part in a table, however many there are.
+//! All patterns are matched at once, key by key: a set of positions in the patterns moves over the
+//! text (Thompson's simulation of an automaton, see Russ Cox, "Regular Expression Matching Can Be
+//! Simple And Fast"). So the time is linear in the text for any patterns, and no path is built.
+//! Patterns without wildcards are looked up part by part in a table.
 
 use std::collections::HashMap;
 
@@ -16,16 +15,15 @@ use smallvec::{SmallVec, smallvec};
 use crate::Result;
 use crate::error::escaped;
 
-/// A position in a pattern, and what leads on from there.
+/// A position in a pattern, and the transitions from there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
-    /// This character.
     Char(char),
     /// `?`: one character of a part.
     One,
     /// `*`: any text inside one part.
     Within,
-    /// `**` that is no part of its own: any text.
+    /// `**` beside other characters of a part: any text.
     Any,
     /// `**/`: any number of whole parts. This position is before a part.
     Parts,
@@ -35,7 +33,6 @@ enum Token {
     End(usize),
 }
 
-/// The tokens of a pattern, without its end.
 fn tokens(pattern: &str) -> impl Iterator<Item = Token> + '_ {
     let mut chars = pattern.chars().peekable();
     let mut inside = false;
@@ -56,7 +53,7 @@ fn tokens(pattern: &str) -> impl Iterator<Item = Token> + '_ {
     })
 }
 
-/// How many positions before the next one a position can be left without reading.
+/// The distance to a position that is reached without reading.
 fn skips(token: Token) -> Option<usize> {
     match token {
         Token::Within | Token::Any => Some(1),
@@ -65,7 +62,7 @@ fn skips(token: Token) -> Option<usize> {
     }
 }
 
-/// The position that a character leads to from one, relative to it.
+/// The position that a character leads to, relative to this one.
 fn moves(token: Token, char: char) -> Option<isize> {
     match (token, char) {
         (Token::Char(expected), _) if expected == char => Some(1),
@@ -78,7 +75,6 @@ fn moves(token: Token, char: char) -> Option<isize> {
     }
 }
 
-/// A set of positions.
 type Positions = SmallVec<[u64; 1]>;
 
 fn each(positions: &Positions) -> impl Iterator<Item = usize> + '_ {
@@ -92,7 +88,7 @@ fn each(positions: &Positions) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// Adds a position, and those that can be reached from it without reading.
+/// Adds a position, and those that are reached from it without reading.
 fn add(tokens: &[Token], positions: &mut Positions, position: usize) {
     let mut next = Some(position);
     while let Some(at) = next {
@@ -104,31 +100,29 @@ fn add(tokens: &[Token], positions: &mut Positions, position: usize) {
 /// A pattern, or a part of a tree of bools.
 #[derive(Debug, Clone, Default)]
 struct Rule {
-    /// The number of the pattern that ends here.
+    /// The pattern that ends here.
     pattern: Option<usize>,
-    /// The bool for what is here.
+    /// The bool here.
     bool: Option<bool>,
-    /// What is below, by the part that leads there.
+    /// Rules below, by part.
     below: HashMap<Box<str>, usize>,
 }
 
-/// Which leaves are meant: those of patterns, or those of a tree of bools.
+/// Selected leaves: by patterns, or by a tree of bools.
 #[derive(Debug)]
 pub struct Selector {
-    /// What is looked up part by part; the first is about the whole tree.
+    /// Rules by part; the first is at the root.
     rules: Vec<Rule>,
-    /// The patterns with wildcards, one after the other.
     tokens: Vec<Token>,
-    /// Before the first token of each.
+    /// The start of each.
     begin: Positions,
-    /// How many patterns there are; nothing of bools.
+    /// The number of patterns; `None` for bools.
     patterns: Option<usize>,
 }
 
-/// Where the parts of a path so far have led.
+/// The state after some parts of a path.
 #[derive(Debug, Clone)]
 pub struct State {
-    /// Which of the rules is about what is here.
     rule: Option<usize>,
     positions: Positions,
     meant: Option<bool>,
@@ -136,15 +130,14 @@ pub struct State {
 }
 
 impl State {
-    /// Whether what is here is meant: as a pattern or bool for it or above it says.
-    #[must_use]
+    /// Whether this place is selected by a pattern or bool here or above; `None` if none decides.
     pub fn meant(&self) -> Option<bool> {
         self.meant
     }
 }
 
 impl Selector {
-    /// Leaves that one of some patterns matches. A pattern that is `literal` has no wildcards.
+    /// Selects leaves that any pattern matches. A `literal` pattern has no wildcards.
     pub fn patterns<'a>(patterns: impl IntoIterator<Item = (&'a str, bool)>) -> Result<Self> {
         let mut made = Self::empty();
         let mut begin = Vec::new();
@@ -171,8 +164,8 @@ impl Selector {
         Ok(made)
     }
 
-    /// Leaves for which a tree of bools, given by its keys, has `true` at their place or, nearest,
-    /// above it.
+    /// Selects leaves by a tree of bools, given by its keys: the bool at a leaf or, nearest, above
+    /// it.
     pub fn bools<'a, K: IntoIterator<Item = &'a str>>(
         bools: impl IntoIterator<Item = (K, bool)>,
     ) -> Result<Self> {
@@ -194,7 +187,6 @@ impl Selector {
         }
     }
 
-    /// The number of the rule that parts lead to.
     fn insert<'a>(&mut self, parts: impl Iterator<Item = &'a str>) -> Result<usize> {
         let mut at = 0;
         for part in parts {
@@ -210,14 +202,11 @@ impl Selector {
         Ok(at)
     }
 
-    /// How many patterns there are; nothing if it is a tree of bools.
-    #[must_use]
+    /// The number of patterns; `None` for a tree of bools.
     pub fn pattern_count(&self) -> Option<usize> {
         self.patterns
     }
 
-    /// Before the first part of a path.
-    #[must_use]
     pub fn start(&self) -> State {
         let mut state = State {
             rule: Some(0),
@@ -229,8 +218,7 @@ impl Selector {
         state
     }
 
-    /// After the path of a tree that is a leaf, which has no parts.
-    #[must_use]
+    /// The state for a tree that is a leaf, whose path has no parts.
     pub fn root(&self) -> State {
         let mut state = self.start();
         state.positions = self.moved(&state.positions, ".".chars());
@@ -239,8 +227,7 @@ impl Selector {
         state
     }
 
-    /// After one more key.
-    #[must_use]
+    /// The state after one more key.
     pub fn below(&self, state: &State, key: &str) -> State {
         let part = escaped(key);
         let slash = (state.depth > 0).then_some('/');
@@ -264,10 +251,10 @@ impl Selector {
         }
     }
 
-    /// The patterns that match all of the path so far.
+    /// The patterns that match the whole path so far.
     pub fn ended<'a>(&'a self, state: &'a State) -> impl Iterator<Item = usize> + 'a {
         let of_rule = state.rule.and_then(|rule| self.rules[rule].pattern);
-        // Before the first part nothing ends, whatever wildcards may stand for nothing.
+        // Before the first part nothing ends, even if all wildcards are empty.
         let of_tokens = each(&state.positions).filter_map(|at| match self.tokens[at] {
             Token::End(pattern) if state.depth > 0 => Some(pattern),
             _ => None,
@@ -275,8 +262,7 @@ impl Selector {
         of_rule.into_iter().chain(of_tokens)
     }
 
-    /// Whether a pattern or bool may be about something below.
-    #[must_use]
+    /// Whether a pattern or bool may decide something below.
     pub fn goes_on(&self, state: &State) -> bool {
         state
             .rule
@@ -303,19 +289,19 @@ impl Selector {
     }
 }
 
-/// What the wildcards of a pattern stand for in a path, and what follows the parts that it matches.
+/// The texts of a pattern's wildcards in a path, and the rest of the path.
 ///
 /// The first wildcard takes as much as it can, then the second, and so on.
 ///
 /// # Errors
-/// If there is not enough memory for a bit for each character of both.
+/// If memory is short of a bit for each pair of characters.
 #[cfg(any(test, feature = "python"))]
 pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>, &'p str)>> {
     let tokens: Vec<_> = tokens(pattern).collect();
     let chars: Vec<_> = path.char_indices().collect();
     let byte = |at: usize| chars.get(at).map_or(path.len(), |(byte, _)| *byte);
     let char = |at: usize| chars.get(at).map(|(_, char)| *char);
-    // Whether what is left of the pattern matches what is left of the path.
+    // Whether the rest of the pattern matches the rest of the path.
     let width = tokens.len() + 1;
     let mut matches: Vec<bool> = Vec::new();
     matches.try_reserve_exact(width * (chars.len() + 1))?;
@@ -366,7 +352,7 @@ pub fn captures<'p>(pattern: &str, path: &'p str) -> Result<Option<(Vec<&'p str>
 mod tests {
     use super::*;
 
-    /// Whether a pattern matches the first parts of a path: the definition, by trying everything.
+    /// Whether a pattern matches the first parts of a path: by trying everything.
     fn naive(pattern: &str, path: &str) -> bool {
         let chars: Vec<char> = path.chars().collect();
         let pattern: Vec<char> = pattern.chars().collect();
@@ -377,7 +363,7 @@ mod tests {
         let tails = |inside: fn(char) -> bool| {
             let most = path
                 .iter()
-                .position(|it| !inside(*it))
+                .position(|char| !inside(*char))
                 .unwrap_or(path.len());
             (0..=most).map(|start| &path[start..])
         };
@@ -395,7 +381,7 @@ mod tests {
             ['*', '*', rest @ ..] => tails(|_| true).any(|tail| naive_at(rest, tail)),
             ['*', rest @ ..] => tails(|char| char != '/').any(|tail| naive_at(rest, tail)),
             ['?', rest @ ..] => {
-                path.first().is_some_and(|it| *it != '/') && naive_at(rest, &path[1..])
+                path.first().is_some_and(|char| *char != '/') && naive_at(rest, &path[1..])
             }
             [first, rest @ ..] => path.first() == Some(first) && naive_at(rest, &path[1..]),
         }
@@ -415,16 +401,16 @@ mod tests {
             patterns in proptest::collection::vec("[ab*?/]{0,8}", 1..4),
             path in "[abü/]{0,10}",
         ) {
-            let selector = Selector::patterns(patterns.iter().map(|it| (it.as_str(), false)));
-            let expected = patterns.iter().any(|it| naive(it, &path));
+            let selector = Selector::patterns(patterns.iter().map(|pattern| (pattern.as_str(), false)));
+            let expected = patterns.iter().any(|pattern| naive(pattern, &path));
             assert_eq!(selected(&selector.unwrap(), &path) == Some(true), expected);
             for pattern in &patterns {
                 let found = captures(pattern, &path).unwrap();
                 assert_eq!(found.is_some(), naive(pattern, &path), "{pattern} {path}");
                 let Some((wildcards, rest)) = found else { continue };
-                // With the wildcards put back, it is the path.
+                // Putting the texts back gives the path.
                 let mut wildcards = wildcards.into_iter();
-                let text = tokens(pattern).filter(|it| *it != Token::InPart).map(|it| match it {
+                let text = tokens(pattern).filter(|token| *token != Token::InPart).map(|token| match token {
                     Token::Char(char) => char.to_string(),
                     _ => wildcards.next().unwrap().to_string(),
                 });
@@ -466,7 +452,7 @@ mod tests {
 
     #[test]
     fn long_patterns_take_linear_time() {
-        // Whoever tried everything would take 2^30 steps.
+        // Trying everything would take 2^30 steps.
         let pattern = "*a".repeat(30) + "b";
         let path = "a".repeat(60);
         let selector = Selector::patterns([(pattern.as_str(), false)]).unwrap();

@@ -1,14 +1,14 @@
-//! Telling what data is that turned out not to be msgpack, and what to do with it.
+//! Recognises data that is not msgpack, and advises what to do with it.
 
 use std::borrow::Cow;
 
 use crate::source::{Source, read_to};
 use crate::{Error, Result, gzip, manifest};
 
-/// As many bytes of the start of a file tell what it is.
+/// Bytes at the start of a file that identify it.
 const START_BYTES: usize = 4096;
 
-/// And as many of its end.
+/// And at its end.
 const END_BYTES: usize = 8;
 
 /// Adds what the data seems to be instead of msgpack.
@@ -60,11 +60,9 @@ pub fn convertible(source: &dyn Source) -> Result<Option<Convertible>> {
     Ok(Sample::of(source)?.convertible())
 }
 
-/// What is looked at.
 struct Sample {
     start: Vec<u8>,
     end: Vec<u8>,
-    /// How many bytes there are in all.
     len: usize,
 }
 
@@ -87,8 +85,8 @@ impl Sample {
         }
     }
 
-    /// A short description of well-known content that is often met in place of a checkpoint, and
-    /// what to do with it.
+    /// A short description of well-known content that is often mistaken for a checkpoint, with
+    /// advice.
     fn describe(&self) -> Option<Cow<'static, str>> {
         let start = self.start.as_slice();
         let known = match self.convertible() {
@@ -99,7 +97,9 @@ impl Sample {
         };
         let of_magic = || {
             let found = MAGICS.iter().find(|(offset, magic, _)| {
-                start.get(*offset..).is_some_and(|it| it.starts_with(magic))
+                start
+                    .get(*offset..)
+                    .is_some_and(|bytes| bytes.starts_with(magic))
             });
             found.map(|(_, _, what)| *what)
         };
@@ -113,19 +113,19 @@ impl Sample {
             .or_else(of_end)
             .or_else(|| pickle_of(start, &self.end))
             .or_else(|| protobuf_of(start))
-            .or_else(|| (start.len() >= 16 && start.iter().all(|it| *it == 0)).then_some(ZEROS))
+            .or_else(|| (start.len() >= 16 && start.iter().all(|byte| *byte == 0)).then_some(ZEROS))
             .or_else(|| {
                 // Flatbuffers of jax.export have no mark of their own, but the StableHLO in them is
                 // bytecode of MLIR (https://mlir.llvm.org/docs/BytecodeFormat, "Magic Number").
                 start
                     .windows(MLIR.len())
-                    .any(|it| it == MLIR)
+                    .any(|window| window == MLIR)
                     .then_some("a function of jax.export: read it with jax.export.deserialize")
             });
         found.map(Cow::Borrowed).or_else(|| text_of(start))
     }
 
-    /// Whether it begins with the length of a header of JSON that fits
+    /// Whether it begins with the length of a JSON header that fits
     /// (<https://huggingface.co/docs/safetensors>, "Format").
     fn is_safetensors(&self) -> bool {
         let Some((len, header)) = self.start.split_first_chunk::<8>() else {
@@ -164,7 +164,7 @@ const ZEROS: &str =
 
 const MLIR: &[u8] = b"ML\xefR";
 
-/// What begins with these bytes at these offsets.
+/// Formats by bytes at an offset.
 const MAGICS: &[(usize, &[u8], &str)] = &[
     // RFC 1952, section 2.3.1
     (
@@ -174,7 +174,7 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
     ),
     (
         0,
-        &gzip::NUMBERS_MAGIC,
+        &gzip::NUMBERS_HEADER,
         "data compressed as numbers: use from_compressed_bytes, or load_from_file",
     ),
     // RFC 8878, section 3.1.1
@@ -258,7 +258,7 @@ const MAGICS: &[(usize, &[u8], &str)] = &[
     ),
 ];
 
-/// What ends with these bytes.
+/// Formats by their last bytes.
 const ENDS: &[(&[u8], &str)] = &[
     // kTableMagicNumber of LevelDB, in which TensorFlow keeps the index of a checkpoint
     // (https://github.com/google/leveldb/blob/main/doc/table_format.md)
@@ -273,7 +273,7 @@ const ENDS: &[(&[u8], &str)] = &[
     ),
 ];
 
-/// What a zip archive is, by the name of the first file in it.
+/// The format of a zip archive, by the name of the first file in it.
 fn zip_of(name: &[u8]) -> &'static str {
     if name.ends_with(b".pkl") {
         // https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.h
@@ -286,18 +286,19 @@ fn zip_of(name: &[u8]) -> &'static str {
     }
 }
 
-/// What a pickle is (<https://docs.python.org/3/library/pickletools.html>): PROTO and its number,
-/// then FRAME where there is one; protocol 0 is text. All end with STOP.
+/// The format of a pickle (<https://docs.python.org/3/library/pickletools.html>): PROTO and its
+/// number, then FRAME where there is one; protocol 0 is text. All end with STOP.
 fn pickle_of(start: &[u8], end: &[u8]) -> Option<&'static str> {
     let is_binary = matches!(start, [0x80, 2..=5, ..]);
     let textual: [&[u8]; 5] = [b"(dp", b"(lp", b"ccopy_reg\n", b"cnumpy", b"c__builtin__\n"];
-    let is_text = textual.iter().any(|it| start.starts_with(it));
+    let is_text = textual.iter().any(|prefix| start.starts_with(prefix));
     let is_framed = matches!(start, [0x80, 4 | 5, 0x95, ..]);
     (is_framed || (is_binary || is_text) && (end.ends_with(b".") || start.len() == START_BYTES))
         .then_some(PICKLE)
 }
 
-/// What protobuf is, which has no marks: the first fields of both are an integer and a message.
+/// The format of protobuf, which has no magic number: the first fields of both are an integer and a
+/// message.
 fn protobuf_of(start: &[u8]) -> Option<&'static str> {
     let [0x08, version, 0x12, len, rest @ ..] = start else {
         return None;
@@ -315,9 +316,8 @@ fn protobuf_of(start: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Whether data begin as a stream: a list of two, of which the first is a string or a list of
-/// strings, and the second a byte string
-/// (<https://github.com/young-geng/EasyLM/blob/main/EasyLM/checkpoint.py>).
+/// Whether data begin as a stream: a list of two, the first a string or a list of strings, the
+/// second a byte string (<https://github.com/young-geng/EasyLM/blob/main/EasyLM/checkpoint.py>).
 fn is_stream(start: &[u8]) -> bool {
     let Some((&0x92, mut rest)) = start.split_first() else {
         return false;
@@ -342,7 +342,6 @@ fn is_stream(start: &[u8]) -> bool {
     matches!(rest, [0xc4..=0xc6, ..])
 }
 
-/// What text is.
 fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
     let text = match std::str::from_utf8(start) {
         Ok(text) => text,
@@ -353,7 +352,8 @@ fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
         Err(_) => return None,
     };
     let text = text.trim_start_matches('\u{feff}').trim_ascii_start();
-    let is_odd = |it: char| it.is_control() && !matches!(it, '\t' | '\n' | '\r' | '\x0c' | '\x1b');
+    let is_odd =
+        |char: char| char.is_control() && !matches!(char, '\t' | '\n' | '\r' | '\x0c' | '\x1b');
     if text.is_empty() || text.contains(is_odd) {
         return None;
     }
@@ -378,8 +378,16 @@ fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
     } else if begins("{") || begins("[") {
         "JSON text: read it with the module json"
     } else {
-        let shown: String = text.chars().take_while(|it| *it != '\n').take(60).collect();
-        let kind = if begins("---") || shown.split_once(": ").is_some_and(|(it, _)| is_word(it)) {
+        let shown: String = text
+            .chars()
+            .take_while(|char| *char != '\n')
+            .take(60)
+            .collect();
+        let kind = if begins("---")
+            || shown
+                .split_once(": ")
+                .is_some_and(|(word, _)| is_word(word))
+        {
             "YAML text"
         } else {
             "text"
@@ -391,7 +399,7 @@ fn text_of(start: &[u8]) -> Option<Cow<'static, str>> {
 
 fn is_word(text: &str) -> bool {
     text.chars()
-        .all(|it| it.is_alphanumeric() || "_-\"'".contains(it))
+        .all(|char| char.is_alphanumeric() || "_-\"'".contains(char))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Where encoded bytes are read from: memory, a file, or a gzip stream with an index.
+//! Sources of encoded bytes: memory, files, and gzip streams with an index.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use crate::{Error, Result, grow};
 
 /// Encoded bytes that can be read in any order.
 ///
-/// A reader copies what it parses. Large payloads are not read at all until somebody asks.
+/// A reader copies what it parses. Large payloads are read only on demand.
 ///
 /// ```
 /// use std::mem::MaybeUninit;
@@ -55,7 +55,7 @@ use crate::{Error, Result, grow};
 /// # Ok::<(), treepack::Error>(())
 /// ```
 pub trait Source: Sync {
-    /// How many bytes there are.
+    /// The number of bytes.
     fn len(&self) -> usize;
 
     /// Whether there are none.
@@ -67,31 +67,30 @@ pub trait Source: Sync {
     fn read_at<'t>(&self, offset: usize, target: &'t mut [MaybeUninit<u8>])
     -> Result<&'t mut [u8]>;
 
-    /// How many bytes from `offset` on can be read at once: all, unless some are not there.
+    /// The number of bytes that can be read from `offset` on: all, unless some are missing.
     #[doc(hidden)]
     fn run(&self, offset: usize) -> usize {
         self.len() - offset
     }
 
-    /// How many bytes of a range are there.
+    /// The number of bytes of a range that are not missing.
     #[doc(hidden)]
     fn present(&self, range: Range<usize>) -> usize {
         range.len()
     }
 
-    /// Of bytes that lie less than this apart, those between are read as well, which costs less
-    /// than one more read.
+    /// Gaps below this size are read, too, because that costs less than another read.
     fn near(&self) -> usize {
         usize::MAX
     }
 
-    /// All bytes, if they lie in memory where looking at a few costs nothing.
+    /// All bytes, if they are in memory where a look at a few costs nothing.
     #[doc(hidden)]
     fn memory(&self) -> Option<RawBytes<'_>> {
         self.stable().map(RawBytes::from)
     }
 
-    /// All bytes, if they lie in memory that nobody changes.
+    /// All bytes, if they are in memory that never changes.
     fn stable(&self) -> Option<&[u8]> {
         None
     }
@@ -115,7 +114,7 @@ impl Source for RawBytes<'_> {
     }
 }
 
-/// What points to a source is one.
+/// Implements it for pointers to sources.
 macro_rules! behind {
     ($($pointer:ty: $($bound:ident)+,)*) => {$(
         impl<S: $($bound +)+ ?Sized> Source for $pointer {
@@ -169,16 +168,14 @@ impl Source for Vec<u8> {
     }
 }
 
-/// Where the parts of something are that lie apart in a source.
+/// Scattered parts of a source that form one sequence.
 #[derive(Debug, Clone, Default)]
 pub struct Pieces {
     parts: Vec<Range<usize>>,
-    /// Where each ends in what they are parts of.
     ends: Vec<usize>,
 }
 
 impl Pieces {
-    /// These parts, one after the other.
     pub fn new(parts: Vec<Range<usize>>) -> Result<Self> {
         let mut end = 0;
         let ends = parts.iter().map(|part| {
@@ -189,26 +186,23 @@ impl Pieces {
         Ok(Self { parts, ends })
     }
 
-    /// All of them.
     #[must_use]
     pub fn as_slice(&self) -> &[Range<usize>] {
         &self.parts
     }
 
-    /// How many bytes they have.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Whether they have none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where a range of the bytes is in the source, in parts with at least one byte. How many
-    /// there are in all hardly matters.
+    /// The ranges of the source for a range of the sequence, none empty. The time hardly depends on
+    /// the number of parts.
     pub fn of(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
         let first = self.ends.partition_point(|end| *end <= range.start);
         let parts = self.parts[first..].iter().zip(&self.ends[first..]);
@@ -223,15 +217,13 @@ impl Pieces {
     }
 }
 
-/// Parts of a source, one after the other.
-pub struct Parts<'a> {
-    /// What they are parts of.
+/// A sequence of parts of a source, as a source.
+pub struct SourcePieces<'a> {
     pub source: &'a dyn Source,
-    /// Where they are in it.
     pub parts: &'a Pieces,
 }
 
-impl Source for Parts<'_> {
+impl Source for SourcePieces<'_> {
     fn len(&self) -> usize {
         self.parts.len()
     }
@@ -262,7 +254,7 @@ impl Source for Parts<'_> {
     }
 }
 
-/// What is wrong where something else than the bytes of an array would lie in a gap.
+/// The error for a gap where other bytes than an array's are expected.
 #[must_use]
 pub fn missing(offset: usize) -> Error {
     Error::malformed(

@@ -1,17 +1,16 @@
-//! Copying past the caches.
+//! Copies past the caches.
 //!
-//! A plain store reads the line of memory that it will overwrite. A streaming
-//! store does not, which saves a third of the traffic, but leaves the copy out of
-//! the caches. It pays for more bytes than caches hold, into memory that the
-//! process has used before; fresh pages are cleared by the system right before, and
-//! are in the cache then.
+//! A plain store reads the line of memory that it will overwrite. A streaming store does not, which
+//! saves a third of the traffic, but leaves the copy out of the caches. It pays for more bytes than
+//! caches hold, into memory that the process has used before; fresh pages are in the cache, because
+//! the system has just cleared them.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 
 use crate::raw::RawBytes;
 
-/// From how many bytes in all streaming pays.
+/// The size of a copy from which on streaming pays.
 pub const MIN_BYTES: usize = 32 << 20;
 
 /// Shorter slices are copied as usual.
@@ -40,9 +39,9 @@ pub fn copy<'t>(source: RawBytes<'_>, target: &'t mut [MaybeUninit<u8>]) -> &'t 
 /// A line of the cache.
 const LINE: usize = 64;
 
-/// Copies whole lines; `target` begins with one.
+/// Copies whole lines to the start of a line.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-#[allow(clippy::cast_ptr_alignment)] // the loads need none, and the stores have it
+#[allow(clippy::cast_ptr_alignment)] // loads need none, and stores have it
 fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
     const LANE: usize = size_of::<__m128i>();
@@ -59,9 +58,8 @@ fn copy_lines(source: RawBytes<'_>, target: &mut [MaybeUninit<u8>]) {
             }
         }
     }
-    // Streaming stores are not ordered with others. Who learns from another thread that
-    // the copy is done must see it.
-    // SAFETY: SSE is part of x86-64.
+    // Streaming stores are not ordered with others. A thread that learns from another that the copy
+    // is done must see it. SAFETY: SSE is part of x86-64.
     unsafe {
         _mm_sfence();
     }

@@ -1,5 +1,5 @@
-//! Calls of the system that std and rustix do not offer, or not for memory that may change, and
-//! waiting that can be stopped.
+//! System calls that std and rustix lack, or lack for memory that may change, and waits that a
+//! watch can stop.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -11,16 +11,17 @@ use crate::raw::RawBytes;
 #[cfg(unix)]
 use crate::watch::Watch;
 
-/// Writes some of the bytes at the position of a file, as `write(2)` does, and returns how many.
+/// Writes some of the bytes at the position of a file, as `write(2)` does, and returns their
+/// number.
 #[cfg(unix)]
 pub fn write(file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
     use std::os::fd::AsRawFd;
-    // SAFETY: the system reads so many bytes of memory that is there.
+    // SAFETY: the system reads `len` bytes of memory that is there.
     let written = unsafe { libc::write(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
-/// Writes some of the bytes at the position of a file, and returns how many.
+/// Writes some of the bytes at the position of a file, and returns their number.
 #[cfg(not(unix))]
 pub fn write(mut file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
     let mut copy = Vec::new();
@@ -30,8 +31,8 @@ pub fn write(mut file: &File, bytes: RawBytes<'_>) -> io::Result<usize> {
     io::Write::write(&mut file, &copy)
 }
 
-/// Lets the disk begin to work on a range of what has been written to a file, and waits for
-/// nothing. Only a hint: what goes wrong is told by fsync.
+/// Lets the disk start on a written range of a file, without waiting. Only a hint: fsync reports
+/// errors.
 pub fn write_back(file: &File, start: u64, len: u64) {
     #[cfg(target_os = "linux")]
     {
@@ -48,7 +49,7 @@ pub fn write_back(file: &File, start: u64, len: u64) {
 /// Waits until a file is on the disk: on macOS, in spite of the disk's own cache.
 pub fn sync(file: &File) -> io::Result<()> {
     match file.sync_all() {
-        // Shares of other systems do not know how to do that.
+        // Shares of other systems do not support it.
         #[cfg(target_vendor = "apple")]
         Err(error)
             if [libc::ENOTSUP, libc::EINVAL, libc::ENOTTY]
@@ -61,7 +62,7 @@ pub fn sync(file: &File) -> io::Result<()> {
     }
 }
 
-/// Closes a file, and tells what the system says to that.
+/// Closes a file, and returns the system's error.
 #[cfg(unix)]
 pub fn close(file: File) -> io::Result<()> {
     use std::os::fd::IntoRawFd;
@@ -76,14 +77,13 @@ pub fn close(file: File) -> io::Result<()> {
     }
 }
 
-/// Closes a file. Windows tells nothing then: what it could not write is told by fsync only.
+/// Closes a file. Windows reports failed writes only at fsync.
 #[cfg(not(unix))]
-#[allow(clippy::unnecessary_wraps)] // as where something is told
+#[allow(clippy::unnecessary_wraps)] // as where there are errors
 pub fn close(_: File) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until a file is ready, as long as the caller agrees.
 #[cfg(unix)]
 pub fn poll(file: &File, events: rustix::event::PollFlags, watch: &dyn Watch) -> Result<()> {
     use rustix::event::{PollFd, Timespec, poll};

@@ -1,17 +1,16 @@
-//! Whoever waits for long work is told how far it has come, and can stop it.
+//! Reports the progress of long work, and can stop it.
 
 use crate::Result;
 
-/// Is told and asked by the thread that was called, several times in a tenth of a second.
+/// Called on the calling thread, several times in 100 ms.
 pub trait Watch: Sync {
-    /// Whether to go on.
     fn check(&self) -> Result<()>;
 
-    /// The same, when so many bytes of the work are done.
+    /// The same after `bytes` bytes of the work.
     fn done(&self, bytes: usize) -> Result<()>;
 }
 
-/// Nobody: the work goes on to its end.
+/// No-op: the work runs to its end.
 impl Watch for () {
     fn check(&self) -> Result<()> {
         Ok(())

@@ -1,8 +1,8 @@
-//! Arrays that are fetched when their bytes are copied, a few of them ahead.
+//! Arrays that are fetched when their bytes are copied, a few ahead.
 //!
-//! An array on an accelerator is transferred to the host when the output gets to it. Transfers
-//! of the arrays after it are started before, so that they overlap with writing; but no more
-//! than a window, so that the host never holds the whole model.
+//! Arrays on an accelerator are transferred to the host when the output reaches them. The transfers
+//! of the next ones have started by then and overlap with writing, but only within a window, so
+//! that the host never holds the whole model.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,26 +10,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::layout::Payload;
 use crate::{Error, Result};
 
-/// An array somewhere else.
 pub trait Fetch {
-    /// What a transfer is waited for with.
+    /// A started transfer.
     type Transfer;
-    /// The array when it is here.
     type Here: Payload;
 
-    /// Starts the transfer.
     fn start(&self) -> Result<Self::Transfer>;
 
-    /// Waits for its end.
+    /// Waits for the end of a transfer.
     fn finish(&self, transfer: Self::Transfer) -> Result<Self::Here>;
 }
 
-/// Arrays in the order in which they will be copied.
+/// Arrays in the order of copying.
 ///
-/// Its lock is held while arrays are fetched, so that there is never more than a window here. So who
-/// waits for it must hold nothing that [`Fetch`] needs.
+/// Its lock is held while arrays are fetched, so that only one window is in memory. Callers must
+/// hold nothing that [`Fetch`] needs.
 pub struct Window<A: Fetch> {
-    /// How many bytes may be here, or on the way.
+    /// The most bytes in memory or in transfer.
     most: usize,
     slots: Mutex<Vec<Slot<A>>>,
 }
@@ -37,7 +34,6 @@ pub struct Window<A: Fetch> {
 struct Slot<A: Fetch> {
     array: A,
     len: usize,
-    /// How many bytes have been copied.
     copied: usize,
     stage: Stage<A>,
 }
@@ -49,8 +45,7 @@ enum Stage<A: Fetch> {
 }
 
 impl<A: Fetch> Window<A> {
-    /// No arrays yet; at most `most` bytes of them are to be here at a time, or one array.
-    #[must_use]
+    /// A window of `most` bytes, or of one array.
     pub fn new(most: usize) -> Self {
         Self {
             most,
@@ -58,7 +53,7 @@ impl<A: Fetch> Window<A> {
         }
     }
 
-    /// Adds an array of `len` bytes, and returns its number. Nobody copies any before all are added.
+    /// Adds an array of `len` bytes, and returns its number. All are added before the first copy.
     pub fn add(&self, array: A, len: usize) -> Result<usize> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         slots.try_reserve(1)?;
@@ -71,10 +66,10 @@ impl<A: Fetch> Window<A> {
         Ok(slots.len() - 1)
     }
 
-    /// Copies the bytes of an array from `start` on to `target`. When all have been copied, the
-    /// array is forgotten here.
+    /// Copies the bytes of an array from `start` on to `target`. After all of them, the array is
+    /// dropped.
     ///
-    /// Must not be called while something is held that [`Fetch`] needs.
+    /// The caller must hold nothing that [`Fetch`] needs.
     pub fn copy_to<'t>(
         &self,
         number: usize,
@@ -92,9 +87,9 @@ impl<A: Fetch> Window<A> {
         Ok(copied)
     }
 
-    /// Fetches all arrays now. Each stays here until it is copied.
+    /// Fetches all arrays now. Each stays until it is copied.
     ///
-    /// Must not be called while something is held that [`Fetch`] needs.
+    /// The caller must hold nothing that [`Fetch`] needs.
     pub fn fetch_all(&self) -> Result<()> {
         let mut slots = self.slots.lock().map_err(|_| poisoned())?;
         for slot in slots.iter_mut() {
@@ -117,7 +112,11 @@ impl<A: Fetch> Window<A> {
             return Ok(here.clone());
         }
         let counts = |slot: &Slot<A>| !matches!(slot.stage, Stage::There);
-        let mut taken: usize = slots.iter().filter(|it| counts(it)).map(|it| it.len).sum();
+        let mut taken: usize = slots
+            .iter()
+            .filter(|slot| counts(slot))
+            .map(|slot| slot.len)
+            .sum();
         for (at, slot) in slots.iter_mut().enumerate().skip(number) {
             if !matches!(slot.stage, Stage::There) {
                 continue;

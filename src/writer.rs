@@ -1,4 +1,4 @@
-//! Writing a file leaf by leaf: the face of writing.
+//! Writing a file leaf by leaf.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -23,13 +23,12 @@ use crate::structure::{Kind, Seal, Sums, Value};
 use crate::wire::{Complex, EXT_NDARRAY, MAX_DEPTH};
 use crate::{Error, Result, grow, parallel};
 
-/// What a file of `save` begins arrays at multiples of.
+/// Alignment of arrays in files of `save`.
 const ALIGN: i64 = 64;
 
-/// Payloads of so few bytes are copied among the headers.
+/// Payloads up to this size are copied among the headers.
 const JOIN_BYTES: usize = 64;
 
-/// So many bytes are written to a stream at a time.
 const BLOCK_BYTES: usize = 1 << 20;
 
 /// A tree that is written to a file, with an index of its leaves and their checksums.
@@ -60,16 +59,16 @@ pub struct Writer<'a> {
     durability: Durability,
 }
 
-/// How a [`Writer`] compresses.
+/// The compression of a [`Writer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Compress {
-    /// Not at all.
+    /// None.
     #[default]
     No,
-    /// To gzip, which flax reads once it is inflated.
+    /// gzip, which flax reads once it is inflated.
     Gzip,
-    /// By the exponents of floats, which is smaller and faster for weights. Only treepack reads it.
+    /// Coded exponents of floats: smaller and faster for weights. Only treepack reads it.
     Numbers,
 }
 
@@ -101,7 +100,7 @@ impl Default for Writer<'_> {
 }
 
 impl<'a> Writer<'a> {
-    /// Begins an empty tree.
+    /// Starts an empty tree.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -113,15 +112,14 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Compresses the file, or does not, as by default. Its blocks can be read one by one; `true` is
-    /// gzip.
+    /// Sets the compression; none by default, and `true` is gzip. Blocks can be read one by one.
     pub fn compress(&mut self, compress: impl Into<Compress>) -> &mut Self {
         self.compress = compress.into();
         self
     }
 
-    /// Has [`save`](Self::save) wait until the file is on the disk, as by default, so that it survives
-    /// a loss of power. Without, it survives a crash of the program.
+    /// Sets whether [`save`](Self::save) waits until the file is on the disk, and so survives a
+    /// loss of power. `true` by default; otherwise it survives a crash of the program.
     pub fn durable(&mut self, durable: bool) -> &mut Self {
         self.durability = if durable {
             Durability::Synced
@@ -176,7 +174,7 @@ impl<'a> Writer<'a> {
         self.add(path, Node::Array(dtype, shape, bytes))
     }
 
-    /// Adds a leaf that is no array: a number, text, bytes or none.
+    /// Adds a leaf other than an array: a number, text, bytes or none.
     ///
     /// ```
     /// use treepack::{Value, Writer};
@@ -223,7 +221,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Writes a file, whole or not at all.
+    /// Writes a file atomically.
     ///
     /// One that is there is replaced when all of the new one is written. Missing directories are
     /// made, and a link is followed.
@@ -235,7 +233,7 @@ impl<'a> Writer<'a> {
         let (path, layout) = (path.as_ref(), self.layout()?);
         let threads = self.threads(layout.len())?;
         let method = self.compress.method();
-        // What comes of compressing is not known before; zero reserves nothing.
+        // The compressed size is unknown; zero reserves nothing.
         let size = method.map_or(layout.len(), |_| 0);
         let written = replace_file(path, self.durability, size, &(), |file| {
             if let Some(method) = method {
@@ -276,7 +274,7 @@ impl<'a> Writer<'a> {
         Ok(stream.flush()?)
     }
 
-    fn layout(&self) -> Result<Layout<Part<'_>>> {
+    fn layout(&self) -> Result<Layout<PayloadRange<'_>>> {
         let framing = Framing {
             align: Alignment::new(ALIGN)?,
             chunks: ChunkLimit::DEFAULT,
@@ -304,9 +302,9 @@ impl fmt::Debug for Writer<'_> {
     }
 }
 
-/// How many bytes an array has; `None` if there can be none like it.
+/// The bytes of an array; `None` if it is impossible.
 fn nbytes(shape: &[usize], itemsize: usize) -> Option<usize> {
-    // NumPy wants the product to fit even where another dimension is zero.
+    // NumPy requires the product to fit even where another dimension is zero.
     let times = |size: usize, dim: &usize| size.checked_mul((*dim).max(1));
     let most = shape.iter().try_fold(itemsize, times)?;
     let fits = shape.len() <= MAX_NDIM && isize::try_from(most).is_ok();
@@ -323,23 +321,22 @@ fn at(path: Path, error: Error) -> Error {
     Error::At { path, error }
 }
 
-/// A tree that is to be written.
 enum Node<'a> {
     Map(Map<'a>),
     Array(Dtype, Vec<usize>, Bytes<'a>),
     Value(Value),
 }
 
-/// What is below a key, in the order in which it was added.
+/// The entries of a map, in the order of insertion.
 #[derive(Default)]
 struct Map<'a> {
     children: Vec<(String, Node<'a>)>,
-    /// Where a key is among them.
+    /// Positions of keys.
     places: HashMap<String, usize>,
 }
 
 impl<'a> Map<'a> {
-    /// What is below a key: a map with nothing in it if there has been nothing.
+    /// The entry of a key, an empty map if it is new.
     fn child(&mut self, key: &str) -> Result<&mut Node<'a>> {
         let place = if let Some(place) = self.places.get(key) {
             *place
@@ -355,7 +352,7 @@ impl<'a> Map<'a> {
     }
 }
 
-fn encode<'t>(node: &'t Node<'t>, encoder: &mut Encoder<Part<'t>>) -> Result<()> {
+fn encode<'t>(node: &'t Node<'t>, encoder: &mut Encoder<PayloadRange<'t>>) -> Result<()> {
     match node {
         Node::Map(map) => {
             encoder.map(map.children.len())?;
@@ -375,29 +372,29 @@ fn encode<'t>(node: &'t Node<'t>, encoder: &mut Encoder<Part<'t>>) -> Result<()>
             };
             encoder.array(&header, Kind::Plain, |out, range| match bytes.memory() {
                 Some(memory) if range.len() <= JOIN_BYTES => out.extend(&memory[range]),
-                _ => out.push(Part { bytes, range }),
+                _ => out.push(PayloadRange { bytes, range }),
             })
         }
     }
 }
 
-fn encode_value(value: &Value, encoder: &mut Encoder<Part<'_>>) -> Result<()> {
+fn encode_value(value: &Value, encoder: &mut Encoder<PayloadRange<'_>>) -> Result<()> {
     match value {
         Value::None => encoder.nil(),
-        Value::Bool(it) => encoder.bool(*it),
-        Value::Int(it) => match u64::try_from(*it) {
-            Ok(it) => encoder.uint(it),
-            Err(_) => encoder.int(*it),
+        Value::Bool(value) => encoder.bool(*value),
+        Value::Int(value) => match u64::try_from(*value) {
+            Ok(value) => encoder.uint(value),
+            Err(_) => encoder.int(*value),
         },
-        Value::Float(it) => encoder.float(*it),
+        Value::Float(value) => encoder.float(*value),
         Value::Complex(real, imaginary) => encoder.complex(Complex(*real, *imaginary)),
-        Value::Str(it) => encoder.str(it.len(), |out| out.extend(it.as_bytes())),
-        Value::Bytes(it) => encoder.bin(it.len(), Kind::Plain, |out| out.extend(it)),
-        other => encoder.uint(large(other).unwrap_or_default()), // as was checked
+        Value::Str(value) => encoder.str(value.len(), |out| out.extend(value.as_bytes())),
+        Value::Bytes(value) => encoder.bin(value.len(), Kind::Plain, |out| out.extend(value)),
+        other => encoder.uint(large(other).unwrap_or_default()), // checked before
     }
 }
 
-/// An integer that takes 64 bits without a sign.
+/// An integer beyond `i64`.
 fn large(value: &Value) -> Option<u64> {
     match value {
         Value::Named(name, made_of) if name == "int" => match &**made_of {
@@ -408,7 +405,7 @@ fn large(value: &Value) -> Option<u64> {
     }
 }
 
-/// An error in what a key leads to.
+/// Adds a key to the path of an error.
 fn below(key: &str, error: Error) -> Error {
     let (error, path) = error.split();
     let mut path = path.unwrap_or_default();
@@ -441,7 +438,7 @@ enum Inner<'a> {
 }
 
 impl Bytes<'_> {
-    /// How many bytes there are.
+    /// The number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.0 {
@@ -515,13 +512,13 @@ impl<'a> From<ArrayView<'a>> for Bytes<'a> {
     }
 }
 
-/// A range of the bytes of an array: all, or those of a chunk.
-struct Part<'t> {
+/// A range of an array's bytes: all, or a chunk.
+struct PayloadRange<'t> {
     bytes: &'t Bytes<'t>,
     range: Range<usize>,
 }
 
-impl Payload for Part<'_> {
+impl Payload for PayloadRange<'_> {
     fn len(&self) -> usize {
         self.range.len()
     }
@@ -541,7 +538,6 @@ impl Payload for Part<'_> {
     }
 }
 
-/// A stream of the program.
 struct Stream<'a>(&'a mut dyn io::Write);
 
 impl Append for Stream<'_> {
@@ -551,8 +547,8 @@ impl Append for Stream<'_> {
 }
 
 impl Stream<'_> {
-    /// Writes a layout, whose leaves are to be summed.
-    fn layout(&mut self, layout: &Layout<Part<'_>>) -> Result<()> {
+    /// Writes a layout whose leaves are summed.
+    fn layout(&mut self, layout: &Layout<PayloadRange<'_>>) -> Result<()> {
         let after = layout
             .seal()
             .map(|seal| (seal, Seal::bytes(seal.regions().len())));

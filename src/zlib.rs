@@ -1,4 +1,4 @@
-//! States of libraries for DEFLATE, which panic where there is no memory for them.
+//! States of DEFLATE libraries, which panic without memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
@@ -10,11 +10,11 @@ use crate::{Error, Result, grow};
 /// More than any state takes.
 const STATE_BYTES: usize = 512 << 10;
 
-/// Makes a state, or something with one state in it.
+/// Makes a state, or a value with one state in it.
 ///
-/// What would panic is not begun without memory: in a panic, the hook that prints it takes memory,
-/// too, and with `RUST_BACKTRACE=1` may wait for itself. One thread at a time looks whether there
-/// is some, and uses it. That nobody else takes it in between cannot be had, so a panic is caught.
+/// A panic without memory must not begin: the hook that prints it takes memory, too, and with
+/// `RUST_BACKTRACE=1` may deadlock. So one thread at a time checks for memory, and uses it. Other
+/// code may still take it in between, so a panic is caught.
 pub fn state<T>(make: impl FnOnce() -> T) -> Result<T> {
     static ONE_BY_ONE: Turns = Turns(AtomicU32::new(0));
     let _turn = ONE_BY_ONE.take();
@@ -22,10 +22,10 @@ pub fn state<T>(make: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(make)).map_err(|_| Error::OutOfMemory)
 }
 
-/// A lock for short work: the process one of whose threads holds it, or 0.
+/// A lock for short work: the process that holds it, or 0.
 ///
-/// A forked process finds it held where another thread of its parent had it, which will never give
-/// it back here; a mutex would not tell.
+/// A forked process may find it held by a thread of its parent, which will never release it here; a
+/// mutex would not show that.
 struct Turns(AtomicU32);
 
 struct Turn<'t>(&'t Turns);

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from types import ModuleType
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 from typing_extensions import Buffer
@@ -16,6 +16,7 @@ __all__ = [
     "RECORD_KEY",
     "ROOT_KEY",
     "Catalog",
+    "Class",
     "Content",
     "Layout",
     "Manifest",
@@ -583,6 +584,23 @@ def captures(pattern: str, path: str) -> tuple[list[str], str] | None:
       The text that each wildcard matches, the first ones greedily, and the rest of the path; `None`
       if the pattern does not match.
     """
+
+@final
+class Class:
+    """The kinds of values that `set_hooks`' `classify` tells apart, by type."""
+
+    UNSUPPORTED: ClassVar[Class]
+    ARRAY: ClassVar[Class]
+    SCALAR: ClassVar[Class]
+    JAX_ARRAY: ClassVar[Class]
+    PRNG_KEY: ClassVar[Class]
+    BYTES_LIKE: ClassVar[Class]
+    EXT: ClassVar[Class]
+    TIMESTAMP: ClassVar[Class]
+    NODE: ClassVar[Class]
+    DEFERRED: ClassVar[Class]
+    CODE: ClassVar[Class]
+    MASKED: ClassVar[Class]
 
 @final
 class Catalog:

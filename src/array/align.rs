@@ -1,10 +1,9 @@
-//! Choosing header widths so that what follows them is aligned.
+//! Chooses header widths that align the payload after them.
 //!
-//! Each header can be written in a few widths. Which totals can be reached is
-//! a small subset-sum problem: `reach[i]` has bit `n` set when the first `i`
-//! headers can take `n` bytes more than their smallest form. Shifting a 64-bit
-//! mask by each possible extra width solves it in a handful of instructions,
-//! and walking the masks backwards gives the widths.
+//! Headers have a few widths each. The reachable totals are a small subset-sum problem: `reach[i]`
+//! has bit `n` set when the first `i` headers can take `n` bytes more than their smallest form.
+//! Shifts of a 64-bit mask by the extra widths solve it, and walking the masks backwards gives the
+//! widths.
 
 use crate::wire::Head;
 
@@ -33,7 +32,7 @@ pub fn widen(heads: &[Head], extra: usize) -> Option<Vec<usize>> {
     Some(widths)
 }
 
-/// How many bytes more than its smallest form each width of `head` takes.
+/// The extra bytes of each width of `head`.
 fn extras(head: Head) -> impl Iterator<Item = usize> {
     let least = head.width();
     head.widths().map(move |width| width - least)

@@ -1,4 +1,4 @@
-//! The shape of an array as it is written, and its check against the payload.
+//! The shape of an array in a file, and its check against the payload.
 
 use smallvec::SmallVec;
 
@@ -11,9 +11,7 @@ use crate::{Error, Result};
 pub struct Dims(SmallVec<[isize; 6]>);
 
 impl Dims {
-    /// The dimensions as they are written.
     #[inline]
-    #[must_use]
     pub fn as_slice(&self) -> &[isize] {
         &self.0
     }
@@ -56,8 +54,8 @@ impl Dims {
     }
 }
 
-/// Puts a number in place of −1 and checks that the dimensions account for
-/// exactly `nbytes` bytes in elements of `itemsize`. `offset` is for the error.
+/// Replaces −1, and checks that the dimensions account for exactly `nbytes` bytes in elements of
+/// `itemsize`. `offset` is for the error.
 pub fn resolve(
     dims: &[isize],
     nbytes: usize,
@@ -78,7 +76,7 @@ pub fn resolve(
     }
     let mut shape = SmallVec::with_capacity(dims.len());
     let mut known: u64 = 1;
-    // NumPy wants the product to fit even where another dimension is zero.
+    // NumPy requires the product to fit even where another dimension is zero.
     let mut size = itemsize;
     let mut open = None;
     for (axis, &dim) in dims.iter().enumerate() {

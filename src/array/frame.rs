@@ -22,24 +22,24 @@ use crate::raw::Buffer;
 use crate::wire::{CHUNKED_MARKER, EXT_NDARRAY, Head, length};
 use crate::{Error, Result};
 
-/// Arrays of fewer bytes are not aligned unless [`Alignment::of_all`] says so: their headers would
-/// outweigh the gain.
+/// Smaller arrays are not aligned unless [`Alignment::of_all`]: their headers would outweigh the
+/// gain.
 pub const ALIGN_MIN_BYTES: usize = 1024;
 
-/// The headers of an array without its key have no more bytes, in any form.
+/// The most bytes of an array's headers without its key.
 pub const HEADERS_MAX_BYTES: usize = 4096;
 
-/// How many leading unit dimensions a lone chunk may be given. With the other
-/// headers widened, every residue modulo 64 needs fewer than that.
+/// The most leading unit dimensions of a lone chunk. With the other headers widened, every residue
+/// modulo 64 needs fewer.
 const MAX_UNIT_DIMS: usize = 12;
 
 /// Room in an extension for the headers around the payload of an array.
 const EXT_HEADROOM: usize = 4096;
 
-/// No type of elements needs more in memory.
+/// The largest alignment of any element type.
 const ELEMENT_MAX_ALIGN: usize = 16;
 
-/// The offset, a power of two up to 64, that payloads are placed at multiples of.
+/// A power of two up to 64; payloads begin at multiples of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alignment {
     bytes: usize,
@@ -60,8 +60,8 @@ impl Alignment {
         }
     }
 
-    /// The same for small arrays, too: they are at multiples of it where wider headers alone reach
-    /// one, and elsewhere at multiples of what their elements need.
+    /// Aligns small arrays, too: to multiples of it where wider headers alone reach one, and
+    /// otherwise to what their elements need.
     #[must_use]
     pub fn of_all(self) -> Self {
         Self {
@@ -70,14 +70,14 @@ impl Alignment {
         }
     }
 
-    /// Whether an array stays where it comes to lie.
+    /// Whether an array needs no alignment.
     fn leaves(self, array: &Array<'_>, nbytes: usize) -> bool {
         let is_meant =
             nbytes >= ALIGN_MIN_BYTES || self.of_all && nbytes > 0 && array.code == EXT_NDARRAY;
         self.bytes == 1 || !is_meant
     }
 
-    /// What an array has to be at a multiple of.
+    /// The alignment of an array's elements.
     fn least(self, array: &Array<'_>, nbytes: usize) -> usize {
         if nbytes >= ALIGN_MIN_BYTES {
             return self.bytes;
@@ -87,16 +87,15 @@ impl Alignment {
     }
 }
 
-/// Above how many bytes an array is split, and into what.
+/// The size above which an array is split into chunks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChunkLimit(f64);
 
 impl ChunkLimit {
-    /// flax's own default, 1 GiB.
+    /// flax's default, 1 GiB.
     pub const DEFAULT: Self = Self(1_073_741_824.0);
 
     /// A limit in bytes, as a float because flax's `MAX_CHUNK_SIZE` may be one.
-    #[must_use]
     pub fn new(bytes: f64) -> Self {
         Self(bytes)
     }
@@ -108,7 +107,7 @@ impl ChunkLimit {
         clippy::cast_sign_loss
     )]
     fn elements(self, array: &Array<'_>, nbytes: usize) -> Option<usize> {
-        /// An extension holds no more, less the headers around the payload.
+        /// The largest payload of an extension.
         const MOST: usize = u32::MAX as usize - EXT_HEADROOM;
         let above = nbytes as f64 > self.0 || nbytes > MOST;
         // No chunks at all could not be joined again.
@@ -125,32 +124,28 @@ impl ChunkLimit {
     }
 }
 
-/// How arrays are to be framed at one place of the tree.
 #[derive(Debug, Clone, Copy)]
 pub struct Framing {
-    /// Where payloads should begin.
     pub align: Alignment,
-    /// Above what size arrays are split.
     pub chunks: ChunkLimit,
-    /// Whether the chunked form may be used to reach the alignment. flax joins
-    /// chunks again only where all containers above are maps.
+    /// Whether the chunked form may be used for alignment. flax joins chunks only where all
+    /// containers above are maps.
     pub may_box: bool,
 }
 
-/// A map key that stands at the end of the headers.
+/// A map key at the end of the headers.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyPlace {
-    /// Where it begins in the output.
+    /// Its offset in the output.
     pub start: usize,
-    /// How many bytes its header has.
     pub head: usize,
 }
 
-/// Appends the headers of `array`, and calls `payload` to append the range of
-/// its bytes that belongs after them (several times, for chunks).
+/// Appends the headers of `array`, and calls `payload` to append the range of its bytes after them
+/// (several times, for chunks).
 ///
-/// `key` is the map key right before the array: its header may be widened, too.
-/// `recent` belongs to this layout. Returns where the value begins in the output, after its key.
+/// `key` is the map key right before the array, whose header may be widened, too. `recent` belongs
+/// to this layout. Returns the offset of the value in the output, after its key.
 #[inline]
 pub fn frame<P: Payload>(
     layout: &mut LayoutBuilder<P>,
@@ -200,8 +195,8 @@ pub fn frame<P: Payload>(
     Ok(start)
 }
 
-/// Appends the headers of an array like one before, if they are known for this place. Nothing has been
-/// done if not.
+/// Appends the headers of an array like an earlier one, if they are known for this place; otherwise
+/// does nothing.
 #[inline]
 pub fn frame_like<P: Payload>(
     layout: &mut LayoutBuilder<P>,
@@ -230,7 +225,6 @@ pub fn frame_like<P: Payload>(
     Ok(true)
 }
 
-/// A map key whose header has so many bytes.
 fn write_key(out: &mut Buffer, key: Option<&[u8]>, width: usize) -> Result<()> {
     if let Some(key) = key {
         Head::Str(length("string", key.len())?).write_wide(width, out);
@@ -239,7 +233,7 @@ fn write_key(out: &mut Buffer, key: Option<&[u8]>, width: usize) -> Result<()> {
     Ok(())
 }
 
-/// The headers of an array that stays whole, in the form and of the widths that align it.
+/// The headers of a whole array, in the form and the widths that align it.
 fn aligned_headers<'a>(
     offset: usize,
     key: Option<&'a str>,
@@ -261,11 +255,10 @@ fn aligned_headers<'a>(
             }
         }
     }
-    // Inside a list there may be no way; such an array is copied when it is read.
+    // Inside a list it may be impossible; such an array is copied when it is read.
     Ok(plain)
 }
 
-/// The chunked form as flax writes it.
 fn frame_chunks<P: Payload>(
     layout: &mut LayoutBuilder<P>,
     array: &Array<'_>,
@@ -306,21 +299,20 @@ fn write_chunks_prefix(out: &mut Buffer, shape: &[usize]) -> Result<()> {
     write_str(out, "chunks")
 }
 
-/// The headers before one payload, while their widths are still open.
+/// The headers before one payload, with open widths.
 struct Headers<'a> {
     heads: Vec<Head>,
-    /// What is written after each head; empty for most.
+    /// Bytes after each head; empty for most.
     tails: Vec<Cow<'a, [u8]>>,
-    /// Which head is that of the extension around the payload.
+    /// Index of the head of the extension around the payload.
     ext: usize,
     /// Chosen widths; the smallest ones while this is empty.
     widths: Vec<usize>,
 }
 
 impl<'a> Headers<'a> {
-    /// Headers that begin with a map key, if there is one.
     fn new(key: Option<&'a str>) -> Result<Self> {
-        /// As many as the plain form of an array of a few dimensions has.
+        /// The heads of the plain form of an array of a few dimensions.
         const USUAL: usize = 12;
         let mut headers = Self {
             heads: Vec::with_capacity(USUAL),
@@ -349,7 +341,7 @@ impl<'a> Headers<'a> {
         Ok(())
     }
 
-    /// The plain form of `array` with another shape, and so many unit dimensions before that.
+    /// The plain form of `array` with another shape, after `unit_dims` unit dimensions.
     fn ext(&mut self, array: &Array<'a>, shape: &[usize], unit_dims: usize) -> Result<()> {
         self.ext = self.heads.len();
         self.head(Head::Ext(array.code, 0));
@@ -374,7 +366,7 @@ impl<'a> Headers<'a> {
             .unwrap_or_else(|| self.heads[index].width())
     }
 
-    /// The bytes of the heads in `range` and of what follows them.
+    /// The bytes of the heads in `range` and of their tails.
     fn size(&self, range: Range<usize>) -> usize {
         range.map(|i| self.width(i) + self.tails[i].len()).sum()
     }
@@ -388,12 +380,10 @@ impl<'a> Headers<'a> {
         Ok(())
     }
 
-    /// Widens these headers so that a payload after them is aligned, or leaves them
-    /// as they are if that cannot be had.
+    /// Widens these headers so that a payload after them is aligned, if possible.
     ///
-    /// Widening inside the extension lengthens its body, which can push its own
-    /// header over a boundary of widths. Such a choice is made again with the
-    /// longer body, whose header then has only the wider widths to choose from.
+    /// Widening inside the extension lengthens its body, which may widen its own header. Then the
+    /// choice is repeated for the longer body, whose header has only the wider widths.
     fn align(&mut self, offset: usize, nbytes: usize, align: usize) -> Result<bool> {
         loop {
             let extra = (offset + self.size(0..self.heads.len())).wrapping_neg() % align;

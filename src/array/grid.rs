@@ -1,32 +1,27 @@
-//! An array that is cut into shards of one shape: which of them have a box, and where that goes.
+//! An array cut into shards of one shape: which shards overlap a box, and where.
 
 use std::ops::Range;
 
 use super::runs::{Bounds, Runs};
 use crate::Result;
 
-/// How an array is cut into shards of one shape. They have numbers, the last dimension varying
-/// fastest.
+/// A grid of shards of one shape, numbered with the last dimension varying fastest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardGrid {
-    /// For each dimension, how many shards there are, and how many indices one has.
+    /// For each dimension, the number of shards, and the indices of each.
     dims: Vec<(usize, usize)>,
 }
 
-/// What a shard has of a box.
+/// The overlap of a shard and a box.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardPart {
-    /// The number of the shard.
     pub shard: usize,
-    /// Which of its indices, in each dimension.
     pub local: Vec<Bounds>,
-    /// Which of those of the box they are.
     pub target: Vec<Range<usize>>,
 }
 
 impl ShardGrid {
-    /// As many shards in each dimension as `counts` say. `None` if they would not have one shape.
-    #[must_use]
+    /// A grid of `counts` shards in each dimension; `None` if they would differ in shape.
     pub fn new(shape: &[usize], counts: &[usize]) -> Option<Self> {
         let is_even = |(len, count): (&usize, &usize)| *count > 0 && len.is_multiple_of(*count);
         if shape.len() != counts.len() || !shape.iter().zip(counts).all(is_even) {
@@ -40,15 +35,12 @@ impl ShardGrid {
         Some(Self { dims })
     }
 
-    /// How many shards there are.
-    #[must_use]
-    #[allow(clippy::len_without_is_empty)] // there is one at least
+    #[allow(clippy::len_without_is_empty)] // at least one
     pub fn len(&self) -> usize {
         self.dims.iter().map(|(count, _)| count).product()
     }
 
-    /// The number of the shard that begins at an index of the array. `None` if none does.
-    #[must_use]
+    /// The number of the shard that begins at an index of the array, if any.
     pub fn shard_at(&self, start: &[usize]) -> Option<usize> {
         if start.len() != self.dims.len() {
             return None;
@@ -60,8 +52,7 @@ impl ShardGrid {
         })
     }
 
-    /// Where a shard is in the array. `None` if there are fewer.
-    #[must_use]
+    /// The indices of a shard in the array, if it exists.
     pub fn bounds(&self, mut shard: usize) -> Option<Vec<Range<usize>>> {
         if shard >= self.len() {
             return None;
@@ -75,22 +66,21 @@ impl ShardGrid {
         Some(bounds)
     }
 
-    /// The key of a shard in its file: `[0:4,8:16]`. `None` if there are fewer.
-    #[must_use]
+    /// The key of a shard in its file, `[0:4,8:16]`, if it exists.
     pub fn name(&self, shard: usize) -> Option<String> {
         let mut name = String::new();
         (shard < self.len()).then(|| self.write_name(shard, &mut name).ok())??;
         Some(name)
     }
 
-    /// Writes the key of a shard to `name`, in the place of what is there.
+    /// Replaces `name` by the key of a shard.
     ///
     /// # Panics
-    /// If there are fewer shards.
+    /// If the shard does not exist.
     pub fn write_name(&self, shard: usize, name: &mut String) -> Result<()> {
         assert!(shard < self.len());
         name.clear();
-        // Two numbers of at most 20 digits, and what is around them.
+        // Two numbers of at most 20 digits, and punctuation.
         name.try_reserve(42 * self.dims.len() + 2)?;
         let mut after = self.len();
         let mut rest = shard;
@@ -108,12 +98,11 @@ impl ShardGrid {
         Ok(())
     }
 
-    /// The shape of a shard.
     pub fn shard_shape(&self) -> impl Iterator<Item = usize> + '_ {
         self.dims.iter().map(|(_, size)| *size)
     }
 
-    /// What shards have of a box of the array. `None` if there is no such box.
+    /// The parts of a box in shards. `None` if the box exceeds the array.
     ///
     /// ```
     /// use treepack::array::{Bounds, ShardGrid};
@@ -131,7 +120,6 @@ impl ShardGrid {
     /// # Ok(())
     /// # }
     /// ```
-    #[must_use]
     pub fn parts(&self, bounds: &[Bounds]) -> Option<ShardParts> {
         let is_in =
             |((count, size), bounds): (&(usize, usize), &Bounds)| bounds.are_in(count * size);
@@ -149,12 +137,11 @@ impl ShardGrid {
         })
     }
 
-    /// The runs of what a shard has of a box, for memory with these strides, and after how many
-    /// bytes of it they begin. `None` if the memory has no place for each element.
+    /// The runs of a part, for memory with these strides, and their offset there. `None` if the
+    /// memory lacks a place for an element.
     ///
     /// # Panics
     /// If the part is not one of this grid.
-    #[must_use]
     pub fn runs(
         &self,
         part: &ShardPart,
@@ -172,7 +159,6 @@ impl ShardGrid {
     }
 }
 
-/// Appends a number in decimal.
 #[allow(clippy::cast_possible_truncation)] // a digit
 fn push_number(text: &mut String, mut number: usize) {
     let mut digits = [0; 20];
@@ -188,7 +174,7 @@ fn push_number(text: &mut String, mut number: usize) {
     text.extend(digits[first..].iter().map(|digit| char::from(*digit)));
 }
 
-/// What shards have of a box. It takes no memory for them: each is computed when it is needed.
+/// The parts of a box in shards, computed one by one without memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardParts {
     dims: Vec<Cut>,
@@ -197,33 +183,26 @@ pub struct ShardParts {
 /// The indices of a box in one dimension, which is cut into shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cut {
-    /// How many shards there are.
     count: usize,
-    /// How many indices one has.
     size: usize,
     bounds: Bounds,
 }
 
-/// Two boxes that are one together: along which dimension, and how many of its indices the first has.
+/// Two boxes that together are one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Halves {
-    /// The dimension.
+    /// The dimension of the cut.
     pub dim: usize,
     /// The indices of the first box in it.
     pub count: usize,
-    /// The boxes.
     pub boxes: [Vec<Bounds>; 2],
 }
 
 impl ShardParts {
-    /// How many shards have something of the box.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.dims.iter().map(Cut::len).product()
     }
 
-    /// Whether none has.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -236,13 +215,13 @@ impl ShardParts {
         if self.is_empty() {
             return Ok(());
         }
-        // Which piece of each dimension; the last varies fastest.
+        // The current piece of each dimension; the last varies fastest.
         let mut at = vec![0; self.dims.len()];
         let mut pieces: Vec<Piece> = self.dims.iter().map(|dim| dim.piece(0)).collect();
         let mut part = ShardPart {
             shard: 0,
-            local: pieces.iter().map(|it| it.local).collect(),
-            target: pieces.iter().map(|it| it.target.clone()).collect(),
+            local: pieces.iter().map(|piece| piece.local).collect(),
+            target: pieces.iter().map(|piece| piece.target.clone()).collect(),
         };
         loop {
             let dims = pieces.iter().zip(&self.dims);
@@ -265,7 +244,6 @@ impl ShardParts {
     }
 
     /// The box in two, cut where a shard begins. `None` if one shard has all of it.
-    #[must_use]
     pub fn halves(&self) -> Option<Halves> {
         if self.is_empty() {
             return None;
@@ -275,7 +253,7 @@ impl ShardParts {
         let Bounds { start, count, step } = cut.bounds;
         let first = cut.piece(cut.len() / 2).target.start;
         let with = |bounds| {
-            let mut all: Vec<Bounds> = self.dims.iter().map(|it| it.bounds).collect();
+            let mut all: Vec<Bounds> = self.dims.iter().map(|cut| cut.bounds).collect();
             all[dim] = bounds;
             all
         };
@@ -305,7 +283,6 @@ struct Piece {
 }
 
 impl Cut {
-    /// How many shards have some of the indices.
     fn len(&self) -> usize {
         let Bounds { start, count, step } = self.bounds;
         if count == 0 || step >= self.size {
@@ -314,14 +291,13 @@ impl Cut {
         (start + (count - 1) * step) / self.size - start / self.size + 1
     }
 
-    /// What one of them has.
     fn piece(&self, number: usize) -> Piece {
         let Bounds { start, count, step } = self.bounds;
         let (shard, target) = if step >= self.size {
             ((start + number * step) / self.size, number..number + 1)
         } else {
             let shard = start / self.size + number;
-            // The first index from there on.
+            // The first index from that shard on.
             let from = |shard: usize| (shard * self.size).saturating_sub(start).div_ceil(step);
             (shard, from(shard)..from(shard + 1).min(count))
         };
@@ -338,11 +314,10 @@ impl Cut {
     }
 }
 
-/// Boxes that are a range of the elements of an array in C order, one after the other.
+/// Boxes that in sequence are a range of an array's elements in C order.
 ///
 /// # Panics
-/// If the array has fewer elements.
-#[must_use]
+/// If the range exceeds the array.
 pub fn boxes_of_range(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usize>>> {
     assert!(range.end <= shape.iter().product());
     let mut boxes = Vec::new();
@@ -352,7 +327,7 @@ pub fn boxes_of_range(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usi
     boxes
 }
 
-/// Adds the boxes of a range, which is not empty, of the elements at some indices.
+/// Adds the boxes of a range, which is not empty, below the leading `indices`.
 fn add_boxes(
     around: &[Range<usize>],
     shape: &[usize],
@@ -395,7 +370,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Shapes, how many shards there are, and boxes.
+    /// Shapes, numbers of shards, and boxes.
     pub(crate) fn boxes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>, Vec<Bounds>)> {
         let dim = (1usize..4, 0usize..5).prop_flat_map(|(count, size)| {
             let len = count * size;
@@ -427,7 +402,11 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn indices(bounds: &[Bounds]) -> Vec<Vec<usize>> {
-        let of = |it: &Bounds| (0..it.count).map(|at| it.start + at * it.step).collect();
+        let of = |bounds: &Bounds| {
+            (0..bounds.count)
+                .map(|at| bounds.start + at * bounds.step)
+                .collect()
+        };
         bounds.iter().map(of).collect()
     }
 
@@ -441,7 +420,7 @@ pub(crate) mod tests {
         found
     }
 
-    /// What each shard has of a box, by going through all indices.
+    /// The overlap of each shard with a box, by going through all indices.
     fn naive(
         shape: &[usize],
         counts: &[usize],
@@ -473,7 +452,7 @@ pub(crate) mod tests {
         fn parts_are_those_of_all_indices((shape, counts, bounds) in boxes()) {
             let grid = ShardGrid::new(&shape, &counts).unwrap();
             let parts = grid.parts(&bounds).unwrap();
-            let found: Vec<_> = all(&parts).into_iter().map(|it| (it.shard, indices(&it.local))).collect();
+            let found: Vec<_> = all(&parts).into_iter().map(|part| (part.shard, indices(&part.local))).collect();
             prop_assert_eq!(&found, &naive(&shape, &counts, &bounds));
             // And so are those of its halves, one after the other.
             let Some(halves) = parts.halves() else {
@@ -483,8 +462,8 @@ pub(crate) mod tests {
             let [first, second] = halves.boxes;
             prop_assert_eq!(first[halves.dim].count, halves.count);
             let two = [first, second].map(|half| all(&grid.parts(&half).unwrap()));
-            prop_assert!(two.iter().all(|it| it.len() < found.len()));
-            let two: Vec<_> = two.concat().into_iter().map(|it| (it.shard, indices(&it.local))).collect();
+            prop_assert!(two.iter().all(|half| half.len() < found.len()));
+            let two: Vec<_> = two.concat().into_iter().map(|part| (part.shard, indices(&part.local))).collect();
             prop_assert_eq!(two, found);
         }
 
@@ -498,7 +477,7 @@ pub(crate) mod tests {
             let shards: Vec<Vec<u8>> = (0..grid.len())
                 .map(|shard| {
                     let place = grid.bounds(shard).unwrap();
-                    let start: Vec<usize> = place.iter().map(|it| it.start).collect();
+                    let start: Vec<usize> = place.iter().map(|range| range.start).collect();
                     if !shape.contains(&0) {
                         assert_eq!(grid.shard_at(&start), Some(shard));
                     }
@@ -516,7 +495,7 @@ pub(crate) mod tests {
             let parts = grid.parts(&bounds).unwrap();
             let all = all(&parts);
             prop_assert_eq!(all.len(), parts.len());
-            prop_assert!(all.iter().map(|it| it.shard).is_sorted());
+            prop_assert!(all.iter().map(|part| part.shard).is_sorted());
             for part in all {
                 let (start, runs) = grid.runs(&part, itemsize, &strides).unwrap();
                 // What is read twice would be wrong.
@@ -560,7 +539,7 @@ pub(crate) mod tests {
             assert_eq!(grid.shard_at(start), None);
         }
         let bounds = |start, count, step| Bounds { start, count, step };
-        let missing = |it: &[Bounds]| grid.parts(it).is_none();
+        let missing = |bounds: &[Bounds]| grid.parts(bounds).is_none();
         assert!(missing(&[bounds(0, 4, 1)]));
         assert!(missing(&[bounds(0, 5, 1), bounds(0, 1, 1)]));
         assert!(missing(&[bounds(0, 1, 1), bounds(0, 2, 6)]));

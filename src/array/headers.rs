@@ -1,28 +1,23 @@
-//! What the headers of an array tell, and their smallest form.
+//! The content of an array's headers, and their smallest form.
 
 use crate::Result;
 use crate::raw::Buffer;
 use crate::wire::{Head, length};
 
-/// What the headers of an array tell.
 #[derive(Debug, Clone, Copy)]
 pub struct Array<'a> {
     /// The extension type, [`crate::wire::EXT_NDARRAY`] or [`crate::wire::EXT_NPSCALAR`].
     pub code: i8,
-    /// Its dimensions.
     pub shape: &'a [usize],
-    /// The name of its dtype.
     pub dtype: &'a str,
-    /// Bytes in one element.
     pub itemsize: usize,
 }
 
 impl Array<'_> {
-    /// Bytes in all elements.
+    /// Bytes of all elements.
     ///
     /// # Panics
-    /// If there are more than there are addresses.
-    #[must_use]
+    /// If they exceed a `usize`.
     pub fn nbytes(&self) -> usize {
         let mut shape = self.shape.iter();
         let nbytes = shape.try_fold(self.itemsize, |sum, &dim| sum.checked_mul(dim));
@@ -57,7 +52,6 @@ pub(super) fn write_ext(out: &mut Buffer, array: &Array<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Appends a string at its smallest width.
 #[inline]
 pub(super) fn write_str(out: &mut Buffer, text: &str) -> Result<()> {
     Head::Str(length("string", text.len())?).write(out);

@@ -1,10 +1,9 @@
 //! How an array is written: as one extension, or as a map of chunks.
 //!
-//! `frame` decides the `headers` of an array, at their smallest or widened so
-//! that the payload begins at an aligned offset (see `align`), or copied from those written
-//! last (`recent`); `dims` is its shape as it is
-//! read back. `shards` is an array that lies in several places, `grid` tells
-//! which shards of one have a box, and `runs` are a box of one.
+//! `frame` chooses the `headers` of an array: at their smallest, widened so that the payload is
+//! aligned (`align`), or copied from recent ones (`recent`). `dims` is a shape as it is read.
+//! `shards` is an array in several places, `grid` finds the shards that overlap a box, and `runs`
+//! are the bytes of a box.
 
 mod align;
 mod dims;
@@ -27,5 +26,4 @@ pub use recent::RecentHeaders;
 pub use runs::{Bounds, Runs};
 pub use shards::{Shard, Sharded};
 
-/// The largest number of dimensions that NumPy allows.
 pub const MAX_NDIM: usize = 64;

@@ -1,4 +1,4 @@
-//! Headers of arrays that were written last, to be copied.
+//! Headers of recent arrays, to be copied.
 
 use std::ops::Range;
 
@@ -9,24 +9,22 @@ use crate::raw::Buffer;
 use crate::wire::Head;
 use crate::{Result, grow};
 
-/// Headers of small arrays that stand in a layout: a tree has many arrays of few shapes,
-/// and to copy their headers costs less than to make them again.
+/// Recent headers of small arrays in a layout: trees have many arrays of few shapes, and copying
+/// headers is cheaper than writing them.
 #[derive(Debug, Default)]
 pub struct RecentHeaders {
-    /// The last ones; that of number `n` stands at `n % COUNT`.
+    /// A ring; number `n` is at `n % COUNT`.
     known: Vec<KnownHeaders>,
-    /// How many there have been.
+    /// The number of all so far.
     added: usize,
-    /// Those of the last array, if they are known.
+    /// The last array, if its headers are known.
     last: Option<Like>,
 }
 
-/// Headers that an array like the last one has as well.
 #[derive(Debug, Clone)]
 pub(crate) enum Like {
-    /// Those that stand there.
     Same(Range<usize>),
-    /// Those of the array with this number, by where they are to stand.
+    /// The number of the array, whose headers depend on their place.
     Aligned(usize),
 }
 
@@ -37,27 +35,27 @@ struct KnownHeaders {
     itemsize: usize,
     shape: SmallVec<[usize; 4]>,
     dtype: SmallVec<[u8; 16]>,
-    /// Where they stand among the headers, at the smallest widths.
+    /// Their range in the layout, at the smallest widths.
     place: Option<Range<usize>>,
-    /// At the widths that align the array, by the number of a [`RecentPlace`]; empty until there
-    /// is one. With the width of the header of the key before them.
+    /// Aligned headers, by the number of a [`RecentPlace`], with the width of the key's header
+    /// before them; empty until there are some.
     aligned: Vec<Option<(usize, Range<usize>)>>,
 }
 
-/// What the headers of an aligned array depend on, besides the array: where they stand, and which
-/// widths the key before them can have.
+/// The place that aligned headers depend on: their offset, and the possible widths of the key
+/// before them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RecentPlace(Option<usize>);
 
 impl RecentPlace {
-    /// How many there are: offsets up to the largest alignment, without a key or with a short one,
-    /// where the chunked form may be used or not.
+    /// All places: offsets up to the largest alignment, without a key or with a short one, with or
+    /// without the chunked form.
     const COUNT: usize = 64 * 2 * 2;
 
-    /// Keys of more bytes have headers of other widths, and are rare.
+    /// Longer keys have headers of other widths, and are rare.
     pub const SHORT: usize = 31;
 
-    /// The place of headers at an offset in the output, where the key, if any, of so many bytes begins.
+    /// The place of headers at an offset in the output, after a key of `key` bytes, if any.
     pub fn of(offset: usize, key: Option<usize>, may_box: bool) -> Self {
         let len = key.unwrap_or(0);
         let number = ((offset + len) % 64) << 2 | usize::from(key.is_some()) << 1;
@@ -84,14 +82,14 @@ impl RecentHeaders {
         Ok(())
     }
 
-    /// Those of the last array, if arrays like it can have them.
+    /// Of the last array, if arrays like it can have them.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn last(&self) -> Option<Like> {
         self.last.clone()
     }
 
-    /// Those of an array that is like one before, at an offset in the output where its key, if any, of
-    /// so many bytes begins, and the width of the header of the key; if they are known.
+    /// The headers of an array like a recent one, with the width of the header of its key, if they
+    /// are known for this offset and this length of a key.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn like(
@@ -113,12 +111,11 @@ impl RecentHeaders {
         }
     }
 
-    /// Another array comes.
     pub(super) fn begin(&mut self) {
         self.last = None;
     }
 
-    /// Headers that align an array, and the width of the header of the key before them.
+    /// Known headers that align an array, with the width of the header of the key before them.
     pub(super) fn aligned(
         &mut self,
         array: &Array<'_>,
@@ -134,12 +131,12 @@ impl RecentHeaders {
     fn aligned_like(&self, number: usize, place: RecentPlace) -> Option<(usize, Range<usize>)> {
         let known = &self.known[number % Self::COUNT];
         if known.number != number {
-            return None; // others have taken its place
+            return None; // it was overwritten in the ring
         }
         known.aligned.get(place.0?)?.clone()
     }
 
-    /// Adds such headers, which stand in a range of the layout's.
+    /// Adds aligned headers in a range of the layout.
     pub(super) fn add_aligned(
         &mut self,
         array: &Array<'_>,
@@ -167,7 +164,7 @@ impl RecentHeaders {
         })
     }
 
-    /// Adds an array, of which no headers are known; returns where.
+    /// Adds an array without known headers, and returns its slot.
     fn add(&mut self, array: &Array<'_>) -> usize {
         let number = self.added;
         self.added += 1;

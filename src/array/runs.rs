@@ -1,6 +1,6 @@
-//! A box of an array: runs of its bytes at equal distances, which are read to where they belong.
+//! A box of an array: runs of its bytes at equal distances, read to their places.
 //!
-//! It is one idea, and long because few large runs and many small ones are read in other ways.
+//! One idea, but long, because few large runs and many small ones are read in different ways.
 
 use std::mem::{self, MaybeUninit};
 use std::num::NonZero;
@@ -10,20 +10,18 @@ use crate::raw::RawBytes;
 use crate::source::{Pieces, Source, read_to};
 use crate::{Result, grow, parallel};
 
-/// So much is read at a time where runs are picked out of it.
+/// Bytes read at a time where runs are picked out of them.
 const SPAN_BYTES: usize = 256 << 10;
 
-/// So many runs that are far from each other are one thread's work at a time.
+/// Distant runs in one piece of work.
 const FAR_READS: usize = 64;
 
-/// How runs are repeated: how many of them, and how far apart they begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Repeat {
-    /// How many.
     pub count: usize,
-    /// After how many bytes the next one begins in the array.
+    /// Distance from one start to the next in the array.
     pub source: usize,
-    /// And in memory.
+    /// The same in memory.
     pub target: usize,
 }
 
@@ -37,7 +35,7 @@ impl Repeat {
     }
 }
 
-/// Runs of bytes that are repeated, the innermost repetition last.
+/// Repeated runs of bytes, the innermost repetition last.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runs {
     start: usize,
@@ -45,15 +43,12 @@ pub struct Runs {
     repeats: Vec<Repeat>,
 }
 
-/// The indices of one dimension that are in a box: from `start` on every `step`-th, `count` of
-/// them.
+/// The indices of a box in one dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// The first one.
     pub start: usize,
-    /// How many.
     pub count: usize,
-    /// The distance from one to the next, which is not zero.
+    /// Distance of neighbours; not zero.
     pub step: usize,
 }
 
@@ -61,14 +56,14 @@ impl Bounds {
     pub(super) fn are_in(self, len: usize) -> bool {
         let last = (self.count.saturating_sub(1).checked_mul(self.step))
             .and_then(|more| self.start.checked_add(more));
-        self.step > 0 && (self.count == 0 && self.start <= len || last.is_some_and(|it| it < len))
+        self.step > 0
+            && (self.count == 0 && self.start <= len || last.is_some_and(|last| last < len))
     }
 }
 
 impl Runs {
     /// The runs of a box of an array in C order, for memory with these strides. `None` if the box
-    /// is not in the array, or if places in memory are the same or not in ascending order.
-    #[must_use]
+    /// exceeds the array, or if places in memory coincide or do not ascend.
     pub fn new(
         shape: &[usize],
         itemsize: usize,
@@ -76,7 +71,10 @@ impl Runs {
         strides: &[usize],
     ) -> Option<Self> {
         let ndim = shape.len();
-        let are_in = bounds.iter().zip(shape).all(|(it, len)| it.are_in(*len));
+        let are_in = bounds
+            .iter()
+            .zip(shape)
+            .all(|(bound, len)| bound.are_in(*len));
         if bounds.len() != ndim || strides.len() != ndim || !are_in {
             return None;
         }
@@ -111,8 +109,7 @@ impl Runs {
         Some(runs)
     }
 
-    /// The runs of a box for memory where it lies together. `None` if it is not in the array.
-    #[must_use]
+    /// The same for contiguous memory.
     pub fn compact(shape: &[usize], itemsize: usize, bounds: &[Bounds]) -> Option<Self> {
         let mut strides = vec![itemsize; bounds.len()];
         for dim in (1..bounds.len()).rev() {
@@ -121,7 +118,7 @@ impl Runs {
         Self::new(shape, itemsize, bounds, &strides)
     }
 
-    /// Repeats all that there is; the last of `repeats` is the outermost here.
+    /// Repeats everything; the last of `repeats` is the outermost here.
     fn repeat(&mut self, repeat: Repeat) {
         let Repeat {
             count,
@@ -139,22 +136,22 @@ impl Runs {
         }
     }
 
-    /// How many bytes are read.
-    #[must_use]
     pub fn nbytes(&self) -> usize {
         self.repeats
             .iter()
-            .fold(self.nbytes, |nbytes, it| nbytes * it.count)
+            .fold(self.nbytes, |nbytes, repeat| nbytes * repeat.count)
     }
 
-    /// How much memory they take, with what is between them.
-    #[must_use]
+    /// The memory they span, gaps included.
     pub fn extent(&self) -> usize {
-        let more = self.repeats.iter().map(|it| (it.count - 1) * it.target);
+        let more = self
+            .repeats
+            .iter()
+            .map(|repeat| (repeat.count - 1) * repeat.target);
         self.nbytes + more.sum::<usize>()
     }
 
-    /// Where the runs are in the array; those that are less than `near` apart as one range.
+    /// The ranges of the array with runs; ranges less than `near` apart are joined.
     pub fn ranges(&self, near: usize) -> Result<Vec<Range<usize>>> {
         let mut found: Vec<Range<usize>> = Vec::new();
         if self.nbytes == 0 {
@@ -172,15 +169,17 @@ impl Runs {
         Ok(found)
     }
 
-    /// From the first byte in the array to the last: as much is read at most.
-    #[must_use]
+    /// Bytes from the first to the last in the array, which bounds the reads.
     pub fn span(&self) -> usize {
-        let more = self.repeats.iter().map(|it| (it.count - 1) * it.source);
+        let more = self
+            .repeats
+            .iter()
+            .map(|repeat| (repeat.count - 1) * repeat.source);
         self.nbytes + more.sum::<usize>()
     }
 
-    /// The inner repetitions whose runs are near each other, as many as together take `most`
-    /// bytes of the array.
+    /// The inner repetitions whose runs are near each other, limited to `most` bytes of the array
+    /// together.
     fn nest(&self, near: usize, most: usize) -> Nest<'_> {
         let mut nest = Nest {
             outer: &self.repeats,
@@ -199,7 +198,7 @@ impl Runs {
         nest
     }
 
-    /// Reads all runs of an array to memory, of which only their places are written.
+    /// Reads all runs to their places in memory.
     ///
     /// # Panics
     /// If the memory is less than `extent`, or the array ends before the runs do.
@@ -213,17 +212,17 @@ impl Runs {
         if self.nbytes == 0 {
             return Ok(());
         }
-        // Where a read costs much, more is read at a time.
+        // Fewer, larger reads where each is slow.
         let span = SPAN_BYTES.max(array.near().saturating_mul(4).min(parallel::BLOCK));
         let nest = self.nest(array.near(), span);
         let blocks = self.blocks(&nest, array.near(), span, target)?;
         let nbytes = blocks.iter().map(|block| block.extent(nest)).sum();
         let threads = parallel::worth(threads, nbytes, parallel::MIN_COPY_BYTES);
-        let read = |block: Block<'_>| block.read(nest, array);
+        let read = |block: NestPart<'_>| block.read(nest, array);
         parallel::for_each(blocks, threads, read, check)
     }
 
-    /// The runs of an array that lies in these parts of a source, one after the other.
+    /// Collects the runs of an array whose bytes are these parts of a source.
     pub fn gather(&self, source: &dyn Source, parts: &Pieces) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(self.nbytes())?;
@@ -235,14 +234,14 @@ impl Runs {
         Ok(bytes)
     }
 
-    /// The work in parts, each with the memory that it is for.
+    /// Splits the work, each part with its memory.
     fn blocks<'a>(
         &self,
         nest: &Nest<'_>,
         near: usize,
         span: usize,
         target: &'a mut [MaybeUninit<u8>],
-    ) -> Result<Vec<Block<'a>>> {
+    ) -> Result<Vec<NestPart<'a>>> {
         let mut blocks = Vec::new();
         let (mut rest, mut taken) = (target, 0);
         let mut take = |start: usize, len: usize| {
@@ -253,7 +252,7 @@ impl Runs {
         };
         let Some((row, outer)) = nest.outer.split_last() else {
             let memory = take(0, nest.memory());
-            // One run may be several blocks.
+            // One run may be several pieces of work.
             let most = if nest.inner.is_empty() {
                 parallel::BLOCK
             } else {
@@ -261,7 +260,7 @@ impl Runs {
             };
             blocks.try_reserve(memory.len().div_ceil(most))?;
             let parts = memory.chunks_mut(most).enumerate();
-            blocks.extend(parts.map(|(number, memory)| Block {
+            blocks.extend(parts.map(|(number, memory)| NestPart {
                 start: self.start + number * most,
                 rows: Repeat::once(memory.len()),
                 is_near: false,
@@ -275,12 +274,12 @@ impl Runs {
         } else {
             (parallel::BLOCK / nest.extent).clamp(1, FAR_READS)
         };
-        let places = outer.iter().map(|it| it.count).product::<usize>();
+        let places = outer.iter().map(|repeat| repeat.count).product::<usize>();
         blocks.try_reserve(places.saturating_mul(row.count.div_ceil(most)))?;
         each(outer, self.start, 0, &mut |source, target| {
             for first in (0..row.count).step_by(most) {
                 let count = most.min(row.count - first);
-                blocks.push(Block {
+                blocks.push(NestPart {
                     start: source + first * row.source,
                     rows: Repeat { count, ..*row },
                     is_near,
@@ -296,30 +295,29 @@ impl Runs {
     }
 }
 
-/// Runs that are near each other, and how they are repeated further out.
+/// Runs that are near each other, with the outer repetitions.
 #[derive(Clone, Copy)]
 struct Nest<'a> {
-    /// Repetitions of all of it.
     outer: &'a [Repeat],
-    /// Repetitions in it.
     inner: &'a [Repeat],
-    /// How many bytes a run has.
     nbytes: usize,
-    /// From its first byte in the array to its last.
+    /// Bytes from its first one in the array to its last.
     extent: usize,
 }
 
 impl Nest<'_> {
-    /// Whether its next repetition is less than `near` away, and it is not so long that it is
-    /// better read by itself.
+    /// Whether the next repetition is less than `near` away, and not so long that a read of its own
+    /// is better.
     fn is_near(&self, near: usize) -> bool {
         let next = self.outer.last();
         self.extent / 4 < near && next.is_some_and(|next| next.source - self.extent <= near)
     }
 
-    /// How much memory it takes.
     fn memory(&self) -> usize {
-        let more = self.inner.iter().map(|it| (it.count - 1) * it.target);
+        let more = self
+            .inner
+            .iter()
+            .map(|repeat| (repeat.count - 1) * repeat.target);
         self.nbytes + more.sum::<usize>()
     }
 
@@ -333,8 +331,8 @@ impl Nest<'_> {
     }
 }
 
-/// Some repetitions of a nest, which are read by one thread.
-struct Block<'a> {
+/// Repetitions of a nest that one thread reads.
+struct NestPart<'a> {
     start: usize,
     rows: Repeat,
     /// Whether they are read together.
@@ -342,8 +340,8 @@ struct Block<'a> {
     memory: &'a mut [MaybeUninit<u8>],
 }
 
-impl Block<'_> {
-    /// The nest as it is here: a run that is several blocks is shorter in each.
+impl NestPart<'_> {
+    /// The nest of this part: a run that is split is shorter in each.
     fn nest<'a>(&self, nest: Nest<'a>) -> Nest<'a> {
         if !nest.inner.is_empty() {
             return nest;
@@ -356,7 +354,7 @@ impl Block<'_> {
         }
     }
 
-    /// How much is read of the array.
+    /// Bytes of the array that it spans.
     fn extent(&self, nest: Nest<'_>) -> usize {
         let nest = self.nest(nest);
         if self.is_near {
@@ -400,8 +398,7 @@ impl Block<'_> {
     }
 }
 
-/// Calls `found` with where each of some repetitions begins, in the array and in memory, up to
-/// the first error.
+/// Calls `found` with the offsets of repetitions in the array and in memory, up to the first error.
 fn each(
     repeats: &[Repeat],
     source: usize,
@@ -428,7 +425,7 @@ pub(super) mod tests {
     use std::iter;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A source that is not in memory, and what is near in it.
+    /// A source that is not in memory, and its `near`.
     struct Elsewhere(Vec<u8>, usize);
 
     impl Source for Elsewhere {
@@ -449,7 +446,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Returns the memory that runs are read to, which is zero between them.
+    /// The memory after reading runs, with zeros between them.
     #[allow(unsafe_code)]
     pub fn read(runs: &Runs, array: &dyn Source) -> Vec<u8> {
         let mut found = vec![MaybeUninit::new(0); runs.extent()];
@@ -480,7 +477,7 @@ pub(super) mod tests {
         })
     }
 
-    /// Where the elements of a box are in the array and in memory, one by one.
+    /// The places of a box's elements in the array and in memory, one by one.
     fn places(
         shape: &[usize],
         bounds: &[Bounds],
@@ -518,7 +515,7 @@ pub(super) mod tests {
             let mut expected = vec![0; size];
             for (from, to) in places {
                 expected[to..to + itemsize].copy_from_slice(&bytes[from..from + itemsize]);
-                prop_assert!(runs.ranges(near).unwrap().iter().any(|it| it.contains(&from)));
+                prop_assert!(runs.ranges(near).unwrap().iter().any(|range| range.contains(&from)));
             }
             for array in [&bytes as &dyn Source, &Elsewhere(bytes.clone(), near)] {
                 let found = read(&runs, array);

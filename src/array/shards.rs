@@ -1,7 +1,7 @@
 //! An array whose elements lie in several blocks of memory, each a box of its indices.
 //!
-//! Devices hold shards of an array. Its bytes in C order are copied from the shards
-//! row by row, so that it is never put together anywhere but in the output.
+//! Devices hold shards of an array. Its bytes in C order are copied from the shards row by row, so
+//! that it is assembled only in the output.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -10,14 +10,11 @@ use crate::Result;
 use crate::layout::Payload;
 use crate::raw::{AsRaw, Filling, zeroed};
 
-/// One block: the elements from `start` on, `shape` many in each dimension, in C order.
+/// A block of `shape` elements from `start` on, in C order.
 #[derive(Debug)]
 pub struct Shard<M> {
-    /// The index of its first element.
     pub start: Vec<usize>,
-    /// How many elements it has in each dimension.
     pub shape: Vec<usize>,
-    /// Their bytes.
     pub memory: M,
 }
 
@@ -25,20 +22,18 @@ pub struct Shard<M> {
 #[derive(Debug)]
 pub struct Sharded<M> {
     shape: Vec<usize>,
-    /// For each dimension, where the cells of the grid begin, and last the dimension itself.
+    /// For each dimension, the starts of the grid's cells, and last the dimension itself.
     bounds: Vec<Vec<usize>>,
     /// The memory of each cell, the last dimension varying fastest.
     cells: Vec<M>,
-    /// The last dimension that is split. All after it are whole in every cell.
+    /// The last dimension that is split.
     split: usize,
     /// The bytes of one index of the dimension `split`.
     inner: usize,
 }
 
 impl<M: AsRaw> Sharded<M> {
-    /// Puts the shards in order, or returns `None` if they do not form a grid that
-    /// covers an array of this shape, each cell once.
-    #[must_use]
+    /// Sorts the shards; `None` unless they form a grid that covers the array, each cell once.
     pub fn new(shape: Vec<usize>, itemsize: usize, shards: Vec<Shard<M>>) -> Option<Self> {
         let ndim = shape.len();
         let fits = |shard: &Shard<M>| shard.start.len() == ndim && shard.shape.len() == ndim;
@@ -101,10 +96,10 @@ impl<M: AsRaw> Sharded<M> {
 }
 
 impl<M: AsRaw> Sharded<M> {
-    /// Where row `row` (an index of all dimensions before `split`) begins: the first cell of it,
-    /// the row's number there, and how many rows from there on lie in the same cells.
+    /// Finds row `row` (an index of all dimensions before `split`): its first cell, its number
+    /// there, and the number of rows from there on in the same cells.
     fn locate(&self, mut row: usize) -> (usize, usize, usize) {
-        // From the last dimension to the first: which cell, and which of its rows.
+        // From the last dimension to the first: the cell, and the row in it.
         let (mut index, mut stride) = (0, self.bounds[self.split].len() - 1);
         let (mut local_row, mut local_stride) = (0, 1);
         let mut rows = 1;
@@ -147,7 +142,7 @@ impl<M: AsRaw> Sharded<M> {
         Ok(())
     }
 
-    /// Copies whole rows, in bulk as far as they lie in the same cells.
+    /// Copies whole rows, in bulk as far as they are in the same cells.
     fn copy_rows(&self, rows: Range<usize>, filling: &mut Filling<'_>) -> Result<()> {
         let bounds = &self.bounds[self.split];
         let row_bytes = self.shape[self.split] * self.inner;
@@ -161,7 +156,7 @@ impl<M: AsRaw> Sharded<M> {
                     let from = local_row * row_bytes;
                     return Ok(memory.slice(from..from + count * row_bytes).copy_to(now));
                 }
-                // Its parts lie between each other.
+                // Its parts interleave.
                 let now = zeroed(now);
                 for (column, pair) in bounds.windows(2).enumerate() {
                     let (begin, len) = (pair[0] * self.inner, (pair[1] - pair[0]) * self.inner);
@@ -212,7 +207,7 @@ impl<M: AsRaw> Payload for Sharded<M> {
     }
 }
 
-/// Which cell the index `at` lies in.
+/// The cell of index `at`.
 fn cell(bounds: &[usize], at: usize) -> usize {
     bounds.partition_point(|&bound| bound <= at) - 1
 }
@@ -278,11 +273,11 @@ mod tests {
         #[test]
         fn any_range_is_that_of_the_array((shape, bounds) in grids(), itemsize in 1usize..4) {
             let mut shards = cut(&shape, itemsize, &bounds);
-            shards.reverse(); // the order in which they come does not matter
+            shards.reverse(); // any order is accepted
             let array = Sharded::new(shape.clone(), itemsize, shards).unwrap();
             let len = shape.iter().product::<usize>() * itemsize;
             prop_assert_eq!(array.len(), len);
-            let step = if cfg!(miri) { 47 } else { 1 }; // which takes a thousand times as long
+            let step = if cfg!(miri) { 47 } else { 1 }; // Miri takes a thousand times as long
             for start in (0..=len).step_by(step) {
                 for end in (start..=len).step_by(step) {
                     let mut found = Vec::new();

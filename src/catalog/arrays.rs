@@ -1,4 +1,4 @@
-//! Arrays of a catalog: where their bytes are, and boxes of them.
+//! Arrays of a catalog: positions of their bytes, and boxes of them.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -11,17 +11,17 @@ use smallvec::SmallVec;
 use super::Catalog;
 use crate::array::{Bounds, Runs, resolve};
 use crate::events::{ArrayEvent, Event};
-use crate::source::{Parts, Pieces, Source};
+use crate::source::{Pieces, Source, SourcePieces};
 use crate::structure::LeafKind;
 use crate::{Error, Result, grow};
 
-/// To skip less is not worth another request to the disk.
+/// A larger gap is worth another request to the disk.
 const NEAR_BYTES: usize = 32 << 10;
 
-/// What typed PRNG keys are made of.
+/// Of the data of typed PRNG keys.
 const KEY_DTYPE: &str = "uint32";
 
-/// The shape of an array, and where its bytes are in the source.
+/// The shape of an array, and the positions of its bytes in the source.
 #[derive(Debug)]
 pub struct ArrayPlace {
     shape: SmallVec<[usize; 6]>,
@@ -29,27 +29,21 @@ pub struct ArrayPlace {
 }
 
 impl ArrayPlace {
-    /// Its dimensions.
-    #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Where its bytes are, in order: together, or in as many parts as it has chunks.
-    #[must_use]
+    /// Ranges of its bytes, in order: one, or one for each chunk.
     pub fn parts(&self) -> &[Range<usize>] {
         self.parts.as_slice()
     }
 
-    /// How many bytes its elements have.
-    #[must_use]
     pub fn nbytes(&self) -> usize {
         self.parts.len()
     }
 
-    /// A box of it for memory with these strides, or for memory where it lies together. `None` if
-    /// the array has no such box, or the memory no place for each element.
-    #[must_use]
+    /// A box, for memory with these strides or contiguous memory. `None` if it exceeds the array,
+    /// or the memory lacks a place for an element.
     pub fn runs(&self, bounds: &[Bounds], strides: Option<&[usize]>) -> Option<Runs> {
         let count = self.shape.iter().product::<usize>().max(1);
         let itemsize = self.nbytes() / count;
@@ -59,8 +53,7 @@ impl ArrayPlace {
         }
     }
 
-    /// A range of its bytes. `None` if it has fewer.
-    #[must_use]
+    /// A range of its bytes. `None` if it exceeds the array.
     pub fn byte_runs(&self, range: Range<usize>) -> Option<Runs> {
         let bounds = Bounds {
             start: range.start,
@@ -70,13 +63,13 @@ impl ArrayPlace {
         Runs::compact(&[self.nbytes()], 1, &[bounds])
     }
 
-    /// Where runs of it are in the source; those that are near each other as one range.
+    /// Ranges of runs in the source; near ones are joined.
     pub fn ranges(&self, runs: &Runs) -> Result<Vec<Range<usize>>> {
         let ranges = runs.ranges(NEAR_BYTES)?.into_iter();
         grow::collect(ranges.flat_map(|range| self.parts.of(range)))
     }
 
-    /// Reads runs of it to memory, of which only their places are written.
+    /// Reads runs to their places in memory.
     ///
     /// # Panics
     /// If the memory is less than their extent.
@@ -89,11 +82,11 @@ impl ArrayPlace {
         check: impl FnMut() -> Result<()>,
     ) -> Result<()> {
         let parts = &self.parts;
-        runs.read(&Parts { source, parts }, target, threads, check)
+        runs.read(&SourcePieces { source, parts }, target, threads, check)
     }
 
-    /// Reads a box of it, in C order and little-endian, each of its runs by itself. `None` if the
-    /// array has no such box.
+    /// Reads a box, in C order and little-endian, one run at a time. `None` if it exceeds the
+    /// array.
     pub fn read_box(&self, source: &dyn Source, bounds: &[Bounds]) -> Result<Option<Vec<u8>>> {
         let runs = self.runs(bounds, None);
         runs.map(|runs| runs.gather(source, &self.parts))
@@ -102,8 +95,8 @@ impl ArrayPlace {
 }
 
 impl Catalog {
-    /// The array that a leaf is, or the data of a typed PRNG key, if the source has there what the
-    /// catalog has.
+    /// The array that a leaf is, or the data of a typed PRNG key, if the data match the
+    /// catalog.
     ///
     /// ```
     /// use treepack::array::Bounds;
@@ -124,12 +117,12 @@ impl Catalog {
     /// ```
     ///
     /// # Panics
-    /// If the value is no leaf.
+    /// If the value is not a leaf.
     pub fn array(&self, source: &dyn Source, value: usize) -> Result<ArrayPlace> {
         self.array_of(source, value, |found| found.itemsize())
     }
 
-    /// The same for whoever knows by itself how many bytes an element has.
+    /// The same with the number of bytes of an element.
     fn array_of(
         &self,
         source: &dyn Source,
@@ -138,7 +131,7 @@ impl Catalog {
     ) -> Result<ArrayPlace> {
         let events = self.events_of(source, value)?;
         let leaf = self.leaf(value).expect("the value is a leaf");
-        // Of a PRNG key what counts is its data.
+        // The data of a PRNG key.
         let number = match (events.as_slice(), self.kind(leaf)) {
             (&[Event::Array(number)], LeafKind::Array(..))
             | (&[Event::PrngKey(_), .., Event::Array(number)], LeafKind::PrngKey(..)) => {
@@ -157,7 +150,7 @@ impl Catalog {
         let shape = Some(found)
             .filter(|found| found.dtype == dtype.as_bytes())
             .and_then(itemsize_of)
-            .and_then(|it| resolve(found.dims, found.nbytes(), it, found.offset).ok())
+            .and_then(|itemsize| resolve(found.dims, found.nbytes(), itemsize, found.offset).ok())
             .filter(is_expected)
             .ok_or_else(|| self.is_another(value))?;
         let parts = grow::collect(found.spans.iter().map(|span| span.range()))?;
@@ -165,11 +158,10 @@ impl Catalog {
         Ok(ArrayPlace { shape, parts })
     }
 
-    /// The dtype and the shape of a leaf that is an array, and of the data of one that is a PRNG key.
+    /// The dtype and the shape of a leaf that is an array, or of the data of a PRNG key.
     ///
     /// # Panics
-    /// If there are not as many leaves.
-    #[must_use]
+    /// If there is no such leaf.
     pub fn dtype_and_shape(&self, leaf: usize) -> Option<(&str, &[u64])> {
         match self.kind(leaf) {
             LeafKind::Array(dtype, shape) => Some((dtype, shape)),
@@ -187,13 +179,13 @@ impl Catalog {
     }
 }
 
-/// Arrays in many chunks that have been found, which takes long.
+/// Found arrays of many chunks, because finding them is slow.
 ///
-/// Threads that meet do without, as does a forked process if it was held in its parent.
+/// A lock is only tried: threads that find it held do without, as does a forked process.
 #[derive(Debug, Default)]
 pub struct FoundArrays(Mutex<Chunked>);
 
-/// Some of them, by their values.
+/// A cache, by value.
 #[derive(Debug, Default)]
 struct Chunked {
     known: HashMap<usize, Arc<ArrayPlace>>,
@@ -201,16 +193,16 @@ struct Chunked {
 }
 
 impl FoundArrays {
-    /// So many chunks are known at a time, at most, or those of one array.
+    /// The most chunks in the cache, or those of one array.
     const MOST: usize = 1 << 20;
 
-    /// The array at a value, if it is known.
-    #[must_use]
+    /// The array at a value, if it is in the cache.
     pub fn known(&self, value: usize) -> Option<Arc<ArrayPlace>> {
         self.0.try_lock().ok()?.known.get(&value).cloned()
     }
 
-    /// See [`Catalog::array`]; an element has so many bytes, or the dtype is none that there is.
+    /// [`Catalog::array`] through the cache; `None` as the size of an element means that the dtype
+    /// is unknown.
     pub fn find(
         &self,
         catalog: &Catalog,
@@ -254,7 +246,7 @@ mod tests {
             .collect()
     }
 
-    /// `{"w": an array, "key": a PRNG key, "step": 7}` in chunks of so many bytes.
+    /// `{"w": an array, "key": a PRNG key, "step": 7}` in chunks.
     fn source(is_indexed: bool, chunk: f64) -> Vec<u8> {
         let framing = Framing {
             align: Alignment::new(64).unwrap(),
@@ -293,8 +285,8 @@ mod tests {
         encoder.end(Kind::Dict).unwrap();
         let layout = encoder.finish(None).unwrap();
         let mut source = Vec::new();
-        append_with(&mut source, layout.len(), |it| {
-            layout.copy_to(0, it, Caching::Usual)
+        append_with(&mut source, layout.len(), |target| {
+            layout.copy_to(0, target, Caching::Usual)
         })
         .unwrap();
         source
@@ -327,7 +319,7 @@ mod tests {
             assert_eq!(read(&SHAPE.map(|len| bounds(len, 0, 1))), Some(vec![]));
             assert_eq!(read(&SHAPE.map(|len| bounds(len, 1, 1))), None);
             assert_eq!(read(&[]), None);
-            // What is near is asked for at once, chunk by chunk.
+            // Near ranges are one request, chunk by chunk.
             let runs = w.runs(&box_of, None).unwrap();
             let ranges = w.ranges(&runs).unwrap();
             assert!(ranges.len() <= w.parts().len());
@@ -365,7 +357,7 @@ mod tests {
             let value = catalog.find(0, ["w"], &()).unwrap().unwrap();
             let found = FoundArrays::default();
             assert!(found.known(value).is_none());
-            let itemsize = |it| found.find(&catalog, &source, value, it);
+            let itemsize = |itemsize| found.find(&catalog, &source, value, itemsize);
             assert!(itemsize(None).is_err());
             assert!(itemsize(Some(4)).is_err());
             {

@@ -1,67 +1,34 @@
-//! Comparing the headers in the data with what the index says of them.
+//! Compares the headers in the data with the index.
 //!
-//! An index is believed only as far as nobody reads what it tells of. Whoever reads a leaf finds out
-//! whether the keys that lead to it, its containers and its kind are those of the index, so that data
-//! mean the same by their index and by their headers.
+//! Reading a leaf compares its kind, the keys of its path and their containers with the index, so
+//! that data mean the same by both.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Catalog, Place};
+use super::heads::InOrder;
+use super::{Catalog, LeafSpan};
 use crate::events::{ArrayEvent, Event, Events, itemsize};
-use crate::raw::RawBytes;
-use crate::source::{Source, read_to};
+use crate::source::Source;
 use crate::structure::{LeafKind, RECORD_KEY, ROOT_KEY};
 use crate::watch::Watch;
 use crate::wire::{Cursor, Head};
 use crate::{Error, Result, grow};
 
-/// After so many leaves the caller is asked whether to go on.
 const CHECK_LEAVES: usize = 1 << 10;
 
-/// A source that reads more than this rather than make one more request is slow to answer.
+/// A source that reads more than this rather than make another request is slow to answer.
 const NEAR_BYTES: usize = 64 << 10;
 
-/// Which heads are known to be as the index has them: the bytes before each leaf, and those before
-/// the record.
-#[derive(Debug, Default)]
-pub(super) struct Checked(Vec<AtomicU64>);
-
-impl Checked {
-    /// None of so many.
-    pub(super) fn none(heads: usize) -> Result<Self> {
-        let mut words = Vec::new();
-        words.try_reserve_exact(heads.div_ceil(64))?;
-        words.resize_with(heads.div_ceil(64), AtomicU64::default);
-        Ok(Self(words))
-    }
-
-    fn has(&self, head: usize) -> bool {
-        // Of data without an index nothing is to be compared.
-        let word = self.0.get(head / 64);
-        word.is_none_or(|word| word.load(Ordering::Relaxed) & (1 << (head % 64)) != 0)
-    }
-
-    fn add(&self, head: usize) {
-        if let Some(word) = self.0.get(head / 64) {
-            word.fetch_or(1 << (head % 64), Ordering::Relaxed);
-        }
-    }
-}
-
 impl Catalog {
-    /// Whether an index has told of the leaves, and not their headers.
+    /// Whether the leaves come from an index, not from headers.
     pub(super) fn is_indexed(&self) -> bool {
-        !self.checked.0.is_empty()
+        !self.checked.is_empty()
     }
 
-    /// Compares the keys that lead to a value, and the containers around it, with the data.
+    /// Compares the keys of a value's path, and their containers, with the data.
     ///
-    /// Where each request takes long, only those that stand right before it: the others are
-    /// anywhere before. The same in salvage, as another leaf begins with the others, and its
-    /// checksum covers them.
+    /// Where requests are slow, only those right before the value, because the others are anywhere.
+    /// The same in salvage: the checksum of another leaf covers the others.
     pub fn check_place(&self, source: &dyn Source, value: usize) -> Result<()> {
         let done = self.check_around(&self.in_order(source), value);
         done.map_err(|error| self.at(value, error))
@@ -89,10 +56,10 @@ impl Catalog {
         }
     }
 
-    /// Reads what a leaf is, and compares that and the keys that lead to it with the index.
+    /// Reads a leaf, and compares it and its path with the index.
     ///
     /// # Panics
-    /// If the value is no leaf.
+    /// If the value is not a leaf.
     pub fn events_of(&self, source: &dyn Source, value: usize) -> Result<Events> {
         let leaf = self.leaf(value).expect("the value is a leaf");
         let near = self.in_order(source);
@@ -101,10 +68,10 @@ impl Catalog {
             .map_err(|error| self.at(value, error))
     }
 
-    /// Compares a leaf and the keys that lead to it with the index, unless that has been done.
+    /// Compares a leaf and its path with the index, once.
     ///
     /// # Panics
-    /// If the value is no leaf.
+    /// If the value is not a leaf.
     pub fn check_leaf(&self, source: &dyn Source, value: usize) -> Result<()> {
         let leaf = self.leaf(value).expect("the value is a leaf");
         if self.read.has(leaf) {
@@ -114,16 +81,16 @@ impl Catalog {
             self.checked.add(leaf);
             self.check_place(source, value)?;
         } else {
-            self.events_of(source, value)?; // which tells what is wrong
+            self.events_of(source, value)?; // for its error
         }
         self.read.add(leaf);
         Ok(())
     }
 
-    /// Compares a leaf and its head, without events. An error tells nothing of other leaves than
-    /// numbers, strings and arrays as most are.
+    /// Compares a leaf and its head, without events. It knows numbers, strings and plain arrays;
+    /// for other leaves an error means nothing.
     fn is_plain(&self, source: &dyn Source, value: usize, leaf: usize) -> Result<()> {
-        let Place {
+        let LeafSpan {
             region, start, end, ..
         } = self.leaves[leaf];
         let mut cursor = Cursor::within(source, region..source.len());
@@ -159,10 +126,10 @@ impl Catalog {
     }
 
     pub(super) fn read_leaf(&self, source: &dyn Source, leaf: usize) -> Result<Events> {
-        let Place { start, end, .. } = self.leaves[leaf];
+        let LeafSpan { start, end, .. } = self.leaves[leaf];
         let events = Events::read_part(source, start..end)?;
         let kind = self.kind(leaf);
-        // What was found in the headers may change, and then only arrays have to be what they were.
+        // Leaves found by headers may change in place, except the shapes of arrays.
         let is_free = !self.is_indexed() && !matches!(kind, LeafKind::Array(..));
         if is_free || is_kind(&events, kind) {
             return Ok(events);
@@ -171,8 +138,8 @@ impl Catalog {
         Err(Error::malformed(start, reason))
     }
 
-    /// Which leaves are not what the index has there, as far as they are asked for; the number
-    /// after them is that of what lies between the last one and the record.
+    /// The leaves that differ from the index, of those that `is_asked` selects. The number after
+    /// them stands for the bytes between the last one and the record.
     pub fn unlike_index(
         &self,
         source: &dyn Source,
@@ -210,8 +177,8 @@ impl Catalog {
         Ok(found)
     }
 
-    /// The names of the dtypes of arrays inside of leaves: of typed keys, lists, maps with any keys, and
-    /// kinds that are not known. Leaves that cannot be read are left out.
+    /// The dtypes of arrays inside of leaves: of typed keys, lists, maps with any keys, and unknown
+    /// kinds. Unreadable leaves are left out.
     pub fn inner_dtypes(&self, source: &dyn Source, watch: &dyn Watch) -> Result<BTreeSet<String>> {
         let mut found = BTreeSet::new();
         for (number, leaf) in self.leaves.iter().enumerate() {
@@ -239,7 +206,6 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Compares the head that a value is in.
     fn check_head(&self, source: &dyn Source, value: usize) -> Result<()> {
         let head = self.entries[value].head;
         if self.checked.has(head) {
@@ -248,7 +214,7 @@ impl Catalog {
         if head == self.len() {
             return self.check_rest(source);
         }
-        let Place { region, start, .. } = self.leaves[head];
+        let LeafSpan { region, start, .. } = self.leaves[head];
         let mut cursor = Cursor::within(source, region..source.len());
         let done = self.compare_head(&mut cursor, head, self.first_in_head(value));
         if differs(done)? || cursor.offset() != start {
@@ -258,7 +224,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// Compares what lies between the last leaf and the record.
     fn check_rest(&self, source: &dyn Source) -> Result<()> {
         let head = self.len();
         if self.checked.has(head) {
@@ -285,7 +250,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// The first value whose key is in the head that a value is in.
     fn first_in_head(&self, value: usize) -> usize {
         let before = self.entries[..value].iter().rev();
         value - before.take_while(|entry| !entry.is_leaf).count()
@@ -300,7 +264,7 @@ impl Catalog {
             if value > 0 {
                 compare_text(cursor, self.key(value))?;
             } else if entry.is_leaf {
-                // A tree that is a leaf stands in a map of its own.
+                // A tree that is a leaf is wrapped in a map.
                 expect(cursor.head()? == Head::Map(2))?;
                 compare_text(cursor, ROOT_KEY)?;
             }
@@ -313,7 +277,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// An error with the path of a value.
+    /// Adds the path of a value to an error.
     fn at(&self, value: usize, error: Error) -> Error {
         if !is_of_format(&error) {
             return error;
@@ -325,7 +289,7 @@ impl Catalog {
         }
     }
 
-    /// How many bytes the headers have at least that lead to a value from the one before it.
+    /// The least bytes of a value's own key and header.
     pub(super) fn least_head(&self, value: usize) -> u64 {
         let entry = &self.entries[value];
         let key = match (value, entry.is_leaf) {
@@ -337,7 +301,6 @@ impl Catalog {
     }
 }
 
-/// What is wrong with a head.
 fn other_head(offset: usize) -> Error {
     let reason = "the keys and containers are not what the index of the file has there";
     Error::malformed(offset, reason)
@@ -351,8 +314,8 @@ fn expect(is_same: bool) -> Result<()> {
     }
 }
 
-/// Goes past the key of a record and the header of the byte string that it is, of any width, and
-/// returns how many bytes that has.
+/// Skips the key of a record and the header of its byte string, of any width, and returns the
+/// length of the string.
 pub(super) fn compare_record_key(cursor: &mut Cursor<'_>) -> Result<u32> {
     compare_text(cursor, RECORD_KEY)?;
     match cursor.head()? {
@@ -371,7 +334,7 @@ fn compare_text(cursor: &mut Cursor<'_>, key: &str) -> Result<()> {
     expect(text == key.as_bytes())
 }
 
-/// Goes past the shape and the dtype of an array, and returns how many elements it has.
+/// Skips the shape and the dtype of an array, and returns the number of elements.
 fn compare_array(cursor: &mut Cursor<'_>, dtype: &str, shape: &[u64]) -> Result<u64> {
     expect(cursor.head()? == Head::Array(3))?;
     expect(matches!(cursor.head()?, Head::Array(len) if len as usize == shape.len()))?;
@@ -384,7 +347,7 @@ fn compare_array(cursor: &mut Cursor<'_>, dtype: &str, shape: &[u64]) -> Result<
     Ok(elements)
 }
 
-/// Whether the data are not what was expected; other errors stay errors.
+/// Whether the data differ; other errors stay errors.
 fn is_other(done: Result<()>) -> Result<bool> {
     match done {
         Ok(()) => Ok(false),
@@ -393,7 +356,7 @@ fn is_other(done: Result<()>) -> Result<bool> {
     }
 }
 
-/// Whether the data are not what was expected, or cannot be inflated.
+/// Whether the data differ, or cannot be inflated.
 fn is_damaged(done: Result<()>) -> Result<bool> {
     match done {
         Err(Error::Gzip(_) | Error::GzipTruncated) => Ok(true),
@@ -401,7 +364,7 @@ fn is_damaged(done: Result<()>) -> Result<bool> {
     }
 }
 
-/// Whether an error is one of the headers, and not of those who read them.
+/// Whether an error is about headers, not about reading.
 fn is_of_format(error: &Error) -> bool {
     match error {
         Error::At { error, .. } => is_of_format(error),
@@ -414,7 +377,7 @@ fn is_of_format(error: &Error) -> bool {
     }
 }
 
-/// The same where damage of a gzip stream is told as such.
+/// The same, but damage of a gzip stream stays an error.
 fn differs(done: Result<()>) -> Result<bool> {
     match done {
         Err(error @ Error::Gzip(_)) => Err(error),
@@ -422,7 +385,7 @@ fn differs(done: Result<()>) -> Result<bool> {
     }
 }
 
-/// Whether all arrays have as many bytes as their shapes tell.
+/// Whether the bytes of all arrays match their shapes.
 fn has_shapes(events: &Events) -> bool {
     events.as_slice().iter().all(|event| match event {
         Event::Array(number) | Event::Scalar(number) => events.array(*number).shape().is_some(),
@@ -430,7 +393,6 @@ fn has_shapes(events: &Events) -> bool {
     })
 }
 
-/// Whether events are those of a leaf of a kind.
 fn is_kind(events: &Events, kind: &LeafKind) -> bool {
     let list = events.as_slice();
     match (kind, list) {
@@ -475,7 +437,7 @@ fn has_shape(found: &ArrayEvent<'_>, shape: &[u64]) -> bool {
             .map(|dim| *dim as u64)
             .eq(shape.iter().copied());
     }
-    // How large elements are tells only who knows the dtype.
+    // The element size of an unknown dtype is unknown.
     let dims = found.dims.iter().map(|dim| u64::try_from(*dim).ok());
     let elements = shape
         .iter()
@@ -486,68 +448,4 @@ fn has_shape(found: &ArrayEvent<'_>, shape: &[u64]) -> bool {
         None => false,
     };
     !found.has_known_size() && fits && dims.eq(shape.iter().copied().map(Some))
-}
-
-/// A source that is read in order: what lies close together is one request.
-struct InOrder<'a> {
-    source: &'a dyn Source,
-    window: &'a Mutex<Window>,
-}
-
-/// A part of a source that was read: where it begins, and its bytes.
-pub(super) type Window = (usize, Vec<u8>);
-
-/// A window has at most so many bytes.
-const WINDOW_BYTES: usize = 64 << 10;
-
-impl Source for InOrder<'_> {
-    fn len(&self) -> usize {
-        self.source.len()
-    }
-
-    fn read_at<'t>(
-        &self,
-        offset: usize,
-        target: &'t mut [std::mem::MaybeUninit<u8>],
-    ) -> Result<&'t mut [u8]> {
-        let Ok(mut window) = self.window.try_lock() else {
-            // Readers that meet do without, as does a forked process if it was held in its parent.
-            return self.source.read_at(offset, target);
-        };
-        let (start, bytes) = &mut *window;
-        let end = offset + target.len();
-        if offset < *start || end > *start + bytes.len() {
-            // As much again as before where that was read through, and little after a jump.
-            let goes_on = (*start..=*start + bytes.len()).contains(&offset);
-            let ahead = if goes_on { 2 * bytes.len() } else { 0 };
-            let len = ahead.min(WINDOW_BYTES).max(target.len());
-            let there = self.source.run(offset).max(target.len());
-            let until = offset + len.min(there); // of what is there
-            bytes.clear();
-            *start = offset;
-            read_to(self.source, offset..until, bytes)?;
-        }
-        let from = offset - *start;
-        Ok(target.write_copy_of_slice(&bytes[from..from + target.len()]))
-    }
-
-    fn near(&self) -> usize {
-        self.source.near()
-    }
-
-    fn run(&self, offset: usize) -> usize {
-        self.source.run(offset)
-    }
-
-    fn present(&self, range: Range<usize>) -> usize {
-        self.source.present(range)
-    }
-
-    fn memory(&self) -> Option<RawBytes<'_>> {
-        self.source.memory()
-    }
-
-    fn stable(&self) -> Option<&[u8]> {
-        self.source.stable()
-    }
 }

@@ -1,4 +1,4 @@
-//! Comparing a leaf with its checksum while it is copied.
+//! Compares a leaf with its checksum while it is copied.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -11,25 +11,24 @@ use crate::error::Path;
 use crate::source::{Source, read_to};
 use crate::{Error, Result, grow};
 
-/// A source in which the bytes of one leaf are summed as they are read.
+/// A source that sums the bytes of one leaf as they are read.
 ///
-/// The read that completes the leaf is an error if the leaf is not what its checksum says, so no copy
-/// of it is finished.
+/// The read that completes the leaf fails on a mismatch, so that no copy of it is finished.
 pub struct Compared {
     source: Arc<dyn Source + Send + Sync>,
     region: Range<usize>,
     expected: u32,
     path: Path,
-    /// The ranges that were read, in order, with their sums.
+    /// Ranges read so far, in order, with their sums.
     summed: Mutex<Vec<(Range<usize>, Hasher)>>,
 }
 
 impl Catalog {
-    /// A source of which these ranges of a leaf will be read; what else belongs to the leaf is read now.
-    /// `None` if the leaf has no checksum.
+    /// Wraps a source of which these ranges of a leaf will be read, and reads the rest of the leaf
+    /// now. `None` if the leaf has no checksum.
     ///
     /// # Panics
-    /// If the value is no leaf.
+    /// If the value is not a leaf.
     pub fn compared(
         &self,
         source: Arc<dyn Source + Send + Sync>,
@@ -48,8 +47,8 @@ impl Catalog {
             path: self.path_of(value),
             summed: Mutex::default(),
         };
-        let starts = ranges.iter().map(|it| it.end);
-        let ends = ranges.iter().map(|it| it.start).chain([region.end]);
+        let starts = ranges.iter().map(|range| range.end);
+        let ends = ranges.iter().map(|range| range.start).chain([region.end]);
         let mut block = Vec::new();
         for (mut at, end) in [region.start].into_iter().chain(starts).zip(ends) {
             while at < end {
@@ -65,7 +64,6 @@ impl Catalog {
 }
 
 impl Compared {
-    /// Sums the bytes from an offset on that were not summed yet.
     fn sum(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let mut summed = self.summed.lock().unwrap_or_else(PoisonError::into_inner);
         let mut at = offset.max(self.region.start);
@@ -96,7 +94,7 @@ impl Compared {
     }
 }
 
-/// Joins a range with the one before it, if that ends where it begins.
+/// Joins a range with an adjacent one before it.
 fn join(summed: &mut Vec<(Range<usize>, Hasher)>, number: usize) {
     if let Some([(before, first), (range, second)]) =
         summed.get_mut(number.wrapping_sub(1)..=number)

@@ -1,39 +1,19 @@
-//! Values by their keys.
-//!
-//! A small container is gone through. For a large one a table of its keys is made when something
-//! is looked up in it for the first time, and kept.
+//! Finds values by their keys: in a small container by comparison, in a large one by a hash table,
+//! made on first use and kept.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::Catalog;
+use super::tables::Table;
+use crate::Result;
 use crate::watch::Watch;
-use crate::{Error, Result, grow};
 
-/// Of so many children a table would not be faster.
+/// Up to this number of children a table is not faster.
 const FEW: usize = 16;
 
-/// After so many children the caller is asked whether to go on.
 const CHECK_CHILDREN: usize = 1 << 12;
 
-/// The tables of large containers. Together they have at most four places for each value.
-#[derive(Debug, Default)]
-pub(super) struct Tables {
-    known: Mutex<HashMap<usize, Arc<Table>>>,
-    /// Nobody can choose keys that meet.
-    hasher: RandomState,
-}
-
-/// The children of a container: each in the first place that is free from that of its hash on.
-#[derive(Debug)]
-struct Table {
-    /// How far behind the container a child is; 0 is a free place. Of equal keys the last is there.
-    places: Vec<u32>,
-}
-
 impl Catalog {
-    /// The child of a container that has this key. Of equal keys the last counts.
     pub(super) fn child(
         &self,
         value: usize,
@@ -41,28 +21,34 @@ impl Catalog {
         watch: &dyn Watch,
     ) -> Result<Option<usize>> {
         if self.children(value).nth(FEW).is_some() {
-            return Ok(self.table(value, watch)?.find(self, value, key).ok());
+            let table = self.table(value, watch)?;
+            let hash = self.tables.hash(key);
+            let distance = table.find(hash, |distance| self.has_key(value + distance, key));
+            return Ok(distance.map(|distance| value + distance));
         }
         let same = |child: &usize| self.has_key(*child, key);
         Ok(self.children(value).filter(same).last())
     }
 
     fn table(&self, value: usize, watch: &dyn Watch) -> Result<Arc<Table>> {
-        // Nothing is held while the table is made: who is asked meanwhile may look up something.
-        let known = || {
-            self.tables
-                .known
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        };
-        if let Some(table) = known().get(&value) {
-            return Ok(table.clone());
+        // No lock is held while the table is made: the watch may look up something.
+        if let Some(table) = self.tables.get(value) {
+            return Ok(table);
         }
-        let table = Arc::new(Table::new(self, value, watch)?);
-        let mut known = known();
-        known.try_reserve(1)?;
-        known.insert(value, table.clone());
-        Ok(table)
+        let mut table = Table::with_room(self.children(value).count())?;
+        let mut until_check = CHECK_CHILDREN;
+        for child in self.children(value) {
+            until_check -= 1;
+            if until_check == 0 {
+                watch.check()?;
+                until_check = CHECK_CHILDREN;
+            }
+            let key = self.key(child);
+            table.insert(self.tables.hash(key), child - value, |distance| {
+                self.has_key(value + distance, key)
+            })?;
+        }
+        self.tables.keep(value, table)
     }
 
     fn has_key(&self, child: usize, key: &str) -> bool {
@@ -72,72 +58,20 @@ impl Catalog {
     }
 }
 
-impl Table {
-    fn new(catalog: &Catalog, value: usize, watch: &dyn Watch) -> Result<Self> {
-        let room = 2 * catalog.children(value).count();
-        let mut table = Self {
-            places: grow::filled(0, room.next_power_of_two())?,
-        };
-        let mut until_check = CHECK_CHILDREN;
-        for child in catalog.children(value) {
-            until_check -= 1;
-            if until_check == 0 {
-                watch.check()?;
-                until_check = CHECK_CHILDREN;
-            }
-            let distance = u32::try_from(child - value).map_err(|_| Error::OutOfMemory)?;
-            match table.place(catalog, value, catalog.key(child)) {
-                Ok(place) | Err(place) => table.places[place] = distance,
-            }
-        }
-        Ok(table)
-    }
-
-    /// The child that has this key; otherwise the place where one would be.
-    fn find(
-        &self,
-        catalog: &Catalog,
-        value: usize,
-        key: &str,
-    ) -> std::result::Result<usize, usize> {
-        let place = self.place(catalog, value, key)?;
-        Ok(value + self.places[place] as usize)
-    }
-
-    /// The place of the child that has this key; otherwise the one where it would be.
-    fn place(
-        &self,
-        catalog: &Catalog,
-        value: usize,
-        key: &str,
-    ) -> std::result::Result<usize, usize> {
-        let last = self.places.len() - 1;
-        #[allow(clippy::cast_possible_truncation)] // the lowest bits count
-        let mut place = catalog.tables.hasher.hash_one(key) as usize & last;
-        loop {
-            match self.places[place] as usize {
-                0 => return Err(place),
-                distance if catalog.has_key(value + distance, key) => return Ok(place),
-                _ => place = (place + 1) & last,
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::Error;
 
     thread_local! {
-        /// How many keys this thread has compared.
+        /// Comparisons of keys by this thread.
         pub static COMPARED: Cell<usize> = const { Cell::new(0) };
     }
 
     const MANY: usize = if cfg!(miri) { 400 } else { 20_000 }; // Miri takes a thousand times as long
 
-    /// A map of these keys, all of nil.
     fn map(keys: impl ExactSizeIterator<Item = String>) -> Vec<u8> {
         let mut bytes = Vec::new();
         rmp::encode::write_map_len(&mut bytes, u32::try_from(keys.len()).unwrap()).unwrap();

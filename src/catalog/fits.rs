@@ -1,8 +1,7 @@
-//! Comparing the record of the structure with the tree in the data.
+//! Compares the record of the structure with the tree in the data.
 //!
-//! What a record refers to is looked at when it is read. Whether it is the record of this tree only
-//! turns out when the tree is put together, which needs the types of the program. Here it is found
-//! without them.
+//! Reading a record checks its references. That it belongs to this tree would show only when the
+//! tree is rebuilt, with the types of the program; here it shows without them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,12 +12,11 @@ use crate::structure::{Kind, LeafKind, Node, Record, Value};
 use crate::watch::Watch;
 use crate::{Error, Result, grow};
 
-/// After so many values the caller is asked whether to go on.
 const CHECK_VALUES: usize = 1 << 14;
 
 impl Catalog {
-    /// Errors if the record of the structure cannot be that of the tree, or if the values in it
-    /// cannot be read. What types make of their static data is up to the program.
+    /// Fails if the record cannot be of this tree, or its values cannot be read. Only types can
+    /// check their static data.
     pub fn check_record(&self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {
         let Some(bytes) = &self.record else {
             return Ok(());
@@ -31,7 +29,7 @@ impl Catalog {
             keys: HashMap::new(),
             record: &record,
         };
-        // The node that each value is, as far as it is known.
+        // Nodes of values, as far as known.
         let mut nodes = grow::filled(0, self.entries.len())?;
         if let Some(root) = nodes.first_mut() {
             *root = record.nodes.len() - 1;
@@ -46,7 +44,7 @@ impl Catalog {
             }
             let node = nodes[value];
             if record.nodes[node].0 == Kind::Plain {
-                value = self.entries[value].end; // as all below it
+                value = self.entries[value].end; // skips everything below
                 continue;
             }
             let done = self.check_node(source, value, node, &mut values, &mut nodes);
@@ -95,7 +93,9 @@ impl Catalog {
             _ => {}
         }
         let is_sequence = matches!(kind, Kind::List | Kind::Tuple);
-        let repeated = repeats.iter().flat_map(|it| (0..it.0).map(|_| it.1));
+        let repeated = repeats
+            .iter()
+            .flat_map(|repeat| (0..repeat.0).map(|_| repeat.1));
         let mut expected = repeated.map(|child| child as usize);
         let mut names = HashSet::new();
         let mut count = 0;
@@ -123,7 +123,7 @@ impl Catalog {
         }
     }
 
-    /// Whether a leaf is one that arrays of jax are saved as.
+    /// Whether a leaf is of a kind that arrays of jax are saved as.
     fn is_array(&self, source: &dyn Source, leaf: usize) -> Result<bool> {
         match self.kind(leaf) {
             LeafKind::Array(..) | LeafKind::PrngKey(..) => Ok(true),
@@ -157,15 +157,14 @@ impl Catalog {
     }
 }
 
-/// The typed values in a record.
 struct Values<'a> {
     record: &'a Record,
-    /// Of each node whose value has been read, how many keys it is, if it is that of a dict.
+    /// Number of keys by node that was read; `None` for no dict.
     keys: HashMap<usize, Option<usize>>,
 }
 
 impl Values<'_> {
-    /// Reads the value of a node once; returns how many keys it is.
+    /// Reads the value of a node once, and returns its number of keys.
     fn keys(&mut self, node: usize) -> Result<Option<usize>> {
         if let Some(keys) = self.keys.get(&node) {
             return Ok(*keys);

@@ -1,17 +1,19 @@
-//! The leaves of encoded data by their paths, without any of them being read.
+//! The leaves of encoded data by their paths, without reading them.
 //!
-//! A file that was saved with an index tells them at its end. In all others the headers are read,
-//! once. Either way a leaf is a range of the source, which can be read by itself.
+//! They come from the index at the end of a file, or else from one pass over all headers. Each leaf
+//! is a range of the source.
 //!
-//! | file | what is there |
+//! | file | content |
 //! |---|---|
-//! | `read.rs` | finding the leaves: of an index, or of the headers |
-//! | `check.rs` | comparing an index with the headers, where it is used |
+//! | `heads.rs` | which headers were compared, and reading them in order |
+//! | `tables.rs` | hash tables of keys |
+//! | `check.rs` | comparing an index with the headers |
+//! | `read.rs` | finding the leaves, by the index or the headers |
 //! | `find.rs` | values by their keys |
-//! | `arrays.rs` | where arrays are, and boxes of them |
-//! | `select.rs` | marking the leaves that are meant |
+//! | `arrays.rs` | positions of arrays, and boxes of them |
+//! | `select.rs` | marking selected leaves |
 //! | `fits.rs` | comparing the record of the structure with the tree |
-//! | `stream.rs` | leaves of streams, one after the other |
+//! | `stream.rs` | leaves of streams |
 //! | `verify.rs` | comparing leaves with their checksums |
 //! | `compared.rs` | the same for one leaf, while it is copied |
 
@@ -20,9 +22,11 @@ mod check;
 mod compared;
 mod find;
 mod fits;
+mod heads;
 mod read;
 mod select;
 mod stream;
+mod tables;
 mod verify;
 
 use std::collections::HashMap;
@@ -35,25 +39,22 @@ pub use select::Marks;
 pub use stream::stream_items;
 pub use verify::{BLOCK_BYTES, Status};
 
-use self::check::{Checked, Window};
-use self::find::Tables;
+use self::heads::{Checked, Window};
+use self::tables::Tables;
 use crate::error::Path;
 use crate::grow;
 use crate::structure::LeafKind;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// Where the key of a value is in the text.
+/// The range of a value's key in the text.
 type Key = (usize, usize);
 
-/// Where a leaf is, and what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// Where what belongs to it begins: the headers of containers, and its key.
+pub struct LeafSpan {
+    /// Start of its head: its key, and the headers of containers before it.
     pub region: usize,
-    /// Where its value begins.
     pub start: usize,
-    /// Where its value ends.
     pub end: usize,
     kind: usize,
 }
@@ -62,64 +63,50 @@ pub struct Place {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     key: Key,
-    /// Whether the key is a string; elements of lists have none else.
+    /// Whether the key is a string; elements of lists only have indices.
     is_text: bool,
     is_list: bool,
     is_leaf: bool,
-    /// How many values its header says that it has, if it is a container.
+    /// Length of a container, by its header.
     len: u32,
-    /// How many leaves there are before it: if it is one, its number.
+    /// Number of leaves before it, which is the number of a leaf.
     head: usize,
-    /// The number of the container that it is in; of the root, its own.
+    /// Number of the container around it; the root's own.
     parent: usize,
-    /// The number of the entry after this one and all in it.
+    /// Number of the next entry outside.
     end: usize,
 }
 
-/// All leaves of a tree, and the containers around them.
 #[derive(Debug, Default)]
 pub struct Catalog {
-    /// In the order of the data; the first is the root.
+    /// In the order of the data, from the root on.
     entries: Vec<Entry>,
     text: String,
-    leaves: Vec<Place>,
+    leaves: Vec<LeafSpan>,
     kinds: Vec<LeafKind>,
     numbers: HashMap<LeafKind, usize>,
-    /// Of the leaves, and of what comes after them.
+    /// Of the leaves, and of the bytes after them.
     checksums: Vec<u32>,
-    /// What lies between the last leaf and the record.
     rest: Range<usize>,
-    /// Where the key of the record begins, as an index tells.
+    /// Offset of the record's key, by the index.
     record_key: usize,
     record: Option<Vec<u8>>,
-    /// Which heads were compared with an index, and which leaves.
+    /// Heads that match the index, and leaves.
     checked: Checked,
     read: Checked,
-    /// What was read last for that.
     window: Mutex<Window>,
-    /// What ended the reading of damaged data.
     damage: Option<Error>,
-    /// Whether leaves are read although the headers of the containers around them are damaged.
+    /// Whether leaves are read in spite of damaged headers of containers around them.
     is_salvage: bool,
-    /// Of large containers, what is in them by their keys.
     tables: Tables,
 }
 
 impl Catalog {
-    /// How many leaves there are.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.leaves.len()
     }
 
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.leaves.is_empty()
-    }
-
-    /// How many values there are; the first is the root, unless nothing could be read.
-    #[must_use]
+    /// The number of values; the first is the root, unless nothing could be read.
     pub fn values(&self) -> usize {
         self.entries.len()
     }
@@ -127,36 +114,31 @@ impl Catalog {
     /// The key of a value.
     ///
     /// # Panics
-    /// If there are not as many, here and below.
-    #[must_use]
+    /// If there is no such value, here and below.
     pub fn key(&self, value: usize) -> &str {
         let (start, end) = self.entries[value].key;
         &self.text[start..end]
     }
 
-    /// The number of the value after a value and all that is in it.
-    #[must_use]
+    /// The number of the next value outside of a value.
     pub fn after(&self, value: usize) -> usize {
         self.entries[value].end
     }
 
-    /// The number of the leaf that a value is, unless it is a container.
-    #[must_use]
+    /// The leaf number of a value; `None` for a container.
     pub fn leaf(&self, value: usize) -> Option<usize> {
         let entry = &self.entries[value];
         entry.is_leaf.then_some(entry.head)
     }
 
-    /// Whether a value is a list, and not a map.
+    /// Whether a value is a list.
     ///
     /// # Panics
-    /// If there are not as many values.
-    #[must_use]
+    /// If there is no such value.
     pub fn is_list(&self, value: usize) -> bool {
         self.entries[value].is_list
     }
 
-    /// The values in a container.
     pub fn children(&self, value: usize) -> impl Iterator<Item = usize> {
         let end = self.entries[value].end;
         let first = Some(value + 1).filter(|first| *first < end);
@@ -165,10 +147,9 @@ impl Catalog {
         })
     }
 
-    /// The value below another one that some keys lead to. Of equal keys the last counts.
+    /// The value below another one by its keys, the last of equal ones.
     ///
-    /// The first time that something is looked up in a large container takes as long as going
-    /// through it once, and `watch` is asked meanwhile whether to go on.
+    /// The first lookup in a large container goes through all of it, and checks `watch`.
     pub fn find<'a>(
         &self,
         value: usize,
@@ -185,13 +166,11 @@ impl Catalog {
         Ok(Some(found))
     }
 
-    /// The keys that lead from the root to a value, for errors: none without memory for them.
-    #[must_use]
+    /// The path of a value, for errors: empty without memory for it.
     pub fn path_of(&self, value: usize) -> Path {
         self.path_below(0, value).unwrap_or_default()
     }
 
-    /// The keys that lead from a value to one that is in it.
     pub fn path_below(&self, from: usize, value: usize) -> Result<Path> {
         let mut path = Path::default();
         for key in self.keys_up(from, value) {
@@ -200,14 +179,13 @@ impl Catalog {
         Ok(path)
     }
 
-    /// The keys that lead from the root to a value.
     pub fn keys_to(&self, value: usize) -> Result<Vec<&str>> {
         let mut keys = grow::collect(self.keys_up(0, value))?;
         keys.reverse();
         Ok(keys)
     }
 
-    /// The keys that lead from a value to one that is in it, the last first.
+    /// The keys from a value to one inside, the last first.
     fn keys_up(&self, from: usize, value: usize) -> impl Iterator<Item = &str> {
         let within = move |at: usize| (at > from).then_some(at);
         let places =
@@ -215,22 +193,20 @@ impl Catalog {
         places.map(|at| self.key(at))
     }
 
-    /// Whether a value is a leaf, or a container with nothing in it.
-    #[must_use]
+    /// Whether a value is a leaf or an empty container.
     pub fn is_end(&self, value: usize) -> bool {
         let entry = &self.entries[value];
         entry.is_leaf || entry.end == value + 1
     }
 
-    /// The leaves of a value, and the containers with nothing in them, by their paths from there.
+    /// The leaves and empty containers in a value, with their paths from there.
     pub fn ends_below(&self, value: usize) -> impl Iterator<Item = Result<(Path, usize)>> + '_ {
         (value..self.entries[value].end)
             .filter(|at| self.is_end(*at))
             .map(move |at| Ok((self.path_below(value, at)?, at)))
     }
 
-    /// How many leaves there are in a value, and how many bytes their values have.
-    #[must_use]
+    /// The number of leaves in a value, and of their bytes.
     pub fn totals(&self, value: usize) -> (usize, usize) {
         let inside = &self.entries[value..self.entries[value].end];
         let leaves = inside.iter().filter(|entry| entry.is_leaf);
@@ -240,8 +216,8 @@ impl Catalog {
         })
     }
 
-    /// The kinds of the leaves in a value, each with the number of such leaves, and of the bytes of
-    /// their values. It takes no longer than the leaves are many, however many kinds there are.
+    /// The kinds of the leaves in a value, each with its number of leaves and of their bytes. The
+    /// time depends on the leaves alone, not on the kinds.
     pub fn kinds_in(&self, value: usize) -> Result<Vec<(&LeafKind, usize, usize)>> {
         let inside = &self.entries[value..self.entries[value].end];
         let leaves = inside.iter().filter(|entry| entry.is_leaf);
@@ -260,22 +236,18 @@ impl Catalog {
         grow::collect(named.map(|(kind, count, bytes)| (&self.kinds[kind], count, bytes)))
     }
 
-    /// Where a leaf is.
+    /// The position of a leaf.
     ///
     /// # Panics
-    /// If there are not as many, here and below.
-    #[must_use]
-    pub fn place(&self, leaf: usize) -> Place {
+    /// If there is no such leaf, here and below.
+    pub fn place(&self, leaf: usize) -> LeafSpan {
         self.leaves[leaf]
     }
 
-    /// What a leaf is.
-    #[must_use]
     pub fn kind(&self, leaf: usize) -> &LeafKind {
         &self.kinds[self.leaves[leaf].kind]
     }
 
-    /// The names of all dtypes that leaves have.
     pub fn dtypes(&self) -> impl Iterator<Item = &str> {
         self.kinds.iter().filter_map(|kind| match kind {
             LeafKind::Array(dtype, _) | LeafKind::Scalar(dtype) => Some(dtype.as_str()),
@@ -283,28 +255,22 @@ impl Catalog {
         })
     }
 
-    /// Whether there are checksums of the leaves.
-    #[must_use]
     pub fn is_summed(&self) -> bool {
         !self.checksums.is_empty()
     }
 
-    /// The record of the structure with all that stands after it, if there is one.
-    #[must_use]
+    /// The record of the structure with everything after it.
     pub fn record(&self) -> Option<&[u8]> {
         self.record.as_deref()
     }
 
-    /// What ended the reading of damaged data.
-    #[must_use]
     pub fn damage(&self) -> Option<&Error> {
         self.damage.as_ref()
     }
 
-    /// The same with the damage told in other words.
     #[must_use]
-    pub fn map_damage(mut self, told: impl FnOnce(Error) -> Error) -> Self {
-        self.damage = self.damage.map(told);
+    pub fn map_damage(mut self, explain: impl FnOnce(Error) -> Error) -> Self {
+        self.damage = self.damage.map(explain);
         self
     }
 }

@@ -1,9 +1,10 @@
-//! Finding the leaves: of an index, or of the headers.
+//! Finds the leaves, by the index or the headers.
 
 use std::ops::{Range, RangeInclusive};
 
-use super::check::{Checked, compare_record_key};
-use super::{Catalog, Entry, Key, Place};
+use super::check::compare_record_key;
+use super::heads::Checked;
+use super::{Catalog, Entry, Key, LeafSpan};
 use crate::error::Path;
 use crate::events::{Closed, Event, Reader};
 use crate::source::{Source, read_to};
@@ -12,39 +13,35 @@ use crate::watch::Watch;
 use crate::wire::{CHUNKED_MARKER, Cursor, PRNG_MARKER};
 use crate::{Error, Result, grow};
 
-/// After so many values the caller is asked whether to go on.
 const CHECK_VALUES: usize = 1 << 14;
 
 /// A container whose entries are being read.
 struct Open {
     entry: usize,
-    /// Where it begins.
     start: usize,
-    /// How many leaves there were before it, and how much text.
+    /// Number of leaves, and length of the text, before it.
     leaves: usize,
     text: usize,
     is_map: bool,
-    /// How many values are still to come.
     left: u32,
-    /// How many have been.
     done: usize,
     /// The key of the next value, and whether it is a string.
     key: Option<Key>,
     is_text: bool,
-    /// What it is a key of, if it is a typed PRNG key.
+    /// The implementation, if it is a typed PRNG key.
     prng_name: String,
 }
 
 impl Catalog {
-    /// Finds all leaves. With `salvage`, what is damaged is left out, and [`Catalog::damage`]
-    /// tells why.
+    /// Finds all leaves. With `salvage`, damaged ones are left out, for the reason of
+    /// [`Catalog::damage`].
     pub fn open(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Self> {
         let mut found = Self::default();
         match Self::recorded(source, salvage, watch) {
             Ok(Some(found)) => return Ok(found),
             Ok(None) => {}
             Err(error) if !salvage || error.is_no_damage() => return Err(error),
-            Err(error) => found.damage = Some(error), // the headers may tell more
+            Err(error) => found.damage = Some(error), // the headers may have more
         }
         let done = found.scan(source, watch).and_then(|()| {
             let Some(record) = &found.record else {
@@ -62,7 +59,7 @@ impl Catalog {
             Ok(()) => {}
         }
         if found.damage.is_some() && found.entries.first().is_none_or(|root| root.is_leaf) {
-            // Nothing could be read, not even what the root is: any byte below 128 is a number.
+            // Not even the root could be read: any byte below 128 is a number.
             found = Self {
                 damage: found.damage,
                 ..Self::default()
@@ -80,8 +77,7 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Keeps the checksums after a damaged record for the leaves that were found; of the record all
-    /// may be there.
+    /// Keeps the checksums after a damaged record for the leaves that were found.
     fn keep_checksums(&mut self, source: &dyn Source, record: Option<&[u8]>) -> Result<()> {
         let end = source.len() - source.len().min(Footer::BYTES);
         let mut tail = Vec::new();
@@ -92,17 +88,17 @@ impl Catalog {
         if record.is_some_and(|record| footer.whole() != Some(record.len())) {
             return Ok(());
         }
-        // Beside a record are strings. What else is there is read of the damage.
-        let is_damage = |it: &Entry| it.parent == 0 && !it.is_text;
+        // Only strings are keys beside a record; anything else was misread.
+        let is_damage = |entry: &Entry| entry.parent == 0 && !entry.is_text;
         if let Some(first) = self.entries.iter().position(is_damage) {
             self.leaves.truncate(self.entries[first].head);
             self.entries.truncate(first);
             self.entries[0].end = first;
         }
-        // An index has lists, and maps with other keys, as single leaves with one checksum.
-        let is_other = |it: &Entry| it.is_list || !it.is_text;
-        let known = self.entries.iter().find(|it| is_other(it));
-        let known = known.map_or(self.leaves.len(), |it| it.head);
+        // In an index, lists and maps with other keys are single leaves with one checksum.
+        let is_other = |entry: &Entry| entry.is_list || !entry.is_text;
+        let known = self.entries.iter().find(|entry| is_other(entry));
+        let known = known.map_or(self.leaves.len(), |entry| entry.head);
         let start = checksums
             .checked_mul(4)
             .and_then(|len| end.checked_sub(len));
@@ -114,7 +110,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// What the index at the end of a source tells, if it is there and is that of this source.
+    /// The leaves by the index at the end of a source, if it is of this source.
     fn recorded(source: &dyn Source, salvage: bool, watch: &dyn Watch) -> Result<Option<Self>> {
         let len = source.len();
         let mut tail = Vec::new();
@@ -123,7 +119,7 @@ impl Catalog {
         let Some(start) = whole.and_then(|whole| len.checked_sub(whole)) else {
             return Ok(None);
         };
-        // With the key and the header of the record, as far as they may have bytes that are there.
+        // Include the key and the header of the record, of any width.
         let furthest = start.saturating_sub(*KEY_BYTES.end());
         let mut offsets = furthest..start;
         let before = offsets.find(|offset| source.run(*offset) == len - offset);
@@ -134,7 +130,7 @@ impl Catalog {
         let footer = match Footer::read(&tail[record..]) {
             Ok(footer) => footer,
             Err(damage) if salvage => return Err(damage),
-            Err(_) => return Ok(None), // the headers may tell more
+            Err(_) => return Ok(None), // the headers may have more
         };
         let Some(index) = Record::decode(footer.record(&tail[record..]))?.index else {
             return Ok(None);
@@ -145,7 +141,7 @@ impl Catalog {
         let ends = leaves.and_then(|leaves| leaves.checked_add(index.rest));
         let ends = ends.and_then(|ends| ends.checked_sub(before as u64));
         let ends = ends.and_then(|ends| usize::try_from(ends).ok());
-        // Of a damaged key only the place is right.
+        // A damaged key only has the right length.
         let Some(ends) = ends.filter(|ends| KEY_BYTES.contains(&record.saturating_sub(*ends)))
         else {
             return Ok(None); // the data are part of others, as their last leaf
@@ -156,7 +152,7 @@ impl Catalog {
         }
         let what = "the bytes between the leaves and the record of the structure are damaged";
         let damage = (!is_record).then(|| Error::Structure(what.into()));
-        #[allow(clippy::cast_possible_truncation)] // which lie before an offset
+        #[allow(clippy::cast_possible_truncation)] // they are before an offset
         let rest = leaves.unwrap_or(0) as usize..start;
         let mut catalog = Self {
             checksums: footer.checksums(&tail[record..])?,
@@ -178,13 +174,13 @@ impl Catalog {
         Ok(Some(catalog))
     }
 
-    /// Reads an index, whose leaves are known to lie in the source.
+    /// Reads an index whose leaves lie in the source.
     fn read_index(&mut self, index: Index, watch: &dyn Watch) -> Result<()> {
         let outline = index.outline.into_vec();
         let mut reader = Reader::new(&outline);
         let mut places = index.heads.iter().zip(&index.sizes);
-        // How many bytes the headers since the last leaf have at least: an index that names more
-        // than there is would take any memory.
+        // The least bytes of the headers since the last leaf: an index with more entries than that
+        // would take any memory.
         let mut least = 0;
         self.kinds = index.kinds;
         let mut open: Vec<Open> = Vec::new();
@@ -198,7 +194,7 @@ impl Catalog {
                 until_check = CHECK_VALUES;
             }
             let event = reader.next()?;
-            // Of an outline, keys that have been before are numbers.
+            // Repeated keys of an outline are numbers.
             let is_key = open.last().is_some_and(|open| open.done.is_multiple_of(2));
             let key = match (event, open.last_mut()) {
                 (Event::Uint(number), Some(open)) if is_key => {
@@ -230,7 +226,7 @@ impl Catalog {
                     else {
                         return Err(damaged("it has another number of leaves or kinds"));
                     };
-                    // Their sum is, too.
+                    // Their sum fits, too.
                     #[allow(clippy::cast_possible_truncation)]
                     let (start, end) = (before + *head as usize, before + (head + size) as usize);
                     self.add_leaf(&open, key, before..start, end, kind)?;
@@ -266,7 +262,6 @@ impl Catalog {
         }
     }
 
-    /// Reads all headers.
     fn scan(&mut self, source: &dyn Source, watch: &dyn Watch) -> Result<()> {
         let mut open = Vec::new();
         let mut reader = Reader::new(source);
@@ -346,10 +341,10 @@ impl Catalog {
                     self.end(&last);
                     continue;
                 };
-                // What was in it are parts of a leaf.
+                // Its entries are parts of a leaf.
                 let Entry { key, .. } = self.entries[last.entry];
                 let first = self.leaves.get(last.leaves);
-                let begin = first.map_or(last.start, |it| it.region);
+                let begin = first.map_or(last.start, |leaf| leaf.region);
                 self.entries.truncate(last.entry);
                 self.leaves.truncate(last.leaves);
                 self.text.truncate(last.text);
@@ -362,7 +357,6 @@ impl Catalog {
         }
     }
 
-    /// The key of a value; nothing if it is one itself.
     fn key_of(
         &mut self,
         open: Option<&mut Open>,
@@ -435,11 +429,11 @@ impl Catalog {
         self.entries[open.entry].end = self.entries.len();
     }
 
-    /// Ends a container of which only a part could be read.
+    /// Ends a container that was read only in part.
     fn end_early(&mut self, open: &Open) {
         let first = self.entries.get(open.entry + 1);
         let first = first.map(|first| &self.text[first.key.0..first.key.1]);
-        // What is in it may be parts of a leaf, or be missing.
+        // Its entries may be parts of a leaf, or be missing.
         if open.entry > 0 && matches!(first, None | Some(CHUNKED_MARKER | PRNG_MARKER)) {
             self.entries.truncate(open.entry);
             self.leaves.truncate(open.leaves);
@@ -468,7 +462,7 @@ impl Catalog {
             parent: open.last().map_or(0, |open| open.entry),
             end: self.entries.len() + 1,
         });
-        self.leaves.push(Place {
+        self.leaves.push(LeafSpan {
             region: head.start,
             start: head.end,
             end,
@@ -477,7 +471,6 @@ impl Catalog {
         Ok(())
     }
 
-    /// The number of the kind of a leaf.
     fn kind_of(&mut self, reader: &Reader<'_>, event: Event) -> Result<usize> {
         let kind = match event {
             Event::Nil => LeafKind::None,
@@ -492,7 +485,7 @@ impl Catalog {
                 let array = reader.events().array(number);
                 let dtype = grow::to_string(&String::from_utf8_lossy(array.dtype))?;
                 match (event, array.shape()) {
-                    // What has no shape is an error once it is read.
+                    // Reading it will fail for lack of a shape.
                     (_, None) => LeafKind::Other,
                     (Event::Scalar(_), _) => LeafKind::Scalar(dtype),
                     (_, Some(shape)) => {
@@ -506,7 +499,7 @@ impl Catalog {
         self.number_of(kind)
     }
 
-    /// The same for a container that has turned out to be a leaf.
+    /// The same for a container that is a leaf.
     fn kind_of_closed(
         &mut self,
         closed: Closed,
@@ -517,10 +510,10 @@ impl Catalog {
             Closed::Same => Ok(None),
             Closed::Array(number) => self.kind_of(reader, Event::Array(number)).map(Some),
             Closed::PrngKey => {
-                let data = self.leaves.last().map(|it| &self.kinds[it.kind]);
+                let data = self.leaves.last().map(|leaf| &self.kinds[leaf.kind]);
                 let shape = match data {
                     Some(LeafKind::Array(_, shape)) => grow::to_vec(shape)?,
-                    // Its data have no shape, so that it is an error once it is read.
+                    // Reading it will fail for lack of a shape of its data.
                     Some(LeafKind::Other) => return self.number_of(LeafKind::Other).map(Some),
                     _ => Vec::new(),
                 };
@@ -546,9 +539,8 @@ impl Catalog {
         Ok(number)
     }
 
-    /// A tree that is a leaf stands in a map of its own.
     fn unwrap_root(&mut self) {
-        let is_root = |it: &Entry| self.text[it.key.0..it.key.1] == *ROOT_KEY;
+        let is_root = |entry: &Entry| self.text[entry.key.0..entry.key.1] == *ROOT_KEY;
         if (self.record.is_some() || self.damage.is_some())
             && self.entries.get(1).is_some_and(is_root)
             && self.entries[1].end == self.entries.len()
@@ -562,10 +554,10 @@ impl Catalog {
     }
 }
 
-/// So many bytes stand before a record: its key, and the header of a byte string, of any width.
+/// The bytes before a record: its key, and the header of a byte string, of any width.
 const KEY_BYTES: RangeInclusive<usize> = 1 + RECORD_KEY.len() + 2..=5 + RECORD_KEY.len() + 5;
 
-/// Whether bytes from an offset on are the key of a record, the header of a byte string, both of any
+/// Whether the bytes at an offset are the key of a record, the header of a byte string, both of any
 /// width, and the record.
 fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
     let mut cursor = Cursor::within(bytes, offset..bytes.len());
@@ -575,7 +567,7 @@ fn is_record(bytes: &Vec<u8>, offset: usize, record: usize) -> bool {
     })
 }
 
-/// Whether the last bytes of a source are a record and all that stands after it.
+/// Whether the last bytes of a source are a record with everything after it.
 fn is_bare_record(source: &dyn Source, bytes: Range<usize>) -> Result<bool> {
     if bytes.end != source.len() || bytes.len() < Footer::BYTES {
         return Ok(false);

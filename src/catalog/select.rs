@@ -1,26 +1,22 @@
-//! Marking the leaves that are meant, so that whoever reads a tree leaves out all others.
+//! Marks of selected leaves.
 
 use super::Catalog;
 use crate::Result;
 use crate::select::{Selector, State};
 use crate::watch::Watch;
 
-/// After so many values the caller is asked whether to go on.
 const CHECK_VALUES: usize = 1 << 12;
 
-/// Which leaves, and which containers with nothing in them, are meant.
 #[derive(Debug, Default)]
 pub struct Marks {
-    /// How many there are among the values before each, and in all.
+    /// Running totals before each value.
     before: Vec<usize>,
-    /// Patterns that match none, by their numbers.
     unmatched: Vec<usize>,
-    /// The first leaf that is neither meant nor not.
     undecided: Option<usize>,
 }
 
 impl Marks {
-    /// Marks of the values for which a function says so; it is asked of each.
+    /// Marks the values for which `is_meant` is true.
     pub fn new(catalog: &Catalog, mut is_meant: impl FnMut(usize) -> Result<bool>) -> Result<Self> {
         let mut before = Vec::new();
         before.try_reserve_exact(catalog.values() + 1)?;
@@ -36,73 +32,65 @@ impl Marks {
         })
     }
 
-    /// How many are meant of the values from one to before another one.
+    /// The number of selected values in a range.
     ///
     /// # Panics
-    /// If they are not those of a catalog.
-    #[must_use]
+    /// If the catalog is a different one.
     pub fn count(&self, values: std::ops::Range<usize>) -> usize {
         self.before[values.end] - self.before[values.start]
     }
 
-    /// Whether a value is meant, which is a leaf or a container with nothing in it.
+    /// Whether a leaf or empty container is selected.
     ///
     /// # Panics
     /// If there is no such value.
-    #[must_use]
     pub fn has(&self, value: usize) -> bool {
         self.count(value..value + 1) > 0
     }
 
-    /// How many values there are, meant or not.
-    #[must_use]
     pub fn values(&self) -> usize {
         self.before.len().saturating_sub(1)
     }
 
-    /// The patterns that match nothing, by their numbers.
-    #[must_use]
+    /// Numbers of patterns without a match.
     pub fn unmatched(&self) -> &[usize] {
         &self.unmatched
     }
 
-    /// The first leaf for which a tree of bools has none.
-    #[must_use]
+    /// The first leaf that no bool covers.
     pub fn undecided(&self) -> Option<usize> {
         self.undecided
     }
 }
 
-/// A container around the value that is looked at.
+/// A container around the current value.
 struct Around {
     end: usize,
-    /// How far its path has led.
+    /// The state of the selector at its path.
     state: State,
-    /// How many leaves, how many that are meant, and how many open ends there were before it.
+    /// Leaves, selected leaves and open ends before it.
     before: (usize, usize, usize),
 }
 
-/// The marks while they are made.
 struct Marking<'a> {
     catalog: &'a Catalog,
     selector: &'a Selector,
     meant: Vec<u8>,
     around: Vec<Around>,
-    /// Leaves so far, and those of them that are meant.
+    /// All leaves so far, and selected ones.
     leaves: (usize, usize),
-    /// Containers with nothing in them that no bool is about.
+    /// Empty containers that no bool covers.
     open_ends: Vec<usize>,
     matched: Vec<bool>,
-    /// How many patterns have not matched anything so far.
     unmatched: usize,
     undecided: Option<usize>,
 }
 
 impl Catalog {
-    /// Marks what is meant below a value, from which paths begin.
+    /// Marks the selected values below a value, where paths begin.
     ///
-    /// Of a container with nothing in it that no bool is about, the nearest container around it
-    /// that has leaves decides: it is meant if all of those are.
+    /// An empty container that no bool covers follows the nearest container around it with leaves:
+    /// it is selected if all of those are.
     pub fn select(&self, value: usize, selector: &Selector, watch: &dyn Watch) -> Result<Marks> {
         let mut meant = Vec::new();
         meant.try_reserve_exact(self.values())?;
@@ -133,14 +121,17 @@ impl Catalog {
         }
         let mut marks = Marks::new(self, |value| Ok(marking.meant[value] == 1))?;
         let unmatched = marking.matched.iter().enumerate();
-        marks.unmatched = unmatched.filter(|it| !it.1).map(|it| it.0).collect();
+        marks.unmatched = unmatched
+            .filter(|pattern| !pattern.1)
+            .map(|pattern| pattern.0)
+            .collect();
         marks.undecided = marking.undecided;
         Ok(marks)
     }
 }
 
 impl Marking<'_> {
-    /// Looks at a value, or all that is in it, and returns the next one.
+    /// Marks a value, or everything in it, and returns the next one.
     fn value(&mut self, at: usize) -> Result<usize> {
         self.close(at);
         let after = self.catalog.after(at);
@@ -163,7 +154,6 @@ impl Marking<'_> {
                 before: (self.leaves.0, self.leaves.1, self.open_ends.len()),
             });
         } else {
-            // Everything below is as this is.
             for below in at + 1..after {
                 if self.catalog.after(below) == below + 1 {
                     self.end(below, state.meant())?;
@@ -174,13 +164,12 @@ impl Marking<'_> {
         Ok(at + 1)
     }
 
-    /// Whether no pattern can change what becomes of what is below, nor has still to be matched.
+    /// Whether no pattern can change the selection below, and none there still needs a match.
     fn is_decided(&self, state: &State) -> bool {
         let of_patterns = self.selector.pattern_count().is_some();
         of_patterns && self.unmatched == 0 && state.meant() == Some(true)
     }
 
-    /// Marks a leaf or a container with nothing in it.
     fn end(&mut self, at: usize, meant: Option<bool>) -> Result<()> {
         let is_leaf = self.catalog.leaf(at).is_some();
         let is_meant = meant == Some(true);
@@ -198,12 +187,11 @@ impl Marking<'_> {
         Ok(())
     }
 
-    /// Ends the containers that end before a value.
     fn close(&mut self, at: usize) {
         while let Some(around) = self.around.pop_if(|around| around.end <= at) {
             let (leaves, meant, open_ends) = around.before;
             if self.leaves.0 == leaves {
-                continue; // what is around it decides
+                continue; // a container around it decides
             }
             let all = self.leaves.0 - leaves == self.leaves.1 - meant;
             for open_end in self.open_ends.drain(open_ends..) {

@@ -1,4 +1,4 @@
-//! Streams of leaves: values one after the other, each a list of a key and the bytes of a leaf.
+//! Streams of leaves: a sequence of lists of a key and the bytes of a leaf.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::source::Source;
 use crate::watch::Watch;
 use crate::{Error, Result, grow};
 
-/// The keys of all leaves of a stream, and where their bytes are.
+/// The keys of all leaves of a stream, and the ranges of their bytes.
 pub fn stream_items(
     source: &dyn Source,
     watch: &dyn Watch,

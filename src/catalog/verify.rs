@@ -1,4 +1,4 @@
-//! Comparing leaves with their checksums.
+//! Compares leaves with their checksums.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -9,28 +9,22 @@ use crate::structure::{LeafKind, PartialSums, Regions, Sums};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
 
-/// How many bytes are read and summed at a time: as many as a block of a gzip stream becomes, and
-/// few enough to stay in the caches.
+/// Bytes summed at a time: the content of a block of gzip, and few enough for the caches.
 pub const BLOCK_BYTES: usize = 256 << 10;
 
-/// What is known of the bytes of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// They are what was written.
     Ok,
-    /// They are something else.
     Corrupt,
-    /// There is nothing to compare them with.
     Unchecked,
 }
 
 impl Catalog {
-    /// Reads all of the source and compares it with the checksums, and the headers with the index.
+    /// Compares all of the source with the checksums, and the headers with the index.
     ///
-    /// Returns what is known of each leaf, and of what lies between the last one and the record.
-    /// `checks_itself` is whether the source gives errors for what is damaged, as a gzip stream
-    /// with an index does. So many bytes are read and summed at a time: [`BLOCK_BYTES`] unless
-    /// each read takes long.
+    /// Returns the results of the leaves, and of the bytes between the last one and the record.
+    /// With `checks_itself` the source fails at damage, as a gzip stream with an index does. Reads
+    /// blocks of `block_bytes`: [`BLOCK_BYTES`] unless each read is slow.
     pub fn verify(
         &self,
         source: &dyn Source,
@@ -50,7 +44,7 @@ impl Catalog {
             found[number] = Status::Corrupt;
         }
         if !self.is_indexed() {
-            // Headers were all there was to read, and these tell of other bytes than there are.
+            // Without an index, headers may claim other lengths than the data have.
             for (number, leaf) in self.leaves.iter().enumerate() {
                 if self.kinds[leaf.kind] == LeafKind::Other {
                     found[number] = Status::Corrupt;

@@ -1,8 +1,8 @@
-//! Writing a tree: whoever walks one says what it meets, and gets a layout.
+//! The grammar of writing: a walk names the values of a tree, and gets a layout.
 //!
-//! The grammar is here: widths of headers, alignment, chunks, reserved keys, depth. A walk only says
-//! `map(2)`, `key("w")`, `array(…)`, and so on. What is recorded beside the tree (`recording.rs`) hears
-//! of it.
+//! Widths of headers, alignment, chunks, reserved keys and depth are decided here. A walk only
+//! calls `map(2)`, `key("w")`, `array(…)`, and so on. The record and the index follow along
+//! (`recording.rs`).
 
 mod recording;
 
@@ -55,29 +55,25 @@ pub struct Encoder<P> {
     framing: Framing,
     recent: RecentHeaders,
     open: Vec<Open>,
-    /// How many of the open containers are written as msgpack arrays.
+    /// Open containers written as msgpack arrays.
     lists: usize,
-    /// The key before the next value.
     key: Option<KeyPlace>,
     begun: bool,
     recording: Recording,
 }
 
-/// A place for a value.
+/// A position for a value.
 #[derive(Debug, Clone, Copy)]
 pub struct Mark(usize, u64);
 
-/// A container that has not ended.
 #[derive(Debug, Clone, Copy)]
 struct Open {
-    /// How many values are still to come; in a map, keys count.
+    /// Values to come; keys of a map count.
     left: u64,
     is_list: bool,
 }
 
 impl<P: Payload> Encoder<P> {
-    /// Writes just the tree, as flax does.
-    #[must_use]
     pub fn new(framing: Framing) -> Self {
         Self {
             layout: LayoutBuilder::default(),
@@ -91,9 +87,8 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// Records the structure as well, and writes it after the tree. What is in lists, and in maps
-    /// with keys of any kind, is recorded as it will be read, without types.
-    #[must_use]
+    /// Records the structure, too, and writes it after the tree. The content of lists, and of maps
+    /// with any keys, is recorded as it will be read, without types.
     pub fn described(framing: Framing) -> Self {
         Self {
             recording: Recording::structure(),
@@ -101,8 +96,7 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// Records where the leaves are, too, and has whoever writes the layout sum them if `summed`.
-    #[must_use]
+    /// Records the index of the leaves, too, and their checksums if `summed`.
     pub fn indexed(framing: Framing, summed: bool) -> Self {
         Self {
             recording: Recording::index(summed),
@@ -110,27 +104,23 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// Has somebody lend memory for what is copied to the output, once it is much.
+    /// Sets the lender of memory for large amounts of copied output.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.layout.borrow_from(lender);
     }
 
-    /// Whether there have been payloads that are not copied yet.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn has_payloads(&self) -> bool {
         self.layout.has_payloads()
     }
 
-    /// Whether the structure is recorded.
     #[inline]
-    #[must_use]
     pub fn is_described(&self) -> bool {
         self.recording.is_described()
     }
 
-    /// Begins a map of so many pairs.
     pub fn map(&mut self, pairs: usize) -> Result<()> {
         let is_root = self.open.is_empty();
         self.begin(true)?;
@@ -145,7 +135,7 @@ impl<P: Payload> Encoder<P> {
         self.enter(2 * pairs as u64, false)
     }
 
-    /// Begins a map of so many pairs, whose keys are any values.
+    /// Begins a map with any values as keys.
     pub fn map_of_values(&mut self, pairs: usize) -> Result<()> {
         self.begin(!self.is_described())?;
         self.pause(Kind::Plain, LeafKind::Container)?;
@@ -153,7 +143,6 @@ impl<P: Payload> Encoder<P> {
         self.enter(2 * pairs as u64, false)
     }
 
-    /// Begins a list of so many elements.
     pub fn list(&mut self, len: usize) -> Result<()> {
         self.begin(!self.is_described())?;
         self.pause(Kind::Plain, LeafKind::Container)?;
@@ -171,7 +160,7 @@ impl<P: Payload> Encoder<P> {
         self.recording.open()
     }
 
-    /// Ends the container that was begun last; `kind` is what it is recorded as.
+    /// Ends the innermost container; `kind` is recorded.
     pub fn end(&mut self, kind: Kind) -> Result<()> {
         match self.open.pop() {
             Some(Open { left: 0, is_list }) => self.lists -= usize::from(is_list),
@@ -181,21 +170,19 @@ impl<P: Payload> Encoder<P> {
         self.recording.close(kind, self.open.len())
     }
 
-    /// Records a leaf that is a container, and nothing of what is in it.
     fn pause(&mut self, kind: Kind, listed: LeafKind) -> Result<()> {
         let (start, depth) = (self.layout.len(), self.open.len());
         self.recording.pause(kind, listed, start, depth)
     }
 
-    /// Where the next value goes, for [`Encoder::skip`].
-    #[must_use]
+    /// The position of the next value, for [`Encoder::skip`].
     pub fn mark(&self) -> Mark {
         let left = self.open.last().map_or(0, |open| open.left);
         Mark(self.open.len(), left)
     }
 
-    /// Counts one value at `mark`, whatever of it has been written: what comes out is of no use
-    /// any more, but other values can be tried.
+    /// Counts one value at `mark`, however much of it was written: the output becomes useless, but
+    /// other values can be tried.
     pub fn skip(&mut self, mark: Mark) {
         self.open.truncate(mark.0);
         self.lists = self.open.iter().filter(|open| open.is_list).count();
@@ -206,7 +193,7 @@ impl<P: Payload> Encoder<P> {
         self.recording.resume(self.open.len());
     }
 
-    /// The number by which [`Kind::Typed`] refers to a type of nodes.
+    /// The number of a type of nodes for [`Kind::Typed`].
     pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
         self.recording.node_type(class)
     }
@@ -216,12 +203,11 @@ impl<P: Payload> Encoder<P> {
         self.recording.sharding(sharding)
     }
 
-    /// Records that the array or PRNG key that comes next was split so, or was not.
     pub fn split(&mut self, sharding: Option<u32>) {
         self.recording.split(sharding);
     }
 
-    /// Writes a string that is the key of the next value.
+    /// Writes a string as the key of the next value.
     #[inline]
     pub fn key(&mut self, text: &str) -> Result<()> {
         if text.starts_with("__") {
@@ -250,7 +236,7 @@ impl<P: Payload> Encoder<P> {
         Ok(())
     }
 
-    /// Refuses keys that have a meaning of their own; all of them begin with `__`.
+    /// Refuses reserved keys, which all begin with `__`.
     #[inline(never)]
     fn check_key(&self, text: &str) -> Result<()> {
         let meaning = match text {
@@ -266,37 +252,30 @@ impl<P: Payload> Encoder<P> {
         })
     }
 
-    /// Writes `nil`.
     pub fn nil(&mut self) -> Result<()> {
         self.leaf(Head::Nil, LeafKind::None)
     }
 
-    /// Writes a boolean.
     pub fn bool(&mut self, value: bool) -> Result<()> {
         self.leaf(Head::Bool(value), LeafKind::Bool)
     }
 
-    /// Writes an integer.
     pub fn int(&mut self, value: i64) -> Result<()> {
         self.leaf(Head::Int(value), LeafKind::Int)
     }
 
-    /// Writes a non-negative integer.
     pub fn uint(&mut self, value: u64) -> Result<()> {
         self.leaf(Head::Uint(value), LeafKind::Int)
     }
 
-    /// Writes a float.
     pub fn float(&mut self, value: f64) -> Result<()> {
         self.leaf(Head::Float(value), LeafKind::Float)
     }
 
-    /// Writes a complex number.
     pub fn complex(&mut self, value: Complex) -> Result<()> {
         self.ext(wire::EXT_COMPLEX, &value.to_body())
     }
 
-    /// Writes an extension.
     pub fn ext(&mut self, code: i8, body: &[u8]) -> Result<()> {
         let kind = match code {
             wire::EXT_COMPLEX => LeafKind::Complex,
@@ -317,8 +296,7 @@ impl<P: Payload> Encoder<P> {
         content(&mut self.layout)
     }
 
-    /// Writes a byte string of `len` bytes, which `content` appends; `kind` is what it is
-    /// recorded as.
+    /// Writes a byte string of `len` bytes, which `content` appends; `kind` is recorded.
     pub fn bin(
         &mut self,
         len: usize,
@@ -332,8 +310,8 @@ impl<P: Payload> Encoder<P> {
         content(&mut self.layout)
     }
 
-    /// Writes an array. `content` is called to append ranges of its bytes, one after the other;
-    /// `kind` is what it is recorded as.
+    /// Writes an array. `content` appends ranges of its bytes, one after the other; `kind` is
+    /// recorded.
     #[inline]
     pub fn array(
         &mut self,
@@ -365,13 +343,12 @@ impl<P: Payload> Encoder<P> {
 
     /// The headers of the last array, if [`array_like`](Self::array_like) may copy them.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
-    #[must_use]
     pub(crate) fn last_headers(&self) -> Option<Like> {
         self.recent.last().filter(|_| self.recording.is_off())
     }
 
-    /// Writes an array of the dtype and shape of the last one, which had these headers, or returns
-    /// that they are not known for this place.
+    /// Writes an array of the dtype and shape of the last one, which had these headers; returns
+    /// false if they are not known for this place.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn array_like(&mut self, headers: &Like, bytes: RawBytes<'_>) -> Result<bool> {
@@ -386,9 +363,9 @@ impl<P: Payload> Encoder<P> {
     }
 
     /// Writes pairs of a key and an array of the dtype and shape of the last one, which had these
-    /// headers. Ends where `next` gives none, and before one for which there is no room, or that has
-    /// to be written in another way; returns how many are written. It allocates nothing, and uses what
-    /// `next` gave no more once it is asked again.
+    /// headers. Stops when `next` returns `None`, and before a pair without room or of another
+    /// form; returns the number of pairs. It allocates nothing, and drops what `next` returned
+    /// before it calls it again.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub(crate) fn pairs_like<'a>(
@@ -422,9 +399,8 @@ impl<P: Payload> Encoder<P> {
         count
     }
 
-    /// Whether what comes now is part of what an index has as one leaf, and not of its data: a list
-    /// or a map that is no state.
-    #[must_use]
+    /// Whether the next value is inside of a leaf of the index, and not its data: a list, or a map
+    /// that is not state.
     pub fn is_inside_leaf(&self) -> bool {
         self.recording.is_inside_leaf()
     }
@@ -442,18 +418,16 @@ impl<P: Payload> Encoder<P> {
         self.key("data")
     }
 
-    /// Ends the key that `prng_key` has begun.
     pub fn end_prng_key(&mut self) -> Result<()> {
         self.end(Kind::Dict)
     }
 
-    /// The layout, when the whole tree has been written. `metadata` is a typed value that is
-    /// recorded with the structure.
+    /// The layout of the whole tree. `metadata` is a typed value, recorded with the structure.
     pub fn finish(self, metadata: Option<Vec<u8>>) -> Result<Layout<P>> {
         self.finish_watched(metadata, &())
     }
 
-    /// The same; `watch` is asked now and then whether to go on.
+    /// The same, checking `watch` now and then.
     pub fn finish_watched(
         mut self,
         metadata: Option<Vec<u8>>,
@@ -468,8 +442,8 @@ impl<P: Payload> Encoder<P> {
         }
     }
 
-    /// The layout of a tree whose structure has been recorded before: this is the state of such
-    /// a tree, and the record is taken as it is, but for the index of the leaves.
+    /// The layout of a tree whose structure was recorded before: the tree is its state, and only
+    /// the index of the leaves is added to the record.
     pub fn finish_as(mut self, record: Record, watch: &dyn Watch) -> Result<Layout<P>> {
         if !self.begun || !self.open.is_empty() {
             return Err(misused("the tree is not whole"));
@@ -489,7 +463,7 @@ impl<P: Payload> Encoder<P> {
         with_record(self.layout, &encoded, ends)
     }
 
-    /// Writes a leaf that is nothing but its header, or whose bytes follow.
+    /// Writes a leaf that consists of its header, or whose bytes follow.
     #[inline]
     fn leaf(&mut self, head: Head, kind: LeafKind) -> Result<()> {
         self.begin(false)?;
@@ -499,7 +473,7 @@ impl<P: Payload> Encoder<P> {
         Ok(())
     }
 
-    /// Counts a value of the container that is open.
+    /// Counts a value of the innermost container.
     #[inline]
     fn begin(&mut self, no_leaf: bool) -> Result<()> {
         self.key = None;
@@ -523,7 +497,7 @@ impl<P: Payload> Encoder<P> {
             return Err(misused("a second tree"));
         }
         if self.is_described() && !no_leaf {
-            // A leaf has no place for a key, so it stands in a map of its own.
+            // A leaf has no place for the record's key, so it is wrapped in a map.
             Head::Map(2).write(self.layout.headers());
             self.write_key(ROOT_KEY)?;
         }
@@ -553,16 +527,21 @@ mod tests {
     fn misuse_is_an_error() {
         type Calls = fn(&mut Encoder<Vec<u8>>) -> Result<()>;
         let wrong: [Calls; 6] = [
-            |it| it.end(Kind::Dict),
-            |it| it.nil().and_then(|()| it.nil()),
-            |it| it.list(1).and_then(|()| it.end(Kind::List)),
-            |it| it.list(0).and_then(|()| it.nil()),
-            |it| {
-                it.map(1)
-                    .and_then(|()| it.key("a"))
-                    .and_then(|()| it.end(Kind::Dict))
+            |encoder| encoder.end(Kind::Dict),
+            |encoder| encoder.nil().and_then(|()| encoder.nil()),
+            |encoder| encoder.list(1).and_then(|()| encoder.end(Kind::List)),
+            |encoder| encoder.list(0).and_then(|()| encoder.nil()),
+            |encoder| {
+                encoder
+                    .map(1)
+                    .and_then(|()| encoder.key("a"))
+                    .and_then(|()| encoder.end(Kind::Dict))
             },
-            |it| it.map(1).and_then(|()| it.key(wire::CHUNKED_MARKER)),
+            |encoder| {
+                encoder
+                    .map(1)
+                    .and_then(|()| encoder.key(wire::CHUNKED_MARKER))
+            },
         ];
         for calls in wrong {
             assert!(calls(&mut Encoder::new(framing())).is_err());

@@ -1,4 +1,4 @@
-//! What is recorded beside a tree: its structure, where its leaves are, and their checksums.
+//! Records a tree's structure, the index of its leaves, and their checksums.
 
 use crate::array::Array;
 use crate::layout::{Layout, LayoutBuilder, Payload};
@@ -9,20 +9,17 @@ use crate::watch::Watch;
 use crate::wire::{self, Head, length};
 use crate::{Result, grow};
 
-/// Takes down as much of a tree as is to be recorded.
 #[derive(Debug, Default)]
 pub(super) struct Recording {
     recorder: Option<Recorder>,
     listing: Option<Listing>,
-    /// Whether the leaves will be summed.
     summed: bool,
-    /// The recorder while a container is written that it sees as one leaf, and how many are open
-    /// around that.
+    /// The recorder while it ignores a container that it sees as a leaf, and the number of
+    /// containers around that.
     paused: Option<(Recorder, usize)>,
 }
 
 impl Recording {
-    /// Of the structure.
     pub(super) fn structure() -> Self {
         Self {
             recorder: Some(Recorder::default()),
@@ -30,7 +27,7 @@ impl Recording {
         }
     }
 
-    /// Of the structure and of where the leaves are, which will be `summed` or not.
+    /// Records the structure and the index of the leaves, which will be `summed` or not.
     pub(super) fn index(summed: bool) -> Self {
         Self {
             listing: Some(Listing::default()),
@@ -39,32 +36,30 @@ impl Recording {
         }
     }
 
-    /// Whether the structure of what comes now is recorded.
     #[inline]
     pub(super) fn is_described(&self) -> bool {
         self.recorder.is_some()
     }
 
-    /// Whether nothing is recorded.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(super) fn is_off(&self) -> bool {
         self.recorder.is_none() && self.listing.is_none() && self.paused.is_none()
     }
 
-    /// Whether what comes now is part of what an index has as one leaf, and not of its data: a list
-    /// or a map that is no state.
+    /// Whether the next value is inside of a leaf of the index, and not its data: a list, or a map
+    /// that is not state.
     pub(super) fn is_inside_leaf(&self) -> bool {
         let pending = || self.listing.as_ref().and_then(Listing::last_begun);
         self.paused.is_some() && !matches!(pending(), Some(LeafKind::PrngKey(..)))
     }
 
-    /// The index, unless what comes now is inside of one leaf of it.
+    /// The index, except inside of its leaves.
     #[inline]
     fn listed(&mut self) -> Option<&mut Listing> {
         self.listing.as_mut().filter(|_| self.paused.is_none())
     }
 
-    /// Something comes, whose header begins there.
+    /// Begins a value, whose header starts at `start`.
     #[inline]
     pub(super) fn begin(&mut self, start: usize) -> Result<()> {
         match self.listed() {
@@ -73,7 +68,6 @@ impl Recording {
         }
     }
 
-    /// The state of a container begins.
     #[inline]
     pub(super) fn map(&mut self, pairs: u32) -> Result<()> {
         match self.listed() {
@@ -82,7 +76,6 @@ impl Recording {
         }
     }
 
-    /// A key of the state of a container.
     #[inline]
     pub(super) fn key(&mut self, head: Head, text: &str) -> Result<()> {
         match &mut self.listing {
@@ -91,7 +84,6 @@ impl Recording {
         }
     }
 
-    /// A container begins.
     #[inline]
     pub(super) fn open(&mut self) -> Result<()> {
         match &mut self.recorder {
@@ -100,7 +92,7 @@ impl Recording {
         }
     }
 
-    /// A container ends, around which so many are still open.
+    /// Ends a container, with `depth` open ones around it.
     #[inline]
     pub(super) fn close(&mut self, kind: Kind, depth: usize) -> Result<()> {
         if self.resume(depth) {
@@ -112,7 +104,7 @@ impl Recording {
         }
     }
 
-    /// The number by which [`Kind::Typed`] refers to a type of nodes.
+    /// The number of a type of nodes for [`Kind::Typed`].
     pub(super) fn node_type(&mut self, class: NodeType) -> Result<u32> {
         let recorder = self.recorder.as_mut();
         recorder.map_or(Ok(0), |recorder| recorder.node_type(class))
@@ -124,14 +116,13 @@ impl Recording {
         recorder.map_or(Ok(None), |recorder| recorder.sharding(sharding))
     }
 
-    /// The next leaf is an array that is split so, or is not split.
     pub(super) fn split(&mut self, sharding: Option<u32>) {
         if let Some(recorder) = &mut self.recorder {
             recorder.split(sharding);
         }
     }
 
-    /// A leaf, whose value begins there; `kind` is what it is recorded as.
+    /// Records a leaf as `kind`, whose value begins at `start`.
     #[inline]
     pub(super) fn leaf(
         &mut self,
@@ -150,7 +141,7 @@ impl Recording {
         Ok(())
     }
 
-    /// An array; the data of a PRNG key tell the index its shape.
+    /// Records an array, whose shape may be that of a PRNG key's data.
     #[inline]
     pub(super) fn array(&mut self, kind: Kind, array: &Array<'_>, start: usize) -> Result<()> {
         let shape = || grow::collect(array.shape.iter().map(|&dim| dim as u64));
@@ -170,7 +161,7 @@ impl Recording {
         self.leaf(kind, listed, start)
     }
 
-    /// The value of the last array begins there after all.
+    /// Corrects the start of the last array's value.
     #[inline]
     pub(super) fn moved(&mut self, start: usize) {
         if let Some((_, pending)) = self.listed().and_then(Listing::pending) {
@@ -178,8 +169,7 @@ impl Recording {
         }
     }
 
-    /// A leaf that is a container, around which so many are open. Nothing of what is in it is
-    /// recorded.
+    /// Records a container as a leaf, with `depth` open ones around it, and ignores its content.
     pub(super) fn pause(
         &mut self,
         kind: Kind,
@@ -194,7 +184,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Whether the container that has ended, around which so many are open, was such a leaf.
+    /// Whether the container that has ended, with `depth` open ones around it, was such a leaf.
     #[inline]
     pub(super) fn resume(&mut self, depth: usize) -> bool {
         match self.paused.take_if(|(_, around)| *around >= depth) {
@@ -206,13 +196,13 @@ impl Recording {
         }
     }
 
-    /// The structure, when the whole tree has been taken down. No more is recorded then.
+    /// The structure of the whole tree, which ends the recording.
     pub(super) fn take_structure(&mut self) -> Option<Recorder> {
         self.recorder.take()
     }
 
-    /// Puts the index into a record of a tree that ends there; returns where the checksums end that
-    /// are to follow the record, if there are to be any.
+    /// Adds the index to the record of a tree that ends at `end`; returns the ends of the summed
+    /// regions, if any.
     pub(super) fn finish(
         self,
         record: &mut Record,
@@ -229,7 +219,7 @@ impl Recording {
     }
 }
 
-/// The layout with a record at its end, and what comes after that: checksums up to these ends.
+/// Adds a record and its checksums to the layout.
 pub(super) fn with_record<P: Payload>(
     mut layout: LayoutBuilder<P>,
     record: &[u8],
@@ -238,7 +228,7 @@ pub(super) fn with_record<P: Payload>(
     let summed = ends.is_some();
     let mut ends = ends.unwrap_or_default();
     if summed {
-        // The length of the bin does not depend on where it begins.
+        // The length of the bin does not depend on its offset.
         grow::push(&mut ends, 0)?;
     }
     let after = Seal::bytes(ends.len());

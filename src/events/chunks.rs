@@ -1,7 +1,7 @@
-//! A map with the marker of an array in chunks stands for that array.
+//! Joins the chunks of an array.
 //!
-//! `{marker: …, "shape": {"0": …}, "chunks": {"0": array, …}}`. The marker counts by its
-//! presence, whatever its value; other keys do not matter; of equal keys the last counts.
+//! `{marker: …, "shape": {"0": …}, "chunks": {"0": array, …}}`. The marker counts by its presence;
+//! other keys are ignored; of equal keys the last counts.
 
 use std::collections::HashMap;
 
@@ -10,12 +10,12 @@ use crate::array::Dims;
 use crate::wire::{CHUNKED_MARKER, Head};
 use crate::{Error, Result, grow};
 
-/// An array's shape, the number of its dtype, where its bytes are, and where it begins.
+/// An array's shape, the number of its dtype, the ranges of its bytes, and its offset.
 pub(super) type Joined = (Dims, u32, Vec<Span>, usize);
 
 impl Events {
-    /// The array that a map which begins at `offset` stands for. `shape` and `chunks` are the
-    /// events of these values, if they are maps.
+    /// The array for a map at `offset`. `shape` and `chunks` are the events of these values, if
+    /// they are maps.
     pub(super) fn join_chunks(
         &self,
         shape: Option<usize>,
@@ -37,7 +37,7 @@ impl Events {
             let head = match event {
                 Event::Int(value) => Head::Int(value),
                 Event::Uint(value) => Head::Uint(value),
-                _ => Head::Nil, // which is none that `push` takes
+                _ => Head::Nil, // which `push` refuses
             };
             dims.push(head, offset)?;
         }

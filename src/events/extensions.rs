@@ -1,4 +1,4 @@
-//! Extensions: arrays, scalars of NumPy, complex numbers, and what others mean.
+//! Extensions: arrays, NumPy scalars, complex numbers, and those of others.
 
 use super::open::unhashable;
 use super::read::Reader;
@@ -7,18 +7,17 @@ use crate::array::Dims;
 use crate::wire::{AHEAD, Complex, EXT_COMPLEX, EXT_NDARRAY, EXT_NPSCALAR, Head};
 use crate::{Error, Result, grow};
 
-/// The longest name that a dtype may have; those that are known have 17 bytes at most.
+/// The longest name of a dtype; known ones have at most 17 bytes.
 const MAX_DTYPE_NAME: usize = 64;
 
-/// How many keys of a map may be of types whose hashes somebody could make equal on purpose.
-/// Each costs a comparison with all others of its hash.
+/// The most keys in a map of types whose hashes an attacker could make equal. Each is compared with
+/// all others of its hash.
 const MAX_EXT_KEYS: u32 = 1024;
 
-/// Dtypes whose scalars have hashes like numbers, and those are different.
+/// Dtypes whose scalars hash like numbers, so that distinct ones differ.
 const PLAIN_SCALARS: [&[u8]; 4] = [b"int", b"uint", b"bool", b"float"];
 
 impl Reader<'_> {
-    /// Forgets arrays that nobody needs any more, before the next one.
     #[inline]
     fn forget_arrays(&mut self) {
         if !self.keep_all && self.needing == 0 {
@@ -55,7 +54,7 @@ impl Reader<'_> {
             && is_key
             && !self.found.array(array).dims.is_empty()
         {
-            return Err(unhashable(offset, "numpy.ndarray")); // which it is for flax, too
+            return Err(unhashable(offset, "numpy.ndarray")); // as in flax
         }
         let is_plain = |array: u32| {
             let name = self.found.array(array).dtype;
@@ -80,7 +79,7 @@ impl Reader<'_> {
     /// Reads the body of an array, `[shape, dtype name, bytes]`, leniently as flax does.
     #[inline]
     fn array(&mut self, len: u32) -> Result<u32> {
-        // Near the end nobody needs to be fast.
+        // The end need not be fast.
         let Some(ahead) = self.cursor.ahead() else {
             return self.other_array(len, None);
         };
@@ -135,7 +134,6 @@ impl Reader<'_> {
         Ok(array)
     }
 
-    /// The number of the name of a dtype.
     #[inline]
     fn dtype(&mut self, len: usize, offset: usize) -> Result<u32> {
         if len > MAX_DTYPE_NAME {
@@ -143,17 +141,18 @@ impl Reader<'_> {
             self.cursor.read(MAX_DTYPE_NAME, &mut name)?;
             return Err(no_dtype(&name, offset));
         }
-        // Read to where strings go, and taken back from there.
+        // Read into the text, and removed from there.
         let start = self.found.text.len();
         self.cursor.read(len, &mut self.found.text)?;
         let name = &self.found.text[start..];
         let last = self.found.dtypes.get(self.last_dtype);
         if last.is_none_or(|last| last != name) {
-            // A tree has a handful. More are looked up in a table.
+            // More are looked up in a table.
             const FEW: usize = 8;
             let dtypes = &mut self.found.dtypes;
             let known = dtypes.iter().take(FEW).position(|known| known == name);
-            let known = known.or_else(|| self.dtype_numbers.get(name).map(|it| *it as usize));
+            let known =
+                known.or_else(|| self.dtype_numbers.get(name).map(|number| *number as usize));
             self.last_dtype = known.unwrap_or(dtypes.len());
             if known.is_none() {
                 if dtypes.len() >= FEW {
@@ -170,7 +169,6 @@ impl Reader<'_> {
 }
 
 impl Events {
-    /// Adds an array to the list.
     #[inline]
     pub(super) fn add_array(
         &mut self,
@@ -192,7 +190,7 @@ impl Events {
         self.add_entry(entry, spans)
     }
 
-    /// Adds an array with its own spans and the dimensions of another one.
+    /// Adds an array with its own spans and another one's dimensions.
     #[inline]
     fn add_entry(&mut self, entry: ArrayEntry, spans: &[Span]) -> Result<u32> {
         self.arrays.try_reserve(1)?;
@@ -208,8 +206,6 @@ impl Events {
     }
 }
 
-/// The error for a dtype that there is not.
-#[must_use]
 pub fn no_dtype(name: &[u8], offset: usize) -> Error {
     let name = String::from_utf8_lossy(name);
     Error::malformed(

@@ -1,7 +1,7 @@
-//! How many bytes elements have, by the name of their dtype alone.
+//! Element sizes by names of dtypes.
 
-/// How many bytes an element of a dtype takes, by its name: `float32`, `bfloat16`, `int4`.
-/// Those of less than a byte take one. Nothing for names of another form.
+/// The bytes of an element by the name of its dtype: `float32`, `bfloat16`, `int4`; at least one.
+/// `None` for names of another form.
 pub fn itemsize(name: &str) -> Option<usize> {
     if name == "bool" {
         return Some(1);
@@ -9,7 +9,7 @@ pub fn itemsize(name: &str) -> Option<usize> {
     if name == "bfloat16" {
         return Some(2);
     }
-    // With a unit, or of none.
+    // With or without a unit.
     if name.starts_with("datetime64") || name.starts_with("timedelta64") {
         return Some(8);
     }

@@ -1,20 +1,18 @@
-//! What encoded bytes contain, as a list of events: the grammar of reading.
+//! The grammar of reading: encoded bytes as a list of events.
 //!
-//! A [`Reader`] goes through the headers of a source once, without a payload being touched.
-//! Everything that the format prescribes is checked or done there: lengths, depth, UTF-8,
-//! arrays in chunks that become one, complex numbers, PRNG keys, which keys a map may have.
-//! What is made of the events – objects of Python, a list of leaves, values of a program – is
-//! up to short drivers: they ask the reader for one event after the other, or take all of them
-//! ([`Events::read`]).
+//! A [`Reader`] reads the headers of a source once, and no payloads. It checks and does everything
+//! that the format prescribes: lengths, depth, UTF-8, joining chunks, complex numbers, PRNG keys,
+//! the keys of maps. Short drivers turn the events into Python objects, leaves or values; they take
+//! them one by one, or all ([`Events::read`]).
 //!
-//! | file | what is there |
+//! | file | content |
 //! |---|---|
-//! | `read.rs` | from headers to events, one by one |
+//! | `read.rs` | headers to events, one by one |
 //! | `open.rs` | the containers around a value |
-//! | `extensions.rs` | arrays, scalars of NumPy, complex numbers |
-//! | `recent.rs` | headers of arrays that are like those of one before |
-//! | `chunks.rs` | a map that stands for an array in chunks becomes that array |
-//! | `itemsize.rs` | how many bytes elements have, by the name of their dtype |
+//! | `extensions.rs` | arrays, NumPy scalars, complex numbers |
+//! | `recent.rs` | repeated headers of arrays |
+//! | `chunks.rs` | joining the chunks of an array |
+//! | `itemsize.rs` | element sizes by names of dtypes |
 
 mod chunks;
 mod extensions;
@@ -34,73 +32,61 @@ pub(crate) use extensions::no_dtype;
 pub(crate) use itemsize::itemsize;
 pub use read::{Closed, Reader};
 
-/// One value. Those that are in a container follow it, and in a map each value its key.
+/// One value. The values of a container follow it, in a map each after its key.
 ///
-/// There is one for each value of the input, so they are kept small: 16 bytes.
+/// There is one for each value of the input, so 16 bytes are worth the packing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Event {
-    /// `nil`.
     Nil,
-    /// A boolean.
     Bool(bool),
-    /// A negative integer, or one that was written in a signed format.
+    /// A negative integer, or one in a signed format.
     Int(i64),
-    /// A non-negative integer.
     Uint(u64),
-    /// A float.
     Float(f64),
     /// A complex number; see [`Events::complex`].
     Complex(u32),
     /// A string; see [`Events::text`].
     Str(Text),
-    /// A byte string: where it is in the source.
+    /// A byte string in the source.
     Bin(Span),
-    /// A list of so many elements; its events end before that number.
     List(Container),
-    /// A map of so many pairs; its events end before that number.
     Map(Container),
-    /// A map of two pairs that is a typed PRNG key, if its implementation is known.
+    /// A map that is a typed PRNG key, if its implementation is known.
     PrngKey(Container),
     /// An array; see [`Events::array`].
     Array(u32),
-    /// A scalar of NumPy: the only element of an array.
+    /// A NumPy scalar: the only element of an array.
     Scalar(u32),
-    /// An extension of another type: where its body is in the source.
+    /// An extension of another type: its body in the source.
     Ext(i8, Span),
 }
 
 const _: () = assert!(size_of::<Event>() == 16);
 
-/// How many elements or pairs a container has, and where its events end.
+/// Length and end of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(Rust, packed(4))] // see `Event`
 pub struct Container {
-    /// Elements or pairs.
     pub len: u32,
     /// The number of the first event after the container.
     pub end: usize,
 }
 
-/// Bytes of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(Rust, packed(4))] // see `Event`
 pub struct Span {
-    /// How many.
     pub len: u32,
-    /// The offset of the first.
     pub start: usize,
 }
 
 impl Span {
-    /// Their offsets.
     #[inline]
-    #[must_use]
     pub fn range(self) -> Range<usize> {
         self.start..self.start + self.len as usize
     }
 }
 
-/// A string among [`Events::text`].
+/// A string in [`Events::text`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(Rust, packed(4))] // see `Event`
 pub struct Text {
@@ -108,61 +94,54 @@ pub struct Text {
     start: usize,
 }
 
-/// An array whose dtype and shape are as written: neither is checked yet.
+/// An array with its dtype and shape as written, unchecked.
 #[derive(Debug, Clone, Copy)]
 pub struct ArrayEvent<'a> {
     /// Its dimensions; one may be −1. See [`crate::array::resolve`].
     pub dims: &'a [isize],
-    /// Where they are among all dimensions: the same for arrays that have the same headers.
+    /// Their position among all dimensions, shared by arrays with the same headers.
     pub dims_start: usize,
     /// The name of its dtype, or an alias that NumPy knows.
     pub dtype: &'a [u8],
     /// The number of that name: equal names have equal numbers.
     pub dtype_number: usize,
-    /// Where its bytes are in the source, in order: once, or once for each chunk.
+    /// The ranges of its bytes in the source, in order: one, or one for each chunk.
     pub spans: &'a [Span],
-    /// Where the value begins in the source, for errors.
     pub offset: usize,
 }
 
 impl ArrayEvent<'_> {
-    /// Its shape, if that can be told without asking anybody for the dtype.
-    #[must_use]
+    /// Its shape, if known without the dtype.
     pub fn shape(&self) -> Option<SmallVec<[usize; 6]>> {
         resolve(self.dims, self.nbytes(), self.itemsize()?, self.offset).ok()
     }
 
-    /// How many bytes an element takes: what the name of the dtype tells, or, for names that are
-    /// not known here, what the bytes and the dimensions tell.
-    #[must_use]
+    /// The bytes of an element: by the name of the dtype, or for unknown names by the bytes and the
+    /// dimensions.
     pub fn itemsize(&self) -> Option<usize> {
         let name = std::str::from_utf8(self.dtype).ok()?;
         itemsize(name).or_else(|| {
             let count =
                 |product: usize, &dim: &isize| usize::try_from(dim).ok()?.checked_mul(product);
             match self.dims.iter().try_fold(1, count)? {
-                0 => Some(1), // there are no elements
+                0 => Some(1), // no elements
                 elements => Some(self.nbytes() / elements).filter(|itemsize| *itemsize > 0),
             }
         })
     }
 
-    /// Whether the name of the dtype tells how many bytes an element has.
-    #[must_use]
+    /// Whether the name of the dtype has a known element size.
     pub fn has_known_size(&self) -> bool {
         let dtype = std::str::from_utf8(self.dtype).ok();
         dtype.and_then(itemsize).is_some()
     }
 
-    /// How many bytes the elements have.
     #[inline]
-    #[must_use]
     pub fn nbytes(&self) -> usize {
         self.spans.iter().map(|span| span.len as usize).sum()
     }
 }
 
-/// An array in the lists of `Events`.
 #[derive(Debug, Clone, Copy)]
 struct ArrayEntry {
     offset: usize,
@@ -173,11 +152,11 @@ struct ArrayEntry {
     ndim: u8,
 }
 
-/// The events of a source, and what they refer to.
+/// The events of a source, with their content.
 #[derive(Debug, Default)]
 pub struct Events {
     list: Vec<Event>,
-    /// All strings, one after the other. Each was found to be UTF-8.
+    /// All strings concatenated. Each was found to be UTF-8.
     text: Vec<u8>,
     arrays: Vec<ArrayEntry>,
     dims: Vec<isize>,
@@ -189,39 +168,35 @@ pub struct Events {
 impl Events {
     /// All events in order: at least one.
     #[inline]
-    #[must_use]
     pub fn as_slice(&self) -> &[Event] {
         &self.list
     }
 
-    /// What a string is.
+    /// The text of a string.
     ///
     /// # Panics
-    /// If it is not of these events.
+    /// If it is of other events.
     #[inline]
-    #[must_use]
     pub fn text(&self, text: Text) -> &str {
         let bytes = &self.text[text.start..text.start + text.len as usize];
-        // Short strings are checked again, which costs less than a promise.
+        // Checking short strings again costs less than `unsafe`.
         std::str::from_utf8(bytes).unwrap_or_default()
     }
 
     /// The bytes of a string.
     ///
     /// # Panics
-    /// If it is not of these events.
+    /// If it is of other events.
     #[inline]
-    #[must_use]
     pub fn text_bytes(&self, text: Text) -> &[u8] {
         &self.text[text.start..text.start + text.len as usize]
     }
 
-    /// What an array is.
+    /// The content of an array event.
     ///
     /// # Panics
-    /// If it is not of these events.
+    /// If it is of other events.
     #[inline]
-    #[must_use]
     pub fn array(&self, number: u32) -> ArrayEvent<'_> {
         let entry = &self.arrays[number as usize];
         ArrayEvent {
@@ -237,23 +212,22 @@ impl Events {
     /// The real and the imaginary part of a complex number.
     ///
     /// # Panics
-    /// If it is not of these events.
-    #[must_use]
+    /// If it is of other events.
     pub fn complex(&self, number: u32) -> (f64, f64) {
         self.complex[number as usize]
     }
 
-    /// The number of the event after this one and all in it.
     #[inline]
     fn after(&self, event: usize) -> usize {
         match self.list[event] {
-            Event::List(it) | Event::Map(it) | Event::PrngKey(it) => it.end,
+            Event::List(container) | Event::Map(container) | Event::PrngKey(container) => {
+                container.end
+            }
             _ => event + 1,
         }
     }
 
-    /// How an event reads as a key in a path.
-    #[must_use]
+    /// The text of a key in a path.
     pub fn key_text(&self, event: Event) -> Cow<'_, str> {
         match event {
             Event::Nil => "None".into(),

@@ -1,41 +1,37 @@
-//! The containers around the value that is being read.
+//! The containers around the current value.
 
 use super::{Event, Events};
 use crate::Error;
 use crate::error::Path;
 use crate::wire::{CHUNKED_MARKER, PRNG_MARKER};
 
-/// A container that is being read.
 #[derive(Debug)]
 pub(super) struct Open {
     /// The number of its event, if events are kept.
     pub(super) event: usize,
-    /// Where it begins in the source.
     pub(super) offset: usize,
-    /// How many values are still to come; in a map, keys count.
+    /// Values to come; keys of a map count.
     pub(super) left: u64,
     pub(super) is_map: bool,
-    /// Where the key of the value that is being read is, or the last element.
+    /// The event of the current key, or of the last element.
     pub(super) last: usize,
-    /// What the last key means for the value after it.
     pub(super) key: Key,
-    /// Whether a key was the marker of an array in chunks.
+    /// Whether it has the marker of an array in chunks.
     pub(super) is_chunked: bool,
-    /// Whether a key was neither a string nor bytes.
     pub(super) has_other_keys: bool,
     /// The events of the values of these keys, if those are maps.
     pub(super) shape: Option<usize>,
     pub(super) chunks: Option<usize>,
-    /// What was kept before the first of them.
+    /// The state of the lists before the first of them.
     pub(super) kept: Option<Kept>,
-    /// How far it looks like a typed PRNG key: 4 for entirely.
+    /// Matching steps towards a typed PRNG key; 4 for all.
     pub(super) prng: u8,
-    /// How many keys were of types with foreseeable hashes.
+    /// Keys of types with predictable hashes.
     pub(super) ext_keys: u32,
 }
 
 impl Open {
-    /// Takes note of what a key that is a string may mean.
+    /// Notes the meaning of a string key.
     #[inline]
     pub(super) fn note_key(&mut self, text: &[u8]) {
         self.key = match text {
@@ -47,7 +43,7 @@ impl Open {
             self.prng = 3;
         } else if text.starts_with(b"__") {
             self.is_chunked |= text == CHUNKED_MARKER.as_bytes();
-            // The first of two pairs, of which three values are still to come.
+            // The first of two pairs, so that three values are to come.
             if text == PRNG_MARKER.as_bytes() && self.left == 3 {
                 self.prng = 1;
             }
@@ -55,7 +51,7 @@ impl Open {
     }
 }
 
-/// Keys that may have a meaning.
+/// Keys with a meaning.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Key {
     Other,
@@ -63,7 +59,6 @@ pub(super) enum Key {
     Chunks,
 }
 
-/// The lengths of lists at some time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kept {
     pub(super) list: usize,
@@ -71,15 +66,15 @@ pub(super) struct Kept {
     pub(super) spans: usize,
 }
 
-/// The path to the value that is being read.
+/// The path to the current value.
 pub(super) fn path(found: &Events, open: &[Open]) -> Path {
     let mut path = Path::default();
     for open in open.iter().rev() {
         if open.last == open.event {
-            continue; // nothing in it has begun
+            continue; // it is empty so far
         }
         if !open.is_map {
-            // Elements are counted from the end, as their number is known there.
+            // Elements are counted from the end, because their number is known there.
             if let Event::List(list) = found.list[open.event] {
                 path.push_outer((u64::from(list.len) - open.left - 1).to_string());
             }
@@ -92,7 +87,6 @@ pub(super) fn path(found: &Events, open: &[Open]) -> Path {
     path
 }
 
-/// The error for a key that is a container or an array.
 pub(super) fn unhashable(offset: usize, kind: &str) -> Error {
     let reason = format!("a map key cannot be hashed: unhashable type: '{kind}'");
     Error::malformed(offset, reason)

@@ -1,8 +1,8 @@
-//! From headers to events, one by one.
+//! Reads headers to events, one by one.
 //!
-//! Nothing is read twice, and the work is linear in the bytes of the input, whatever they are.
-//! That a map stands for an array in chunks may be known only at its last key. So from a key
-//! on that such a map has, the events are kept until the map ends.
+//! Nothing is read twice, and the work is linear in the bytes of any input. Only the last key of a
+//! map may show that it is an array in chunks. So from the first key that such a map has, events
+//! are kept until the map ends.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,20 +14,19 @@ use crate::source::Source;
 use crate::wire::{self, Cursor, Head};
 use crate::{Error, Result};
 
-/// After so many values the caller is asked whether to go on.
 const CHECK_VALUES: usize = 1 << 14;
 
 impl Events {
-    /// Reads all of a source, which has to be one value. `check` is asked now and then whether
-    /// to go on. An error tells the path to where it is.
+    /// Reads all of a source, which must be one value. Calls `check` now and then. Errors have the
+    /// path of their place.
     pub fn read(source: &dyn Source, check: impl FnMut() -> Result<()>) -> Result<Self> {
         Self::read_all(Reader::new(source), check)
     }
 
-    /// Reads a part of a source, which has to be one value.
+    /// Reads a part of a source, which must be one value.
     ///
     /// # Panics
-    /// If the source ends before.
+    /// If the part exceeds the source.
     pub fn read_part(source: &dyn Source, part: Range<usize>) -> Result<Self> {
         Self::read_all(Reader::within(source, part), || Ok(()))
     }
@@ -45,44 +44,39 @@ impl Events {
     }
 }
 
-/// What a container has turned out to be.
+/// The meaning of a closed container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
-    /// What it was begun as.
     Same,
-    /// An array in chunks, in place of the map.
     Array(u32),
     /// A typed PRNG key, if its implementation is known.
     PrngKey,
 }
 
-/// Reads events one by one. Whoever reads a container asks for its values, and closes it then.
+/// Reads events one by one. The caller reads the values of a container, and closes it then.
 pub struct Reader<'a> {
     pub(super) cursor: Cursor<'a>,
     pub(super) found: Events,
     pub(super) dtype_numbers: HashMap<Vec<u8>, u32>,
-    /// The number that was looked up last.
+    /// The dtype that was looked up last.
     pub(super) last_dtype: usize,
     pub(super) recent: RecentHeaders,
     pub(super) open: Vec<Open>,
-    /// Whether all events are kept, and not only those that an open container needs.
+    /// Whether all events are kept, not only those that an open container needs.
     pub(super) keep_all: bool,
-    /// How many open containers need events.
+    /// Open containers that need events.
     pub(super) needing: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// Begins at the start of a source.
-    #[must_use]
     pub fn new(source: &'a dyn Source) -> Self {
         Self::within(source, 0..source.len())
     }
 
-    /// Begins at the start of a part of a source, which has to be one value.
+    /// Begins at a part of a source, which must be one value.
     ///
     /// # Panics
-    /// If the source ends before.
-    #[must_use]
+    /// If the part exceeds the source.
     pub fn within(source: &'a dyn Source, part: Range<usize>) -> Self {
         Self {
             cursor: Cursor::within(source, part),
@@ -100,26 +94,23 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Goes on with another part of the source, which has to be one value.
+    /// Continues with another part, which must be one value.
     ///
     /// # Panics
-    /// If the source ends before, or a value has not been read to its end.
+    /// If the part exceeds the source, or a value is unfinished.
     pub fn seek(&mut self, part: Range<usize>) {
         assert!(self.open.is_empty() && self.needing == 0);
-        self.found.text.clear(); // of strings that nobody asks for any more
+        self.found.text.clear(); // of strings that are not needed any more
         self.cursor.seek(part);
     }
 
-    /// The offset of the next byte.
     #[inline]
-    #[must_use]
     pub fn offset(&self) -> usize {
         self.cursor.offset()
     }
 
-    /// What the last event refers to; strings of others are there, too.
+    /// The content of the last event, among others.
     #[inline]
-    #[must_use]
     pub fn events(&self) -> &Events {
         &self.found
     }
@@ -144,14 +135,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Errors unless the source ends here.
     pub fn finish(&self) -> Result<()> {
         self.cursor.finish()
     }
 
-    /// The next value, or the beginning of a container. In a map, keys are values.
+    /// The next value, or the start of a container. In a map, keys are values.
     #[inline]
-    #[allow(clippy::should_implement_trait)] // an iterator cannot tell errors as simply
+    #[allow(clippy::should_implement_trait)] // an iterator makes errors harder
     pub fn next(&mut self) -> Result<Event> {
         let Some(open) = self.open.last_mut() else {
             return self.value(false);
@@ -173,7 +163,7 @@ impl<'a> Reader<'a> {
         self.value(false)
     }
 
-    /// Whether the next value, which this goes past, is the expected string.
+    /// Skips the next value, and returns whether it is the expected string.
     #[inline]
     pub fn next_is(&mut self, expected: &str) -> Result<bool> {
         if !self.keep_all
@@ -195,7 +185,6 @@ impl<'a> Reader<'a> {
         Ok(self.found.text_bytes(text) == expected.as_bytes())
     }
 
-    /// Takes note of what a key may mean.
     #[inline]
     fn note_key(&mut self, key: Event) {
         let Some(open) = self.open.last_mut() else {
@@ -209,7 +198,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The value after a key that may have a meaning.
+    /// Reads the value after a key with a meaning.
     #[inline(never)]
     fn value_of_key(&mut self) -> Result<Event> {
         let at = self.open.len() - 1;
@@ -220,7 +209,7 @@ impl<'a> Reader<'a> {
         };
         let key = self.open[at].key;
         if key != Key::Other && self.open[at].kept.is_none() {
-            // From here on, until this container ends.
+            // Until this container ends.
             self.open[at].kept = Some(kept);
             self.needing += 1;
         }
@@ -235,14 +224,13 @@ impl<'a> Reader<'a> {
         open.prng = match (open.prng, event) {
             (1, Event::Str(_)) => 2,
             (3, Event::Array(_)) => 4,
-            (3, Event::Map(_)) => 3, // which may be an array in chunks
+            (3, Event::Map(_)) => 3, // a possible array in chunks
             (0 | 4, _) => open.prng,
             _ => 0,
         };
         Ok(event)
     }
 
-    /// Reads a value, or the header of a container.
     #[inline]
     fn value(&mut self, is_key: bool) -> Result<Event> {
         let offset = self.cursor.offset();
@@ -331,10 +319,10 @@ impl<'a> Reader<'a> {
         Ok(begun)
     }
 
-    /// Ends the container that was begun last, whose values have all been read.
+    /// Ends the innermost container, whose values have all been read.
     #[inline]
     pub fn close(&mut self) -> Result<Closed> {
-        // What has failed stays open, so that its path is told.
+        // After an error it stays open, for the path of the error.
         let closed = match self.open.last() {
             None => return Ok(Closed::Same),
             Some(open) if open.is_chunked || open.kept.is_some() || open.prng == 4 => {
@@ -352,17 +340,19 @@ impl<'a> Reader<'a> {
             && !matches!(closed, Closed::Array(_))
         {
             let end = self.found.list.len();
-            if let Some(Event::List(it) | Event::Map(it)) = self.found.list.get_mut(open.event) {
-                it.end = end;
+            if let Some(Event::List(container) | Event::Map(container)) =
+                self.found.list.get_mut(open.event)
+            {
+                container.end = end;
                 if closed == Closed::PrngKey {
-                    self.found.list[open.event] = Event::PrngKey(Container { end, ..*it });
+                    self.found.list[open.event] = Event::PrngKey(Container { end, ..*container });
                 }
             }
         }
         Ok(closed)
     }
 
-    /// The same for a map that has keys with a meaning.
+    /// The same for a map with keys with a meaning.
     #[inline(never)]
     fn close_special(&mut self) -> Result<Closed> {
         let Some(open) = self.open.last() else {

@@ -1,33 +1,28 @@
-//! Headers of arrays that were read last, to be recognised.
+//! Recognises headers of arrays that were read recently.
 
 use super::ArrayEntry;
 use crate::wire::AHEAD;
 
-/// All that stands before the payload in the body of arrays. A tree has many arrays of few
-/// shapes, and to compare their headers with these costs less than to read them.
+/// The bytes before the payload in the bodies of recent arrays. Trees have many arrays of few
+/// shapes, and comparing headers is cheaper than reading them.
 pub(super) struct RecentHeaders {
     known: Vec<KnownHeaders>,
-    /// Which of them is replaced next.
     oldest: usize,
 }
 
 struct KnownHeaders {
-    /// Two words, in which what comes after the headers is zero.
+    /// The headers, followed by zeros.
     bytes: [u128; 2],
-    /// All bits of the headers, and none after them.
+    /// All bits of the headers.
     mask: [u128; 2],
-    /// How many bytes they have.
     headers: usize,
-    /// How many bytes the body has.
     len: u32,
-    /// The array that they were read of.
     array: ArrayEntry,
 }
 
 impl RecentHeaders {
     const COUNT: usize = 4;
 
-    /// Room for all of them.
     pub(super) fn new() -> Self {
         Self {
             known: Vec::with_capacity(Self::COUNT),
@@ -35,8 +30,7 @@ impl RecentHeaders {
         }
     }
 
-    /// How many bytes the headers at the start of a body of `len` bytes have, and the array that
-    /// had the same.
+    /// The length of known headers at the start of a body of `len` bytes, and their array.
     #[inline]
     pub(super) fn find(&self, ahead: [u8; AHEAD], len: u32) -> Option<(usize, ArrayEntry)> {
         let words = words(ahead);
@@ -48,7 +42,7 @@ impl RecentHeaders {
         Some((known.headers, known.array))
     }
 
-    /// Takes note of so many bytes of headers, unless they are too many.
+    /// Remembers the first `headers` bytes, unless they are too many.
     pub(super) fn remember(
         &mut self,
         mut ahead: [u8; AHEAD],

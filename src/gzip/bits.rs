@@ -1,11 +1,10 @@
 //! Bits in the order of DEFLATE: the first is the lowest of the first byte.
 
-// A byte is what is left of the bits.
+// Bytes are cut off words.
 #![allow(clippy::cast_possible_truncation)]
-// What the loops call is compiled with their set of instructions.
+// So that each caller's set of instructions applies.
 #![allow(clippy::inline_always)]
 
-/// Writes bits to memory that has room for them, and for a word more.
 pub struct BitWriter<'a> {
     out: &'a mut [u8],
     position: usize,
@@ -14,7 +13,6 @@ pub struct BitWriter<'a> {
 }
 
 impl<'a> BitWriter<'a> {
-    /// Begins at the first byte.
     pub fn new(out: &'a mut [u8]) -> Self {
         Self {
             out,
@@ -24,14 +22,13 @@ impl<'a> BitWriter<'a> {
         }
     }
 
-    /// Appends `count` bits, of which those of `bits` above are zero: at most 56 between flushes.
+    /// Appends `count` bits, at most 56 between flushes; the bits above them are zero.
     #[inline(always)]
     pub fn put(&mut self, bits: u64, count: u32) {
         self.bits |= bits << self.count;
         self.count += count;
     }
 
-    /// Writes the bytes that are full.
     #[inline(always)]
     pub fn flush(&mut self) {
         self.out[self.position..][..8].copy_from_slice(&self.bits.to_le_bytes());
@@ -40,22 +37,21 @@ impl<'a> BitWriter<'a> {
         self.count %= 8;
     }
 
-    /// Returns how many bytes are full, and the bits that are not written yet with their number,
-    /// at most 7.
+    /// Returns the number of full bytes, and the unwritten bits with their number, at most 7.
     pub fn pause(mut self) -> (usize, u64, u32) {
         self.flush();
         (self.position, self.bits, self.count)
     }
 
-    /// Fills the last byte with zeros, and returns how many bytes there are.
+    /// Pads the last byte with zeros, and returns the number of bytes.
     pub fn end(mut self) -> usize {
         self.put(0, self.count.wrapping_neg() % 8);
         self.flush();
         self.position
     }
 
-    /// Appends an empty stored block, which ends at a byte boundary, and returns how many bytes
-    /// there are.
+    /// Appends an empty stored block, which ends at a byte boundary, and returns the number of
+    /// bytes.
     pub fn finish(mut self) -> usize {
         self.put(0, 3);
         self.put(0, self.count.wrapping_neg() % 8);
@@ -65,33 +61,31 @@ impl<'a> BitWriter<'a> {
     }
 }
 
-/// Takes bits from bytes; after the end come zeros, of which it takes note.
+/// Takes bits from bytes. After the end it returns zeros, which `ends` and `rest` notice.
 #[derive(Clone, Copy)]
 pub struct BitReader<'a> {
     input: &'a [u8],
-    /// Where the bits are from; beyond the end if those that follow it have been asked for.
+    /// Of the next refill; beyond the end after zeros were taken.
     position: usize,
-    /// The bits that are ready, below the highest bit that is set: so many more bits have been
-    /// taken as there are zeros above it.
+    /// Unused bits, below the highest bit that is set: the zeros above that bit count the bits
+    /// taken.
     bits: u64,
 }
 
 const MARK: u64 = 1 << 63;
 
 impl<'a> BitReader<'a> {
-    /// Begins at the first byte.
     pub fn new(input: &'a [u8]) -> Self {
         let mut reader = Self {
             input,
             position: 0,
             bits: MARK,
         };
-        // Nothing has been taken yet, and nothing is ready.
         reader.refill();
         reader
     }
 
-    /// Makes 56 bits ready. Returns false, without having done so, near the end.
+    /// Makes 56 bits ready. Near the end it does nothing and returns false.
     #[inline(always)]
     pub fn refill_inside(&mut self) -> bool {
         let (position, _) = self.next();
@@ -102,7 +96,7 @@ impl<'a> BitReader<'a> {
         })
     }
 
-    /// Makes 56 bits ready, zeros if there are no more.
+    /// Makes 56 bits ready, zeros after the end.
     #[inline]
     pub fn refill(&mut self) {
         if !self.refill_inside() {
@@ -115,14 +109,13 @@ impl<'a> BitReader<'a> {
         }
     }
 
-    /// Where the next bit is: its byte, and how many bits of that have been taken.
+    /// The position of the next bit: its byte, and the bits of that byte already taken.
     #[inline(always)]
     pub fn next(&self) -> (usize, u32) {
         let taken = self.bits.leading_zeros();
         (self.position + (taken / 8) as usize, taken % 8)
     }
 
-    /// Goes on with the bytes from the next bit on.
     #[inline(always)]
     fn refill_from(&mut self, word: [u8; 8]) {
         let (position, taken) = self.next();
@@ -130,19 +123,19 @@ impl<'a> BitReader<'a> {
         self.bits = (u64::from_le_bytes(word) | MARK) >> taken;
     }
 
-    /// The bits that are ready, lowest first, without taking them; others above them.
+    /// The next bits, lowest first; the bits above the ready ones are arbitrary.
     #[inline(always)]
     pub fn peek(&self) -> u64 {
         self.bits
     }
 
-    /// Takes as many bits as the lowest six bits of `count` tell, which must be ready.
+    /// Takes the number of bits in the lowest six bits of `count`, which must be ready.
     #[inline(always)]
     pub fn skip(&mut self, count: u16) {
         self.bits >>= count & 0x3f;
     }
 
-    /// The next `count` (at most 32) bits.
+    /// Takes `count` bits, at most 32.
     pub fn take(&mut self, count: u16) -> usize {
         self.refill();
         let bits = self.bits & ((1 << count) - 1);
@@ -150,14 +143,14 @@ impl<'a> BitReader<'a> {
         usize::try_from(bits).expect("32 bits")
     }
 
-    /// Whether only zeros are left, and not a whole byte.
+    /// Whether only zeros are left, less than a byte.
     pub fn ends(&mut self) -> bool {
         let (_, taken) = self.next();
         let left = u16::try_from(taken.wrapping_neg() % 8).expect("less than 8");
         self.take(left) == 0 && self.rest() == Some(&[])
     }
 
-    /// The input after the bytes that have been begun, or `None` if it ended before.
+    /// The input after the bytes already begun, or `None` beyond the end.
     pub fn rest(&self) -> Option<&'a [u8]> {
         let (position, taken) = self.next();
         self.input.get(position + usize::from(taken > 0)..)

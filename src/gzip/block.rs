@@ -1,6 +1,4 @@
-//! One block of a stream: how it is coded, chosen by what is in it.
-//!
-//! It is one choice, and long because there are several candidates.
+//! Chooses the coding of a block by its content.
 
 use flate2::{Compress, Compression, FlushCompress, Status};
 
@@ -8,50 +6,42 @@ use super::literal::{self, Code};
 use super::runs::{Distance, RunBlock};
 use crate::{Error, Result, grow, zlib};
 
-/// How blocks are coded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// By what is in each: stored, literals, runs, or matches.
+    /// By content: stored, literals, runs or matches.
     Adaptive,
-    /// With matches where they make a block smaller, searched for at a level of gzip from
-    /// 1 to 9; 0 is stored.
+    /// With matches where they make a block smaller, at gzip's level 1 to 9; 0 is stored.
     Level(u32),
-    /// As numbers, by which a stream is no gzip: see `numbers`.
+    /// As numbers; such a stream is not gzip (see `numbers`).
     Numbers,
 }
 
-/// The level that finds matches where there are some.
 const MATCHING_LEVEL: u32 = 2;
 
-/// By which part of itself a way to code has to be smaller than another one to be taken.
+/// Parts by which one coding must be smaller than another to be taken.
 mod gains {
-    /// Matches, than runs in samples: to search for them takes long.
+    /// Matches against runs in samples, because searching is slow.
     pub const MATCHES: usize = 16;
-    /// Parts with codes of their own, than one block of literals, which is read faster.
+    /// Parts with codes of their own against one block of literals, which decodes faster.
     pub const PARTS: usize = 128;
 }
 
-/// Samples whose runs take so small a part of them have nothing that matches could find.
+/// Below this part of their size, samples coded as runs leave nothing for matches to find.
 const HARDLY_ANYTHING: usize = 32;
 
-/// A block of which so large a part is left is not like its samples, if those were like that.
+/// Above this part of its size, a block coded as runs contradicts such samples.
 const NOT_AS_SAMPLED: usize = 16;
 
-/// Whether something is smaller than another by a part of that.
 fn gains(size: usize, than: usize, part: usize) -> bool {
     size < than - than / part
 }
 
-/// What has been written of a block.
 pub struct Encoded {
-    /// How many bytes it takes.
     pub len: usize,
-    /// Whether it is one block of literals alone.
     pub literal: bool,
 }
 
 impl Encoded {
-    /// What is not.
     pub fn other(len: usize) -> Self {
         Self {
             len,
@@ -60,18 +50,16 @@ impl Encoded {
     }
 }
 
-/// What a thread keeps from block to block.
 #[derive(Default)]
 pub struct Coder {
     zlib: Option<(u32, Compress)>,
-    /// Memory to be used again.
     runs: Vec<RunBlock>,
     part: Vec<u8>,
 }
 
 impl Coder {
-    /// Writes `data` over the start of `out` as DEFLATE blocks that end at a byte boundary,
-    /// none of them the last.
+    /// Writes `data` over the start of `out` as DEFLATE blocks that end at a byte boundary, none of
+    /// them the last.
     pub fn encode(&mut self, data: &[u8], method: Method, out: &mut Vec<u8>) -> Result<Encoded> {
         match method {
             _ if data.is_empty() => store(data, out),
@@ -92,7 +80,6 @@ impl Coder {
         }
     }
 
-    /// Encodes data that has repeats of some kind, or seems to.
     fn repeats(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
         let Outlook {
             distance,
@@ -100,9 +87,9 @@ impl Coder {
             matches_pay,
         } = self.look_at_samples(data, out)?;
         let parts = data.chunks(part_bytes);
-        let parts = parts.map(|data| Part::new(data, distance, self.runs.pop()));
+        let parts = parts.map(|data| BlockPart::new(data, distance, self.runs.pop()));
         let parts = grow::try_collect(parts)?;
-        let in_parts = parts.iter().map(Part::size).sum();
+        let in_parts = parts.iter().map(BlockPart::size).sum();
         let not_as_sampled = part_bytes == data.len() && in_parts > data.len() / NOT_AS_SAMPLED;
         let matches_pay = matches_pay || not_as_sampled;
         let mut counts = [0; 256];
@@ -117,12 +104,11 @@ impl Coder {
         Ok(encoded)
     }
 
-    /// Writes data in the first way of these that is small enough: with matches, in parts, as
-    /// literals, stored.
+    /// Takes the first coding that is small enough: with matches, in parts, as literals, stored.
     fn smallest(
         &mut self,
         data: &[u8],
-        parts: &[Part<'_>],
+        parts: &[BlockPart<'_>],
         in_parts: usize,
         whole: &Code,
         matches_pay: bool,
@@ -147,7 +133,6 @@ impl Coder {
         literals(whole, data, out)
     }
 
-    /// What a few samples tell about data.
     fn look_at_samples(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Outlook> {
         let mut sample = Vec::new();
         for part in samples(data, 2 << 10) {
@@ -175,7 +160,6 @@ impl Coder {
         })
     }
 
-    /// Replaces `out` by what zlib makes of the data.
     fn matches(&mut self, data: &[u8], level: u32, out: &mut Vec<u8>) -> Result<()> {
         let zlib = match &mut self.zlib {
             Some((known, zlib)) if *known == level => {
@@ -188,7 +172,7 @@ impl Coder {
             }
         };
         out.clear();
-        // Enough for the worst, so that nothing depends on what room there was before.
+        // Enough for the worst case, so that the output does not depend on the capacity before.
         out.try_reserve(data.len() + data.len() / 8 + 1024)?;
         loop {
             let consumed = usize::try_from(zlib.total_in()).expect("a block fits in memory");
@@ -196,7 +180,7 @@ impl Coder {
             let status = zlib
                 .compress_vec(&data[consumed..], out, FlushCompress::Sync)
                 .map_err(|error| Error::Gzip(error.to_string()))?;
-            // With room left, everything that was asked for has been written.
+            // Room left over means that zlib has written everything.
             let all = zlib.total_in() == data.len() as u64 && out.len() < out.capacity();
             if all || status == Status::StreamEnd {
                 return Ok(());
@@ -205,36 +189,31 @@ impl Coder {
     }
 }
 
-/// So many bytes can be stored at a time, after a header.
 const STORED_BYTES: usize = u16::MAX as usize;
 const STORED_HEADER_BYTES: usize = 5;
 
-/// How many bytes a block of so many takes at most: what it takes to store them.
+/// The most bytes of a block of `bytes` bytes: stored.
 pub fn bound(bytes: usize) -> usize {
     bytes + bytes.div_ceil(STORED_BYTES) * STORED_HEADER_BYTES
 }
 
-/// So many bytes have a code of their own where there are runs: arrays that are that small
-/// are not alike.
+/// Parts of this size have codes of their own where there are runs: neighbouring small arrays
+/// differ.
 const PART_BYTES: usize = 32 << 10;
 
-/// How data with repeats are best coded.
 struct Outlook {
-    /// That of runs.
     distance: Distance,
     part_bytes: usize,
-    /// Whether searching for matches may be better than runs.
     matches_pay: bool,
 }
 
-/// A part of a block that is coded by itself, with runs or without.
-struct Part<'a> {
+struct BlockPart<'a> {
     data: &'a [u8],
     runs: RunBlock,
     code: Code,
 }
 
-impl<'a> Part<'a> {
+impl<'a> BlockPart<'a> {
     fn new(data: &'a [u8], distance: Distance, before: Option<RunBlock>) -> Result<Self> {
         let runs = RunBlock::find(data, distance, before)?;
         let code = Code::new(&runs.counts);
@@ -254,7 +233,6 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Encodes literals, or stores them if that takes less.
 fn literals(code: &Code, data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     if code.size() < data.len() {
         let len = code.encode(data, out)?;
@@ -265,7 +243,6 @@ fn literals(code: &Code, data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     store(data, out)
 }
 
-/// Replaces `out` by the data as they are.
 fn store(data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     out.clear();
     out.try_reserve(bound(data.len()))?;
@@ -279,8 +256,7 @@ fn store(data: &[u8], out: &mut Vec<u8>) -> Result<Encoded> {
     Ok(Encoded::other(out.len()))
 }
 
-/// Four parts of so many items, or all if there is not more. They are not at equal distances,
-/// since data may be in rows.
+/// Four samples of `count` items, at unequal distances because data may be in rows.
 pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
     const SAMPLES: usize = 4;
     let quarters = data.chunks(data.len().div_ceil(SAMPLES).max(1));
@@ -290,14 +266,14 @@ pub fn samples<T>(data: &[T], count: usize) -> impl Iterator<Item = &[T]> {
     })
 }
 
-/// Whether there are repeats in a few samples, or rows of one byte somewhere.
+/// Whether samples repeat, or one byte fills rows somewhere.
 ///
-/// Floats of trained models hardly ever repeat; a byte that occurs in most places does,
-/// and so do masks, indices and quantised weights.
+/// Floats of trained models hardly ever repeat; masks, indices, quantised weights and frequent
+/// bytes do.
 pub fn has_repeats(data: &[u8]) -> bool {
     const TABLE_BITS: u32 = 12;
     const SAMPLE_BYTES: usize = 1 << 10;
-    // Where one byte fills rows (of an optimizer's state, say), the samples may miss it.
+    // The samples may miss rows of one byte (of an optimizer's state, say).
     const ROW_BYTES: usize = 256;
     let is_constant = |row: &&[u8]| row.len() > 16 && row[..16] == [row[0]; 16];
     let constant = data.chunks(ROW_BYTES).filter(is_constant).count();
@@ -306,10 +282,10 @@ pub fn has_repeats(data: &[u8]) -> bool {
     }
     let mut repeats = 0;
     let mut looked_at = 0;
-    // Four bytes, and the place where others with their hash were seen last.
+    // The last word of each hash.
     let mut seen = [0_u32; 1 << TABLE_BITS];
     for sample in samples(data, SAMPLE_BYTES) {
-        // From each byte on three bytes, and the next one above them but for the last three.
+        // The word at each byte: three bytes, with the next one above except at the end.
         let mut words = [0; SAMPLE_BYTES];
         for (word, bytes) in words.iter_mut().zip(sample.windows(3)) {
             *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]);
@@ -324,13 +300,13 @@ pub fn has_repeats(data: &[u8]) -> bool {
             *place = word;
             looked_at += 1;
         }
-        // Integers of one size repeat but for their lowest byte.
+        // Integers of one size repeat except in their lowest byte.
         for size in [4, 8] {
             let pairs = words.iter().zip(words.iter().skip(size));
             repeats += pairs.filter(|(a, b)| (**a ^ **b) << 8 == 0).count();
         }
     }
-    // A match of four bytes counts once for each of its places.
+    // Each position of a match counts.
     repeats * 32 > looked_at
 }
 
@@ -349,7 +325,6 @@ mod tests {
         (out, encoded.literal)
     }
 
-    /// Bytes without order.
     fn noise(len: usize) -> impl Iterator<Item = u32> {
         let mut state = 1_u64;
         (0..len).map(move |_| {
@@ -404,7 +379,7 @@ mod tests {
         let (zeros, literal) = encode(&vec![0; 100_000], Method::Adaptive);
         assert!(!literal && zeros.len() < 1000);
 
-        // As many bits as there is in a mask; matches do not come near.
+        // The entropy of a mask; matches do not come near.
         let mask: Vec<u8> = noise(100_000)
             .map(|word| u8::from(word < 1 << 28))
             .collect();

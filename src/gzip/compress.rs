@@ -1,7 +1,7 @@
-//! Compressing a layout: blocks by themselves, joined to one member, and their index after it.
+//! Compresses a layout: independent blocks, joined to one member, and their index.
 //!
-//! Blocks end at byte boundaries and refer to nothing before them, so that threads can
-//! work on them. The bytes do not depend on how many threads there are.
+//! Blocks end at byte boundaries and refer to nothing before them, so that threads can compress
+//! them in any order. The output does not depend on the number of threads.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -10,7 +10,8 @@ use std::sync::Mutex;
 use crc32fast::Hasher;
 
 use super::block::{self, Coder, Encoded, Method};
-use super::index::{self, BLOCK_BYTES, BlockEntries, END_BYTES, HEADER};
+use super::format::{BLOCK_BYTES, END_BYTES, HEADER, NUMBERS_HEADER};
+use super::index::{self, BlockEntries};
 use super::numbers;
 use crate::layout::{Caching, Layout, Payload, Slice};
 use crate::raw::{Filling, append_with};
@@ -18,7 +19,7 @@ use crate::sink::Output;
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// The method for a `level`, from 0 (stored) to 9 (smallest), or for none.
+/// The method for a `level` from 0 (stored) to 9 (smallest), or for `None`.
 pub fn method(level: Option<i64>) -> Result<Method> {
     match level.map(u32::try_from) {
         None => Ok(Method::Adaptive),
@@ -30,20 +31,17 @@ pub fn method(level: Option<i64>) -> Result<Method> {
     }
 }
 
-/// How many bytes the stream of so many has at most.
+/// The most bytes of a stream of `bytes` bytes.
 ///
 /// # Panics
-/// If that is more than there is room for.
-#[must_use]
+/// If they exceed a `usize`.
 pub fn bound(bytes: usize) -> usize {
     let count = bytes.div_ceil(BLOCK_BYTES);
     let blocks = count * (block::bound(BLOCK_BYTES) - BLOCK_BYTES) + bytes;
     HEADER.len() + blocks + END_BYTES + index::index_bytes(count)
 }
 
-/// Where a stream goes, piece by piece.
 pub trait Append {
-    /// Adds a piece at the end.
     fn append(&mut self, piece: &[u8]) -> Result<()>;
 }
 
@@ -61,7 +59,7 @@ impl Append for Output<'_> {
     }
 }
 
-/// There must be room for all that is appended.
+/// The memory must have room for all pieces.
 impl Append for Filling<'_> {
     fn append(&mut self, piece: &[u8]) -> Result<()> {
         self.write(piece);
@@ -69,9 +67,9 @@ impl Append for Filling<'_> {
     }
 }
 
-/// How many blocks may be worked on or wait to be handed over.
+/// The most blocks in work or waiting to be written.
 fn window(threads: NonZero<usize>) -> usize {
-    /// What blocks that wait may take in all, where there are few threads.
+    /// Bound of waiting blocks for few threads.
     const WAITING_BYTES: usize = 32 << 20;
     threads
         .get()
@@ -81,25 +79,22 @@ fn window(threads: NonZero<usize>) -> usize {
 
 const NO_PANIC: &str = "nothing panics while it holds the lock";
 
-/// What comes of a block.
 struct Piece {
-    /// The first `encoded.len` bytes count.
+    /// The first `encoded.len` bytes are the block.
     memory: Vec<u8>,
     encoded: Encoded,
     checksum: Hasher,
 }
 
-/// What a thread keeps.
 #[derive(Default)]
 struct Worker {
     coder: Coder,
     numbers: numbers::Coder,
-    /// The block: a copy, since it is read several times, and others may change it meanwhile.
+    /// A copy, because the block is read several times and other code may change the original.
     block: Vec<u8>,
 }
 
-/// Writes all of `layout` to `out` as gzip, or as numbers. `watch` is told how many bytes of the layout have
-/// been written.
+/// Writes all of `layout` to `out` as gzip, or as numbers. `watch` counts bytes of the layout.
 ///
 /// # Panics
 /// If a thread has panicked.
@@ -113,10 +108,10 @@ pub fn compress<P: Payload + Sync>(
     let bytes = layout.len();
     let count = bytes.div_ceil(BLOCK_BYTES);
     out.append(match method {
-        Method::Numbers => &numbers::HEADER,
+        Method::Numbers => &NUMBERS_HEADER,
         _ => &HEADER,
     })?;
-    // Memory that has been handed over and can be used again.
+    // Written memory, for reuse.
     let spare = Mutex::new(Vec::new());
     let work = |worker: &mut Worker, index: usize| {
         let begin = index * BLOCK_BYTES;
@@ -169,7 +164,7 @@ pub fn compress<P: Payload + Sync>(
     watch.done(bytes)
 }
 
-/// Where elements of up to eight bytes begin in a range: those of the payload that has most of it.
+/// The phase of elements of up to eight bytes in a range, by the payload that has most of it.
 fn phase<P: Payload>(layout: &Layout<P>, range: Range<usize>) -> usize {
     let (mut at, mut most, mut phase) = (0_usize, 0, 0);
     for slice in layout.slices(range) {
@@ -195,7 +190,7 @@ mod tests {
     use crate::layout::LayoutBuilder;
     use crate::raw::zeroed;
 
-    /// Zeros, of which it is counted how many blocks have been copied from.
+    /// Zeros that count the blocks copied from them.
     struct Zeros<'a> {
         len: usize,
         blocks: &'a AtomicUsize,
@@ -212,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Takes the first two blocks when there is work for all threads beyond them, or never will be.
+    /// Delays the first two blocks until all threads have work beyond them, or never will.
     struct Slow<'a> {
         begun: &'a AtomicUsize,
         threads: usize,
@@ -235,7 +230,6 @@ mod tests {
         }
     }
 
-    /// After so long, what is waited for does not happen.
     const HANG: Duration = Duration::from_mins(10);
 
     #[test]

@@ -1,4 +1,4 @@
-//! What decodes blocks, kept by a thread.
+//! Per-thread block decoders.
 
 use std::hash::{BuildHasher, RandomState};
 use std::mem;
@@ -9,7 +9,6 @@ use super::interleaved::Interleaved;
 use super::streams;
 use crate::{Result, grow, zlib};
 
-/// Decoders, made when they are needed.
 #[derive(Default)]
 pub struct Decoders {
     interleaved: Option<Interleaved>,
@@ -21,7 +20,6 @@ pub struct Decoders {
 }
 
 impl Decoders {
-    /// For blocks of literals alone.
     pub fn interleaved(&mut self) -> Result<&mut Interleaved> {
         Ok(match &mut self.interleaved {
             Some(known) => known,
@@ -29,7 +27,6 @@ impl Decoders {
         })
     }
 
-    /// For planes of numbers.
     pub fn streams(&mut self) -> Result<&mut streams::Decoder> {
         Ok(match &mut self.streams {
             Some(known) => known,
@@ -37,21 +34,20 @@ impl Decoders {
         })
     }
 
-    /// Memory for what is decoded, with anything in it, which `keep` takes back.
+    /// Scratch memory with arbitrary content, for `keep` to take back.
     pub fn memory(&mut self) -> Vec<u8> {
         mem::take(&mut self.made)
     }
 
-    /// Keeps memory to be used again.
     pub fn keep(&mut self, memory: Vec<u8>) {
         self.made = memory;
     }
 
-    /// Inflates a piece of a stream that has to become `len` bytes, and to end where a block
-    /// ends and another one may begin.
+    /// Inflates a piece of a stream that must become `len` bytes, and end where another block may
+    /// begin.
     ///
-    /// That is what makes the pieces mean the same by themselves as in a row. It is tried
-    /// out: a stored block of what no stream can foresee must come out as it is.
+    /// This makes pieces mean the same alone as in sequence. It is tested: a stored block of random
+    /// bytes after the piece must come out unchanged.
     pub fn inflate(&mut self, piece: &[u8], len: usize) -> Result<Option<&[u8]>> {
         #[allow(clippy::cast_possible_truncation)]
         const LEN: [u8; 2] = (PROBE_BYTES as u16).to_le_bytes();
@@ -62,8 +58,8 @@ impl Decoders {
         self.input.clear();
         self.input.try_reserve(piece.len() + 5 + PROBE_BYTES)?;
         self.input.extend_from_slice(piece);
-        // The last block, stored. Five bits of its first byte mean nothing. They are set, so that
-        // nothing that is left open can go on with them and still find the block.
+        // The last block, stored. The five unused bits of its first byte are set, so that no
+        // unfinished code of the piece can absorb them and still find the block.
         let header = [0b1111_1001, LEN[0], LEN[1], !LEN[0], !LEN[1]];
         self.input.extend_from_slice(&header);
         self.input.extend_from_slice(probe);
@@ -76,7 +72,7 @@ impl Decoders {
 
 const PROBE_BYTES: usize = 1024;
 
-/// What no stream can foresee.
+/// Random bytes, which no stream can foresee.
 type Probe = [u8; PROBE_BYTES];
 
 fn new_probe() -> Probe {

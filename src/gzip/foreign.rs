@@ -1,8 +1,7 @@
-//! Inflating a stream that somebody else has compressed.
+//! Inflates gzip streams of other writers.
 //!
-//! One member of a size that it tells, in memory that nobody changes, is inflated in one go,
-//! which is fastest. Any stream is inflated in steps, with the behaviour of Python's
-//! `gzip.decompress`; that also finds out what is wrong.
+//! One member of known size in stable memory is inflated in one call, which is fastest. Any stream
+//! is inflated in steps, with the behaviour and the errors of Python's `gzip.decompress`.
 
 use std::io::{self, BufRead, Read};
 use std::mem::MaybeUninit;
@@ -10,14 +9,14 @@ use std::mem::MaybeUninit;
 use flate2::bufread::DeflateDecoder;
 use libdeflate_sys as libdeflate;
 
-use super::index::MAX_EXPANSION;
-use super::{MAGIC, numbers};
+use super::format::{MAGIC, MAX_EXPANSION, NUMBERS_HEADER};
+use super::numbers;
 use crate::mapping::Pages;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, zlib};
 
-/// How many bytes the stream says that it has, if that can be so; 0 tells nothing.
+/// The size that the stream claims, if plausible; otherwise 0.
 pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
     let mut size = Vec::new();
     let Some(start) = stream.len().checked_sub(4) else {
@@ -34,18 +33,18 @@ pub fn claimed_size(stream: &dyn Source) -> Result<usize> {
     }
 }
 
-/// Fills `out` with what the stream contains, in one go, compares the checksum, and returns it;
-/// nothing, with anything in `out`, if the stream is anything but one member of just this size.
+/// Inflates the stream into `out`, and compares the checksum. Returns `None`, with anything in
+/// `out`, unless the stream is one member of exactly this size.
 ///
-/// A code of a single symbol is read whatever its bit, which zlib finds damaged if it is 1.
+/// A code of a single symbol accepts both bits; zlib rejects a 1.
 #[must_use]
-#[allow(unsafe_code)] // the safe binding does not tell how much of the stream has been read
+#[allow(unsafe_code)] // the safe binding hides the number of consumed bytes
 pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut [MaybeUninit<u8>]) -> Option<&'t mut [u8]> {
     let (mut taken, mut made) = (0, 0);
-    // SAFETY: the decompressor is used here alone and freed once. The function reads no more
-    // than the length of the stream, and writes to `out`, which it does not read before,
-    // no more than its length. Bytes that change meanwhile make it read other symbols;
-    // each is loaded once and checked then.
+    // SAFETY: the decompressor is used by this call alone and freed once. The function reads at
+    // most the length of the stream, and writes at most the length of `out`, without reading it
+    // before. If bytes of the stream change, it decodes other symbols; each byte is loaded once and
+    // checked then.
     let status = unsafe {
         let decompressor = libdeflate::libdeflate_alloc_decompressor();
         if decompressor.is_null() {
@@ -66,14 +65,14 @@ pub fn inflate_at_once<'t>(stream: &[u8], out: &'t mut [MaybeUninit<u8>]) -> Opt
     let whole = status == libdeflate::libdeflate_result_LIBDEFLATE_SUCCESS
         && taken == stream.len()
         && made == out.len();
-    // SAFETY: so many bytes were made.
+    // SAFETY: all bytes were written.
     whole.then(|| unsafe { out.assume_init_mut() })
 }
 
-/// What all members of `stream` contain, one after the other; zero bytes after a member are
-/// ignored. There is room for `expected` bytes at once, and for more as they come out.
+/// Inflates all members of `stream`, and ignores zero bytes after a member. `expected` bytes are
+/// reserved at once.
 ///
-/// `watch` is told how many bytes of the stream have been read.
+/// `watch` counts bytes of the stream.
 pub fn inflate_in_steps(
     stream: &dyn Source,
     expected: usize,
@@ -85,7 +84,7 @@ pub fn inflate_in_steps(
     Ok(out)
 }
 
-/// The same up to the first damage, and what is damaged there.
+/// Inflates up to the first damage, and returns that, too.
 pub fn salvage(
     stream: &dyn Source,
     max_size: Option<usize>,
@@ -99,7 +98,7 @@ pub fn salvage(
     }
 }
 
-/// Numbers without the end of their index are whole unless the index is `needed`.
+/// If the index is not `needed`, numbers whose index is cut off are whole.
 fn inflate_to(
     out: &mut Pages,
     stream: &dyn Source,
@@ -108,12 +107,12 @@ fn inflate_to(
     watch: &dyn Watch,
 ) -> Result<()> {
     let mut input = Input::new(stream);
-    if !input.fill()?.starts_with(&numbers::HEADER) {
+    if !input.fill()?.starts_with(&NUMBERS_HEADER) {
         return inflate_members(out, input, max_size, watch);
     }
     let end = numbers::inflate(stream, out, max_size, watch)?;
     let len = out.len();
-    // The index is of empty members.
+    // The index consists of empty members.
     match inflate_members(out, Input::within(stream, end), max_size, watch) {
         Ok(()) if out.len() > len => {
             Err(Error::Gzip("there are other data after the numbers".into()))
@@ -123,14 +122,12 @@ fn inflate_to(
     }
 }
 
-/// Members of gzip, up to the end of the input.
 fn inflate_members(
     out: &mut Pages,
     mut input: Input<'_>,
     max_size: Option<usize>,
     watch: &dyn Watch,
 ) -> Result<()> {
-    /// The least that is asked for at a time.
     const STEP_BYTES: usize = 1 << 20;
     let stream = input.source;
     while !input.fill()?.is_empty() {
@@ -143,7 +140,7 @@ fn inflate_members(
             {
                 return Err(Error::OutputLimit { max_size });
             }
-            // One byte more than there may be, to notice it.
+            // One byte beyond the limit, to notice an excess.
             let most = max_size.map_or(usize::MAX, |most| (most - out.len()).saturating_add(1));
             let room = out.room(STEP_BYTES.min(most))?;
             let room_bytes = room.len().min(most).min(STEP_BYTES);
@@ -151,7 +148,7 @@ fn inflate_members(
                 Ok(0) => break,
                 Ok(made) => made,
                 Err(error) => {
-                    // What came out before the damage.
+                    // Keep the output before the damage.
                     let made = usize::try_from(member.total_out()).unwrap_or(usize::MAX);
                     out.add(made.saturating_sub(out.len() - begin).min(room_bytes));
                     return Err(explain(error));
@@ -169,7 +166,7 @@ fn inflate_members(
                 "the checksum of the data does not match".into(),
             ));
         }
-        #[allow(clippy::cast_possible_truncation)] // it is written like that
+        #[allow(clippy::cast_possible_truncation)] // modulo 2^32, as in the format
         if claimed[1] != (out.len() - begin) as u32 {
             return Err(Error::Gzip("the size of the data does not match".into()));
         }
@@ -180,7 +177,7 @@ fn inflate_members(
     watch.done(stream.len())
 }
 
-/// Goes past the header of a member. Like Python, it does not look at the checksum of the header.
+/// Skips the header of a member. Like Python, it ignores the checksum of the header.
 fn skip_header(input: &mut Input<'_>) -> Result<()> {
     let start = input.offset();
     let first = [input.byte()?, input.byte()?];
@@ -198,7 +195,7 @@ fn skip_header(input: &mut Input<'_>) -> Result<()> {
         )));
     }
     for _ in 0..6 {
-        input.next()?; // the time, and what wrote it
+        input.next()?; // the time, and the system
     }
     if flags & 4 != 0 {
         let len = u16::from_le_bytes([input.next()?, input.next()?]);
@@ -227,12 +224,11 @@ fn explain(error: io::Error) -> Error {
     }
 }
 
-/// A source as a stream of copies of its bytes.
 struct Input<'a> {
     source: &'a dyn Source,
     copy: Vec<u8>,
     used: usize,
-    /// Where the copy ends in the source.
+    /// The offset of the buffer's end in the source.
     end: usize,
 }
 
@@ -243,7 +239,6 @@ impl<'a> Input<'a> {
         Self::within(source, 0)
     }
 
-    /// Begins there.
     fn within(source: &'a dyn Source, start: usize) -> Self {
         Self {
             source,
@@ -253,12 +248,11 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The offset of the next byte.
     fn offset(&self) -> usize {
         self.end - (self.copy.len() - self.used)
     }
 
-    /// The bytes that are ready: some, unless there are no more.
+    /// Unread bytes; none only at the end.
     fn fill(&mut self) -> Result<&[u8]> {
         if self.used == self.copy.len() {
             let end = self.source.len().min(self.end + Self::BYTES);
@@ -270,7 +264,6 @@ impl<'a> Input<'a> {
         Ok(&self.copy[self.used..])
     }
 
-    /// A byte that must be there.
     fn next(&mut self) -> Result<u8> {
         self.byte()?.ok_or(Error::GzipTruncated)
     }
@@ -334,7 +327,7 @@ mod tests {
         assert_eq!(at_once(&stream).unwrap(), data);
         let mut larger = vec![MaybeUninit::uninit(); data.len() + 1];
         assert!(inflate_at_once(&stream, &mut larger).is_none());
-        // Others of the same size, and even of the same checksum, must not get lost.
+        // Members of the same size, or even checksum, must not get lost.
         let same_size = gzip(&data.iter().rev().copied().collect::<Vec<_>>());
         for after in [&stream, &other, &same_size] {
             assert_eq!(at_once(&[&stream[..], after].concat()), None);
@@ -400,7 +393,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "libdeflate is C")]
     fn all_bytes_before_the_damage_are_salvaged() {
         let data: Vec<u8> = (0..40_000_u32)
-            .flat_map(|it| (it * it).to_le_bytes())
+            .flat_map(|number| (number * number).to_le_bytes())
             .collect();
         let stream = [gzip(b"one"), gzip(&data)].concat();
         let whole = [b"one", &data[..]].concat();
@@ -421,7 +414,7 @@ mod tests {
             damaged[at] ^= 0x55;
             let (found, damage) = salvaged(&damaged, None).unwrap();
             is_found |= matches!(damage, Some(Error::Gzip(_)));
-            // All but the match that the damage may be in.
+            // All except the match that the damage may be in.
             let (sound, _) = salvaged(&stream[..at], None).unwrap();
             let sound = &sound.as_slice()[..sound.len() - 300];
             assert!(

@@ -1,11 +1,10 @@
-//! Huffman codes as DEFLATE has them (RFC 1951, section 3.2).
+//! Huffman codes of DEFLATE (RFC 1951, section 3.2).
 
 use super::bits::BitWriter;
 
-/// How many symbols a block that has only literals uses: all bytes, and the end.
+/// Symbols of a block of only literals: all bytes, and the end.
 pub const LITERALS: usize = 257;
 
-/// The symbol that ends a block.
 pub const END_OF_BLOCK: usize = 256;
 
 /// The order in which the lengths of the code of code lengths are written.
@@ -13,10 +12,10 @@ pub const LENGTHS_ORDER: [usize; 19] = [
     16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15,
 ];
 
-/// The code lengths that encode symbols of these counts in few bits, none longer than `limit`.
+/// Lengths of a code that encodes symbols of these counts in few bits, none longer than `limit`.
 ///
-/// Symbols that do not occur get length 0. At least two must occur, so that the
-/// code is complete, which some readers insist on.
+/// Absent symbols get length 0. At least two symbols must occur: some readers reject incomplete
+/// codes.
 pub fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] {
     let mut symbols = [0_u64; N];
     let mut used = 0;
@@ -41,16 +40,16 @@ pub fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] 
     lengths
 }
 
-/// More than any leaf is deep: counts below 2^32 cannot make a deeper tree.
+/// Counts below 2^32 cannot make a deeper tree.
 const MAX_DEPTH: usize = 64;
 
-/// How many leaves of the Huffman tree lie at each depth.
+/// The number of leaves at each depth of the Huffman tree.
 ///
 /// Moffat and Katajainen, "In-place calculation of minimum-redundancy codes" (1995).
 fn leaf_depths(ascending: &[u64]) -> [usize; MAX_DEPTH] {
     let n = ascending.len();
     let mut a: Vec<usize> = ascending.iter().map(|&s| (s >> 16) as usize).collect();
-    // Join the two lightest nodes, again and again; `a` of a joined node is its parent.
+    // Join the two lightest nodes repeatedly; `a` of a joined node is its parent.
     let (mut root, mut leaf) = (0, 0);
     for next in 0..n - 1 {
         let mut weight = 0;
@@ -66,7 +65,7 @@ fn leaf_depths(ascending: &[u64]) -> [usize; MAX_DEPTH] {
         }
         a[next] = weight;
     }
-    // From parents to the depths of inner nodes, and how many there are at each.
+    // From parents to the number of inner nodes at each depth.
     let mut inner = [0; MAX_DEPTH];
     a[n - 2] = 0;
     inner[0] = 1;
@@ -86,7 +85,7 @@ fn leaf_depths(ascending: &[u64]) -> [usize; MAX_DEPTH] {
     leaves
 }
 
-/// Moves leaves that are deeper than `limit` up, and others down to make room.
+/// Moves leaves deeper than `limit` up, and others down to make room.
 fn shorten(per_length: &mut [usize; MAX_DEPTH], limit: usize) {
     let deep: usize = per_length[limit + 1..].iter().sum();
     if deep == 0 {
@@ -94,7 +93,7 @@ fn shorten(per_length: &mut [usize; MAX_DEPTH], limit: usize) {
     }
     per_length[limit + 1..].fill(0);
     per_length[limit] += deep;
-    // A code of length l takes 2^(limit - l) of 2^limit places.
+    // A code of length l takes 2^(limit - l) of 2^limit slots.
     let places = 1_usize << limit;
     let mut taken: usize = (1..=limit).map(|l| per_length[l] << (limit - l)).sum();
     while taken > places {
@@ -111,7 +110,7 @@ fn shorten(per_length: &mut [usize; MAX_DEPTH], limit: usize) {
     }
 }
 
-/// How many bits symbols take that occur so often, with codes of these lengths.
+/// Total bits of symbols of these counts, with codes of these lengths.
 pub fn bits<const N: usize>(counts: &[u32; N], lengths: &[u8; N]) -> u64 {
     let pairs = counts.iter().zip(lengths);
     pairs
@@ -119,7 +118,7 @@ pub fn bits<const N: usize>(counts: &[u32; N], lengths: &[u8; N]) -> u64 {
         .sum()
 }
 
-/// The canonical codes of these lengths, their first bit lowest as DEFLATE writes them.
+/// Canonical codes of these lengths, first bit lowest, as DEFLATE writes them.
 pub fn codes<const N: usize>(lengths: &[u8; N]) -> [u16; N] {
     let mut per_length = [0_u16; 16];
     for &length in lengths {
@@ -141,8 +140,8 @@ pub fn codes<const N: usize>(lengths: &[u8; N]) -> [u16; N] {
     codes
 }
 
-/// Writes the header of a block, not the last, with these codes for literals and lengths
-/// and for distances.
+/// Writes the header of a block, not the last, with codes for literals and lengths, and for
+/// distances.
 pub fn write_header(literals: &[u8], distances: &[u8], out: &mut BitWriter<'_>) {
     let used = literals.iter().rposition(|&length| length > 0);
     let literals = &literals[..used.map_or(LITERALS, |last| LITERALS.max(last + 1))];
@@ -151,7 +150,7 @@ pub fn write_header(literals: &[u8], distances: &[u8], out: &mut BitWriter<'_>) 
     for run in &runs {
         counts[usize::from(run.symbol)] += 1;
     }
-    // A code of two symbols at least: 0 and 18 are the cheapest to write.
+    // Readers need a code of two symbols; 0 and 18 are the cheapest to write.
     for symbol in [0, 18] {
         counts[symbol] = counts[symbol].max(1);
     }
@@ -184,10 +183,10 @@ pub fn write_header(literals: &[u8], distances: &[u8], out: &mut BitWriter<'_>) 
     out.flush();
 }
 
-/// How many bytes a header takes at most: 316 lengths of 14 bits, and 19 of 3.
+/// The longest header: 316 lengths of 14 bits, and 19 of 3.
 pub const MAX_HEADER_BYTES: usize = 600;
 
-/// A symbol of the code of code lengths: a length, or so many more of the one before or of 0.
+/// A symbol of the code of code lengths: a length, or repetitions of the previous one or of 0.
 struct Run {
     symbol: u8,
     extra: u8,

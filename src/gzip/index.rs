@@ -1,9 +1,8 @@
-//! Where the blocks of a gzip stream are, told after them.
+//! The index of a gzip stream's blocks, at its end.
 //!
-//! A gzip stream may consist of several members, and the header of one has room for extra
-//! subfields (RFC 1952, section 2.3.1.1), which readers skip. So the index follows the data in
-//! members that are empty otherwise, as many as it needs. The last has always the same size
-//! (like the end marker of BGZF), so that a reader who begins at the end finds everything:
+//! A gzip stream may have several members, and headers have room for extra subfields (RFC 1952,
+//! section 2.3.1.1), which readers skip. The index follows the data in empty members. The last one
+//! has a fixed size (like the end marker of BGZF), so that readers can begin there:
 //!
 //! ```text
 //! data:  header, blocks, 03 00, checksum, size
@@ -15,88 +14,62 @@
 //!
 //! | "TP", for each block | bytes |
 //! |---|---|
-//! | its compressed length; the highest bit is set if it has only literals | 4 |
-//! | the CRC-32 of what it contains | 4 |
-//!
+//! | compressed length; the highest bit is set for only literals | 4 |
+//! | CRC-32 of the content | 4 |
 //! | "TE" | bytes |
 //! |---|---|
 //! | version: 1 | 4 |
-//! | how many bytes come out of each block but the last | 4 |
-//! | how many bytes come out in all | 8 |
-//! | how many blocks there are | 8 |
-//! | how many bytes the members "TP" have | 8 |
-//! | the CRC-32 of all entries | 4 |
+//! | content of each block but the last | 4 |
+//! | total content | 8 |
+//! | number of blocks | 8 |
+//! | length of the members "TP" | 8 |
+//! | CRC-32 of all entries | 4 |
 //! | zero | 4 |
 //!
-//! Data of a single block have no index.
+//! A single block has no index.
 
-use super::{MAGIC, numbers};
+use super::format::{BLOCK_BYTES, END_BYTES, HEADER, MAX_EXPANSION, NUMBERS_HEADER};
 use crate::source::{Source, read_to};
 use crate::{Error, Result};
 
-/// How many bytes of input a block has, except the last.
-pub const BLOCK_BYTES: usize = 256 << 10;
-
-/// DEFLATE makes at most so many bytes of one.
-pub const MAX_EXPANSION: usize = 1032;
-
-/// The header of the data: no flags, no time, no extra flags, unknown system.
-pub const HEADER: [u8; 10] = [MAGIC[0], MAGIC[1], 8, 0, 0, 0, 0, 0, 0, 255];
-
-/// After the blocks: an empty last block, the checksum and the size.
-pub const END_BYTES: usize = 2 + 4 + 4;
-
 const VERSION: u32 = 1;
 
-/// Set in the entry of a block that has only literals.
+/// Flag in the entry of a block of only literals.
 const LITERAL: u32 = 1 << 31;
 
 const ENTRY_BYTES: usize = 8;
 
-/// So many entries fit into a subfield, which has less than 64 KiB.
+/// The most entries of a subfield, which has less than 64 KiB.
 const MEMBER_ENTRIES: usize = (u16::MAX as usize - 4) / ENTRY_BYTES;
 
-/// What an empty member has besides its subfield: the header, the lengths of the extra field
-/// and of the subfield with its name, and its end.
+/// An empty member without its content: header, lengths of extra field and subfield, name, end.
 const EMPTY_BYTES: usize = HEADER.len() + 2 + 4 + END_BYTES;
 
 const TAIL_FIELD_BYTES: usize = 40;
 const TAIL_BYTES: usize = EMPTY_BYTES + TAIL_FIELD_BYTES;
 
-/// One block of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Block {
-    /// Where it begins in the stream.
+pub struct IndexEntry {
     pub start: usize,
-    /// How many bytes it has there.
     pub len: usize,
-    /// Whether it has only literals.
     pub literal: bool,
-    /// The CRC-32 of what comes out.
     pub checksum: u32,
 }
 
-/// What the end of a stream tells about its blocks.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BlockIndex {
-    /// How many bytes come out of each block but the last.
     pub block_bytes: usize,
-    /// How many bytes come out in all.
     pub bytes: usize,
-    /// The blocks in order.
-    pub blocks: Vec<Block>,
-    /// The checksum of all that comes out.
+    pub blocks: Vec<IndexEntry>,
     pub checksum: u32,
-    /// Whether the blocks are those of numbers.
     pub numbers: bool,
 }
 
-/// An entry for each block, taken down one after the other.
+/// Entries as they are written.
 #[derive(Debug, Default)]
 pub struct BlockEntries(Vec<u8>);
 
 impl BlockEntries {
-    /// Adds a block.
     pub fn push(&mut self, len: usize, literal: bool, checksum: u32) -> Result<()> {
         let len = u32::try_from(len).ok().filter(|len| len & LITERAL == 0);
         let len = len.ok_or_else(|| Error::Gzip("a block of 2 GiB".into()))?;
@@ -107,7 +80,7 @@ impl BlockEntries {
         Ok(())
     }
 
-    /// The members that tell where the blocks are; none if there is only one.
+    /// The members of the index; none for a single block.
     pub fn members(&self, bytes: usize, block_bytes: usize) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         if self.0.len() <= ENTRY_BYTES {
@@ -148,7 +121,7 @@ fn write_empty_member(name: [u8; 2], content: &[u8], out: &mut Vec<u8>) -> Resul
     Ok(())
 }
 
-/// How many bytes the index of so many blocks has.
+/// Length of the index of a number of blocks.
 pub fn index_bytes(blocks: usize) -> usize {
     if blocks < 2 {
         return 0;
@@ -156,8 +129,8 @@ pub fn index_bytes(blocks: usize) -> usize {
     blocks * ENTRY_BYTES + blocks.div_ceil(MEMBER_ENTRIES) * EMPTY_BYTES + TAIL_BYTES
 }
 
-/// Whether a stream ends as one with an index does, damaged or cut short as that may be: there is
-/// the start of an empty member with a subfield of ours.
+/// Whether a stream ends with an index, even a damaged or truncated one: with the start of an empty
+/// member with one of its subfields.
 pub fn has_traces(stream: &dyn Source) -> Result<bool> {
     let window = MEMBER_ENTRIES * ENTRY_BYTES + EMPTY_BYTES + TAIL_BYTES;
     let mut header = HEADER;
@@ -187,8 +160,8 @@ fn size_at(bytes: &[u8], at: usize) -> Option<usize> {
 }
 
 impl BlockIndex {
-    /// The index of a stream that ends with one, as `members` writes it; `None` for anything
-    /// else, including what no such stream can be.
+    /// Reads the index at the end of a stream; `None` if there is none as `members` writes it, or
+    /// an impossible one.
     pub fn read(stream: &dyn Source) -> Result<Option<Self>> {
         let Some(tail_start) = stream.len().checked_sub(TAIL_BYTES) else {
             return Ok(None);
@@ -196,7 +169,7 @@ impl BlockIndex {
         let mut tail = Vec::new();
         read_to(stream, tail_start..stream.len(), &mut tail)?;
         let field = tail[HEADER.len() + 2 + 4..].to_vec();
-        let told = || {
+        let parsed = || {
             let blocks = size_at(&field, 16)?;
             let index = size_at(&field, 24)?;
             let start = tail_start.checked_sub(index)?;
@@ -207,7 +180,7 @@ impl BlockIndex {
         if tail[12..14] != *b"TE" {
             return Ok(None);
         }
-        let Some((blocks, start)) = told() else {
+        let Some((blocks, start)) = parsed() else {
             return Ok(None);
         };
         let mut members = Vec::new();
@@ -227,10 +200,10 @@ impl BlockIndex {
             return Ok(None);
         };
         let block_bytes = block_bytes as usize;
-        // No larger than a writer chooses, since a reader has room for some of them.
+        // No larger than a writer chooses, because readers hold several blocks in memory.
         let sound = (1..=BLOCK_BYTES).contains(&block_bytes)
             && bytes.div_ceil(block_bytes) == blocks
-            // Every byte is as it would be written.
+            // Compare every byte.
             && entries.members(bytes, block_bytes)? == members;
         if !sound {
             return Ok(None);
@@ -238,7 +211,7 @@ impl BlockIndex {
         Self::of(&entries, bytes, block_bytes, start, stream)
     }
 
-    /// The index of these entries, if the blocks and what is around them end at `end`.
+    /// Builds the index, if the blocks and the frame around them end at `end`.
     fn of(
         entries: &BlockEntries,
         bytes: usize,
@@ -258,7 +231,7 @@ impl BlockIndex {
             if out > len.saturating_mul(MAX_EXPANSION) || len > end.saturating_sub(start) {
                 return Ok(None);
             }
-            blocks.push(Block {
+            blocks.push(IndexEntry {
                 start,
                 len,
                 literal: entry & LITERAL != 0,
@@ -268,7 +241,7 @@ impl BlockIndex {
         }
         let mut around = Vec::new();
         read_to(stream, 0..HEADER.len(), &mut around)?;
-        let numbers = around == numbers::HEADER;
+        let numbers = around == NUMBERS_HEADER;
         if around != HEADER && !numbers || start + END_BYTES != end {
             return Ok(None);
         }
@@ -293,7 +266,7 @@ impl BlockIndex {
 mod tests {
     use super::*;
 
-    /// A stream of blocks of zeros (which nobody inflates) with their index.
+    /// A stream of blocks of zeros (which are never inflated) with their index.
     fn stream(blocks: &[(usize, bool)], bytes: usize, block_bytes: usize) -> Vec<u8> {
         let mut stream = HEADER.to_vec();
         let mut entries = BlockEntries::default();
@@ -367,8 +340,8 @@ mod tests {
         // 10 bytes cannot make 11,000.
         let impossible = stream(&[(10, false), (20, false)], 22_000, 11_000);
         assert_eq!(BlockIndex::read(&impossible).unwrap(), None);
-        // Any byte of the index, and of what is around the blocks, but for the checksum, and for
-        // the size of blocks, of which some others are as possible.
+        // Any byte of the index and the frame, except of the checksum, and of the block size, where
+        // other values are possible.
         let sound = stream(&[(100, true), (70, false)], 15, 10);
         let block_bytes = sound.len() - 10 - 36..sound.len() - 10 - 32;
         let around = (0..10).chain(180..182).chain(186..sound.len());

@@ -1,4 +1,4 @@
-//! Inflating a stream that has an index: in parallel, or only a range of it.
+//! Inflates a stream with an index: in parallel, or a range of it.
 
 use std::mem::{self, MaybeUninit};
 use std::num::NonZero;
@@ -8,35 +8,31 @@ use std::sync::Mutex;
 use crc32fast::Hasher;
 
 use super::decoders::Decoders;
-use super::index::{Block, BlockIndex};
+use super::index::{BlockIndex, IndexEntry};
 use super::interleaved::LANES;
-#[cfg(feature = "python")]
-use super::mended::undamaged;
-use super::numbers::{self, Parts};
+use super::numbers::{self, NumberBlock};
 use crate::raw::Room;
 use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, grow, parallel};
 
-/// A stream with an index, as `compress` writes it. As a [`Source`] it is
-/// what the stream contains.
+/// A stream with an index, as `compress` writes it; as a [`Source`], its content.
 pub struct Indexed<S> {
     stream: S,
     index: BlockIndex,
-    /// The block that was read last, and its number: readers go on where they were.
+    /// The block read last, and its number, because readers often continue there.
     last: Mutex<Option<(usize, Vec<u8>)>>,
 }
 
-/// What a thread keeps.
 #[derive(Default)]
 struct Worker {
     decoders: Decoders,
-    /// Copies of compressed blocks, where the stream may change.
+    /// Compressed blocks, copied where the stream may change.
     copies: Vec<Vec<u8>>,
 }
 
 impl<S: Source> Indexed<S> {
-    /// `None` if the stream does not end with an index.
+    /// Returns `None` if the stream does not end with an index.
     pub fn open(stream: S) -> Result<Option<Self>> {
         let index = BlockIndex::read(&stream)?;
         Ok(index.map(|index| Self {
@@ -46,28 +42,18 @@ impl<S: Source> Indexed<S> {
         }))
     }
 
-    /// How many bytes come out.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.index.bytes
     }
 
-    /// Whether none do.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// What is wrong with the whole, though all its blocks may be right.
-    #[must_use]
+    /// Damage of the whole stream, though its blocks may be intact.
     pub fn damage(&self) -> Option<&'static str> {
-        let told = "the checksum of the whole is not that of its compressed blocks";
-        (!self.adds_up()).then_some(told)
+        let damage = "the checksum of the whole is not that of its compressed blocks";
+        (!self.adds_up()).then_some(damage)
     }
 
-    /// Whether the checksum of the whole stream is that of its blocks, which alone are compared
-    /// where parts are read.
-    #[must_use]
+    /// Whether the checksum of the whole stream matches those of its blocks, which alone are
+    /// compared where parts are read.
     pub fn adds_up(&self) -> bool {
         let mut whole = Hasher::new();
         for (number, block) in self.index.blocks.iter().enumerate() {
@@ -77,10 +63,10 @@ impl<S: Source> Indexed<S> {
         whole.finalize() == self.index.checksum
     }
 
-    /// Fills `out`, which must have `len` bytes, with what comes out, compares the
-    /// checksums, and returns it; nothing if the stream is damaged.
+    /// Inflates everything into `out`, which must have `len` bytes, and compares the checksums;
+    /// `None` if the stream is damaged.
     ///
-    /// `watch` is told how many bytes are there.
+    /// `watch` counts bytes of the content.
     ///
     /// # Panics
     /// If `out` has another length.
@@ -94,7 +80,7 @@ impl<S: Source> Indexed<S> {
         Ok(out.filter(|_| whole))
     }
 
-    /// Fills `out`, and tells whether all checksums are those of the stream.
+    /// Fills `out`, and returns whether all checksums match.
     fn inflate_to(
         &self,
         out: Room<'_>,
@@ -103,7 +89,7 @@ impl<S: Source> Indexed<S> {
     ) -> Result<bool> {
         assert_eq!(out.len(), self.len());
         let count = self.index.blocks.len();
-        // So many that all threads have some.
+        // So that all threads have work.
         let group_blocks = count.div_ceil(threads.get()).clamp(1, LANES);
         let group_bytes = group_blocks * self.index.block_bytes;
         let places = out.chunks(group_bytes);
@@ -118,7 +104,7 @@ impl<S: Source> Indexed<S> {
         };
         let mut checksum = Hasher::new();
         let mut damaged = false;
-        let ahead = threads.get().saturating_mul(4); // what waits is only checksums
+        let ahead = threads.get().saturating_mul(4); // waiting results are only checksums
         let inflated = parallel::in_order(places.len(), threads, ahead, work, |group, part| {
             let Some(part) = part? else {
                 damaged = true;
@@ -136,8 +122,7 @@ impl<S: Source> Indexed<S> {
         Ok(checksum.finalize() == self.index.checksum)
     }
 
-    /// Where in the stream the blocks are that cover a range of what comes out.
-    #[must_use]
+    /// The range of the stream with the blocks that cover a range of the content.
     pub fn stored(&self, range: Range<usize>) -> Range<usize> {
         let blocks = &self.index.blocks;
         let first = range.start / self.index.block_bytes;
@@ -149,8 +134,8 @@ impl<S: Source> Indexed<S> {
         }
     }
 
-    /// The bytes of `range` of what comes out; only the blocks that cover it are inflated,
-    /// and their checksums compared.
+    /// Reads a `range` of the content: inflates the blocks that cover it, and compares their
+    /// checksums.
     pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
         if range.start > range.end || range.end > self.len() {
             return Err(Error::Option(format!(
@@ -163,7 +148,7 @@ impl<S: Source> Indexed<S> {
         let block_bytes = self.index.block_bytes;
         let mut out = Vec::new();
         out.try_reserve_exact(range.len())?;
-        // Readers that meet do without, as does a forked process if it was held in its parent.
+        // Readers at the same time do without, as does a forked process that inherits a held lock.
         let mut last = self.last.try_lock().ok();
         let mut first = range.start / block_bytes;
         let end = range.end.div_ceil(block_bytes);
@@ -210,21 +195,22 @@ impl<S: Source> Indexed<S> {
         Ok(out)
     }
 
-    /// Whether one of the last blocks is whole.
     #[cfg(feature = "python")]
     pub(super) fn has_whole_block(&self, tried: usize) -> Result<bool> {
         for number in (0..self.index.blocks.len()).rev().take(tried) {
             let start = number * self.index.block_bytes;
-            if undamaged(self.read(start..start + self.block_len(number)))?.is_ok() {
-                return Ok(true);
+            match self.read(start..start + self.block_len(number)) {
+                Ok(_) => return Ok(true),
+                Err(error) if error.is_no_damage() => return Err(error),
+                Err(_) => {}
             }
         }
         Ok(false)
     }
 
-    /// Decodes up to `LANES` blocks, and gives what comes out to `take` piece by piece, with
-    /// the place of the block in the range. Returns their checksums, or `None` if one is not as
-    /// the index has it.
+    /// Decodes up to `LANES` blocks, and passes the content to `take` piece by piece, with the
+    /// position of the block in the range. Returns the checksums, or `None` if a block does not
+    /// match the index.
     fn decode(
         &self,
         range: Range<usize>,
@@ -248,7 +234,7 @@ impl<S: Source> Indexed<S> {
         };
         let whole = if self.index.numbers {
             let parts = range.clone().zip(blocks).map(|(number, block)| {
-                let parts = Parts::read(input(number - range.start), self.block_len(number))?;
+                let parts = NumberBlock::read(input(number - range.start), self.block_len(number))?;
                 (parts.checksum == block.checksum).then_some(parts)
             });
             match parts.collect::<Option<Vec<_>>>() {
@@ -266,12 +252,12 @@ impl<S: Source> Indexed<S> {
             self.decode_inputs(range, &mut worker.decoders, input, &mut take)?
         };
         worker.copies = copies;
-        let same = |(sum, block): (&Hasher, &Block)| sum.clone().finalize() == block.checksum;
+        let same = |(sum, block): (&Hasher, &IndexEntry)| sum.clone().finalize() == block.checksum;
         let whole = whole && checksums.iter().zip(blocks).all(same);
         Ok(whole.then_some(checksums))
     }
 
-    /// Whether these inputs are blocks of the lengths that come out.
+    /// Whether these inputs are blocks of the expected lengths.
     fn decode_inputs<'b>(
         &self,
         range: Range<usize>,
@@ -288,7 +274,6 @@ impl<S: Source> Indexed<S> {
                 in_lanes.push(input(place));
                 places.push(place);
             } else if block.literal {
-                // The last of the stream is shorter.
                 let take = |_, piece: &[u8]| take(place, piece);
                 if !decoders.interleaved()?.decode(&[input(place)], len, take) {
                     return Ok(false);
@@ -304,13 +289,12 @@ impl<S: Source> Indexed<S> {
         Ok(in_lanes.is_empty() || decoders.interleaved()?.decode(&in_lanes, block_bytes, take))
     }
 
-    /// How many bytes come out of a block.
     fn block_len(&self, number: usize) -> usize {
         let block_bytes = self.index.block_bytes;
         block_bytes.min(self.len() - number * block_bytes)
     }
 
-    fn stable(&self, block: &Block) -> Option<&[u8]> {
+    fn stable(&self, block: &IndexEntry) -> Option<&[u8]> {
         self.stream
             .stable()?
             .get(block.start..block.start + block.len)
@@ -342,11 +326,12 @@ mod tests {
 
     use super::*;
     use crate::gzip::bits::BitWriter;
-    use crate::gzip::index::{BlockEntries, HEADER};
+    use crate::gzip::format::HEADER;
+    use crate::gzip::index::BlockEntries;
 
     const DATA: &[u8; 24] = b"abcdefghijklmnopqrstuvwx";
 
-    /// A member of `DATA` in three blocks of eight bytes, which should inflate to it.
+    /// A member in three blocks of eight bytes, which should inflate to `DATA`.
     fn member(blocks: [&[u8]; 3]) -> Vec<u8> {
         let mut stream = HEADER.to_vec();
         let mut entries = BlockEntries::default();
@@ -370,7 +355,7 @@ mod tests {
         let whole = whole.unwrap().is_some_and(|out| out == DATA);
         assert_eq!(indexed.read(0..24).is_ok_and(|found| found == DATA), whole);
         if whole {
-            // Parts, in an order in which some are in the block that was read last.
+            // Parts, in an order in which some are in the block read last.
             let held = indexed.last.lock().unwrap();
             assert_eq!(indexed.read(0..5).unwrap(), DATA[..5]);
             drop(held);

@@ -1,8 +1,8 @@
-//! Decoding blocks of literals alone, several interleaved.
+//! Decodes several blocks of only literals, interleaved.
 //!
-//! Where a symbol begins is known only when the one before has been looked up, which takes
-//! several cycles; meanwhile those of other blocks are looked up. What comes out goes through a
-//! stage that is small enough for the first cache.
+//! Where a symbol begins is known only after the lookup of the previous one, which takes several
+//! cycles; interleaved lookups of other blocks fill them. The output goes through a stage that fits
+//! into the first cache.
 
 use multiversion::multiversion;
 
@@ -11,23 +11,20 @@ use super::huffman::{END_OF_BLOCK, LENGTHS_ORDER, LITERALS, codes};
 use super::literal::{MAX_BITS, STEP};
 use crate::{Result, grow};
 
-/// How many blocks are decoded interleaved, at most.
 pub const LANES: usize = 8;
 
-/// How many steps of `STEP` literals are staged.
+/// Staged steps of `STEP` literals.
 const STEPS: usize = 128;
 
-/// For the next `MAX_BITS` bits: the literal times 256, and its number of bits; `END` for no
+/// By the next `MAX_BITS` bits: the literal times 256, plus its number of bits; `END` for no
 /// literal.
 pub type Table = [u16; 1 << MAX_BITS];
 
-/// Takes no bits, so that decoding stays where it is, and finds it again.
+/// Takes no bits, so that decoding stays there.
 pub const END: u16 = 0x80;
 
-/// Literals on their way out.
 type Stage = [[u8; STEP]; STEPS];
 
-/// What is used again and again.
 pub struct Interleaved {
     /// `LANES` of both.
     tables: Vec<Table>,
@@ -35,7 +32,6 @@ pub struct Interleaved {
 }
 
 impl Interleaved {
-    /// Makes room for what is used again and again.
     pub fn new() -> Result<Self> {
         Ok(Self {
             tables: grow::filled([0; 1 << MAX_BITS], LANES)?,
@@ -43,20 +39,20 @@ impl Interleaved {
         })
     }
 
-    /// Decodes up to `LANES` blocks that have `len` bytes each. Returns false if one of them is
-    /// not as [`Code::encode`](super::literal::Code::encode) writes it.
+    /// Decodes up to `LANES` blocks of `len` bytes each. Returns false if one is not as
+    /// [`Code::encode`](super::literal::Code::encode) writes it.
     ///
-    /// `take` is given what comes out piece by piece, with the number of the block.
+    /// `take` gets the output piece by piece, with the number of the block.
     ///
     /// # Panics
-    /// If there are no blocks, or more.
+    /// If the number of blocks is 0, or above `LANES`.
     pub fn decode(
         &mut self,
         blocks: &[&[u8]],
         len: usize,
         mut take: impl FnMut(usize, &[u8]),
     ) -> bool {
-        // The last block again where there are fewer: still faster than one after the other.
+        // Repeats the last block to fill the lanes: still faster than one after the other.
         let block = |lane: usize| blocks[lane.min(blocks.len() - 1)];
         let mut take = |lane: usize, piece: &[u8]| {
             if lane < blocks.len() {
@@ -88,7 +84,7 @@ impl Interleaved {
                 None => return false,
             }
         }
-        // One literal at least is left for the end, where `END` is noticed.
+        // The last literal is left for the end, where `END` is noticed.
         let mut left = len;
         while left > STEP {
             let steps = STEPS.min((left - 1) / STEP);
@@ -135,15 +131,13 @@ pub fn next_entry(reader: &mut BitReader<'_>, table: &Table) -> u16 {
     entry
 }
 
-/// The literal of an entry that has one.
 pub fn literal(entry: u16) -> u8 {
     entry.to_le_bytes()[1]
 }
 
-/// Decodes so many steps of `N` blocks, or as many as there are before one of them is near
-/// its end, and returns how many.
+/// Decodes up to `steps` steps of `N` blocks, until one is near its end, and returns their number.
 #[inline(always)]
-// Once for each number of blocks and set of instructions; one literal of each block, then the next.
+// Compiled once for each number of blocks and set of instructions.
 #[allow(clippy::inline_always, clippy::needless_range_loop)]
 fn stage<const N: usize>(
     tables: &[Table; N],
@@ -173,7 +167,7 @@ fn stage<const N: usize>(
 
 macro_rules! stages {
     ($($name:ident: $count:literal),*) => {$(
-        // With BMI, shifts and masks that depend on a variable are one instruction each.
+        // With BMI, shifts and masks by a variable are one instruction.
         #[multiversion(targets("x86_64+bmi1+bmi2+lzcnt"))]
         fn $name(
             tables: &[Table; $count],
@@ -187,8 +181,8 @@ macro_rules! stages {
 }
 stages!(one: 1, four: 4, eight: 8);
 
-/// Reads the header of a block, and sets what its symbols are. Returns how many bits
-/// the end has, or `None` if the block is of another form.
+/// Reads the header of a block, and sets the table. Returns the number of bits of the end symbol,
+/// or `None` if the block has another form.
 pub fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16> {
     if reader.take(3) != 0b100 || reader.take(5) != LITERALS - 257 {
         return None;
@@ -226,8 +220,8 @@ pub fn read_header(reader: &mut BitReader<'_>, table: &mut Table) -> Option<u16>
     Some(lengths[END_OF_BLOCK].into())
 }
 
-/// Sets the entries for all bits that can come next, made of a symbol and its number of bits.
-/// Returns `None` if the code is not complete, or has longer codes than the table.
+/// Sets the entries for all next bits. Returns `None` if the code is incomplete, or longer than the
+/// table.
 fn fill_table<const N: usize>(
     lengths: &[u8; N],
     table: &mut [u16],
@@ -249,7 +243,7 @@ fn fill_table<const N: usize>(
     Some(())
 }
 
-/// Whether the block ends here, with nothing after it but an empty stored block.
+/// Whether the block ends here, with only an empty stored block after it.
 fn ends(reader: &mut BitReader<'_>, table: &Table, end_bits: u16) -> bool {
     reader.refill();
     if next_entry(reader, table) != END {

@@ -1,9 +1,8 @@
-//! Encoding blocks of literals alone: the entropy of the bytes, and no search for matches.
+//! Encodes blocks of only literals: by frequency, without a search for matches.
 //!
-//! The weights of a model have no repeats to find, and all that gzip can gain is that
-//! some bytes are more frequent than others.
+//! Weights do not repeat; all that gzip can gain is that some bytes are more frequent.
 
-// Symbols, bits and bytes are small, and a byte is what is left of some of them.
+// Symbols, bits and bytes are small, and bytes are cut off words.
 #![allow(clippy::cast_possible_truncation)]
 
 use multiversion::multiversion;
@@ -14,49 +13,45 @@ use super::huffman::{
 };
 use crate::{Result, grow};
 
-/// The longest code that is used. Five of them fit between two refills of 56 bits, and
-/// a table for all fits into the first cache several times.
+/// Five of the longest codes fit between two refills of 56 bits, and the table fits into the first
+/// cache several times.
 pub const MAX_BITS: usize = 11;
 
-/// How many literals are coded, or decoded, between two of them.
+/// Literals between two refills.
 pub const STEP: usize = 5;
 
-/// The code for a block.
 pub struct Code {
     lengths: [u8; LITERALS],
-    /// How many bits a block takes without its header, whose bytes occur as often as was told.
+    /// Bits of the block without its header, by the counts.
     bits: u64,
 }
 
-/// About how often each byte occurs, as a quarter of the data tells; `None` if a byte does
-/// not occur there, and so would have no code, or one that is not worth its place.
-///
-/// The bytes of weights are so many that a quarter tells as well as all.
+/// Estimates the counts of bytes from a quarter of the data; `None` if a byte is absent there and
+/// so would have no code, or one not worth its slot.
 pub fn estimate(data: &[u8]) -> Option<[u32; 256]> {
     let counts = count_some::<4>(data);
     counts.iter().all(|&count| count > 0).then_some(counts)
 }
 
-/// About how often each byte occurs, as one part in `N` of the data tells.
+/// Estimates the counts of bytes from one part in `N` of the data.
 pub fn count_some<const N: usize>(data: &[u8]) -> [u32; 256] {
     const PART: usize = 64;
     let mut tables = Tables::default();
     for (group, parts) in data.chunks(N * PART).enumerate() {
-        // Not always the same one, since data may be in rows.
+        // At varying positions, because data may be in rows.
         let part = parts.chunks(PART).nth((group + group / N) % N);
         tables.count(part.unwrap_or_default());
     }
     tables.sum().map(|count| N as u32 * count)
 }
 
-/// How often each byte occurs.
 pub fn count(data: &[u8]) -> [u32; 256] {
     let mut tables = Tables::default();
     tables.count(data);
     tables.sum()
 }
 
-/// Four tables, since an increment that depends on the one before takes longer.
+/// Four tables: an increment that depends on the previous one is slower.
 pub struct Tables([[u32; 256]; 4]);
 
 impl Default for Tables {
@@ -66,7 +61,6 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// Counts more bytes.
     #[inline]
     pub fn count(&mut self, data: &[u8]) {
         let mut chunks = data.chunks_exact(8);
@@ -80,14 +74,13 @@ impl Tables {
         }
     }
 
-    /// How often each byte has been counted.
     pub fn sum(&self) -> [u32; 256] {
         std::array::from_fn(|byte| self.0.iter().map(|table| table[byte]).sum())
     }
 }
 
 impl Code {
-    /// The best code for bytes that occur so often, at least one of which does.
+    /// The best code for these counts, one of which must be positive.
     pub fn new(counts: &[u32; 256]) -> Self {
         let mut all = [0; LITERALS];
         all[..256].copy_from_slice(counts);
@@ -99,37 +92,37 @@ impl Code {
         }
     }
 
-    /// How many bits each literal takes, and the end of a block.
+    /// Bits of each literal, and of the end of a block.
     pub fn lengths(&self) -> &[u8; LITERALS] {
         &self.lengths
     }
 
-    /// About how many bytes the block will take.
+    /// Estimated bytes of the block.
     pub fn size(&self) -> usize {
         size(self.bits)
     }
 
     /// Writes the block, which ends at a byte boundary and is not the last, over the start of
-    /// `out`, and returns how long it is. What `out` has been used for before saves filling it.
+    /// `out`, and returns its length. Reusing `out` saves filling it.
     ///
     /// # Panics
-    /// If there is a byte that the code was not made for.
+    /// If the code lacks a byte.
     pub fn encode(&self, data: &[u8], out: &mut Vec<u8>) -> Result<usize> {
-        // The smallest code of distances that all readers take, never used.
+        // The smallest code of distances that all readers accept, never used.
         write_block(&self.lengths, &[1, 1], data.len(), out, |codes, writer| {
             encode_literals(data, &entries(codes, &self.lengths), writer);
         })
     }
 }
 
-/// About how many bytes a block takes that has so many bits without its header.
+/// Estimated bytes of a block of `bits` bits without its header.
 pub fn size(bits: u64) -> usize {
     const HEADER: u64 = 90;
     usize::try_from(bits / 8 + HEADER).unwrap_or(usize::MAX)
 }
 
-/// Writes a block with codes of these lengths, of which a byte of data takes at most `MAX_BITS`
-/// bits, over the start of `out`, and returns how long it is. `body` writes the symbols.
+/// Writes a block with codes of these lengths over the start of `out`, and returns its length.
+/// `body` writes the symbols, at most `MAX_BITS` bits for a byte of data.
 pub fn write_block<const N: usize>(
     lengths: &[u8; N],
     distances: &[u8],
@@ -149,10 +142,9 @@ pub fn write_block<const N: usize>(
     Ok(writer.finish())
 }
 
-/// For each byte its code, and from bit 16 on its number of bits.
+/// The code of each byte, and from bit 16 on its number of bits.
 pub type CodeTable = [u32; 256];
 
-/// What codes and lengths are for literals.
 pub fn entries(codes: &[u16], lengths: &[u8]) -> CodeTable {
     std::array::from_fn(|byte| u32::from(codes[byte]) | u32::from(lengths[byte]) << 16)
 }
@@ -163,14 +155,14 @@ fn encode_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>)
     put_literals(data, entries, writer);
 }
 
-/// Writes literals; what is left of them for the next flush are at most 7 bits.
+/// Writes literals; at most 7 bits stay for the next flush.
 #[inline(always)]
 #[allow(clippy::inline_always)] // once for each set of instructions
 pub fn put_literals(data: &[u8], entries: &CodeTable, writer: &mut BitWriter<'_>) {
     let (steps, rest) = data.as_chunks::<STEP>();
     let code = |entry: u32| (u64::from(entry & 0xffff), entry >> 16);
     for step in steps {
-        // Pairs are joined first, so that fewer shifts wait for each other.
+        // Join pairs first, so that fewer shifts depend on each other.
         let entry = |place: usize| entries[usize::from(step[place])];
         let pair = |first: u32, second: u32| {
             let ((first, first_bits), (second, second_bits)) = (code(first), code(second));

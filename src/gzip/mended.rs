@@ -1,10 +1,11 @@
-//! Streams of ours whose header is damaged, with the header that they had.
+//! Recovers streams of ours whose header is damaged.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use super::index::{BLOCK_BYTES, END_BYTES, HEADER};
-use super::{Indexed, numbers, salvage};
+use super::foreign::salvage;
+use super::format::{BLOCK_BYTES, END_BYTES, HEADER, NUMBERS_HEADER};
+use super::indexed::Indexed;
 use crate::Result;
 use crate::mapping::Pages;
 use crate::source::{Source, read_to};
@@ -13,29 +14,26 @@ use crate::watch::Watch;
 
 type Shared = Arc<dyn Source + Send + Sync>;
 
-/// A stream that begins with another header.
 struct Mended {
     stream: Shared,
     header: [u8; HEADER.len()],
 }
 
-/// What such a stream contains.
 pub enum Contained {
-    /// Inflated where it is read, as the stream has an index.
+    /// With an index, inflated on demand.
     Indexed(Indexed<Shared>),
-    /// The only block.
     Whole(Pages),
 }
 
-/// So many of the last blocks are tried: of a stream with a damaged header alone, all are whole.
+/// If only the header is damaged, the last blocks are whole.
 const TRIED_BLOCKS: usize = 8;
 
-/// What a stream contains that would be one of ours with another header; `None` for all others.
+/// The content of a stream that is one of ours except for its header; `None` for all others.
 pub fn mended(stream: &Shared, watch: &dyn Watch) -> Result<Option<Contained>> {
     let len = stream.len();
     let (mut start, mut end) = (Vec::new(), Vec::new());
     read_to(stream, 0..len.min(HEADER.len()), &mut start)?;
-    if start == HEADER || start == numbers::HEADER || len < HEADER.len() + END_BYTES {
+    if start == HEADER || start == NUMBERS_HEADER || len < HEADER.len() + END_BYTES {
         return Ok(None);
     }
     read_to(stream, len - MARK.len()..len, &mut end)?;
@@ -45,7 +43,7 @@ pub fn mended(stream: &Shared, watch: &dyn Watch) -> Result<Option<Contained>> {
     if only_block(stream, watch)?.is_some() {
         return Ok(None); // another writer has another header, such as one with a time stamp
     }
-    for header in [HEADER, numbers::HEADER] {
+    for header in [HEADER, NUMBERS_HEADER] {
         let stream = stream.clone();
         let stream: Shared = Arc::new(Mended { stream, header });
         if let Some(pages) = only_block(&stream, watch)? {
@@ -60,23 +58,16 @@ pub fn mended(stream: &Shared, watch: &dyn Watch) -> Result<Option<Contained>> {
     Ok(None)
 }
 
-/// The content of a stream that is a single block without damage. It has no index, and takes little
-/// more than its content.
+/// The content of a stream of a single undamaged block, which has no index and takes little more
+/// than its content.
 fn only_block(stream: &Shared, watch: &dyn Watch) -> Result<Option<Pages>> {
     if stream.len() >= 2 * BLOCK_BYTES {
         return Ok(None);
     }
-    let found = undamaged(salvage(stream, Some(BLOCK_BYTES), watch))?;
-    Ok(found
-        .ok()
-        .and_then(|(pages, damage)| damage.is_none().then_some(pages)))
-}
-
-/// Errors of reading stay errors; those of the data are a result.
-pub(super) fn undamaged<T>(done: Result<T>) -> Result<Result<T>> {
-    match done {
+    match salvage(stream, Some(BLOCK_BYTES), watch) {
+        Ok((pages, None)) => Ok(Some(pages)),
         Err(error) if error.is_no_damage() => Err(error),
-        done => Ok(done),
+        _ => Ok(None),
     }
 }
 

@@ -1,8 +1,8 @@
-//! Blocks of numbers: the bytes of their elements in planes, of which some are coded by frequency.
+//! Blocks of numbers: the bytes of their elements in planes, some of them coded by frequency.
 //!
-//! The exponents of trained weights are regular, and their mantissas random. So a float's exponent
-//! is coded as DEFLATE codes literals, and the rest is stored, which is faster both ways. Such blocks
-//! stand in the frame of a gzip stream, after a header of their own:
+//! The exponents of trained weights are regular, and their mantissas random. So exponents are coded
+//! as literals of DEFLATE, and the rest is stored, which is faster both ways. The blocks stand in
+//! the frame of a gzip stream, after another header:
 //!
 //! ```text
 //! data:  c1 "treepack" 01, blocks, 03 00, checksum, size; then the index of gzip
@@ -11,19 +11,19 @@
 //!
 //! | a block | bytes |
 //! |---|---|
-//! | how many bytes an element has: 1, 2, 4 or 8 | 1 |
-//! | how many bytes are before the first element | 1 |
-//! | which planes are coded: the lowest bit is that of the first | 1 |
-//! | which of these are four streams of literals alone | 1 |
-//! | how many bytes come out | 4 |
-//! | how many bytes follow this header | 4 |
-//! | the CRC-32 of what comes out | 4 |
+//! | bytes of an element: 1, 2, 4 or 8 | 1 |
+//! | bytes before the first element | 1 |
+//! | coded planes, the first one in the lowest bit | 1 |
+//! | coded planes of four streams of literals | 1 |
+//! | length of the content | 4 |
+//! | bytes after this header | 4 |
+//! | CRC-32 of the content | 4 |
 //! | the bytes before the first element, and those after the last | |
 //! | the planes: stored, or a length (4) and DEFLATE blocks, none of them the last | |
 
 use super::block::{self, Encoded, Method, has_repeats, samples};
 use super::decoders::Decoders;
-use super::index::BLOCK_BYTES;
+use super::format::{BLOCK_BYTES, NUMBERS_HEADER};
 use super::literal::{self, Code, Tables};
 use super::planes::{self, MAX_WIDTH, TILE};
 use super::streams;
@@ -32,15 +32,10 @@ use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, grow};
 
-/// The header of a stream. No MessagePack begins with its first byte.
-pub const HEADER: [u8; 10] = *b"\xc1treepack\x01";
-
 const BLOCK_HEADER_BYTES: usize = 16;
 
-/// After the last block.
 const END: [u8; 2] = [3, 0];
 
-/// What a thread keeps from block to block.
 #[derive(Default)]
 pub struct Coder {
     coded: Vec<u8>,
@@ -48,7 +43,7 @@ pub struct Coder {
 }
 
 impl Coder {
-    /// Writes a block over the start of `out`. Its elements begin at `phase`, or so many times their
+    /// Writes a block over the start of `out`. Its elements begin at `phase`, or multiples of their
     /// width before.
     pub fn encode(
         &mut self,
@@ -77,7 +72,7 @@ impl Coder {
         out[BLOCK_HEADER_BYTES + begin..around].copy_from_slice(after);
         planes::split(elements, width, &mut out[around..][..elements.len()]);
         let (mut coded, mut literal) = (0_u8, 0_u8);
-        // Planes move to where those before them end, which is not after where they are.
+        // Planes move down to the end of those before them.
         let mut end = around;
         for number in 0..width {
             let from = around + number * count;
@@ -115,7 +110,7 @@ fn word(len: usize) -> [u8; 4] {
     u32::try_from(len).expect("a block is small").to_le_bytes()
 }
 
-/// What a plane is coded as, over the start of `out`; `None` if that does not pay.
+/// Codes a plane over the start of `out`; `None` if that does not pay.
 fn encode_plane(
     plane: &[u8],
     gzip: &mut block::Coder,
@@ -129,7 +124,7 @@ fn encode_plane(
         return Ok(None);
     }
     let code = Code::new(&counts_of(plane));
-    // A plane of hardly anything but one byte has runs.
+    // A plane of nearly one byte only has runs.
     if code.size() < plane.len() / 6 {
         let encoded = gzip.encode(plane, Method::Adaptive, out)?;
         return Ok(Some(Encoded::other(encoded.len)));
@@ -138,11 +133,11 @@ fn encode_plane(
     Ok(Some(Encoded { len, literal: true }))
 }
 
-/// About how often each byte occurs: none that does is left out, and few that do not are not.
+/// Counts of bytes, estimated if few absent bytes then get codes. No byte of the plane is left out.
 fn counts_of(plane: &[u8]) -> [u32; 256] {
-    /// From how many bytes on an eighth tells as well as all.
+    /// From this length on an eighth is representative.
     const MANY: usize = 1 << 14;
-    /// How many bytes may have codes without need.
+    /// The most absent bytes that may get codes.
     const FEW: usize = 24;
     if plane.len() >= MANY {
         let mut counts = literal::count_some::<8>(plane);
@@ -159,15 +154,14 @@ fn counts_of(plane: &[u8]) -> [u32; 256] {
     literal::count(plane)
 }
 
-/// Whether so many bytes of such an entropy are worth coding.
 fn pays(entropy: u64, bytes: u32) -> bool {
     entropy < u64::from(bytes) * (8 * ONE - ONE / 2)
 }
 
-/// A bit, in fixed point: what is written may not depend on how floats are rounded.
+/// A bit in fixed point: the output must not depend on the rounding of floats.
 const ONE: u64 = 1 << 16;
 
-/// About how many bits bytes take that occur so often.
+/// Estimated bits of bytes of these counts.
 fn entropy(counts: &[u32; 256]) -> u64 {
     // A logarithm that is linear between powers of two, times its argument.
     let log = |count: u32| {
@@ -177,11 +171,11 @@ fn entropy(counts: &[u32; 256]) -> u64 {
     };
     let all = log(counts.iter().sum());
     let seen = counts.iter().filter(|&&count| count > 0).count() as u64;
-    // Few bytes seem to have less than they have, by so much for each other one (Miller and Madow).
+    // Few bytes underestimate the entropy, by this much for each distinct byte (Miller and Madow).
     all.saturating_sub(counts.iter().map(|&count| log(count)).sum()) + seen * ONE * 3 / 4
 }
 
-/// The width of elements by which samples take least, and about how many bytes all will take.
+/// The element width by which samples are smallest, and the estimated bytes of all data.
 fn outlook(data: &[u8]) -> Result<(usize, usize)> {
     const SAMPLE: usize = 128;
     let (elements, _) = data.as_chunks::<MAX_WIDTH>();
@@ -207,7 +201,7 @@ fn outlook(data: &[u8]) -> Result<(usize, usize)> {
         });
         (planes.sum::<u64>(), width)
     });
-    // The narrower, unless the wider takes noticeably less: fewer streams are faster.
+    // Prefer the narrower unless the wider is noticeably smaller: fewer streams are faster.
     let narrower = |best: (u64, usize), other: (u64, usize)| {
         if other.0 < best.0 - best.0 / 64 {
             other
@@ -221,9 +215,7 @@ fn outlook(data: &[u8]) -> Result<(usize, usize)> {
     Ok((width, usize::try_from(bytes).unwrap_or(usize::MAX)))
 }
 
-/// A block as it is laid out.
-pub struct Parts<'a> {
-    /// The CRC-32 of what comes out.
+pub struct NumberBlock<'a> {
     pub checksum: u32,
     width: usize,
     count: usize,
@@ -239,15 +231,15 @@ enum Plane<'a> {
     Deflate(&'a [u8]),
 }
 
-/// What the header of a block tells of its lengths: of what comes out, and of what follows it.
+/// The lengths in the header of a block: of the content, and of the bytes after the header.
 fn lengths(header: &[u8]) -> Option<(usize, usize)> {
     let word = |at: usize| Some(u32::from_le_bytes(*header.get(at..)?.first_chunk()?) as usize);
     let (len, stored) = (word(4)?, word(8)?);
     ((1..=BLOCK_BYTES).contains(&len) && stored <= len).then_some((len, stored))
 }
 
-impl<'a> Parts<'a> {
-    /// The parts of a block of which `len` bytes come out; `None` if it is not one.
+impl<'a> NumberBlock<'a> {
+    /// Parses a block of `len` bytes of content; `None` if it is malformed.
     pub fn read(block: &'a [u8], len: usize) -> Option<Self> {
         let (header, mut rest) = block.split_first_chunk::<BLOCK_HEADER_BYTES>()?;
         let [width, phase, coded, literal] = *header.first_chunk()?;
@@ -290,13 +282,12 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// What is joined at a time.
 const JOINED_BYTES: usize = 64 * TILE;
 
-/// Decodes a block, and gives what comes out to `take` piece by piece. Returns false if it is
+/// Decodes a block, and passes the content to `take` piece by piece. Returns false if it is
 /// damaged.
 pub fn decode(
-    block: &Parts<'_>,
+    block: &NumberBlock<'_>,
     decoders: &mut Decoders,
     mut take: impl FnMut(&[u8]),
 ) -> Result<bool> {
@@ -342,8 +333,8 @@ pub fn decode(
     Ok(true)
 }
 
-/// Decodes a stream in order, up to its first damage, whether it has an index or not. Returns where that
-/// would be.
+/// Decodes a stream in order up to its first damage, with or without an index. Returns the offset
+/// of its end.
 pub fn inflate(
     stream: &dyn Source,
     out: &mut Pages,
@@ -352,7 +343,7 @@ pub fn inflate(
 ) -> Result<usize> {
     let mut decoders = Decoders::default();
     let mut whole = crc32fast::Hasher::new();
-    let (mut at, mut block) = (HEADER.len(), Vec::new());
+    let (mut at, mut block) = (NUMBERS_HEADER.len(), Vec::new());
     let mut next = |len: usize, into: &mut Vec<u8>| {
         if len > stream.len() - at {
             return Err(Error::GzipTruncated);
@@ -377,7 +368,7 @@ pub fn inflate(
             return Err(Error::OutputLimit { max_size });
         }
         let done = next(stored, &mut block)?;
-        let parts = Parts::read(&block, len).ok_or_else(damaged)?;
+        let parts = NumberBlock::read(&block, len).ok_or_else(damaged)?;
         let room = &mut out.room(len)?[..len];
         let (mut filled, mut checksum) = (0, crc32fast::Hasher::new());
         let take = |piece: &[u8]| {

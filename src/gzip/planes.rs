@@ -1,20 +1,18 @@
-//! The bytes of elements apart, and together again.
+//! Splits the bytes of elements into planes, and joins them.
 //!
-//! An element of several bytes is turned left by one bit, so that a float has its sign lowest and
+//! An element of several bytes is rotated left by one bit, so that a float has its sign lowest and
 //! its exponent highest. Its lowest byte belongs to the first plane, its highest to the last.
 
-// A byte is what is left of an element.
+// Bytes are cut off elements.
 #![allow(clippy::cast_possible_truncation)]
 
 use multiversion::multiversion;
 
-/// How many elements are handled at a time.
 pub const TILE: usize = 64;
 
-/// How many elements are read once for each plane: they stay in the first cache.
+/// Elements read once for each plane while they stay in the first cache.
 const PART: usize = 1024;
 
-/// The widest element.
 pub const MAX_WIDTH: usize = 8;
 
 macro_rules! width {
@@ -75,7 +73,7 @@ width!(split_eight, join_eight, u64);
 /// Writes the planes of whole elements one after the other.
 ///
 /// # Panics
-/// If there are no elements of such a width, or not as much room as bytes.
+/// If the width is unsupported, or the lengths differ.
 pub fn split(data: &[u8], width: usize, planes: &mut [u8]) {
     match width {
         1 => planes.copy_from_slice(data),
@@ -86,10 +84,10 @@ pub fn split(data: &[u8], width: usize, planes: &mut [u8]) {
     }
 }
 
-/// Fills `out` with whole elements, of which the planes have the first bytes.
+/// Fills `out` with elements from the starts of the planes.
 ///
 /// # Panics
-/// If there are no elements of such a width, or a plane is too short.
+/// If the width is unsupported, or a plane is too short.
 pub fn join(planes: &[&[u8]; MAX_WIDTH], width: usize, out: &mut [u8]) {
     match width {
         1 => out.copy_from_slice(&planes[0][..out.len()]),
@@ -127,7 +125,7 @@ mod tests {
     fn exponents_are_bytes_of_their_own() {
         let data: Vec<u8> = [1.0_f32, -1.5, 0.25]
             .iter()
-            .flat_map(|it| it.to_le_bytes())
+            .flat_map(|number| number.to_le_bytes())
             .collect();
         let mut planes = [0; 12];
         split(&data, 4, &mut planes);

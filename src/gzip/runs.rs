@@ -1,7 +1,6 @@
-//! Encoding blocks of literals and runs: masks, sparse arrays, rows that are constant, indices.
+//! Encodes blocks of literals and runs: masks, sparse arrays, constant rows, indices.
 //!
-//! All bytes of a run are like those at one distance before them, that of the byte or of the
-//! element before, so that nothing has to be searched for.
+//! A run repeats the byte or the element before it, so that no match must be searched for.
 
 // Symbols and bits are small, and a block has less than 2^32 bytes.
 #![allow(clippy::cast_possible_truncation)]
@@ -21,7 +20,7 @@ const SYMBOLS: usize = 286;
 const MIN_RUN: usize = 3;
 const MAX_RUN: usize = 258;
 
-/// How the lengths of matches are written, by length.
+/// The codes of match lengths, by length.
 const LENGTHS: [Length; MAX_RUN + 1] = lengths();
 
 #[derive(Clone, Copy)]
@@ -57,21 +56,20 @@ const fn lengths() -> [Length; MAX_RUN + 1] {
     all
 }
 
-/// How far before a run are the bytes that it repeats: the same in all of a block, so that its
-/// code has one bit.
+/// The distance from a run to the bytes that it repeats: one for a whole block, so that its code
+/// has one bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
-    /// One byte: rows of one byte.
+    /// Rows of one byte.
     Byte = 1,
-    /// An element of four bytes, whose highest bytes seldom change.
+    /// Four bytes, whose highest ones seldom change.
     Four = 4,
-    /// An element of eight bytes.
     Eight = 8,
 }
 
 impl Distance {
-    /// The lengths of the code of distances. The next one has a code, too, which is never
-    /// written: what a code of one symbol means by the other bit, readers do not agree on.
+    /// Lengths of the code of distances. The unused code after the distance is needed because
+    /// readers disagree on codes of one symbol.
     fn code(self) -> &'static [u8] {
         match self {
             Self::Byte => &[1, 1],
@@ -80,8 +78,8 @@ impl Distance {
         }
     }
 
-    /// What is written after a length, and how many bits that are: the code, and an extra bit
-    /// that tells 8 from 7.
+    /// The bits after a length, and their number: the code, and an extra bit that distinguishes 8
+    /// from 7.
     fn bits(self) -> (u32, u32) {
         match self {
             Self::Byte | Self::Four => (0, 1),
@@ -90,10 +88,10 @@ impl Distance {
     }
 }
 
-/// The length of pieces in which a run is written.
+/// Splits a run into matches.
 fn pieces(mut run: usize) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
-        // Nothing shorter than `MIN_RUN` may be left.
+        // No rest may be shorter than `MIN_RUN`.
         let piece = match run {
             0..=MAX_RUN => run,
             _ if run < MAX_RUN + MIN_RUN => MAX_RUN - MIN_RUN,
@@ -104,26 +102,25 @@ fn pieces(mut run: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// So many bytes as they are, and then so many that are like others before.
+/// Literals, and a run after them.
 struct Stretch {
     literals: u32,
     run: u32,
 }
 
-/// A block as literals and runs, with the best code for it.
+/// A block as literals and runs, with its best code.
 pub struct RunBlock {
     distance: Distance,
     stretches: Vec<Stretch>,
-    /// How often each byte occurs, in runs or not.
+    /// Counts of bytes, those in runs included.
     pub counts: [u32; 256],
     lengths: [u8; SYMBOLS],
-    /// How many bits a block takes without its header.
+    /// Bits of the block without its header.
     bits: u64,
 }
 
 impl RunBlock {
-    /// Finds the runs in `data`, of which there must be some. Memory of another block can be
-    /// used again.
+    /// Finds the runs in `data`, which must not be empty. Reuses the memory of another block.
     pub fn find(data: &[u8], distance: Distance, before: Option<Self>) -> Result<Self> {
         let mut stretches = before.map(|before| before.stretches).unwrap_or_default();
         stretches.clear();
@@ -165,7 +162,7 @@ impl RunBlock {
         })
     }
 
-    /// About how many bytes the block will take.
+    /// Estimated bytes of the block.
     pub fn size(&self) -> usize {
         literal::size(self.bits)
     }
@@ -198,7 +195,7 @@ impl RunBlock {
     }
 }
 
-/// The bits of a length and its distance, and from bit 24 on how many they are.
+/// The bits of a length and its distance, and from bit 24 on their number.
 type LengthEntries = [u32; MAX_RUN + 1];
 
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
@@ -221,15 +218,14 @@ fn encode_stretches(
     }
 }
 
-/// The first run of at least `MIN_RUN` bytes, which is after `from`, where none begins; if
-/// there is none, what comes after the data.
+/// The first run of at least `MIN_RUN` bytes from `from` on, where none has begun; the end of the
+/// data if there is none.
 #[inline]
 fn next_run(data: &[u8], from: usize, distance: usize) -> Range<usize> {
     let word = |at: usize| {
         let bytes = data.get(at..).and_then(<[u8]>::first_chunk);
         bytes.map(|bytes| u64::from_le_bytes(*bytes))
     };
-    // What differs from the bytes before.
     let other = |at: usize| Some(word(at)? ^ word(at - distance)?);
     let is_alike = |&at: &usize| data[at] == data[at - distance];
     let mut start = from.max(distance);
@@ -249,7 +245,7 @@ fn next_run(data: &[u8], from: usize, distance: usize) -> Range<usize> {
             start += three.trailing_zeros() as usize / 8;
             break;
         }
-        start += 6; // of the eight, six can be the first of three
+        start += 6; // of eight bytes, six can be the first of three
     }
     let mut end = start + MIN_RUN;
     while let Some(other) = other(end) {
@@ -262,7 +258,7 @@ fn next_run(data: &[u8], from: usize, distance: usize) -> Range<usize> {
     start..end + more.count()
 }
 
-/// The highest bit of each byte that is zero.
+/// The highest bit of each zero byte.
 fn zero_bytes(word: u64) -> u64 {
     const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
     !(((word & LOW) + LOW) | word | LOW)
@@ -275,7 +271,7 @@ mod tests {
     use super::*;
     use crate::gzip::oracle;
 
-    /// Stretches of one byte, some short and some long, and of others.
+    /// Stretches of one byte, some short and some long, and others.
     fn data() -> impl Strategy<Value = Vec<u8>> {
         let stretch = (
             prop_oneof![1..12_usize, 250..270_usize, 500..1100_usize],
@@ -291,7 +287,7 @@ mod tests {
 
     const DISTANCES: [Distance; 3] = [Distance::Byte, Distance::Four, Distance::Eight];
 
-    /// Where runs are, found byte by byte.
+    /// Runs by comparing byte by byte.
     fn runs(data: &[u8], distance: usize) -> Vec<Range<usize>> {
         let mut found = Vec::new();
         let mut len = 0;

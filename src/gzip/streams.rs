@@ -1,17 +1,17 @@
-//! A plane as four streams of one code: a quarter of its bytes each, decoded side by side.
+//! Codes a plane as four streams of one code: a quarter of its bytes each, decoded side by side.
 //!
-//! Exponents take three bits or less, so that a look into a table finds several at once. Where the
-//! next ones begin is known only then; meanwhile those of the other streams are looked up.
+//! Exponents take three bits or less, so that one lookup finds several. The streams are looked up
+//! in turn because the position of the next lookup depends on the previous one.
 //!
-//! Each stream is a DEFLATE block of literals. The bytes that all begin with, which tell the code,
-//! are stored once. What follows them may begin within a byte, so the first one of each stream has
-//! the last bits of the code again:
+//! Each stream is a DEFLATE block of literals. The bytes that all share, with the code, are stored
+//! once. The rest may begin within a byte, so the first byte of each stream repeats the last bits
+//! of the code:
 //!
 //! ```text
 //! plane: lengths of the head and of three streams (4 bytes each), the head, four streams
 //! ```
 
-// Entries are taken apart by what is left of them.
+// Entries are cut into their fields.
 #![allow(clippy::cast_possible_truncation)]
 
 use multiversion::multiversion;
@@ -22,35 +22,33 @@ use super::interleaved::{self, END, Table};
 use super::literal::{Code, CodeTable, MAX_BITS, STEP, entries, put_literals};
 use crate::{Result, grow};
 
-/// How many streams a plane has.
 const STREAMS: usize = 4;
 
 const LENGTHS_BYTES: usize = 4 * STREAMS;
 
-/// How many bytes of a plane a stream has, but for the last ones.
+/// Bytes of a plane in each stream but the last ones.
 fn quarter(bytes: usize) -> usize {
     bytes.div_ceil(STREAMS)
 }
 
-/// How many bytes from the first one on have pairs.
+/// Bytes from the first one on that have pairs.
 const PAIRED: usize = 64;
 
-/// For two bytes, counted from the first one: their codes, from the highest bit down, and in the
-/// lowest bits how many bits these have.
+/// For two bytes, relative to the first one: their codes, from the highest bit down, and in the
+/// lowest bits the number of these bits.
 type Pairs = [u64; PAIRED * PAIRED];
 
-/// What is used again and again.
 #[derive(Default)]
 pub struct Encoder {
-    /// As many as `Pairs`, or none before the first use.
+    /// Empty before the first use.
     pairs: Vec<u64>,
 }
 
 impl Encoder {
-    /// Writes a plane over the start of `out`, and returns how long that is.
+    /// Writes a plane over the start of `out`, and returns its length.
     ///
     /// # Panics
-    /// If there is a byte that the code was not made for.
+    /// If the code lacks a byte.
     pub fn encode(&mut self, plane: &[u8], code: &Code, out: &mut Vec<u8>) -> Result<usize> {
         let room = LENGTHS_BYTES + MAX_HEADER_BYTES + plane.len() * MAX_BITS / 8 + 16 * STREAMS;
         if out.len() < room {
@@ -65,7 +63,7 @@ impl Encoder {
         let first = pair(&table, pairs);
         let (lengths, out) = out.split_at_mut(LENGTHS_BYTES);
         let mut head = BitWriter::new(out);
-        // The smallest code of distances that all readers take, never used.
+        // The smallest code of distances that all readers accept, never used.
         write_header(code.lengths(), &[1, 1], &mut head);
         let (mut end, bits, count) = head.pause();
         lengths[..4].copy_from_slice(&(end as u32).to_le_bytes());
@@ -92,8 +90,8 @@ impl Encoder {
     }
 }
 
-/// Sets what pairs of all bytes that have codes are, and returns the first of these, unless they are
-/// too far apart.
+/// Sets the pairs of all coded bytes, and returns the lowest of these bytes, unless they span too
+/// much.
 fn pair(table: &CodeTable, pairs: &mut Pairs) -> Option<u8> {
     let first = table.iter().position(|&entry| entry > 0)?;
     let last = table.iter().rposition(|&entry| entry > 0)?;
@@ -117,21 +115,21 @@ fn encode_rest(part: &[u8], table: &CodeTable, writer: &mut BitWriter<'_>) {
     put_literals(part, table, writer);
 }
 
-/// The same for bytes that are paired.
+/// The same for bytes that have pairs.
 #[multiversion(targets("x86_64+bmi1+bmi2"))]
 fn encode_eights(part: &[[u8; 8]], first: u8, pairs: &Pairs, writer: &mut BitWriter<'_>) {
-    /// So many fit to the at most seven bits that are left of those before.
+    /// Bits that fit beside at most seven unwritten ones.
     const FIT: u64 = 56;
     let first = u64::from_le_bytes([first; 8]);
     for eight in part {
-        // Six bits of each count, and those of two are brought together.
+        // Six bits of each distance, those of two bytes joined.
         let places = u64::from_le_bytes(*eight).wrapping_sub(first);
         let places = places & 0x003f_003f_003f_003f | places >> 2 & 0x0fc0_0fc0_0fc0_0fc0;
         let pair = |place: u32| pairs[(places >> (16 * place)) as usize % (PAIRED * PAIRED)];
         let [a, b, c, d] = [pair(0), pair(1), pair(2), pair(3)];
         let bits = a.wrapping_add(b).wrapping_add(c).wrapping_add(d) & 0xff;
         if bits <= FIT {
-            // Each moves those before it down, and what is not a code falls off at last.
+            // Each shift moves the codes before it down; what is not a code falls off the end.
             let join = |before: u64, pair: u64| before >> (pair & 0x3f) | pair;
             let joined = join(join(join(a, b), c), d);
             writer.put(joined >> (64 - bits), bits as u32);
@@ -146,22 +144,19 @@ fn encode_eights(part: &[[u8; 8]], first: u8, pairs: &Pairs, writer: &mut BitWri
     }
 }
 
-/// For the next `MAX_BITS` bits: the bytes that they are, at most six, lowest first; from bit 48 on
-/// how many bits these take, and from bit 56 on how many they are.
+/// By the next `MAX_BITS` bits: their bytes, at most six, lowest first; from bit 48 on the number
+/// of bits, and from bit 56 on the number of bytes.
 type Looks = [u64; 1 << MAX_BITS];
 
-/// How many bytes an entry has room for.
+/// The most bytes of an entry.
 const MOST: usize = 6;
 
-/// What is used again and again.
 pub struct Decoder {
-    /// One of both.
     table: Vec<Table>,
     looks: Vec<Looks>,
 }
 
 impl Decoder {
-    /// Makes room for what is used again and again.
     pub fn new() -> Result<Self> {
         Ok(Self {
             table: grow::filled([0; 1 << MAX_BITS], 1)?,
@@ -169,7 +164,8 @@ impl Decoder {
         })
     }
 
-    /// Fills `out` with the bytes of a plane. Returns false if it is not as [`Encoder::encode`] writes it.
+    /// Fills `out` with the bytes of a plane. Returns false if it is not as [`Encoder::encode`]
+    /// writes it.
     pub fn decode(&mut self, plane: &[u8], out: &mut [u8]) -> bool {
         self.fill(plane, out).is_some()
     }
@@ -205,7 +201,7 @@ impl Decoder {
         four(looks, &mut readers, &mut parts, &mut done);
         for stream in 0..STREAMS {
             let (reader, part) = (&mut readers[stream], &mut parts[stream]);
-            // Where the others came to their end before.
+            // Where the other streams have ended before.
             let mut at = [done[stream]];
             one(
                 looks,
@@ -234,7 +230,7 @@ impl Decoder {
     }
 }
 
-/// Sets what several symbols at once are.
+/// Sets the entries of several symbols.
 fn look(table: &Table, looks: &mut Looks) {
     for (bits, look) in looks.iter_mut().enumerate() {
         let (mut bytes, mut taken, mut found) = (0_u64, 0, 0);
@@ -251,8 +247,8 @@ fn look(table: &Table, looks: &mut Looks) {
     }
 }
 
-/// Decodes parts, from where each has been decoded so far, until one of them or of their streams
-/// is near its end.
+/// Decodes parts from their current positions, until one of them or of their streams is near its
+/// end.
 #[inline(always)]
 #[allow(clippy::inline_always, clippy::needless_range_loop)] // once for each number and set of instructions
 fn run<const N: usize>(
@@ -280,7 +276,7 @@ fn run<const N: usize>(
                 at[lane] += (look >> 56) as usize;
             }
         }
-        // Where a code ends the stream, nothing is found.
+        // No progress means the end symbol.
         if (0..N).any(|lane| at[lane] == before[lane]) {
             break;
         }
@@ -330,13 +326,14 @@ mod tests {
             .then_some(out)
     }
 
-    /// Bytes of which some are more frequent, in parts of which some are more regular.
+    /// Bytes with skewed frequencies, in parts of different regularity.
     fn planes() -> impl Strategy<Value = Vec<u8>> {
         let part = (0..5_u32, prop::collection::vec(any::<u32>(), 0..2000));
         prop::collection::vec(part, 1..4).prop_map(|parts| {
             let bytes = parts.iter().flat_map(|(rare, part)| {
-                let byte =
-                    move |it: &u32| (it.trailing_zeros() << rare) as u8 ^ (it >> 31 << rare) as u8;
+                let byte = move |number: &u32| {
+                    (number.trailing_zeros() << rare) as u8 ^ (number >> 31 << rare) as u8
+                };
                 part.iter().map(byte)
             });
             std::iter::once(7).chain(bytes).collect()

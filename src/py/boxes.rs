@@ -1,4 +1,4 @@
-//! Boxes of sharded arrays, found in their files and read to memory of Python.
+//! Boxes of sharded arrays, read to memory of Python.
 
 use std::sync::Arc;
 
@@ -21,27 +21,23 @@ pub struct Shards(pub(super) Arc<boxes::ShardedArray>);
 
 #[pymethods]
 impl Shards {
-    /// How many there are.
     fn __len__(&self) -> usize {
         self.0.grid().len()
     }
 
-    /// The number of the file of each.
     #[getter]
     fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let files = self.0.files().iter();
         list_of_results(
             py,
-            files.map(|it| Ok(new_uint(py, (*it).into())?.into_any())),
+            files.map(|number| Ok(new_uint(py, (*number).into())?.into_any())),
         )
     }
 
-    /// The key of one in its file.
     fn name(&self, shard: usize) -> PyResult<String> {
         self.0.grid().name(shard).ok_or_else(fewer)
     }
 
-    /// The leaf that one is in its file; nothing if the file has none as the manifest says.
     fn find(&self, shard: usize, catalog: &Catalog) -> PyResult<Option<usize>> {
         keep_reserve()?;
         if shard >= self.0.grid().len() {
@@ -52,7 +48,6 @@ impl Shards {
         found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// A box of the array.
     #[pyo3(name = "box")]
     fn box_of(&self, bounds: BoxBounds) -> PyResult<ShardBox> {
         keep_reserve()?;
@@ -78,12 +73,10 @@ pub struct ShardBox {
 
 #[pymethods]
 impl ShardBox {
-    /// How many shards have some of it.
     fn __len__(&self) -> usize {
         self.found.len()
     }
 
-    /// The numbers of the files that it needs, and how many bytes of each.
     #[getter]
     fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         keep_reserve()?;
@@ -94,7 +87,6 @@ impl ShardBox {
         )
     }
 
-    /// The box in two, along which dimension, and how many indices of it the first has.
     fn halves(&self) -> Option<(usize, usize, Self, Self)> {
         let halves = self.found.halves()?;
         let [first, second] = halves.boxes.map(|bounds| {
@@ -107,7 +99,6 @@ impl ShardBox {
         Some((halves.dim, halves.count, first?, second?))
     }
 
-    /// The first shard that its file does not have as the manifest says.
     fn missing(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Option<usize>> {
         let files = self.open(catalogs)?;
         let watcher = Watcher::signals();
@@ -117,7 +108,8 @@ impl ShardBox {
         found.map_err(|failed| watcher.explain(failed.error, PyErr::from))
     }
 
-    /// The place of each part: the number of its file, its leaf, and which of the leaf's indices.
+    /// The places of all parts: the number of the file, its leaf, and the part's indices in the
+    /// leaf.
     fn places<'py>(&self, catalogs: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
         let py = catalogs.py();
         let files = self.open(catalogs)?;
@@ -140,7 +132,6 @@ impl ShardBox {
         Ok(places)
     }
 
-    /// Begins to read it from the disk.
     fn prefetch(&self, catalogs: &Bound<'_, PyList>, explain: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = catalogs.py();
         let files = self.open(catalogs)?;
@@ -168,7 +159,6 @@ impl ShardBox {
         done.map_err(|failed| files.explain(py, failed, &watcher, explain))
     }
 
-    /// Reads it to memory; see `_core.pyi`.
     #[pyo3(signature = (catalogs, target, at, strides, *, threads, explain, check=None))]
     #[allow(clippy::too_many_arguments)] // as in Python
     fn read_to(
@@ -185,7 +175,7 @@ impl ShardBox {
         let files = self.open(catalogs)?;
         let mut target = Writable::get(target)?;
         let range = at.min(target.len())..target.len();
-        // Runs that are too short for it use one anyway.
+        // Runs that are too short for several threads use one anyway.
         let threads = parallel::threads(threads, range.len(), parallel::MIN_COPY_BYTES)?;
         let watcher = Watcher::signals().checking(check);
         let done = target.fill(py, range, true, |memory| {
@@ -197,7 +187,7 @@ impl ShardBox {
 }
 
 impl ShardBox {
-    /// The files that it needs, of all that there are.
+    /// Its files, of all open ones.
     fn open(&self, catalogs: &Bound<'_, PyList>) -> PyResult<Files> {
         keep_reserve()?;
         let py = catalogs.py();
@@ -216,7 +206,7 @@ impl ShardBox {
     }
 }
 
-/// So many parts are worth letting other threads run.
+/// Parts from which on other threads should run.
 const MANY: usize = 1 << 12;
 
 /// The files of a box, by number.

@@ -1,12 +1,18 @@
-//! What values are, as Python tells by their types.
+//! The kinds of values, by their types.
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 
 use super::hooks::Hooks;
 
-/// What `_leaves.classify` answers; the numbers stand there as well.
+/// The kinds that `classify` in `_src/pytree/leaves.py` tells apart.
+#[pyclass(
+    eq,
+    frozen,
+    from_py_object,
+    module = "treepack._core",
+    rename_all = "SCREAMING_SNAKE_CASE"
+)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     Unsupported,
@@ -21,52 +27,31 @@ pub enum Class {
     Deferred,
     /// Left out where the structure is recorded.
     Code,
-    /// An array of NumPy that may have a mask.
+    /// A NumPy array that may have a mask.
     Masked,
 }
 
-impl Class {
-    pub const ALL: [Self; 12] = [
-        Self::Unsupported,
-        Self::Array,
-        Self::Scalar,
-        Self::JaxArray,
-        Self::PrngKey,
-        Self::BytesLike,
-        Self::Ext,
-        Self::Timestamp,
-        Self::Node,
-        Self::Deferred,
-        Self::Code,
-        Self::Masked,
-    ];
-}
-
-/// What was asked of types, each once. They are held, so that no other one gets the address of
-/// one that was met.
+/// The kinds of types, each classified once. The types are held, so that no other type gets their
+/// address.
 #[derive(Default)]
 pub struct Classes<'py>(Vec<(Bound<'py, PyType>, Class)>);
 
 impl<'py> Classes<'py> {
-    /// What a value is.
     pub fn of(&mut self, value: &Bound<'py, PyAny>) -> PyResult<Class> {
         let class = value.get_type();
         if let Some((_, known)) = self.0.iter().find(|(known, _)| known.is(&class)) {
             return Ok(*known);
         }
         let classify = Hooks::get(value.py())?.classify.bind(value.py());
-        let number: usize = classify.call1((value,))?.extract()?;
-        let answer = *Class::ALL
-            .get(number)
-            .ok_or_else(|| PyRuntimeError::new_err(format!("classify returned {number}")))?;
+        let answer = classify.call1((value,))?.extract()?;
         self.0.push((class, answer));
         Ok(answer)
     }
 
-    /// Whether a child of a module surely is state: no function, nor a list, tuple or dict with
-    /// one in it.
+    /// Whether a child of a module surely is state: not a function, nor a list, tuple or dict with
+    /// one.
     pub fn is_state(&mut self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
-        /// Deeper than that, Python is asked.
+        /// Deeper values are left to Python.
         const MAX_DEPTH: usize = 16;
         self.is_state_below(value, MAX_DEPTH)
     }

@@ -1,4 +1,4 @@
-//! Dtypes, of which Python is asked once in a process.
+//! Dtypes, each described by Python once in a process.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -12,15 +12,14 @@ use super::memory::copied;
 /// A dtype whose arrays can be stored.
 pub struct Dtype {
     pub object: Py<PyArrayDescr>,
-    /// What it is written as.
     pub name: String,
     pub itemsize: usize,
     pub alignment: usize,
-    /// Whether its elements are in the byte order in which they are stored.
+    /// Whether its elements have the byte order of files.
     pub native: bool,
 }
 
-/// How many are remembered: a program has a handful, but there may be many objects of one.
+/// A program has a handful, but may have many objects of one.
 const MAX_KNOWN: usize = 64;
 
 static KNOWN: Mutex<Known> = Mutex::new(Known {
@@ -28,7 +27,7 @@ static KNOWN: Mutex<Known> = Mutex::new(Known {
     names: Vec::new(),
 });
 
-/// What was asked. No Python is called while it is locked.
+/// A cache. No Python is called while it is locked.
 struct Known {
     dtypes: Vec<Arc<Dtype>>,
     /// Names in files; a dtype may have several.
@@ -36,7 +35,6 @@ struct Known {
 }
 
 impl Dtype {
-    /// What is known of a dtype.
     pub fn of(object: &Bound<'_, PyArrayDescr>) -> Walked<Arc<Self>> {
         if let Some(found) = Self::described(object)? {
             return Ok(found);
@@ -49,7 +47,6 @@ impl Dtype {
         )))
     }
 
-    /// The dtype with a name, if there is one.
     pub fn named(py: Python<'_>, name: &[u8]) -> PyResult<Option<Arc<Self>>> {
         let known = lock();
         if let Some((_, found)) = known.names.iter().find(|(known, _)| **known == *name) {
@@ -68,7 +65,7 @@ impl Dtype {
         Ok(found)
     }
 
-    /// What Python says of a dtype; nothing if its arrays cannot be stored.
+    /// Python's description of a dtype; `None` if its arrays cannot be stored.
     fn described(object: &Bound<'_, PyArrayDescr>) -> PyResult<Option<Arc<Self>>> {
         let known = lock();
         if let Some(found) = known.dtypes.iter().find(|known| known.object.is(object)) {
@@ -108,5 +105,5 @@ fn remember<T>(list: impl FnOnce(&mut Known) -> &mut Vec<T>, new: T) {
     };
     list.push(new);
     drop(known);
-    drop(older); // to drop a dtype can call Python
+    drop(older); // dropping a dtype can call Python
 }

@@ -1,4 +1,4 @@
-//! Core errors as Python exceptions, each made in one place.
+//! Core errors as Python exceptions.
 
 use std::io;
 use std::path::Path;
@@ -10,7 +10,6 @@ use pyo3::types::PyType;
 use super::hooks::Hooks;
 use crate::Error;
 
-/// An exception of a class of `treepack.errors`, made from `arguments`.
 pub fn make<'py, A>(py: Python<'py>, name: &str, arguments: A) -> PyErr
 where
     A: pyo3::call::PyCallArgs<'py>,
@@ -37,7 +36,7 @@ fn decode_error(
     }
 }
 
-/// The same exception at a place in the tree, or `None` unless it is a `DecodeError`.
+/// The same exception with a path, or `None` unless it is a `DecodeError`.
 pub fn placed(py: Python<'_>, error: &PyErr, path: &str) -> PyResult<Option<PyErr>> {
     if !is(py, error, "DecodeError") {
         return Ok(None);
@@ -51,19 +50,18 @@ pub fn placed(py: Python<'_>, error: &PyErr, path: &str) -> PyResult<Option<PyEr
     Ok(Some(placed))
 }
 
-/// Whether an exception is one of a class of `treepack.errors`.
+/// Whether an exception is of a class of `treepack.errors`.
 pub fn is(py: Python<'_>, error: &PyErr, name: &str) -> bool {
-    // Where there is no memory, the class might not be found.
+    // Without memory, the class might not be found.
     !error.is_instance_of::<PyMemoryError>(py)
         && Hooks::error(py, name).is_ok_and(|class| error.is_instance(py, &class))
 }
 
-/// The exception for `error`; `path` is where in the tree it happened, if the error does not
-/// know that better.
+/// The exception for `error`; `path` is its place in the tree, unless the error has one.
 pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     let (error, known) = error.split();
     if matches!(error, Error::OutOfMemory) {
-        // Without a message, for which there might be no memory.
+        // A message might need memory.
         return PyMemoryError::new_err(());
     }
     let known = known.map(|path| path.to_string());
@@ -92,14 +90,13 @@ pub fn to_py(py: Python<'_>, error: Error, path: Option<&str>) -> PyErr {
     }
 }
 
-/// Lets `?` turn errors of the core into exceptions.
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
         Python::attach(|py| to_py(py, error, None))
     }
 }
 
-/// The exception for an error in working on the file at `path`.
+/// The exception for an error about the file at `path`.
 pub fn file_error(error: Error, path: &Path) -> PyErr {
     let message = error.to_string();
     match error {
@@ -109,7 +106,7 @@ pub fn file_error(error: Error, path: &Path) -> PyErr {
     }
 }
 
-/// An `OSError` of the subclass that belongs to the error number, as `open` raises it.
+/// An `OSError` of the subclass for the error number, as `open` raises it.
 fn os_error(error: &io::Error, text: Option<&str>, path: Option<&Path>) -> PyErr {
     let Some(number) = error.raw_os_error() else {
         // Such as a path with a zero byte in it.
@@ -134,7 +131,6 @@ fn os_error(error: &io::Error, text: Option<&str>, path: Option<&Path>) -> PyErr
     })
 }
 
-/// The name of a type, with its module unless that is `builtins`.
 pub fn type_name(class: &Bound<'_, PyType>) -> String {
     class
         .fully_qualified_name()

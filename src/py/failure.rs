@@ -1,4 +1,4 @@
-//! What stops a walk over a tree, and where it was.
+//! Failures of a walk over a tree, with their places.
 
 use pyo3::exceptions::{PyException, PyOverflowError, PyUnicodeEncodeError};
 use pyo3::prelude::*;
@@ -8,7 +8,6 @@ use super::hooks::Hooks;
 use crate::Error;
 use crate::error::Path;
 
-/// A failure at a place of the tree.
 pub struct Failure {
     cause: Cause,
     path: Path,
@@ -17,20 +16,16 @@ pub struct Failure {
 enum Cause {
     Core(Error),
     Raised(PyErr),
-    /// A leaf that cannot be written, and why.
     Leaf(String),
-    /// A tree that cannot be written, and why.
     Tree(String),
-    /// The record of the structure is not that of the state.
     Structure(String),
-    /// An integer that cannot be written, and why.
     Overflow(&'static str),
-    /// A type has raised something for what it cannot be made of.
+    /// A type has raised an exception for its node.
     Node(String, PyErr),
 }
 
-/// The result of a step of a walk. Boxed, because results lie on the stack at every level of
-/// the tree.
+/// The result of a step of a walk. Boxed, because results are on the stack at every level of the
+/// tree.
 pub type Walked<T = ()> = Result<T, Box<Failure>>;
 
 #[allow(clippy::unnecessary_box_returns)] // `Walked` says why
@@ -40,49 +35,43 @@ impl Failure {
         Box::new(Self { cause, path })
     }
 
-    /// A leaf that cannot be written.
     pub fn leaf(why: impl Into<String>) -> Box<Self> {
         Self::new(Cause::Leaf(why.into()))
     }
 
-    /// A tree that cannot be written.
     pub fn tree(why: impl Into<String>) -> Box<Self> {
         Self::new(Cause::Tree(why.into()))
     }
 
-    /// A record of a structure that is not that of the state.
     pub fn structure(what: impl Into<String>) -> Box<Self> {
         Self::new(Cause::Structure(what.into()))
     }
 
-    /// An integer that cannot be written.
     pub fn overflow(why: &'static str) -> Box<Self> {
         Self::new(Cause::Overflow(why))
     }
 
-    /// A node of a type that cannot be made.
     pub fn node(name: &str, error: PyErr) -> Box<Self> {
         Self::new(Cause::Node(name.into(), error))
     }
 
-    /// Goes one level up: `key` is what leads from there to the failure.
+    /// Adds the key of the container around the failure.
     pub fn below(mut self: Box<Self>, key: impl AsRef<str>) -> Box<Self> {
         self.path.push_outer(key);
         self
     }
 
-    /// Goes one level up, as `below` does.
+    /// The same in place.
     pub fn push_outer(&mut self, key: String) {
         self.path.push_outer(key);
     }
 
-    /// The failure, wherever it was.
     pub fn without_path(mut self: Box<Self>) -> Box<Self> {
         self.path = Path::default();
         self
     }
 
-    /// The exception for it, in whose message the place is if it is one of ours that has none.
+    /// The exception, whose message has the place if it is one of ours without a path.
     pub fn into_py_at(self, py: Python<'_>, doing: &str) -> PyErr {
         let path = self.path.to_string();
         let Cause::Raised(error) = &self.cause else {
@@ -91,7 +80,7 @@ impl Failure {
         let has_path = error
             .value(py)
             .getattr("path")
-            .is_ok_and(|it| !it.is_none());
+            .is_ok_and(|value| !value.is_none());
         if has_path {
             return self.into_py(py, doing);
         }
@@ -102,14 +91,13 @@ impl Failure {
         }
     }
 
-    /// Whether it is nothing that is wrong with a tree, such as Ctrl-C.
+    /// Whether it is not about the tree, such as Ctrl-C.
     pub fn must_be_raised(&self, py: Python<'_>) -> bool {
         self.raised()
             .is_some_and(|error| !error.is_instance_of::<PyException>(py))
     }
 
-    /// Where it is and why, in words.
-    pub fn told(&self, py: Python<'_>) -> (String, String) {
+    pub fn place_and_reason(&self, py: Python<'_>) -> (String, String) {
         let why = match &self.cause {
             Cause::Core(error) => error.to_string(),
             Cause::Leaf(why) | Cause::Tree(why) | Cause::Structure(why) => why.clone(),
@@ -123,7 +111,6 @@ impl Failure {
         (self.path.to_string(), why)
     }
 
-    /// Another error of the core in place of one.
     pub fn map_core(mut self: Box<Self>, other: impl FnOnce(Error) -> Error) -> Box<Self> {
         self.cause = match self.cause {
             Cause::Core(error) => Cause::Core(other(error)),
@@ -132,7 +119,6 @@ impl Failure {
         self
     }
 
-    /// The exception that was raised, if one was.
     pub fn raised(&self) -> Option<&PyErr> {
         match &self.cause {
             Cause::Raised(error) => Some(error),
@@ -140,7 +126,7 @@ impl Failure {
         }
     }
 
-    /// The exception for it; `doing` is for a note on exceptions of others.
+    /// The exception; `doing` is for a note on exceptions of others.
     pub fn into_py(self, py: Python<'_>, doing: &str) -> PyErr {
         let path = self.path.to_string();
         match self.cause {

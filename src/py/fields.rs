@@ -1,4 +1,4 @@
-//! Containers whose children and static data are attributes of the same names for all of their type.
+//! Containers whose children and static data are attributes of fixed names.
 
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
@@ -16,26 +16,24 @@ use super::value;
 use crate::grow;
 use crate::structure::NodeType;
 
-/// What containers of one type consist of; see `fixed_fields.FixedFields`.
+/// See `fixed_fields.FixedFields`.
 #[derive(FromPyObject)]
 pub struct Fields<'py> {
-    /// The names of the children.
     pub names: Vec<Bound<'py, PyString>>,
-    /// Takes a template and new children, returns a new container.
+    /// Makes a container of a template and new children.
     pub make: Bound<'py, PyAny>,
-    /// How many attributes it has, if that matters.
+    /// The number of attributes, if it matters.
     exactly: Option<usize>,
-    /// Whether what is inside becomes a state dict, even in the state that a handler has made.
+    /// Whether its content becomes a state dict, even inside of a handler's state.
     pub pytree: bool,
-    /// Whether functions among the children are no state.
+    /// Whether functions among the children are not state.
     code: bool,
-    /// What is recorded of it, if that is known.
     pub record: Option<TypeRecord<'py>>,
 }
 
 impl<'py> Fields<'py> {
-    /// The children of a container of the type; `None` if it is not like others, or cannot be
-    /// asked: then Python finds out what is the matter.
+    /// The children of a container of the type; `None` if it is unusual or fails, which Python will
+    /// explain.
     fn children(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
         match self.values(node, &self.names) {
             Err(error) if error.is_instance_of::<PyException>(node.py()) => Ok(None),
@@ -43,7 +41,7 @@ impl<'py> Fields<'py> {
         }
     }
 
-    /// Attributes of a container; `None` if it is not like others.
+    /// Attributes of a container; `None` if it is unusual.
     fn values(
         &self,
         node: &Bound<'py, PyAny>,
@@ -53,7 +51,7 @@ impl<'py> Fields<'py> {
             let values = names.iter().map(|name| node.getattr(name));
             return values.collect::<PyResult<_>>().map(Some);
         };
-        // What it has by itself, and not what its class has in the place of that or makes of it.
+        // The object's own attributes, without those of its class.
         let attributes = node.getattr(intern!(node.py(), "__dict__"))?;
         let attributes = attributes.cast_into::<PyDict>()?;
         if attributes.len() != exactly {
@@ -62,12 +60,12 @@ impl<'py> Fields<'py> {
         names.iter().map(|name| attributes.get_item(name)).collect()
     }
 
-    /// Static data of a container as bytes, if it is known what is recorded of it.
+    /// The encoded static data of a container, if its record is known.
     pub fn data(&self, node: &Bound<'py, PyAny>) -> PyResult<Option<ByteBuf>> {
         let Some(record) = &self.record else {
             return Ok(None);
         };
-        let names = &record.told.r#static;
+        let names = &record.fields.r#static;
         let values = if names.is_empty() {
             Vec::new()
         } else if let Some(values) = self.values(node, names)? {
@@ -80,7 +78,7 @@ impl<'py> Fields<'py> {
         {
             return Ok(Some(data.clone()));
         }
-        let parts = record.told.head.iter().chain(&values);
+        let parts = record.fields.head.iter().chain(&values);
         let parts = grow::collect(parts.cloned())?;
         let parts = new_tuple_of(node.py(), parts)?;
         let data = ByteBuf::from(value::encode(parts.as_any())?);
@@ -92,9 +90,8 @@ impl<'py> Fields<'py> {
 /// The fields of a type, and the children of one container of it.
 pub type Attributes<'py> = (Rc<Fields<'py>>, Vec<Bound<'py, PyAny>>);
 
-/// What is recorded of all containers of a type.
 pub struct TypeRecord<'py> {
-    told: Told<'py>,
+    fields: TypeRecordFields<'py>,
     /// The number of the type, once it has one.
     pub number: OnceCell<u32>,
     /// The static data that were encoded last: many containers have the same.
@@ -103,7 +100,7 @@ pub struct TypeRecord<'py> {
 
 /// See `fixed_fields.TypeRecord`.
 #[derive(FromPyObject)]
-struct Told<'py> {
+struct TypeRecordFields<'py> {
     name: String,
     fields: Option<(Vec<String>, Vec<String>)>,
     version: u32,
@@ -116,7 +113,7 @@ impl<'py> FromPyObject<'_, 'py> for TypeRecord<'py> {
 
     fn extract(record: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         Ok(Self {
-            told: record.extract()?,
+            fields: record.extract()?,
             number: OnceCell::new(),
             last: RefCell::default(),
         })
@@ -124,18 +121,16 @@ impl<'py> FromPyObject<'_, 'py> for TypeRecord<'py> {
 }
 
 impl TypeRecord<'_> {
-    /// The type.
     pub fn node_type(&self) -> NodeType {
         NodeType {
-            name: self.told.name.clone(),
-            fields: self.told.fields.clone(),
-            version: self.told.version,
+            name: self.fields.name.clone(),
+            fields: self.fields.fields.clone(),
+            version: self.fields.version,
         }
     }
 }
 
-/// Whether two values surely are encoded as the same bytes: they are equal, and of a type whose
-/// values do not change.
+/// Whether two values surely have the same encoding: they are equal, and immutable.
 fn are_same(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> bool {
     if let (Ok(a), Ok(b)) = (a.cast_exact::<PyInt>(), b.cast_exact::<PyInt>()) {
         return a.as_any().eq(b).unwrap_or(false);
@@ -154,13 +149,13 @@ fn are_same(a: &Bound<'_, PyAny>, b: &Bound<'_, PyAny>) -> bool {
     })
 }
 
-/// What was asked of types, each once. They are held, so that no other one gets the address of
-/// one that was met.
+/// The fields of types, each looked up once. The types are held, so that no other type gets their
+/// address.
 #[derive(Default)]
 pub struct FieldsByType<'py>(Vec<(Bound<'py, PyType>, Option<Rc<Fields<'py>>>)>);
 
 impl<'py> FieldsByType<'py> {
-    /// What containers like this one consist of, if they all consist of the same.
+    /// The fields of containers like this one, if they are fixed.
     pub fn of(&mut self, node: &Bound<'py, PyAny>) -> PyResult<Option<Rc<Fields<'py>>>> {
         let class = node.get_type();
         if let Some((_, known)) = self.0.iter().find(|(known, _)| known.is(&class)) {
@@ -173,7 +168,7 @@ impl<'py> FieldsByType<'py> {
         Ok(fields)
     }
 
-    /// The same with its children, unless one may be code: `is_state` tells what is none.
+    /// The same with its children, unless one may be code by `is_state`.
     pub fn attributes(
         &mut self,
         node: &Bound<'py, PyAny>,

@@ -8,7 +8,7 @@ use super::catalog::{BoxBounds, bounds_of};
 use super::memory::{list_of_results, sizes};
 use crate::array::{self, Runs};
 
-/// How an array is cut into shards; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardGrid(array::ShardGrid);
 
@@ -21,34 +21,30 @@ impl ShardGrid {
         found.map(Self).ok_or_else(error)
     }
 
-    /// How many shards there are.
     fn __len__(&self) -> usize {
         self.0.len()
     }
 
-    /// The number of the shard that begins at an index.
     fn shard_at(&self, start: Vec<usize>) -> PyResult<usize> {
         let found = self.0.shard_at(&start);
         found.ok_or_else(|| PyValueError::new_err("no shard begins there"))
     }
 
-    /// From where to where a shard is in each dimension.
     fn bounds<'py>(&self, py: Python<'py>, shard: usize) -> PyResult<Bound<'py, PyList>> {
         let bounds = self.0.bounds(shard).ok_or_else(missing)?;
         let bounds = bounds.iter();
         list_of_results(
             py,
-            bounds.map(|it| Ok(sizes(py, &[it.start, it.end])?.into_any())),
+            bounds.map(|range| Ok(sizes(py, &[range.start, range.end])?.into_any())),
         )
     }
 
-    /// The key of a shard in its file.
     fn name(&self, shard: usize) -> PyResult<String> {
         self.0.name(shard).ok_or_else(missing)
     }
 }
 
-/// Boxes that are a range of the elements of an array; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 pub fn boxes_of_range(
     py: Python<'_>,
@@ -64,13 +60,13 @@ pub fn boxes_of_range(
     }
     let boxes = array::boxes_of_range(&shape, start..stop);
     let boxes = boxes.iter().map(|found| {
-        let found = found.iter().map(|it| [it.start, it.end]);
+        let found = found.iter().map(|range| [range.start, range.end]);
         Ok(tuples(py, found)?.into_any())
     });
     list_of_results(py, boxes)
 }
 
-/// The bytes of an array in C order that a box needs; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 pub fn ranges_of_box(
     py: Python<'_>,
@@ -82,15 +78,14 @@ pub fn ranges_of_box(
     let runs = Runs::compact(&shape, itemsize, &bounds_of(bounds)?);
     let runs = runs.ok_or_else(|| PyIndexError::new_err("the array has no such box"))?;
     let ranges = runs.ranges(near)?;
-    tuples(py, ranges.iter().map(|it| [it.start, it.end]))
+    tuples(py, ranges.iter().map(|range| [range.start, range.end]))
 }
 
-/// A list of tuples of numbers.
 pub(super) fn tuples<const N: usize>(
     py: Python<'_>,
     numbers: impl ExactSizeIterator<Item = [usize; N]>,
 ) -> PyResult<Bound<'_, PyList>> {
-    list_of_results(py, numbers.map(|it| Ok(sizes(py, &it)?.into_any())))
+    list_of_results(py, numbers.map(|pair| Ok(sizes(py, &pair)?.into_any())))
 }
 
 fn missing() -> PyErr {

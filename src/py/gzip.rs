@@ -17,13 +17,12 @@ use crate::source::{Source, read_to};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// How many threads should compress or inflate `bytes`.
+/// The number of threads to compress or inflate `bytes`.
 pub fn threads(requested: Option<i64>, bytes: usize) -> Result<NonZero<usize>> {
     super::memory::keep_reserve()?;
     parallel::threads(requested, bytes, gzip::MIN_PARALLEL_BYTES)
 }
 
-/// How to compress; the level is that of gzip.
 pub fn method(level: Option<i64>, numbers: bool) -> Result<Method> {
     if numbers {
         return Ok(Method::Numbers);
@@ -31,7 +30,7 @@ pub fn method(level: Option<i64>, numbers: bool) -> Result<Method> {
     gzip::method(level)
 }
 
-/// A layout compressed, in a new `bytes` object.
+/// Compresses a layout to a new `bytes` object.
 pub fn to_bytes<'py>(
     py: Python<'py>,
     layout: &Layout<impl Payload + Sync>,
@@ -50,7 +49,7 @@ pub fn to_bytes<'py>(
     made.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// Compresses any bytes-like object; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (data, level, *, numbers, threads, progress))]
 pub fn compress<'py>(
@@ -73,7 +72,7 @@ pub fn compress<'py>(
     )
 }
 
-/// Decompresses any bytes-like object; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (data, *, max_size, threads, progress))]
 pub fn decompress<'py>(
@@ -102,7 +101,7 @@ pub fn decompress<'py>(
         if !damaged {
             return made.map_err(|error| watcher.explain(error, PyErr::from));
         }
-        // What is wrong is found out below. A second attempt is not told of.
+        // The next attempt explains the damage, and does not report progress.
     }
     let size = gzip::claimed_size(&source)?;
     if !in_steps && size > 0 && max_size.is_none_or(|max_size| size <= max_size) {
@@ -114,12 +113,11 @@ pub fn decompress<'py>(
     inflate_in_steps(py, &source, max_size, progress)
 }
 
-/// A limit in bytes; Python has checked that it is none below zero.
+/// A limit in bytes, which Python has checked to be non-negative.
 pub fn limit(max_size: Option<i64>) -> Option<usize> {
     max_size.map(|max_size| usize::try_from(max_size).unwrap_or(0))
 }
 
-/// An error if there are more bytes than the limit.
 pub fn check_size(size: usize, max_size: Option<usize>) -> Result<()> {
     match max_size {
         Some(max_size) if size > max_size => Err(Error::OutputLimit { max_size }),
@@ -127,21 +125,19 @@ pub fn check_size(size: usize, max_size: Option<usize>) -> Result<()> {
     }
 }
 
-/// What any stream contains.
 fn inflate_in_steps<'py>(
     py: Python<'py>,
     source: &Borrowed,
     max_size: Option<usize>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    // How much will come out nobody knows, so what is told is how much has been read.
+    // The size of the output is unknown, so progress counts the input.
     let watcher = Watcher::new(progress, Source::len(source));
     let inflated = py.detach(|| gzip::inflate_in_steps(source, 0, max_size, &watcher));
     let mut pages = inflated.map_err(|error| watcher.explain(error, PyErr::from))?;
     let len = pages.len();
     let made = new_bytes(py, len, false, |target| {
-        // The pages are given back as they have been copied, so that there are never twice
-        // as many.
+        // Copied pages are returned at once, so that there are never twice as many.
         const PART: usize = 16 << 20;
         let mut filling = Filling::new(target);
         for start in (0..len).step_by(PART) {
@@ -155,11 +151,11 @@ fn inflate_in_steps<'py>(
     made.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// Up to so many bytes come out before anybody would be tired of waiting.
+/// Output up to this size is a short wait.
 const SHORT_BYTES: usize = 16 << 20;
 
-/// What a stream of one member of so many bytes contains; `None` if it is anything else, or may
-/// change, or is damaged, or if there is no memory of the size that it claims.
+/// Inflates a stream of one member of `size` bytes; `None` for any other stream, a changing or
+/// damaged one, or without memory of the claimed size.
 fn inflate_at_once(
     py: Python<'_>,
     source: Borrowed,
@@ -183,7 +179,6 @@ fn inflate_stable<'t>(source: &Borrowed, out: &'t mut [MaybeUninit<u8>]) -> Opti
     gzip::inflate_at_once(source.as_stable()?, out)
 }
 
-/// What a stream contains, aligned to pages.
 pub fn inflate_to_pages(
     py: Python<'_>,
     source: &dyn Source,
@@ -214,7 +209,7 @@ pub fn inflate_to_pages(
         if let Some(pages) = inflated.map_err(|error| watcher.explain(error, PyErr::from))? {
             return Ok(pages);
         }
-        // What is wrong is found out below. A second attempt is not told of.
+        // The next attempt explains the damage, and does not report progress.
     }
     let at_once = progress.is_none();
     let watcher = Watcher::new(progress, source.len());
@@ -233,7 +228,7 @@ pub fn inflate_to_pages(
     inflated.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// What a stream contains up to its first damage, and what is damaged there.
+/// The content of a stream up to its first damage, and that error.
 pub fn salvage(
     py: Python<'_>,
     source: &dyn Source,
@@ -244,10 +239,10 @@ pub fn salvage(
     salvaged.map_err(|error| watcher.explain(error, PyErr::from))
 }
 
-/// What a stream of one member of so many bytes contains, or `None` if it is anything else, or
-/// if there is not enough memory.
+/// Inflates a stream of one member of `size` bytes, or returns `None` for any other stream, or
+/// without memory.
 fn pages_at_once(source: &dyn Source, size: usize, watch: &dyn Watch) -> Result<Option<Pages>> {
-    // A copy of the stream, which nobody changes.
+    // A stable copy of the stream.
     let mut stream = Vec::new();
     let Ok(mut pages) = Pages::with_room(size) else {
         return Ok(None);

@@ -1,5 +1,5 @@
 //! Keys of files: Python hashes and compares them, which must neither take long nor run code that a
-//! file has chosen.
+//! file chooses.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,6 @@ use super::errors;
 use super::hooks::Hooks;
 use crate::{Error, Result};
 
-/// How often each hash has come by.
 #[derive(Default)]
 pub struct Hashes(HashMap<isize, usize>);
 
@@ -19,7 +18,7 @@ impl Hashes {
     /// only tuples of -1 and -2 (which have the same) a few more.
     pub const MOST: usize = 128;
 
-    /// Takes a key that a dict or set gets.
+    /// Counts a key of a dict or set.
     pub fn add(&mut self, key: &Bound<'_, PyAny>) -> PyResult<()> {
         if is_unpredictable(key) {
             return Ok(());
@@ -43,7 +42,7 @@ impl Hashes {
     }
 }
 
-/// An error if too many keys of a list have the same hash; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 pub fn check_hashes(keys: &Bound<'_, PyAny>) -> PyResult<()> {
     match keys.cast_exact::<PyList>() {
@@ -55,7 +54,7 @@ pub fn check_hashes(keys: &Bound<'_, PyAny>) -> PyResult<()> {
     }
 }
 
-/// An error unless a value of a file may be a key.
+/// Fails unless a value of a file may be a key.
 pub fn check_key(key: &Bound<'_, PyAny>) -> PyResult<()> {
     if may_be_key(key)? {
         return Ok(());
@@ -71,7 +70,7 @@ pub fn may_be_key(key: &Bound<'_, PyAny>) -> PyResult<bool> {
         || key.is_exact_instance_of::<PyFloat>()
         || key.is_exact_instance_of::<PyBool>();
     if is_unpredictable(key) || is_number || key.is_none() {
-        return Ok(true); // as nearly always, without a call of Python
+        return Ok(true); // the common case, without a call of Python
     }
     if let Ok(parts) = key.cast_exact::<PyTuple>() {
         for part in parts {
@@ -88,7 +87,7 @@ pub fn may_be_key(key: &Bound<'_, PyAny>) -> PyResult<bool> {
         .is_truthy()
 }
 
-/// Whether a file cannot foresee the hash of a key.
+/// Whether a file cannot predict the hash of a key.
 fn is_unpredictable(key: &Bound<'_, PyAny>) -> bool {
     key.is_exact_instance_of::<PyString>() || key.is_exact_instance_of::<PyBytes>()
 }

@@ -20,15 +20,15 @@ use crate::grow;
 use crate::manifest::{self, FileNumbers, Grid, ShardFile, Sparse};
 use crate::source::Source as _;
 
-/// What holds the files of a sharded checkpoint together; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Manifest {
     manifest: manifest::Manifest,
     encoding: Arc<Sparse>,
 }
 
-/// The name of a file, how many bytes it has, and the CRC-32 of its record.
-type File = (String, u64, u32);
+/// The name of a file, its length, and the CRC-32 of its record.
+type FileRow = (String, u64, u32);
 
 #[pymethods]
 impl Manifest {
@@ -56,7 +56,6 @@ impl Manifest {
         Ok(Self { manifest, encoding })
     }
 
-    /// Reads a manifest.
     #[staticmethod]
     #[pyo3(signature = (data, *, max_size=None))]
     fn decode(
@@ -74,7 +73,7 @@ impl Manifest {
     fn with_files<'py>(
         &self,
         py: Python<'py>,
-        files: Vec<File>,
+        files: Vec<FileRow>,
         writer: Option<String>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         if files.len() != self.manifest.files.len() {
@@ -87,13 +86,11 @@ impl Manifest {
         copied(py, &manifest.encode()?)
     }
 
-    /// Who has written it, in words; empty if that is not known.
     #[getter]
     fn writer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
         new_string(py, self.manifest.writer.as_bytes())
     }
 
-    /// The files with the shards.
     #[getter]
     fn files<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let files = self.manifest.files.iter().map(|file| {
@@ -105,13 +102,13 @@ impl Manifest {
         list_of_results(py, files)
     }
 
-    /// How many bytes what is compressed in it has.
+    /// The decompressed size of its skeleton.
     #[getter]
     fn inflated(&self) -> usize {
         self.encoding.present(0..self.encoding.len())
     }
 
-    /// How many shards an array has in each dimension, and whether it is of the host.
+    /// The number of an array's shards in each dimension, and whether it is of the host.
     fn grid<'py>(&self, py: Python<'py>, array: usize) -> PyResult<(Bound<'py, PyList>, bool)> {
         let grid = self.array(array)?;
         let counts = grid.counts.iter();
@@ -119,7 +116,7 @@ impl Manifest {
         Ok((list_of_results(py, counts)?, grid.host))
     }
 
-    /// The shards of an array, which is a leaf of this catalog; see `_core.pyi`.
+    /// See `_core.pyi`.
     #[allow(clippy::too_many_arguments)] // as in Python
     fn shards(
         &self,
@@ -151,7 +148,7 @@ impl Manifest {
         Ok(Shards(Arc::new(made.ok_or_else(error)?)))
     }
 
-    /// The encoding, of which the bytes of arrays are not there.
+    /// The encoding, with gaps for the bytes of arrays.
     #[getter]
     fn content(&self) -> Content {
         Content::sparse(self.encoding.clone())
@@ -165,7 +162,7 @@ impl Manifest {
     }
 }
 
-fn shard_files(files: Vec<File>) -> PyResult<Vec<ShardFile>> {
+fn shard_files(files: Vec<FileRow>) -> PyResult<Vec<ShardFile>> {
     let files = files.into_iter().map(|(name, nbytes, record)| ShardFile {
         name,
         nbytes,

@@ -1,37 +1,37 @@
 //! The border to Python: everything that names pyo3 or numpy.
 //!
-//! | file | what crosses there |
+//! | file | content |
 //! |---|---|
-//! | `save.rs` | the verbs that save: a tree in, bytes or a file out |
-//! | `load.rs` | the verbs that load: bytes in, a tree out |
-//! | `content.rs` | what is in a file or a buffer |
-//! | `pipe.rs` | a pipe that a save writes to and Python reads |
+//! | `save.rs` | saving: a tree in, bytes or a file out |
+//! | `load.rs` | loading: bytes in, a tree out |
+//! | `content.rs` | the content of a file or a buffer |
+//! | `pipe.rs` | a pipe from a save to Python |
 //! | `catalog/` | leaves by their paths, read one by one |
-//! | `select.rs` | which leaves are meant |
-//! | `manifest.rs` | what holds the files of a sharded checkpoint together |
+//! | `select.rs` | selection of leaves |
+//! | `manifest.rs`, `plan.rs` | manifests of sharded checkpoints, and their writers |
 //! | `grid.rs` | arrays that are cut into shards |
-//! | `boxes.rs` | boxes of such arrays, found in files and read |
+//! | `boxes.rs` | boxes of such arrays |
 //! | `gzip.rs` | compressing and decompressing plain bytes |
-//! | `walk/` | the walk over a Python tree, which tells an encoder what it meets |
-//! | `objects/` | Python objects of events; for the walk over a template (`encoded.rs`), by a record (`recorded.rs`) |
-//! | `restore/` | the putting together of containers: as a template, or as a record of the structure says |
+//! | `walk/` | the walk over a Python tree, which drives an encoder |
+//! | `objects/` | Python objects of events; events for the walks that restore trees (`encoded.rs`) |
+//! | `restore/` | restoring trees by a template or a record |
 //! | `value.rs` | typed values (static data, keys, metadata) as Python objects |
-//! | `classes.rs` | what values are, as Python tells by their types |
+//! | `classes.rs` | the kinds of values, by their types |
 //! | `options.rs` | options that are numbers |
-//! | `dtypes.rs` | dtypes, of which Python is asked once |
+//! | `dtypes.rs` | dtypes, each described by Python once |
 //! | `fields.rs` | containers whose children and static data are attributes of fixed names |
-//! | `hashes.rs` | keys that have the same hash, which there may not be many of |
-//! | `hooks.rs` | the Python functions that these walks ask |
-//! | `watch.rs` | telling Python how far long work has come, and hearing Ctrl-C |
-//! | `failure.rs`, `errors.rs` | what stops a walk, and errors as Python exceptions |
+//! | `hashes.rs` | the bound of keys with equal hashes |
+//! | `hooks.rs` | the Python functions that the walks call |
+//! | `watch.rs` | progress, and Ctrl-C |
+//! | `failure.rs`, `errors.rs` | failures of walks, and errors as Python exceptions |
 //! | `memory/` | all `unsafe`: memory that belongs to Python or NumPy |
 //!
-//! **Locks**, with and without the GIL. None is held while Python may run, dropped references
-//! included, so whoever waits for one waits only a moment, attached or not. Those that are held
-//! while bytes are read, perhaps by Python, nobody waits for (`try_lock`); for that of
-//! [`crate::window::Window`] only detached threads do. What a list or dict lends becomes a
-//! reference of our own while it is locked (`memory/dict.rs`; pyo3's iterators of dicts panic if
-//! another thread changes them). What a walk keeps belongs to its thread.
+//! **Locks**, with and without the GIL. No lock is held while Python may run, dropped references
+//! included, so every wait is short, attached or not. Locks that are held while bytes are read,
+//! perhaps by Python, are only tried (`try_lock`); only detached threads wait for that of
+//! [`crate::window::Window`]. A reference borrowed from a list or dict becomes our own while that
+//! is locked (`memory/dict.rs`; pyo3's iterators of dicts panic if another thread changes them).
+//! The state of a walk belongs to its thread.
 
 mod boxes;
 mod catalog;
@@ -75,6 +75,8 @@ mod _core {
     use super::boxes::{ShardBox, Shards};
     #[pymodule_export]
     use super::catalog::{Catalog, restore_selected};
+    #[pymodule_export]
+    use super::classes::Class;
     #[pymodule_export]
     use super::content::Content;
     #[pymodule_export]

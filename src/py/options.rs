@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 
 use crate::parallel;
 
-/// An option that is an integer: one beyond all bounds becomes the nearest that there is, which
-/// is then refused with the others that make no sense.
+/// Converts an integer; one beyond `i64` becomes the nearest bound, and is refused with other
+/// impossible values.
 pub fn integer(value: &Bound<'_, PyAny>) -> PyResult<i64> {
     value.extract().or_else(|error: PyErr| {
         if !error.is_instance_of::<PyOverflowError>(value.py()) {
@@ -16,7 +16,6 @@ pub fn integer(value: &Bound<'_, PyAny>) -> PyResult<i64> {
     })
 }
 
-/// The same, or `None`.
 pub fn integer_or_none(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     if value.is_none() {
         return Ok(None);
@@ -24,7 +23,7 @@ pub fn integer_or_none(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     integer(value).map(Some)
 }
 
-/// How many threads work where `threads` are asked for; `None` is as many as there are cores.
+/// The number of threads for a request of `threads`; `None` is one for each core.
 #[pyfunction]
 pub fn thread_count(
     #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,

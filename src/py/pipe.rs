@@ -1,4 +1,4 @@
-//! A pipe that a save writes to and Python reads, without a path: not every system has `/dev/fd`.
+//! A pipe from a save to Python, without a path: not every system has `/dev/fd`.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,14 +14,14 @@ use crate::mapping::wait_for_input;
 use crate::raw::{Filling, zeroed};
 use crate::{Error, Result};
 
-/// Where a save writes to.
+/// The destination of a save.
 #[derive(FromPyObject)]
-pub enum Place {
+pub enum Destination {
     Pipe(Py<Pipe>),
     Path(PathBuf),
 }
 
-/// An end of a pipe; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Pipe(Mutex<Option<Arc<File>>>);
 
@@ -46,16 +46,15 @@ impl Pipe {
 
 #[pymethods]
 impl Pipe {
-    /// Both ends of a new one.
     #[staticmethod]
     fn pair() -> PyResult<(Self, Self)> {
         let (reader, writer) = io::pipe()?;
         Ok((Self::new(reader), Self::new(writer)))
     }
 
-    /// The next bytes, fewer than `most` at the end alone.
+    /// The next bytes, fewer than `most` only at the end.
     fn read<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyBytes>> {
-        /// As many as a pipe has room for.
+        /// The capacity of a pipe.
         const PART: usize = 64 << 10;
         let file = self.file()?;
         let watcher = Watcher::signals();
@@ -80,7 +79,7 @@ impl Pipe {
         read.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// Closes this end, once nobody uses it.
+    /// Closes this end after its last use.
     fn close(&self) {
         let file = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(file);

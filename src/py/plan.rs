@@ -1,4 +1,4 @@
-//! The plan of a sharded checkpoint: who writes which shard.
+//! The plan of a sharded checkpoint: the writer of each shard.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::memory::{keep_reserve, list_of_results, new_uint};
 use crate::plan::{self, Split};
 use crate::{Result, grow};
 
-/// The processes that have each shard of an array; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardHolders(Arc<plan::Holders>);
 
@@ -29,12 +29,12 @@ impl ShardHolders {
     }
 }
 
-/// Who writes which shard; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct ShardPlan(pub(super) Arc<plan::Plan>);
 
-/// How many shards an array has in each dimension, who has them, the bytes of one, and whether it is
-/// of the host.
+/// The number of an array's shards in each dimension, their holders, the bytes of one, and whether
+/// it is of the host.
 type Array<'py> = (Vec<u32>, Bound<'py, ShardHolders>, u64, bool);
 
 #[pymethods]
@@ -63,19 +63,19 @@ impl ShardPlan {
         Ok(Self(Arc::new(py.detach(|| plan::Plan::new(splits))?)))
     }
 
-    /// The processes that write.
     #[getter]
     fn processes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        numbers(py, self.0.processes.iter().map(|it| u64::from(*it)))
+        numbers(
+            py,
+            self.0.processes.iter().map(|process| u64::from(*process)),
+        )
     }
 
-    /// A checksum of the plan.
     #[getter]
     fn checksum(&self, py: Python<'_>) -> u32 {
         py.detach(|| self.0.checksum())
     }
 
-    /// The shards of an array that a process writes.
     fn shards_of<'py>(
         &self,
         py: Python<'py>,
@@ -87,7 +87,7 @@ impl ShardPlan {
         }
         let plan = &self.0;
         let found: Result<Vec<_>> =
-            py.detach(|| grow::collect(plan.shards_of(array, process).map(|it| it as u64)));
+            py.detach(|| grow::collect(plan.shards_of(array, process).map(|shard| shard as u64)));
         numbers(py, found?.into_iter())
     }
 }
@@ -96,5 +96,8 @@ fn numbers(
     py: Python<'_>,
     numbers: impl ExactSizeIterator<Item = u64>,
 ) -> PyResult<Bound<'_, PyList>> {
-    list_of_results(py, numbers.map(|it| Ok(new_uint(py, it)?.into_any())))
+    list_of_results(
+        py,
+        numbers.map(|number| Ok(new_uint(py, number)?.into_any())),
+    )
 }

@@ -1,4 +1,4 @@
-//! The verbs that save: a tree in, bytes or a file out.
+//! The functions that save: a tree in, bytes or a file out.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use super::memory::{
     remember_size, view,
 };
 use super::options::{integer, integer_or_none};
-use super::pipe::Place;
+use super::pipe::Destination;
 use super::walk::{LeafPayload, Options, Recorded, layout_of, problems_of};
 use super::watch::Watcher;
 use super::{errors, gzip};
@@ -23,21 +23,20 @@ use crate::sink::{Durability, Output, Target, pour, replace_file, write_pipe};
 use crate::structure::Record;
 use crate::{Result, parallel};
 
-/// Below so many bytes, headers and payloads are joined in `buffers`: to send a piece by
-/// itself costs more than to copy it.
+/// Smaller pieces are joined in `buffers`: a copy is cheaper than sending a piece.
 const JOIN_MAX_BYTES: usize = 4 << 10;
 
 /// A tree that is ready to be written: small headers, and borrowed array memory.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Layout {
     output: layout::Layout<LeafPayload>,
-    /// Copying it asks Python for some of it, so it must be done detached.
+    /// Whether copying calls Python, and so must be detached.
     needs_python: bool,
-    /// The arrays whose places are kept, and which are not written.
+    /// The arrays that are not written.
     hollow: Vec<Py<PyAny>>,
 }
 
-/// Walks a tree; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
     tree, *, state_dict, sort_keys=false, align, max_chunk_size, overridden=vec![],
@@ -96,7 +95,7 @@ pub fn walk(
     })
 }
 
-/// What keeps a tree from being written; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (tree, *, overridden))]
 pub fn problems(
@@ -124,10 +123,9 @@ pub fn problems(
 
 #[pymethods]
 impl Layout {
-    /// The arrays whose places are kept, and which are not written.
     #[getter]
     fn hollow<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        new_list_of(py, self.hollow.iter().map(|it| it.bind(py).clone()))
+        new_list_of(py, self.hollow.iter().map(|array| array.bind(py).clone()))
     }
 
     #[getter]
@@ -157,7 +155,6 @@ impl Layout {
         made.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// Fills a range of a writable buffer.
     #[pyo3(signature = (buffer, *, offset, threads))]
     fn pack_into(
         &self,
@@ -186,11 +183,11 @@ impl Layout {
         let range = start..start + needed;
         let watcher = Watcher::signals();
         let target = buffer.memory();
-        // Arrays of devices may lie in host memory, too, which is not known yet.
+        // Arrays of devices may be in host memory, too, which is not known yet.
         let overlaps =
             |leaf: &LeafPayload| leaf.memory().is_none_or(|memory| memory.overlaps(target));
         let filled = if self.output.payloads().any(overlaps) {
-            // Some arrays lie where they would be overwritten before they are read.
+            // Some arrays would be overwritten before they are read.
             let copy = self.to_bytes(py, wanted)?;
             let copy = copy.as_bytes();
             buffer.fill(py, range, false, |memory| {
@@ -206,7 +203,6 @@ impl Layout {
         Ok(needed)
     }
 
-    /// The encoding as memoryviews, with array memory as it is.
     fn buffers<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
         let py = slf.py();
         let byte = numpy::dtype::<u8>(py);
@@ -218,7 +214,7 @@ impl Layout {
         let pieces = py.detach(|| layout.pieces(JOIN_MAX_BYTES))?;
         let views = pieces.into_iter().map(|piece| match piece {
             OutputPiece::Payload(number) => {
-                let owned = Owned::of(slf, |it| it.output.payload(number).memory());
+                let owned = Owned::of(slf, |layout| layout.output.payload(number).memory());
                 let owned = owned.expect("a payload is a piece where it has memory");
                 let array = view(&byte, &[owned.memory().len()], owned, 0)?;
                 PyMemoryView::from(&array).map(Bound::into_any)
@@ -256,7 +252,7 @@ impl Layout {
     fn save(
         &self,
         py: Python<'_>,
-        place: Place,
+        place: Destination,
         durable: bool,
         #[pyo3(from_py_with = integer_or_none)] threads: Option<i64>,
         progress: Option<Py<PyAny>>,
@@ -278,7 +274,7 @@ impl Layout {
     fn save_gzip(
         &self,
         py: Python<'_>,
-        place: Place,
+        place: Destination,
         level: Option<i64>,
         numbers: bool,
         durable: bool,
@@ -288,7 +284,7 @@ impl Layout {
         let method = gzip::method(level, numbers)?;
         let threads = gzip::threads(threads, self.output.len())?;
         let watcher = Watcher::new(progress, self.output.len());
-        // The size is not known before; zero reserves nothing.
+        // The size is unknown; zero reserves nothing.
         save(py, &place, durable, 0, watcher, |file, watcher| {
             crate::gzip::compress(&self.output, method, threads, file, watcher)
         })
@@ -315,27 +311,27 @@ impl Layout {
     }
 }
 
-/// Writes bytes to a file; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, data, *, durable))]
-#[allow(clippy::needless_pass_by_value)] // which is how Python passes a path
+#[allow(clippy::needless_pass_by_value)] // as Python passes a path
 pub fn write_file(py: Python<'_>, path: PathBuf, data: &[u8], durable: bool) -> PyResult<()> {
     keep_reserve()?;
     let mut builder = LayoutBuilder::<LeafPayload>::default();
     builder.extend(data)?;
     let layout = builder.finish();
     let watcher = Watcher::signals();
-    let place = Place::Path(path);
+    let place = Destination::Path(path);
     let written = save(py, &place, durable, layout.len(), watcher, |file, _| {
         file.layout(&layout, NonZero::<usize>::MIN)
     });
     written.map(drop)
 }
 
-/// Writes a file whole or not at all, detached; or to a pipe. Returns how many bytes.
+/// Writes a file atomically, detached; or to a pipe. Returns the number of bytes.
 fn save(
     py: Python<'_>,
-    place: &Place,
+    place: &Destination,
     durable: bool,
     size: usize,
     watcher: Watcher,
@@ -348,16 +344,18 @@ fn save(
     };
     let write = |file: &mut Output<'_>| write(file, &watcher);
     let saved = match place {
-        Place::Path(path) => py.detach(|| replace_file(path, durability, size, &watcher, write)),
-        Place::Pipe(pipe) => {
+        Destination::Path(path) => {
+            py.detach(|| replace_file(path, durability, size, &watcher, write))
+        }
+        Destination::Pipe(pipe) => {
             let file = pipe.get().file()?;
             py.detach(|| write_pipe(&file, &watcher, write))
         }
     };
     saved.map_err(|error| {
         watcher.explain(error, |error| match place {
-            Place::Path(path) => errors::file_error(error, path),
-            Place::Pipe(_) => error.into(),
+            Destination::Path(path) => errors::file_error(error, path),
+            Destination::Pipe(_) => error.into(),
         })
     })
 }

@@ -19,31 +19,29 @@ use super::watch::Signals;
 use crate::structure::Value;
 use crate::{Error, grow};
 
-/// A typed value as bytes; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 pub fn encode_value<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     copied(value.py(), &encode(value)?)
 }
 
-/// The value that bytes of `encode_value` are; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyfunction]
 pub fn decode_value<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     decode(py, data)
 }
 
-/// A value of Python as bytes.
 pub fn encode(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     Ok(to_value(value, 0, &Signals::new())?.encode()?)
 }
 
-/// The value of Python that bytes are.
 pub fn decode<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let value = decode_at(py, data, false);
     value.map_err(|failure| failure.without_path().into_py(py, "loading"))
 }
 
-/// The same with the place of a failure in it. With `unknown_as_dict`, a dict takes the place of
-/// what cannot be made from its parts.
+/// The same with the place of a failure. With `unknown_as_dict`, a dict replaces a value that
+/// cannot be rebuilt.
 pub fn decode_at<'py>(
     py: Python<'py>,
     data: &[u8],
@@ -67,7 +65,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
         )));
     }
     let below = |value: &Bound<'_, PyAny>| to_value(value, depth + 1, signals);
-    // As many as there were at the beginning: what is asked about one may add others.
+    // The items at the start: the calls for one may add others.
     let each = |values: &Bound<'_, PyAny>| -> PyResult<Vec<_>> {
         let len = values.len()?;
         let mut found = grow::with_room(len)?;
@@ -76,7 +74,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
         }
         Ok(found)
     };
-    // Subclasses are other types, which the program has to know by name.
+    // Subclasses are other types, which the program must know by name.
     Ok(if value.is_none() {
         Value::None
     } else if let Ok(value) = value.cast_exact::<PyBool>() {
@@ -98,7 +96,7 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
     } else if let Ok(value) = value.cast_exact::<PyList>() {
         Value::List(each(value.as_any())?)
     } else if let Ok(value) = value.cast_exact::<PyDict>() {
-        // A copy of the items, since what is asked about one may change the dict.
+        // A copy of the items, because the calls for one may change the dict.
         let items = value.call_method0(intern!(value.py(), "items"))?;
         let items = list_of_results(value.py(), items.try_iter()?)?;
         let mut pairs = grow::with_room(items.len())?;
@@ -122,7 +120,6 @@ fn to_value(value: &Bound<'_, PyAny>, depth: usize, signals: &Signals) -> PyResu
     })
 }
 
-/// Makes values of Python.
 struct Values<'py> {
     py: Python<'py>,
     signals: Signals,
@@ -166,7 +163,7 @@ impl<'py> Values<'py> {
         Ok(found)
     }
 
-    #[inline(never)] // which would need much of the stack at every level
+    #[inline(never)] // it would need much of the stack at every level
     fn dict(&self, pairs: &[(Value, Value)]) -> Walked<Bound<'py, PyAny>> {
         let py = self.py;
         let dict = new_dict(py)?;
@@ -201,13 +198,13 @@ impl<'py> Values<'py> {
         }
     }
 
-    /// A key or an element of a set: text, where a dict has taken its place.
+    /// A key or an element of a set; text instead of a dict.
     fn key(&self, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         check_key(&key)?;
         if self.unknown_as_dict
             && key
                 .hash()
-                .is_err_and(|it| it.is_instance_of::<PyTypeError>(self.py))
+                .is_err_and(|error| error.is_instance_of::<PyTypeError>(self.py))
         {
             return Ok(key.str()?.into_any());
         }
@@ -215,7 +212,7 @@ impl<'py> Values<'py> {
     }
 }
 
-/// The exception for a key that Python does not take.
+/// The exception for a key that Python refuses.
 fn hashing(py: Python<'_>, error: PyErr) -> PyErr {
     if errors::is(py, &error, "TreepackError") || error.is_instance_of::<PyMemoryError>(py) {
         return error;

@@ -1,4 +1,4 @@
-//! Telling Python how far long work has come, and hearing Ctrl-C meanwhile.
+//! Reports the progress of long work to Python, and notices Ctrl-C.
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,34 +10,31 @@ use super::memory::keep_reserve;
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// A callable that is called with the bytes done and the bytes in all, now and then; and the
-/// signals of Python, which are looked at often enough that nobody waits for them.
+/// A callable for the bytes done and the total, and Python's signals, which are checked often
+/// enough for Ctrl-C.
 pub struct Watcher {
     callback: Option<Py<PyAny>>,
-    /// Is called when signals are looked at, and may raise.
+    /// Called with each check of signals; may raise.
     check: Option<Py<PyAny>>,
     total: usize,
-    /// How often signals are looked at.
+    /// The interval of checks.
     often: Duration,
     state: Mutex<State>,
 }
 
 struct State {
-    /// What the callable was told last.
-    told: usize,
-    /// When signals were looked at.
+    reported: usize,
     looked: Instant,
     raised: Option<PyErr>,
 }
 
-/// As often as nobody notices.
+/// An imperceptible interval.
 const OFTEN: Duration = Duration::from_millis(30);
 
 impl Watcher {
-    /// The least that is worth a call.
     const STEP: usize = 4 << 20;
 
-    /// Tells the callable of work on `total` bytes.
+    /// Reports work on `total` bytes to the callable.
     pub fn new(callback: Option<Py<PyAny>>, total: usize) -> Self {
         Self {
             callback,
@@ -45,25 +42,24 @@ impl Watcher {
             total,
             often: OFTEN,
             state: Mutex::new(State {
-                told: 0,
+                reported: 0,
                 looked: Instant::now(),
                 raised: None,
             }),
         }
     }
 
-    /// Only looks at signals.
     pub fn signals() -> Self {
         Self::new(None, 0)
     }
 
-    /// Calls a function as well when it looks at signals.
+    /// Also calls a function with each check.
     pub fn checking(mut self, check: Option<Py<PyAny>>) -> Self {
         self.check = check;
         self
     }
 
-    /// Looks at signals whenever it is asked, which should be seldom then.
+    /// Checks signals at every call, for rare calls.
     pub fn whenever_asked() -> Self {
         Self {
             often: Duration::ZERO,
@@ -71,7 +67,7 @@ impl Watcher {
         }
     }
 
-    /// The exception for an error: the one that has stopped the work, if one has.
+    /// The exception for an error: the one that has stopped the work, if any.
     pub fn explain(&self, error: Error, other: impl FnOnce(Error) -> PyErr) -> PyErr {
         let raised = self.state().raised.take();
         match (error, raised) {
@@ -113,13 +109,13 @@ impl Watch for Watcher {
             return self.check();
         };
         let step = Self::STEP.max(self.total / 100);
-        let told = self.state().told;
-        // Never twice the same, nor back, where another way is tried from the start.
-        let more = done.saturating_sub(told);
-        if more < step && !(done == self.total && (more > 0 || told == 0)) {
+        let reported = self.state().reported;
+        // Never the same number twice, nor a lower one when another attempt starts over.
+        let more = done.saturating_sub(reported);
+        if more < step && !(done == self.total && (more > 0 || reported == 0)) {
             return self.check();
         }
-        self.state().told = done;
+        self.state().reported = done;
         self.run(|py| {
             callback.call1(py, (done, self.total))?;
             py.check_signals()
@@ -131,29 +127,28 @@ fn look_at_signals(py: Python<'_>) -> PyResult<()> {
     py.check_signals()
 }
 
-/// Hears Ctrl-C in a walk that holds on to Python all the time.
+/// Notices Ctrl-C in a walk that stays attached to Python.
 pub struct Signals {
     left: Cell<usize>,
 }
 
 impl Signals {
-    /// After so many values signals are looked at.
+    /// Values from one check of signals to the next.
     pub const VALUES: usize = 1 << 12;
 
-    /// Nothing has been looked at so far.
     pub fn new() -> Self {
         Self {
             left: Cell::new(Self::VALUES),
         }
     }
 
-    /// Counts a value, and looks at signals now and then; for each, whether memory is left.
+    /// Counts a value, checks signals now and then, and for each value that memory is left.
     #[inline]
     pub fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.check_many(py, 1)
     }
 
-    /// The same for so many values at once, for which no memory was needed.
+    /// The same for `values` values, which needed no memory.
     #[inline]
     pub fn check_many(&self, py: Python<'_>, values: usize) -> PyResult<()> {
         keep_reserve()?;

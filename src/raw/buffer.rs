@@ -1,8 +1,7 @@
-//! Bytes that grow at their end, in memory that was used before or that somebody lends.
+//! Growing bytes in memory that was used before, or lent.
 //!
-//! Fresh memory costs a page fault for every 4 KiB, which is several times as much as the copying where
-//! a tree has many small arrays. And what grows in the memory of the object that is returned in the end
-//! needs not be copied there.
+//! Fresh memory costs a page fault for every 4 KiB, several times as much as the copying where a
+//! tree has many small arrays. Bytes in the memory of the returned object need no copy.
 
 use std::any::Any;
 use std::fmt;
@@ -15,7 +14,7 @@ use super::RawBytes;
 use super::spare::SPARE;
 use crate::Result;
 
-/// Bytes that grow at their end. It has the methods of a `Vec` that are needed.
+/// Bytes that grow at their end, with the needed methods of a `Vec`.
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
@@ -25,16 +24,14 @@ pub struct Buffer {
     lender: Option<Box<dyn Lender>>,
 }
 
-/// Whose memory it is.
 enum Memory {
-    /// The vector is empty as far as it knows.
+    /// The vector itself stays empty.
     Own(Vec<u8>),
     Lent(Loan),
 }
 
-/// Somebody who lends memory.
 pub trait Lender: Send + Sync {
-    /// At least so many bytes, or nothing.
+    /// Lends at least `least` bytes, or `None`.
     fn lend(&mut self, least: usize) -> Option<Loan>;
 }
 
@@ -49,8 +46,8 @@ impl Loan {
     /// The `len` bytes from `start` on, which may be uninitialised.
     ///
     /// # Safety
-    /// Until the owner is dropped they stay there; whoever has the loan alone writes them, and whoever
-    /// else can reach them only reads them, and not before they have been written.
+    /// Until the owner is dropped they stay there; only the holder of the loan writes them, and
+    /// others that can reach them only read them, and not before they have been written.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) unsafe fn new(
         start: NonNull<u8>,
@@ -61,7 +58,8 @@ impl Loan {
     }
 }
 
-// SAFETY: nobody else writes to its memory, whether that is its own or lent; `Loan::new` asks for it.
+// SAFETY: no other code writes to its memory, whether that is its own or lent; `Loan::new` requires
+// it.
 unsafe impl Send for Buffer {}
 // SAFETY: as above; through a shared reference it is only read.
 unsafe impl Sync for Buffer {}
@@ -92,7 +90,7 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: so many bytes have been written there, and writing others needs `&mut self`.
+        // SAFETY: `len` bytes have been written there, and writing others needs `&mut self`.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -104,19 +102,17 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Less is found quickly by the allocator: neither borrowed nor used again.
+    /// Less is found quickly by the allocator, and neither borrowed nor reused.
     pub(crate) const SMALL: usize = 64 << 10;
 
-    /// What is allocated at first.
     const FIRST: usize = 512;
 
-    /// Has somebody asked for memory once it is no longer small.
+    /// Sets the lender to borrow from beyond `SMALL` bytes.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn borrow_from(&mut self, lender: Box<dyn Lender>) {
         self.lender = Some(lender);
     }
 
-    /// Who owns the memory, if it is lent.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     pub(crate) fn owner(&self) -> Option<&(dyn Any + Send + Sync)> {
         match &self.memory {
@@ -125,7 +121,6 @@ impl Buffer {
         }
     }
 
-    /// Makes room for so many more bytes.
     #[inline]
     pub fn try_reserve(&mut self, more: usize) -> Result<()> {
         if more > self.room - self.len {
@@ -134,24 +129,22 @@ impl Buffer {
         Ok(())
     }
 
-    /// Appends bytes.
     #[inline]
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
         self.tail().append(bytes.into());
     }
 
-    /// Appends bytes that are here already.
+    /// Appends a copy of its own bytes.
     ///
     /// # Panics
-    /// If they are not.
+    /// If the range exceeds them.
     #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
         self.reserve(range.len());
         self.tail().extend_from_within(range);
     }
 
-    /// Appends a copy of memory.
     #[inline]
     pub fn append(&mut self, bytes: RawBytes<'_>) -> Result<()> {
         self.try_reserve(bytes.len())?;
@@ -159,12 +152,12 @@ impl Buffer {
         Ok(())
     }
 
-    /// Takes back all bytes but the first `len`.
+    /// Removes all bytes but the first `len`.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// As `try_reserve`, and where there is no memory the program ends, as with a `Vec`.
+    /// As `try_reserve`, but aborts without memory, as a `Vec` does.
     #[inline]
     fn reserve(&mut self, more: usize) {
         if more > self.room - self.len {
@@ -172,7 +165,7 @@ impl Buffer {
         }
     }
 
-    /// The room after all that is written.
+    /// The room after the bytes.
     #[inline]
     pub(crate) fn tail(&mut self) -> Tail<'_> {
         Tail {
@@ -189,7 +182,7 @@ impl Buffer {
         let least = self.len.saturating_add(more);
         if least > Self::SMALL && !self.is_large {
             self.is_large = true;
-            let lent = self.lender.take().and_then(|mut it| it.lend(least));
+            let lent = self.lender.take().and_then(|mut lender| lender.lend(least));
             match lent {
                 Some(loan) if loan.len >= least => return self.move_to(Memory::Lent(loan)),
                 _ => self.move_to(Memory::Own(SPARE.take()))?,
@@ -200,8 +193,8 @@ impl Buffer {
         if let Memory::Own(memory) = &mut self.memory
             && self.room < least
         {
-            // SAFETY: so many bytes have been written there. They move with the vector, which
-            // then gives out its memory anew.
+            // SAFETY: `len` bytes have been written there. They move with the vector, which then
+            // gives out its memory anew.
             unsafe { memory.set_len(self.len) };
             let grown = memory.try_reserve(more.max(Self::FIRST));
             self.start = NonNull::new(memory.as_mut_ptr()).unwrap_or(NonNull::dangling());
@@ -212,7 +205,6 @@ impl Buffer {
         Ok(())
     }
 
-    /// Copies the bytes to other memory.
     fn move_to(&mut self, mut memory: Memory) -> Result<()> {
         let (start, room) = match &mut memory {
             Memory::Own(memory) => {
@@ -223,18 +215,18 @@ impl Buffer {
             Memory::Lent(loan) => (loan.start, loan.len),
         };
         assert!(self.len <= room);
-        // SAFETY: so many bytes have been written here, and there is room for as many there.
+        // SAFETY: `len` bytes have been written here, and there is room for as many there.
         unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), start.as_ptr(), self.len) };
         (self.start, self.room, self.memory) = (start, room, memory);
         Ok(())
     }
 }
 
-/// The room at the end of a buffer, for many small things in a row.
+/// The room at the end of a buffer, for many small appends.
 ///
-/// It knows in registers what a buffer has in memory, which makes arrays of 1,020 bytes take a third less
-/// time. The likely reason: a load waits for older stores whose addresses end in the same twelve bits, and
-/// behind the copy of an array there nearly always is one.
+/// It keeps the buffer's fields in registers, which makes arrays of 1,020 bytes a third faster. The
+/// likely reason: a load waits for older stores whose addresses end in the same twelve bits, such
+/// as the copy of an array right before.
 pub(crate) struct Tail<'b> {
     start: NonNull<u8>,
     len: usize,
@@ -250,14 +242,13 @@ impl Drop for Tail<'_> {
 }
 
 impl Tail<'_> {
-    /// How many bytes the buffer has.
     #[cfg_attr(not(feature = "python"), allow(dead_code))]
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// For how many more there is room.
+    /// Bytes that still fit.
     #[inline]
     pub fn room(&self) -> usize {
         self.room - self.len
@@ -266,12 +257,12 @@ impl Tail<'_> {
     /// Appends a copy of memory.
     ///
     /// # Panics
-    /// If there is no room for it.
+    /// If it does not fit.
     #[inline]
     pub fn append(&mut self, bytes: RawBytes<'_>) {
         assert!(bytes.len() <= self.room());
-        // SAFETY: there is so much room after all that is written, and it belongs to the buffer, which
-        // is borrowed, alone.
+        // SAFETY: there is so much room after all that is written, and it belongs to the buffer,
+        // which is borrowed, alone.
         let target = unsafe {
             let start = self.start.add(self.len).cast();
             slice::from_raw_parts_mut(start.as_ptr(), bytes.len())
@@ -280,14 +271,14 @@ impl Tail<'_> {
         self.len += bytes.len();
     }
 
-    /// Appends bytes that are here already.
+    /// Appends a copy of the buffer's own bytes.
     ///
     /// # Panics
-    /// If they are not, or if there is no room for them.
+    /// If the range exceeds them, or the copy does not fit.
     #[inline]
     pub fn extend_from_within(&mut self, range: Range<usize>) {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: the range is written, and what is appended is written after it.
+        // SAFETY: the range is written, and the appended bytes are written after it.
         let bytes = unsafe { RawBytes::new(self.start.as_ptr().add(range.start), range.len()) };
         self.append(bytes);
     }
@@ -298,7 +289,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Lends so many bytes once.
+    /// Lends `.0` bytes once.
     struct Once(usize);
 
     impl Lender for Once {

@@ -1,7 +1,6 @@
 //! Memory that is being filled.
 //!
-//! Whoever fills a part returns it as bytes, which it can only have if they are there. So what counts as filled
-//! is filled, whoever it was.
+//! Code that fills a part returns it as bytes, which proves that they were written.
 
 use std::mem::{self, MaybeUninit};
 use std::sync::atomic::AtomicUsize;
@@ -27,33 +26,30 @@ pub(crate) fn append_with(
     Ok(())
 }
 
-/// Fills memory with zeros.
 pub fn zeroed(memory: &mut [MaybeUninit<u8>]) -> &mut [u8] {
     memory.fill(MaybeUninit::new(0));
     // SAFETY: all of it is zero.
     unsafe { memory.assume_init_mut() }
 }
 
-/// Memory that is filled from its start on. Whoever writes to it shows what has been written, so that
-/// nobody has to be trusted.
+/// Memory that is filled from its start on. Writers return the bytes that they wrote, so that they
+/// need no trust.
 pub struct Filling<'a> {
     memory: &'a mut [MaybeUninit<u8>],
     filled: usize,
 }
 
 impl<'a> Filling<'a> {
-    /// Begins at the start.
     pub fn new(memory: &'a mut [MaybeUninit<u8>]) -> Self {
         Self { memory, filled: 0 }
     }
 
-    /// How many bytes are still to be filled.
-    #[must_use]
+    /// Bytes still to be filled.
     pub fn left(&self) -> usize {
         self.memory.len() - self.filled
     }
 
-    /// Copies these bytes to where the next ones are.
+    /// Copies these bytes to the next ones.
     ///
     /// # Panics
     /// If there is less room.
@@ -63,10 +59,10 @@ impl<'a> Filling<'a> {
         self.filled += bytes.len();
     }
 
-    /// Has the next `len` bytes filled.
+    /// Lets `fill` write the next `len` bytes.
     ///
     /// # Panics
-    /// If there is less room, or if what is returned are other bytes.
+    /// If there is less room, or it returns other bytes.
     #[inline]
     pub fn fill(
         &mut self,
@@ -79,10 +75,10 @@ impl<'a> Filling<'a> {
         Ok(())
     }
 
-    /// Has as many of the next bytes filled as somebody has for them, and tells how many.
+    /// Lets `fill` write any number of the next bytes, and returns that.
     ///
     /// # Panics
-    /// If what is returned does not begin where it should.
+    /// If it returns other bytes.
     pub fn fill_some(
         &mut self,
         fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
@@ -92,25 +88,23 @@ impl<'a> Filling<'a> {
         Ok(found)
     }
 
-    /// What has been filled.
-    #[must_use]
     pub fn finish(self) -> &'a mut [u8] {
-        // SAFETY: as many bytes have been written from the start on.
+        // SAFETY: `filled` bytes have been written from the start on.
         unsafe { self.memory[..self.filled].assume_init_mut() }
     }
 }
 
-/// Has memory filled, and tells how much of it was, from its start on.
+/// Lets `fill` write to memory from its start on, and returns the number of bytes.
 ///
 /// # Panics
-/// If what is returned does not begin there.
+/// If it returns other bytes.
 #[inline]
 fn filled_of(
     part: &mut [MaybeUninit<u8>],
     fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
 ) -> Result<usize> {
     let (start, len) = (part.as_ptr().addr(), part.len());
-    // A reference to bytes is to bytes that are there.
+    // A reference to bytes proves that they are initialized.
     let filled = fill(part)?;
     assert!(filled.is_empty() || (filled.as_ptr().addr() == start && filled.len() <= len));
     Ok(filled.len())
@@ -118,46 +112,41 @@ fn filled_of(
 
 const WHOLE: &str = "what was to be filled is what was filled";
 
-/// Memory of which several threads fill parts, and how much of it they have filled together.
+/// Memory of which several threads fill parts, with their total.
 pub struct Room<'a> {
     memory: &'a mut [MaybeUninit<u8>],
     filled: &'a AtomicUsize,
 }
 
 impl Room<'_> {
-    /// Lets `work` fill memory, and returns what it tells, and the memory if all of it was filled.
+    /// Lets `work` fill memory; returns its result, and the memory if all of it was filled.
     pub fn share<T>(
         memory: &mut [MaybeUninit<u8>],
         work: impl FnOnce(Room<'_>) -> Result<T>,
     ) -> Result<(T, Option<&mut [u8]>)> {
         let filled = AtomicUsize::new(0);
-        let told = work(Room {
+        let result = work(Room {
             memory,
             filled: &filled,
         })?;
-        // Rooms do not overlap, and each gets smaller by what was filled of it.
+        // Rooms do not overlap, and each shrinks by its filled bytes.
         let whole = filled.into_inner() == memory.len();
         // SAFETY: every byte has been written.
-        Ok((told, whole.then(|| unsafe { memory.assume_init_mut() })))
+        Ok((result, whole.then(|| unsafe { memory.assume_init_mut() })))
     }
 
-    /// How many bytes there are.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether nothing is left to be filled.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()
     }
 
-    /// Its first `len` bytes, and those after them.
+    /// Its first `len` bytes, and the others.
     ///
     /// # Panics
     /// If there are fewer.
-    #[must_use]
     pub fn split(self, len: usize) -> (Self, Self) {
         let filled = self.filled;
         let (now, later) = self.memory.split_at_mut(len);
@@ -165,17 +154,17 @@ impl Room<'_> {
         (room(now), room(later))
     }
 
-    /// Rooms of so many bytes each, but for the last.
+    /// Rooms of `len` bytes each; the last may be shorter.
     pub fn chunks(self, len: usize) -> impl Iterator<Item = Self> {
         let filled = self.filled;
         let chunks = self.memory.chunks_mut(len);
         chunks.map(move |memory| Self { memory, filled })
     }
 
-    /// Has all of it filled.
+    /// Lets `fill` write all of it.
     ///
     /// # Panics
-    /// If what is returned are other bytes.
+    /// If it returns other bytes.
     pub fn fill(
         self,
         fill: impl for<'t> FnOnce(&'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]>,
@@ -186,7 +175,7 @@ impl Room<'_> {
         Ok(())
     }
 
-    /// Copies these bytes to where the room begins, which is smaller then.
+    /// Copies these bytes to its start, and shrinks by them.
     ///
     /// # Panics
     /// If there is less room.
@@ -252,10 +241,10 @@ mod tests {
                 });
                 Ok(7)
             });
-            let (told, whole) = shared.unwrap();
-            assert_eq!(told, 7);
+            let (result, whole) = shared.unwrap();
+            assert_eq!(result, 7);
             assert_eq!(
-                whole.map(|it| &*it),
+                whole.map(|bytes| &*bytes),
                 (!missing).then_some(&b"\0\0\0\0abcdxy"[..])
             );
         }

@@ -1,9 +1,9 @@
-//! Memory that somebody else may change meanwhile.
+//! Memory that other code may change at any time.
 //!
-//! Python may run, and other processes may write to mapped files, while bytes are being
-//! saved or parsed. Rust's `&[u8]` promises that nobody writes, so such memory is never lent
-//! as a slice: it is copied, and only the copy is looked at. What is copied while others write
-//! is a mix of old and new bytes, as with `memcpy` in any other program.
+//! Python may run, and other processes may write to mapped files, while bytes are saved or parsed.
+//! Rust's `&[u8]` promises that nothing writes, so such memory is never lent as a slice: it is
+//! copied, and only the copy is used. A copy during a write is a mix of old and new bytes, as with
+//! `memcpy` in any other program.
 #![allow(unsafe_code)]
 
 mod buffer;
@@ -24,7 +24,7 @@ pub use self::filling::{Filling, Room, zeroed};
 
 use crate::Result;
 
-/// A run of memory that can be read for `'a`, and that others may change.
+/// Memory that can be read for `'a`, and that others may change.
 #[derive(Debug, Clone, Copy)]
 pub struct RawBytes<'a> {
     start: *const u8,
@@ -54,7 +54,6 @@ impl RawBytes<'_> {
     /// # Safety
     /// They must stay readable for `'a`. Their content may change.
     #[inline]
-    #[must_use]
     pub unsafe fn new(start: *const u8, len: usize) -> Self {
         Self {
             start,
@@ -63,23 +62,17 @@ impl RawBytes<'_> {
         }
     }
 
-    /// How many bytes there are.
     #[inline]
-    #[must_use]
     pub fn len(self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
     #[inline]
-    #[must_use]
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// Where the first byte is.
     #[inline]
-    #[must_use]
     pub fn as_ptr(self) -> *const u8 {
         self.start
     }
@@ -87,7 +80,7 @@ impl RawBytes<'_> {
     /// A part of these bytes.
     ///
     /// # Panics
-    /// If `range` is not inside them.
+    /// If `range` exceeds them.
     #[inline]
     #[must_use]
     pub fn slice(self, range: Range<usize>) -> Self {
@@ -100,8 +93,6 @@ impl RawBytes<'_> {
         }
     }
 
-    /// Whether some of this memory is part of the other.
-    #[must_use]
     pub fn overlaps(self, other: RawBytes<'_>) -> bool {
         let (ours, theirs) = (self.start.addr(), other.start.addr());
         ours < theirs + other.len && theirs < ours + self.len
@@ -124,7 +115,6 @@ impl RawBytes<'_> {
 
     /// A copy of the `N` bytes from `at` on, or `None` if there are fewer.
     #[inline]
-    #[must_use]
     pub fn load<const N: usize>(self, at: usize) -> Option<[u8; N]> {
         if self.len < N || at > self.len - N {
             return None;
@@ -135,16 +125,15 @@ impl RawBytes<'_> {
         Some(copy)
     }
 
-    /// Appends a copy of all bytes to a vector.
     pub fn append_to(self, target: &mut Vec<u8>) -> Result<()> {
         append_with(target, self.len, |place| Ok(self.copy_to(place)))
     }
 
-    /// Copies `rows` rows of `row_bytes` bytes each to `target`, where one begins every
-    /// `stride` bytes. Here they lie one after the other.
+    /// Copies `rows` consecutive rows of `row_bytes` bytes each to `target`, one every `stride`
+    /// bytes.
     ///
     /// # Panics
-    /// If there are not as many bytes, or not as much room.
+    /// If there are too few bytes, or too little room.
     pub fn copy_rows(self, row_bytes: usize, target: &mut [u8], stride: usize) {
         let rows = self.len / row_bytes;
         assert!(rows * row_bytes == self.len && row_bytes <= stride);
@@ -153,8 +142,8 @@ impl RawBytes<'_> {
             .and_then(|before| before.checked_mul(stride)?.checked_add(row_bytes));
         assert!(rows == 0 || end.is_some_and(|end| end <= target.len()));
         let to = target.as_mut_ptr();
-        // SAFETY: in each step as many bytes are copied as there are on both sides, which was
-        // checked for the last row. Elements of the usual sizes are a load and a store.
+        // SAFETY: each step copies bytes that are there on both sides, which was checked for the
+        // last row. Elements of the usual sizes are a load and a store.
         unsafe {
             macro_rules! copy {
                 ($len:expr) => {
@@ -176,9 +165,7 @@ impl RawBytes<'_> {
     }
 }
 
-/// Memory that can be copied from as long as this lives.
 pub trait AsRaw {
-    /// All of it.
     fn as_raw(&self) -> RawBytes<'_>;
 }
 

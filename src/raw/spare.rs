@@ -1,19 +1,19 @@
-//! Memory of one buffer that waits for the next one.
+//! Memory of one buffer, kept for the next one.
 
 use std::mem;
 use std::sync::Mutex;
 
-/// What the last buffer has left. A program that forks never waits for its lock.
+/// A forked process never waits for its lock.
 pub(super) static SPARE: Spare = Spare(Mutex::new(Vec::new()));
 
-/// Memory that waits for its next use: of one buffer, so that it is bounded in the whole program.
+/// Memory of one buffer, so that it is bounded in the whole process.
 pub(super) struct Spare(Mutex<Vec<u8>>);
 
 impl Spare {
     /// Less is found quickly by the allocator.
     const MIN_BYTES: usize = 64 << 10;
 
-    /// So much is kept at most.
+    /// The most to keep.
     const MAX_BYTES: usize = 64 << 20;
 
     pub fn take(&self) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Filling memory with a layout, in parallel blocks.
+//! Fills memory with a layout, in parallel.
 
 use std::mem::MaybeUninit;
 use std::num::NonZero;
@@ -8,19 +8,18 @@ use crate::raw::Room;
 use crate::watch::Watch;
 use crate::{Result, grow, parallel, stream};
 
-/// What is known of the memory that is filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// It comes straight from the system.
+    /// Straight from the system.
     Fresh,
-    /// It has been used before.
+    /// Used before.
     Used,
 }
 
 /// Fills `memory`, which must have the layout's length, and returns it.
 ///
 /// # Panics
-/// If the lengths differ, or a payload does not fill what it is given.
+/// If the lengths differ, or a payload returns other bytes.
 pub fn pour<'t, P: Payload + Sync>(
     layout: &Layout<P>,
     memory: &'t mut [MaybeUninit<u8>],

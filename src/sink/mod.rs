@@ -1,11 +1,11 @@
-//! Where a [`crate::layout::Layout`] is poured: memory, or a file. (For gzip see [`crate::gzip`].)
+//! Destinations of a [`crate::layout::Layout`]: memory, or a file. (For gzip see [`crate::gzip`].)
 //!
-//! | file | what is there |
+//! | file | content |
 //! |---|---|
 //! | `buffer.rs` | filling memory, in parallel |
-//! | `replace.rs` | replacing a file whole or not at all |
-//! | `temporary.rs` | the temporary file of that, and those that dead writers left |
-//! | `output.rs` | writing to a file or a pipe, so that the caller can stop it |
+//! | `output.rs` | writing to a file or a pipe, with a watch |
+//! | `temporary.rs` | temporary files, and removing those of dead writers |
+//! | `replace.rs` | replacing a file atomically |
 
 mod buffer;
 mod output;

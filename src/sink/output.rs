@@ -1,4 +1,4 @@
-//! Writing to a file or a pipe, so that the caller can stop it.
+//! Writes to a file or a pipe, with a watch that can stop it.
 
 use std::fs::File;
 use std::io;
@@ -12,16 +12,16 @@ use crate::structure::{PartialSums, Seal, Sums};
 use crate::watch::Watch;
 use crate::{Result, parallel, system};
 
-/// What is smaller is joined: a call for each would cost more than to copy it.
+/// Smaller pieces are joined: copying is cheaper than a call for each.
 const JOIN_BYTES: usize = 64 << 10;
 
-/// So many bytes of what is not in memory are copied together at a time.
+/// The block for payloads outside of memory.
 const COPY_BYTES: usize = 1 << 20;
 
-/// So many bytes are written at a time, so that the caller is asked often enough.
+/// The most bytes of a call, so that the watch is checked often enough.
 const WRITE_BYTES: usize = 8 << 20;
 
-/// So many bytes are copied and summed at a time: they stay in the caches until they are written.
+/// The block for sums, which stays in the caches until it is written.
 const SUM_BYTES: usize = 1 << 20;
 
 const NO_PANIC: &str = "nothing panics while it holds the lock";
@@ -29,18 +29,17 @@ const NO_PANIC: &str = "nothing panics while it holds the lock";
 /// A file that is written from its start.
 pub struct Output<'a> {
     file: &'a File,
-    /// What is still to be written.
     joined: Vec<u8>,
-    /// A pipe or the like, which may take nothing for a while.
+    /// Whether it is a pipe or the like, which may accept nothing for a while.
     may_block: bool,
-    /// Whether the disk begins to work on what is written at once.
+    /// Whether the disk starts on written ranges at once.
     write_back: bool,
     written: u64,
     watch: &'a dyn Watch,
 }
 
 impl<'a> Output<'a> {
-    /// Writes to a file; with `write_back`, what is written goes on to the disk meanwhile.
+    /// Writes to a file; with `write_back`, the disk starts on written ranges at once.
     pub fn new(file: &'a File, may_block: bool, write_back: bool, watch: &'a dyn Watch) -> Self {
         Self {
             file,
@@ -52,8 +51,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Writes a layout. If its leaves are to be summed, that is done by so many threads of which
-    /// this one writes.
+    /// Writes a layout. If its leaves are summed, `threads` threads do that, and this one writes.
     pub fn layout<P: Payload + Sync>(
         &mut self,
         layout: &Layout<P>,
@@ -65,7 +63,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// What is summed is what is written: a copy, of blocks that stay in the caches.
+    /// Sums and writes the same copy, in blocks that stay in the caches.
     fn sealed<P: Payload + Sync>(
         &mut self,
         layout: &Layout<P>,
@@ -100,7 +98,7 @@ impl<'a> Output<'a> {
         self.watch.done(layout.len())
     }
 
-    /// With no copy in between of what lies in memory and is large.
+    /// Writes large memory without a copy.
     fn unsealed<P: Payload>(&mut self, layout: &Layout<P>) -> Result<()> {
         let mut position = 0;
         for slice in layout.slices(0..layout.len()) {
@@ -149,7 +147,6 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Writes what has been joined.
     pub fn flush(&mut self) -> Result<()> {
         let joined = std::mem::take(&mut self.joined);
         self.write(joined.as_slice().into())?;
@@ -158,7 +155,7 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Writes the rest, and returns how many bytes there were.
+    /// Writes the rest, and returns the number of all bytes.
     pub fn finish(mut self) -> Result<u64> {
         self.flush()?;
         Ok(self.written)
@@ -188,7 +185,7 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Waits until a pipe takes more, as long as the caller agrees.
+/// Waits until a pipe accepts more, or the watch stops.
 #[cfg(unix)]
 fn wait_until_ready(file: &File, watch: &dyn Watch) -> Result<()> {
     system::poll(file, rustix::event::PollFlags::OUT, watch)

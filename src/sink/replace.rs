@@ -1,7 +1,7 @@
-//! Replacing a file so that a crash at any point leaves the old one or the new one, whole.
+//! Replaces a file atomically: a crash at any point leaves the old one or the new one, whole.
 //!
-//! The bytes go to a temporary file in the same directory, which is renamed
-//! over the destination once it is complete (and, if asked for, on the disk).
+//! The bytes go to a temporary file in the same directory, which is renamed over the destination
+//! once it is complete (and, for [`Durability::Synced`], on the disk).
 
 use std::fs::{self, File};
 use std::io;
@@ -16,24 +16,23 @@ use super::temporary;
 use crate::watch::Watch;
 use crate::{Error, Result, parallel, system};
 
-/// What must be on the disk when a save returns.
+/// The guarantee when a save returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// Everything: the save survives a loss of power.
+    /// The save survives a loss of power.
     Synced,
-    /// Nothing in particular: the save survives a crash of the process.
+    /// The save survives a crash of the process.
     Cached,
 }
 
-/// Writes all that `write` writes to `path`, or leaves `path` as it was. Returns how many bytes.
+/// Replaces `path` atomically by everything that `write` writes, and returns the number of bytes.
 ///
-/// `size` is how many bytes are expected, to reserve room for; 0 if unknown. Missing
-/// directories are made. A symbolic link is followed. A path that is no regular file (a pipe, a
-/// device) is written to directly, since it cannot be replaced.
+/// `size` is the expected length, to reserve room for; 0 if unknown. Missing directories are made.
+/// A symbolic link is followed. A path that is not a regular file (a pipe, a device) is written to
+/// directly, because it cannot be replaced.
 ///
-/// The new file has the permissions of the old one, which nobody gets around meanwhile, and its
-/// group, where the file system allows that; its owner is who saves. Other hard links keep the old
-/// content.
+/// The new file has the permissions of the old one, at any time, and its group, where the file
+/// system allows that; its owner is the saving user. Other hard links keep the old content.
 pub fn replace_file(
     path: &Path,
     durability: Durability,
@@ -87,7 +86,7 @@ pub fn replace_file(
     Ok(written)
 }
 
-/// Writes all that `write` writes to a pipe or device, and returns how many bytes.
+/// Calls `write` for a pipe or device, and returns the number of bytes.
 pub fn write_pipe(
     file: &File,
     watch: &dyn Watch,
@@ -132,14 +131,14 @@ fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
     if file.metadata()?.gid() != old.gid() {
         let kept = std::os::unix::fs::fchown(file, None, Some(old.gid()));
         if kept.is_err() {
-            // What a group was allowed is not for another one.
+            // The old group's rights are not another group's.
             mode = mode & !0o070 | (mode & 0o007) << 3;
         }
     }
     unless_refused(file.set_permissions(fs::Permissions::from_mode(mode)))
 }
 
-/// Takes no harm from a call that a file system may lack or forbid, and that nothing depends on.
+/// Ignores that a file system lacks or forbids a call.
 #[cfg(unix)]
 fn unless_refused(done: io::Result<()>) -> io::Result<()> {
     use rustix::io::Errno;
@@ -162,7 +161,7 @@ fn keep_permissions(file: &File, old: &fs::Metadata) -> io::Result<()> {
     file.set_permissions(old.permissions())
 }
 
-/// Opens a pipe or device to write, and waits for who reads it.
+/// Opens a pipe or device for writing, and waits for its reader.
 #[cfg(unix)]
 fn open_pipe(path: &Path, watch: &dyn Watch) -> Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -172,7 +171,7 @@ fn open_pipe(path: &Path, watch: &dyn Watch) -> Result<File> {
     loop {
         let opened = options.write(true).custom_flags(nonblocking).open(path);
         match opened {
-            // A pipe that nobody reads yet.
+            // The pipe has no reader yet.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
                 let is_pipe = {
                     use std::os::unix::fs::FileTypeExt;
@@ -194,9 +193,9 @@ fn open_pipe(path: &Path, _: &dyn Watch) -> Result<File> {
     Ok(File::options().write(true).open(path)?)
 }
 
-/// Where `path` leads when links are followed, and what is there now.
+/// Follows links, and returns the final path with its metadata.
 fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
-    /// As many links as Linux follows.
+    /// Linux's limit of links.
     const MAX_LINKS: usize = 40;
     let mut path = path.to_path_buf();
     for _ in 0..MAX_LINKS {
@@ -210,12 +209,12 @@ fn destination(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
             Err(error) => return Err(error),
         }
     }
-    // The system's own error for a loop of links.
+    // For the system's own error about a loop of links.
     fs::metadata(&path).map(|found| (path, Some(found)))
 }
 
-/// Reserves room, so that a full disk is noticed before anything is written
-/// and the blocks lie together. Systems that cannot are left to grow the file.
+/// Reserves room, so that a full disk is noticed before anything is written, and the blocks lie
+/// together. Systems that cannot let the file grow.
 #[cfg(target_os = "linux")]
 fn preallocate(file: &File, size: usize, watch: &dyn Watch) -> Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
@@ -238,12 +237,11 @@ fn preallocate(file: &File, size: usize, watch: &dyn Watch) -> Result<()> {
 }
 
 #[cfg(not(target_os = "linux"))]
-#[allow(clippy::unnecessary_wraps)] // as where there is something to do
+#[allow(clippy::unnecessary_wraps)] // as on systems that reserve
 fn preallocate(_: &File, _: usize, _: &dyn Watch) -> Result<()> {
     Ok(())
 }
 
-/// Puts new names in a directory on the disk.
 #[cfg(unix)]
 fn sync_directory(directory: &Path) -> io::Result<()> {
     // One may be allowed to write to a directory and not to open it, and some file systems cannot

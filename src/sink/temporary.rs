@@ -1,7 +1,7 @@
 //! The temporary file that will replace another one.
 //!
-//! Its writer holds a lock on it, which ends with the process. So whoever saves to the same path
-//! next can tell the files of dead writers, and removes them.
+//! Its writer holds a lock on it, which ends with the process. So the next save to the same path
+//! recognises the files of dead writers, and removes them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
@@ -19,12 +19,12 @@ use crate::handle::Id;
 use crate::watch::Watch;
 use crate::{Result, parallel};
 
-/// Names of files have 255 bytes on most systems; so many are left of that of the target.
+/// File names have 255 bytes on most systems; the target's part of it.
 const MAX_NAME: usize = 200;
 
 const SUFFIX: &str = ".tmp";
 
-/// What the names of temporary files for `target` begin with.
+/// The start of the names of temporary files for `target`.
 fn prefix(target: &OsStr) -> OsString {
     let mut prefix = OsString::from(".");
     prefix.push(cut(target));
@@ -46,9 +46,10 @@ fn cut(name: &OsStr) -> String {
     name
 }
 
-/// Makes a temporary file beside the file `target` of `directory`, which goes when it is dropped.
+/// Makes a temporary file beside the file `target` of `directory`, which is removed when it is
+/// dropped.
 ///
-/// With `private`, nobody else can open it; otherwise its permissions are those of any new file.
+/// With `private`, only its owner can open it; otherwise its permissions are those of any new file.
 pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<NamedTempFile> {
     let prefix = prefix(target);
     remove_leftovers(directory, &prefix);
@@ -64,26 +65,26 @@ pub fn create(directory: &Path, target: &OsStr, private: bool) -> io::Result<Nam
                 options.mode(if private { 0o600 } else { 0o666 });
             }
             #[cfg(not(unix))]
-            let _ = private; // the directory tells who may open it
+            let _ = private; // the directory's permissions decide
             let file = options.open(path)?;
             let locked = lock(&file, path);
             if locked.is_err() {
-                // Nobody else makes a file of this name.
+                // The name is unique.
                 let _ = fs::remove_file(path);
             }
             locked.map(|()| file)
         })
 }
 
-/// Removes a temporary file that has not been completed.
+/// Removes an incomplete temporary file.
 ///
-/// Who closes a file last waits until the system has written what it began to write of it, so
-/// that is done in another thread. With `watch` this waits for it: the room on the disk is free then.
+/// Its last close waits until the system has written what it has begun to write, so another thread
+/// closes it. With `watch` this call waits for that: then the room on the disk is free.
 pub fn discard(temporary: NamedTempFile, watch: Option<&dyn Watch>) -> Result<()> {
     let (file, path) = temporary.into_parts();
     drop(path); // this removes it
     let close = move || drop(file);
-    // Where there is no other thread to be had, the file is closed here.
+    // Without another thread, the file is closed here.
     match watch {
         Some(watch) => parallel::elsewhere(close, watch)?,
         None => drop(thread::Builder::new().spawn(close)),
@@ -91,9 +92,9 @@ pub fn discard(temporary: NamedTempFile, watch: Option<&dyn Watch>) -> Result<()
     Ok(())
 }
 
-/// Adds to a prefix what no other file of this host gets.
+/// Adds a suffix that is unique on this host.
 ///
-/// A fork inherits the state that the random part of a name is drawn from.
+/// A fork inherits the state of the random part of names.
 fn unique(mut prefix: OsString) -> OsString {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -108,15 +109,15 @@ fn is_of(name: &OsStr, prefix: &OsStr, suffix: &str) -> bool {
 
 /// Renames a complete temporary file over its target.
 ///
-/// Windows does not replace a file that is mapped, as the one that a program has resumed from. Then
-/// the old one is renamed first, and goes when nobody maps it.
+/// Windows does not replace a mapped file, such as one that a program has resumed from. Then the
+/// old one is renamed first, and removed when it is no longer mapped.
 pub fn persist(temporary: NamedTempFile, path: &Path) -> io::Result<()> {
     let file = match temporary.persist(path) {
         Ok(file) => file,
         Err(refused) if cfg!(windows) && path.is_file() => persist_beside(refused.file, path)?,
         Err(refused) => return Err(refused.error),
     };
-    // Where locks keep others from reading, they should not have to wait until the system ends this.
+    // Where locks keep others from reading, they should not wait until the system ends this one.
     let _ = file.unlock();
     drop(file);
     if cfg!(windows) {
@@ -125,7 +126,7 @@ pub fn persist(temporary: NamedTempFile, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What the names end with that old files get, which are mapped. They stay until the new one is there.
+/// The suffix of old files that are still mapped. They stay until the new one is there.
 const OLD: &str = ".old";
 
 fn persist_beside(temporary: NamedTempFile, path: &Path) -> io::Result<File> {
@@ -134,7 +135,7 @@ fn persist_beside(temporary: NamedTempFile, path: &Path) -> io::Result<File> {
     let old = path.with_file_name(name);
     fs::rename(path, &old)?;
     temporary.persist(path).map_err(|refused| {
-        // Unless somebody else has taken the name meanwhile: hard links replace nothing.
+        // Unless another writer has taken the name in between: hard links replace nothing.
         if fs::hard_link(&old, path).is_err() {
             if !path.exists() {
                 let _ = fs::rename(&old, path);
@@ -146,7 +147,7 @@ fn persist_beside(temporary: NamedTempFile, path: &Path) -> io::Result<File> {
     })
 }
 
-/// Removes old files that nobody maps any more, now that there is a new one.
+/// Removes old files that are no longer mapped, now that there is a new one.
 fn remove_old(path: &Path) {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return;
@@ -164,10 +165,10 @@ fn remove_old(path: &Path) {
     });
 }
 
-/// Locks a file that was just made.
+/// Locks a new file.
 ///
-/// Returns `AlreadyExists` if somebody takes it for a leftover, or did so before it was locked:
-/// then another one has to be made.
+/// Returns `AlreadyExists` if another process took it for a leftover before it was locked: then
+/// another file must be made.
 fn lock(file: &File, path: &Path) -> io::Result<()> {
     let taken = match file.try_lock() {
         Ok(()) => match Id::at(path) {
@@ -176,7 +177,7 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
             Err(error) => return Err(error),
         },
         Err(TryLockError::WouldBlock) => true,
-        // Without locks nobody removes it.
+        // Without locks no process removes it.
         Err(TryLockError::Error(_)) => false,
     };
     if taken {
@@ -185,7 +186,7 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the temporary files of writers that do not live any more. Nothing depends on it.
+/// Removes the temporary files of dead writers, if possible.
 fn remove_leftovers(directory: &Path, prefix: &OsStr) {
     each_name(directory, |name| {
         if is_of(name, prefix, SUFFIX) {
@@ -194,8 +195,8 @@ fn remove_leftovers(directory: &Path, prefix: &OsStr) {
     });
 }
 
-/// Calls `found` with the names in a directory, as far as they can be read. (`read_dir` panics if the
-/// system tells an error when the directory is closed, and that of rustix where memory is missing.)
+/// Calls `found` with the names in a directory, as far as they can be read. (`read_dir` panics if
+/// closing the directory fails, and rustix's where memory is missing.)
 #[cfg(target_os = "linux")]
 fn each_name(directory: &Path, mut found: impl FnMut(&OsStr)) {
     use rustix::fs::{Mode, OFlags, RawDir, open};
@@ -220,7 +221,7 @@ fn each_name(directory: &Path, mut found: impl FnMut(&OsStr)) {
 
 fn remove_if_dead(path: &Path) -> io::Result<()> {
     let mut options = File::options();
-    options.write(true); // NFS locks only files that are open for that
+    options.write(true); // NFS locks only files that are open for writing
     #[cfg(unix)]
     {
         use rustix::fs::OFlags;
@@ -236,10 +237,10 @@ fn remove_if_dead(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a file by its name, if the name is still that of this file, which is locked.
+/// Removes a locked file by its name, if the name is still its own.
 ///
-/// Before it was locked, its writer may have renamed it, or somebody else may have removed it.
-/// From then on nobody does: both need the lock. And no other file gets the name again.
+/// Before it was locked, its writer may have renamed it, or another process may have removed it.
+/// With the lock neither can, and no other file gets the name.
 fn remove_locked(file: &File, path: &Path) -> io::Result<()> {
     if Id::of(file)? == Id::at(path)? {
         fs::remove_file(path)?;
@@ -339,7 +340,7 @@ mod tests {
         assert_eq!(count(directory.path()), 1);
     }
 
-    #[cfg(unix)] // elsewhere what is open keeps its name
+    #[cfg(unix)] // elsewhere an open file keeps its name
     #[test]
     #[cfg_attr(miri, ignore = "makes calls of the system that Miri does not know")]
     fn an_old_file_gets_its_name_back_if_the_new_one_cannot_have_it() {

@@ -1,17 +1,17 @@
-//! What stands after a record: checksums of the leaves, and a footer that is found from the end.
+//! The end of a file with a record: checksums of the leaves, and a footer for readers that begin at
+//! the end.
 //!
 //! ```text
 //! record | checksums | footer
-//!                      length of the record (u64) | number of checksums (u32)
-//!                      CRC-32 of record and checksums (u32) | mark (8 bytes)
+//! length of the record (u64) | number of checksums (u32)
+//! CRC-32 of record and checksums (u32) | mark (8 bytes)
 //! ```
 //!
-//! All numbers are little-endian. A checksum is the CRC-32 of a leaf: of the bytes from the end of
-//! the leaf before it to its own end, so that keys and headers are covered as well. After those of
-//! all leaves comes one of what is between the last leaf and the record. So every byte before
-//! the record is in one checksum, and the record itself and the checksums are in that of the footer.
-//! CRC-32 is that of gzip and zlib: processors compute it faster than memory can be read, and those
-//! of parts can be combined, so that parts are summed in parallel.
+//! All numbers are little-endian. A checksum is the CRC-32 of a leaf, from the end of the previous
+//! leaf to its own, so that keys and headers are covered. The last one covers the bytes between the
+//! last leaf and the record. So every byte before the record is in one checksum, and the footer's
+//! covers the record and the checksums. Processors compute CRC-32 faster than they read memory, and
+//! checksums of parts can be combined, so that threads can sum them.
 
 use std::ops::Range;
 
@@ -20,25 +20,21 @@ use crc32fast::Hasher;
 use crate::wire::length;
 use crate::{Error, Result, grow};
 
-/// What the data of trees with a record end with.
+/// The last bytes of the data of trees with a record.
 pub const MARK: [u8; 8] = *b"\x93treepk\n";
 
-/// The end of a record, as it is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footer {
-    /// How many bytes the record has.
+    /// Length of the record.
     pub record: usize,
-    /// How many checksums there are.
     pub checksums: usize,
     crc: u32,
 }
 
 impl Footer {
-    /// How many bytes it has.
     pub const BYTES: usize = 24;
 
-    /// Reads the footer at the end of `tail`, if there is the mark of one.
-    #[must_use]
+    /// Reads the footer at the end of `tail`, if its mark is there.
     pub fn find(tail: &[u8]) -> Option<Self> {
         let (_, footer) = tail.split_last_chunk::<{ Self::BYTES }>()?;
         let (record, rest) = footer.split_first_chunk::<8>()?;
@@ -51,15 +47,13 @@ impl Footer {
         })
     }
 
-    /// How many bytes the record, the checksums and the footer have; `None` if no data could.
-    #[must_use]
+    /// Length of record, checksums and footer; `None` if it overflows.
     pub fn whole(&self) -> Option<usize> {
         let checksums = self.checksums.checked_mul(4)?;
         self.record.checked_add(checksums)?.checked_add(Self::BYTES)
     }
 
-    /// Reads the footer of `bytes`, which are a record and all that stands after it, and compares
-    /// their checksum.
+    /// Reads the footer of `bytes`, which begin with the record, and compares their checksum.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let damaged = |what| {
             let what = format!("the record of the structure is damaged: {what}");
@@ -77,58 +71,45 @@ impl Footer {
         Ok(footer)
     }
 
-    /// The record in the bytes that this was read of.
+    /// The record in the bytes of this footer.
     ///
     /// # Panics
-    /// If it was read of others.
-    #[must_use]
+    /// If the bytes are different ones.
     pub fn record<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         &bytes[..self.record]
     }
 
-    /// The checksums in the bytes that this was read of.
+    /// The checksums in the bytes of this footer.
     ///
     /// # Panics
-    /// If it was read of others.
+    /// If the bytes are different ones.
     pub fn checksums(&self, bytes: &[u8]) -> Result<Vec<u32>> {
         checksums_of(&bytes[self.record..][..4 * self.checksums])
     }
 }
 
-/// The checksums that bytes are, four of them each.
 pub fn checksums_of(bytes: &[u8]) -> Result<Vec<u32>> {
     let (checksums, _) = bytes.as_chunks();
-    grow::collect(checksums.iter().map(|it| u32::from_le_bytes(*it)))
+    grow::collect(checksums.iter().map(|bytes| u32::from_le_bytes(*bytes)))
 }
 
-/// Parts of the data that are summed, one after the other from the start, and where they end.
+/// Consecutive summed parts of the data, by their ends.
 #[derive(Debug, Clone, Default)]
 pub struct Regions(Vec<usize>);
 
-/// Sums of parts of regions, by the numbers of these.
+/// Sums of parts of regions, with the numbers of the regions.
 pub type PartialSums = Vec<(usize, Hasher)>;
 
 impl Regions {
-    /// Regions that end there, in order.
-    #[must_use]
     pub fn new(ends: Vec<usize>) -> Self {
         Self(ends)
     }
 
-    /// How many there are.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The parts of a range that are in one region each, and the numbers of these; what is
-    /// in no region is left out.
+    /// Splits a range by regions, with their numbers, up to the end of the last region.
     pub fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
         let first = self.0.partition_point(|end| *end <= range.start);
         let mut start = range.start;
@@ -140,7 +121,7 @@ impl Regions {
         })
     }
 
-    /// The sums of what a block of the data, which begins there, has of each region.
+    /// The sums of a block of the data at `start`, by region.
     pub fn sum(&self, start: usize, block: &[u8]) -> Result<PartialSums> {
         let parts = self
             .parts(start..start + block.len())
@@ -158,7 +139,6 @@ impl Regions {
 pub struct Sums(Vec<Hasher>);
 
 impl Sums {
-    /// Adds those of the next block.
     pub fn add(&mut self, sums: PartialSums) -> Result<()> {
         for (number, sum) in sums {
             if let Some(before) = self.0.get_mut(number) {
@@ -171,14 +151,13 @@ impl Sums {
         Ok(())
     }
 
-    /// The sums of so many regions.
     pub fn finish(mut self, count: usize) -> Result<Vec<u32>> {
         grow::resize(&mut self.0, count, Hasher::new())?;
         grow::collect(self.0.into_iter().map(Hasher::finalize))
     }
 }
 
-/// What has to be written after a record, once the leaves have been summed.
+/// Writes the bytes after a record, once the leaves have been summed.
 #[derive(Debug, Clone)]
 pub struct Seal {
     regions: Regions,
@@ -187,8 +166,6 @@ pub struct Seal {
 }
 
 impl Seal {
-    /// What goes after this record.
-    #[must_use]
     pub fn new(record: &[u8], regions: Regions) -> Self {
         let mut crc = Hasher::new();
         crc.update(record);
@@ -199,14 +176,11 @@ impl Seal {
         }
     }
 
-    /// How many bytes go after a record with so many checksums.
-    #[must_use]
+    /// The bytes after a record with this number of checksums.
     pub fn bytes(checksums: usize) -> usize {
         4 * checksums + Footer::BYTES
     }
 
-    /// What is to be summed.
-    #[must_use]
     pub fn regions(&self) -> &Regions {
         &self.regions
     }
@@ -214,12 +188,12 @@ impl Seal {
     /// The bytes after the record, with these checksums.
     ///
     /// # Panics
-    /// If there are more or fewer than regions.
+    /// If their number is not that of the regions.
     pub fn close(&self, checksums: &[u32]) -> Result<Vec<u8>> {
         assert_eq!(checksums.len(), self.regions.len());
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(Self::bytes(checksums.len()))?;
-        bytes.extend(checksums.iter().flat_map(|it| it.to_le_bytes()));
+        bytes.extend(checksums.iter().flat_map(|checksum| checksum.to_le_bytes()));
         let mut crc = self.crc.clone();
         crc.update(&bytes);
         bytes.extend_from_slice(&(self.record as u64).to_le_bytes());
@@ -231,7 +205,6 @@ impl Seal {
     }
 }
 
-/// How many there are, as a record can have it.
 pub(super) fn count_of(len: usize) -> Result<u32> {
     length("record of the structure", len)
 }

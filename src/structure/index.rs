@@ -1,4 +1,4 @@
-//! Where the leaves of a tree are: what one reads instead of all headers.
+//! The index: the positions of a tree's leaves, which replaces reading all headers.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,11 +14,10 @@ use crate::watch::Watch;
 use crate::wire::Head;
 use crate::{Error, Result};
 
-/// What a leaf is, as far as that is known without its bytes.
+/// The kind of a leaf, as far as known without its bytes.
 ///
 /// ```
 /// use treepack::LeafKind;
-///
 /// let kind = LeafKind::Array("float32".into(), vec![2, 3]);
 /// assert_eq!(kind.to_string(), "float32[2, 3]");
 /// ```
@@ -48,14 +47,13 @@ pub enum LeafKind {
     Scalar(String),
     /// A typed PRNG key: its implementation, and the shape of its data.
     PrngKey(String, Vec<u64>),
-    /// A list, or a map with keys that are no strings, with all that is in it.
+    /// A list, or a map with keys other than strings, with everything inside.
     Container,
-    /// What a later version writes.
+    /// A kind of a later version.
     Other,
 }
 
 impl LeafKind {
-    /// A copy of it.
     pub fn try_clone(&self) -> Result<Self> {
         Ok(match self {
             Self::Array(dtype, shape) => Self::Array(grow::to_string(dtype)?, grow::to_vec(shape)?),
@@ -67,7 +65,7 @@ impl LeafKind {
         })
     }
 
-    /// The kind of this name, of those that are nothing but a name.
+    /// The kind that consists of this name alone.
     fn named(name: &str) -> Self {
         match name {
             "none" => Self::None,
@@ -84,7 +82,7 @@ impl LeafKind {
     }
 }
 
-/// In short, as lists of leaves have it.
+/// In short, as in listings of leaves.
 impl fmt::Display for LeafKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -105,8 +103,8 @@ impl fmt::Display for LeafKind {
     }
 }
 
-/// What is not known is of a later version. (What serde derives keeps a copy of all that
-/// it may have to look at twice, and ends the program where there is no memory.)
+/// Unknown kinds are of a later version. (serde's derived code keeps copies of everything it may
+/// have to look at twice, and aborts without memory.)
 impl<'de> Deserialize<'de> for LeafKind {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         from.deserialize_any(KindVisitor)
@@ -182,36 +180,32 @@ impl<'de> Visitor<'de> for KindVisitor {
     }
 }
 
-/// The leaves in the order of the output.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
-    /// MessagePack: the tree, with the number of its kind in the place of each leaf. A key that has
-    /// been before is a number, too: that of the key among all that are different.
+    /// MessagePack: the tree, with the number of its kind in place of each leaf. A repeated key is
+    /// a number, too, by its first occurrence.
     #[serde(deserialize_with = "decode::bytes")]
     pub outline: ByteBuf,
-    /// All different kinds of leaves.
     #[serde(deserialize_with = "decode::list")]
     pub kinds: Vec<LeafKind>,
-    /// For each leaf, how many bytes lie between the end of the one before and its value: the
-    /// headers of containers, and its key.
+    /// For each leaf, the bytes between the end of the previous one and its value: headers of
+    /// containers, and its key.
     #[serde(deserialize_with = "decode::list")]
     pub heads: Vec<u64>,
-    /// How many bytes each value has.
+    /// The length of each value.
     #[serde(deserialize_with = "decode::list")]
     pub sizes: Vec<u64>,
-    /// How many bytes lie between the last leaf and the key of the record: containers with nothing
-    /// in them.
+    /// The bytes between the last leaf and the key of the record, which are empty containers.
     pub rest: u64,
 }
 
 impl Index {
-    /// The index as bytes: a map, so that readers may skip what they do not know.
-    /// `watch` is asked now and then whether to go on.
+    /// Encodes the index as a map, so that readers may skip unknown fields. Checks `watch` now and
+    /// then.
     pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
         grow::encode_named(self, watch)
     }
 
-    /// Reads an index.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let index: Self = read(bytes).map_err(|error| {
             decode::explain(&error, |error| {
@@ -227,18 +221,17 @@ impl Index {
     }
 }
 
-/// The numbers of all different keys.
+/// The numbers of all distinct keys.
 #[derive(Debug, Default)]
 struct Keys {
-    /// How many there are.
     count: usize,
     others: HashMap<Box<str>, u32>,
-    /// The numbers of the keys "0", "1" and so on, by index: long lists have many.
+    /// The numbers of the keys "0", "1" and so on, by index, because long lists have many.
     indices: Vec<u32>,
 }
 
 impl Keys {
-    /// The number of a key that has been before; a new key gets the next number.
+    /// The number of a known key; a new key gets the next number.
     fn number(&mut self, key: &str) -> Result<Option<u32>> {
         let index = index_of(key).filter(|&index| index <= self.indices.len());
         let known = match index {
@@ -257,45 +250,40 @@ impl Keys {
     }
 }
 
-/// The number that a key is in decimal, as elements of lists have it.
+/// The index that a key is in decimal, as for elements of lists.
 fn index_of(key: &str) -> Option<usize> {
     let is_short = matches!(key.as_bytes(), [b'0'] | [b'1'..=b'9', ..]) && key.len() < 10;
     let digits = key.bytes().all(|byte| byte.is_ascii_digit());
     (is_short && digits).then(|| key.parse().ok()).flatten()
 }
 
-/// Takes down the leaves of a tree in the order of the output.
+/// Collects the leaves of a tree in the order of the output.
 #[derive(Debug, Default)]
 pub struct Listing {
     index: Index,
     numbers: HashMap<LeafKind, u32>,
     keys: Keys,
-    /// The number of the last kind: most leaves are like the one before.
+    /// The number of the last kind: most leaves are like the previous one.
     last: Option<u32>,
-    /// Where the leaves end.
     ends: Vec<usize>,
-    /// A leaf that has not ended, and where its value begins.
+    /// The current leaf, and the start of its value.
     pending: Option<(LeafKind, usize)>,
 }
 
 impl Listing {
-    /// A leaf begins.
     pub fn leaf(&mut self, kind: LeafKind, start: usize) {
         self.pending = Some((kind, start));
     }
 
-    /// The leaf that has not ended.
     pub fn pending(&mut self) -> Option<&mut (LeafKind, usize)> {
         self.pending.as_mut()
     }
 
-    /// What the leaf is that has not ended.
     #[must_use]
     pub fn last_begun(&self) -> Option<&LeafKind> {
         self.pending.as_ref().map(|(kind, _)| kind)
     }
 
-    /// The leaf before ends here, if one has begun.
     #[inline]
     pub fn end_leaf(&mut self, end: usize) -> Result<()> {
         match self.pending.take() {
@@ -334,12 +322,10 @@ impl Listing {
         Ok(())
     }
 
-    /// A map begins.
     pub fn map(&mut self, head: Head) -> Result<()> {
         self.head(head)
     }
 
-    /// The key of the next value.
     pub fn key(&mut self, head: Head, text: &str) -> Result<()> {
         if let Some(number) = self.keys.number(text)? {
             return self.head(Head::Uint(number.into()));
@@ -348,7 +334,7 @@ impl Listing {
         grow::extend(&mut self.index.outline, text.as_bytes())
     }
 
-    /// The index, and where the leaves end, when the tree ends here.
+    /// The index, and the ends of the leaves, for a tree that ends here.
     pub fn finish(mut self, end: usize) -> Result<(Index, Vec<usize>)> {
         self.end_leaf(end)?;
         self.index.rest = (end - self.ends.last().copied().unwrap_or(0)) as u64;

@@ -1,18 +1,17 @@
-//! What a state dict does not tell of a tree: its containers, their types, its keys.
+//! The structure of a tree, which its state dict lacks: containers, types, keys.
 //!
-//! A tree that is saved to describe itself is a state dict with one more key at its top,
-//! [`RECORD_KEY`], with a byte string: a [`Record`], which says how the state is to be put
-//! together. Readers that do not know it see one extra key. A tree that is a single leaf has
-//! no keys, and stands under [`ROOT_KEY`].
+//! A self-describing tree is a state dict with one more key at its top, [`RECORD_KEY`], for a byte
+//! string: a [`Record`] of how to rebuild the tree. Other readers see one extra key. A tree that is
+//! a single leaf has no keys, and is under [`ROOT_KEY`].
 //!
-//! | file | what is there |
+//! | file | content |
 //! |---|---|
-//! | `record.rs` | the record |
-//! | `footer.rs` | what stands after it: checksums, its length, a mark |
-//! | `index.rs` | where the leaves are |
-//! | `recorder.rs` | making it during the walk over a tree |
+//! | `value.rs` | typed values: static data of nodes, keys, metadata |
 //! | `sharding.rs` | how arrays were split over devices |
-//! | `value.rs` | typed values in it: static data of nodes, keys, metadata |
+//! | `record.rs` | the record |
+//! | `recorder.rs` | building it during the walk over a tree |
+//! | `index.rs` | the index of the leaves |
+//! | `footer.rs` | after the record: checksums, its length, a mark |
 
 mod footer;
 mod index;
@@ -31,5 +30,5 @@ pub use value::Value;
 /// The key of the record, last in the map at the top.
 pub const RECORD_KEY: &str = "__treepack__";
 
-/// The key of a tree that is no map, in the map at the top.
+/// The key of a tree that is not a map, in the map at the top.
 pub const ROOT_KEY: &str = "__treepack_root__";

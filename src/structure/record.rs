@@ -1,8 +1,8 @@
-//! The record of a structure, and what stands after it.
+//! The record of a structure.
 //!
-//! Nodes are few, however large the tree is: equal subtrees are the same node, equal
-//! siblings are one repeat, and what reads back as it was (dicts with string keys, numbers,
-//! arrays of NumPy) is [`Kind::Plain`] as a whole.
+//! Nodes are few, however large the tree: equal subtrees are the same node, equal siblings are one
+//! repeat, and values that read back unchanged (dicts with string keys, numbers, NumPy arrays) are
+//! [`Kind::Plain`] as a whole.
 
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
@@ -13,27 +13,27 @@ use crate::grow::{self, decode};
 use crate::watch::Watch;
 use crate::{Error, Result};
 
-/// The version of the record that is written, and the only one that can be read.
+/// The only known version.
 const VERSION: u32 = 1;
 
-/// How deep the MessagePack values of a record are nested, at most: maps of lists of nodes,
-/// which are pairs of a kind and a list of repeats, which are pairs.
+/// The deepest nesting of MessagePack values in a record: maps of lists of nodes, which are pairs
+/// of a kind and a list of repeats, which are pairs.
 const MAX_NESTING: usize = 16;
 
-/// How the state dict before it is to be put together.
+/// How to rebuild a tree from its state dict.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
-    /// The types of nodes that are neither dict, list nor tuple.
+    /// The types of nodes other than dicts, lists and tuples.
     #[serde(deserialize_with = "decode::list")]
     pub types: Vec<NodeType>,
-    /// Each node after those that it contains; the last is the whole tree.
+    /// Each node after its children; the last is the whole tree.
     #[serde(deserialize_with = "decode::list")]
     pub nodes: Vec<Node>,
-    /// A [`super::Value`] that the user has added, or nothing.
+    /// A [`super::Value`] of the user, if any.
     #[serde(default, deserialize_with = "decode::bytes_or_none")]
     pub metadata: Option<ByteBuf>,
-    /// An [`super::Index`] of the leaves, or nothing.
+    /// An [`super::Index`] of the leaves, if any.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -56,8 +56,8 @@ pub struct NodeType {
     /// The name that it is registered by.
     #[serde(deserialize_with = "decode::text")]
     pub name: String,
-    /// The names of its children and of its static data, if they are the same for all nodes
-    /// of the type, to notice when they have changed.
+    /// The names of its children and of its static data, if all nodes of the type have the same, to
+    /// notice changes.
     #[serde(default, deserialize_with = "decode::pair_of_texts")]
     pub fields: Option<(Vec<String>, Vec<String>)>,
     /// The version of its definition, which the program counts.
@@ -77,19 +77,18 @@ pub struct Node(
     #[serde(deserialize_with = "decode::list")] pub Vec<Repeat>,
 );
 
-/// So many children in a row that are equal in structure, and which node they are.
+/// Consecutive children of equal structure: their number, and their node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Repeat(pub u32, pub u32);
 
-/// What a node is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// What stands in the state, with all below it.
+    /// The state itself, with everything below it.
     Plain,
-    /// An array that was one of jax.
+    /// An array of jax.
     Jax,
-    /// One of jax whose dtype is weak: in arithmetic, that of another array wins.
+    /// An array of jax whose dtype is weak: in arithmetic, another array's wins.
     WeakJax,
     /// A byte string that was a `bytearray`.
     Bytearray,
@@ -99,7 +98,6 @@ pub enum Kind {
     Dict,
     /// A dict with these keys: a [`super::Value`], which is a list.
     DictWithKeys(#[serde(deserialize_with = "decode::bytes")] ByteBuf),
-    /// A list; the state has its indices as keys.
     List,
     /// A tuple, likewise.
     Tuple,
@@ -108,8 +106,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// A dict whose keys, as encoded here, are not all strings.
-    #[must_use]
+    /// A dict whose keys, encoded here, are not all strings.
     pub fn dict_with_keys(keys: Vec<u8>) -> Self {
         Self::DictWithKeys(ByteBuf::from(keys))
     }
@@ -123,8 +120,6 @@ impl Kind {
 }
 
 impl Node {
-    /// How many children there are.
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.1.iter().map(|repeat| u64::from(repeat.0)).sum()
     }
@@ -144,24 +139,24 @@ impl Record {
     }
 
     /// The record of a tree that equals its state.
-    #[must_use]
     pub fn plain() -> Self {
         Self::new(Vec::new(), vec![Node(Kind::Plain, Vec::new())], None)
     }
 
     /// The number of the sharding of a node, if it was split.
-    #[must_use]
     pub fn sharding_of(&self, node: usize) -> Option<usize> {
-        let found = self.split.binary_search_by_key(&node, |it| it.0 as usize);
+        let found = self
+            .split
+            .binary_search_by_key(&node, |split| split.0 as usize);
         found.ok().map(|at| self.split[at].1 as usize)
     }
 
-    /// Reads the bytes that stand in a file: a record, checksums and a footer.
+    /// Reads the bytes in a file: a record, checksums and a footer.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         Self::decode(super::Footer::read(bytes)?.record(bytes))
     }
 
-    /// The types of nodes in the bytes that stand in a file.
+    /// The types of nodes in the bytes of a file.
     pub fn types(bytes: &[u8]) -> Result<Vec<NodeType>> {
         #[derive(Deserialize)]
         struct Types {
@@ -172,15 +167,15 @@ impl Record {
         Ok(found.types)
     }
 
-    /// The record as bytes: a map, so that readers may skip what they do not know.
-    /// `watch` is asked now and then whether to go on.
+    /// Encodes the record as a map, so that readers may skip unknown fields. Checks `watch` now and
+    /// then.
     pub fn encode(&self, watch: &dyn Watch) -> Result<Vec<u8>> {
         grow::encode_named(self, watch)
     }
 
-    /// Reads a record and checks that what it refers to is there.
+    /// Reads a record, and checks its references.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        /// What every version has.
+        /// Fields of every version.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
@@ -211,7 +206,7 @@ impl Record {
             if kind.is_leaf() && !repeats.is_empty() {
                 return Err(format!("node {index} is a leaf with children"));
             }
-            // Children come before their parents, so that nothing contains itself.
+            // Children come before their parents, so that no node contains itself.
             if let Some(Repeat(count, child)) = repeats
                 .iter()
                 .find(|repeat| repeat.0 == 0 || repeat.1 as usize >= index)
@@ -252,7 +247,6 @@ fn broken(error: rmp_serde::decode::Error) -> Error {
     })
 }
 
-/// Reads one value of a record.
 pub(super) fn read<'a, T: Deserialize<'a>>(
     bytes: &'a [u8],
 ) -> std::result::Result<T, rmp_serde::decode::Error> {

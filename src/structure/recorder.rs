@@ -1,4 +1,4 @@
-//! Making the record of a structure during the walk over a tree.
+//! Builds the record of a structure during the walk over a tree.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -8,18 +8,17 @@ use super::sharding::MAX_SHARDINGS;
 use super::{Kind, Node, NodeType, Record, Repeat, Sharding, Split};
 use crate::{Result, grow};
 
-/// Takes down the structure of a tree from the inside out.
+/// Builds the record from the leaves up.
 #[derive(Debug)]
 pub struct Recorder {
     /// Nodes with the numbers of their shardings.
     nodes: Numbered<(Node, Option<u32>)>,
     types: Numbered<NodeType>,
     shardings: Numbered<Sharding>,
-    /// The sharding of the next leaf.
     next_sharding: Option<u32>,
-    /// The children so far of each container that is open; the first is around the root.
+    /// The children so far of each open container; the first is around the root.
     open: Vec<Vec<Repeat>>,
-    /// What was not plain last, and its number: most leaves are like the one before.
+    /// The last leaf that was not plain, and its number: most leaves are like the previous one.
     last_leaf: Option<(Kind, Option<u32>, u32)>,
 }
 
@@ -43,13 +42,13 @@ impl Recorder {
     /// The number of [`Kind::Plain`].
     const PLAIN: u32 = 0;
 
-    /// A child that reads back as it was.
+    /// Adds a child that reads back unchanged.
     #[inline]
     pub fn plain(&mut self) -> Result<()> {
         self.child(Self::PLAIN)
     }
 
-    /// A child without children.
+    /// Adds a child without children.
     pub fn leaf(&mut self, kind: Kind) -> Result<()> {
         let sharding = self.next_sharding.take();
         let node = match &self.last_leaf {
@@ -73,20 +72,18 @@ impl Recorder {
         self.shardings.number(sharding).map(Some)
     }
 
-    /// The next leaf is an array that is split so, or is not split.
     pub fn split(&mut self, sharding: Option<u32>) {
         self.next_sharding = sharding;
     }
 
-    /// A container begins.
     pub fn open(&mut self) -> Result<()> {
         grow::push(&mut self.open, Vec::new())
     }
 
-    /// The container that began last ends.
+    /// Ends the innermost container.
     ///
     /// # Panics
-    /// If none has begun.
+    /// If none is open.
     pub fn close(&mut self, kind: Kind) -> Result<()> {
         let repeats = self.open.pop().expect("a container that is open");
         let plain =
@@ -99,19 +96,18 @@ impl Recorder {
         self.child(node)
     }
 
-    /// The number of a type, for [`Kind::Typed`].
     pub fn node_type(&mut self, class: NodeType) -> Result<u32> {
         self.types.number(class)
     }
 
-    /// The record, when the whole tree has been taken down.
+    /// The record, at the end of the tree.
     ///
     /// # Panics
     /// If a container is still open.
     pub fn finish(mut self, metadata: Option<Vec<u8>>) -> Result<Record> {
         let root = self.open.pop().expect("what is around the root");
         assert!(self.open.is_empty(), "every container is closed");
-        // The root is no part of anything, so it was numbered last.
+        // The root is part of no other node, so it was numbered last.
         debug_assert!(
             matches!(root[..], [Repeat(1, root)] if root as usize + 1 == self.nodes.0.len())
         );
@@ -140,7 +136,7 @@ impl Recorder {
     }
 }
 
-/// Different things, each with a number.
+/// Distinct things with numbers.
 #[derive(Debug)]
 struct Numbered<T>(HashMap<T, u32>);
 
@@ -151,7 +147,7 @@ impl<T> Default for Numbered<T> {
 }
 
 impl<T: Eq + Hash> Numbered<T> {
-    /// The number of `thing`, which is new if there is no equal one.
+    /// The number of `thing`, a new one if there is no equal thing.
     fn number(&mut self, thing: T) -> Result<u32> {
         let next = count_of(self.0.len())?;
         self.0.try_reserve(1)?;

@@ -4,13 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::grow::decode;
 
-/// The most shardings that are recorded: programs keep each mesh that is made of one for good.
+/// The most recorded shardings: programs keep every mesh made of one for good.
 pub const MAX_SHARDINGS: usize = 256;
 
 /// How an array was split over the devices of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sharding {
-    /// The axes of the mesh.
     #[serde(deserialize_with = "decode::list")]
     pub mesh: Vec<Axis>,
     /// The axes that split each dimension.
@@ -22,7 +21,7 @@ pub struct Sharding {
     pub memory: Vec<String>,
 }
 
-/// An axis of a mesh: its name, how many devices are along it, and whether its type is `Explicit`.
+/// An axis of a mesh: its name, its number of devices, and whether its type is `Explicit`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Axis(
     #[serde(deserialize_with = "decode::text")] pub String,
@@ -30,11 +29,10 @@ pub struct Axis(
     pub bool,
 );
 
-/// The names of axes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Axes(#[serde(deserialize_with = "decode::texts")] pub Vec<String>);
 
-/// The number of a node, and that of its sharding.
+/// The number of a node, and of its sharding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Split(pub u32, pub u32);

@@ -1,8 +1,8 @@
-//! Typed values: the static data of nodes, keys that are no strings, metadata.
+//! Typed values: static data of nodes, keys other than strings, metadata.
 //!
-//! A value is written so that it comes back with its type (a tuple is no list) and its
-//! order, and the same value always gives the same bytes. What is not listed here is a name that the program knows, and
-//! another value to make it from.
+//! A value comes back with its type (a tuple is not a list) and its order, and the same value
+//! always has the same bytes. A value of another type is a name that the program knows, and a value
+//! to make it from.
 
 use rmp_serde::Deserializer;
 use serde::{Deserialize, Serialize};
@@ -10,15 +10,13 @@ use serde::{Deserialize, Serialize};
 use crate::grow::{self, Growing, decode};
 use crate::{Error, Result};
 
-/// How deep MessagePack values are nested in a value, at most. Each level of a value takes
-/// up to three.
+/// The deepest nesting of MessagePack in a value. Each level of a value takes up to three.
 const MAX_NESTING: usize = 3 * Value::MAX_DEPTH + 3;
 
-/// A value with its type: a leaf that is no array, or metadata.
+/// A value with its type: a leaf other than an array, or metadata.
 ///
 /// ```
 /// use treepack::Value;
-///
 /// assert_eq!(Value::from(7), Value::Int(7));
 /// assert_eq!(Value::from("adam"), Value::Str("adam".to_string()));
 /// let metadata = Value::Dict(vec![("epoch".into(), 3.into()), ("loss".into(), 0.25.into())]);
@@ -46,9 +44,9 @@ pub enum Value {
     List(#[serde(deserialize_with = "decode::list")] Vec<Value>),
     /// In its order.
     Dict(#[serde(deserialize_with = "decode::list")] Vec<(Value, Value)>),
-    /// In the order of the bytes of its elements.
+    /// Sorted by the bytes of its elements.
     Frozenset(#[serde(deserialize_with = "decode::list")] Vec<Value>),
-    /// Anything else: what the program knows it by, and what it is made of.
+    /// Any other type: its name in the program, and the value to make it from.
     Named(
         #[serde(deserialize_with = "decode::text")] String,
         #[serde(deserialize_with = "decode::boxed")] Box<Value>,
@@ -56,26 +54,22 @@ pub enum Value {
 }
 
 impl Value {
-    /// How deep values are nested, at most.
+    /// The deepest nesting of values.
     pub const MAX_DEPTH: usize = 32;
 
-    /// The elements of a frozenset in the order in which they are written.
+    /// A frozenset with its elements sorted.
     pub fn frozenset(elements: Vec<Self>) -> Result<Self> {
         let mut keyed = Vec::new();
         keyed.try_reserve_exact(elements.len())?;
         for element in elements {
             keyed.push((element.encode()?, element));
         }
-        // A stable sort would take memory. Those that are equal as bytes are equal.
+        // A stable sort would take memory. Elements with equal bytes are equal.
         keyed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let elements = keyed.into_iter().map(|(_, element)| element);
         Ok(Self::Frozenset(grow::collect(elements)?))
     }
 
-    /// The value as bytes.
-    ///
-    /// # Panics
-    /// Never: plain data can be written wherever there is memory.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut bytes = Growing::default();
         let done = rmp_serde::encode::write(&mut bytes, self);
@@ -108,19 +102,19 @@ macro_rules! from {
     )*};
 }
 from! {
-    bool: it => Self::Bool(it),
-    i32: it => Self::Int(it.into()),
-    u32: it => Self::Int(it.into()),
-    i64: it => Self::Int(it),
-    // What is larger has the name that Python's integers have.
-    u64: it => i64::try_from(it).map_or_else(
-        |_| Self::Named("int".into(), Box::new(Self::Str(it.to_string()))),
+    bool: value => Self::Bool(value),
+    i32: value => Self::Int(value.into()),
+    u32: value => Self::Int(value.into()),
+    i64: value => Self::Int(value),
+    // Larger integers have the name of Python's.
+    u64: value => i64::try_from(value).map_or_else(
+        |_| Self::Named("int".into(), Box::new(Self::Str(value.to_string()))),
         Self::Int,
     ),
-    f64: it => Self::Float(it),
-    &str: it => Self::Str(it.into()),
-    String: it => Self::Str(it),
-    Vec<u8>: it => Self::Bytes(it),
+    f64: value => Self::Float(value),
+    &str: value => Self::Str(value.into()),
+    String: value => Self::Str(value),
+    Vec<u8>: value => Self::Bytes(value),
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Reading headers and short texts one by one from a source, never past its end.
+//! Reads headers and short texts one by one from a source, never beyond its end.
 //!
-//! What is parsed is a copy: of 16 bytes of memory at a time, or of a window of a source that
-//! does not lie in memory. So nothing changes between its check and its use.
+//! It parses copies: of 16 bytes of memory at a time, or of a window of another source. So nothing
+//! changes between its check and its use.
 
 use std::ops::Range;
 
@@ -10,26 +10,25 @@ use crate::source::{Source, missing, read_to};
 use crate::wire::Head;
 use crate::{Error, Result};
 
-/// The first window after a jump: enough for a key and the headers of an array, and little to be
-/// read from a disk. Reading on doubles it.
+/// The first window after a jump: enough for a key and the headers of an array, and cheap to read
+/// from a disk. Reading on doubles it.
 const MIN_WINDOW: usize = 512;
 const MAX_WINDOW: usize = 1 << 20;
 
-/// A jump over fewer bytes is read through: so many cost less than another request to a disk.
+/// A shorter jump is read through, which is cheaper than another request to a disk.
 const NEAR_BYTES: usize = 16 << 10;
 
-/// How many bytes [`Cursor::ahead`] shows.
+/// The bytes that [`Cursor::ahead`] returns.
 pub const AHEAD: usize = 32;
 
 /// A position in encoded bytes.
 ///
-/// Every length is checked against what is left before it is believed, so that
-/// a caller may allocate for it.
+/// Every length is compared with the bytes left, so that a caller may allocate for it.
 pub struct Cursor<'a> {
     source: &'a dyn Source,
-    /// All of the source, if it lies in memory.
+    /// All of the source, if it is in memory.
     memory: Option<RawBytes<'a>>,
-    /// A copy of a part of it otherwise, and where that begins.
+    /// Otherwise a copy of a part, and its offset.
     window: Vec<u8>,
     window_start: usize,
     position: usize,
@@ -37,8 +36,6 @@ pub struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// A cursor at the start of the source.
-    #[must_use]
     pub fn new(source: &'a dyn Source) -> Self {
         Self::within(source, 0..source.len())
     }
@@ -46,8 +43,7 @@ impl<'a> Cursor<'a> {
     /// A cursor over a part of a source.
     ///
     /// # Panics
-    /// If the source ends before.
-    #[must_use]
+    /// If the part exceeds the source.
     pub fn within(source: &'a dyn Source, part: Range<usize>) -> Self {
         assert!(part.start <= part.end && part.end <= source.len());
         Self {
@@ -60,30 +56,26 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Goes to another part of the source; what is near is not read once more.
+    /// Moves to another part, and keeps what is near.
     ///
     /// # Panics
-    /// If the source ends before.
+    /// If the part exceeds the source.
     pub fn seek(&mut self, part: Range<usize>) {
         assert!(part.start <= part.end && part.end <= self.source.len());
         (self.position, self.end) = (part.start, part.end);
     }
 
-    /// The offset of the next byte.
     #[inline]
-    #[must_use]
     pub fn offset(&self) -> usize {
         self.position
     }
 
-    /// How many bytes are left.
     #[inline]
-    #[must_use]
     pub fn left(&self) -> usize {
         self.end - self.position
     }
 
-    /// Errors unless everything has been read.
+    /// Fails unless everything has been read.
     pub fn finish(&self) -> Result<()> {
         match self.left() {
             0 => Ok(()),
@@ -94,13 +86,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads the header of the next value, after which come its bytes or elements, and checks
-    /// that there is room for them.
+    /// Reads the header of the next value, and checks that there is room for its bytes or elements.
     pub fn head(&mut self) -> Result<Head> {
         self.head_inlined()
     }
 
-    /// The same, for where it matters that nothing is called.
+    /// The same, where calls would be too slow.
     #[inline(always)]
     #[allow(clippy::inline_always)]
     pub fn head_inlined(&mut self) -> Result<Head> {
@@ -110,7 +101,7 @@ impl<'a> Cursor<'a> {
             Ok(found) => found,
             Err(width) => return Err(self.no_head(width)),
         };
-        // An element takes at least one byte, so a count beyond what is left is a lie.
+        // An element takes at least one byte, so a count beyond the bytes left is a lie.
         let least = match head {
             Head::Str(len) | Head::Bin(len) | Head::Ext(_, len) | Head::Array(len) => len.into(),
             Head::Map(pairs) => 2 * u64::from(pairs),
@@ -130,7 +121,7 @@ impl<'a> Cursor<'a> {
         Ok(head)
     }
 
-    /// Errors if there are not so many bytes left apart from what is missing.
+    /// Fails if fewer bytes are left, unless the source is incomplete.
     fn check_present(&self, least: u64) -> Result<()> {
         let present = self.source.present(self.position..self.end) as u64;
         match least.checked_sub(present) {
@@ -153,7 +144,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Goes past the next `len` bytes, which `head` has found to be there.
+    /// Skips the next `len` bytes, which `head` has found to be there.
     #[inline]
     pub fn skip(&mut self, len: usize) {
         debug_assert!(len <= self.left());
@@ -178,9 +169,8 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// A copy of the next bytes, unless the end is near, or that of the window.
+    /// A copy of the next bytes, except near the end of the source or the window.
     #[inline]
-    #[must_use]
     pub fn ahead(&self) -> Option<[u8; AHEAD]> {
         if let Some(memory) = self.memory {
             return memory.load(self.position);
@@ -190,7 +180,7 @@ impl<'a> Cursor<'a> {
         window.and_then(<[u8]>::first_chunk).copied()
     }
 
-    /// Goes past a string if it is this one, short and not near the end: much less than to read it.
+    /// Skips a string if it is this one, short and not near the end: much cheaper than reading it.
     #[inline]
     pub fn skip_text(&mut self, text: &str) -> bool {
         let Some(ahead) = self.ahead() else {
@@ -209,18 +199,18 @@ impl<'a> Cursor<'a> {
         is_same
     }
 
-    /// Lets the input end `len` bytes after this position, and returns where it ended before.
+    /// Ends the input `len` bytes after this position, and returns its end before.
     pub fn limit(&mut self, len: usize) -> usize {
         debug_assert!(len <= self.left());
         std::mem::replace(&mut self.end, self.position + len)
     }
 
-    /// Lets the input end where it did before.
+    /// Restores the end of the input.
     pub fn unlimit(&mut self, end: usize) {
         self.end = end;
     }
 
-    /// The next 16 bytes, or what there is of them and zeros.
+    /// The next 16 bytes, zeros after the end.
     #[inline]
     fn peek(&mut self) -> Result<[u8; 16]> {
         match self.memory.and_then(|memory| memory.load(self.position)) {
@@ -248,7 +238,7 @@ impl<'a> Cursor<'a> {
         Ok(bytes)
     }
 
-    /// Moves the window, if it does not hold the next `len` bytes.
+    /// Moves the window, unless it holds the next `len` bytes.
     fn look(&mut self, len: usize) -> Result<()> {
         let window_end = self.window_start + self.window.len();
         let inside = self.window_start <= self.position && self.position <= window_end;

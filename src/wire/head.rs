@@ -1,8 +1,7 @@
 //! The header of a value, written and read by one table.
 //!
-//! MessagePack lets every length and every integer be written wider than it
-//! needs to be. The smallest width is what flax writes; the wider ones are how
-//! [`crate::array`] moves a payload to an aligned offset. A reader takes them all.
+//! MessagePack allows wider forms of every length and integer than needed. flax writes the
+//! smallest; [`crate::array`] uses wider ones to align payloads. Readers accept all.
 
 // Most callers know the kind of header, so that little of these functions is left there.
 #![allow(clippy::inline_always)]
@@ -10,9 +9,7 @@
 use crate::raw::{Buffer, Tail};
 use crate::{Error, Result};
 
-/// Where headers are appended.
 pub trait Out {
-    /// Appends bytes.
     fn extend_from_slice(&mut self, bytes: &[u8]);
 }
 
@@ -37,39 +34,33 @@ impl Out for Tail<'_> {
     }
 }
 
-/// The header of one value: everything of it but its bytes or elements.
+/// The header of one value, without its bytes or elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Head {
-    /// `nil`.
     Nil,
-    /// A boolean.
     Bool(bool),
-    /// A negative integer, or one that is written in a signed format.
+    /// A negative integer, or one in a signed format.
     Int(i64),
-    /// A non-negative integer.
     Uint(u64),
-    /// A float; one of 32 bits is read as well.
+    /// A float; 32 bits are only read.
     Float(f64),
-    /// A string of so many bytes.
     Str(u32),
-    /// A byte string of so many bytes.
     Bin(u32),
-    /// An array of so many elements.
+    /// An array and its elements.
     Array(u32),
-    /// A map of so many pairs.
+    /// A map and its pairs.
     Map(u32),
-    /// An extension: its type, and how many bytes its body has.
+    /// An extension: its type, and the bytes of its body.
     Ext(i8, u32),
 }
 
-/// A way to write a header: a first byte, and a big-endian field after it.
+/// A form of a header: a first byte, and a big-endian field after it.
 #[derive(Clone, Copy)]
 struct Form {
     /// The first byte; without a field, the value is added to it.
     first: u8,
-    /// How many bytes the field has.
     field: u8,
-    /// The largest value that can be written like this.
+    /// The largest value of this form.
     max: u64,
 }
 
@@ -89,8 +80,8 @@ const fn field(first: u8, field: u8) -> Form {
     }
 }
 
-// The table: for each family its forms, from narrow to wide (the format's specification,
-// "Formats"). Those of `INT` hold two's complement, so their limits are looked up elsewhere.
+// For each family its forms, from narrow to wide (the format's specification, "Formats"). `INT`
+// holds two's complement, so its limits are elsewhere.
 const STR: &[Form] = &[
     fix(0xa0, 31),
     field(0xd9, 1),
@@ -143,17 +134,16 @@ enum Family {
     FixedExt,
 }
 
-/// What a first byte tells.
+/// The meaning of a first byte.
 #[derive(Clone, Copy)]
 struct First {
     family: Family,
-    /// How many bytes the field after it has.
     field: u8,
-    /// The value, if there is no field.
+    /// The value without a field.
     value: u8,
 }
 
-/// The table the other way round.
+/// The table, inverted.
 static FIRST: [First; 256] = {
     let mut all = [First {
         family: Family::Never,
@@ -207,10 +197,10 @@ static FIRST: [First; 256] = {
 };
 
 impl Head {
-    /// The most bytes that a header has.
+    /// The longest header.
     pub const MAX_BYTES: usize = 9;
 
-    /// The forms that this header can be written in, and the value of their field.
+    /// The forms of this header, and the value of their field.
     #[inline(always)]
     fn forms(self) -> (&'static [Form], u64) {
         match self {
@@ -238,16 +228,16 @@ impl Head {
         }
     }
 
-    /// How many bytes there are besides the field.
+    /// The bytes besides the field.
     #[inline(always)]
     fn fixed_bytes(self) -> usize {
         match self {
-            Self::Ext(..) => 2, // the type stands after the length
+            Self::Ext(..) => 2, // the type is after the length
             _ => 1,
         }
     }
 
-    /// All widths in bytes that this header can be written in, ascending.
+    /// All widths of this header in bytes, ascending.
     #[inline(always)]
     pub fn widths(self) -> impl Iterator<Item = usize> {
         let (forms, value) = self.forms();
@@ -257,14 +247,12 @@ impl Head {
         forms.iter().filter(fits).map(width)
     }
 
-    /// The smallest width: what flax writes.
+    /// The smallest width, which flax writes.
     #[inline(always)]
-    #[must_use]
     pub fn width(self) -> usize {
         self.widths().next().unwrap_or(Self::MAX_BYTES)
     }
 
-    /// Appends this header at its smallest width.
     #[inline(always)]
     pub fn write(self, out: &mut impl Out) {
         let (forms, value) = self.forms();
@@ -290,7 +278,7 @@ impl Head {
 
     // Copies of a constant length are a store or two.
     #[inline(always)]
-    #[allow(clippy::cast_possible_truncation)] // a value that has no field is small
+    #[allow(clippy::cast_possible_truncation)] // a value without a field is small
     fn write_form(self, form: Form, value: u64, out: &mut impl Out) {
         let first = form.first;
         let be = value.to_be_bytes();
@@ -314,10 +302,10 @@ impl Head {
         }
     }
 
-    /// Reads a header from the first `available` of `bytes`: what it is, and its width.
+    /// Reads a header from the first `available` of `bytes`, with its width.
     ///
-    /// `Err` is how many bytes it has if those are not enough, or 0 for the byte that starts
-    /// no value. What a length stands for is not looked at.
+    /// `Err` is the width if more bytes are needed, or 0 for a byte that starts no value. Lengths
+    /// are not checked.
     #[inline(always)]
     #[allow(clippy::cast_possible_truncation)] // a field of four bytes has four bytes
     pub fn read(bytes: &[u8; 16], available: usize) -> std::result::Result<(Self, usize), usize> {
@@ -336,7 +324,7 @@ impl Head {
         let wide = u64::from_be_bytes([
             bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7], bytes[8],
         ]);
-        // The field, as an unsigned number and with its sign.
+        // The field, unsigned and signed.
         let (value, signed) = match field {
             0 => (u64::from(value), i64::from(value) - 32),
             bytes => {
@@ -363,7 +351,7 @@ impl Head {
     }
 }
 
-/// A length as the format can hold it; `what` is for the error.
+/// A length that fits the format; `what` is for the error.
 #[inline]
 pub fn length(what: &'static str, len: usize) -> Result<u32> {
     u32::try_from(len).map_err(|_| Error::TooLarge { what, len })

@@ -1,11 +1,10 @@
 //! The wire format: MessagePack as flax uses it.
 //!
-//! [`Head`] is the header of a value, written at its smallest or at a chosen wider width, and
-//! read at any; [`Cursor`] reads headers one by one and never past the end. What is flax's own
-//! (extension codes, reserved keys) is written down here, once.
+//! [`Head`] is the header of a value; [`Cursor`] reads headers. flax's extension codes and reserved
+//! keys are here.
 //!
-//! Format: <https://github.com/msgpack/msgpack/blob/master/spec.md> and the
-//! "on-the-wire" comment in `flax/serialization.py`.
+//! Format: <https://github.com/msgpack/msgpack/blob/master/spec.md> and the "on-the-wire" comment
+//! in `flax/serialization.py`.
 
 mod cursor;
 mod head;
@@ -23,39 +22,31 @@ pub const EXT_NPSCALAR: i8 = 3;
 /// Extension type of a Python `int` beyond 64 bits: its two's complement, big-endian.
 #[cfg(feature = "python")]
 pub(crate) const EXT_INT: i8 = 73;
-/// Extension type that MessagePack itself reserves for timestamps.
+/// MessagePack's extension type of timestamps.
 pub const EXT_TIMESTAMP: i8 = -1;
 
-/// The key whose presence makes a map stand for an array in chunks.
+/// Key of a map that is an array in chunks.
 pub const CHUNKED_MARKER: &str = "__msgpack_chunked_array__";
-/// The key whose presence makes a map stand for a typed PRNG key array.
+/// Key of a map that is a typed PRNG key array.
 pub(crate) const PRNG_MARKER: &str = "__prng_key__";
 
-/// How deep containers may be nested: msgpack for Python, and so flax, writes at
-/// most 511 levels. The walks are recursive, and threads may have small stacks.
+/// The deepest nesting: msgpack for Python, and so flax, writes at most 511 levels. The walks are
+/// recursive, and threads may have small stacks.
 pub const MAX_DEPTH: usize = 512;
 
-/// The body of a Python `complex`.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Complex(
-    /// Real part.
-    pub f64,
-    /// Imaginary part.
-    pub f64,
-);
+pub struct Complex(pub f64, pub f64);
 
 impl Complex {
     /// The extension body `[real, imag]`.
     ///
     /// # Panics
     /// Never: writing two numbers to memory cannot fail.
-    #[must_use]
     pub fn to_body(self) -> Vec<u8> {
         rmp_serde::to_vec(&self).expect("two floats always serialize")
     }
 
-    /// Reads a body of which `cursor` sees nothing else: two numbers of any kind; further
-    /// elements are ignored, as flax ignores them.
+    /// Reads a body of two numbers of any kind, and ignores further elements as flax does.
     pub fn read(cursor: &mut Cursor<'_>) -> crate::Result<Self> {
         let offset = cursor.offset();
         let count = match cursor.head()? {
@@ -68,7 +59,7 @@ impl Complex {
             }
         };
         let parts = (number(cursor)?, number(cursor)?);
-        // How many values are still to be read at each open level.
+        // Values to come at each open level.
         let mut open = vec![u64::from(count - 2)];
         while let Some(last) = open.last_mut() {
             if *last == 0 {
@@ -93,8 +84,7 @@ impl Complex {
     }
 }
 
-/// Reads a number of any kind as a float.
-#[allow(clippy::cast_precision_loss)] // what Python's complex() does as well
+#[allow(clippy::cast_precision_loss)] // as Python's complex() does
 fn number(cursor: &mut Cursor<'_>) -> crate::Result<f64> {
     let offset = cursor.offset();
     match cursor.head()? {

@@ -3,6 +3,8 @@
 `import treepack` hands them to the core; `src/py/hooks.rs` documents each.
 """
 
+# ruff: noqa: F401
+
 from __future__ import annotations
 
 from treepack._src.dtypes import describe as describe_dtype
@@ -11,7 +13,7 @@ from treepack._src.interop.msgpack import decode_error
 from treepack._src.interop.msgpack import make as make_ext
 from treepack._src.interop.shardings import describe as describe_sharding
 from treepack._src.interop.shardings import resolve as resolve_sharding
-from treepack._src.paths import Trail
+from treepack._src.paths import Trail as trail  # noqa: N813
 from treepack._src.printable import printable
 from treepack._src.pytree.containers import check_unique_keys
 from treepack._src.pytree.leaves import abstract as abstract_array
@@ -40,39 +42,3 @@ from treepack._src.registry.nodes import (
 from treepack._src.registry.static import rebuild_value, reduce_value
 from treepack._src.registry.types import upgrades
 from treepack._src.restore.template import is_abstract_array, restore_child
-
-__all__ = [
-    "Trail",
-    "abstract_array",
-    "check_unique_keys",
-    "classify",
-    "decode_error",
-    "describe_dtype",
-    "describe_sharding",
-    "expand",
-    "explain",
-    "fill_holes",
-    "find_node_type",
-    "finish_transfer",
-    "fixed_fields",
-    "flatten_node",
-    "holds_code",
-    "hole_error",
-    "host_view",
-    "is_abstract_array",
-    "is_key",
-    "is_named",
-    "make_ext",
-    "printable",
-    "rebuild_value",
-    "reduce_value",
-    "resolve_dtype",
-    "resolve_sharding",
-    "restore_child",
-    "start_transfer",
-    "to_contiguous",
-    "unknown_types",
-    "unwrap_key",
-    "upgrades",
-    "wrap_key",
-]

@@ -17,19 +17,17 @@ use crate::catalog::ArrayPlace;
 use crate::watch::Watch as _;
 use crate::{Result, grow, parallel};
 
-/// For each dimension: where a box begins, how many indices it has, and how far apart they are.
+/// For each dimension: start, count and step of a box.
 pub type BoxBounds = Vec<(usize, usize, usize)>;
 
-/// Fills memory.
 type Read<'a> = &'a (dyn Fn(&mut [MaybeUninit<u8>]) -> Result<()> + Sync);
 
-/// The same as the core takes them.
 pub fn bounds_of(bounds: BoxBounds) -> Result<Vec<Bounds>> {
     let bounds = bounds.into_iter();
     grow::collect(bounds.map(|(start, count, step)| Bounds { start, count, step }))
 }
 
-/// The runs of a box of an array, for memory with these strides, or where it lies together.
+/// The runs of a box of an array, for memory with these strides, or contiguous memory.
 pub(super) fn runs(
     array: &ArrayPlace,
     bounds: BoxBounds,
@@ -40,7 +38,7 @@ pub(super) fn runs(
 }
 
 impl Catalog {
-    /// Where the array is that a leaf is, if the data have there what the catalog has.
+    /// The array of a leaf, if the data match the catalog.
     pub(super) fn array(&self, py: Python<'_>, value: usize) -> PyResult<Arc<ArrayPlace>> {
         if let Some(known) = self.arrays.known(value) {
             return Ok(known);
@@ -56,7 +54,6 @@ impl Catalog {
         Ok(found?)
     }
 
-    /// Where a box of an array is in the data.
     pub(super) fn ranges(
         &self,
         py: Python<'_>,
@@ -86,7 +83,7 @@ impl Catalog {
         Ok(object)
     }
 
-    /// Reads runs of an array to memory that `fill` gives, detached from Python.
+    /// Reads runs of an array to memory that `fill` provides, detached from Python.
     pub(super) fn read_runs(
         &self,
         py: Python<'_>,
@@ -106,8 +103,8 @@ impl Catalog {
     }
 }
 
-/// How many threads read runs, where so many are wanted. The environment is asked here, where
-/// Python is attached, and what is small needs no answer.
+/// The number of threads to read runs. Reads the environment while Python is attached, if the runs
+/// are large.
 pub(super) fn read_threads(wanted: Option<i64>, runs: &Runs) -> Result<NonZero<usize>> {
     parallel::threads(wanted, runs.span(), parallel::MIN_COPY_BYTES)
 }

@@ -1,4 +1,4 @@
-//! What is in encoded data, and the data.
+//! Encoded data with its catalog.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -14,29 +14,27 @@ use crate::boxes::{ManifestPlace, OpenFile};
 use crate::catalog::{self, Compared, FoundArrays};
 use crate::mapping::Mapping;
 
-/// What is in encoded data: containers and leaves, by number; see `_core.pyi`.
+/// See `_core.pyi`.
 #[pyclass(frozen, module = "treepack._core")]
 #[allow(clippy::struct_field_names)] // the catalog of the core
 pub struct Catalog {
     pub(super) content: Py<Content>,
     pub(super) catalog: Arc<catalog::Catalog>,
     pub(super) arrays: FoundArrays,
-    /// What was told last of a kind of leaves, and where that kind is: most are like the one before.
-    pub(super) told: Mutex<Option<(usize, Py<PyTuple>)>>,
+    /// The last description, by the address of its kind: most leaves are like the previous one.
+    pub(super) last_description: Mutex<Option<(usize, Py<PyTuple>)>>,
 }
 
 impl Catalog {
-    /// Of these data.
     pub(super) fn new(content: Py<Content>, catalog: Arc<catalog::Catalog>) -> Self {
         Self {
             content,
             catalog,
             arrays: FoundArrays::default(),
-            told: Mutex::default(),
+            last_description: Mutex::default(),
         }
     }
 
-    /// The leaves and their paths.
     pub fn core(&self) -> &catalog::Catalog {
         &self.catalog
     }
@@ -47,7 +45,7 @@ impl Catalog {
         Ok((self.catalog.clone(), value))
     }
 
-    /// The same as the file of a sharded checkpoint that has this number.
+    /// The same as file `number` of a sharded checkpoint.
     pub fn open_file(&self, number: u32) -> OpenFile<'_> {
         OpenFile {
             number,
@@ -62,20 +60,19 @@ impl Catalog {
         self.content.get().mapping()
     }
 
-    /// Takes what has been read off this process's account.
+    /// Takes pages off this process's account.
     pub fn release(&self) {
         self.content.get().release();
     }
 
-    /// What is wrong with a value, with its path.
     pub fn at(&self, py: Python<'_>, error: PyErr, value: usize) -> PyErr {
         let path = self.catalog.path_of(value).to_string();
         let placed = errors::placed(py, &error, &path);
         placed.ok().flatten().unwrap_or(error)
     }
 
-    /// The data in which these ranges of a leaf are compared with its checksum as they are read, if
-    /// it has one.
+    /// The data, compared with the checksum of a leaf as these ranges of it are read, if it has
+    /// one.
     pub(super) fn compared(
         &self,
         py: Python<'_>,
@@ -86,7 +83,6 @@ impl Catalog {
         Ok(py.detach(|| self.catalog.compared(source, value, ranges))?)
     }
 
-    /// Errors if there is no such value.
     pub(super) fn check(&self, value: usize) -> PyResult<()> {
         keep_reserve()?;
         if value < self.catalog.values() {
@@ -95,7 +91,6 @@ impl Catalog {
         Err(PyIndexError::new_err("there is no such value"))
     }
 
-    /// The number of the leaf that a value is.
     pub(super) fn leaf_of(&self, value: usize) -> PyResult<usize> {
         self.check(value)?;
         let leaf = self.catalog.leaf(value);

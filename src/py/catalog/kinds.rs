@@ -1,4 +1,4 @@
-//! What leaves are.
+//! Descriptions of leaves.
 
 use std::sync::PoisonError;
 
@@ -11,27 +11,31 @@ use crate::grow;
 use crate::structure::LeafKind;
 
 impl Catalog {
-    /// What a leaf of a kind is: the kind, and what there is to know of that.
-    pub(super) fn told<'py>(
+    /// The kind of a leaf for Python, with its details.
+    pub(super) fn description<'py>(
         &self,
         py: Python<'py>,
         kind: &LeafKind,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        let told = || self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = || {
+            self.last_description
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
         let place = std::ptr::from_ref(kind).addr();
-        if let Some((known, tuple)) = &*told()
+        if let Some((known, tuple)) = &*last()
             && *known == place
         {
             return Ok(tuple.bind(py).clone());
         }
         let tuple = described(py, kind)?;
-        let older = told().replace((place, tuple.clone().unbind()));
+        let older = last().replace((place, tuple.clone().unbind()));
         drop(older); // once it is unlocked
         Ok(tuple)
     }
 }
 
-/// What a leaf is: its kind, and what there is to know of that.
+/// The same without the cache.
 fn described<'py>(py: Python<'py>, kind: &LeafKind) -> PyResult<Bound<'py, PyTuple>> {
     let text = |text: &str| Ok::<_, PyErr>(new_string(py, text.as_bytes())?.into_any());
     let shaped = |name: &str, dtype: &str, shape: &[u64]| {

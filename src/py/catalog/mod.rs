@@ -1,12 +1,10 @@
-//! Leaves of encoded data by their paths, read one by one.
+//! The class `Catalog`: encoded data, whose leaves are read one by one.
 //!
-//! It is one class of Python, with a method for whatever is asked of a file.
-//!
-//! | file | what is there |
+//! | file | content |
 //! |---|---|
-//! | `file.rs` | the class: data, and what is in them |
-//! | `paths.rs` | paths of values, one after the other |
-//! | `kinds.rs` | what leaves are |
+//! | `file.rs` | the class, and its access to the data |
+//! | `paths.rs` | an iterator of paths |
+//! | `kinds.rs` | descriptions of leaves |
 //! | `state.rs` | reading leaves, and the state of containers |
 //! | `selected.rs` | catalogs, for the walk over a template |
 //! | `boxes.rs` | reading boxes of arrays |
@@ -50,7 +48,6 @@ pub use self::selected::restore_selected;
 
 #[pymethods]
 impl Catalog {
-    /// Finds the leaves.
     #[staticmethod]
     #[pyo3(signature = (content, *, salvage))]
     fn open(content: Bound<'_, Content>, salvage: bool) -> PyResult<Self> {
@@ -71,7 +68,7 @@ impl Catalog {
         Self::open(self.content.bind(py).clone(), true)
     }
 
-    /// The same without the data: only what is where is known.
+    /// The same without the data.
     fn without_content(&self, py: Python<'_>) -> PyResult<Self> {
         let nothing = Content::lent(PyBytes::new(py, b"").as_any())?;
         Ok(Self::new(Py::new(py, nothing)?, self.catalog.clone()))
@@ -82,38 +79,33 @@ impl Catalog {
         visit.call(&self.content)
     }
 
-    /// How many leaves there are.
     fn __len__(&self) -> usize {
         self.catalog.len()
     }
 
-    /// How many leaves there are in a value, and how many bytes they have.
     fn totals(&self, value: usize) -> PyResult<(usize, usize)> {
         self.check(value)?;
         Ok(self.catalog.totals(value))
     }
 
-    /// The kinds of the leaves in a value, each with how many there are, and how many bytes they have.
     fn kinds<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyList>> {
         self.check(value)?;
         let kinds = self.catalog.kinds_in(value)?;
-        let told = |(kind, count, bytes): (_, usize, usize)| {
-            let kind = self.told(py, kind)?.into_any();
+        let row = |(kind, count, bytes): (_, usize, usize)| {
+            let kind = self.description(py, kind)?.into_any();
             let count = new_uint(py, count as u64)?.into_any();
             let bytes = new_uint(py, bytes as u64)?.into_any();
             Ok(new_tuple_of(py, [kind, count, bytes])?.into_any())
         };
-        list_of_results(py, kinds.into_iter().map(told))
+        list_of_results(py, kinds.into_iter().map(row))
     }
 
-    /// The record of the structure, with what stands after it.
     #[getter]
     fn record<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let record = self.catalog.record();
         record.map(|record| copied(py, record)).transpose()
     }
 
-    /// What is wrong with data of which only a part could be read.
     #[getter]
     fn damage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyString>>> {
         let damage = self.catalog.damage().map(grow::display);
@@ -121,19 +113,16 @@ impl Catalog {
         damage.map(text).transpose()
     }
 
-    /// Whether this is no damage, but what a newer version has written.
     #[getter]
     fn is_newer(&self) -> bool {
         self.catalog.damage().is_some_and(Error::is_newer)
     }
 
-    /// Whether there are checksums of leaves.
     #[getter]
     fn is_summed(&self) -> bool {
         self.catalog.is_summed() || self.content.get().checks_itself()
     }
 
-    /// The value that keys lead to from another one.
     fn find(&self, keys: Vec<String>, value: usize) -> PyResult<Option<usize>> {
         self.check(value)?;
         let watcher = Watcher::whenever_asked();
@@ -142,7 +131,6 @@ impl Catalog {
         found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// The keys and values in a container; nothing for a leaf.
     fn children<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Option<Bound<'py, PyList>>> {
         self.check(value)?;
         if self.catalog.leaf(value).is_some() {
@@ -156,29 +144,24 @@ impl Catalog {
         list_of_results(py, pairs).map(Some)
     }
 
-    /// Whether a value is a list.
     fn is_list(&self, value: usize) -> PyResult<bool> {
         self.check(value)?;
         Ok(self.catalog.is_list(value))
     }
 
-    /// The paths of the leaves below a value, and their numbers among all values.
     fn leaves(&self, value: usize) -> PyResult<Paths> {
         self.paths(value, false)
     }
 
-    /// The same with the containers that have nothing in them.
     fn ends(&self, value: usize) -> PyResult<Paths> {
         self.paths(value, true)
     }
 
-    /// What is wrong with a gzip stream around the data, though all its blocks may be whole.
     #[getter]
     fn stream_damage(&self) -> Option<&'static str> {
         self.content.get().stream_damage()
     }
 
-    /// Errors if the record of the structure is not that of the tree.
     fn check_record(&self, py: Python<'_>) -> PyResult<()> {
         let watcher = Watcher::signals();
         let source = self.content.get().source();
@@ -186,13 +169,11 @@ impl Catalog {
         done.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// All dtypes that leaves have, by name.
     #[getter]
     fn dtypes(&self) -> Vec<&str> {
         self.catalog.dtypes().collect()
     }
 
-    /// Those of arrays inside of leaves.
     fn inner_dtypes(&self, py: Python<'_>) -> PyResult<BTreeSet<String>> {
         let watcher = Watcher::signals();
         let source = self.content.get().source();
@@ -200,13 +181,12 @@ impl Catalog {
         found.map_err(|error| watcher.explain(error, PyErr::from))
     }
 
-    /// Those of leaves, and of such names, that do not tell the core how many bytes an element has.
+    /// Dtypes of leaves, and of these names, whose element size the core does not know.
     fn other_dtypes(&self, inner: BTreeSet<String>) -> BTreeSet<String> {
         let names = self.catalog.dtypes().map(str::to_owned).chain(inner);
         names.filter(|name| itemsize(name).is_none()).collect()
     }
 
-    /// The numbers of the leaves below a value among all values.
     fn leaf_values<'py>(&self, py: Python<'py>, value: usize) -> PyResult<Bound<'py, PyList>> {
         self.check(value)?;
         let inside = value..self.catalog.after(value);
@@ -214,13 +194,13 @@ impl Catalog {
         list_of_results(py, leaves.map(|at| Ok(new_uint(py, at as u64)?.into_any())))
     }
 
-    /// How many values there are.
     #[getter]
     fn values(&self) -> usize {
         self.catalog.values()
     }
 
-    /// The number of a leaf among all, what it is, and where: its value, from what on it is summed.
+    /// The leaf number of a value, its kind, and its place: the value, and the start of its
+    /// checksum.
     fn leaf<'py>(
         &self,
         py: Python<'py>,
@@ -228,11 +208,10 @@ impl Catalog {
     ) -> PyResult<(usize, Bound<'py, PyTuple>, usize, usize, usize)> {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
-        let kind = self.told(py, self.catalog.kind(leaf))?;
+        let kind = self.description(py, self.catalog.kind(leaf))?;
         Ok((leaf, kind, place.start, place.end, place.region))
     }
 
-    /// Reads a value: a leaf, or a container with all its leaves.
     #[pyo3(signature = (value, *, copy, threads, marks=None, absent=None, r#abstract=false))]
     #[allow(clippy::too_many_arguments)] // they have names in Python
     fn read<'py>(
@@ -267,14 +246,12 @@ impl Catalog {
         read
     }
 
-    /// The path to a value from one around it.
     fn path_of(&self, value: usize, start: usize) -> PyResult<String> {
         self.check(value)?;
         self.check(start)?;
         Ok(grow::display(&self.catalog.path_below(start, value)?)?)
     }
 
-    /// Marks the leaves that a selector means below a value.
     fn select(&self, py: Python<'_>, value: usize, selector: &Selector) -> PyResult<Marks> {
         self.check(value)?;
         let watcher = Watcher::signals();
@@ -283,13 +260,11 @@ impl Catalog {
         Ok(Marks::new(marks))
     }
 
-    /// Marks values.
     fn mark(&self, values: HashSet<usize>) -> PyResult<Marks> {
         let is_meant = |value| Ok(values.contains(&value));
         Ok(Marks::new(catalog::Marks::new(&self.catalog, is_meant)?))
     }
 
-    /// Reads a range of the bytes of an array into a fresh array of bytes.
     fn read_bytes<'py>(
         &self,
         py: Python<'py>,
@@ -303,7 +278,6 @@ impl Catalog {
         self.read_fresh(py, value, &array, &runs)
     }
 
-    /// Reads a box of an array into a fresh array of bytes.
     #[pyo3(signature = (value, bounds))]
     fn read_box<'py>(
         &self,
@@ -316,7 +290,6 @@ impl Catalog {
         self.read_fresh(py, value, &array, &runs)
     }
 
-    /// Reads a box of an array to memory; see `_core.pyi`.
     #[pyo3(signature = (value, bounds, target, at, strides, *, threads))]
     #[allow(clippy::too_many_arguments)] // as in Python
     fn read_box_to(
@@ -342,7 +315,6 @@ impl Catalog {
         })
     }
 
-    /// Begins to read a box of an array from the disk.
     fn prefetch(&self, py: Python<'_>, value: usize, bounds: BoxBounds) -> PyResult<()> {
         if let Some(mapping) = self.content.get().mapping() {
             let ranges = self.ranges(py, value, bounds)?;
@@ -351,7 +323,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Begins to read boxes of arrays in another thread, and reads nothing around them.
+    /// Starts reading boxes of arrays in another thread, and nothing around them.
     fn prefetch_only(&self, py: Python<'_>, boxes: Vec<(usize, BoxBounds)>) -> PyResult<()> {
         let Some(mapping) = self.content.get().mapping() else {
             return Ok(());
@@ -366,16 +338,16 @@ impl Catalog {
         Ok(())
     }
 
-    /// The number of the array in other files whose bytes a leaf has; nothing if they are here.
+    /// The number of the array in other files whose bytes a leaf has; `None` if they are here.
     fn array_elsewhere(&self, py: Python<'_>, value: usize) -> PyResult<Option<usize>> {
         let leaf = self.leaf_of(value)?;
         let place = self.catalog.place(leaf);
         let sparse = self.content.get().with_gaps();
-        let Some(sparse) = sparse.filter(|it| !it.is_whole(place.start..place.end)) else {
+        let Some(sparse) = sparse.filter(|sparse| !sparse.is_whole(place.start..place.end)) else {
             return Ok(None);
         };
         let array = self.array(py, value)?;
-        // Nothing of the leaf is missing but its bytes.
+        // The leaf has a gap for its bytes alone.
         let missing = place.end - place.start - sparse.present(place.start..place.end);
         let found = sparse.array_of(array.parts().iter().cloned());
         match found.filter(|_| missing == array.nbytes()) {
@@ -384,7 +356,7 @@ impl Catalog {
         }
     }
 
-    /// The data, and where in them the bytes of an array are.
+    /// The data, and the ranges of an array's bytes there.
     fn pieces<'py>(
         &self,
         py: Python<'py>,
@@ -411,13 +383,11 @@ impl Catalog {
         }
     }
 
-    /// Compares a leaf with its checksum; see `_core.pyi`.
     fn compare(&self, py: Python<'_>, value: usize) -> PyResult<()> {
         self.leaf_of(value)?;
         self.compared(py, value, &[]).map(drop)
     }
 
-    /// Compares the data with their checksums; see `_core.pyi`.
     #[pyo3(signature = (*, threads, progress))]
     fn verify<'py>(
         &self,
@@ -430,7 +400,7 @@ impl Catalog {
         let threads = parallel::threads(threads, source.len(), parallel::MIN_COPY_BYTES)?;
         let watcher = Watcher::new(progress, source.len());
         let checks = content.checks_itself();
-        // Far away, a read of many bytes takes hardly longer than one of few.
+        // In a distant store, a read of many bytes hardly takes longer than one of few.
         let block = if content.is_elsewhere() {
             8 << 20
         } else {
@@ -452,8 +422,6 @@ impl Catalog {
         new_list_of(py, found.into_iter().map(word))
     }
 
-    /// Which leaves have other headers than the index says; the number after them is that of what
-    /// lies between the last one and the record.
     fn unlike_index(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         let source = self.content.get().source();
         let watcher = Watcher::signals();

@@ -1,4 +1,4 @@
-//! Paths of values, one after the other.
+//! An iterator of paths.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,16 +10,14 @@ use super::file::Catalog;
 use crate::catalog;
 use crate::grow;
 
-/// The paths of values one after the other, each made when it is asked for: all of them may be much
-/// larger than the data.
+/// Paths of values, each made on demand: all of them may be much larger than the data.
 #[pyclass(module = "treepack._core")]
 pub struct Paths {
     catalog: Arc<catalog::Catalog>,
-    /// From which value on the paths lead.
+    /// The value where the paths start.
     from: usize,
-    /// The values that are still to come.
     left: Range<usize>,
-    /// Whether containers with nothing in them are among them.
+    /// Whether empty containers are included.
     with_empty: bool,
 }
 
@@ -30,7 +28,7 @@ impl Paths {
     }
 
     fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        /// After so many the caller may stop, who may be a loop that is not of Python.
+        /// Paths between checks, because the loop may not be one of Python.
         const CHECK_PATHS: usize = 1 << 10;
         for at in self.left.by_ref() {
             if at.is_multiple_of(CHECK_PATHS) {
@@ -46,7 +44,6 @@ impl Paths {
 }
 
 impl Catalog {
-    /// The paths of what is below a value.
     pub(super) fn paths(&self, value: usize, with_empty: bool) -> PyResult<Paths> {
         self.check(value)?;
         Ok(Paths {
@@ -58,7 +55,6 @@ impl Catalog {
     }
 }
 
-/// A text and a number.
 pub(super) fn numbered<'py>(
     py: Python<'py>,
     text: &str,

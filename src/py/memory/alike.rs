@@ -1,4 +1,4 @@
-//! Arrays of a dict that are like one another.
+//! Arrays of a dict that have the same dtype and shape.
 
 use std::ptr;
 use std::slice;
@@ -13,12 +13,12 @@ use crate::array::Like;
 use crate::encoder::Encoder;
 use crate::layout::Payload;
 
-/// Writes pairs of a `str` and an array like the last one, which had these headers, from `position` on,
-/// which is moved to the first item that has to be written in another way; returns how many, at most
+/// Writes pairs of a `str` and an array like the last one, which had these headers, from `position`
+/// on. Moves that to the first pair of another kind, and returns the number of pairs, at most
 /// `most`.
 ///
-/// A reference of our own to each would cost a tenth: it is a write to two lines of memory that are
-/// only read otherwise.
+/// References of our own would cost a tenth: each writes to two lines of memory that are otherwise
+/// only read.
 pub fn write_alike<P: Payload>(
     out: &mut Encoder<P>,
     headers: &Like,
@@ -28,14 +28,14 @@ pub fn write_alike<P: Payload>(
     most: usize,
 ) -> usize {
     if cfg!(feature = "free-threaded") {
-        return 0; // code that changes the dict runs meanwhile
+        return 0; // code that changes the dict may run at the same time
     }
     let py = dict.py();
     let (string, array) = (
         PyString::type_object_raw(py),
         PyUntypedArray::type_object_raw(py),
     );
-    // After the last pair that was given, and before it.
+    // After the last pair taken, and before it.
     let (mut reached, mut before) = (*position, *position);
     let mut given = 0;
     let count = out.pairs_like(headers, || {
@@ -44,10 +44,10 @@ pub fn write_alike<P: Payload>(
         }
         let mut at = reached;
         let (mut key, mut value) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the call checks the position against the dict as it is, and lends references. Until
-        // the next one no code of Python runs that could take them from the dict: `pairs_like` only
-        // writes to memory that it has. Types are compared before they are relied on. The text belongs
-        // to the string, and is UTF-8.
+        // SAFETY: the call checks the position against the dict as it is, and lends references.
+        // Until the next one no code of Python runs that could take them from the dict:
+        // `pairs_like` only writes to memory that it has. Types are compared before they are relied
+        // on. The text belongs to the string, and is UTF-8.
         let (text, memory) = unsafe {
             if ffi::PyDict_Next(dict.as_ptr(), &raw mut at, &raw mut key, &raw mut value) == 0
                 || ffi::Py_TYPE(key) != string
@@ -73,7 +73,8 @@ pub fn write_alike<P: Payload>(
 #[inline]
 unsafe fn text_of<'a>(string: *mut ffi::PyObject) -> Option<&'a str> {
     let mut len = 0;
-    // SAFETY: the call returns that many bytes of UTF-8, which the string keeps, or null with an error.
+    // SAFETY: the call returns that many bytes of UTF-8, which the string keeps, or null with an
+    // error.
     unsafe {
         let start = ffi::PyUnicode_AsUTF8AndSize(string, &raw mut len);
         if start.is_null() {

@@ -1,4 +1,4 @@
-//! Arrays of NumPy: what they consist of, over memory that is there, and fresh ones.
+//! NumPy arrays: their parts, views of existing memory, and fresh arrays.
 
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -16,10 +16,10 @@ use pyo3::{PyClass, PyTypeInfo, ffi};
 use smallvec::SmallVec;
 
 use super::create::{created, raised};
-use super::pages::OwnPages;
+use super::pages::{FreshPages, OwnPages};
 use crate::raw::{Filling, RawBytes};
 
-/// A new array whose elements have not been written yet.
+/// A new array whose elements are uninitialized.
 pub struct FreshArray<'py> {
     array: Bound<'py, PyAny>,
     start: *mut MaybeUninit<u8>,
@@ -27,7 +27,6 @@ pub struct FreshArray<'py> {
 }
 
 impl<'py> FreshArray<'py> {
-    /// An array in C order.
     pub fn new(
         dtype: &Bound<'py, PyArrayDescr>,
         shape: &[usize],
@@ -35,7 +34,7 @@ impl<'py> FreshArray<'py> {
     ) -> PyResult<Self> {
         let len = nbytes(dtype, shape)?;
         let array = new_array(dtype, shape, std::ptr::null_mut(), writable)?;
-        // SAFETY: a live array object has valid fields, and nobody else has seen this one.
+        // SAFETY: a live array object has valid fields, and no other code has seen this one.
         let data = unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_ptr().cast());
             if !writable {
@@ -50,10 +49,10 @@ impl<'py> FreshArray<'py> {
         })
     }
 
-    /// An array in C order, which has these pages for itself.
+    /// An array on these pages.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If they are too few.
     pub fn over(
         pages: OwnPages,
         dtype: &Bound<'py, PyArrayDescr>,
@@ -77,7 +76,6 @@ impl<'py> FreshArray<'py> {
         &self.array
     }
 
-    /// All of its memory, which has not been written yet.
     pub fn memory(&mut self) -> &mut [MaybeUninit<u8>] {
         self.part(0..self.len)
     }
@@ -85,19 +83,39 @@ impl<'py> FreshArray<'py> {
     /// A part that has not been written yet.
     ///
     /// # Panics
-    /// If it is not inside the array.
+    /// If it exceeds the array.
     fn part(&mut self, range: Range<usize>) -> &mut [MaybeUninit<u8>] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: `len` bytes at `start` belong to `self.array`, which lives as long as
-        // `self`: NumPy allocated them, or they are pages that its base object holds. No
-        // other code uses this part: what Python has seen before the whole tree is
-        // returned are other parts (`SmallCopies`).
+        // SAFETY: `len` bytes at `start` belong to `self.array`, which lives as long as `self`:
+        // NumPy allocated them, or they are pages that its base object holds. No other code uses
+        // this part: what Python has seen before the whole tree is returned are other parts
+        // (`SmallCopies`).
         unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }
 
-/// Read-only copies of small payloads, many in one block of memory: an array over
-/// memory that is there costs half of an array with memory of its own.
+/// Arrays of bytes for parts of a tree that are read one by one, in any order; `None` where the
+/// allocator has better memory.
+#[pyfunction]
+pub fn fresh_memory(py: Python<'_>, sizes: Vec<usize>) -> PyResult<Vec<Option<Bound<'_, PyAny>>>> {
+    let mut later = sizes
+        .iter()
+        .fold(0, |sum: usize, &size| sum.saturating_add(size));
+    let mut pages = FreshPages::new(later);
+    let dtype = numpy::dtype::<u8>(py);
+    let mut array = |nbytes| {
+        later = later.saturating_sub(nbytes);
+        let Some(pages) = pages.take(nbytes, later) else {
+            return Ok(None);
+        };
+        let array = FreshArray::over(pages, &dtype, &[nbytes], true)?;
+        Ok(Some(array.object().clone()))
+    };
+    sizes.into_iter().map(&mut array).collect()
+}
+
+/// Read-only copies of small payloads, many in one block: a view costs half of an array with memory
+/// of its own.
 #[derive(Default)]
 pub struct SmallCopies<'py> {
     block: Option<FreshArray<'py>>,
@@ -105,17 +123,16 @@ pub struct SmallCopies<'py> {
 }
 
 impl<'py> SmallCopies<'py> {
-    /// The largest payload.
     pub const MAX_BYTES: usize = 1 << 10;
 
-    /// Blocks double in size, so that a few arrays do not hold on to much.
+    /// Blocks double in size, so that a few arrays do not keep much.
     const FIRST_BLOCK: usize = 256;
     const LAST_BLOCK: usize = 64 << 10;
 
-    /// What NumPy asks for its largest element, a complex of long doubles.
+    /// The alignment of NumPy's largest element, a complex of long doubles.
     const ALIGN: usize = 16;
 
-    /// An array with a copy of bytes that `fill` writes and returns, which keeps its block alive.
+    /// An array on a copy of the bytes that `fill` writes and returns; it keeps its block alive.
     ///
     /// # Panics
     /// If it is larger than `MAX_BYTES`, or `fill` returns other bytes.
@@ -147,7 +164,7 @@ impl<'py> SmallCopies<'py> {
     }
 }
 
-/// Memory, and the Python object that keeps it: what arrays can be views of.
+/// Memory and the Python object that keeps it, for views.
 #[derive(Clone, Copy)]
 pub struct Owned<'a, 'py> {
     memory: RawBytes<'a>,
@@ -155,12 +172,12 @@ pub struct Owned<'a, 'py> {
 }
 
 impl<'a, 'py> Owned<'a, 'py> {
-    /// Memory that lies there as long as the owner lives.
+    /// The memory must be valid as long as the owner lives.
     pub(super) fn new(memory: RawBytes<'a>, owner: &'a Bound<'py, PyAny>) -> Self {
         Self { memory, owner }
     }
 
-    /// Memory of an object, if it has any, which lies there as long as the object lives.
+    /// The memory of an object that keeps it as long as it lives.
     pub fn of<T: PyClass<Frozen = True> + Sync>(
         owner: &'a Bound<'py, T>,
         memory: impl for<'b> FnOnce(&'b T) -> Option<RawBytes<'b>>,
@@ -169,7 +186,6 @@ impl<'a, 'py> Owned<'a, 'py> {
         Some(Self::new(memory, owner.as_any()))
     }
 
-    /// All of it.
     pub fn memory(self) -> RawBytes<'a> {
         self.memory
     }
@@ -177,10 +193,10 @@ impl<'a, 'py> Owned<'a, 'py> {
 
 /// A read-only array over the bytes from `start` on.
 ///
-/// NumPy takes note if it is not aligned for `dtype`, and such an array is slow but sound.
+/// NumPy notices an unaligned one, which is slow but sound.
 ///
 /// # Panics
-/// If there are not as many bytes.
+/// If the memory is too short.
 pub fn view<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -191,7 +207,7 @@ pub fn view<'py>(
     over(dtype, shape, memory.as_ptr().cast_mut(), of.owner)
 }
 
-/// A read-only array over memory of `base`: as many bytes as it has must be there.
+/// A read-only array over memory of `base`, which must be long enough.
 fn over<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -203,7 +219,6 @@ fn over<'py>(
     Ok(array)
 }
 
-/// How many bytes an array has.
 #[inline]
 fn nbytes(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
     let mut shape = shape.iter();
@@ -211,16 +226,15 @@ fn nbytes(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
     nbytes.ok_or_else(|| PyMemoryError::new_err("an array larger than any memory"))
 }
 
-/// What arrays have in common if what is written before their elements is the same.
+/// Arrays whose headers are the same.
 pub struct Alike {
     pub dtype: Py<PyArrayDescr>,
     pub shape: SmallVec<[usize; 4]>,
-    /// What such an array has in C order.
     pub nbytes: usize,
 }
 
 impl Alike {
-    /// The elements of an array, if it is like that, and they lie together in C order.
+    /// The elements of an array, if it is alike and contiguous in C order.
     #[inline]
     pub fn memory<'a>(&self, array: &'a Bound<'_, PyUntypedArray>) -> Option<RawBytes<'a>> {
         // SAFETY: the array is alive as long as it is borrowed.
@@ -234,7 +248,7 @@ impl Alike {
     #[inline]
     pub(super) unsafe fn is_of(&self, array: *mut npyffi::PyArrayObject) -> bool {
         // SAFETY: a live array object has valid fields, and as many dimensions as it says; nothing
-        // else runs while they are looked at.
+        // else runs in between.
         unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array);
             let shape = &self.shape[..];
@@ -246,10 +260,10 @@ impl Alike {
         }
     }
 
-    /// As `memory`, of an array that is borrowed in another way.
+    /// As `memory`, for a raw pointer.
     ///
     /// # Safety
-    /// The array is alive, and no code of Python runs as long as its memory is used, or something
+    /// The array is alive, and as long as its memory is used, no code of Python runs or something
     /// holds a reference to it.
     #[inline]
     pub(super) unsafe fn memory_of<'a>(
@@ -266,11 +280,11 @@ impl Alike {
     }
 }
 
-/// What NumPy knows of an array at one moment, read from it without a call of Python. Code that runs later
-/// may give the array another shape or dtype; this stays what it was.
+/// A snapshot of an array's fields, without a call of Python. Later code may change the array's
+/// shape or dtype, not the snapshot.
 ///
-/// Without the GIL, code may run at the same time. It is kept out only as far as it locks the array, which
-/// NumPy does not do yet: it forbids to change an array in place that another thread uses.
+/// Without the GIL, code may run at the same time. The lock excludes only code that locks the
+/// array, too; NumPy does not yet, but forbids changing an array in place that another thread uses.
 pub struct ArrayParts<'a> {
     shape: SmallVec<[usize; 4]>,
     array: PhantomData<&'a PyUntypedArray>,
@@ -281,12 +295,10 @@ pub struct ArrayParts<'a> {
 }
 
 impl<'a> ArrayParts<'a> {
-    /// The parts of an array.
     #[inline]
     pub fn of(array: &'a Bound<'_, PyUntypedArray>) -> Self {
         // SAFETY: a live array object has valid fields; its dimensions are not negative, and are
-        // copied before anything else can run. The size of its elements is asked of its own
-        // dtype.
+        // copied before anything else can run. The size of its elements comes from its own dtype.
         with_critical_section(array, || unsafe {
             let fields = npyffi::_PyArray_GET_ITEM_DATA(array.as_array_ptr());
             let ndim = usize::try_from((*fields).nd).unwrap_or(0);
@@ -309,7 +321,7 @@ impl<'a> ArrayParts<'a> {
         })
     }
 
-    /// The dtype of an array, to be compared by identity.
+    /// The dtype of an array, for comparison by identity.
     #[inline]
     pub fn dtype_of(array: &Bound<'_, PyUntypedArray>) -> *mut ffi::PyObject {
         // SAFETY: a live array object has valid fields.
@@ -320,19 +332,17 @@ impl<'a> ArrayParts<'a> {
         }
     }
 
-    /// Its dimensions.
     #[inline]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Its dtype, to be compared by identity.
     #[inline]
     pub fn dtype(&self) -> *mut ffi::PyObject {
         self.dtype
     }
 
-    /// Whether its elements lie together in C order.
+    /// Whether its elements are contiguous in C order.
     #[inline]
     pub fn is_contiguous(&self) -> bool {
         self.is_contiguous
@@ -341,23 +351,23 @@ impl<'a> ArrayParts<'a> {
     /// Its elements.
     ///
     /// # Panics
-    /// If they do not lie together in C order.
+    /// If they are not contiguous.
     #[inline]
     pub fn memory(&self) -> RawBytes<'a> {
         assert!(self.is_contiguous);
-        // SAFETY: NumPy keeps the memory of a contiguous array of `nbytes` bytes there, and
-        // refuses to resize an array while somebody else holds a reference to it (unless the
-        // program passes refcheck=False, which NumPy documents as unsafe for any holder).
+        // SAFETY: NumPy keeps the memory of a contiguous array of `nbytes` bytes there, and refuses
+        // to resize an array while others hold a reference to it (unless the program passes
+        // refcheck=False, which NumPy documents as unsafe for any holder).
         unsafe { RawBytes::new(self.data, self.nbytes) }
     }
 }
 
-/// Lets a fresh array keep alive the object whose memory it is over.
+/// Lets a fresh array keep the object whose memory it views.
 fn set_base(array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
     let py = array.py();
     let array = array.as_ptr().cast();
-    // SAFETY: `array` is a fresh array object without a base; the call takes over the
-    // reference to `base`.
+    // SAFETY: `array` is a fresh array object without a base; the call takes over the reference to
+    // `base`.
     let status = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array, base.into_ptr()) };
     match status {
         0 => Ok(()),
@@ -365,7 +375,7 @@ fn set_base(array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
     }
 }
 
-/// An array over `data`, or with memory of its own, which is writable, if `data` is null.
+/// An array over `data`; if that is null, with memory of its own, which is writable.
 fn new_array<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -374,24 +384,22 @@ fn new_array<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = dtype.py();
     let ndim = c_int::try_from(shape.len())?;
-    // Without data, any flag would ask for Fortran order. Whether the array is aligned
-    // NumPy sees for itself.
+    // Without data, any flag means Fortran order. NumPy checks the alignment itself.
     let flags = if writable && !data.is_null() {
         npyffi::NPY_ARRAY_WRITEABLE
     } else {
         0
     };
-    // SAFETY: the call takes over one reference to the dtype, reads as many
-    // dimensions as it is told (at most MAX_NDIM, checked by `Dims`, and none above what an
-    // `isize` holds, since their product is the number of bytes), and without
-    // strides assumes C order. Errors come back as a null pointer.
+    // SAFETY: the call takes over one reference to the dtype, reads `ndim` dimensions (at most
+    // MAX_NDIM, checked by `Dims`, and none above what an `isize` holds, since their product is the
+    // number of bytes), and without strides assumes C order. Errors come back as a null pointer.
     unsafe {
         let object = PY_ARRAY_API.PyArray_NewFromDescr(
             py,
             PyUntypedArray::type_object_raw(py),
             dtype.clone().into_dtype_ptr(),
             ndim,
-            shape.as_ptr().cast_mut().cast::<npy_intp>(), // as large as a usize, and not written
+            shape.as_ptr().cast_mut().cast::<npy_intp>(), // as large as a usize, and only read
             std::ptr::null_mut(),
             data,
             flags,

@@ -1,4 +1,4 @@
-//! Reading memory of Python objects, which are kept alive meanwhile.
+//! Borrowed memory of Python objects, which are kept alive.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -13,17 +13,17 @@ use pyo3::types::{PyBytes, PyString};
 use super::arrays::{ArrayParts, Owned};
 use crate::raw::{AsRaw, RawBytes};
 
-/// Borrowed bytes, and the Python object that keeps them where they are.
+/// Borrowed bytes, and the Python object that keeps them at their address.
 pub struct Borrowed {
     owner: Py<PyAny>,
     start: *const u8,
     len: usize,
-    /// Whether nobody ever changes them.
+    /// Whether they never change.
     stable: bool,
 }
 
-// SAFETY: the pointer is only read from, and `owner` is a `Py`, which may be sent
-// to and dropped in any thread.
+// SAFETY: the pointer is only read from, and `owner` is a `Py`, which may be sent to and dropped in
+// any thread.
 unsafe impl Send for Borrowed {}
 // SAFETY: as above; shared access only reads.
 unsafe impl Sync for Borrowed {}
@@ -38,10 +38,10 @@ impl AsRaw for Borrowed {
 }
 
 impl Borrowed {
-    /// The elements of a NumPy array that is contiguous in C order.
+    /// The elements of a NumPy array.
     ///
     /// # Panics
-    /// If the array is not contiguous.
+    /// If the array is not contiguous in C order.
     #[inline]
     pub fn array(array: &Bound<'_, PyUntypedArray>) -> Self {
         let parts = ArrayParts::of(array);
@@ -54,7 +54,6 @@ impl Borrowed {
         }
     }
 
-    /// The content of a `bytes` object, which never changes.
     pub fn bytes(bytes: &Bound<'_, PyBytes>) -> Self {
         Self::stable(bytes.as_any(), bytes.as_bytes())
     }
@@ -73,7 +72,6 @@ impl Borrowed {
         }
     }
 
-    /// The bytes of any object with a contiguous buffer.
     pub fn buffer(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(bytes) = object.cast_exact::<PyBytes>() {
             return Ok(Self::bytes(bytes));
@@ -85,7 +83,7 @@ impl Borrowed {
         Self::export(object.py(), export)
     }
 
-    /// The bytes of a contiguous buffer, which is exported as long as this lives.
+    /// The bytes of a buffer, whose export lasts as long as this.
     ///
     /// # Panics
     /// If it is not contiguous.
@@ -99,22 +97,20 @@ impl Borrowed {
         })
     }
 
-    /// The object that keeps the bytes alive.
     pub fn owner<'py>(&self, py: Python<'py>) -> &Bound<'py, PyAny> {
         self.owner.bind(py)
     }
 
-    /// The bytes, with that object.
     pub fn owned<'a, 'py>(&'a self, py: Python<'py>) -> Owned<'a, 'py> {
         Owned::new(self.as_raw(), self.owner(py))
     }
 
-    /// The object, for whoever is not attached to Python.
+    /// The owner, for threads that are not attached to Python.
     pub fn unbound(&self) -> &Py<PyAny> {
         &self.owner
     }
 
-    /// The bytes, if nobody ever changes them.
+    /// The bytes, if they never change.
     pub fn as_stable(&self) -> Option<&[u8]> {
         // SAFETY: as for `as_raw`; and the content of these objects never changes.
         let bytes = || unsafe { std::slice::from_raw_parts(self.start, self.len) };
@@ -124,7 +120,7 @@ impl Borrowed {
     /// A part of these bytes.
     ///
     /// # Panics
-    /// If `range` is not inside them.
+    /// If `range` exceeds them.
     #[inline]
     pub fn part(&self, py: Python<'_>, range: Range<usize>) -> Self {
         let part = self.as_raw().slice(range);
@@ -137,7 +133,7 @@ impl Borrowed {
     }
 }
 
-/// The bytes of a contiguous buffer.
+/// The bytes of a buffer.
 ///
 /// # Panics
 /// If it is not contiguous.
@@ -148,19 +144,18 @@ pub fn exported(export: &PyUntypedBuffer) -> RawBytes<'_> {
     unsafe { RawBytes::new(export.buf_ptr().cast_const().cast(), export.len_bytes()) }
 }
 
-/// The export of a buffer, which only the end of this object releases: what arrays over the
-/// memory have as their base.
+/// The export of a buffer, which is released with this object: the base of arrays over its memory.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct Export {
-    /// What exports it: a reference of the export, not one of its own.
+    /// The exporter: a reference of the export, not one of its own.
     exporter: Option<ManuallyDrop<Py<PyAny>>>,
     _buffer: PyUntypedBuffer,
 }
 
 impl Export {
     fn new(py: Python<'_>, buffer: PyUntypedBuffer) -> Self {
-        // SAFETY: a reference is copied that the buffer has until it is released, which is when this
-        // object ends; `ManuallyDrop` keeps the copy from being given back.
+        // SAFETY: a reference is copied that the buffer has until it is released, which is when
+        // this object ends; `ManuallyDrop` keeps the copy from being given back.
         let exporter = buffer.obj(py).map(|exporter| unsafe {
             ManuallyDrop::new(Bound::from_owned_ptr(py, exporter.as_ptr()).unbind())
         });
@@ -173,7 +168,7 @@ impl Export {
 
 #[pymethods]
 impl Export {
-    #[allow(clippy::needless_pass_by_value)] // as it is called
+    #[allow(clippy::needless_pass_by_value)] // by the protocol
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         match &self.exporter {
             Some(exporter) => visit.call(&**exporter),

@@ -1,4 +1,4 @@
-//! `bytes` objects that are filled after they were made, without a zeroing pass.
+//! `bytes` objects that are filled after their creation, without zeroing them first.
 
 use std::any::Any;
 use std::mem::MaybeUninit;
@@ -19,11 +19,11 @@ use crate::raw::{Buffer, Filling, Lender, Loan};
 use crate::watch::Watch;
 use crate::{Error, Result, parallel};
 
-/// Less than this is not fresh memory from the system, but may have been touched before.
+/// Smaller allocations may be used memory instead of fresh one from the system.
 const MIN_FRESH_BYTES: usize = 1 << 20;
 
 /// A new `bytes` object of `len` bytes that `fill` writes and returns, or its error. It runs
-/// detached if there is much to write, or always.
+/// detached if `always_detached`, or if there is much to write.
 ///
 /// # Panics
 /// If `fill` returns other bytes.
@@ -39,7 +39,7 @@ pub fn new_bytes(
     Ok(filled.map(|()| bytes))
 }
 
-/// A new `bytes` object, and what `fill` tells. It is whole only if `fill` succeeded.
+/// A new `bytes` object, and the result of `fill`. The object is whole only if that succeeded.
 fn filled<T: Send>(
     py: Python<'_>,
     len: usize,
@@ -47,17 +47,17 @@ fn filled<T: Send>(
     fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> T + Send,
 ) -> PyResult<(Bound<'_, PyBytes>, T)> {
     let (bytes, start) = fresh(py, len)?;
-    // SAFETY: the object is fresh, so nobody else reads or writes its `len` bytes.
+    // SAFETY: the object is fresh, so no other code reads or writes its `len` bytes.
     let content = unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) };
-    let told = detached(py, len, always_detached, || fill(content));
-    Ok((bytes, told))
+    let result = detached(py, len, always_detached, || fill(content));
+    Ok((bytes, result))
 }
 
-/// A new `bytes` object whose content has not been written yet, and where that begins.
+/// A new `bytes` object with uninitialized content, and the address of that.
 fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<MaybeUninit<u8>>)> {
     let size = ffi::Py_ssize_t::try_from(len)?;
-    // SAFETY: a null pointer asks for an object with uninitialised content. It
-    // is owned by us alone, and an error comes back as a null pointer. Its content is nowhere else.
+    // SAFETY: a null pointer asks for an object with uninitialised content. It is owned by us
+    // alone, and an error comes back as a null pointer. Its content is nowhere else.
     let (bytes, start) = unsafe {
         let object = ffi::PyBytes_FromStringAndSize(std::ptr::null(), size);
         let bytes = created(py, object)?.cast_into_unchecked::<PyBytes>();
@@ -68,14 +68,14 @@ fn fresh(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, NonNull<Ma
     Ok((bytes, start))
 }
 
-/// Lends the memory of a `bytes` object of the size that the last output had: programs write trees of
-/// one size again and again. What is written there needs not be copied.
+/// Lends the memory of a `bytes` object of the size of the last output, because programs write
+/// trees of one size again and again. Output written there needs no copy.
 pub struct BytesLender;
 
-/// The size that the next output may have.
+/// The expected size of the next output.
 static LAST_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// More than so many bytes are not asked for before they are known to be needed.
+/// The largest loan before the size is known.
 const MAX_LENT_BYTES: usize = 1 << 30;
 
 impl Lender for BytesLender {
@@ -84,27 +84,27 @@ impl Lender for BytesLender {
         if !(least..=MAX_LENT_BYTES).contains(&size) {
             return None;
         }
-        // Without memory for it, it is written as the first one was.
+        // If memory is short, the output is written as if nothing was expected.
         Python::attach(|py| {
             let (bytes, start) = fresh(py, size).ok()?;
             // SAFETY: the object is fresh; it lives as long as this reference to it, and is given
-            // to nobody before all that it then has is written (`lent_bytes`).
+            // to no other code before all of its final content is written (`lent_bytes`).
             Some(unsafe { Loan::new(start.cast(), size, Box::new(bytes.unbind())) })
         })
     }
 }
 
-/// Takes note of the size of an output that could be written to memory of `BytesLender`.
+/// Remembers the size of an output for `BytesLender`.
 pub fn remember_size(len: usize) {
     if len > Buffer::SMALL {
-        // The next one may have a few bytes more, as for a count of steps; and there has to be
-        // room for the largest headers until they are known.
+        // The next one may have a few bytes more, as for a count of steps; and the largest headers
+        // need room until they are known.
         LAST_BYTES.store(len + len / 64 + HEADERS_MAX_BYTES, Relaxed);
     }
 }
 
-/// The object of `BytesLender` that has `len` bytes of output from its start on, and which has them
-/// alone from now on. `None` if it has much room beside them, so that they should be copied.
+/// The object of `BytesLender` whose first `len` bytes are the output, shortened to them. `None` if
+/// that would waste much room, so that a copy is better.
 ///
 /// # Panics
 /// If it has less room.
@@ -119,13 +119,14 @@ pub fn lent_bytes<'py>(
     if room - len > len / 8 {
         return None;
     }
-    // SAFETY: nobody but us has seen the object yet, unless it has this size already; see `shorten`.
+    // SAFETY: no other code has seen the object yet, unless it has this size already; see
+    // `shorten`.
     unsafe { shorten(bytes, len) };
     Some(bytes.clone())
 }
 
-/// A new `bytes` object of `len` bytes that `fill` writes in another thread and returns, or nothing.
-/// If `watch` says so, nobody waits for it any more, and the object goes when it is done.
+/// A new `bytes` object of `len` bytes that `fill` writes in another thread and returns, or `None`.
+/// If `watch` stops the wait, the object is dropped when `fill` is done.
 ///
 /// # Panics
 /// If `fill` returns other bytes.
@@ -140,23 +141,22 @@ pub fn new_bytes_elsewhere<'py>(
     let work = move || {
         let (_owner, start) = content;
         let start: Start = start;
-        // SAFETY: the object, which `_owner` keeps, is fresh, and nobody else reads or writes its
+        // SAFETY: the object, which `_owner` keeps, is fresh, and no other code reads or writes its
         // `len` bytes before this is done.
         let memory = unsafe { slice::from_raw_parts_mut(start.0, len) };
-        let filled = Filling::new(memory).fill(len, |it| fill(it).ok_or(Error::Stopped));
+        let filled = Filling::new(memory).fill(len, |target| fill(target).ok_or(Error::Stopped));
         filled.is_ok()
     };
     let whole = py.detach(|| parallel::elsewhere(work, watch));
     Ok(whole.map(|whole| whole.then_some(bytes)))
 }
 
-/// Where the content of an object begins.
 struct Start(*mut MaybeUninit<u8>);
 
 // SAFETY: it is only an address here.
 unsafe impl Send for Start {}
 
-/// A new `bytes` object of this content, or a `MemoryError`.
+/// A copy as a `bytes` object, or a `MemoryError`.
 pub fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     let (bytes, ()) = filled(py, content.len(), false, |target| {
         target.write_copy_of_slice(content);
@@ -164,8 +164,8 @@ pub fn copied<'py>(py: Python<'py>, content: &[u8]) -> PyResult<Bound<'py, PyByt
     Ok(bytes)
 }
 
-/// A new `bytes` object of at most so many bytes: as many as `fill` has written from the
-/// start, and returns, or nothing but its error. It runs detached if there may be much to write.
+/// A new `bytes` object of the bytes that `fill` writes from the start and returns, at most `most`.
+/// It runs detached if there may be much to write.
 ///
 /// # Panics
 /// If `fill` returns other bytes.
@@ -183,27 +183,28 @@ pub fn new_bytes_at_most(
         Err(error) => return Ok(Err(error)),
     };
     if most < MIN_FRESH_BYTES || most - len > len / 2 {
-        // So little that a copy costs less than the memory that would be kept.
-        // SAFETY: `fill` has written so many bytes, of an object that is ours alone.
+        // A copy costs less than keeping the memory. SAFETY: `fill` has written `len` bytes, of an
+        // object that is ours alone.
         let content = unsafe {
             slice::from_raw_parts(ffi::PyBytes_AsString(bytes.as_ptr()).cast::<u8>(), len)
         };
         return copied(py, content).map(Ok);
     }
-    // SAFETY: `fill` has written so many bytes, of an object that is ours alone.
+    // SAFETY: `fill` has written `len` bytes, of an object that is ours alone.
     unsafe { shorten(&bytes, len) };
     assert_eq!(bytes.as_bytes().len(), len);
     Ok(Ok(bytes))
 }
 
-/// Lets an object have only its first `len` bytes.
+/// Shortens an object to its first `len` bytes.
 ///
 /// # Safety
-/// They have been written, and nobody else has seen the size or hash of the object, unless it has this size.
+/// They have been written, and no other code has seen the size or hash of the object, unless it has
+/// this size.
 unsafe fn shorten(bytes: &Bound<'_, PyBytes>, len: usize) {
     let object = bytes.as_ptr();
     // SAFETY: the memory belongs to the object whole, whatever its size says; it is freed by its
-    // address. A variable-size object tells its size in the header that the stable ABI defines, and
+    // address. A variable-size object has its size in the header that the stable ABI defines, and
     // that `Py_SET_SIZE` sets. The content of `bytes` ends with a zero, for which there is room.
     // (`_PyBytes_Resize` does the same and gives back the rest, but is not in the stable ABI.)
     unsafe {

@@ -1,4 +1,4 @@
-//! Objects of Python, or a `MemoryError`: where pyo3 would panic if there is no memory.
+//! Creates Python objects, with a `MemoryError` where pyo3 would panic for lack of memory.
 
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use pyo3::types::{PyComplex, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
-/// The exception that was raised. Where a call failed without one, that was for lack of memory.
+/// The raised exception; a call that failed without one lacked memory.
 pub(super) fn raised(py: Python<'_>) -> PyErr {
     PyErr::take(py).unwrap_or_else(|| PyMemoryError::new_err(()))
 }
@@ -26,13 +26,13 @@ pub(super) unsafe fn created(
 }
 
 macro_rules! create {
-    ($(#[$doc:meta] $name:ident($($argument:ident: $kind:ty),*) -> $class:ty = $call:expr;)*) => {$(
-        #[$doc]
+    ($($(#[$doc:meta])? $name:ident($($argument:ident: $kind:ty),*) -> $class:ty = $call:expr;)*) => {$(
+        $(#[$doc])?
         #[inline]
         #[allow(clippy::elidable_lifetime_names)] // without, they are ambiguous
         pub fn $name<'py>(py: Python<'py>, $($argument: $kind),*) -> PyResult<Bound<'py, $class>> {
-            // SAFETY: the call returns a new object of this class, or null and an error. What it
-            // is given is valid for its length.
+            // SAFETY: the call returns a new object of this class, or null and an error. Its
+            // arguments are valid for their length.
             unsafe {
                 let object = created(py, $call)?;
                 Ok(object.cast_into_unchecked())
@@ -42,30 +42,22 @@ macro_rules! create {
 }
 
 create! {
-    /// An empty dict.
     new_dict() -> PyDict = ffi::PyDict_New();
-    /// An empty list.
     new_list() -> PyList = ffi::PyList_New(0);
-    /// A string of UTF-8, or the error of Python if it is none.
+    /// A string, or Python's error if it is not UTF-8.
     new_string(text: &[u8]) -> PyString =
         ffi::PyUnicode_FromStringAndSize(text.as_ptr().cast(), text.len().cast_signed());
-    /// A signed integer.
     new_int(value: i64) -> PyInt = ffi::PyLong_FromLongLong(value);
-    /// An unsigned integer.
     new_uint(value: u64) -> PyInt = ffi::PyLong_FromUnsignedLongLong(value);
-    /// A float.
     new_float(value: f64) -> PyFloat = ffi::PyFloat_FromDouble(value);
-    /// A complex number.
     new_complex(real: f64, imaginary: f64) -> PyComplex =
         ffi::PyComplex_FromDoubles(real, imaginary);
 }
 
 macro_rules! create_of {
-    ($(#[$doc:meta] $name:ident -> $class:ty = $new:path, $set:path;)*) => {$(
-        #[$doc]
-        ///
+    ($($name:ident -> $class:ty = $new:path, $set:path;)*) => {$(
         /// # Panics
-        /// If there are not as many as they say.
+        /// If the iterator has another length.
         pub fn $name<'py, I>(py: Python<'py>, items: I) -> PyResult<Bound<'py, $class>>
         where
             I: IntoIterator<Item = Bound<'py, PyAny>, IntoIter: ExactSizeIterator>,
@@ -73,8 +65,8 @@ macro_rules! create_of {
             let mut items = items.into_iter();
             let len = items.len();
             // SAFETY: the call returns a new object of this class, or null and an error. It has
-            // `len` places, and nobody else uses it before all are taken: each by one item,
-            // which it owns from then on.
+            // `len` places, and no other code uses it before all are taken: each by one item, which
+            // it owns from then on.
             unsafe {
                 let object = created(py, $new(len.cast_signed()))?;
                 for index in 0..len {
@@ -89,7 +81,7 @@ macro_rules! create_of {
     )*};
 }
 
-/// A list of what comes, up to the first error.
+/// A list of the results, up to the first error.
 pub fn list_of_results<'py>(
     py: Python<'py>,
     items: impl IntoIterator<Item = PyResult<Bound<'py, PyAny>>>,
@@ -101,7 +93,6 @@ pub fn list_of_results<'py>(
     Ok(list)
 }
 
-/// A tuple of numbers.
 pub fn sizes<'py>(py: Python<'py>, numbers: &[usize]) -> PyResult<Bound<'py, PyTuple>> {
     let mut found: SmallVec<[_; 6]> = SmallVec::new();
     for number in numbers {
@@ -111,8 +102,6 @@ pub fn sizes<'py>(py: Python<'py>, numbers: &[usize]) -> PyResult<Bound<'py, PyT
 }
 
 create_of! {
-    /// A list of these.
     new_list_of -> PyList = ffi::PyList_New, ffi::PyList_SetItem;
-    /// A tuple of these.
     new_tuple_of -> PyTuple = ffi::PyTuple_New, ffi::PyTuple_SetItem;
 }

@@ -1,11 +1,11 @@
-//! Working while other threads run Python.
+//! Work while other threads run Python.
 
 use pyo3::prelude::*;
 
-/// Below so many bytes, letting other threads run costs more than the work.
+/// For less work, detaching costs more.
 const DETACH_MIN_BYTES: usize = 64 << 10;
 
-/// Runs `work` detached from Python if it moves many bytes, or has to be.
+/// Runs `work` detached from Python if `always`, or if it moves many bytes.
 pub fn detached<T: Send>(
     py: Python<'_>,
     bytes: usize,

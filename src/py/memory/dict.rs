@@ -1,4 +1,4 @@
-//! Going through a dict while other code may change it.
+//! Iterates over a dict while other code may change it.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -15,10 +15,10 @@ pub fn dict_next<'py>(
 ) -> Option<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let mut key = std::ptr::null_mut();
     let mut value = std::ptr::null_mut();
-    // Locks the dict where there is no GIL, and is nothing where there is one.
+    // A no-op with the GIL.
     with_critical_section(dict, || {
-        // SAFETY: the call checks the position against the dict as it is now, and
-        // lends references, which are made our own before anything else can run.
+        // SAFETY: the call checks the position against the dict as it is now, and lends references,
+        // which are made our own before anything else can run.
         unsafe {
             if ffi::PyDict_Next(dict.as_ptr(), position, &raw mut key, &raw mut value) == 0 {
                 return None;
@@ -32,8 +32,7 @@ pub fn dict_next<'py>(
     })
 }
 
-/// Whether all keys of a dict are strings.
-#[inline(never)] // what calls this is recursive
+#[inline(never)] // callers are recursive
 pub fn has_string_keys(dict: &Bound<'_, PyDict>) -> bool {
     let mut position = 0;
     while let Some((key, _)) = dict_next(dict, &mut position) {

@@ -1,4 +1,4 @@
-//! Pages that many arrays share, and of which each gives back its own.
+//! Pages that many arrays share, each returning its own.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -9,16 +9,15 @@ use memmap2::MmapRaw;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::arrays::FreshArray;
 use super::create::raised;
 use crate::mapping::fresh_pages;
 
-/// From so many bytes on, fresh memory is worth asking huge pages for.
+/// From this size on, huge pages pay.
 #[cfg(target_os = "linux")]
 const HUGE_MIN_BYTES: usize = 4 << 20;
 
-/// Asks for huge pages on the interior of fresh memory: one page fault for 2 MiB
-/// instead of 512, which is most of the cost of filling it.
+/// Asks for huge pages on the interior of fresh memory: one page fault for 2 MiB instead of 512,
+/// which are most of the cost of filling it.
 #[cfg(target_os = "linux")]
 pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
     const HUGE: usize = 2 << 20;
@@ -30,8 +29,8 @@ pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
         return;
     };
     let len = interior.len() / HUGE * HUGE;
-    // SAFETY: the range is inside our own allocation. The advice changes how it
-    // is backed by pages, never its content. Where it is refused nothing is lost.
+    // SAFETY: the range is inside our own allocation. The advice changes how it is backed by pages,
+    // never its content. A refusal is harmless.
     let _ = unsafe {
         rustix::mm::madvise(
             interior.as_mut_ptr().cast(),
@@ -44,9 +43,9 @@ pub fn advise_huge(memory: &mut [MaybeUninit<u8>]) {
 #[cfg(not(target_os = "linux"))]
 pub fn advise_huge(_memory: &mut [MaybeUninit<u8>]) {}
 
-/// Fresh memory for the large arrays of a large tree: many lie in one mapping, so that
-/// nearly all of it is huge pages. An array that NumPy allocates for itself begins and
-/// ends in small ones, whose page faults cost more than the copying.
+/// Fresh memory for the large arrays of a large tree: many share a mapping, so that nearly all of
+/// it is huge pages. An array that NumPy allocates by itself begins and ends in small pages, whose
+/// faults cost more than the copying.
 pub struct FreshPages {
     tree_bytes: usize,
     mapping: Option<Arc<MmapRaw>>,
@@ -57,10 +56,9 @@ impl FreshPages {
     /// In a smaller tree the allocator's used memory is faster than fresh pages.
     const TREE_MIN_BYTES: usize = 32 << 20;
 
-    /// A smaller array would leave a good part of its last page unused.
+    /// A smaller array would waste a good part of its last page.
     const ARRAY_MIN_BYTES: usize = 256 << 10;
 
-    /// For a tree of so many bytes.
     pub fn new(tree_bytes: usize) -> Self {
         Self {
             tree_bytes,
@@ -69,9 +67,8 @@ impl FreshPages {
         }
     }
 
-    /// Pages for an array of `nbytes` bytes, if they are worth it and can be had; all
-    /// arrays after it have `later` bytes at most. (What is lost by rounding to pages may
-    /// take another mapping at the end.)
+    /// Pages for an array of `nbytes` bytes, if they pay and can be had; `later` bounds the bytes
+    /// of all arrays after it. (Rounding to pages may need another mapping at the end.)
     pub fn take(&mut self, nbytes: usize, later: usize) -> Option<OwnPages> {
         if nbytes < Self::ARRAY_MIN_BYTES || self.tree_bytes < Self::TREE_MIN_BYTES {
             return None;
@@ -92,26 +89,6 @@ impl FreshPages {
     }
 }
 
-/// Arrays of bytes for parts of a tree that are read one by one; `None` for those that the
-/// allocator has better memory for. They may be filled in any order.
-#[pyfunction]
-pub fn fresh_memory(py: Python<'_>, sizes: Vec<usize>) -> PyResult<Vec<Option<Bound<'_, PyAny>>>> {
-    let mut later = sizes
-        .iter()
-        .fold(0, |sum: usize, &it| sum.saturating_add(it));
-    let mut pages = FreshPages::new(later);
-    let dtype = numpy::dtype::<u8>(py);
-    let mut array = |nbytes| {
-        later = later.saturating_sub(nbytes);
-        let Some(pages) = pages.take(nbytes, later) else {
-            return Ok(None);
-        };
-        let array = FreshArray::over(pages, &dtype, &[nbytes], true)?;
-        Ok(Some(array.object().clone()))
-    };
-    sizes.into_iter().map(&mut array).collect()
-}
-
 #[cfg(unix)]
 fn page_size() -> usize {
     rustix::param::page_size()
@@ -122,8 +99,8 @@ fn page_size() -> usize {
     64 << 10
 }
 
-/// The pages of one array, which are given back when it goes, whatever becomes of the
-/// others in the mapping. NumPy asks for the buffer to learn whether they may be written.
+/// The pages of one array, returned when it is dropped, whatever becomes of the others in the
+/// mapping. NumPy gets the buffer to learn whether they are writable.
 #[pyclass(frozen, module = "treepack._core")]
 pub struct OwnPages {
     mapping: Arc<MmapRaw>,
@@ -131,12 +108,10 @@ pub struct OwnPages {
 }
 
 impl OwnPages {
-    /// How many bytes they have.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Where they begin.
     pub fn start(&self) -> *mut u8 {
         // SAFETY: `FreshPages::take` chose a range inside the mapping.
         unsafe { self.mapping.as_mut_ptr().add(self.range.start) }
@@ -152,8 +127,8 @@ impl OwnPages {
     ) -> PyResult<()> {
         let pages = this.get();
         let len = ffi::Py_ssize_t::try_from(pages.range.len())?;
-        // SAFETY: Python passes a buffer to be filled in, which takes a reference to
-        // `this`, and `this` keeps the pages.
+        // SAFETY: Python passes a buffer to be filled in, which takes a reference to `this`, and
+        // `this` keeps the pages.
         let status = unsafe {
             ffi::PyBuffer_FillInfo(view, this.as_ptr(), pages.start().cast(), len, 0, flags)
         };
@@ -167,8 +142,8 @@ impl OwnPages {
 impl Drop for OwnPages {
     fn drop(&mut self) {
         #[cfg(unix)]
-        // SAFETY: the pages belong to one array alone. It and every view of it hold this
-        // object, so nobody has a pointer to them any more.
+        // SAFETY: the pages belong to one array alone. It and every view of it hold this object, so
+        // no pointer to them is left.
         unsafe {
             crate::mapping::give_back(self.start(), self.range.len());
         }

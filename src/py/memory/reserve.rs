@@ -1,9 +1,9 @@
-//! Memory for the moment when there is none.
+//! A reserve of memory for errors.
 //!
-//! Large allocations of this crate can fail, and become a `MemoryError`. Small ones end the
-//! program, as everywhere in Rust; and an error is made of small ones. So a little is kept
-//! aside, and given back when the system has nothing left. Whoever goes through many values asks
-//! for each whether it is still there, and goes no further without.
+//! Large allocations of this crate can fail, with a `MemoryError`. Small ones abort the process, as
+//! everywhere in Rust, and an error needs small ones. So a little is kept, and returned when the
+//! system has nothing left. Walks over many values check for each that it is still there, and fail
+//! without it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr;
@@ -17,7 +17,7 @@ const RESERVE: Layout = match Layout::from_size_align(256 << 10, 16) {
     Err(_) => panic!("a power of two"),
 };
 
-/// Larger allocations are none that must not fail.
+/// Larger allocations may fail.
 const SMALL_BYTES: usize = 16 << 10;
 
 static KEPT: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
@@ -28,7 +28,7 @@ struct Reserved;
 #[global_allocator]
 static ALLOCATOR: Reserved = Reserved;
 
-// SAFETY: all memory comes from the system's allocator and goes back to it, as it is asked for.
+// SAFETY: all memory comes from the system's allocator and goes back to it, by the same calls.
 unsafe impl GlobalAlloc for Reserved {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -59,19 +59,19 @@ unsafe impl GlobalAlloc for Reserved {
     }
 }
 
-/// Gives the reserve back to the system, if it is still there.
+/// Returns the reserve to the system, if it is still there.
 #[cold]
 fn give_up() -> bool {
     let kept = KEPT.swap(ptr::null_mut(), Ordering::AcqRel);
     if kept.is_null() {
         return false;
     }
-    // SAFETY: `keep` has allocated it with this layout, and nobody else has it now.
+    // SAFETY: `keep` has allocated it with this layout, and no other code has it now.
     unsafe { System.dealloc(kept, RESERVE) };
     true
 }
 
-/// Sees to it that there is a reserve.
+/// Ensures that there is a reserve.
 #[inline]
 pub fn keep() -> Result<()> {
     if KEPT.load(Ordering::Relaxed).is_null() {

@@ -1,4 +1,4 @@
-//! Writing to a buffer of the caller.
+//! A caller's buffer, for writing.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -12,16 +12,15 @@ use pyo3::prelude::*;
 use super::detached::detached;
 use crate::raw::RawBytes;
 
-/// Memory of a caller that is to be written.
 pub struct Writable {
-    /// Keeps the memory where it is.
+    /// Keeps the memory at its address.
     _export: PyUntypedBuffer,
     start: *mut MaybeUninit<u8>,
     len: usize,
 }
 
 impl Writable {
-    /// The memory of any object with a contiguous buffer that can be written.
+    /// The memory of any object with a contiguous writable buffer.
     pub fn get(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let export = PyUntypedBuffer::get(object)?;
         if export.readonly() || !export.is_c_contiguous() {
@@ -30,7 +29,7 @@ impl Writable {
             ));
         }
         let len = export.len_bytes();
-        // Where there are no bytes, the exporter need not have an address for them.
+        // An exporter of no bytes may have no address.
         let start = match len {
             0 => NonNull::dangling().as_ptr(),
             _ => export.buf_ptr().cast(),
@@ -42,21 +41,19 @@ impl Writable {
         })
     }
 
-    /// How many bytes there are.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// All of it.
     pub fn memory(&self) -> RawBytes<'_> {
         // SAFETY: the export keeps `len` bytes at `start` valid as long as this lives.
         unsafe { RawBytes::new(self.start.cast_const().cast(), self.len) }
     }
 
-    /// Lets `fill` write to a range; it runs detached if there is much to write, or always.
+    /// Lets `fill` write to a range; it runs detached if `always_detached`, or if there is much to write.
     ///
     /// # Panics
-    /// If the range is not inside the memory.
+    /// If the range exceeds the memory.
     pub fn fill<T: Send>(
         &mut self,
         py: Python<'_>,
@@ -64,9 +61,9 @@ impl Writable {
         always_detached: bool,
         fill: impl FnOnce(&mut [MaybeUninit<u8>]) -> T + Send,
     ) -> T {
-        // SAFETY: the export keeps `len` writable bytes at `start` valid. They are only
-        // written here; who else uses them meanwhile gets a mix of old and new bytes:
-        // see the policy in `memory`.
+        // SAFETY: the export keeps `len` writable bytes at `start` valid. They are only written
+        // here; other code that uses them now gets a mix of old and new bytes: see the policy in
+        // `memory`.
         let memory = unsafe { slice::from_raw_parts_mut(self.start, self.len) };
         let memory = &mut memory[range];
         detached(py, memory.len(), always_detached, || fill(memory))

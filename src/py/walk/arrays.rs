@@ -15,43 +15,30 @@ use super::super::failure::{Failure, Walked};
 use super::super::memory::{Alike, ArrayParts, Borrowed, exported};
 use super::devices::DeviceArray;
 use super::payload::{InSource, LeafPayload, OnDevice};
-use super::state::{Met, Walk};
-use crate::array::{ALIGN_MIN_BYTES, Like};
+use super::state::{KnownDtype, LastSmall, Walk};
+use crate::array::ALIGN_MIN_BYTES;
 use crate::grow;
 use crate::layout::LayoutBuilder;
 use crate::source::{Pieces, Source};
 use crate::structure::{Axes, Axis, Kind, Sharding};
 use crate::wire;
 
-/// How many dtypes are remembered; a tree has a handful, but objects of one may differ.
+/// A tree has a handful, but objects of one may differ.
 const MAX_DTYPES: usize = 64;
 
-/// How many shardings are remembered.
 const MAX_SHARDINGS: usize = 64;
 
-/// Arrays of up to so many bytes are copied among the headers: to hold on to them costs more
-/// than the copy.
+/// Smaller arrays are copied among the headers, because borrowing costs more.
 const INLINE_MAX_BYTES: usize = ALIGN_MIN_BYTES - 1;
 
 /// The same where that is the only copy, as long as nothing has been borrowed.
 const JOINED_INLINE_MAX_BYTES: usize = 4 << 10;
 
-/// Arrays of NumPy of up to so many bytes are written even where arrays are left out.
+/// Smaller arrays of NumPy are written even where arrays are left out.
 const HOLLOW_MIN_BYTES: usize = 64;
 
-/// How often jax may refuse to lend the memory of an array of a dtype before it is no
-/// longer asked.
+/// The refusals of jax to lend arrays of a dtype until it is no longer asked.
 const MAX_FAILURES: u8 = 8;
-
-/// The small array that was written last: the next one is often like it.
-pub(super) struct LastSmall {
-    pub code: i8,
-    pub alike: Alike,
-    /// Whether the array before was like it.
-    pub is_repeated: bool,
-    /// See [`crate::encoder::Encoder::last_headers`].
-    pub headers: Like,
-}
 
 impl<'py> Walk<'py> {
     /// An array of NumPy, or a scalar in one.
@@ -71,7 +58,7 @@ impl<'py> Walk<'py> {
         let dtype = self.dtype_of(array)?;
         // From here on no code of Python runs, which could change the array.
         let parts = ArrayParts::of(array);
-        if self.is_met(dtype, &parts) {
+        if self.has_dtype(dtype, &parts) {
             if parts.is_contiguous() && self.dtypes[dtype].dtype.native {
                 return self.contiguous_array(array, &parts, dtype, code, kind);
             }
@@ -79,7 +66,7 @@ impl<'py> Walk<'py> {
             let copy = copy.cast::<PyUntypedArray>()?;
             let dtype = self.dtype_of(copy)?;
             let parts = ArrayParts::of(copy);
-            if self.is_met(dtype, &parts) && parts.is_contiguous() {
+            if self.has_dtype(dtype, &parts) && parts.is_contiguous() {
                 return self.contiguous_array(copy, &parts, dtype, code, kind);
             }
         }
@@ -99,9 +86,8 @@ impl<'py> Walk<'py> {
         }
     }
 
-    /// Whether a dtype is that of an array.
     #[inline]
-    fn is_met(&self, dtype: usize, parts: &ArrayParts<'_>) -> bool {
+    fn has_dtype(&self, dtype: usize, parts: &ArrayParts<'_>) -> bool {
         self.dtypes[dtype].dtype.object.as_ptr() == parts.dtype()
     }
 
@@ -149,18 +135,17 @@ impl<'py> Walk<'py> {
         })?)
     }
 
-    /// Whether a copy of an array of so many bytes would be where it stays.
+    /// Whether the copy of an array would already be in the output.
     fn is_copied_once(&self, nbytes: usize) -> bool {
         self.options.joined && nbytes <= JOINED_INLINE_MAX_BYTES && !self.out.has_payloads()
     }
 
-    /// Whether an array of so many bytes is to be left out here: not inside of what is one leaf to
-    /// readers, who would not find it again.
+    /// Whether an array is left out here: not inside of a leaf, where readers would not find it.
     fn is_hollow(&self, nbytes: usize) -> bool {
         self.options.hollow && nbytes > HOLLOW_MIN_BYTES && !self.out.is_inside_leaf()
     }
 
-    /// Keeps the place of an array.
+    /// Leaves a gap for an array.
     fn gap(
         &mut self,
         array: &Bound<'py, PyAny>,
@@ -182,7 +167,7 @@ impl<'py> Walk<'py> {
         let kind = self.jax_kind(array)?;
         if self.options.hollow && !self.out.is_inside_leaf() {
             self.split(array)?;
-            // However small: all processes must come to the same answer.
+            // Of any size: all processes must come to the same answer.
             return self.hollow_jax_array(array, kind);
         }
         if self.all_lent {
@@ -214,7 +199,8 @@ impl<'py> Walk<'py> {
         self.device_array(array, dtype, kind)
     }
 
-    /// What an array of jax is recorded as: is its dtype weak? Most arrays share what says so.
+    /// The recorded kind of an array of jax, by its `aval`, which most arrays share: is the dtype
+    /// weak?
     fn jax_kind(&mut self, array: &Bound<'py, PyAny>) -> Walked<Kind> {
         let py = self.py;
         if !self.out.is_described() {
@@ -236,7 +222,7 @@ impl<'py> Walk<'py> {
         Ok(kind)
     }
 
-    /// Records how an array of jax, which comes next, was split over devices.
+    /// Records the sharding of the array of jax that comes next.
     #[inline(never)] // see `value` in `containers.rs`
     pub fn split(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let py = self.py;
@@ -246,7 +232,7 @@ impl<'py> Walk<'py> {
         let Some(sharding) = array.getattr_opt(intern!(py, "sharding"))? else {
             return Ok(());
         };
-        if let Some((_, number)) = self.shardings.iter().find(|(it, _)| it.is(&sharding)) {
+        if let Some((_, number)) = self.shardings.iter().find(|(known, _)| known.is(&sharding)) {
             self.out.split(*number);
             return Ok(());
         }
@@ -254,10 +240,10 @@ impl<'py> Walk<'py> {
         let number = if found.is_none() {
             None
         } else {
-            type Parts = (Vec<(String, u64, bool)>, Vec<Vec<String>>, Vec<String>);
-            let (mesh, spec, memory): Parts = found.extract()?;
+            type Fields = (Vec<(String, u64, bool)>, Vec<Vec<String>>, Vec<String>);
+            let (mesh, spec, memory): Fields = found.extract()?;
             self.out.sharding(Sharding {
-                mesh: grow::collect(mesh.into_iter().map(|it| Axis(it.0, it.1, it.2)))?,
+                mesh: grow::collect(mesh.into_iter().map(|axis| Axis(axis.0, axis.1, axis.2)))?,
                 spec: grow::collect(spec.into_iter().map(Axes))?,
                 memory,
             })?
@@ -270,7 +256,7 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// Keeps the place of an array of jax.
+    /// Leaves a gap for an array of jax.
     fn hollow_jax_array(&mut self, array: &Bound<'py, PyAny>, kind: Kind) -> Walked {
         let py = self.py;
         self.check_alive(array)?;
@@ -279,7 +265,7 @@ impl<'py> Walk<'py> {
         let shape: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
         let header = self.dtypes[dtype].header(wire::EXT_NDARRAY, &shape);
         if header.nbytes() == 0 {
-            return Ok(self.out.array(&header, kind, |_, _| Ok(()))?); // there is nothing to keep
+            return Ok(self.out.array(&header, kind, |_, _| Ok(()))?); // nothing to leave out
         }
         self.gap(array, dtype, (wire::EXT_NDARRAY, shape), kind)
     }
@@ -294,10 +280,9 @@ impl<'py> Walk<'py> {
 
     /// Writes an array of jax in host memory and returns true, or returns false.
     ///
-    /// jax lends its memory through the buffer protocol, which costs a fraction of
-    /// asking it for a NumPy array; it waits for the content and keeps it alive meanwhile. It
-    /// lends neither arrays on accelerators, nor sharded ones, nor some dtypes; and those
-    /// without dimensions not in a form that can be used.
+    /// jax lends its memory through the buffer protocol, which costs a fraction of asking for a
+    /// NumPy array; it waits for the content and keeps it alive. It does not lend arrays on
+    /// accelerators, sharded ones, nor some dtypes; nor arrays without dimensions in a usable form.
     fn lent_array(&mut self, array: &Bound<'py, PyAny>, kind: &Kind) -> Walked<bool> {
         let buffer = match PyUntypedBuffer::get(array) {
             Ok(buffer) => buffer,
@@ -339,7 +324,7 @@ impl<'py> Walk<'py> {
         Ok(true)
     }
 
-    /// Notes an array whose bytes are fetched later.
+    /// Adds an array whose bytes are fetched later.
     fn device_array(&mut self, array: &Bound<'py, PyAny>, dtype: usize, kind: Kind) -> Walked {
         let py = self.py;
         let is = |name| array.getattr(name).and_then(|answer| answer.is_truthy());
@@ -375,7 +360,7 @@ impl<'py> Walk<'py> {
         })?)
     }
 
-    /// Notes an array whose bytes are read later.
+    /// Adds an array whose bytes are read later.
     pub fn deferred_array(&mut self, array: &Bound<'py, PyAny>) -> Walked {
         let parts = array.call_method0(intern!(self.py, "_deferred"))?;
         let (content, pieces): (Bound<'py, Content>, Vec<(usize, usize)>) = parts.extract()?;
@@ -418,7 +403,7 @@ impl<'py> Walk<'py> {
             self.dtypes.clear();
             self.formats.clear();
         }
-        self.dtypes.push(Met {
+        self.dtypes.push(KnownDtype {
             dtype: Dtype::of(dtype)?,
             lent: MAX_FAILURES,
         });

@@ -1,4 +1,4 @@
-//! Containers, and the choice of what a value is.
+//! Containers, and the choice by the type of a value.
 //!
 //! It is one recursion, and long because there are many kinds of containers.
 
@@ -21,7 +21,6 @@ use super::state::{Position, Walk};
 use crate::structure::{Kind, NodeType};
 use crate::{grow, wire};
 
-/// What a container consists of.
 struct Reduced<'py> {
     children: Bound<'py, PyDict>,
     /// Whether a handler has made them, so that lists stay lists.
@@ -31,8 +30,8 @@ struct Reduced<'py> {
 }
 
 impl<'py> Walk<'py> {
-    /// Writes `value`. This and what it calls for containers is the recursion, which must not
-    /// need much of the stack: what is inlined here counts at every level.
+    /// Writes `value`. This and its calls for containers are the recursion, which must not need
+    /// much of the stack: inlined code counts at every level.
     pub fn value(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         self.signals.check(self.py)?;
         let class = value.get_type_ptr();
@@ -150,7 +149,7 @@ impl<'py> Walk<'py> {
         match state.cast_exact::<PyDict>() {
             // A dict here is the state itself, even if dict has a handler.
             Ok(state) => self.dict(state, place),
-            // This is no level of its own in the output, but one of the recursion.
+            // No level of the output, but one of the recursion.
             Err(_) => self.value(&state, place.below()?),
         }
     }
@@ -179,8 +178,8 @@ impl<'py> Walk<'py> {
         Ok(())
     }
 
-    /// The type and static data of a container whose fields are fixed, unless Python has to be
-    /// asked.
+    /// The type and static data of a container whose fields are fixed, unless only Python knows
+    /// them.
     #[inline(never)] // see `value`
     fn record(&mut self, fields: &Fields<'py>, value: &Bound<'py, PyAny>) -> Walked<Option<Kind>> {
         let Some(record) = &fields.record else {
@@ -189,7 +188,7 @@ impl<'py> Walk<'py> {
         let data = match fields.data(value) {
             Ok(Some(data)) => data,
             Ok(None) => return Ok(None),
-            // Python leaves out what cannot be encoded, or says why not.
+            // Python leaves out values that cannot be encoded, or explains them.
             Err(error) if error.is_instance_of::<PyException>(self.py) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
@@ -232,7 +231,7 @@ impl<'py> Walk<'py> {
         self.reduced(value, place)
     }
 
-    /// A container, or code, of which Python tells what is recorded.
+    /// A container, or code, whose record Python returns.
     #[inline(never)] // see `value`
     fn reduced(&mut self, value: &Bound<'py, PyAny>, place: Position) -> Walked {
         let Some(reduced) = self.reduce(value)? else {
@@ -246,7 +245,8 @@ impl<'py> Walk<'py> {
         Ok(self.out.end(Kind::Typed(reduced.class, reduced.data))?)
     }
 
-    /// The children of a container by name, its type, and its static data; nothing for an array of jax that is taken for one because it has a handler.
+    /// The children of a container by name, its type, and its static data; `None` for an array of
+    /// jax that has a handler.
     #[inline(never)] // see `value`
     fn reduce(&mut self, value: &Bound<'py, PyAny>) -> Walked<Option<Reduced<'py>>> {
         let answer = self.hooks.flatten_node.bind(self.py).call1((value,));
@@ -270,7 +270,7 @@ impl<'py> Walk<'py> {
         }))
     }
 
-    /// What is raised for something that cannot be written, with its place in the tree.
+    /// The failure for a value that cannot be written.
     #[allow(clippy::unnecessary_box_returns)] // see `Walked`
     fn unsupported(&self, error: PyErr) -> Box<Failure> {
         if error.is_instance_of::<PyTypeError>(self.py) {
@@ -290,7 +290,7 @@ impl<'py> Walk<'py> {
         self.end_with_keys(dict)
     }
 
-    /// Ends a dict with keys that are no strings.
+    /// Ends a dict with keys other than strings.
     #[inline(never)] // see `value`
     fn end_with_keys(&mut self, dict: &Bound<'py, PyDict>) -> Walked {
         let kind = if self.out.is_described() {
@@ -302,7 +302,7 @@ impl<'py> Walk<'py> {
         Ok(self.out.end(kind)?)
     }
 
-    /// Begins a map with the items of a dict; returns whether all keys are strings.
+    /// Starts a map with the items of a dict; returns whether all keys are strings.
     fn pairs(&mut self, dict: &Bound<'py, PyDict>, below: Position) -> Walked<bool> {
         let count = dict.len();
         if !below.state && self.out.is_described() && !has_string_keys(dict) {
@@ -334,7 +334,8 @@ impl<'py> Walk<'py> {
         Ok(all_strings)
     }
 
-    /// Writes what comes next of a dict as long as it is arrays like the last one; returns how many.
+    /// Writes the next items of a dict while they are arrays like the last one; returns their
+    /// number.
     #[inline(never)] // see `value`
     fn alike(
         &mut self,
@@ -388,7 +389,7 @@ impl<'py> Walk<'py> {
         self.pair_with_key(key, value, place)
     }
 
-    /// A pair whose key is no string.
+    /// A pair whose key is not a string.
     #[inline(never)] // see `value`
     fn pair_with_key(
         &mut self,
@@ -414,7 +415,7 @@ impl<'py> Walk<'py> {
             .map_err(|failure| failure.below(text_of(key)))
     }
 
-    /// A child of a container; `key` leads to it.
+    /// A child of a container, with its key.
     #[inline]
     fn child(
         &mut self,
@@ -507,8 +508,7 @@ fn changed(what: &str) -> PyErr {
     PyRuntimeError::new_err(format!("{what} changed size during iteration"))
 }
 
-/// The items of a dict in the order of their keys, or as they are if the keys
-/// have no order among each other.
+/// The items of a dict in the order of their keys, or as they are if the keys have no order.
 #[inline(never)] // see `value`
 fn sorted_items<'py>(
     dict: &Bound<'py, PyDict>,
@@ -522,7 +522,7 @@ fn sorted_items<'py>(
         .iter()
         .all(|(key, _)| key.is_exact_instance_of::<PyString>())
     {
-        // Python compares strings by code point, which is how their UTF-8 bytes compare.
+        // Python compares strings by code point, as their UTF-8 bytes compare.
         let mut keyed = grow::with_room(items.len())?;
         for (key, value) in &items {
             keyed.push((key.cast::<PyString>()?.to_str()?, key, value));

@@ -14,20 +14,19 @@ use crate::layout::Payload;
 use crate::window::{Fetch, Window};
 use crate::{Error, Result, grow};
 
-/// How many bytes of arrays may be in host memory, or on their way there, at a time.
+/// The most bytes of arrays in host memory or in transfer at a time.
 pub const WINDOW_BYTES: usize = 256 << 20;
 
 /// The arrays of a tree that are fetched, in order.
 pub type Devices = Window<DeviceArray>;
 
-/// An array of jax.
 pub struct DeviceArray {
     pub array: Py<PyAny>,
     pub shape: Vec<usize>,
     pub itemsize: usize,
 }
 
-/// Its bytes, when they are here.
+/// Its bytes in host memory.
 pub enum OnHost {
     Whole(Borrowed),
     Sharded(Sharded<Borrowed>),
@@ -37,7 +36,7 @@ pub enum OnHost {
 type HostShard<'py> = (Vec<usize>, Bound<'py, PyUntypedArray>);
 
 impl Fetch for DeviceArray {
-    /// What `start_transfer` has returned.
+    /// The result of `start_transfer`.
     type Transfer = Py<PyAny>;
     type Here = OnHost;
 

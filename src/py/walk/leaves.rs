@@ -12,8 +12,7 @@ use crate::layout::LayoutBuilder;
 use crate::structure::Kind;
 use crate::wire;
 
-/// Blobs of at most so many bytes are copied among the headers: a piece of their own would
-/// take more room.
+/// Smaller blobs are copied among the headers: a piece of their own takes more room.
 const INLINE_MAX_BYTES: usize = 64;
 
 impl<'py> Walk<'py> {
@@ -59,7 +58,7 @@ impl<'py> Walk<'py> {
     }
 }
 
-/// Bytes that never change: a few are copied, many are borrowed.
+/// Bytes that never change: short ones are copied, long ones borrowed.
 fn borrow(
     content: &[u8],
     borrow: impl FnOnce() -> PyResult<Borrowed>,

@@ -1,19 +1,18 @@
-//! The walk over a Python tree, which tells an encoder what it meets.
+//! The walk over a Python tree, which drives an encoder.
 //!
-//! Dicts, lists, tuples and plain leaves are walked natively; anything else is
-//! put to the hooks: first `classify`, once a type, then `expand` for containers.
-//! Large arrays in host memory are borrowed. Arrays on accelerators are only noted: they are
-//! fetched when the layout is poured.
+//! Dicts, lists, tuples and plain leaves are walked natively; for other values the hooks are
+//! called: `classify`, once for each type, then `expand` for containers. Large arrays in host
+//! memory are borrowed. Arrays on accelerators are fetched when the layout is poured.
 //!
-//! | file | what is there |
+//! | file | content |
 //! |---|---|
+//! | `devices.rs` | arrays that are fetched when their bytes are copied |
+//! | `payload.rs` | payloads borrowed from Python |
 //! | `state.rs` | the state of a walk |
 //! | `leaves.rs` | leaves without a dtype |
-//! | `arrays.rs` | leaves with one |
-//! | `containers.rs` | containers, and the choice between all of these |
-//! | `payload.rs` | what the layout borrows |
-//! | `devices.rs` | arrays that are fetched when their bytes are copied |
-//! | `snapshot.rs` | a layout that does not depend on the tree any more |
+//! | `arrays.rs` | leaves with a dtype |
+//! | `containers.rs` | containers, and the choice by type |
+//! | `snapshot.rs` | a layout that is independent of the tree |
 
 mod arrays;
 mod containers;
@@ -32,7 +31,7 @@ pub use self::state::{Options, Recorded};
 use super::watch::Watcher;
 use crate::layout::Layout;
 
-/// The layout of `tree`, and the arrays that are not written in it.
+/// The layout of `tree`, and the arrays left out of it.
 pub fn layout_of(
     tree: &Bound<'_, PyAny>,
     options: Options<'_>,
@@ -56,7 +55,7 @@ pub fn layout_of(
     }
 }
 
-/// All that keeps `tree` from being written: where, and why.
+/// All failures of writing `tree`, with their places.
 pub fn problems_of(
     tree: &Bound<'_, PyAny>,
     options: Options<'_>,
@@ -73,5 +72,8 @@ pub fn problems_of(
         }
         problems.push(*failure);
     }
-    Ok(problems.iter().map(|failure| failure.told(py)).collect())
+    Ok(problems
+        .iter()
+        .map(|failure| failure.place_and_reason(py))
+        .collect())
 }

@@ -1,4 +1,4 @@
-//! What a layout borrows from Python.
+//! Payloads that a layout borrows from Python.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -10,30 +10,28 @@ use crate::Result;
 use crate::layout::Payload;
 use crate::mapping::Pages;
 use crate::raw::{AsRaw, RawBytes, zeroed};
-use crate::source::{Parts, Pieces, Source};
+use crate::source::{Pieces, Source, SourcePieces};
 
 /// The bytes of one leaf, or a range of them.
 pub enum LeafPayload {
-    /// They lie together in memory.
+    /// Contiguous memory.
     Memory(Borrowed),
-    /// In memory of jax, which nobody changes while it is held.
+    /// Memory of jax, which never changes while it is held.
     Held(Borrowed),
-    /// In memory of their own, with others.
+    /// A copy, in pages with others.
     Copied(Arc<Pages>, Range<usize>),
-    /// They are not written: the place of so many bytes is kept, of the array with this number.
+    /// Not written: a gap.
     Gap {
-        /// Its number among the arrays that are not written.
+        /// The number of its array among those that are not written.
         number: usize,
-        /// How many bytes.
         len: usize,
     },
-    /// They are fetched when they are copied; boxed to keep the common case small.
+    /// Fetched when copied; boxed to keep the common case small.
     Device(Box<OnDevice>),
-    /// They are read when they are copied.
     Source(Box<InSource>),
 }
 
-/// A range of the bytes of an array that lies in other encoded data, in one piece or several.
+/// A range of an array's bytes in other encoded data, in one piece or several.
 pub struct InSource {
     pub source: Arc<dyn Source + Send + Sync>,
     pub pieces: Arc<Pieces>,
@@ -43,7 +41,7 @@ pub struct InSource {
 impl InSource {
     fn copy_to<'t>(&self, start: usize, target: &'t mut [MaybeUninit<u8>]) -> Result<&'t mut [u8]> {
         let (source, parts) = (&*self.source, &*self.pieces);
-        Parts { source, parts }.read_at(self.range.start + start, target)
+        SourcePieces { source, parts }.read_at(self.range.start + start, target)
     }
 }
 
@@ -55,7 +53,7 @@ pub struct OnDevice {
 }
 
 impl LeafPayload {
-    /// Whether copying this asks Python for it.
+    /// Whether copying this calls Python.
     pub fn needs_python(&self) -> bool {
         matches!(self, Self::Device(_) | Self::Source(_))
     }

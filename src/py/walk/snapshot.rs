@@ -1,4 +1,4 @@
-//! Making a layout independent of what happens to the tree afterwards.
+//! Makes a layout independent of later changes to the tree.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::watch::Watch;
 
 /// Copies all memory that may change, and fetches all arrays that are elsewhere.
 ///
-/// Memory of jax is only held: while it is, jax gives it to nobody else, not even if the array is
-/// donated. Arrays of open files stay in their files.
+/// Memory of jax is only held: then jax does not reuse it, even if the array is donated. Arrays of
+/// open files stay in their files.
 pub fn snapshot(py: Python<'_>, layout: &mut Layout<LeafPayload>) -> PyResult<()> {
     let changing = layout.payloads().filter_map(LeafPayload::changing);
     let nbytes = changing.map(RawBytes::len).sum();

@@ -14,44 +14,37 @@ use super::super::dtypes::Dtype;
 use super::super::failure::{Failure, Walked};
 use super::super::fields::FieldsByType;
 use super::super::hooks::Hooks;
-use super::super::memory::BytesLender;
+use super::super::memory::{Alike, BytesLender};
 use super::super::watch::Signals;
-use super::arrays::LastSmall;
 use super::devices::{Devices, WINDOW_BYTES};
 use super::payload::LeafPayload;
 use crate::Error;
-use crate::array::{Array, Framing};
+use crate::array::{Array, Framing, Like};
 use crate::encoder::Encoder;
 use crate::structure::{Kind, Record};
 use crate::wire;
 
-/// What is recorded of a tree: each of these, and what is before it.
+/// The recorded parts of a tree: each one includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recorded {
     Nothing,
     Structure,
-    /// Where the leaves are.
     Index,
-    /// Those of the leaves, once they are written.
     Checksums,
 }
 
-/// How a tree is to be walked.
 #[allow(clippy::struct_excessive_bools)] // they have names in Python
 pub struct Options<'py> {
     /// Write state dicts: lists as maps, keys as strings, containers expanded.
     pub state_dict: bool,
-    /// Sort the keys of dicts.
     pub sort_keys: bool,
-    /// What is recorded in the last pair of the map at the top.
+    /// Recorded in the last pair of the map at the top.
     pub recorded: Recorded,
-    /// A value that is written with the structure.
     pub metadata: Option<Vec<u8>>,
-    /// What is recorded instead of the structure that is met.
+    /// Replaces the record of the walked structure.
     pub record: Option<Record>,
-    /// How arrays are framed.
     pub framing: Framing,
-    /// Keep the place of arrays, but do not write them.
+    /// Leave gaps for arrays.
     pub hollow: bool,
     /// The output will be one `bytes` object: small arrays are copied there at once.
     pub joined: bool,
@@ -59,17 +52,15 @@ pub struct Options<'py> {
     pub overridden: Vec<Bound<'py, PyType>>,
 }
 
-/// Where in the tree the walk is.
 #[derive(Clone, Copy)]
 pub struct Position {
-    /// Below here lists become maps and keys strings. Not so below the state
-    /// that a handler returned: that is final.
+    /// Whether lists become maps here, and keys strings. Not so in the final state that a handler
+    /// returned.
     pub state: bool,
     pub depth: usize,
 }
 
 impl Position {
-    /// The place below a container.
     pub fn below(self) -> Walked<Self> {
         let limit = wire::MAX_DEPTH;
         if self.depth >= limit {
@@ -82,7 +73,7 @@ impl Position {
     }
 }
 
-/// The types that are told apart by one comparison each.
+/// Types that are recognised by one comparison each.
 pub struct Types {
     pub dict: *mut ffi::PyTypeObject,
     pub list: *mut ffi::PyTypeObject,
@@ -113,15 +104,13 @@ impl Types {
     }
 }
 
-/// A dtype that was met.
-pub struct Met {
+pub struct KnownDtype {
     pub dtype: Arc<Dtype>,
-    /// How many jax arrays of this dtype may yet refuse to lend their memory.
+    /// The number of jax arrays of this dtype that may yet refuse to lend their memory.
     pub lent: u8,
 }
 
-impl Met {
-    /// The header of an array of this dtype.
+impl KnownDtype {
     pub fn header<'a>(&'a self, code: i8, shape: &'a [usize]) -> Array<'a> {
         Array {
             code,
@@ -132,7 +121,16 @@ impl Met {
     }
 }
 
-/// One walk.
+/// The small array that was written last: the next one is often like it.
+pub(super) struct LastSmall {
+    pub code: i8,
+    pub alike: Alike,
+    /// Whether the array before was like it.
+    pub is_repeated: bool,
+    /// See [`crate::encoder::Encoder::last_headers`].
+    pub headers: Like,
+}
+
 pub struct Walk<'py> {
     pub py: Python<'py>,
     pub hooks: &'static Hooks,
@@ -140,32 +138,27 @@ pub struct Walk<'py> {
     pub types: Types,
     pub options: Options<'py>,
     pub out: Encoder<LeafPayload>,
-    pub dtypes: Vec<Met>,
+    pub dtypes: Vec<KnownDtype>,
     pub(super) last_small: Option<LastSmall>,
-    /// Whether every array of jax so far has lent its memory, so that the next one is asked
-    /// before anything else is.
+    /// Whether every array of jax so far has lent its memory, so that the next one is tried first.
     pub all_lent: bool,
-    /// By the formats of buffers that arrays of jax have lent: the index of the dtype.
+    /// The indices of dtypes, by the formats of buffers that arrays of jax have lent.
     pub formats: Vec<(Vec<u8>, usize)>,
-    /// What jax calls the type of the last array, and what it is recorded as.
+    /// The `aval` of the last array of jax, and its recorded kind.
     pub aval: Option<(Bound<'py, PyAny>, Kind)>,
-    /// The shardings of arrays of jax, and the numbers that they are recorded by, if they are.
+    /// The shardings of arrays of jax, with their recorded numbers, if any.
     pub shardings: Vec<(Bound<'py, PyAny>, Option<u32>)>,
     pub classes: Classes<'py>,
     pub fields: FieldsByType<'py>,
     pub devices: Arc<Devices>,
-    /// The arrays that are not written.
     pub hollow: Vec<Py<PyAny>>,
-    /// All failures so far, if the walk is only to find out what cannot be written. What has
-    /// been put out is of no use then.
+    /// All failures so far, if the walk only collects failures. Its output is useless then.
     pub problems: Option<Vec<Failure>>,
 }
 
 impl<'py> Walk<'py> {
-    /// The most problems that are collected.
     pub const MAX_PROBLEMS: usize = 1000;
 
-    /// Where a walk begins.
     pub fn root(&self) -> Position {
         Position {
             state: self.options.state_dict,
@@ -173,7 +166,6 @@ impl<'py> Walk<'py> {
         }
     }
 
-    /// A walk that has not begun.
     pub fn new(py: Python<'py>, options: Options<'py>) -> PyResult<Self> {
         let mut out = match options.recorded {
             Recorded::Nothing => Encoder::new(options.framing),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treepack._core import Class
 from treepack._src.interop import flax, msgpack
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.libraries import is_marker
@@ -30,23 +31,6 @@ from treepack._src.storage.deferred import Deferred
 
 if TYPE_CHECKING:
     import jax
-
-
-class Class(enum.IntEnum):
-    """The classes of values in the native walk, which knows these numbers."""
-
-    UNSUPPORTED = 0
-    ARRAY = 1
-    SCALAR = 2
-    JAX_ARRAY = 3
-    PRNG_KEY = 4
-    BYTES_LIKE = 5
-    EXT = 6
-    TIMESTAMP = 7
-    NODE = 8
-    DEFERRED = 9
-    CODE = 10
-    MASKED = 11
 
 
 _BUILTIN = (str, bytes, int, float, bool, complex, type(None))

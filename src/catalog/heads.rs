@@ -1,0 +1,102 @@
+//! The heads that were compared with an index, and the window of the source for comparing them.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::Result;
+use crate::raw::RawBytes;
+use crate::source::{Source, read_to};
+
+/// Heads known to match the index. A head is the bytes before a leaf, or before the record.
+#[derive(Debug, Default)]
+pub(super) struct Checked(Vec<AtomicU64>);
+
+impl Checked {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn none(heads: usize) -> Result<Self> {
+        let mut words = Vec::new();
+        words.try_reserve_exact(heads.div_ceil(64))?;
+        words.resize_with(heads.div_ceil(64), AtomicU64::default);
+        Ok(Self(words))
+    }
+
+    pub(super) fn has(&self, head: usize) -> bool {
+        // Without an index there is nothing to compare.
+        let word = self.0.get(head / 64);
+        word.is_none_or(|word| word.load(Ordering::Relaxed) & (1 << (head % 64)) != 0)
+    }
+
+    pub(super) fn add(&self, head: usize) {
+        if let Some(word) = self.0.get(head / 64) {
+            word.fetch_or(1 << (head % 64), Ordering::Relaxed);
+        }
+    }
+}
+
+/// A source read in order: near ranges are one request.
+pub(super) struct InOrder<'a> {
+    pub(super) source: &'a dyn Source,
+    pub(super) window: &'a Mutex<Window>,
+}
+
+/// The part of a source that was read last: its offset and bytes.
+pub(super) type Window = (usize, Vec<u8>);
+
+const WINDOW_BYTES: usize = 64 << 10;
+
+impl Source for InOrder<'_> {
+    fn len(&self) -> usize {
+        self.source.len()
+    }
+
+    fn read_at<'t>(
+        &self,
+        offset: usize,
+        target: &'t mut [std::mem::MaybeUninit<u8>],
+    ) -> Result<&'t mut [u8]> {
+        let Ok(mut window) = self.window.try_lock() else {
+            // Readers at the same time do without, as does a forked process that inherits a held
+            // lock.
+            return self.source.read_at(offset, target);
+        };
+        let (start, bytes) = &mut *window;
+        let end = offset + target.len();
+        if offset < *start || end > *start + bytes.len() {
+            // Read ahead twice as far after sequential reads, and little after a jump.
+            let goes_on = (*start..=*start + bytes.len()).contains(&offset);
+            let ahead = if goes_on { 2 * bytes.len() } else { 0 };
+            let len = ahead.min(WINDOW_BYTES).max(target.len());
+            let there = self.source.run(offset).max(target.len());
+            let until = offset + len.min(there); // of what is there
+            bytes.clear();
+            *start = offset;
+            read_to(self.source, offset..until, bytes)?;
+        }
+        let from = offset - *start;
+        Ok(target.write_copy_of_slice(&bytes[from..from + target.len()]))
+    }
+
+    fn near(&self) -> usize {
+        self.source.near()
+    }
+
+    fn run(&self, offset: usize) -> usize {
+        self.source.run(offset)
+    }
+
+    fn present(&self, range: Range<usize>) -> usize {
+        self.source.present(range)
+    }
+
+    fn memory(&self) -> Option<RawBytes<'_>> {
+        self.source.memory()
+    }
+
+    fn stable(&self) -> Option<&[u8]> {
+        self.source.stable()
+    }
+}
