@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
@@ -41,23 +42,22 @@ def pytest_configure(config: pytest.Config) -> None:
     """Lets examples and killed programs leave their files where they go with the tests."""
     # A sixth of the time went into compiling the same functions of jax in every run and process.
     # What a killed process has half written is compiled again.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     told = "ignore:Error (reading|writing) persistent compilation cache entry"
     config.addinivalue_line("filterwarnings", told)
     if not hasattr(config, "workerinput"):  # workers inherit it
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="treepack-tests-")
+        folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(
+            prefix="treepack-tests-"
+        )
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """One more than cores in `make test-all`, whose campaigns wait for servers and disks."""
     return None if config.option.markexpr else (os.cpu_count() or 1) + 1
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
