@@ -140,7 +140,7 @@ lint-rust: $(VENV)/.made
 
 # Tests, benchmarks and examples; without Python some parts of the core are not used.
 lint-rust-core:
-	$(call aloud,Lints the core without Python.,cargo clippy --quiet --all-targets -- -D warnings)
+	$(call aloud,Lints the core without Python.,cargo clippy --quiet --all-targets --features bench -- -D warnings)
 
 lint-python: $(VENV)/.packages
 	@$(BIN)/ruff format --quiet --check .

@@ -72,7 +72,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         measure(options, "directory", f"{folder}/model", {}, [])
     with s3.running() as server, contextlib.ExitStack() as stack:
-        proxies = [s3.Proxy(f"http://{server.proxy.upstream}") for _ in range(options.processes)]
+        proxies = [s3.Proxy(server.proxy.application) for _ in range(options.processes)]
         for proxy in proxies:
             stack.callback(proxy.server_close)
             stack.callback(proxy.shutdown)

@@ -175,7 +175,7 @@ def many_hosts(server: s3.Server) -> None:
     store = from_url(
         f"s3://{s3.BUCKET}",
         client_options={"allow_http": True},
-        **{**options, "endpoint": f"http://{server.proxy.upstream}"},
+        **options,
     )
     files = [file_name("0123abcd", at) for at in range(HOSTS)]
     written = [Written(name, 1 << 30, at, 5) for at, name in enumerate(files)]
@@ -218,7 +218,7 @@ def many_hosts(server: s3.Server) -> None:
 
 def upload(server: s3.Server, nbytes: int) -> None:
     """Uploads the same bytes as `obstore.put` does."""
-    options = {**server.options, "endpoint": f"http://{server.proxy.upstream}"}
+    options = server.options
     tree = {"w": np.ones(nbytes, np.uint8)}
     client = {"allow_http": True, "timeout": "300s"}
     store = from_url(f"s3://{s3.BUCKET}", client_options=client, **options)

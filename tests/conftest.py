@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before jax is imported anywhere.
@@ -41,23 +43,22 @@ def pytest_configure(config: pytest.Config) -> None:
     """Lets examples and killed programs leave their files where they go with the tests."""
     # A sixth of the time went into compiling the same functions of jax in every run and process.
     # What a killed process has half written is compiled again.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     told = "ignore:Error (reading|writing) persistent compilation cache entry"
     config.addinivalue_line("filterwarnings", told)
     if not hasattr(config, "workerinput"):  # workers inherit it
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="treepack-tests-")
+        folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(
+            prefix="treepack-tests-"
+        )
+        config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """One more than cores in `make test-all`, whose campaigns wait for servers and disks."""
     return None if config.option.markexpr else (os.cpu_count() or 1) + 1
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
@@ -87,3 +88,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "80")
     write_files()
     return tmp_path
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, if there is a place for it: a disk takes milliseconds for each file."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="treepack-tests-", dir=memory) as name:
+        yield Path(name)

@@ -3,7 +3,7 @@
 . "$(dirname "$0")/common.sh"
 name=$1 && shift
 case $name in
-  core) cargo bench --quiet ;;
+  core) cargo bench --quiet --features bench ;;
   full) # all that benches/results has
     "$bin/python" benches/compare.py --full --rounds 5
     "$bin/python" benches/compare_gzip.py --size 128 --write

@@ -21,7 +21,7 @@ check_targets() {
   fi
   export PATH="$PWD/.venv/zig/bin:$PATH" PYO3_CROSS_PYTHON_VERSION=3.11
   for triple in $targets; do
-    for what in '--lib' '--all-targets --features python'; do
+    for what in '--lib' '--all-targets --features python,bench'; do
       echo "$triple: $what"
       # shellcheck disable=SC2086
       cargo-zigbuild clippy --quiet --target "$triple" $what -- -D warnings

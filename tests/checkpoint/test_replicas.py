@@ -197,8 +197,8 @@ def test_a_store_serves_each_shard_once(tmp_path: Path) -> None:
     pytest.importorskip("moto")
     model = 16 << 20
     with s3.running() as server, contextlib.ExitStack() as stack:
-        upstream = f"http://{server.proxy.upstream}"
-        proxies = [stack.enter_context(s3.Proxy(upstream)) for _ in range(4)]
+        application = server.proxy.application
+        proxies = [stack.enter_context(s3.Proxy(application)) for _ in range(4)]
         options = {name: it for name, it in server.options.items() if name != "retry_config"}
         program = "import jax.experimental.multihost_utils\n" + STORE
         what = server.url("model"), json.dumps(options), *(it.url for it in proxies), tmp_path

@@ -450,34 +450,34 @@ def run(tracer: Path | None, folder: Path, call: str, *arguments: str) -> tuple[
 @is_traced
 @tiers.parametrize("kind", SAVES, quick={"file"})
 def test_a_call_that_fails_or_a_full_disk_leaves_the_old_or_the_new(
-    kind: str, tracer: Path, tmp_path: Path
+    kind: str, tracer: Path, in_memory: Path
 ) -> None:
     each = tiers.either(False, True)
     folder = "pathlib.Path(sys.argv[1])"
     call = f"fail_each({kind!r}, {folder}, list(it.ERRORS), each={each})"
     call += f"; it.fail_each({kind!r}, {folder}, [it.FULL], each={each})"
-    print(run(tracer, tmp_path, call)[0])
+    print(run(tracer, in_memory, call)[0])
 
 
 @pytest.mark.campaign
 @is_traced
-def test_file_systems_may_lack_calls(tracer: Path, tmp_path: Path) -> None:
-    run(tracer, tmp_path, "refuse_some(pathlib.Path(sys.argv[1]))")
+def test_file_systems_may_lack_calls(tracer: Path, in_memory: Path) -> None:
+    run(tracer, in_memory, "refuse_some(pathlib.Path(sys.argv[1]))")
 
 
 @pytest.mark.campaign
 @is_traced
-def test_stores_need_no_dev_fd(tracer: Path, tmp_path: Path) -> None:
-    run(tracer, tmp_path, "save_without_dev_fd()")
+def test_stores_need_no_dev_fd(tracer: Path, in_memory: Path) -> None:
+    run(tracer, in_memory, "save_without_dev_fd()")
 
 
 @pytest.mark.campaign
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_a_process_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_leaves_the_old_or_the_new(in_memory: Path) -> None:
     """Set TREEPACK_INSTANTS to kill more often."""
     instants = int(os.environ.get("TREEPACK_INSTANTS", "10"))
     each = f"it.kill_often(kind, pathlib.Path(sys.argv[1]), {instants}) for kind in it.SAVES"
-    print(run(None, tmp_path, f"os; [{each}]")[0])
+    print(run(None, in_memory, f"os; [{each}]")[0])
 
 
 @pytest.fixture(scope="module")
@@ -499,12 +499,12 @@ def logged(tracer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path,
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", SAVES)
 def test_power_is_lost(
-    kind: str, place: str, logged: dict[Path, list[str]], tmp_path: Path
+    kind: str, place: str, logged: dict[Path, list[str]], in_memory: Path
 ) -> None:
     [inside] = [it for it in logged if it.parts[-3:] == (kind, place, "inside")]
     where, log = PLACES[place], logged[inside]
     disk = Disk(str(inside), inside.parent / "before")
-    crashed = tmp_path / "crashed"
+    crashed = in_memory / "crashed"
     tried: set[Any] = set()
     is_saved = False
     for line in ["say begun", *log]:

@@ -404,8 +404,8 @@ at_each_step(saving if kind == "sharded" else waiting, work, handler)
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", ["file", "manager", "sharded"])
-def test_a_signal_handler_may_save_at_any_time(tmp_path: Path, kind: str) -> None:
-    processes.run(HANDLED, 1, kind, tmp_path / "x", Path(__file__).parents[1] / "support")
+def test_a_signal_handler_may_save_at_any_time(in_memory: Path, kind: str) -> None:
+    processes.run(HANDLED, 1, kind, in_memory / "x", Path(__file__).parents[1] / "support")
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -33,12 +33,12 @@ SECRETS = {"access_key_id": "s3cr3t-key", "secret_access_key": "s3cr3t-value"}
 
 
 def tree(step: int, nbytes: int = 4000) -> dict[str, Any]:
-    return {"w": np.full(nbytes, step, np.uint8), "n": {"step": step}}
+    return {"w": np.full(nbytes, step % 256, np.uint8), "n": {"step": step}}
 
 
 def step_of(found: Any) -> int:
     """Returns the step of a tree, all of which is of one step."""
-    assert np.all(found["w"] == found["n"]["step"])
+    assert np.all(found["w"] == found["n"]["step"] % 256)
     return int(found["n"]["step"])
 
 
@@ -199,35 +199,47 @@ def check_error(error: BaseException, url: str) -> None:
 URLS = itertools.count()
 
 
-def written(
-    server: s3.Server, name: str, plan: tuple[int, Fault, bool] | None, retries: int
-) -> int:
-    """Saves a tree over another one, with a fault; returns the number of requests."""
-    options, url = options_of(server, retries), server.url(f"{name}/{next(URLS)}")
-    write = WRITERS[name]
-    # With retries, since a connection may be one that a fault has closed at the other end.
-    sure = options_of(server, 2)
-    write(url, 1, sure)
-    server.proxy.requests.clear()
-    error: BaseException | None = None
-    with Failing(server, plan):
-        try:
-            write(url, 2, options)
-        except Exception as raised:
-            error = raised
-    requests = len(server.proxy.requests)
-    found = step_of(read(name, url, sure))
-    assert found in (1, 2)
-    if error is None:
-        assert found == 2
-    else:
-        check_error(error, url)
-    write(url, 3, sure)
-    assert step_of(read(name, url, sure)) == 3
-    if name.startswith("directory"):
-        assert treepack.verify(url, storage_options=sure).ok
-        assert len(entries(resolved(url, sure))) == 2, "what failed saves have left is gone"
-    return requests
+class Saved:
+    """What is at a URL: the last step that is saved there, without a fault."""
+
+    def __init__(self, server: s3.Server, name: str):
+        self._server, self._name = server, name
+        self._url = server.url(f"{name}/{next(URLS)}")
+        # With retries, since a connection may be one that a fault has closed at the other end.
+        self._sure = options_of(server, 2)
+        self._step = 1
+        WRITERS[name](self._url, self._step, self._sure)
+
+    def _found(self) -> int:
+        return step_of(read(self._name, self._url, self._sure))
+
+    def written(self, plan: tuple[int, Fault, bool] | None, retries: int) -> int:
+        """Saves a tree over the last one, with a fault; returns the number of requests."""
+        name, url, write = self._name, self._url, WRITERS[self._name]
+        old, new = self._step, self._step + 1
+        options = options_of(self._server, retries)
+        self._server.proxy.requests.clear()
+        error: BaseException | None = None
+        with Failing(self._server, plan):
+            try:
+                write(url, new, options)
+            except Exception as raised:
+                error = raised
+        requests = len(self._server.proxy.requests)
+        found = self._found()
+        assert found in (old, new)
+        if error is None:
+            assert found == new
+        else:
+            check_error(error, url)
+        self._step += 2
+        write(url, self._step, self._sure)
+        assert self._found() == self._step
+        if name.startswith("directory"):
+            assert treepack.verify(url, storage_options=self._sure).ok
+            there = entries(resolved(url, self._sure))
+            assert len(there) == 2, "what failed saves have left is gone"
+        return requests
 
 
 def read(name: str, url: str, options: dict[str, Any]) -> Any:
@@ -277,8 +289,7 @@ def try_all(use: Callable[[Any, int], int], first: int) -> None:
 
 @tiers.parametrize("name", WRITERS, quick={"file in parts", "directory"})
 def test_a_save_that_fails_leaves_the_old_or_the_new(server: s3.Server, name: str) -> None:
-    first = [*WRITERS].index(name)
-    try_all(lambda plan, retries: written(server, name, plan, retries), first)
+    try_all(Saved(server, name).written, [*WRITERS].index(name))
 
 
 @pytest.mark.parametrize("stays", [False, True])

@@ -394,7 +394,6 @@ print("won", won, "lost", lost)
 @pytest.mark.campaign
 def test_jobs_race_for_a_directory(server: s3.Server, tmp_path: Path) -> None:
     options = {k: v for k, v in server.options.items() if k != "retry_config"}
-    options["endpoint"] = f"http://{server.proxy.upstream}"  # which is three times as fast
     program = tmp_path / "race.py"
     program.write_text("import sys; args = sys.argv[1:]\n" + RACE)
     url = server.url("race")

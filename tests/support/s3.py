@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import http.client
+import http
 import http.server
-import logging
+import io
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote
 
 from support import servers
 
@@ -35,6 +36,10 @@ def asked(request: Request) -> int:
     return int(last) + 1 - int(first) if first and last else 0
 
 
+# A server of S3: it is called with what WSGI tells of a request.
+Application = Callable[..., Any]
+
+
 class Proxy(servers.Server):
     """Forwards requests.
 
@@ -48,9 +53,9 @@ class Proxy(servers.Server):
       sent: The number of bytes in all answers.
     """
 
-    def __init__(self, upstream: str):
+    def __init__(self, application: Application):
         super().__init__(_Handler)
-        self.upstream = urlsplit(upstream).netloc
+        self.application = application
         self.latency = 0.0
         self.requests: list[Request] = []
         self.files: dict[str, bytes] = {}
@@ -105,7 +110,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return
             file = proxy.files.get(self.path)
             status, headers, data = (
-                self._ask(body) if file is None else part_of(file, request.range)
+                self._ask(body or b"") if file is None else part_of(file, request.range)
             )
             if callable(fault):
                 fault()
@@ -129,17 +134,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         return self.rfile.read(length) if length else None
 
-    def _ask(self, body: bytes | None) -> tuple[int, list[tuple[str, str]], bytes]:
-        connection = http.client.HTTPConnection(self.server.upstream)
-        skipped = ("host", "connection", "transfer-encoding", "content-length")
+    def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        skipped = ("connection", "transfer-encoding", "content-length", "content-type")
         headers = {
-            name: value for name, value in self.headers.items() if name.lower() not in skipped
+            f"HTTP_{name.upper().replace('-', '_')}": value
+            for name, value in self.headers.items()
+            if name.lower() not in skipped
         }
-        connection.request(self.command, self.path, body, headers)
-        answer = connection.getresponse()
-        data = answer.read()
-        connection.close()
-        return answer.status, answer.getheaders(), data
+        return answer_of(self.server.application, self.command, self.path, body, headers)
 
     def _answer(
         self, status: int, headers: list[tuple[str, str]], data: bytes, *, is_short: bool = False
@@ -174,6 +176,40 @@ def part_of(file: bytes, asked: str | None) -> tuple[int, list[tuple[str, str]],
     return 206, [("Content-Range", told)], data
 
 
+def answer_of(
+    application: Application, method: str, path: str, body: bytes, headers: dict[str, str]
+) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Returns the status, headers and data with which an application answers."""
+    name, _, query = path.partition("?")
+    told: list[Any] = []
+    parts = application(
+        {
+            "REQUEST_METHOD": method,
+            "SCRIPT_NAME": "",
+            "PATH_INFO": unquote(name, "latin-1"),
+            "QUERY_STRING": query,
+            "RAW_URI": path,
+            "SERVER_NAME": "127.0.0.1",
+            "SERVER_PORT": "80",
+            "SERVER_PROTOCOL": "HTTP/1.1",
+            "REMOTE_ADDR": "127.0.0.1",
+            "CONTENT_LENGTH": str(len(body)),
+            "wsgi.version": (1, 0),
+            "wsgi.url_scheme": "http",
+            "wsgi.input": io.BytesIO(body),
+            "wsgi.errors": sys.stderr,
+            "wsgi.multithread": True,
+            "wsgi.multiprocess": False,
+            "wsgi.run_once": False,
+            **headers,
+        },
+        lambda *args: told.extend(args),
+    )
+    with contextlib.closing(parts):
+        data = b"".join(parts)
+    return int(told[0].split()[0]), told[1], data
+
+
 class Server(NamedTuple):
     """A server of S3, and the proxy that clients talk to.
 
@@ -196,30 +232,18 @@ _MS = datetime.timedelta(milliseconds=1)
 @contextlib.contextmanager
 def running() -> Iterator[Server]:
     """Runs a server with an empty bucket."""
-    import boto3  # type: ignore[import-untyped]
-    from moto.server import ThreadedMotoServer
+    from moto.server import create_backend_app
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
+    # Moto's server looks through 200 folders of its own at each request, for the application.
+    application = create_backend_app("s3")
+    signed = "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request"
+    made = answer_of(application, "PUT", f"/{BUCKET}", b"", {"HTTP_AUTHORIZATION": signed})
+    assert made[0] == http.HTTPStatus.OK
     keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
-    client = boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id="key",
-        aws_secret_access_key="secret",  # no secret
-        region_name="us-east-1",
-    )
-    client.create_bucket(Bucket=BUCKET)
     retries = {
         "max_retries": 4,
         "backoff": {"init_backoff": _MS * 10, "max_backoff": _MS * 50, "base": 2.0},
         "retry_timeout": _MS * 60_000,
     }
-    try:
-        with Proxy(endpoint) as proxy:
-            yield Server(proxy, {"endpoint": proxy.url, **keys, "retry_config": retries})
-    finally:
-        server.stop()
+    with Proxy(application) as proxy:
+        yield Server(proxy, {"endpoint": proxy.url, **keys, "retry_config": retries})

@@ -4,7 +4,8 @@
 
 Arrays have each dtype, but for long doubles, whose padding nobody sets. They are small, large,
 empty, of sizes that no alignment divides, and of any strides. With `--uninitialized` one of them
-was never set, which valgrind has to tell. jax is not imported, which would take valgrind minutes.
+was never set, which valgrind has to tell of the first form. jax is not imported, which would take
+valgrind minutes.
 """
 
 from __future__ import annotations
@@ -93,17 +94,17 @@ FORMS: dict[str, Callable[[Path, Any], object]] = {
 
 
 def main() -> None:
-    written = tree()
+    written, forms = tree(), [*FORMS.items()]
     if "--uninitialized" in sys.argv:
-        written["never set"] = np.empty(1000, np.float32)
+        written["never set"], forms = np.empty(1000, np.float32), forms[:1]
     with tempfile.TemporaryDirectory() as folder:
-        for at, (name, write) in enumerate(FORMS.items()):
+        for at, (name, write) in enumerate(forms):
             path = Path(folder) / str(at)
             write(path, written)
             print(f"{name} is written", flush=True)
             if path.exists() and name != "stream":
                 assert treepack.verify(path).ok
-    print(f"{len(FORMS)} passed")
+    print(f"{len(forms)} passed")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 IDLE_S = 900
 
 
-def worker(folder: Path, only: tuple[str, ...]) -> None:
+def worker(folder: Path, only: tuple[str, ...], warm_up: int) -> None:
     """Uses the cases that are asked for, line by line, until there are no more."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
@@ -42,7 +42,7 @@ def worker(folder: Path, only: tuple[str, ...]) -> None:
     inside.mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(inside / "tmp")
     worker = work.Work(inside)
-    worker.warm_up(only)
+    worker.warm_up(only, warm_up)
     told = os.fdopen(worker.output.own, "w")
     is_confined = limits.write_only_in(inside)
     for line in sys.stdin:
@@ -56,8 +56,8 @@ def worker(folder: Path, only: tuple[str, ...]) -> None:
 class Campaign:
     """Cases of a range of seeds, in processes."""
 
-    def __init__(self, first: int, last: int, only: list[str], processes: int, seconds: float):
-        self.only, self._end = only, time.monotonic() + seconds
+    def __init__(self, first: int, last: int, asked: argparse.Namespace):
+        self._asked, self._end = asked, time.monotonic() + asked.seconds
         self.todo: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         for start in range(first, last, BLOCK):
             self.todo.put((start, min(last, start + BLOCK)))
@@ -73,7 +73,7 @@ class Campaign:
         self.seconds = 0.0
         self.is_confined = True
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._run) for _ in range(processes)]
+        self._threads = [threading.Thread(target=self._run) for _ in range(asked.processes)]
 
     def run(self) -> None:
         """Runs all."""
@@ -94,7 +94,8 @@ class Campaign:
         """Lets one process work; returns what is left of its block if it ends before."""
         (folder / "seed").write_bytes(bytes(8))
         command = [sys.executable, "-m", "hostile", "--worker", str(folder)]
-        command += [it for name in self.only for it in ("--only", name)]
+        command += ["--warm-up", str(self._asked.warm_up)]
+        command += [it for name in self._asked.only for it in ("--only", name)]
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -219,15 +220,16 @@ def main() -> int:
     parser.add_argument("count", type=int, nargs="?", default=1000)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--only", action="append", default=[], help="a container")
+    parser.add_argument("--warm-up", type=int, default=400, help="cases that are not judged")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after so long")
     parser.add_argument("--worker", type=Path)
     asked = parser.parse_args()
     if asked.worker is not None:
-        worker(asked.worker, tuple(asked.only))
+        worker(asked.worker, tuple(asked.only), asked.warm_up)
         return 0
     begun = time.monotonic()
     last = asked.first + asked.count
-    campaign = Campaign(asked.first, last, asked.only, asked.processes, asked.seconds)
+    campaign = Campaign(asked.first, last, asked)
     campaign.run()
     campaign.report(time.monotonic() - begun)
     return min(1, len(campaign.seen) + len(campaign.crashes))

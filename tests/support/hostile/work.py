@@ -55,9 +55,9 @@ class Work:
         # What `on_corrupt="skip"` tells of damage outside of leaves.
         warnings.filterwarnings("ignore", message=".*is damaged.*|.*damage.*", category=UserWarning)
 
-    def warm_up(self, only: tuple[str, ...]) -> None:
+    def warm_up(self, only: tuple[str, ...], cases: int) -> None:
         """Lets everything be imported that is needed, and limits what the process may do."""
-        for seed in range(400):
+        for seed in range(cases):
             self.run(seed, only, every=seed < 60)
         self.findings.clear()
         self.counts.clear()

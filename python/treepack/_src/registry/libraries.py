@@ -63,12 +63,14 @@ def find(name: str, fits: Callable[[type], bool] = is_node) -> type | None:
     if found is not None:
         return found
     # Under another path; if there are several, none is meant.
+    # There are thousands of modules, of which few are of the library.
+    end = len(library)
     modules = [
         module
         for key, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and (key == library or key.startswith(f"{library}."))
+        if key.startswith(library) and key[end : end + 1] in ("", ".")
     ]
-    named = [vars(module).get(parts[-1]) for module in modules]
+    named = [vars(it).get(parts[-1]) for it in modules if isinstance(it, ModuleType)]
     candidates = {_typed(library, value, fits) for value in named} - {None}
     return candidates.pop() if len(candidates) == 1 else None
 
