@@ -28,11 +28,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from treepack import serialization
 from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
 from treepack._src.interop.flax import is_frozen_dict
+from treepack._src.interop.modules import error_class
 from treepack._src.options import (
     TIMEOUT_S,
     Compress,
@@ -43,18 +46,10 @@ from treepack._src.options import (
     Writing,
     restoring,
 )
-from treepack._src.pytree.state_dict import to_state_dict
+from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.series import orbax as _orbax
-from treepack._src.series.arrays import (
-    COMMIT_SUCCESS_FILE,
-    MP_ARRAY_PH,
-    has_placeholders,
-    restore_arrays,
-    save_arrays,
-    split,
-)
 from treepack._src.series.manager import AsyncManager
 from treepack._src.series.names import (
     MP_ARRAY_POSTFIX,
@@ -75,10 +70,12 @@ from treepack._src.series.orbax import (
 from treepack._src.series.retention import check_newest, tidy
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.entries import exists, is_directory, listed
+from treepack._src.storage.foreign import FLAX_REFERENCE, reference_text
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, absolute, joined, resolved, shown
 from treepack._src.storage.store import Entry
 from treepack._src.storage.write import save_layout
+from treepack.errors import MultiprocessArrayError, TreepackError
 
 __all__ = [
     "COMMIT_SUCCESS_FILE",
@@ -103,6 +100,12 @@ __all__ = [
     "save_checkpoint",
     "save_checkpoint_multiprocess",
 ]
+
+MP_ARRAY_PH = FLAX_REFERENCE
+"""The prefix of placeholders for arrays that flax keeps in TensorStore beside the file."""
+
+COMMIT_SUCCESS_FILE = "commit_success.txt"
+"""The file that completes a directory of such arrays in a bucket."""
 
 MODULE_NUM_RE = re.compile(r"(.*)_[0-9]+$")
 """The name of a module of flax and its number."""
@@ -222,8 +225,7 @@ def save_checkpoint_multiprocess(
     All processes call this with the same tree, and process 0 removes older checkpoints. If no array
     is split over processes, process 0 writes a file. Otherwise the checkpoint becomes a directory,
     in which each process writes its shards as `treepack.save(sharded=True)` does; flax cannot read
-    it. With `gda_manager` arrays go, as flax writes and reads them, to TensorStore in a directory
-    beside the file.
+    it.
 
     Args:
       ckpt_dir: The directory or its URL, the same for all.
@@ -234,8 +236,7 @@ def save_checkpoint_multiprocess(
       overwrite: See `save_checkpoint`.
       keep_every_n_steps: See `save_checkpoint`.
       async_manager: See `save_checkpoint`. Each process passes one.
-      gda_manager: A `GlobalAsyncCheckpointManager` of jax. It writes in the background:
-        `wait_until_finished()` waits for the end.
+      gda_manager: Not supported; it must be `None`.
       orbax_checkpointer: A checkpointer of Orbax that saves instead.
       compress: See `save_checkpoint`, as for all others.
       level: From 0 (stored) to 9 (smallest).
@@ -249,7 +250,8 @@ def save_checkpoint_multiprocess(
 
     Raises:
       InvalidCheckpointError: A ValueError. If there is a checkpoint of this step or a later one.
-      TreepackError: A ValueError. If another process fails, or saves another tree.
+      TreepackError: A ValueError. If another process fails, or saves another tree; or if
+        `gda_manager` is not `None`.
       OSError: See `save_checkpoint`, as for other errors.
 
     Examples:
@@ -261,10 +263,13 @@ def save_checkpoint_multiprocess(
       {'w': array([1., 1.], dtype=float32)}
     """
     how = serialization.writing(locals())
+    if gda_manager is not None:
+        raise TreepackError(
+            "gda_manager= is not supported: leave it out, and arrays of several processes are "
+            "saved in one directory for each step, by async_manager= in the background"
+        )
     if async_manager is not None:
         async_manager.wait_previous_save()
-    if gda_manager is not None:
-        gda_manager.wait_until_finished()
     _jax.wait_for_all("treepack: earlier saves")
     place = _Place(directory_of(ckpt_dir, storage_options), step, prefix)
     is_first = _jax.processes()[0] == 0
@@ -279,12 +284,8 @@ def save_checkpoint_multiprocess(
     if not overwrite:
         check_newest(place.series, place.name)
         _jax.wait_for_all("treepack: no later checkpoint")
-    alone = split(state) if gda_manager is not None else None
-    is_background = async_manager is not None or bool(alone and alone.arrays)
-    if alone is not None and alone.arrays:
-        write = _FileWrite(alone.state, place, how, progress, commit, snapshot=True)
-        save_arrays(place.series, place.name, alone.arrays, gda_manager, write)
-    elif is_distributed(state):
+    is_background = async_manager is not None
+    if is_distributed(state):
         write_together = ShardedWrite(
             place.absolute, state, None, "error", how, snapshot=is_background
         )
@@ -380,10 +381,9 @@ def restore_checkpoint(
       step: The step. `None` takes the last checkpoint.
       prefix: What the names of checkpoints begin with.
       parallel: Whether to decompress and copy in several threads.
-      gda_manager: A `GlobalAsyncCheckpointManager` of jax, for checkpoints that were saved with
-        one.
-      allow_partial_mpa_restoration: Whether arrays of such checkpoints may be missing in the
-        target, and are left out.
+      gda_manager: Not used: arrays of several processes are read without one.
+      allow_partial_mpa_restoration: Whether arrays that flax has saved beside the file, in
+        TensorStore, stay placeholders (`MP_ARRAY_PH` and their path) instead of being an error.
       orbax_checkpointer: A checkpointer of Orbax, for checkpoints of Orbax.
       orbax_transforms: Its transformations.
       strict: How shapes and dtypes are compared with the template's; see `treepack.load`. As in
@@ -405,8 +405,8 @@ def restore_checkpoint(
       ValueError: If there is no checkpoint of this step.
       MismatchError: A ValueError. If the checkpoint does not fit the target.
       DecodeError: A ValueError, with the byte offset. If a file has another format.
-      MultiprocessArrayError: A ValueError. If arrays of several processes, as flax writes them,
-        cannot be restored.
+      MultiprocessArrayError: A ValueError. If flax has saved arrays of several processes in
+        TensorStore beside the file.
       ImportError: If it is a checkpoint of Orbax, which is not installed.
       OSError: If a file cannot be read.
 
@@ -420,6 +420,7 @@ def restore_checkpoint(
       >>> checkpoints.restore_checkpoint(directory, [np.zeros(2)])
       [array([1., 1.])]
     """
+    del gda_manager
     _orbax.wait_for(orbax_checkpointer)
     threads = threads if parallel else 1
     how = restoring(strict, copy, threads)
@@ -453,13 +454,11 @@ def restore_checkpoint(
                 )
         content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
         found = restore_encoded(target, content, how)
-        if not has_placeholders(found):
-            return found
-        state = restore_encoded(None, content, how)
-        state = restore_arrays(
-            state, target, path, gda_manager, partial=allow_partial_mpa_restoration
-        )
-        return state if target is None else from_state_dict(target, state, strict=strict)
+        if _has_placeholders(found) and not allow_partial_mpa_restoration:
+            raise error_class(
+                MultiprocessArrayError, "flax.errors", "MPACheckpointingRequiredError"
+            )(f"arrays are missing: it has {reference_text(MP_ARRAY_PH)}")
+        return found
 
     directory = directory_of(ckpt_dir, storage_options)
     if step is not None:
@@ -488,6 +487,17 @@ def restore_checkpoint(
                 raise
             listing = None  # another process has removed it, since it has saved a later one
     return target
+
+
+def _has_placeholders(tree: Any) -> bool:
+    """Returns whether leaves are placeholders of flax for arrays in TensorStore."""
+    if type(tree) is dict:
+        return any(map(_has_placeholders, tree.values()))
+    if type(tree) is np.ndarray:
+        return False
+    return any(
+        isinstance(leaf, str) and leaf.startswith(MP_ARRAY_PH) for _, leaf in leaves_of(tree, ())
+    )
 
 
 def _names(inside: list[Entry] | None) -> set[str]:

@@ -78,9 +78,8 @@ def reference_text(leaf: object) -> str | None:
         )
     if isinstance(leaf, str) and leaf.startswith(FLAX_REFERENCE):
         return (
-            "references of flax to arrays in the directory *_gda beside it: restore it with "
-            "treepack.checkpoints.restore_checkpoint(..., gda_manager=...), and save what it "
-            "returns"
+            "references of flax to arrays of several processes in the directory *_gda beside it: "
+            "restore it with flax.training.checkpoints, and save the result"
         )
     if isinstance(leaf, dict) and "driver" in leaf and "kvstore" in leaf:
         return (
