@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from treepack import serialization
 from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
@@ -48,6 +47,7 @@ from treepack._src.options import (
 )
 from treepack._src.pytree.state_dict import leaves_of, to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
+from treepack._src.saving.layout import state_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.series import orbax as _orbax
 from treepack._src.series.manager import AsyncManager
@@ -180,7 +180,7 @@ def save_checkpoint(
         ...
       treepack.errors.InvalidCheckpointError: ...
     """
-    how = serialization.writing(locals())
+    how = Writing(compress=compress, level=level, durable=durable, threads=threads)
     if async_manager is not None:
         async_manager.wait_previous_save()
     place = _Place(directory_of(ckpt_dir, storage_options), step, prefix)
@@ -262,7 +262,7 @@ def save_checkpoint_multiprocess(
       >>> checkpoints.restore_checkpoint(path, None)
       {'w': array([1., 1.], dtype=float32)}
     """
-    how = serialization.writing(locals())
+    how = Writing(compress=compress, level=level, durable=durable, threads=threads)
     if gda_manager is not None:
         raise TreepackError(
             "gda_manager= is not supported: leave it out, and arrays of several processes are "
@@ -342,7 +342,7 @@ class _FileWrite:
         *,
         snapshot: bool,
     ):
-        self._layouts = [serialization.state_layout(target, how.align, snapshot=snapshot)]
+        self._layouts = [state_layout(target, how.align, snapshot=snapshot)]
         self._rest = place.absolute, how, progress
         self._commit = commit
 

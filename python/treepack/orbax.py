@@ -43,6 +43,7 @@ from treepack._src.options import (
     Strict,
     Unexpected,
     Unknown,
+    Writing,
 )
 from treepack._src.pytree.state_dict import leaves_of
 from treepack._src.registry.code import check_is_tree
@@ -96,7 +97,9 @@ class TreepackHandler(_AsyncHandler):
         threads: int | None = None,
         restore: TreepackRestore | None = None,
     ):
-        self._how = serialization.writing(locals())
+        self._how = Writing(
+            compress=compress, level=level, align=align, durable=durable, threads=threads
+        )
         self._restore = restore or TreepackRestore()
 
     async def async_save(

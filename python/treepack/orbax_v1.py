@@ -31,7 +31,6 @@ from orbax.checkpoint.experimental.v1._src.context.context import (  # type: ign
     get_context,
 )
 
-from treepack import serialization
 from treepack._src.options import Compress, Writing
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
@@ -59,7 +58,7 @@ class TreepackHandler:
     use it.
     """
 
-    how: Writing = serialization.writing({})
+    how: Writing = Writing()
     """How files are written."""
 
     restore: TreepackRestore = TreepackRestore()
@@ -200,7 +199,9 @@ def registry(
       ...     ocp.save(f"{tempfile.mkdtemp()}/5", {"w": jnp.ones((8, 2))})
     """
     own = {
-        "how": serialization.writing(locals()),
+        "how": Writing(
+            compress=compress, level=level, align=align, durable=durable, threads=threads
+        ),
         "restore": restore or TreepackRestore(),
         "__module__": __name__,
         "__qualname__": "TreepackHandler",

@@ -12,7 +12,6 @@ which arrays are split into chunks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any, TypeVar, Unpack, overload
 
 import treepack._core as core
@@ -32,13 +31,13 @@ from treepack._src.options import (
     progress_bar,
     restoring,
 )
-from treepack._src.pytree import handlers
 from treepack._src.pytree.handlers import register_serialization_state
 from treepack._src.pytree.inspect import get_serialization_info, validate_serializable
 from treepack._src.pytree.state_dict import is_serializable, to_state_dict
 from treepack._src.restore.record import take
 from treepack._src.restore.session import current_path
 from treepack._src.restore.template import from_state_dict, restore_encoded
+from treepack._src.saving.layout import Chunks, plain_layout, state_layout
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, located
@@ -68,6 +67,8 @@ __all__ = [
 
 MAX_CHUNK_SIZE: float = 2**30
 """The size in bytes of chunks, into which larger arrays are split."""
+
+Chunks.max_nbytes = lambda: MAX_CHUNK_SIZE
 
 
 def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> bytes:
@@ -173,14 +174,7 @@ def msgpack_serialize(
       ...     serialization.msgpack_serialize({"b": [1, 2.5], "a": None}))
       {'a': None, 'b': [1, 2.5]}
     """
-    layout = core.walk(
-        pytree,
-        state_dict=False,
-        sort_keys=not in_place,
-        align=align,
-        max_chunk_size=MAX_CHUNK_SIZE,
-        joined=True,
-    )
+    layout = plain_layout(pytree, align, sort_keys=not in_place, joined=True)
     return layout.to_bytes(threads=threads)
 
 
@@ -259,7 +253,7 @@ def save_to_file(
       >>> treepack.serialization.load_from_file(None, path)
       {'w': array([0, 1, 2])}
     """
-    how = writing(locals())
+    how = Writing(compress=compress, level=level, align=align, durable=durable, threads=threads)
     save_layout(state_layout(target, align), located(filepath, storage_options), how, progress)
 
 
@@ -512,30 +506,4 @@ def patch(*, strict: Strict = True) -> Patch:
             "msgpack_serialize": msgpack_serialize,
             "msgpack_restore": msgpack_restore,
         }
-    )
-
-
-def writing(options: Mapping[str, Any]) -> Writing:
-    """Takes the options of a verb about writing, as its `locals()` has them."""
-    return Writing.of(options, max_chunk_size=MAX_CHUNK_SIZE)
-
-
-def state_layout(
-    target: Any,
-    align: int,
-    *,
-    align_all: bool = False,
-    snapshot: bool = False,
-    joined: bool = False,
-) -> core.Layout:
-    """Lays out the state of a tree; see `_core.walk`."""
-    return core.walk(
-        target,
-        state_dict=True,
-        align=align,
-        max_chunk_size=MAX_CHUNK_SIZE,
-        overridden=handlers.overridden(),
-        align_all=align_all,
-        snapshot=snapshot,
-        joined=joined,
     )

@@ -736,7 +736,7 @@ def many_files(path: Path, rows: np.ndarray) -> None:
         with treepack.open(file) as opened:
             record = zlib.crc32(opened._catalog.record or b"")
         files.append((file.name, file.stat().st_size, record))
-    whole = described_layout({"w": rows}, 1, max_chunk_size=2**30, index=True, hollow=True)
+    whole = described_layout({"w": rows}, 1, index=True, hollow=True)
     holders = core.ShardHolders([[at] for at in range(len(rows))])
     plan = core.ShardPlan([([len(rows), 1], holders, 1, False)])
     data = core.Manifest.planned(whole, plan).with_files(files)

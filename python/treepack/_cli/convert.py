@@ -19,7 +19,6 @@ import ml_dtypes
 import numpy as np
 
 import treepack._core as core
-from treepack import serialization
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, place_of
@@ -27,7 +26,7 @@ from treepack._src.options import Progress, Writing
 from treepack._src.printable import printable, safe_repr
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.restore.report import ABSENT
-from treepack._src.saving.layout import file_layout
+from treepack._src.saving.layout import file_layout, plain_layout
 from treepack._src.storage.deferred import Deferred, InContent, rows_cast
 from treepack._src.storage.foreign import reference_text
 from treepack._src.storage.write import replacing, save_layout
@@ -453,11 +452,9 @@ def write_msgpack(
         save_layout(file_layout(state.tree, state.metadata, how), path, how, progress)
         return
     described = state.record is not None
-    layout = core.walk(
+    layout = plain_layout(
         state.tree,
-        state_dict=False,
-        align=how.align,
-        max_chunk_size=serialization.MAX_CHUNK_SIZE,
+        how.align,
         structure=described,
         index=described,
         checksums=described and not how.compress,

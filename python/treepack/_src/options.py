@@ -144,18 +144,13 @@ class _Options:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class Writing(_Options):
-    """How files are written; see `save`.
-
-    Attributes:
-      max_chunk_size: Arrays of more bytes are split, as in flax: `serialization.MAX_CHUNK_SIZE`.
-    """
+    """How files are written; see `save`."""
 
     compress: Compress = False
     level: int | None = None
     align: int = 64
     durable: bool = True
     threads: int | None = None
-    max_chunk_size: float
 
     def __post_init__(self) -> None:
         check_compress(self.compress, self.level)

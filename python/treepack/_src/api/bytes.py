@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import treepack._core as core
-from treepack import serialization
 from treepack._src.checkpoint.load import restore_described
 from treepack._src.checkpoint.select import chosen
 from treepack._src.interop.modules import OnUse
@@ -25,7 +24,7 @@ from treepack._src.options import (
     check_described,
     progress_bar,
 )
-from treepack._src.saving.layout import described_layout
+from treepack._src.saving.layout import described_layout, state_layout
 from treepack._src.storage.content import inflated
 
 if TYPE_CHECKING:
@@ -73,7 +72,6 @@ def dumps(
         tree,
         align,
         metadata,
-        max_chunk_size=serialization.MAX_CHUNK_SIZE,
         static=static,
         joined=not compress,
     )
@@ -184,11 +182,8 @@ def packed_size(
 def _layout(tree: Any, align: int, described: bool, metadata: Any, static: Static) -> core.Layout:
     check_described(described, metadata, static)
     if not described:
-        return serialization.state_layout(tree, align, align_all=True)
-    chunks = serialization.MAX_CHUNK_SIZE
-    return described_layout(
-        tree, align, metadata, max_chunk_size=chunks, static=static, align_all=True
-    )
+        return state_layout(tree, align, align_all=True)
+    return described_layout(tree, align, metadata, static=static, align_all=True)
 
 
 def pack_into(

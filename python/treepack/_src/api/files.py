@@ -8,7 +8,6 @@ import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
-from treepack import serialization
 from treepack._src.api.streams import spooled
 from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import load_part, restore_described
@@ -35,6 +34,7 @@ from treepack._src.options import (
     Strict,
     Unexpected,
     Unknown,
+    Writing,
     check,
     check_iterator,
     part_options,
@@ -194,7 +194,7 @@ def save(
         sharded = is_distributed(tree) if sharded is None else sharded
     if compress is None:
         compress = not sharded and has_gzip_suffix(place)
-    how = serialization.writing(locals())
+    how = Writing(compress=compress, level=level, align=align, durable=durable, threads=threads)
     wait_for(place)
     if isinstance(tree, Iterator):
         with spooled(tree, place) as tree:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 import treepack._core as core
-from treepack import serialization
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
 from treepack._src.options import StorageOptions
+from treepack._src.saving.layout import plain_layout, state_layout
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
 from treepack._src.storage.naming import naming
@@ -83,8 +83,8 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
     """
     with replacing(located(path)) as file:
         for key, leaf in leaves:
-            value = serialization.to_bytes(leaf)
-            file.write(serialization.msgpack_serialize([_paths.parts(key), value]))
+            value = state_layout(leaf, 16).to_bytes(threads=None)
+            file.write(plain_layout([_paths.parts(key), value], 16).to_bytes(threads=None))
 
 
 @contextlib.contextmanager

@@ -164,10 +164,7 @@ class ProcessShare:
     ):
         self.index = group.index
         self._how = how
-        chunks = how.max_chunk_size
-        whole = described_layout(
-            tree, 1, metadata, max_chunk_size=chunks, static=static, index=True, hollow=True
-        )
+        whole = described_layout(tree, 1, metadata, static=static, index=True, hollow=True)
         arrays = whole.hollow
         plan = plan_of(arrays)
         self._processes = plan.processes
