@@ -94,7 +94,7 @@ def test_imports_stand_at_the_top() -> None:
         if module != "__main__":  # which tells what the command line lacks
             assert {*(node for node, _ in imports_of(tree))} <= {*tree.body}, module
         names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)}
-        if module != "_src.interop.modules":  # which imports other libraries by their names
+        if module != "_src.options":  # whose `OnUse` imports other libraries by their names
             assert not names & {"importlib.import_module", "__import__"}, module
 
 

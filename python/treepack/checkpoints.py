@@ -38,8 +38,10 @@ from treepack._src.interop.modules import error_class
 from treepack._src.options import (
     TIMEOUT_S,
     Compress,
+    Opening,
     Progress,
     Replicas,
+    Saved,
     StorageOptions,
     Strict,
     Writing,
@@ -287,7 +289,7 @@ def save_checkpoint_multiprocess(
     is_background = async_manager is not None
     if is_distributed(state):
         write_together = ShardedWrite(
-            place.absolute, state, None, "error", how, snapshot=is_background
+            place.absolute, state, Saved(static="error"), how, snapshot=is_background
         )
 
         def work() -> None:
@@ -424,6 +426,7 @@ def restore_checkpoint(
     _orbax.wait_for(orbax_checkpointer)
     threads = threads if parallel else 1
     how = restoring(strict, copy, threads)
+    opening = Opening(mmap=mmap, max_size=max_size, threads=threads, progress=progress)
 
     def restored(path: str, inside: list[Entry] | None) -> Any:
         with naming(path):
@@ -452,7 +455,7 @@ def restore_checkpoint(
                 return _orbax.restore(
                     where, target, orbax_checkpointer, orbax_transforms, strict=strict
                 )
-        content = read_whole(path, mmap=mmap, max_size=max_size, threads=threads, progress=progress)
+        content = read_whole(path, opening)
         found = restore_encoded(target, content, how)
         if _has_placeholders(found) and not allow_partial_mpa_restoration:
             raise error_class(

@@ -38,6 +38,7 @@ from treepack._src.options import (
     Containers,
     Missing,
     Replicas,
+    Saved,
     Static,
     StorageOptions,
     Strict,
@@ -124,11 +125,9 @@ class TreepackHandler(_AsyncHandler):
         return ShardedWrite(
             directory,
             args.item,
-            args.metadata,
-            args.static,
+            Saved(metadata=args.metadata, static=args.static, step=step_of(directory)),
             self._how,
             snapshot=snapshot,
-            step=step_of(directory),
         )
 
     def restore(self, directory: Any, args: TreepackRestore | None = None) -> Any:

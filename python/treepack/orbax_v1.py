@@ -31,7 +31,7 @@ from orbax.checkpoint.experimental.v1._src.context.context import (  # type: ign
     get_context,
 )
 
-from treepack._src.options import Compress, Writing
+from treepack._src.options import Compress, Saved, Writing
 from treepack._src.saving.sharded import ShardedWrite
 from treepack._src.storage.place import joined
 from treepack._src.storage.write import write_small
@@ -75,9 +75,8 @@ class TreepackHandler:
                 "array.saving.storage_options.dtype as it is"
             )
         path = directory.path
-        write = ShardedWrite(
-            path, args.item, args.metadata, args.static, self.how, snapshot=True, step=step_of(path)
-        )
+        saved = Saved(metadata=args.metadata, static=args.static, step=step_of(path))
+        write = ShardedWrite(path, args.item, saved, self.how, snapshot=True)
         return _Write(directory, write, self.how)
 
     async def load(self, directory: Any, abstract_checkpointable: Any = None) -> Awaitable[Any]:

@@ -12,19 +12,18 @@ which arrays are split into chunks.
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any
 
 import treepack._core as core
 from treepack._src.interop.flax import Patch
 from treepack._src.options import (
     Buffer,
     Compress,
-    FileOptions,
-    InflateOptions,
+    Opening,
     Progress,
-    RestoreOptions,
     StorageOptions,
     Strict,
+    Template,
     Writing,
     check,
     check_compress,
@@ -100,25 +99,14 @@ def to_bytes(target: Any, *, align: int = 16, threads: int | None = None) -> byt
     return state_layout(target, align, joined=True).to_bytes(threads=threads)
 
 
-T = TypeVar("T")
-
-
-@overload
-def from_bytes(target: None, encoded_bytes: Buffer, **options: Unpack[RestoreOptions]) -> Any: ...
-
-
-@overload
-def from_bytes(target: T, encoded_bytes: Buffer, **options: Unpack[RestoreOptions]) -> T: ...
-
-
 def from_bytes(
-    target: Any,
+    target: Template | None,
     encoded_bytes: Buffer,
     *,
     copy: bool | None = None,
     strict: Strict = True,
     threads: int | None = None,
-) -> Any:
+) -> Template:
     """Restores a tree like the target, with leaves from encoded bytes.
 
     Args:
@@ -145,7 +133,8 @@ def from_bytes(
         w: expected float64[3,2], found float64[2,3]
       Pass strict=False to restore what is found regardless.
     """
-    return restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
+    found: Template = restore_encoded(target, encoded_bytes, restoring(strict, copy, threads))
+    return found
 
 
 def msgpack_serialize(
@@ -257,16 +246,8 @@ def save_to_file(
     save_layout(state_layout(target, align), located(filepath, storage_options), how, progress)
 
 
-@overload
-def load_from_file(target: None, filepath: Location, **options: Unpack[FileOptions]) -> Any: ...
-
-
-@overload
-def load_from_file(target: T, filepath: Location, **options: Unpack[FileOptions]) -> T: ...
-
-
 def load_from_file(
-    target: Any,
+    target: Template | None,
     filepath: Location,
     *,
     copy: bool | None = None,
@@ -276,7 +257,7 @@ def load_from_file(
     threads: int | None = None,
     progress: Progress = None,
     storage_options: StorageOptions = None,
-) -> Any:
+) -> Template:
     """Restores a tree like the target, with leaves from a file.
 
     Args:
@@ -311,18 +292,18 @@ def load_from_file(
       {'w': array([1., 1., 1.])}
     """
     how = restoring(strict, copy, threads)
+    opening = Opening(mmap=mmap, max_size=max_size, threads=threads, progress=progress)
     path = located(filepath, storage_options)
     with naming(path):
         try:
-            content = read_whole(
-                path, mmap=mmap, max_size=max_size, threads=threads, progress=progress
-            )
+            content = read_whole(path, opening)
         except IsADirectoryError as error:
             error.add_note(
                 "treepack.load reads directories; containers='plain' gives dicts and lists"
             )
             raise
-        return restore_encoded(target, content, how)
+        found: Template = restore_encoded(target, content, how)
+        return found
 
 
 def compress_bytes(
@@ -432,20 +413,8 @@ def to_compressed_bytes(
         return layout.to_gzip(level, numbers=numbers, threads=threads, progress=tell)
 
 
-@overload
 def from_compressed_bytes(
-    target: None, compressed_data: Buffer, **options: Unpack[InflateOptions]
-) -> Any: ...
-
-
-@overload
-def from_compressed_bytes(
-    target: T, compressed_data: Buffer, **options: Unpack[InflateOptions]
-) -> T: ...
-
-
-def from_compressed_bytes(
-    target: Any,
+    target: Template | None,
     compressed_data: Buffer,
     *,
     copy: bool | None = None,
@@ -453,7 +422,7 @@ def from_compressed_bytes(
     max_size: int | None = None,
     threads: int | None = None,
     progress: Progress = None,
-) -> Any:
+) -> Template:
     """Restores a tree like the target, with leaves from the result of `to_compressed_bytes`.
 
     Takes the options of `from_bytes` and `decompress_bytes`, with the same errors.
@@ -469,7 +438,8 @@ def from_compressed_bytes(
     content = decompress_bytes(
         compressed_data, max_size=max_size, threads=threads, progress=progress
     )
-    return restore_encoded(target, content, how)
+    found: Template = restore_encoded(target, content, how)
+    return found
 
 
 def patch(*, strict: Strict = True) -> Patch:

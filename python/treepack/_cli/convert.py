@@ -22,7 +22,7 @@ import treepack._core as core
 from treepack._src import dtypes as _dtypes
 from treepack._src import paths as _paths
 from treepack._src.checkpoint.file import File, place_of
-from treepack._src.options import Progress, Writing
+from treepack._src.options import Progress, Saved, Writing
 from treepack._src.printable import printable, safe_repr
 from treepack._src.pytree.state_dict import leaves_of, map_leaves
 from treepack._src.restore.report import ABSENT
@@ -449,7 +449,9 @@ def write_msgpack(
     if suffix == ".msgpack":
         state = state._replace(record=None)  # structs of flax take no other key
     elif state.record is None and (suffix == ".treepack" or state.described):
-        save_layout(file_layout(state.tree, state.metadata, how), path, how, progress)
+        save_layout(
+            file_layout(state.tree, Saved(metadata=state.metadata), how), path, how, progress
+        )
         return
     described = state.record is not None
     layout = plain_layout(

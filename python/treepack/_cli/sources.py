@@ -28,6 +28,7 @@ from treepack._src.checkpoint.file import File, open, place_of
 from treepack._src.checkpoint.load import listed
 from treepack._src.checkpoint.select import chosen, compiled, ends_of
 from treepack._src.checkpoint.shards import MANIFEST
+from treepack._src.options import Opening
 from treepack._src.printable import printable
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.foreign import orbax_items
@@ -43,7 +44,7 @@ def opened(source: str, max_size: int | None) -> File:
     except NoIndexError:
         source = resolved(source)
         with output.bar("decompress") as progress, naming(source):
-            content = read_whole(source, max_size=max_size, progress=progress)
+            content = read_whole(source, Opening(max_size=max_size, progress=progress))
             file = open(content, max_size=max_size, unknown="dict")
         place_of(file).reader.given = source
         return file

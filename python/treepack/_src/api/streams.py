@@ -19,7 +19,7 @@ import numpy as np
 import treepack._core as core
 from treepack._src import paths as _paths
 from treepack._src.interop import jax as _jax
-from treepack._src.options import StorageOptions
+from treepack._src.options import Opening, StorageOptions
 from treepack._src.saving.layout import plain_layout, state_layout
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
@@ -54,7 +54,7 @@ def read_stream(
     """
     source = located(path, storage_options)
     with naming(source):
-        content = read_whole(source, max_size=max_size, may_be_empty=True)
+        content = read_whole(source, Opening(max_size=max_size), may_be_empty=True)
         items = core.stream_items(content)
     for key, start, end in items:
         with naming(source):

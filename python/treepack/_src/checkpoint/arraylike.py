@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from treepack._src.interop.modules import OnUse
+from treepack._src.options import OnUse
 
 if TYPE_CHECKING:
     import jax

@@ -17,7 +17,7 @@ import numpy as np
 
 import treepack._core as core
 from treepack._src.interop import jax as _jax
-from treepack._src.options import Buffer, Static, Writing
+from treepack._src.options import Buffer, Saved, Writing
 from treepack._src.pytree import leaves as _leaves
 from treepack._src.storage.deferred import Deferred
 from treepack._src.storage.place import local, shown, url_of
@@ -119,9 +119,7 @@ _ANOTHER_TREE = (
 
 def identity_of(
     path: str | os.PathLike[str],
-    step: int | None,
-    metadata: Any,
-    static: Static,
+    saved: Saved,
     how: Writing,
     tree: int,
     manifest: core.Manifest,
@@ -131,9 +129,7 @@ def identity_of(
 
     Args:
       path: The path that is saved to.
-      step: See `save`, as for `metadata` and `static`.
-      metadata: Any value.
-      static: Which static data are left out.
+      saved: What is saved.
       how: How it is written.
       tree: A checksum of the paths, shapes and dtypes of arrays, and of the plan of writers.
       manifest: The manifest of the tree, without files.
@@ -145,14 +141,14 @@ def identity_of(
         "level": None if how.level is None else operator.index(how.level),
         "align": operator.index(how.align),
         "durable": bool(how.durable),
-        "static": static,
+        "static": saved.static,
     }
     skeleton = manifest.with_files(manifest.files)
     return Identity(
         _places(path),
-        step,
+        saved.step,
         options,
-        "" if metadata is None else _sum_of(core.encode_value(metadata)),
+        "" if saved.metadata is None else _sum_of(core.encode_value(saved.metadata)),
         tree,
         _sum_of(skeleton, json.dumps(sums).encode()),
         _leaf_sums(manifest, sums),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import treepack._core as core
 from treepack._src import paths as _paths
-from treepack._src.options import Static, Writing, leaving_out
+from treepack._src.options import Saved, Static, Writing, leaving_out
 from treepack._src.printable import warn
 from treepack._src.pytree import handlers
 from treepack._src.pytree.state_dict import leaves_of
@@ -115,20 +115,13 @@ def _is_nothing(leaf: Any) -> bool:
     return leaf is None or is_code(leaf)
 
 
-def file_layout(
-    tree: Any,
-    metadata: Any,
-    how: Writing,
-    *,
-    static: Static = "skip-code",
-    snapshot: bool = False,
-) -> core.Layout:
+def file_layout(tree: Any, saved: Saved, how: Writing, *, snapshot: bool = False) -> core.Layout:
     """Lays out a tree for a file: with its structure, an index and checksums."""
     return described_layout(
         tree,
         how.align,
-        metadata,
-        static=static,
+        saved.metadata,
+        static=saved.static,
         index=True,
         checksums=not how.compress,
         snapshot=snapshot,
