@@ -53,6 +53,7 @@ mod objects;
 mod options;
 mod pipe;
 mod plan;
+mod replacement;
 mod restore;
 mod save;
 mod select;
@@ -99,6 +100,8 @@ mod _core {
     use super::pipe::Pipe;
     #[pymodule_export]
     use super::plan::{ShardHolders, ShardPlan};
+    #[pymodule_export]
+    use super::replacement::{Replacement, make_directories, remove_if_dead};
     #[pymodule_export]
     use super::restore::{
         assemble, has_older_types, mark_older, other_kinds, rebuild, record_metadata,

@@ -901,22 +901,12 @@ def test_at_a_store_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [it.name for it in entries(url)] == [shards.MANIFEST]
 
 
-def test_a_temporary_file_that_is_another_by_now_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
     path = tmp_path / ".0123abcd-00003.treepack.treepack-x1y2z3.tmp"
-    lock = fcntl.flock
-
-    def replaced(file: int, how: int) -> None:
-        (tmp_path / "other").touch()
-        (tmp_path / "other").replace(path)
-        lock(file, how)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", replaced)
-        path.touch()
+    with path.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         treepack.save(tmp_path, {"w": np.ones(3)}, sharded=True)
-    assert path.exists()
+        assert path.exists()
     treepack.save(tmp_path, {"w": np.ones(3)}, sharded=True)
     assert not path.exists()
     os.mkfifo(path)  # which nobody opens to write

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,8 @@ from treepack._src.saving.layout import plain_layout, state_layout
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.deferred import Deferred, InContent
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import Location, local, located, url_of
-from treepack._src.storage.write import make_directories, replacing, spool
+from treepack._src.storage.place import Location, located
+from treepack._src.storage.write import replacing, spool
 
 
 def read_stream(
@@ -90,10 +88,7 @@ def write_stream(path: Location, leaves: Iterable[tuple[Any, Any]]) -> None:
 @contextlib.contextmanager
 def spooled(leaves: Iterable[tuple[Any, Any]], path: str | os.PathLike[str]) -> Iterator[Any]:
     """Collects leaves into a tree; its large arrays lie in a temporary file until the end."""
-    # For URLs, the file is where all temporary files are.
-    place = Path(local(path) if url_of(path) is None else f"{tempfile.gettempdir()}/treepack")
-    make_directories(place.parent)
-    with spool(place, name=path) as file:
+    with spool(path) as file:
         yield _collected(leaves, file, path)
 
 

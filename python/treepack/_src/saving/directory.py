@@ -35,7 +35,6 @@ from treepack._src.storage.naming import name_file, naming
 from treepack._src.storage.place import joined, local, real, shown, url_of
 from treepack._src.storage.remote import store_of
 from treepack._src.storage.store import ABSENT, ConditionError
-from treepack._src.storage.write import make_directories, remove_if_dead
 from treepack.errors import DecodeError
 
 # The names of files with shards, of their temporary files, and of those of leases.
@@ -226,7 +225,7 @@ class LocalDirectory(Directory):
     def _claim(self, name: str) -> None:
         path = Path(self._path)
         if not path.is_dir():
-            make_directories(path)
+            core.make_directories(path)
         try:
             held = [it._lease for it in self._interrupted if isinstance(it, LocalDirectory)]
             self._lease.take(name, held)
@@ -285,7 +284,7 @@ class LocalDirectory(Directory):
     def _remove(self, name: str) -> None:
         path = Path(self.file(name))
         if name.startswith("."):
-            remove_if_dead(path)
+            core.remove_if_dead(path)
         else:
             path.unlink(missing_ok=True)
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 from pathlib import Path
 
+import treepack._core as core
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop.modules import error_class
 from treepack._src.saving.directory import remove_unfinished, warn_of_kept
@@ -13,7 +14,6 @@ from treepack._src.series.names import MP_ARRAY_POSTFIX, OWN_TEMPORARY, TEMPORAR
 from treepack._src.storage.entries import remove, remove_file
 from treepack._src.storage.place import joined, local, shown, url_of
 from treepack._src.storage.store import Entry
-from treepack._src.storage.write import remove_if_dead
 from treepack.errors import InvalidCheckpointError
 
 
@@ -98,4 +98,4 @@ def _remove_leftovers(series: Series, saved: str, listing: Listing) -> None:
             if entry == (series.name(TEMPORARY), False):
                 file.unlink()  # of flax
             elif entry.name.startswith(f".{series.begin}") and OWN_TEMPORARY.fullmatch(entry.name):
-                remove_if_dead(file)
+                core.remove_if_dead(file)
