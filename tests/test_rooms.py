@@ -88,6 +88,16 @@ def test_no_imports_run_in_a_circle() -> None:
         visit(module, [])
 
 
+def test_only_storage_tells_a_path_from_a_url() -> None:
+    telling = {
+        module
+        for module, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and "url_of" in {alias.name for alias in node.names}
+    }
+    assert {module.rpartition(".")[0] for module in telling} == {"_src.storage"}
+
+
 def test_imports_stand_at_the_top() -> None:
     """Whoever needs one elsewhere, or for type checkers alone, holds too much."""
     for module, tree in MODULES.items():

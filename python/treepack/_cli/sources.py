@@ -33,7 +33,8 @@ from treepack._src.printable import printable
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.foreign import orbax_items
 from treepack._src.storage.naming import naming
-from treepack._src.storage.place import check_name, local, resolved, url_of
+from treepack._src.storage.place import check_name, local, resolved
+from treepack._src.storage.stores import store_of
 from treepack.errors import CorruptionError, DecodeError, NoIndexError, TreepackError
 
 
@@ -98,7 +99,7 @@ def foreign(
 
 
 def _foreign(source: str, separator: str, max_size: int | None, lists: bool) -> State | None:
-    if url_of(source) is not None:
+    if not store_of(source)[0].is_local:
         if _convert.format_of(source) != "msgpack":
             raise TreepackError("only msgpack is read from URLs; download it")
         return None

@@ -37,9 +37,9 @@ from treepack._src.storage.deferred import Computed
 from treepack._src.storage.fetch import fetching
 from treepack._src.storage.foreign import directory_text
 from treepack._src.storage.naming import name_file, naming
-from treepack._src.storage.place import absolute, joined, url_of
-from treepack._src.storage.remote import at_once
-from treepack._src.storage.store import ConditionError
+from treepack._src.storage.place import absolute, joined
+from treepack._src.storage.store import ConditionError, RemoteStore
+from treepack._src.storage.stores import store_of
 from treepack._src.tasks import Task, run
 from treepack.errors import (
     CorruptionError,
@@ -125,7 +125,7 @@ class ShardedReader(Reader):
             )
         found = Opened(self.manifest.content, inflated=self.manifest.inflated)
         super().__init__(source, found, salvage=salvage, mmap=mmap, max_size=max_size)
-        self.is_local = url_of(self._path) is None
+        self.is_local = store_of(self._path)[0].is_local
         self._files: list[Task[Reader] | None] = [None] * len(self._expected)
         self.catalogs: list[core.Catalog | None] = [None] * len(self._expected)
 
@@ -176,9 +176,9 @@ class ShardedReader(Reader):
 
     def open_files(self, numbers: Iterable[int]) -> None:
         """Opens remote files that are needed, many at a time; local ones are opened when used."""
-        if not self.is_local:
-            requests = at_once(self._path)
-            run([functools.partial(self._open_early, it) for it in numbers], requests)
+        store, _ = store_of(self._path)
+        if isinstance(store, RemoteStore):
+            run([functools.partial(self._open_early, it) for it in numbers], store.at_once)
 
     def _open_early(self, number: int) -> None:
         with contextlib.suppress(TreepackError):  # told where it is used, if it is

@@ -20,7 +20,7 @@ from treepack._src.interop import jax as _jax
 from treepack._src.options import Buffer, Saved, Writing
 from treepack._src.pytree import leaves as _leaves
 from treepack._src.storage.deferred import Deferred
-from treepack._src.storage.place import local, shown, url_of
+from treepack._src.storage.place import names_of, shown
 
 # The values of this many leaves, with paths of this many characters together, are compared one by
 # one, to name those that differ.
@@ -145,7 +145,7 @@ def identity_of(
     }
     skeleton = manifest.with_files(manifest.files)
     return Identity(
-        _places(path),
+        names_of(path),
         saved.step,
         options,
         "" if saved.metadata is None else _sum_of(core.encode_value(saved.metadata)),
@@ -200,14 +200,6 @@ def _sum_of(*parts: Buffer) -> str:
     for part in parts:
         found.update(part)
     return found.hexdigest()
-
-
-def _places(path: str | os.PathLike[str]) -> list[str]:
-    url = url_of(path)
-    if url is not None:
-        return [url, url.rstrip("/")]
-    given = os.fsdecode(local(path))
-    return [given, os.path.abspath(given)]  # noqa: PTH100
 
 
 def _is_one_place(mine: list[str], theirs: list[str]) -> bool:

@@ -19,6 +19,7 @@ from treepack._src.options import Buffer, Opening, Progress, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.fetch import Blocks
 from treepack._src.storage.place import check_name, local, shown, url_of
+from treepack._src.storage.stores import store_of
 from treepack.errors import (
     DecodeError,
     GzipCorruptionError,
@@ -316,8 +317,8 @@ def read_all(path: str | os.PathLike[str]) -> bytes:
     url = url_of(path)
     if url is not None:
         return _remote.read_small(url)
-    content = core.Content.read(local(path), progress=None, regular=True)
-    return content.read_range(0, content.nbytes)
+    store, place = store_of(path)
+    return bytes(store.get(place).data)
 
 
 def _local_content(

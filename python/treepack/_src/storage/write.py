@@ -15,6 +15,7 @@ from treepack._src.options import Progress, Writing, progress_bar
 from treepack._src.storage import remote as _remote
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import local, shown, url_of
+from treepack._src.storage.stores import store_of
 
 
 def save_layout(
@@ -50,13 +51,9 @@ def save_layout(
 
 
 def write_small(path: str | os.PathLike[str], data: bytes, *, durable: bool) -> None:
-    """Writes a small file whole or not at all, local or remote."""
-    url = url_of(path)
-    if url is None:
-        core.write_file(local(path), data, durable=durable)
-    else:
-        store, place = _remote.file_at(url)
-        store.put(place, data)
+    """Writes a small file atomically, local or remote."""
+    store, place = store_of(path)
+    store.put(place, data, durable=durable)
 
 
 @contextlib.contextmanager
