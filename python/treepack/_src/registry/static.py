@@ -34,9 +34,9 @@ from treepack._src.registry.inert import is_given
 from treepack._src.registry.libraries import find, library_name, library_of
 from treepack._src.registry.names import (
     OlderDefinitionError,
-    decorator,
     default_name,
     function_name,
+    or_decorator,
     registering,
 )
 from treepack.errors import DecodeError, TreepackError, UnregisteredTypeError
@@ -68,6 +68,7 @@ def register_auxdata(
 ) -> Callable[[T], T]: ...
 
 
+@or_decorator
 def register_auxdata(
     ty: Any = None,
     serialized_name: str | None = None,
@@ -107,8 +108,6 @@ def register_auxdata(
       >>> treepack.loads(treepack.dumps({Mode.TRAIN: 0}))
       {<Mode.TRAIN: 1>: 0}
     """
-    if ty is None:
-        return decorator(register_auxdata, locals())
     if not isinstance(ty, type):
         raise TypeError(f"expected a class, got {ty!r:.100}")
     if (encode is None) != (decode is None):
@@ -168,6 +167,7 @@ def register_function(
 ) -> Callable[[F], F]: ...
 
 
+@or_decorator
 def register_function(
     function: Any = None, *, serialized_name: str | None = None, aliases: Sequence[str] = ()
 ) -> Any:
@@ -197,8 +197,6 @@ def register_function(
       >>> treepack.loads(saved)(3.0)
       6.0
     """
-    if function is None:
-        return decorator(register_function, locals())
     if serialized_name is None and function_name(function) is None:
         raise TypeError(f"serialized_name is needed for {function!r}, which has no name of its own")
     name = FUNCTIONS.chosen(function, serialized_name)
