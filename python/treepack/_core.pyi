@@ -36,6 +36,7 @@ __all__ = [
     "convertible",
     "decode_value",
     "decompress",
+    "described",
     "encode_value",
     "fresh_memory",
     "has_older_types",
@@ -955,6 +956,9 @@ def restore_selected(
 
 def convertible(content: Content) -> Literal["safetensors", "npz", "stream"] | None:
     """Returns the format that data seem to have, if it is one that the command line converts."""
+
+def described(content: Content) -> str | None:
+    """Returns what data seem to be instead of msgpack, and the remedy, in words."""
 
 def stream_items(content: Content) -> list[tuple[list[str], int, int]]:
     """Returns the keys and ranges of the leaves of a stream."""

@@ -89,7 +89,9 @@ mod _core {
     #[pymodule_export]
     use super::hooks::set_hooks;
     #[pymodule_export]
-    use super::load::{convertible, restore, restore_like, restore_recorded, stream_items};
+    use super::load::{
+        convertible, described, restore, restore_like, restore_recorded, stream_items,
+    };
     #[pymodule_export]
     use super::manifest::Manifest;
     #[pymodule_export]
