@@ -24,17 +24,11 @@ from __future__ import annotations
 
 import functools
 import os
-import re
-from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from treepack._src.api.files import load
 from treepack._src.checkpoint.shards import MANIFEST
 from treepack._src.interop import jax as _jax
-from treepack._src.interop.flax import is_frozen_dict
-from treepack._src.interop.modules import error_class
 from treepack._src.options import (
     TIMEOUT_S,
     Compress,
@@ -47,11 +41,11 @@ from treepack._src.options import (
     Writing,
     restoring,
 )
-from treepack._src.pytree.state_dict import leaves_of, to_state_dict
+from treepack._src.pytree.state_dict import to_state_dict
 from treepack._src.restore.template import from_state_dict, restore_encoded
-from treepack._src.saving.layout import state_layout
 from treepack._src.saving.sharded import ShardedWrite, is_distributed
 from treepack._src.series import orbax as _orbax
+from treepack._src.series.linen import MODULE_NUM_RE, convert_pre_linen
 from treepack._src.series.manager import AsyncManager
 from treepack._src.series.names import (
     MP_ARRAY_POSTFIX,
@@ -70,14 +64,13 @@ from treepack._src.series.orbax import (
     ORBAX_METADATA_FILENAME,
 )
 from treepack._src.series.retention import check_newest, tidy
+from treepack._src.series.steps import MP_ARRAY_PH, FileWrite, Place, check_placeholders
 from treepack._src.storage.content import read_whole
 from treepack._src.storage.entries import exists, is_directory, listed
-from treepack._src.storage.foreign import FLAX_REFERENCE, reference_text
 from treepack._src.storage.naming import naming
 from treepack._src.storage.place import Location, absolute, joined, resolved, shown
 from treepack._src.storage.store import Entry
-from treepack._src.storage.write import save_layout
-from treepack.errors import MultiprocessArrayError, TreepackError
+from treepack.errors import TreepackError
 
 __all__ = [
     "COMMIT_SUCCESS_FILE",
@@ -103,14 +96,8 @@ __all__ = [
     "save_checkpoint_multiprocess",
 ]
 
-MP_ARRAY_PH = FLAX_REFERENCE
-"""The prefix of placeholders for arrays that flax keeps in TensorStore beside the file."""
-
 COMMIT_SUCCESS_FILE = "commit_success.txt"
 """The file that completes a directory of such arrays in a bucket."""
-
-MODULE_NUM_RE = re.compile(r"(.*)_[0-9]+$")
-"""The name of a module of flax and its number."""
 
 PyTree = Any
 """Any tree."""
@@ -118,7 +105,7 @@ PyTree = Any
 MultiprocessArrayType = Any
 """An array of jax that lies on the devices of several processes."""
 
-for _public in (AsyncManager, natural_sort, safe_normpath):
+for _public in (AsyncManager, convert_pre_linen, natural_sort, safe_normpath):
     _public.__module__ = __name__  # where users and tracebacks find it
 del _public
 
@@ -185,7 +172,7 @@ def save_checkpoint(
     how = Writing(compress=compress, level=level, durable=durable, threads=threads)
     if async_manager is not None:
         async_manager.wait_previous_save()
-    place = _Place(directory_of(ckpt_dir, storage_options), step, prefix)
+    place = Place(directory_of(ckpt_dir, storage_options), step, prefix)
     commit = functools.partial(tidy, place.series, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
         _orbax.wait_for(orbax_checkpointer)
@@ -195,7 +182,7 @@ def save_checkpoint(
         return place.path
     if not overwrite:
         check_newest(place.series, place.name)
-    write = _FileWrite(target, place, how, progress, commit, snapshot=async_manager is not None)
+    write = FileWrite(target, place, how, progress, commit, snapshot=async_manager is not None)
     if async_manager is None:
         write()
     else:
@@ -273,7 +260,7 @@ def save_checkpoint_multiprocess(
     if async_manager is not None:
         async_manager.wait_previous_save()
     _jax.wait_for_all("treepack: earlier saves")
-    place = _Place(directory_of(ckpt_dir, storage_options), step, prefix)
+    place = Place(directory_of(ckpt_dir, storage_options), step, prefix)
     is_first = _jax.processes()[0] == 0
     commit = functools.partial(tidy, place.series, place.name, keep, overwrite, keep_every_n_steps)
     if orbax_checkpointer is not None:
@@ -306,51 +293,12 @@ def save_checkpoint_multiprocess(
                 write_together.abandon(error)
                 raise
     elif is_first:
-        write = _FileWrite(state, place, how, progress, commit, snapshot=is_background)
+        write = FileWrite(state, place, how, progress, commit, snapshot=is_background)
         if async_manager is None:
             write()
         else:
             async_manager.save_async(write)
     return place.path
-
-
-class _Place:
-    """Where the checkpoint of a step goes.
-
-    Attributes:
-      path: Its path as the program has given it.
-      series: The series that it belongs to, wherever the program goes meanwhile.
-      name: Its name there.
-      absolute: Its absolute path.
-    """
-
-    def __init__(self, directory: str, step: object, prefix: str):
-        self.path = joined(directory, f"{prefix}{step}")
-        self.series = Series(absolute(directory), prefix)
-        self.name = self.series.name(step)
-        self.absolute = self.series.path(self.name)
-
-
-class _FileWrite:
-    """A save to a file; a call writes it, once, and commits it."""
-
-    def __init__(
-        self,
-        target: Any,
-        place: _Place,
-        how: Writing,
-        progress: Progress,
-        commit: Callable[[], None],
-        *,
-        snapshot: bool,
-    ):
-        self._layouts = [state_layout(target, how.align, snapshot=snapshot)]
-        self._rest = place.absolute, how, progress
-        self._commit = commit
-
-    def __call__(self) -> None:
-        save_layout(self._layouts.pop(), *self._rest)
-        self._commit()
 
 
 def restore_checkpoint(
@@ -430,38 +378,35 @@ def restore_checkpoint(
 
     def restored(path: str, inside: list[Entry] | None) -> Any:
         with naming(path):
-            return restored_there(path, _names(inside))
-
-    def restored_there(path: str, names: set[str]) -> Any:
-        if names:
-            if MANIFEST in names:
-                template = None if target is None else to_state_dict(target)
-                state = load(
-                    path,
-                    template,
-                    strict=strict,
-                    arrays="numpy" if target is None else "saved",
-                    copy=copy,
-                    mmap=mmap,
-                    max_size=max_size,
-                    replicas=replicas,
-                    timeout=timeout,
-                    threads=threads,
-                    progress=progress,
-                )
-                return state if target is None else from_state_dict(target, state, strict=strict)
-            if _orbax.is_of_orbax(names):
-                where = os.fspath(absolute(path))
-                return _orbax.restore(
-                    where, target, orbax_checkpointer, orbax_transforms, strict=strict
-                )
-        content = read_whole(path, opening)
-        found = restore_encoded(target, content, how)
-        if _has_placeholders(found) and not allow_partial_mpa_restoration:
-            raise error_class(
-                MultiprocessArrayError, "flax.errors", "MPACheckpointingRequiredError"
-            )(f"arrays are missing: it has {reference_text(MP_ARRAY_PH)}")
-        return found
+            if names := _names(inside):
+                if MANIFEST in names:
+                    template = None if target is None else to_state_dict(target)
+                    state = load(
+                        path,
+                        template,
+                        strict=strict,
+                        arrays="numpy" if target is None else "saved",
+                        copy=copy,
+                        mmap=mmap,
+                        max_size=max_size,
+                        replicas=replicas,
+                        timeout=timeout,
+                        threads=threads,
+                        progress=progress,
+                    )
+                    return (
+                        state if target is None else from_state_dict(target, state, strict=strict)
+                    )
+                if _orbax.is_of_orbax(names):
+                    where = os.fspath(absolute(path))
+                    return _orbax.restore(
+                        where, target, orbax_checkpointer, orbax_transforms, strict=strict
+                    )
+            content = read_whole(path, opening)
+            found = restore_encoded(target, content, how)
+            if not allow_partial_mpa_restoration:
+                check_placeholders(found)
+            return found
 
     directory = directory_of(ckpt_dir, storage_options)
     if step is not None:
@@ -471,7 +416,7 @@ def restore_checkpoint(
         except (FileNotFoundError, NotADirectoryError):
             if exists(path):
                 raise
-            steps = ", ".join(_steps(directory, prefix)) if is_directory(directory) else ""
+            steps = ", ".join(Series(directory, prefix).steps()) if is_directory(directory) else ""
             there = f"there are the steps {steps}" if steps else "there is no checkpoint"
             told = f"Matching checkpoint not found: {shown(path)}; {there}"
             raise ValueError(told) from None
@@ -492,24 +437,8 @@ def restore_checkpoint(
     return target
 
 
-def _has_placeholders(tree: Any) -> bool:
-    """Returns whether leaves are placeholders of flax for arrays in TensorStore."""
-    if type(tree) is dict:
-        return any(map(_has_placeholders, tree.values()))
-    if type(tree) is np.ndarray:
-        return False
-    return any(
-        isinstance(leaf, str) and leaf.startswith(MP_ARRAY_PH) for _, leaf in leaves_of(tree, ())
-    )
-
-
 def _names(inside: list[Entry] | None) -> set[str]:
     return {entry.name for entry in inside or ()}
-
-
-def _steps(directory: str, prefix: str) -> list[str]:
-    series = Series(directory, prefix)
-    return [name.removeprefix(series.begin) for name in series.names()]
 
 
 def latest_checkpoint(
@@ -566,33 +495,4 @@ def available_steps(
       [9, 10]
     """
     directory = os.fspath(resolved(ckpt_dir, storage_options))
-    return [step_type(step) for step in _steps(directory, prefix)]
-
-
-def convert_pre_linen(params: PyTree) -> PyTree:
-    """Renames the modules in parameters that were saved before flax had Linen.
-
-    There, all modules of a parent were counted together (`Conv_0`, `Dense_1`); Linen counts those
-    of each class (`Conv_0`, `Dense_0`). Parameters of Linen stay as they are.
-
-    Args:
-      params: The parameters: dicts or FrozenDicts of modules.
-
-    Examples:
-      >>> from treepack import checkpoints
-      >>> checkpoints.convert_pre_linen({"Conv_0": {"w": 1}, "Dense_1": {"w": 2}})
-      {'Conv_0': {'w': 1}, 'Dense_0': {'w': 2}}
-    """
-    if not isinstance(params, dict) and not is_frozen_dict(params):
-        return params
-    renamed: dict[str, Any] = {}
-    counts: dict[str, int] = {}
-    for name in natural_sort(params):
-        found = MODULE_NUM_RE.match(name)
-        new = name
-        if found is not None:
-            module = found[1]
-            new = f"{module}_{counts.get(module, 0)}"
-            counts[module] = counts.get(module, 0) + 1
-        renamed[new] = convert_pre_linen(params[name])
-    return type(params)(renamed) if is_frozen_dict(params) else renamed
+    return [step_type(step) for step in Series(directory, prefix).steps()]

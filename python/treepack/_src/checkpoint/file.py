@@ -7,7 +7,6 @@ import html
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Unpack
 
 import treepack._core as core
@@ -341,12 +340,7 @@ class File(Tree):
     def __enter__(self) -> File:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> Any:

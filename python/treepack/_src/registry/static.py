@@ -20,6 +20,7 @@ from treepack._src.interop.modules import imported
 from treepack._src.printable import short_repr
 from treepack._src.pytree.containers import fields_of, from_fields, is_namedtuple
 from treepack._src.registry import codecs as _codecs
+from treepack._src.registry.array_codecs import refusal
 from treepack._src.registry.definitions import (
     AUXDATA,
     FUNCTIONS,
@@ -229,7 +230,7 @@ def reduce_value(value: Any) -> tuple[str, Any]:
     parts = _codecs.encode(value) or _of_library(value)
     if parts is None:
         _check_definition(value)
-        raise TypeError(_codecs.refusal(value))
+        raise TypeError(refusal(value))
     return parts
 
 

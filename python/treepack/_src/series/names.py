@@ -143,6 +143,10 @@ class Series:
         found = self.listing()
         return [entry.name for entry in self._entries(found) if self._is_complete(entry, found)]
 
+    def steps(self) -> list[str]:
+        """Returns the steps of all complete checkpoints, in order."""
+        return [name.removeprefix(self.begin) for name in self.names()]
+
     def last(self) -> str | None:
         """Returns the name of the last complete checkpoint."""
         found = self.newest()
